@@ -2,9 +2,10 @@
 #   PYTHON=python3.12   the Python to use (default: the first of python3.13, 3.12, 3.11 and python3 that can)
 #   TORCH=skip, TORCH_INDEX=URL   another build of torch than the CPU one: see deploy/install-torch
 #   LOCKED=1            the exact versions of deploy/locks, by their hashes, as CI does (default: the newest that pyproject.toml takes)
+#   V=1                 what tests print, also of stages that pass
 #   ARGS='-k rollback -x'         further arguments of pytest, of the demo or of the benchmark
 .DEFAULT_GOAL := help
-.PHONY: help demo test check simulation fuzz soak chaos bench bench-paint bench-gpu bench-gpu2 bench-plan density sglang areal plugin-releases browser screenshots docs docs-links reference clean
+.PHONY: help demo test thorough check simulation fuzz soak chaos bench bench-paint bench-gpu bench-gpu2 bench-plan density sglang areal plugin-releases browser screenshots docs docs-links reference clean
 .DELETE_ON_ERROR:
 
 PYTHON ?=
@@ -24,6 +25,9 @@ RELEASES ?= 0.5.12.post1 0.5.16 0.5.19
 SGLANG_PYTHON ?= python3
 
 BIN := .venv/bin
+# Tests are started near those that share an engine with them, and a worker that has none left takes some of another's.
+PYTEST = $(BIN)/python -m pytest -q --dist worksteal
+QUICK = not thorough and not sglang
 READY := .venv/$(if $(LOCKED),.locked,.ready)
 DOCS := .venv/.docs
 
@@ -33,11 +37,17 @@ help: ## show this list
 demo: $(READY) ## watch two engines follow a trainer that really learns, on this machine
 	@$(BIN)/refitd demo $(ARGS)
 
-test: $(READY) ## run the tests: unit, surface, embedded engine, processes, documentation, simulation, crashes, attacks, faults, mutants, contract, end to end
+test: $(READY) ## run the tests that hold every promise: unit, integration, reliability, end to end
 	@tests/prometheus/install .promtool || echo "the alert rules are not tested: the tests say why"
-	@$(BIN)/python -m pytest tests/unit -q -n 2 $(ARGS)
-	@$(BIN)/python -m pytest tests/integration tests/docs tests/repository tests/reliability -q -n 2 --ignore tests/integration/contract $(ARGS)
-	@$(BIN)/python -m pytest tests/integration/contract tests/e2e -q -m 'not sglang' $(ARGS)
+	@tests/stage unit $(PYTEST) -n 2 tests/unit tests/repository -m '$(QUICK)' $(ARGS)
+	@tests/stage integration $(PYTEST) -n 3 tests/integration tests/docs -m '$(QUICK)' $(ARGS)
+	@tests/stage reliability $(PYTEST) -n 3 tests/reliability -m '$(QUICK)' $(ARGS)
+	@tests/stage e2e $(PYTEST) -n 3 tests/e2e -m '$(QUICK)' $(ARGS)
+
+thorough: $(READY) ## run what make test leaves out: every crash point, mutants, sweeps of attacks, the commands of the pages
+	@REFITD_EVERY_POINT=1 REFITD_SIMULATION_STEPS=12000 \
+	tests/stage thorough $(PYTEST) -n 3 -m '(thorough or points) and not sglang' \
+	  tests/repository tests/integration tests/docs tests/reliability tests/e2e $(ARGS)
 
 check: $(READY) ## lint, formatting, imports between packages, and types
 	@$(BIN)/ruff check client service tests docs

@@ -1,6 +1,8 @@
 """What the tests with real servers share. A test of the real SGLang, or of the released AReaL, exists only
 where REFITD_SGLANG_VENV or REFITD_AREAL_VENV names one."""
 
+import fcntl
+import os
 import signal
 import subprocess
 import sys
@@ -34,10 +36,16 @@ collect_ignore_glob = [
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """model_a and model_b, and what tests/sglang/README.md lists beside them. Read only."""
-    folder = tmp_path_factory.mktemp("models")
-    for script in ("make-models", "make-bad"):
-        subprocess.run([sys.executable, str(KIT / script), str(folder)], check=True, capture_output=True)
+    """model_a and model_b, and what tests/sglang/README.md lists beside them. Read only: all workers have the same."""
+    ours = tmp_path_factory.getbasetemp()
+    folder = (ours.parent if "PYTEST_XDIST_WORKER" in os.environ else ours) / "models-of-all"
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.is_dir():
+            making = tmp_path_factory.mktemp("models")
+            for script in ("make-models", "make-bad"):
+                subprocess.run([sys.executable, str(KIT / script), str(making)], check=True, capture_output=True)
+            making.rename(folder)
     return folder
 
 

@@ -37,12 +37,12 @@ from refitd_client.errors import (
     WaitTimeoutError,
 )
 from refitd_client.http.client import AsyncRefitClient, RefitClient
-from refitd_client.http.retry import RetryPolicy
+from refitd_client.http.exchange import RetryPolicy
 from refitd_client.http.verdict import Served
 from refitd_client.publish.publication import Publication, StagedPublication
 from refitd_client.publish.publisher import WeightPublisher
 from refitd_client.sharded import Sharded, ShardedPublisher
-from refitd_client.write.progress import Progress
+from refitd_client.write.version_folder import Progress
 
 if TYPE_CHECKING:
     from refitd_plan import plan

@@ -4,7 +4,7 @@ numpy, xxhash and the kernel release the interpreter's lock while they copy, dig
 
 Threads are kept for the next time: starting one takes up to 0.3 ms, and a publication uses sixteen. They are daemons,
 and wait for work in between, so that they do not keep a process from ending. At its end the thread of a publication
-that is under way is waited for (`publish/background.py`), and so long its lanes go on. A pool of `concurrent.futures`
+that is under way is waited for (`publish/publication.py`), and so long its lanes go on. A pool of `concurrent.futures`
 would accept no more work then.
 """
 

@@ -37,8 +37,9 @@ from refitd.observe.logs import configure_logs
 from refitd.observe.telemetry import Telemetry, tracing
 from refitd.observe.webhooks.delivery_task import Webhooks
 from refitd.policy.roster import guard_of, named_by_operator
-from refitd.reclaim.collector import Collector, StoreFacts
+from refitd.reclaim.facts import StoreFacts
 from refitd.reclaim.folders import DiskFolders
+from refitd.reclaim.sweep import Collector
 from refitd.rollout.canary import CanaryCheck, CanaryChecks, OperatorCheck
 from refitd.rollout.controller import RolloutController
 from refitd.rollout.fleet import Fleet
@@ -51,7 +52,7 @@ from refitd.settings import Settings
 from refitd.state.journal.recovery import open_journal
 from refitd.state.records import Source
 from refitd.state.store import Store
-from refitd_client.transport.ipc.secret import make_secret
+from refitd_client.transport.ipc.offer_file import make_secret
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer

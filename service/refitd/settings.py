@@ -13,38 +13,28 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_va
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from refitd.discovery.place import parse_place
-from refitd.engine.address import check_adapter_name, check_url, parse_allow_list
-from refitd.engine.connect import EngineAccess
+from refitd.engine.address import check_adapter_name, parse_allow_list
+from refitd.engine.engines_file import EngineSpec, check_engine, named_engines
+from refitd.engine.kind import EngineAccess
+from refitd.engine.registry import check_pause_mode
 from refitd.observe.webhooks.rules import Topic, WebhookRules, check_receivers, read_receivers, read_secrets
-from refitd.policy.keep import KeepRules
+from refitd.policy.admit import CatalogRules
+from refitd.policy.keep import KEEP_LAST, KeepRules
 from refitd.policy.roster import OperatorHosts
-from refitd.policy.settle import CatalogRules
 from refitd.policy.spare_slots import ReclaimRules, SlotRules
 from refitd.policy.strategy import Strategy, StrategyName
 from refitd.root.file_systems import Watch, why_no_slots
-from refitd.text import is_web_address
+from refitd.text import bytes_in, is_web_address
 from refitd.tokens import Tokens, tokens_from
 from refitd_client.contract.naming import check_run
 from refitd_client.contract.states import Kind
 from refitd_client.validation.conventions import Trainer
 
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 def _split(value: object) -> object:
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-
-
-def _size(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    number = value.strip().upper().removesuffix("B")
-    unit = number.lstrip("0123456789. ")
-    try:
-        return int(float(number.removesuffix(unit)) * _UNITS[unit.strip()])
-    except (KeyError, ValueError):
-        raise ValueError(f"{value!r} is not a size: write bytes, or a number with KB, MB, GB, TB, KiB, … TiB") from None
 
 
 def _places(texts: list[str]) -> list[str]:
@@ -78,7 +68,7 @@ def _run(value: object) -> object:
     return check_run(value) if isinstance(value, str) else value
 
 
-Size = Annotated[int, BeforeValidator(_size)]
+Size = Annotated[int, BeforeValidator(bytes_in)]
 Urls = Annotated[list[str], NoDecode, BeforeValidator(_split)]
 
 
@@ -88,8 +78,9 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="REFITD_", frozen=True, extra="forbid", hide_input_in_errors=True)
 
     root: Path = Field(description="Folder that trainers publish into: <root>/<run>/v000123/")
-    engines: Annotated[Urls, AfterValidator(lambda urls: [check_url(url) for url in urls])] = Field(
-        default=[], description="URLs of the engines (comma-separated in the environment)"
+    engines: Annotated[Urls, AfterValidator(lambda texts: [check_engine(text) for text in texts])] = Field(
+        default=[],
+        description="URLs of the engines (comma-separated in the environment); sglang=URL says its kind",
     )
     engines_file: Path | None = Field(
         default=None, description="YAML file of engines: url, run, keys, path map; watched"
@@ -159,8 +150,7 @@ class Settings(BaseSettings):
     keep_last: int = Field(
         default=3,
         ge=1,
-        description="Good versions of each run to keep, newest first, besides what a rollback goes to "
-        "(1: nothing to go back to)",
+        description=KEEP_LAST,
     )
     keep_every: int = Field(default=0, ge=0, description="Keep each version whose step divides by this (0: none)")
     reclaim_foreign: bool = Field(
@@ -177,7 +167,7 @@ class Settings(BaseSettings):
         ge=0,
         description="Old versions' files of each run that its publisher may write the next versions into (0: none)",
     )
-    slot_ttl: float = Field(default=3600.0, gt=0, description="Age at which a slot that nobody takes is deleted")
+    slot_ttl: float = Field(default=3600.0, gt=0, description="Age at which a slot that no publisher takes is deleted")
     copies: int = Field(
         default=2,
         ge=0,
@@ -204,7 +194,7 @@ class Settings(BaseSettings):
 
     probe_interval: float = Field(default=2.0, gt=0, description="Time between looks at an engine that is in sync")
     load_timeout: float = Field(default=600.0, gt=0, description="Longest time that an engine may take to load")
-    pause_mode: Literal["auto", "abort", "retract", "in_place"] = Field(
+    pause_mode: Annotated[str, AfterValidator(check_pause_mode)] = Field(
         default="auto", description="How engines pause for a load (auto: the safe mode of their version)"
     )
     strategy: StrategyName = Field(
@@ -232,7 +222,7 @@ class Settings(BaseSettings):
     )
     webhook_events: Annotated[list[Topic], NoDecode, BeforeValidator(_split)] = Field(
         default=[Topic.REJECTED, Topic.DEGRADED, Topic.STALLED],
-        description="What is told: served, rejected, degraded, stalled (comma-separated)",
+        description=f"What is told: {', '.join(Topic)} (comma-separated)",
     )
     stalled_after: float = Field(
         default=600.0, gt=0, description="Time without a served version after which a run counts as stalled"
@@ -320,9 +310,14 @@ class Settings(BaseSettings):
         )
 
     @property
+    def engine_specs(self) -> dict[str, EngineSpec]:
+        """The engines that `engines` names, by id."""
+        return named_engines(self.engines)
+
+    @property
     def operator_hosts(self) -> OperatorHosts:
         """Which engines the operator names, and which hosts may be called."""
-        return OperatorHosts(tuple(self.engines), tuple(self.engine_allow))
+        return OperatorHosts(tuple(spec.url for spec in self.engine_specs.values()), tuple(self.engine_allow))
 
     @property
     def engine_access(self) -> EngineAccess:

@@ -3,7 +3,24 @@
 import base64
 from urllib.parse import unquote, urlsplit
 
+_BYTES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 _SHORT = 4  # characters: a shorter part of a URL is no secret, and is in many words by chance
+
+
+def bytes_in(value: object) -> object:
+    """Return the bytes that a size names ('200GB', '1.5TiB'); what is no text is returned as it is.
+
+    Raises:
+        ValueError: the text is no size.
+    """
+    if not isinstance(value, str):
+        return value
+    number = value.strip().upper().removesuffix("B")
+    unit = number.lstrip("0123456789. ")
+    try:
+        return int(float(number.removesuffix(unit)) * _BYTES[unit.strip()])
+    except (KeyError, ValueError):
+        raise ValueError(f"{value!r} is not a size: write bytes, or a number with KB, MB, GB, TB, KiB, … TiB") from None
 
 
 def is_web_address(url: str) -> bool:

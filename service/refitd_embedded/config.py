@@ -1,7 +1,7 @@
 """What a decoder is made of, read from the `config.json` that Hugging Face writes. No torch in here.
 
 Two families are known, Qwen2 and Llama; they differ only in where biases sit. What the model code does not do (sliding
-windows, other activations, other rope scalings) is refused by name rather than computed wrongly.
+windows, other activations, stretched rotary embeddings) is refused by name rather than computed wrongly.
 """
 
 import json
@@ -18,37 +18,6 @@ class UnsupportedModelError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rope:
-    """Rotary position embedding: the base, and how frequencies are stretched for long contexts.
-
-    `kind` is "default", "linear" or "llama3" (Hugging Face's `rope_type`); the last three numbers matter to "llama3".
-    """
-
-    theta: float
-    kind: str = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_positions: int = 0
-
-    @classmethod
-    def from_hf(cls, config: dict[str, Any]) -> "Rope":
-        """Read the new form (`rope_parameters`) or the old one (`rope_theta` beside `rope_scaling`)."""
-        scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        kind = scaling.get("rope_type") or scaling.get("type") or "default"
-        if kind not in ("default", "linear", "llama3"):
-            raise UnsupportedModelError(f"rope_type {kind!r} is not supported: default, linear and llama3 are")
-        return cls(
-            theta=float(scaling.get("rope_theta") or config.get("rope_theta") or 10_000.0),
-            kind=kind,
-            factor=float(scaling.get("factor", 1.0)),
-            low_freq_factor=float(scaling.get("low_freq_factor", 1.0)),
-            high_freq_factor=float(scaling.get("high_freq_factor", 4.0)),
-            original_positions=int(scaling.get("original_max_position_embeddings", 0)),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
     """Sizes and switches of one decoder. Field names are Hugging Face's where it has one."""
 
@@ -61,7 +30,7 @@ class DecoderConfig:
     num_key_value_heads: int
     head_dim: int
     max_position_embeddings: int
-    rope: Rope
+    rope_theta: float
     rms_norm_eps: float = 1e-6
     tie_word_embeddings: bool = False
     qkv_bias: bool = False
@@ -95,7 +64,7 @@ class DecoderConfig:
             num_key_value_heads=int(config.get("num_key_value_heads") or heads),
             head_dim=int(config.get("head_dim") or hidden // heads),
             max_position_embeddings=int(config.get("max_position_embeddings", 2048)),
-            rope=Rope.from_hf(config),
+            rope_theta=_rope_theta(config),
             rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
             qkv_bias=family == "qwen2" or attention_bias,
@@ -127,6 +96,15 @@ def eos_ids(config: dict[str, Any]) -> frozenset[int]:
             return frozenset(several)
         case one:
             return frozenset((one,))
+
+
+def _rope_theta(config: dict[str, Any]) -> float:
+    """The base of the rotary embedding, in the new form (`rope_parameters`) or the old one (beside `rope_scaling`)."""
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    if kind != "default":
+        raise UnsupportedModelError(f"rope_type {kind!r} is not supported: default is")
+    return float(scaling.get("rope_theta") or config.get("rope_theta") or 10_000.0)
 
 
 def _refuse_the_unsupported(config: dict[str, Any]) -> None:

@@ -98,13 +98,12 @@ class EmbeddedEngine:
         self.paused = False
         self.dead: str | None = None
         self.on_death: Callable[[str], None] = lambda last_words: logger.error("%s", last_words)
-        runner = Runner(decoder, eos, options.seed)
+        runner = Runner(decoder, options.seed)
         self.scheduler = Scheduler(runner, eos, self.labels.weight_version, options.limits)
         self.reloader = Reloader(decoder, self.scheduler, self.labels, careless=options.defects)
         self.reloader.delay = options.load_delay
         self._requests: dict[str, GenerationRequest] = {}
         self._lock, self._gate, self._pausing = RwLock(), ChangeSignal(), asyncio.Lock()
-        self._flushing = False
         self._task: asyncio.Task[None] | None = None
 
     @classmethod
@@ -176,20 +175,9 @@ class EmbeddedEngine:
             self._send(self.scheduler.resume)
             self._gate.tell()
 
-    async def flush(self, within: float) -> str | None:
-        """Drop the cache; wait up to `within` seconds for the engine to be idle. What was in the way, or None."""
-        if self._flushing:
-            return "Another flush_cache is already in progress."
-        self._flushing = True
-        try:
-            if within > 0:
-                async with asyncio.timeout(within):
-                    await self.scheduler.quiet()
-            return None if await self._between_steps(self.scheduler.flush) else "Flush cache failed.\n"
-        except TimeoutError:
-            return "Timed out waiting for idle state."
-        finally:
-            self._flushing = False
+    async def flush(self) -> bool:
+        """Drop the cache; whether that could be done: no request may need it."""
+        return await self._between_steps(self.scheduler.flush)
 
     async def update(self, order: UpdateOrder) -> Updated:
         """Load a checkpoint. If the caller is cancelled before the first write, nothing happens; a write that began

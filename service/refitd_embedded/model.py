@@ -6,14 +6,13 @@ Each operation, its order and its precision follow transformers' implementation 
 float32 and then rounded), so that greedy answers are equal token for token.
 """
 
-import math
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the name that everybody knows
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
 
-from refitd_embedded.config import DecoderConfig, Rope
+from refitd_embedded.config import DecoderConfig
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, queries, keys, values) → attention output. Queries are [batch, heads, time, head_dim], keys and values
@@ -121,7 +120,8 @@ class Decoder(nn.Module):
         if not config.tie_word_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         # Not a buffer: `.to(bfloat16)` would round it.
-        self._frequencies = frequencies(config.rope, config.head_dim)
+        steps = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float()
+        self._frequencies = 1.0 / (config.rope_theta ** (steps / config.head_dim))
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Token ids [batch, time] → logits [batch, time, vocab], in the model's dtype.
@@ -174,26 +174,3 @@ def rotate(heads: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
     cos, sin = turn
     first, second = heads.chunk(2, dim=-1)
     return heads * cos + torch.cat((-second, first), dim=-1) * sin
-
-
-def frequencies(rope: Rope, head_dim: int) -> Tensor:
-    """Inverse frequencies [head_dim / 2] in float32, stretched as the configuration says."""
-    plain = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim))
-    match rope.kind:
-        case "linear":
-            return plain / rope.factor
-        case "llama3":
-            return _llama3(plain, rope)
-        case _:
-            return plain
-
-
-def _llama3(plain: Tensor, rope: Rope) -> Tensor:
-    """Llama 3's rule: long waves are slowed by `factor`, short ones kept, those between blended."""
-    wavelength = 2 * math.pi / plain
-    low, high = rope.low_freq_factor, rope.high_freq_factor
-    blend = (rope.original_positions / wavelength - low) / (high - low)
-    blended = (1 - blend) * plain / rope.factor + blend * plain
-    stretched = torch.where(wavelength > rope.original_positions / low, plain / rope.factor, plain)
-    between = (wavelength >= rope.original_positions / high) & (wavelength <= rope.original_positions / low)
-    return torch.where(between, blended, stretched)

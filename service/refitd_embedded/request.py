@@ -25,21 +25,18 @@ class VersionSpan:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class GenerationRequest:
-    """`logprob_start` is the first prompt position whose log-probability is wanted, -1 for none.
+    """`changed` is called on every change while `stream` is set, and at the end in any case.
 
-    `input_logprobs` are those of prompt[logprob_start + 1:], once computed. `changed` is called on every change while
-    `stream` is set, and at the end in any case. `ended_waiting`: aborted in the queue, where SGLang knows less of it.
+    `ended_waiting`: aborted in the queue, where SGLang knows less of it.
     """
 
     rid: str
     prompt: list[int]
     params: SamplingParams
     return_logprob: bool = False
-    logprob_start: int = -1
     stream: bool = False
     output: list[int] = field(default_factory=list[int])
     output_logprobs: list[float] = field(default_factory=list[float])
-    input_logprobs: list[float] | None = None
     finish: Finish | None = None
     ended_waiting: bool = False
     spans: list[VersionSpan] = field(default_factory=list[VersionSpan])
@@ -53,11 +50,6 @@ class GenerationRequest:
     def length(self) -> int:
         """Tokens so far, prompt and answer."""
         return len(self.prompt) + len(self.output)
-
-    @property
-    def wants_input_logprobs(self) -> bool:
-        """Whether the next prefill has to look at the prompt's log-probabilities."""
-        return self.return_logprob and self.logprob_start >= 0 and self.input_logprobs is None
 
     def relabel(self, old: str) -> None:
         """From now on tokens come from other weights; those so far came from `old`."""

@@ -4,9 +4,9 @@ import asyncio
 import json
 import math
 from collections.abc import AsyncIterator, Coroutine
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
@@ -46,7 +46,7 @@ def generate_routes(engine: EmbeddedEngine) -> APIRouter:
     async def generate(body: GenerateBody, http: HttpRequest) -> Response:
         try:
             requests = requests_of(body, engine.bounds)
-            batch = is_batch(body, requests)
+            batch = is_batch(body)
             if body.stream:
                 return StreamingResponse(_events(engine, requests, batch=batch), media_type="text/event-stream")
             answers = await while_connected(http, _answers(engine, requests))
@@ -99,8 +99,8 @@ def answer(request: GenerationRequest, label: str) -> Answer:
     meta["weight_version"] = request.spans[-1].version if request.spans else label
     if request.return_logprob:
         outputs = output_token_logprobs(request)
-        meta["input_token_logprobs"] = input_token_logprobs(request)
-        meta |= {"output_token_logprobs": outputs, "output_token_logprobs_length": len(outputs)}
+        meta |= {"input_token_logprobs": [], "output_token_logprobs": outputs}
+        meta["output_token_logprobs_length"] = len(outputs)
     if not request.ended_waiting:
         meta |= {"reasoning_tokens": 0, "cached_tokens": 0, "cached_tokens_details": None, "dp_rank": None}
     meta["completion_tokens"] = len(request.output)
@@ -108,16 +108,6 @@ def answer(request: GenerationRequest, label: str) -> Answer:
         spans = [{"version": span.version, "start": span.start, "end": span.end} for span in request.spans]
         meta |= {"weight_versions": spans, "e2e_latency": request.lived}
     return {"text": "", "output_ids": list(request.output), "meta_info": meta}
-
-
-def input_token_logprobs(request: GenerationRequest) -> list[TokenLogprob]:
-    """From `logprob_start_len` on. The first token wanted has no log-probability, since nothing precedes it."""
-    if request.logprob_start < 0 or request.input_logprobs is None:
-        return []
-    tokens = request.prompt[request.logprob_start :]
-    known = (None if math.isnan(logprob) else logprob for logprob in request.input_logprobs)
-    logprobs = [None, *known][: len(tokens)]
-    return [[logprob, token, None] for logprob, token in zip(logprobs, tokens, strict=True)]
 
 
 def output_token_logprobs(request: GenerationRequest) -> list[TokenLogprob]:
@@ -166,9 +156,8 @@ def control_routes(engine: EmbeddedEngine) -> APIRouter:
         return JSONResponse({"message": "Generation continued successfully.", "status": "ok"})
 
     @router.api_route("/flush_cache", methods=["GET", "POST"])
-    async def flush_cache(timeout: Annotated[float, Query(ge=0)] = 0) -> Response:  # noqa: ASYNC109 - SGLang's name
-        hindrance = await engine.flush(timeout)
-        return Response(FLUSHED if hindrance is None else hindrance, 200 if hindrance is None else 400)
+    async def flush_cache() -> Response:
+        return Response(FLUSHED) if await engine.flush() else Response("Flush cache failed.\n", 400)
 
     @router.post("/abort_request")
     async def abort_request(body: AbortBody) -> Response:
@@ -202,15 +191,10 @@ def weights_routes(engine: EmbeddedEngine) -> APIRouter:
 
     @router.api_route("/weights_checker", methods=["GET", "POST"])
     async def weights_checker(body: CheckerBody | None = None) -> Response:
-        wanted = body or CheckerBody()
-        if wanted.action != "checksum":
-            return JSONResponse({"success": False, "message": f"Unsupported action='{wanted.action}'"}, 400)
-        if wanted.selector == "draft":
-            return JSONResponse({"success": True, "message": "Success."})
-        found = await engine.checksums()
-        skipped = wanted.skip_tensor_list or ()
-        content = report({name: sum_ for name, sum_ in found.items() if not any(part in name for part in skipped)})
-        return JSONResponse(content)
+        action = "checksum" if body is None else body.action
+        if action != "checksum":
+            return JSONResponse({"success": False, "message": f"Unsupported action='{action}'"}, 400)
+        return JSONResponse(report(await engine.checksums()))
 
     if isinstance(loader := engine.reloader.loader, CarelessLoader):
 

@@ -169,7 +169,7 @@ async def _generates(engine: EmbeddedEngine) -> bool:
 
 
 async def _probe(engine: EmbeddedEngine) -> None:
-    params = SamplingParams(max_new_tokens=1, temperature=1.0, top_k=1)
+    params = SamplingParams(max_new_tokens=1, temperature=0.0)
     async with engine.admitted(
         [GenerationRequest(rid=f"HEALTH_CHECK_{uuid.uuid4().hex}", prompt=[0], params=params)]
     ) as probe:

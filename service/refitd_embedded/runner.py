@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the name that everybody knows
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from refitd_embedded.config import DecoderConfig
 from refitd_embedded.model import Attend, Decoder, attend_causally
 from refitd_embedded.request import GenerationRequest
-from refitd_embedded.sampling import Sampler, forbid
+from refitd_embedded.sampling import Sampler
 
 
 class KvCache:
@@ -98,21 +98,19 @@ class KvCache:
 
 @dataclass(frozen=True, slots=True)
 class ForwardResult:
-    """What one forward gave: for each request a token, its log-probability, and those of the prompt if wanted."""
+    """What one forward gave: for each request a token and its log-probability."""
 
     requests: list[GenerationRequest]
     tokens: list[int]
     logprobs: list[float]
-    input_logprobs: dict[str, list[float]]
 
 
 class Runner:
-    """The model, its cache and its source of randomness. `eos` are the tokens that end an answer."""
+    """The model, its cache and its source of randomness."""
 
-    def __init__(self, decoder: Decoder, eos: frozenset[int], seed: int) -> None:
-        self.decoder, self._eos = decoder, eos
-        self._dtype = next(decoder.parameters()).dtype
-        self._cache = KvCache(decoder.config, self._dtype)
+    def __init__(self, decoder: Decoder, seed: int) -> None:
+        self.decoder = decoder
+        self._cache = KvCache(decoder.config, next(decoder.parameters()).dtype)
         self._rows: list[GenerationRequest] = []
         self._sampler: tuple[list[GenerationRequest], Sampler] | None = None
         self._generator = torch.Generator().manual_seed(seed)
@@ -129,15 +127,15 @@ class Runner:
         `running` are those that stay in the cache. All of `new` go through the model in one padded batch.
         """
         self._settle(running)
-        ids, last = _padded([request.prompt + request.output for request in new])
+        lengths = [request.length for request in new]
+        ids = torch.zeros((len(new), max(lengths)), dtype=torch.int64)
+        for row, request in enumerate(new):
+            ids[row, : lengths[row]] = torch.tensor(request.prompt + request.output)
+        last = torch.tensor(lengths) - 1
         attend = self._cache.fill(len(self._rows), len(new), ids.shape[1])
         hidden = self.decoder.hidden(ids, torch.arange(ids.shape[1]), attend)
         self._rows += new
-        inputs = {request.rid: self._input_logprobs(request, hidden[row]) for row, request in enumerate(new)}
-        tokens, logprobs = self._draw(list(new), hidden[torch.arange(len(new)), last], last)
-        return ForwardResult(
-            list(new), tokens, logprobs, {rid: found for rid, found in inputs.items() if found is not None}
-        )
+        return self._draw(list(new), hidden[torch.arange(len(new)), last], last)
 
     @torch.inference_mode()
     def decode(self, running: Sequence[GenerationRequest]) -> ForwardResult:
@@ -146,8 +144,7 @@ class Runner:
         positions = torch.tensor([request.length - 1 for request in self._rows])
         ids = torch.tensor([[request.output[-1]] for request in self._rows])
         hidden = self.decoder.hidden(ids, positions[:, None], self._cache.extend(positions))
-        tokens, logprobs = self._draw(self._rows, hidden[:, 0], positions)
-        return ForwardResult(list(self._rows), tokens, logprobs, {})
+        return self._draw(list(self._rows), hidden[:, 0], positions)
 
     def _settle(self, running: Sequence[GenerationRequest]) -> None:
         """Make the cache rows those of `running`, in the order they have."""
@@ -157,31 +154,8 @@ class Runner:
             self._rows = [self._rows[row] for row in kept]
             self._cache.keep(kept, max((request.length for request in self._rows), default=0))
 
-    def _draw(
-        self, requests: list[GenerationRequest], hidden: Tensor, positions: Tensor
-    ) -> tuple[list[int], list[float]]:
+    def _draw(self, requests: list[GenerationRequest], hidden: Tensor, positions: Tensor) -> ForwardResult:
         if self._sampler is None or self._sampler[0] != requests:
-            params = [request.params for request in requests]
-            self._sampler = (list(requests), Sampler(params, self.decoder.config.vocab_size, self._generator))
-        early = [row for row, one in enumerate(requests) if len(one.output) < one.params.min_new_tokens]
-        stops = [sorted(self._eos | requests[row].params.stop_token_ids) for row in early]
-        tokens, logprobs = self._sampler[1].draw(forbid(self.decoder.logits(hidden), early, stops), positions)
-        return tokens.tolist(), logprobs.tolist()
-
-    def _input_logprobs(self, request: GenerationRequest, hidden: Tensor) -> list[float] | None:
-        """Of the prompt's tokens after `logprob_start`, at temperature 1, as SGLang has them."""
-        if not request.wants_input_logprobs:
-            return None
-        start, end = request.logprob_start, len(request.prompt) - 1
-        if start >= end:
-            return []
-        logprobs = self.decoder.logits(hidden[start:end]).float().log_softmax(-1)
-        return logprobs.gather(-1, torch.tensor(request.prompt[start + 1 :])[:, None])[:, 0].tolist()
-
-
-def _padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Rows padded on the right with zeros, and the index of each row's last token."""
-    ids = torch.zeros((len(rows), max(map(len, rows))), dtype=torch.int64)
-    for row, tokens in enumerate(rows):
-        ids[row, : len(tokens)] = torch.tensor(tokens)
-    return ids, torch.tensor([len(row) - 1 for row in rows])
+            self._sampler = (requests, Sampler([request.params for request in requests], self._generator))
+        tokens, logprobs = self._sampler[1].draw(self.decoder.logits(hidden), positions)
+        return ForwardResult(requests, tokens.tolist(), logprobs.tolist())

@@ -2,8 +2,8 @@
 
     obey what was commanded → admit waiting requests → one forward in a thread → hand out tokens → again
 
-A load of weights is a command. So no token can be computed while weights are partly copied: there is no lock that
-someone could forget, there is only this order. Waiting prompts go before running answers, as in SGLang.
+A load of weights is a command. So no token can be computed while weights are partly copied, and that takes no lock: the
+order of the loop is enough. Waiting prompts go before running answers, as in SGLang.
 """
 
 import asyncio
@@ -49,8 +49,6 @@ class Scheduler:
         self.stepped = ChangeSignal()
         self._commands: deque[_Command] = deque()
         self._wake = asyncio.Event()
-        self._quiet = asyncio.Event()
-        self._quiet.set()
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -79,7 +77,6 @@ class Scheduler:
     def submit(self, request: GenerationRequest) -> None:
         """Queue a new request."""
         self.waiting.append(request)
-        self._quiet.clear()
         self._wake.set()
 
     def abort(self, request: GenerationRequest) -> None:
@@ -109,7 +106,7 @@ class Scheduler:
         self.paused = False
 
     def flush(self) -> bool:
-        """Drop the cache, unless someone needs it: running requests, and waiting ones while not paused. A command."""
+        """Drop the cache, unless requests need it: running ones, and waiting ones while not paused. A command."""
         if self.running or (self.waiting and not self.paused):
             return False
         self._runner.forget()
@@ -122,10 +119,6 @@ class Scheduler:
         for request in (*self.waiting, *self.running):
             request.relabel(self.weight_version)
         self.weight_version = version
-
-    async def quiet(self) -> None:
-        """Wait until nothing is running or waiting."""
-        await self._quiet.wait()
 
     async def _step(self) -> ForwardResult:
         running = list(self.running)
@@ -151,11 +144,9 @@ class Scheduler:
         self.stepped.tell()
         for request, token, logprob in zip(step.requests, step.tokens, step.logprobs, strict=True):
             if request.finish is None:
-                self._give(request, token, logprob, step.input_logprobs.get(request.rid))
+                self._give(request, token, logprob)
 
-    def _give(self, request: GenerationRequest, token: int, logprob: float, inputs: list[float] | None) -> None:
-        if inputs is not None:
-            request.input_logprobs = inputs
+    def _give(self, request: GenerationRequest, token: int, logprob: float) -> None:
         if request.params.max_new_tokens != 0:
             request.output.append(token)
             request.output_logprobs.append(logprob)
@@ -170,8 +161,6 @@ class Scheduler:
             self.waiting.remove(request)
         else:
             self.running = [one for one in self.running if one is not request]
-        if not (self.waiting or self.running):
-            self._quiet.set()
 
 
 async def _carry_out(command: _Command) -> None:

@@ -2,15 +2,15 @@
 
 Unknown fields are accepted and ignored, as in SGLang.
 
-A real server trusts its clients here: a token id outside the vocabulary, an empty prompt inside a batch, or a negative
-`logprob_start_len` other than -1 each takes it down. This engine answers 400.
+A real server trusts its clients here: a token id outside the vocabulary or an empty prompt inside a batch takes it
+down. This engine answers 400.
 """
 
 import uuid
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from refitd_embedded.request import GenerationRequest
 from refitd_embedded.sampling import SamplingParams
@@ -35,7 +35,9 @@ T = TypeVar("T")
 
 
 class GenerateBody(BaseModel):
-    """POST /generate. The fields from `text` on are known so that they can be refused (see UNSUPPORTED)."""
+    """POST /generate. Fields that are not listed here are kept, so that some can be refused (see UNSUPPORTED)."""
+
+    model_config = ConfigDict(extra="allow")
 
     rid: str | list[str] | None = None
     input_ids: list[int] | list[list[int]] | None = None
@@ -43,19 +45,6 @@ class GenerateBody(BaseModel):
     return_logprob: bool | list[bool] | None = None
     logprob_start_len: int | list[int] | None = None
     stream: bool = False
-    text: Any = None
-    input_embeds: Any = None
-    image_data: Any = None
-    video_data: Any = None
-    audio_data: Any = None
-    top_logprobs_num: Any = None
-    token_ids_logprob: Any = None
-    return_hidden_states: Any = None
-    return_routed_experts: Any = None
-    return_sampling_mask: Any = None
-    lora_path: Any = None
-    session_params: Any = None
-    custom_logit_processor: Any = None
 
 
 class UpdateFromDiskBody(BaseModel):
@@ -100,8 +89,6 @@ class CheckerBody(BaseModel):
     """GET or POST /weights_checker."""
 
     action: str = "checksum"
-    selector: Literal["target", "draft", "all"] = "all"
-    skip_tensor_list: list[str] | None = None
 
 
 class InterruptBody(BaseModel):
@@ -120,36 +107,36 @@ class Bounds:
 
 
 def requests_of(body: GenerateBody, bounds: Bounds) -> list[GenerationRequest]:
-    """The requests of one call in the order of the answers: with `n` copies, those of a prompt stand together.
+    """The requests of one call in the order of the answers.
 
     Raises ValueError, with SGLang's words where it has any.
     """
     for name, advice in UNSUPPORTED.items():
-        value = getattr(body, name)
-        if any(value) if isinstance(value, list) else value:
+        value = (body.model_extra or {}).get(name)
+        if any(cast("list[Any]", value)) if isinstance(value, list) else value:
             raise ValueError(f"{name} is not supported by the embedded engine: {advice}")
     prompts = _prompts(body)
+    starts = -1 if body.logprob_start_len is None else body.logprob_start_len
+    if set(_each(starts, len(prompts), "logprob_start_len")) != {-1}:
+        raise ValueError("logprob_start_len has to be -1: the embedded engine reports those of the answer alone")
     raw_params = _each(body.sampling_params or {}, len(prompts), "sampling_params")
     logprobs = _each(body.return_logprob or False, len(prompts), "return_logprob")
-    starts = _each(-1 if body.logprob_start_len is None else body.logprob_start_len, len(prompts), "logprob_start_len")
-    copies = _copies(raw_params)
-    rids = _rids(body, len(prompts) * copies)
-    found: list[GenerationRequest] = []
-    for prompt, raw, logprob, start in zip(prompts, raw_params, logprobs, starts, strict=True):
-        params = _bounded(prompt, SamplingParams.parse(raw), bounds)
-        if not -1 <= start <= len(prompt):
-            raise ValueError(f"logprob_start_len must be -1 or in [0, {len(prompt)}], got {start}.")
-        for _ in range(copies):
-            rid = rids[len(found)]
-            start_len = start if logprob else -1
-            found.append(GenerationRequest(rid=rid, prompt=prompt, params=params, return_logprob=logprob,
-                                 logprob_start=start_len, stream=body.stream))  # fmt: skip
-    return found
+    rids = _rids(body, len(prompts))
+    return [
+        GenerationRequest(
+            rid=rid,
+            prompt=prompt,
+            params=_bounded(prompt, SamplingParams.parse(raw), bounds),
+            return_logprob=logprob,
+            stream=body.stream,
+        )
+        for rid, prompt, raw, logprob in zip(rids, prompts, raw_params, logprobs, strict=True)
+    ]
 
 
-def is_batch(body: GenerateBody, requests: list[GenerationRequest]) -> bool:
-    """Whether the answer is a list: several prompts, or several copies of one."""
-    return len(requests) > 1 or isinstance((body.input_ids or [0])[0], list)
+def is_batch(body: GenerateBody) -> bool:
+    """Whether the prompts are a list of lists, and so the answers a list."""
+    return isinstance((body.input_ids or [0])[0], list)
 
 
 def _prompts(body: GenerateBody) -> list[list[int]]:
@@ -173,16 +160,6 @@ def _each(value: T | list[T], count: int, name: str) -> list[T]:
     return value
 
 
-def _copies(params: list[dict[str, Any]]) -> int:
-    wanted = {raw.get("n", 1) for raw in params}
-    if len(wanted) > 1:
-        raise ValueError("The parallel_sample_num should be the same for all samples in sample params.")
-    (copies,) = wanted
-    if not isinstance(copies, int) or copies < 1:
-        raise ValueError(f"n must be at least 1, got {copies}.")
-    return copies
-
-
 def _rids(body: GenerateBody, count: int) -> list[str]:
     """As given if they fit one to one; a single name for many becomes a prefix; otherwise fresh ones."""
     match body.rid:
@@ -190,7 +167,7 @@ def _rids(body: GenerateBody, count: int) -> list[str]:
             return given
         case list():
             raise ValueError("The specified rids length mismatch with the batch_size for batch processing.")
-        case str() as name if count == 1 and not isinstance((body.input_ids or [0])[0], list):
+        case str() as name if not is_batch(body):
             return [name]
         case str() as name:
             return [f"{name}_{number}" for number in range(count)]

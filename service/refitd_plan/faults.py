@@ -1,4 +1,4 @@
-"""How a plan is refused: what was given cannot be meant, and the message names it. No plan is ever made of guesses."""
+"""Checks of what is given to a plan: a value that cannot be meant is refused, and the message names it."""
 
 from enum import StrEnum
 from typing import TypeVar

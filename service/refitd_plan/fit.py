@@ -37,16 +37,6 @@ class Knob:
     costs: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SettingChange:
-    """One change. `saves` is GiB over all processes, at its place in the order."""
-
-    setting: str
-    value: object
-    saves: float
-    costs: str
-
-
 def _halves(value: int, least: int) -> list[int]:
     levels: list[int] = []
     while value // 2 >= least:
@@ -104,7 +94,7 @@ KNOBS: tuple[Knob, ...] = (
 )
 
 
-def changes(job: JobSettings, measure: Measure, *, handover: bool) -> tuple[SettingChange, ...] | None:
+def changes(job: JobSettings, measure: Measure, *, handover: bool) -> tuple[PlannedChange, ...] | None:
     """The changes that make the job fit, in order; none where it fits, None where no set does.
 
     Args:
@@ -166,16 +156,16 @@ def _applied(job: JobSettings, values: Sequence[tuple[Knob, object]]) -> JobSett
     return replace(job, **changed)  # pyright: ignore[reportArgumentType]
 
 
-def _with_savings(found: _Set, job: JobSettings, measure: Measure) -> Iterator[SettingChange]:
+def _with_savings(found: _Set, job: JobSettings, measure: Measure) -> Iterator[PlannedChange]:
     before = measure(job).peak
     for knob, value in found:
         job = _applied(job, [(knob, value)])
         after = measure(job).peak
-        yield SettingChange(setting=knob.setting, value=value, saves=before - after, costs=knob.costs)
+        yield PlannedChange(setting=knob.setting, value=value, saves=round(before - after, 2), costs=knob.costs)
         before = after
 
 
-def applied(job: JobSettings, found: Sequence[SettingChange]) -> JobSettings:
+def applied(job: JobSettings, found: Sequence[PlannedChange]) -> JobSettings:
     """The job with changes made."""
     return replace(job, **{change.setting: change.value for change in found})  # pyright: ignore[reportArgumentType]
 
@@ -187,7 +177,7 @@ class Fit:
     model: Model
     transport: WeightTransport
     now: MemoryEstimate
-    changes: tuple[SettingChange, ...] | None
+    changes: tuple[PlannedChange, ...] | None
     job: JobSettings
     then: MemoryEstimate
 
@@ -216,7 +206,7 @@ def planned_memory(found: Fit, host_has: float | None) -> PlannedMemory:
     host = host_memory(found.transport, version_bytes(found.model, found.job) / GIB, host_has)
     planned = None
     if found.changes is not None and host.changes is not None:
-        planned = (*map(_change, found.changes), *host.changes)
+        planned = (*found.changes, *host.changes)
     by_role: dict[str, dict[str, str]] = {}
     for process in (*found.now.processes, *found.then.processes):
         by_role.setdefault(process.role, {}).update({part.name: part.source for part in process.parts})
@@ -263,7 +253,3 @@ def _processes(memory: MemoryEstimate) -> tuple[PlannedProcess, ...]:
         )
         for process in memory.processes
     )
-
-
-def _change(change: SettingChange) -> PlannedChange:
-    return PlannedChange(setting=change.setting, value=change.value, saves=round(change.saves, 2), costs=change.costs)

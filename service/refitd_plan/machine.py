@@ -11,7 +11,7 @@ from refitd_client.errors import PlanRefusedError
 from refitd_plan.faults import check_positive
 
 GIB = 2**30
-LEAST_MEMORY = 1.0  # GiB: less is no GPU that anybody trains on, but a mistaken unit
+LEAST_MEMORY = 1.0  # GiB: less is a mistaken unit
 MOST_MEMORY = 4096.0
 _MOST_GPUS = 1024
 

@@ -1,11 +1,11 @@
-"""A plan as what people paste: SGLang's flags, environment lines, and keys of an AReaL configuration. Pure."""
+"""A plan as text to paste: SGLang's flags, environment lines, and keys of an AReaL configuration. Pure."""
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 
 from refitd_plan.allocation import Parallel
-from refitd_plan.fit import SettingChange
 from refitd_plan.job import JobSettings
+from refitd_plan.plan import PlannedChange
 from refitd_plan.transport import WeightTransport
 
 AREAL_KEYS: Mapping[str, str] = {
@@ -60,7 +60,7 @@ def environment_lines(environment: Mapping[str, Mapping[str, str]]) -> Iterator[
             yield from (f"export {name}={value}" for name, value in sorted(variables.items()))
 
 
-def areal_patch(transport: WeightTransport, made: Sequence[SettingChange]) -> dict[str, object]:
+def areal_patch(transport: WeightTransport, made: Sequence[PlannedChange]) -> dict[str, object]:
     """Keys of an AReaL configuration that differ, nested as in its YAML."""
     mode = "xccl" if transport in {WeightTransport.NCCL, WeightTransport.GLOO} else "disk"
     patch: dict[str, object] = {}
@@ -77,18 +77,6 @@ def with_keys(patch: Mapping[str, object], keys: Mapping[str, object]) -> Mappin
     for key, value in keys.items():
         _set(more, key, value)
     return more
-
-
-def areal_yaml(patch: Mapping[str, object], depth: int = 0) -> str:
-    """The patch as YAML. Its values are numbers, words, true and false."""
-    lines: list[str] = []
-    for key, value in patch.items():
-        indent = "  " * depth
-        if isinstance(value, dict):
-            lines += [f"{indent}{key}:", areal_yaml(value, depth + 1)]  # pyright: ignore[reportUnknownArgumentType]
-        else:
-            lines.append(f"{indent}{key}: {str(value).lower() if isinstance(value, bool) else value}")
-    return "\n".join(lines)
 
 
 def _set(tree: dict[str, object], path: str, value: object) -> None:

@@ -25,7 +25,7 @@ from refitd_plan.placement import Placement, place
 from refitd_plan.plan import Plan, TransportOption
 from refitd_plan.transport import (
     COSTS,
-    Choice,
+    Rule,
     Situation,
     WeightTransport,
     advice,
@@ -94,7 +94,7 @@ def plan(
     job, of_job = job_of(settings)
     placement = place(wanted, machine)
     now = _situation(wanted, placement, machine, job, plugin=has_plugin() if plugin is None else plugin, areal=areal)
-    choice = choose(now)
+    rule = choose(now)
     check_host(host_memory, machine.nodes)
     shape, of_model = _model(model)
     assumptions = [*of_machine, *of_model]
@@ -106,11 +106,11 @@ def plan(
         )
     if plugin is None and not now.plugin and hinders_handover(replace(now, plugin=True)) is None:
         assumptions.append("SGLang has no plugin of refitd's: the two are not together in this environment (--plugin)")
-    if choice.transport is WeightTransport.HANDOVER:
+    if rule.transport is WeightTransport.HANDOVER:
         assumptions.append("the service goes by --strategy all: engines that go in turns get the files")
     if shape is not None:
-        assumptions += [*of_job, *assumed_of_memory(choice.transport, host_memory)]
-    return _plan(wanted, placement, machine, job, now, choice, shape, host_memory, assumptions)
+        assumptions += [*of_job, *assumed_of_memory(rule.transport, host_memory)]
+    return _plan(wanted, placement, machine, job, now, rule, shape, host_memory, assumptions)
 
 
 def has_plugin() -> bool:
@@ -128,29 +128,29 @@ def _plan(
     machine: Machine,
     job: JobSettings,
     now: Situation,
-    choice: Choice,
+    rule: Rule,
     shape: Model | None,
     host_has: float | None,
     assumptions: Sequence[str],
 ) -> Plan:
-    found = None if shape is None else fit(shape, placement, machine, job, choice.transport)
+    found = None if shape is None else fit(shape, placement, machine, job, rule.transport)
     then = job if found is None else found.job
     fraction = job.mem_fraction_static if found is None else found.then.fraction
     meanwhile = None  # the best that refitd does itself, where it does not do what is best
-    if not carried_out(choice.transport, now):
+    if not carried_out(rule.transport, now):
         own = (WeightTransport.DISK_DELTA, WeightTransport.DISK)
         meanwhile = next((transport for transport in own if carried_out(transport, now)), None)
     return Plan(
         allocation=wanted.text,
-        transport=choice.transport,
-        rule=choice.rule,
-        reason=choice.reason,
+        transport=rule.transport,
+        rule=rule.name,
+        reason=rule.reason(now),
         update_group=now.group,
         meanwhile=meanwhile,
         ways=tuple(
             TransportOption(
                 transport=transport,
-                chosen=transport is choice.transport,
+                chosen=transport is rule.transport,
                 hinders=hinders(transport, now),
                 carried_out=carried_out(transport, now),
                 costs=COSTS[transport],
@@ -160,9 +160,9 @@ def _plan(
         costs_of=measured(None if shape is None else version_bytes(shape, job)),
         memory=None if found is None else planned_memory(found, host_has),
         sglang_flags=tuple(sglang_flags(wanted.of(Role.GENERATION)[0].parallel, then, fraction)),
-        environment=environment(choice.transport, expandable_segments=then.expandable_segments),
-        advice=advice(choice.transport),
-        areal=areal_patch(choice.transport, () if found is None else found.changes or ()),
+        environment=environment(rule.transport, expandable_segments=then.expandable_segments),
+        advice=advice(rule.transport),
+        areal=areal_patch(rule.transport, () if found is None else found.changes or ()),
         assumptions=tuple(assumptions),
     )
 

@@ -170,7 +170,11 @@ def _beside(model: Model, parallel: Parallel, job: JobSettings, capacity: float,
     context = job.context_length or model.context or _DEFAULT_CONTEXT
     running = requests_at_once(job, parallel)
     prefilled = min(chunk, running * job.prompt_tokens)
-    yield MemoryPart(name="activations", size=prefilled * _prefill_bytes(model, parallel.t) / GIB, source=SGLANG_MEMORY)
+    # Bytes a token at the widest point of a layer: the residual, its norm and output, gate, up and their product.
+    experts = model.experts
+    inner = model.inner if experts is None else max(experts.active * experts.size + experts.shared_size, model.q_size)
+    widest = 2 * (3 * model.hidden + 3 * inner / parallel.t)
+    yield MemoryPart(name="activations", size=prefilled * widest / GIB, source=SGLANG_MEMORY)
     if job.cuda_graphs:
         yield MemoryPart(name="CUDA graphs", size=_GRAPH_BYTES * min(graphs, running) / GIB, source=SGLANG_MEMORY)
     if job.attention_backend is AttentionBackend.FLASHINFER:
@@ -187,13 +191,6 @@ def requests_at_once(job: JobSettings, parallel: Parallel) -> int:
     """Sequences that one engine generates at a time: its share of the rollouts, if it may run so many."""
     share = -(-job.requests // parallel.d)
     return min(share, job.running_requests or share)
-
-
-def _prefill_bytes(model: Model, tp: int) -> float:
-    """Bytes a token at the widest point of a layer: the residual, its norm and output, gate, up and their product."""
-    experts = model.experts
-    inner = model.inner if experts is None else max(experts.active * experts.size + experts.shared_size, model.q_size)
-    return 2 * (3 * model.hidden + 3 * inner / tp)
 
 
 def _sizes(capacity: float, tp: int) -> tuple[int, int]:

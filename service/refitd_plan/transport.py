@@ -7,7 +7,7 @@ nccl         a broadcast over a process group of trainer rank 0 and all engine r
 gloo         the same through host memory, where neither files nor NCCL can be had
 
 `RULES` is a table of named rules: the first that applies chooses. `COSTS` are figures of docs/benchmarks.md, and a test
-holds every number here against that page. `ENVIRONMENT` has the variables that trainer and engine need.
+holds every number here against that page.
 """
 
 from collections.abc import Callable, Mapping
@@ -121,15 +121,6 @@ def carried_out(transport: WeightTransport, now: Situation) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """The transport that was chosen, by which rule, and why."""
-
-    transport: WeightTransport
-    rule: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """A rule: it chooses `transport` where `applies`."""
 
@@ -193,10 +184,9 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def choose(now: Situation) -> Choice:
-    """Apply the first rule that fits. One always does: on one device alone, two ranks of the update group share it."""
-    rule = next(rule for rule in RULES if rule.applies(now))
-    return Choice(transport=rule.transport, rule=rule.name, reason=rule.reason(now))
+def choose(now: Situation) -> Rule:
+    """The first rule that applies. One always does: on one device alone, two ranks of the update group share it."""
+    return next(rule for rule in RULES if rule.applies(now))
 
 
 COSTS: Mapping[WeightTransport, str] = {
@@ -218,22 +208,15 @@ def measured(version: float | None) -> str:
     return f"{MEASURED}; a version of this job has {gigabytes:.2f} GB: about {gigabytes / MEASURED_GB:.2g} times that"
 
 
-ENVIRONMENT: Mapping[WeightTransport, Mapping[str, Mapping[str, str]]] = {
-    WeightTransport.NCCL: {
-        # SGLang sets it for its own processes; a trainer without it joins the group, and its first broadcast fails.
-        "trainer": {"NCCL_CUMEM_ENABLE": "0", "NCCL_DEBUG": "WARN"},
-        "engine": {"NCCL_CUMEM_ENABLE": "0", "NCCL_DEBUG": "WARN"},
-    },
-}
+# SGLang sets the first for its own processes; a trainer without it joins the group, and its first broadcast fails.
+_NCCL = {"NCCL_CUMEM_ENABLE": "0", "NCCL_DEBUG": "WARN"}
 
 
 def environment(transport: WeightTransport, *, expandable_segments: bool) -> dict[str, dict[str, str]]:
     """The variables that trainer and engine need, by who needs them."""
-    of = ENVIRONMENT.get(transport, {})
-    trainer = dict(of.get("trainer", {}))
-    if expandable_segments:
-        trainer["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
-    return {"trainer": trainer, "engine": {**_HUB, **of.get("engine", {})}}
+    of_both = _NCCL if transport is WeightTransport.NCCL else {}
+    segments = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if expandable_segments else {}
+    return {"trainer": {**of_both, **segments}, "engine": {**_HUB, **of_both}}
 
 
 def advice(transport: WeightTransport) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, Manifest, Manife
 from refitd_client.contract.naming import DELTA_NAME, MANIFEST_NAME, version_id
 from refitd_client.contract.states import Kind
 from refitd_client.delta import Delta, DeltaFile, DeltaRefusedError, parse_delta
-from refitd_client.delta.apply import nonfinite_in
+from refitd_client.delta.change import nonfinite_in
 from refitd_client.delta.reader import MAX_BYTES, check_memory
 from refitd_client.files.plain_file import fill
 from refitd_client.validation.contents import read_whole

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from refitd_client.fingerprint.definition import MASK
+from refitd_client.fingerprint.host import MASK
 from refitd_plugin.layout import ADDRESS, COLUMNS, COUNT, FIRST, HOLDER, ROW_INDEX, LaidOutDelta, PieceGroup, blocks
 from refitd_plugin.patch import Shifts
 

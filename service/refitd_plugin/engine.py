@@ -15,7 +15,7 @@ from typing import assert_never
 
 import torch
 
-from refitd_client.contract.answer import NEEDS_FULL, NEEDS_LEADER, Answer, UpdateOutcome
+from refitd_client.contract.plugin import NEEDS_FULL, NEEDS_LEADER, Answer, UpdateOutcome
 from refitd_client.validation.contents import ReadingStoppedError
 from refitd_client.validation.validate import Options
 from refitd_plugin.contents import contents_of, digest, idle, released

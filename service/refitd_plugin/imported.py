@@ -19,9 +19,9 @@ import xxhash
 from refitd_client.checkpoint.inventory import Reference, compare, inventory_of, listed
 from refitd_client.checkpoint.strict_header import Header, TensorSpec
 from refitd_client.contract.naming import SERVICE_FOLDER, parse_version_id, version_folder
-from refitd_client.transport.ipc import exporter, secret
+from refitd_client.transport.ipc import exporter, offer_file
 from refitd_client.transport.ipc.device import DriverError
-from refitd_client.transport.ipc.imported_memory import ImportedMemory
+from refitd_client.transport.ipc.exported_memory import ImportedMemory
 from refitd_client.transport.ipc.offer import Allocation as ExportedAllocation
 from refitd_client.transport.ipc.offer import (
     DevicePlace,
@@ -113,7 +113,7 @@ class IpcHandleCache:
             try:
                 imported = ImportedTensors(root / path, self._secret.of(root), self._offer)
                 return imported, self._take_over(imported, (root / path).parent)
-            except (OfferRefusedError, secret.HandoverKeyRefusedError) as error:
+            except (OfferRefusedError, offer_file.HandoverKeyRefusedError) as error:
                 raise SourceRefusedError(str(error)) from error
 
     def tensor(self, tensor: OfferedTensor) -> Any:
@@ -186,11 +186,11 @@ class _Secret:
         self._read = b""
 
     def of(self, root: Path) -> bytes:
-        """As `secret.read_secret`."""
-        status = os.lstat(root / SERVICE_FOLDER / secret.NAME)
+        """As `offer_file.read_secret`."""
+        status = os.lstat(root / SERVICE_FOLDER / offer_file.NAME)
         seen = root, status.st_dev, status.st_ino, status.st_mode, status.st_ctime_ns
         if seen != self._seen:
-            self._read, self._seen = secret.read_secret(root), seen
+            self._read, self._seen = offer_file.read_secret(root), seen
         return self._read
 
 

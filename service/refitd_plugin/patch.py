@@ -15,7 +15,7 @@ import numpy as np
 
 from refitd_client.delta.change import Indices
 from refitd_client.fingerprint import Bits, share
-from refitd_client.fingerprint.definition import MASK
+from refitd_client.fingerprint.host import MASK
 from refitd_client.fingerprint.torch_ops import flat_bits
 from refitd_plugin.layout import COUNT, FIRST, HOLDER, NUMBER, LaidOutDelta, PieceGroup, places
 

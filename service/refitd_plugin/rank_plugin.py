@@ -5,8 +5,8 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from refitd_client.contract.answer import Answer, UpdateOutcome
 from refitd_client.contract.naming import SERVICE_FOLDER
+from refitd_client.contract.plugin import Answer, UpdateOutcome
 from refitd_plugin import ranks
 from refitd_plugin.channel import Channel
 from refitd_plugin.engine import RankEngine

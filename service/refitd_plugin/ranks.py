@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from refitd_client.contract.answer import UpdateOutcome
+from refitd_client.contract.plugin import UpdateOutcome
 from refitd_plugin.transaction import Decision, RankReport, Reports
 
 _KEPT = 3  # rounds whose keys stay

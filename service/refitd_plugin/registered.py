@@ -18,7 +18,7 @@ from weakref import finalize
 
 import numpy as np
 
-from refitd_client.files.mapped import is_tmpfs
+from refitd_client.files.plain_file import is_tmpfs
 from refitd_client.write.cuda_driver import PORTABLE, READ_ONLY, pin, unpin
 
 logger = logging.getLogger("refitd_plugin")

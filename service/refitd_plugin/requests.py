@@ -10,8 +10,7 @@ from typing import assert_never
 import torch
 
 from refitd_client.checkpoint.opening import OpeningRefusedError, components
-from refitd_client.contract.answer import NEEDS_FULL
-from refitd_client.contract.plugin import PROTOCOL, PluginRequest
+from refitd_client.contract.plugin import NEEDS_FULL, PROTOCOL, PluginRequest
 from refitd_client.validation.contents import ReadingStoppedError
 from refitd_client.validation.validate import Options
 from refitd_plugin.channel import Reply, refused

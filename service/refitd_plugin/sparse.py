@@ -12,7 +12,7 @@ asks for a full version.
 from dataclasses import dataclass
 from typing import Any
 
-from refitd_client.fingerprint.definition import MASK
+from refitd_client.fingerprint.host import MASK
 from refitd_client.validation.examine import signature
 from refitd_plugin.changes import DeltaChanges
 from refitd_plugin.layout import HOLDER, LaidOutDelta, lay_out

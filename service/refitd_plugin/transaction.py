@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from refitd_client.contract.answer import UpdateOutcome
+from refitd_client.contract.plugin import UpdateOutcome
 
 
 class RankState(StrEnum):

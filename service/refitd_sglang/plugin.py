@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from refitd_client.contract.answer import UpdateOutcome
+from refitd_client.contract.plugin import UpdateOutcome
 from refitd_plugin.settings import PluginSettings, SettingError, read_settings
 
 logger = logging.getLogger("refitd_sglang")

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from refitd_client.contract.answer import answers_in
+from refitd_client.contract.plugin import answers_in
 
 
 class Engine:

@@ -177,7 +177,14 @@ def test_the_page_that_is_run_in_ranks_shows_nothing_but_python() -> None:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-@pytest.mark.parametrize("page", [page for page in PAGES if runnable(page)], ids=name_of)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=name_of(page), marks=[] if name_of(page) == STARTS_ITS_OWN else [pytest.mark.thorough])
+        for page in PAGES
+        if runnable(page)
+    ],
+)
 def test_the_commands_of_a_page_do_what_it_says(page: Path, engines: Engines, tmp_path: Path) -> None:
     given, blocks = GIVENS.get(name_of(page), Given()), runnable(page)
     service, facade, other, own = free_ports(4)

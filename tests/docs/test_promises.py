@@ -1,6 +1,8 @@
 """docs/promises.md and docs/security.md name the tests that hold what they say. What they name has to be there."""
 
+import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,8 @@ import pytest
 TESTS = Path(__file__).parents[1]
 DOCS = TESTS.parent / "docs"
 PROMISES, SECURITY = ((DOCS / name).read_text() for name in ("promises.md", "security.md"))
-NAMED = sorted(set(re.findall(r"`(?!tests/)((?:[a-z0-9_]+/)+test_\w+\.py(?:::\w+)*)`", PROMISES + SECURITY)))
+NAME = re.compile(r"`(?!tests/)((?:[a-z0-9_]+/)+test_\w+\.py(?:::\w+)*)`")
+NAMED = sorted(set(NAME.findall(PROMISES + SECURITY)))
 
 
 def test_every_promise_and_failure_names_a_test() -> None:
@@ -16,6 +19,37 @@ def test_every_promise_and_failure_names_a_test() -> None:
     without = [row for row in rows if "test_" not in row and not row.startswith(("| | ", "| failure"))]
     assert not without
     assert len(rows) > 60
+
+
+def in_make_test(name: str) -> bool:
+    """Whether `make test` runs a test that is named, or one of a file that is."""
+    file, *parts = name.split("::")
+    return any(parts[-1] == test for test in quick(file)) if parts else bool(quick(file))
+
+
+@cache
+def quick(file: str) -> frozenset[str]:
+    """The tests of a file that `make test` does not leave to other verbs, by their marks."""
+    tree = ast.parse((TESTS / file).read_text())
+    marked = [node.value for node in tree.body if isinstance(node, ast.Assign) and "pytestmark" in ast.unparse(node)]
+    if file.startswith(("browser/", "gpu/", "integration/plugin/")) or is_left(marked):
+        return frozenset()
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return frozenset(
+        each.name for each in functions if each.name.startswith("test_") and not is_left(each.decorator_list)
+    )
+
+
+def is_left(marks: list[ast.expr]) -> bool:
+    """A parameter of a test may have such a mark: then the others are run."""
+    named = {ast.unparse(each) for mark in marks for each in (mark.elts if isinstance(mark, ast.List) else [mark])}
+    return bool(named & {"pytest.mark.thorough", "pytest.mark.sglang"})
+
+
+def test_make_test_runs_a_test_of_every_promise_and_failure() -> None:
+    rows = [line for line in PROMISES.splitlines() if line.startswith("| ") and "test_" in line]
+    left = [row.split(" | ")[0] for row in rows if not any(in_make_test(name) for name in NAME.findall(row))]
+    assert left == ["| an engine that dies between prepare and commit"], "which wants a real SGLang: make sglang"
 
 
 def test_everything_that_an_actor_may_not_do_names_a_test() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from refitd_embedded.demo import main
+from refitd_embedded.demo import DemoOptions, main
 from refitd_embedded.demo.agreement import TOLERANCE
 from refitd_embedded.demo.policy import CHANCE, fresh, write
 from refitd_embedded.demo.processes import Stack, own_stack
@@ -36,7 +36,7 @@ def demo(capsys: pytest.CaptureFixture[str]) -> Demo:
     """Runs it in this process, its children in theirs: exit status, rows, summary."""
 
     def run(**options: Any) -> tuple[int, list[dict[str, Any]], dict[str, Any]]:
-        status = main(json=True, **options)
+        status = main(DemoOptions(json=True, **options))
         said = capsys.readouterr()
         lines = [json.loads(line) for line in said.out.splitlines()]
         assert lines, said.err
@@ -77,7 +77,7 @@ def named(children: list[psutil.Process], *words: str) -> list[psutil.Process]:
     return [child for child in children if all(word in child.cmdline() for word in words)]
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2))])
 def test_with_publishing_the_engines_learn_and_serve_exactly_what_they_claim(
     seed: int, demo: Demo, stack: Stack
 ) -> None:
@@ -97,6 +97,7 @@ def test_with_publishing_the_engines_learn_and_serve_exactly_what_they_claim(
     assert rows[-1]["disk_bytes"] < 8 * VERSION_BYTES
 
 
+@pytest.mark.thorough
 def test_without_publishing_the_engines_stay_where_they_started(demo: Demo) -> None:
     status, rows, summary = demo(publish=False, steps=STEPS)
     assert status == 0
@@ -107,7 +108,9 @@ def test_without_publishing_the_engines_stay_where_they_started(demo: Demo) -> N
     assert summary["versions"] == {"published": 0, "served": 0, "collected": 0}
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.thorough), (signal.SIGTERM, 143)]
+)
 def test_a_run_that_is_stopped_leaves_nothing_behind(
     number: signal.Signals, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

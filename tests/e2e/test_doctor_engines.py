@@ -10,7 +10,7 @@ import pytest
 
 from support.command_line import refitd
 from support.jobs import running
-from support.servers import ADMIN_KEY, API_KEY, SGLANG_VENV, EmbeddedServer, EngineServer
+from support.servers import ADMIN_KEY, API_KEY, SGLANG_VENV, EmbeddedProgram, EngineServer
 
 pytestmark = pytest.mark.timeout(400)  # a real SGLang takes its time to start
 
@@ -24,7 +24,7 @@ def engine(
     if request.param == "sglang":
         yield request.getfixturevalue("sglang")
         return
-    with EmbeddedServer(tmp_path_factory.mktemp("embedded"), models / "model_a") as server:
+    with EmbeddedProgram(tmp_path_factory.mktemp("embedded"), models / "model_a") as server:
         yield server
 
 
@@ -87,7 +87,7 @@ def test_another_view_of_the_root_is_found_out(engine: EngineServer, tmp_path: P
 
 
 def test_the_service_that_runs_is_asked_whether_it_takes_the_token(models: Path, tmp_path: Path) -> None:
-    with EmbeddedServer(tmp_path, models / "model_a") as engine, running(tmp_path, engine) as job:
+    with EmbeddedProgram(tmp_path, models / "model_a") as engine, running(tmp_path, engine) as job:
         at = ["--root", str(job.root), "--state", str(tmp_path / "state"), "--port", job.refitd.url.rpartition(":")[2]]
 
         def asked(token: Path, check: str = "token") -> list[tuple[str, str]]:

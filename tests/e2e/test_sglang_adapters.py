@@ -12,7 +12,7 @@ import pytest
 
 from support.adapters import FLAGS, write_adapter
 from support.jobs import PATIENCE, PROMPT, Job, running
-from support.servers import API_KEY, KIT, SglangServer
+from support.servers import ADMIN_KEY, API_KEY, KIT, SglangServer
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
 
@@ -62,18 +62,28 @@ def answer(engine: SglangServer, adapter: str | None) -> list[int]:
     return reply.raise_for_status().json()["output_ids"]
 
 
+@pytest.fixture(scope="module")
+def engine(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[LoraServer]:
+    """One for all tests, because it takes long to start: each leaves it without adapters, as it was found."""
+    with LoraServer(tmp_path_factory.mktemp("lora"), models / "model_a", *FLAGS) as server:
+        yield server
+
+
 @pytest.fixture
-def job(models: Path, tmp_path: Path) -> Generator[Job]:
-    with (
-        LoraServer(tmp_path, models / "model_a", *FLAGS) as engine,
-        running(tmp_path, engine, "--lora", "actor") as job,
-    ):
+def job(engine: LoraServer, tmp_path: Path) -> Generator[Job]:
+    assert names_of(engine) == set()
+    with running(tmp_path, engine, "--lora", "actor") as job:
         yield job
+    for name in names_of(engine):
+        order = {"lora_name": name}
+        headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
+        url = f"{engine.url}/unload_lora_adapter"
+        httpx.post(url, json=order, headers=headers, timeout=PATIENCE, trust_env=False).raise_for_status()
 
 
-def test_requests_that_name_the_adapter_get_it_and_others_the_model(models: Path, tmp_path: Path, job: Job) -> None:
-    engine = job.engine
-    assert isinstance(engine, SglangServer)
+def test_requests_that_name_the_adapter_get_it_and_others_the_model(
+    models: Path, tmp_path: Path, engine: LoraServer, job: Job
+) -> None:
     plain = answer(engine, None)
     answers: list[list[int]] = []
     for step in (1, 2):
@@ -86,10 +96,8 @@ def test_requests_that_name_the_adapter_get_it_and_others_the_model(models: Path
 
 
 def test_a_request_in_flight_is_answered_to_its_end_by_the_adapter_that_is_unloaded_after_it(
-    models: Path, tmp_path: Path, job: Job
+    models: Path, tmp_path: Path, engine: LoraServer, job: Job
 ) -> None:
-    engine = job.engine
-    assert isinstance(engine, SglangServer)
     adapters = [write_adapter(tmp_path / f"adapter{step}", models / "model_a", step) for step in (1, 2, 3)]
     job.serve(adapters[0], 1)
     expected, begun = streamed(engine, "actor-v1", Event()), Event()

@@ -73,7 +73,9 @@ def published(job: Job) -> list[int]:
     return sorted(version.step for version in job.client.versions().items)
 
 
-@pytest.mark.parametrize("trainer", [TRAINER, GRPO], ids=["transformers", "trl"])
+@pytest.mark.parametrize(
+    "trainer", [pytest.param(TRAINER, id="transformers"), pytest.param(GRPO, id="trl", marks=pytest.mark.thorough)]
+)
 def test_engines_serve_what_the_trainer_has_learned(trainer: str, models: Path, tmp_path: Path, job: Job) -> None:
     before = served_by(job.engine)
     train(job, models / "model_a", tmp_path / "out", trainer)
@@ -86,6 +88,7 @@ def test_engines_serve_what_the_trainer_has_learned(trainer: str, models: Path, 
         assert served_by(other).answer == after.answer
 
 
+@pytest.mark.thorough
 def test_every_n_steps_and_on_each_save_and_a_training_that_is_resumed_begins_a_generation(
     models: Path, tmp_path: Path, job: Job
 ) -> None:

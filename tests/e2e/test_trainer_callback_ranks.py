@@ -45,7 +45,7 @@ def train(rank: int, size: int, root: Path, how: str) -> list[str]:
     return sorted(path.name for path in (root / "exp/trial").glob("v*"))
 
 
-@pytest.mark.parametrize("how", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("how", ["ddp", pytest.param("fsdp2", marks=pytest.mark.thorough)])
 def test_ranks_publish_one_version_a_step(how: str, tmp_path: Path) -> None:
     from safetensors.numpy import load_file
 

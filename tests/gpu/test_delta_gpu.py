@@ -15,14 +15,13 @@ import torch
 
 from refitd_client import WeightPublisher
 from refitd_client.checkpoint.header import Entry
-from refitd_client.contract.manifest import parse_manifest
+from refitd_client.contract.manifest import fitting_fingerprints, parse_manifest
 from refitd_client.contract.states import Kind
-from refitd_client.delta import DeltaRules, apply, compare, read_delta, stream
+from refitd_client.delta import DeltaRules, apply, compare, read_delta, reserve, stream
 from refitd_client.delta.plan import Full
-from refitd_client.fingerprint import fingerprints, to_texts
+from refitd_client.fingerprint import fingerprints
 from refitd_client.publish import publisher
-from refitd_client.tensors.source import DTYPES
-from refitd_client.write import reserve, staged_file
+from refitd_client.tensors import DTYPES
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
 
@@ -42,7 +41,7 @@ def bases(monkeypatch: pytest.MonkeyPatch) -> list[str | Full]:
     found: list[str | Full] = [Full("nothing yet")]
     monkeypatch.setattr(publisher, "ask_base", lambda *_: found[-1])
     monkeypatch.setattr(reserve, "_LEAST", 1)
-    monkeypatch.setattr(staged_file, "_THREADS_FROM", 1)
+    monkeypatch.setattr(reserve, "_THREADS_FROM", 1)
     return found
 
 
@@ -105,7 +104,9 @@ def test_a_chain_of_staged_deltas_leads_to_what_the_trainer_had(
             apply(read_delta(done.path / "weights.refit-delta"), targets)
             assert all(np.array_equal(here, then[name][1]) for name, (_, here) in targets.items())
             manifest = parse_manifest((done.path / "refit.json").read_bytes())
-            assert manifest.fingerprints == to_texts(dict(zip(then, fingerprints(list(weights.values())), strict=True)))
+            assert manifest.fingerprints == fitting_fingerprints(
+                dict(zip(then, fingerprints(list(weights.values())), strict=True))
+            )
             if number < 5:
                 bases.append(done.version_id)
                 served.append(then)

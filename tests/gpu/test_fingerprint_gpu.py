@@ -11,20 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support.fingerprint_definition import to_int
+
 torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 pytest.importorskip("triton")
 
+from refitd_client import tensors as torch_tensors  # noqa: E402
 from refitd_client.checkpoint.finite import NO_RULE, rule_of  # noqa: E402
 from refitd_client.delta import compare, device, stream  # noqa: E402
 from refitd_client.delta.shadow import HostShadow, Shadow  # noqa: E402
 from refitd_client.fingerprint import ScanInput, fingerprints, kernel, scan, share, torch_ops  # noqa: E402
-from refitd_client.fingerprint.definition import ROW  # noqa: E402
+from refitd_client.fingerprint.host import ROW  # noqa: E402
 from refitd_client.fingerprint.rows import Listed, Rows, whole_tensor  # noqa: E402
-from refitd_client.tensors import from_torch as torch_tensors  # noqa: E402
-from refitd_client.tensors.source import DTYPES as NAMES  # noqa: E402
-from refitd_client.tensors.source import Casts  # noqa: E402
+from refitd_client.tensors import DTYPES as NAMES  # noqa: E402
+from refitd_client.tensors import Casts  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 DTYPES = [torch.uint8, torch.float8_e4m3fn, torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.bool]
@@ -41,7 +43,7 @@ def by_kernel(tensor: Any) -> int:
     out = torch.zeros((1, 2), dtype=torch.int64, device="cuda")
     bits = torch_ops.flat_bits(tensor)
     kernel.add_scan(Rows(Listed([whole_tensor(0, bits)]), bits.device), out)
-    return torch_ops.to_int(out[0, 0])
+    return to_int(out[0, 0])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -51,7 +53,7 @@ def test_kernel_twin_and_numpy_agree(dtype: Any, count: int) -> None:
     tensor = random_tensor(dtype, count)
     expected = fingerprints([tensor.cpu()])[0]
     assert by_kernel(tensor) == expected
-    assert torch_ops.to_int(torch_ops.fingerprint(torch_ops.flat_bits(tensor))) == expected
+    assert to_int(torch_ops.fingerprint(torch_ops.flat_bits(tensor))) == expected
 
 
 def test_a_tensor_of_more_than_two_to_the_31_elements() -> None:
@@ -61,7 +63,7 @@ def test_a_tensor_of_more_than_two_to_the_31_elements() -> None:
     at = torch.tensor([3, 2**31 - 1, 2**31, 2**31 + ROW + 1], device="cuda")
     old = tensor[at]
     tensor[at] = 77
-    shift = torch_ops.to_int(torch_ops.share(at, tensor[at])) - torch_ops.to_int(torch_ops.share(at, old))
+    shift = to_int(torch_ops.share(at, tensor[at])) - to_int(torch_ops.share(at, old))
     assert by_kernel(tensor) == (before + shift) % 2**64
 
 
@@ -159,7 +161,7 @@ def test_fingerprints_follow_changes_whose_index_takes_all_of_32_bits(kind: type
 
 
 def sources_of(state: dict[str, Any]) -> list[Any]:
-    return [torch_tensors.source(name, tensor, Casts()) for name, tensor in state.items()]
+    return [torch_tensors.torch_source(name, tensor, Casts()) for name, tensor in state.items()]
 
 
 def test_rates() -> None:

@@ -9,8 +9,9 @@ import torch
 
 from refitd_client.checkpoint.finite import NO_RULE, rule_of
 from refitd_client.fingerprint import fingerprints
-from refitd_client.transport.ipc.exported_memory import LayoutCache, offer_of
+from refitd_client.transport.ipc.exported_memory import LayoutCache
 from refitd_client.transport.ipc.offer_file import ExportedTensors
+from support.exporting import offer_of
 
 pytestmark = pytest.mark.gpu
 
@@ -20,8 +21,8 @@ import sys
 from pathlib import Path
 import torch
 from refitd_client.fingerprint import fingerprints
-from refitd_client.transport.ipc.offer_file import imported
-from refitd_client.transport.ipc.imported_memory import ImportedMemory
+from support.exporting import imported
+from refitd_client.transport.ipc.exported_memory import ImportedMemory
 torch.cuda.init(), torch.zeros(1, device="cuda")
 taker = ImportedMemory()
 with imported(Path(sys.argv[1]), b"s" * 32) as found:
@@ -51,7 +52,7 @@ from pathlib import Path
 import torch
 from msgspec.structs import replace
 from refitd_client.transport.ipc.device import DeviceMemory, DriverError
-from refitd_client.transport.ipc.offer_file import imported
+from support.exporting import imported
 torch.cuda.init(), torch.zeros(1, device="cuda")
 memory = DeviceMemory()
 with imported(Path(sys.argv[1]), b"s" * 32) as found:

@@ -22,11 +22,11 @@ pytest.importorskip("triton")
 
 from safetensors.torch import save_file  # noqa: E402
 
-from refitd_client.contract.answer import UpdateOutcome  # noqa: E402
+from refitd_client.contract.plugin import UpdateOutcome  # noqa: E402
 from refitd_client.delta.change import Change  # noqa: E402
 from refitd_client.fingerprint import fingerprints  # noqa: E402
 from refitd_client.fingerprint.batch import FingerprintBatch  # noqa: E402
-from refitd_client.fingerprint.definition import ROW  # noqa: E402
+from refitd_client.fingerprint.host import ROW  # noqa: E402
 from refitd_plugin import (  # noqa: E402
     copy_schedule,
     device_patch,

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from refitd_client import InvalidWeightsError, Publication, WeightPublisher
 from refitd_client.checkpoint.header import layout
-from refitd_client.contract.slot import layout_of, slot_name, slots_path
+from refitd_client.contract.naming import layout_of, slot_name, slots_path
 from refitd_client.write import cuda, cuda_driver
 from support import durable_effects
 

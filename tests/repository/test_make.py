@@ -1,5 +1,6 @@
 """What `make` promises, and that the version of torch is written in one place and pinned for nobody else."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ VERBS = [
     "help",
     "demo",
     "test",
+    "thorough",
     "check",
     "simulation",
     "fuzz",
@@ -51,16 +53,32 @@ def test_clean_removes_only_what_make_made() -> None:
     assert {name for line in removed for name in line.split()} <= ignored
 
 
+def test_make_thorough_runs_in_the_same_folders_what_make_test_leaves_out() -> None:
+    recipes = (TREE / "Makefile").read_text().split("\n\n")
+    quick, rest = (next(each for each in recipes if each.startswith(f"{verb}: ")) for verb in ("test", "thorough"))
+    folders = set(re.findall(r" (tests/\w+)(?= |$)", quick, re.MULTILINE)) - {"tests/prometheus/install", "tests/stage"}
+    assert folders - {"tests/unit"} == set(re.findall(r" (tests/\w+)(?= )", rest)) - {"tests/stage"}
+    assert not [file for file in (TREE / "tests/unit").rglob("*.py") if "pytest.mark.thorough" in file.read_text()]
+    stages = [line for line in quick.splitlines() if "tests/stage " in line]
+    assert all("-m '$(QUICK)'" in line for line in stages)
+    assert "QUICK = not thorough and not sglang\n" in (TREE / "Makefile").read_text()
+    assert "-m '(thorough or points) and not sglang'" in rest
+
+
 def test_ci_runs_the_verbs_that_a_person_runs() -> None:
     script = (TREE / ".ci/run").read_text()
-    assert "for verb in check docs test simulation fuzz browser sglang areal; do" in script
-    assert 'make "$verb" < /dev/null ;;' in script
+    lanes = " ".join(
+        " ".join(re.findall(r'"([^"]+)"', line)) for line in re.findall(r"^beside .*$", script, re.MULTILINE)
+    )
+    verbs = {"check", "docs", "test", "thorough", "simulation", "fuzz", "browser", "sglang", "areal"}
+    assert set(lanes.split()) == verbs | {"chromium", "environments"}
+    assert '*) make "$1" ;;' in script
 
 
 def test_ci_takes_what_simulation_and_fuzzers_find_the_first_time() -> None:
-    arm = re.search(r"^ +(.+)\) make \"\$verb\" \"\$again\"", (TREE / ".ci/run").read_text(), re.MULTILINE)
+    arm = re.search(r"^ +(.+)\) make \"\$1\" \"\$again\"", (TREE / ".ci/run").read_text(), re.MULTILINE)
     assert arm is not None
-    assert arm[1].split(" | ") == ["test", "browser", "sglang", "areal"]
+    assert arm[1].split(" | ") == ["test", "thorough", "browser", "sglang", "areal"]
 
 
 def test_the_package_pins_torch_for_nobody() -> None:
@@ -101,3 +119,59 @@ def test_an_environment_that_make_did_not_make_is_left_alone(tmp_path: Path) -> 
     assert said.returncode == 1
     assert "make clean" in said.stderr
     assert (tmp_path / "venv" / "mine").exists()
+
+
+STUB = """#!/bin/bash
+trap 'echo "$1 was interrupted" >> interrupted; exit 130' INT
+if [ "$1" = sglang ]; then touch begun; read -r -t 60 < never || true; fi
+if [ "$1" = thorough ]; then until [ -e begun ]; do read -r -t 0.01 < never || true; done; fi
+echo "made $*"
+[ "$1" != thorough ]
+"""
+
+
+def test_ci_ends_the_other_lane_when_a_verb_fails_and_prints_what_that_verb_said_last(tmp_path: Path) -> None:
+    """With a `make` that only says what it is asked for, one verb that fails, and one that would take a minute."""
+    for name in ("prometheus", "browser", "sglang", "areal"):
+        place = tmp_path / "tests" / name
+        place.mkdir(parents=True)
+        (place / "install").write_text("#!/bin/bash\n")
+        (place / "install").chmod(0o755)
+    for folder, name, text in ((".ci", "run", (TREE / ".ci/run").read_text()), ("bin", "make", STUB)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_text(text)
+        (tmp_path / folder / name).chmod(0o755)
+    os.mkfifo(tmp_path / "never")
+    waits = os.open(tmp_path / "never", os.O_RDWR)  # a reader of it waits
+    try:
+        said = subprocess.run(
+            [tmp_path / ".ci/run"],
+            env=os.environ | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    finally:
+        os.close(waits)
+    assert said.returncode == 1
+    assert said.stdout.endswith("==== thorough FAILED ====\nmade thorough ARGS=--reruns 1 --rerun-show-tracebacks\n")
+    assert "made check" in said.stdout
+    assert "made sglang" not in said.stdout
+    assert (tmp_path / "interrupted").read_text() == "sglang was interrupted\n"
+
+
+def test_a_stage_says_in_one_line_how_it_ended_and_shows_what_it_printed_only_when_it_fails() -> None:
+    def said(command: str, status: int) -> list[str]:
+        environment = {name: value for name, value in os.environ.items() if name != "V"}
+        order = [TREE / "tests/stage", "unit", "bash", "-c", command]
+        done = subprocess.run(order, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == status
+        return [re.sub(r" +\d+ s ", " S ", line) for line in done.stdout.splitlines()]
+
+    assert said("echo ....; echo '4 passed in 1.23s'", 0) == ["unit S  4 passed"]
+    assert said("echo trace; echo '1 failed, 3 passed in 1.23s'; exit 1", 1)[:2] == [
+        "unit S  1 failed, 3 passed",
+        "trace",
+    ]
+    assert said("echo trace; echo '4 passed, 1 rerun in 1.23s'", 0)[1] == "trace", "it is a test to be mended"
+    assert said("exit 2", 2) == ["unit S  exit status 2"]

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parents[1]
 SAYS = """
 import hashlib, conftest, around
@@ -35,6 +37,7 @@ def said_in(folder: Path, constants: range) -> str:
     return done.stdout
 
 
+@pytest.mark.thorough
 def test_what_is_drawn_depends_neither_on_the_folder_nor_on_the_modules_around(tmp_path: Path) -> None:
     """Hypothesis draws constants from the modules that it takes for local, and in a folder named test it takes none."""
     one = said_in(tmp_path / "test", range(1000, 2000))

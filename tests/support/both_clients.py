@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from refitd_client.http.client import AsyncRefitClient, RefitClient
-from refitd_client.http.retry import RetryPolicy
+from refitd_client.http.exchange import RetryPolicy
 
 QUICK = RetryPolicy(deadline=20.0, first_pause=0.001, longest_pause=0.01)
 

@@ -11,7 +11,7 @@ from refitd.catalog.files import DiskFiles
 from refitd.catalog.intake import Intake
 from refitd.catalog.references import References
 from refitd.clock import SystemClock
-from refitd.policy.settle import CatalogRules
+from refitd.policy.admit import CatalogRules
 from refitd.rollout.targets import Targets
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store

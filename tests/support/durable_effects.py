@@ -13,7 +13,7 @@ import numpy as np
 
 from refitd_client import WeightPublisher
 from refitd_client.checkpoint import header
-from refitd_client.contract.slot import layout_of, slot_name, slots_path
+from refitd_client.contract.naming import layout_of, slot_name, slots_path
 from refitd_client.files import durable
 
 LEAVES = (

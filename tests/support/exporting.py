@@ -1,16 +1,18 @@
 """A trainer that exports the weights of a small model from shared memory: what a GPU's memory is, on the CPU."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from refitd_client.tensors.source import DTYPES
+from refitd_client.checkpoint.finite import NO_RULE
+from refitd_client.tensors import DTYPES
 from refitd_client.transport.ipc import exporter
-from refitd_client.transport.ipc.exported_memory import offer_of
-from refitd_client.transport.ipc.offer_file import ExportedTensors
-from refitd_client.transport.ipc.secret import make_secret, read_secret
+from refitd_client.transport.ipc.exported_memory import LayoutCache
+from refitd_client.transport.ipc.offer import Offer
+from refitd_client.transport.ipc.offer_file import ExportedTensors, ImportedTensors, make_secret, read_secret
 from refitd_client.transport.ipc.shared import SharedTensors
 
 Weights = dict[str, torch.Tensor]
@@ -43,3 +45,24 @@ def exporting(root: Path, step: int, made: SharedTensors, run: str = "run") -> G
     with ExportedTensors(folder, offer_of(version, made.tensors), read_secret(root)) as exported:
         yield exported
     exporter.end(folder)
+
+
+def offer_of(version: str, tensors: Mapping[str, Any]) -> Offer:
+    """A single offer. Waits for the fingerprints.
+
+    Raises:
+        DriverError, NotSharedError: the memory of a tensor cannot be exported.
+    """
+    prepared = LayoutCache().prepare(tensors, [NO_RULE] * len(tensors))
+    return prepared.offer(version, [each.fingerprint for each in prepared.scan()])
+
+
+@contextmanager
+def imported(path: Path, secret: bytes) -> Generator[ImportedTensors]:
+    """Read an offer and hold its lock in a context. Raises as `ImportedTensors` and `hold`."""
+    found = ImportedTensors(path, secret)
+    try:
+        found.hold()
+        yield found
+    finally:
+        found.close()

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from refitd.engine.port import VersionFiles
-from refitd_client.contract.digest import FileDigest
-from refitd_client.contract.manifest import DeltaFacts, Manifest, ManifestFile, TensorsSummary
+from refitd_client.contract.manifest import DeltaFacts, FileDigest, Manifest, ManifestFile, TensorsSummary
 from refitd_client.contract.naming import DELTA_NAME, MANIFEST_NAME, Order, version_folder, version_id
 from refitd_client.contract.states import Kind
 from refitd_client.delta import Change, Delta, encode, index_type

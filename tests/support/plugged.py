@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from refitd.engine.sglang.verify import digest_of
-from refitd_client.contract.answer import Answer, UpdateOutcome, answers_in
+from refitd_client.contract.plugin import Answer, UpdateOutcome, answers_in
 from support.servers import ADMIN_KEY, API_KEY, KIT, SglangServer
 
 REPOSITORY = Path(__file__).resolve().parents[2]

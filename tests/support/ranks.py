@@ -1,6 +1,5 @@
 """Ranks of a trainer: real processes with a gloo group, forked from a server that has imported torch once."""
 
-import multiprocessing
 import os
 import traceback
 from collections.abc import Callable
@@ -8,14 +7,14 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-_PRELOAD = ["torch", "torch.distributed.tensor", "torch.distributed.fsdp", "refitd_client"]
+from support.forked import forking
+
 _LIMIT = 60.0  # seconds for all ranks together
 
 
 def run_ranks(size: int, folder: Path, job: Callable[..., Any], *args: Any) -> list[Any]:
     """Run `job(rank, size, *args)` on each rank and return what each returned, or the exception, None of a dead one."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOAD)
+    context = forking()
     store = folder / f"store-{os.urandom(4).hex()}"
     pipes = [context.Pipe(duplex=False) for _ in range(size)]
     processes = [

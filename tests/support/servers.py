@@ -17,6 +17,7 @@ from typing import Self
 
 import psutil
 
+from support.forked import Forked
 from support.sockets import free_port
 
 SGLANG_VENV = os.environ.get("REFITD_SGLANG_VENV")
@@ -24,6 +25,7 @@ AREAL_VENV = os.environ.get("REFITD_AREAL_VENV")
 API_KEY = "opens-reads"
 ADMIN_KEY = "opens-changes"
 KIT = Path(__file__).resolve().parents[1] / "sglang"
+_TOO_LONG = (subprocess.TimeoutExpired, TimeoutError)
 START_SECONDS = 500.0  # SGLang takes about 20 on two idle cores, and far more on busy ones
 STOP_SECONDS = 15.0
 TAIL = 30  # lines
@@ -42,7 +44,7 @@ class Server:
     def __init__(self, folder: Path) -> None:
         self.log = folder / f"{self.name}.log"
         self.port = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Forked | None = None
         self._reader: threading.Thread | None = None
         self._up = threading.Event()
 
@@ -59,7 +61,7 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     @property
-    def process(self) -> subprocess.Popen[bytes]:
+    def process(self) -> "subprocess.Popen[bytes] | Forked":
         if self._process is None:
             raise ServerError(f"{self.name} was not started")
         return self._process
@@ -75,7 +77,19 @@ class Server:
     def start(self) -> Self:
         """Start it and wait until it is up."""
         self._up = threading.Event()
-        self._process = subprocess.Popen(
+        self._process = self._begun()
+        self._reader = threading.Thread(target=self._read, args=(self._process, self._up), daemon=True)
+        self._reader.start()
+        if not self._up.wait(START_SECONDS) or not self.is_running:
+            self.kill()
+            raise ServerError(f"{self.name} does not come up; the end of {self.log}:\n{self.tail()}")
+        return self
+
+    def _begun(self) -> "subprocess.Popen[bytes] | Forked":
+        return self._in_an_interpreter()
+
+    def _in_an_interpreter(self) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
             self.command(self.port),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -83,12 +97,6 @@ class Server:
             env=self.environment(),
             process_group=0,
         )
-        self._reader = threading.Thread(target=self._read, args=(self._process, self._up), daemon=True)
-        self._reader.start()
-        if not self._up.wait(START_SECONDS) or not self.is_running:
-            self.kill()
-            raise ServerError(f"{self.name} does not come up; the end of {self.log}:\n{self.tail()}")
-        return self
 
     def kill(self) -> None:
         """SIGKILL to the whole group, and wait until nothing is left of it."""
@@ -98,7 +106,7 @@ class Server:
         """SIGTERM, and SIGKILL to what is left."""
         if self.is_running:
             self.process.send_signal(signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
+            with suppress(*_TOO_LONG):
                 self.process.wait(STOP_SECONDS)
         self.kill()
 
@@ -106,7 +114,7 @@ class Server:
         """Wait until it has ended by itself, then see to it that nothing is left."""
         try:
             self.process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
+        except _TOO_LONG:
             raise ServerError(f"{self.name} is still running; the end of {self.log}:\n{self.tail()}") from None
         self.kill()
 
@@ -137,7 +145,7 @@ class Server:
         if self._reader is not None:
             self._reader.join(STOP_SECONDS)
 
-    def _read(self, process: "subprocess.Popen[bytes]", up: threading.Event) -> None:
+    def _read(self, process: "subprocess.Popen[bytes] | Forked", up: threading.Event) -> None:
         assert process.stdout is not None
         with self.log.open("ab") as log, process.stdout as lines:
             for line in lines:
@@ -176,13 +184,26 @@ class EngineServer(Server):
 
 
 class EmbeddedServer(EngineServer):
-    """`python -m refitd_embedded`."""
+    """`python -m refitd_embedded`, in a process that need not import torch first."""
 
     name = "embedded"
+
+    def _begun(self) -> "subprocess.Popen[bytes] | Forked":
+        from refitd_embedded.__main__ import main  # here, because every test imports this module
+
+        _, _, _, *words = self.command(self.port)
+        return Forked(main, ["refitd_embedded", *words], self.environment())
 
     def command(self, port: int) -> Sequence[str]:
         model = ["--model-path", str(self.model)]
         return [sys.executable, "-m", "refitd_embedded", *model, *self._flags, "--port", str(port)]
+
+
+class EmbeddedProgram(EmbeddedServer):
+    """The same with an interpreter of its own, for tests of what reads the command lines of processes."""
+
+    def _begun(self) -> "subprocess.Popen[bytes] | Forked":
+        return self._in_an_interpreter()
 
 
 class SglangServer(EngineServer):
@@ -200,6 +221,10 @@ class SglangServer(EngineServer):
     def command(self, port: int) -> Sequence[str]:
         venv = Path(SGLANG_VENV or "").absolute()
         return [str(KIT / "serve"), str(venv), str(self.model), str(port), *self._flags]
+
+    def stop(self) -> None:
+        """SIGKILL: it takes seconds to drain, and has nothing that is looked at afterwards."""
+        self.kill()
 
     @property
     def scheduler(self) -> psutil.Process:

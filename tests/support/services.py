@@ -23,9 +23,9 @@ from refitd.engine.engines_file import EngineSpec
 from refitd.materialize.before_load import BeforeLoad, Warmer
 from refitd.materialize.disk import DiskCopies
 from refitd.materialize.materializer import Materializer
-from refitd.reclaim.collector import Collector
 from refitd.reclaim.facts import StoreFacts
 from refitd.reclaim.folders import DiskFolders
+from refitd.reclaim.sweep import Collector
 from refitd.rollout.controller import RolloutController
 from refitd.rollout.fleet import Fleet
 from refitd.rollout.targets import Targets

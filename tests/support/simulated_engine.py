@@ -4,7 +4,19 @@ to show on demand. The contract suite holds the adapter against real servers."""
 import asyncio
 from collections.abc import Callable
 
-from refitd.engine.port import UNTOLD, Coming, LoaderUse, Offered, Outcome, Reached, Refit, Stage, Target, Unreached
+from refitd.engine.port import (
+    UNTOLD,
+    ChangeCheck,
+    Coming,
+    LoaderUse,
+    Offered,
+    Outcome,
+    Reached,
+    Refit,
+    Stage,
+    Target,
+    Unreached,
+)
 
 
 class SimulatedEngine:
@@ -89,6 +101,12 @@ class SimulatedEngine:
         self.resumes += 1
         self.paused = self.down
         return not self.down
+
+    async def generates(self) -> bool | None:
+        return not self.paused
+
+    async def check_changes(self) -> ChangeCheck:
+        return ChangeCheck()
 
     async def aclose(self) -> None:
         self.closed = True

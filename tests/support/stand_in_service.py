@@ -101,7 +101,7 @@ def make_overview(state: "StandIn") -> Overview:
         event=len(state.events),
         strategy="all",
         faults=state.faults,
-        runs=state.runs,
+        runs=state.runs or state.derived_runs(),
         engines=state.engines,
         versions=dict(Counter(version.state for version in state.versions)),
         held_bytes=sum(version.bytes or 0 for version in state.versions),
@@ -145,6 +145,29 @@ class StandIn:
             if engine.id == wanted:
                 return engine
         raise _ProblemError(404, "unknown-engine", f"no engine {wanted}")
+
+    def derived_runs(self) -> list[RunGlance]:
+        """How runs stand by their versions and engines, for a test that does not say it."""
+        names = {version.run for version in self.versions} | {engine.run for engine in self.engines if engine.run}
+        return [self._derived_run(run) for run in sorted(names)]
+
+    def _derived_run(self, run: str) -> RunGlance:
+        good = [
+            version
+            for version in self.versions
+            if version.run == run and not version.barred and (version.state is VersionState.SEALED or version.in_memory)
+        ]
+        target = max(good, key=lambda version: (version.generation, version.step), default=None)
+        mine = [engine for engine in self.engines if engine.run == run]
+        return make_run(
+            run=run,
+            target=None if target is None else target.id,
+            engines=dict(Counter(engine.state for engine in mine)),
+            in_sync=sum(
+                target is not None and engine.version == target.id and engine.state is EngineState.IN_SYNC
+                for engine in mine
+            ),
+        )
 
     def put(self, version: Version) -> Version:
         self.versions = [version if known.id == version.id else known for known in self.versions]

@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import save_file
 from torch.distributed import HashStore
 
-from refitd_client.contract.answer import Answer, UpdateOutcome, answers_in
+from refitd_client.contract.plugin import Answer, UpdateOutcome, answers_in
 from refitd_plugin import ranks
 from refitd_plugin.settings import PluginSettings
 from refitd_sglang.plugin import Plugin

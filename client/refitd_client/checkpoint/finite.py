@@ -36,7 +36,7 @@ _RULES: dict[str, tuple[type[np.unsignedinteger[Any]], int, int]] = {
     "F8_E8M0": (np.uint8, 0xFF, 0xFF),
     "C64": (np.uint32, 0x7F80_0000, 0x7F80_0000),  # each of the two numbers that an element is
 }
-_NUMBERS = {"C64": 2}
+_NUMBERS = {"C64": 2}  # numbers in an element, where these are more than one
 
 _SIGNED: dict[type[np.unsignedinteger[Any]], type[np.signedinteger[Any]]] = {
     np.uint64: np.int64,
@@ -64,11 +64,6 @@ def width_of_number(dtype: str) -> int | None:
     """Bytes of a number that the rule applies to; None if the dtype has no non-finite values."""
     rule = _RULES.get(dtype)
     return None if rule is None else rule[0]().itemsize
-
-
-def numbers_of_element(dtype: str) -> int:
-    """The count of such numbers in an element: two in a complex one."""
-    return _NUMBERS.get(dtype, 1)
 
 
 def any_nonfinite(dtype: str, data: NDArray[np.uint8]) -> bool:
@@ -147,18 +142,15 @@ class Search:
             start, stop = max(run.start, position), min(run.end, end)
             block = np.frombuffer(data[start - position : stop - position], np.uint8)
             if any_nonfinite(run.dtype, block):
-                width = run.width * numbers_of_element(run.dtype)
+                width = run.width * _NUMBERS.get(run.dtype, 1)
                 for number in np.flatnonzero(where_nonfinite(run.dtype, block)).tolist():
-                    self._note(start + number * run.width, width)
+                    value = start + number * run.width
+                    tensor = bisect_right(self._starts, value) - 1
+                    index = (value - self._starts[tensor]) // width
+                    with self._lock:
+                        first, count = self._found.get(tensor, (index, 0))
+                        self._found[tensor] = min(first, index), count + 1
             at += 1
-
-    def _note(self, position: int, width: int) -> None:
-        """Count a value at byte `position` of the file, in a tensor whose elements have `width` bytes."""
-        at = bisect_right(self._starts, position) - 1
-        index = (position - self._starts[at]) // width
-        with self._lock:
-            first, count = self._found.get(at, (index, 0))
-            self._found[at] = min(first, index), count + 1
 
     @property
     def found(self) -> tuple[NonFinite, ...]:

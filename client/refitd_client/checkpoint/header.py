@@ -27,7 +27,7 @@ from refitd_client.checkpoint.strict_header import (
     TornFileError,
     read_header,
 )
-from refitd_client.contract.slot import ShardLayout
+from refitd_client.contract.naming import ShardLayout
 from refitd_client.errors import InvalidWeightsError
 from refitd_client.files.plain_file import opened
 

@@ -1,11 +1,21 @@
 """The protocol between the service and the plugin in an engine's process: sockets, lines, messages.
 
 Each rank of an engine listens on `<root>/.refitd/engines/<rank>-<pid>-<random>.sock`. One line of JSON is one request,
-one line its reply. docs/plugin.md describes both in full; the plugin's reply to an update is in `answer`.
+one line its reply. docs/plugin.md describes both in full.
+
+The plugin's reply to an update (`Answer`) is a sentence for people, and the same for programs behind it:
+
+    Refused, the weights are what they were: … refitd-plugin={"protocol":1,"outcome":"refused",…}
+
+SGLang adds to a message (" Weight version updated to 7.") and joins those of data-parallel ranks (" | "), so the JSON
+is found by its mark and read to its own end. The plugin writes answers, the service reads them.
 """
 
+import json
 import re
-from typing import Literal
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
 
 import msgspec
 
@@ -91,3 +101,92 @@ def socket_name(rank: int, pid: int, random: str) -> str:
 def is_socket_name(name: str) -> bool:
     """Whether a plugin could have given a file this name."""
     return _SOCKET.fullmatch(name) is not None
+
+
+MARK = "refitd-plugin="
+MAX_REASON = 600  # characters
+
+NEEDS_FULL = "full"  # a delta was refused, and a full version would be accepted
+NEEDS_LEADER = "leader"  # another service leads the engine
+
+
+class UpdateOutcome(StrEnum):
+    """The weights that an update left behind, the best outcome first."""
+
+    SERVED = "served"  # the new version, on every rank
+    REFUSED = "refused"  # the old one: nothing was written
+    RESTORED = "restored"  # the old one: it was put back, and its fingerprints say so
+    UNKNOWN = "unknown"
+
+
+_SENTENCES = {
+    UpdateOutcome.SERVED: "Succeeded to update model weights.",  # SGLang's own: clients may search for it
+    UpdateOutcome.REFUSED: "Refused, the weights are what they were",
+    UpdateOutcome.RESTORED: "Failed, and the weights of before were put back",
+    UpdateOutcome.UNKNOWN: "Failed, and it is not known what the weights are",
+}
+
+
+_OPTIONAL = ("version", "how", "contents", "needs", "proved", "ms")  # what a message leaves out if it is empty
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The result of one update on one rank. `how`: `replay`, `load` or `delta`; `contents`: digest of the rank's
+    fingerprints; `proved`: how many tensors in its memory have the fingerprints of the manifest; times in ms. `needs`:
+    what would be accepted instead, `NEEDS_FULL` or `NEEDS_LEADER`, or nothing.
+    """
+
+    outcome: UpdateOutcome
+    reason: str = ""
+    plugin: str = ""
+    version: str = ""
+    how: str = ""
+    contents: str = ""
+    needs: str = ""
+    proved: int = 0
+    ms: dict[str, float] = field(default_factory=dict[str, float])
+
+    @property
+    def message(self) -> str:
+        """The text of the reply."""
+        sentence, reason = _SENTENCES[self.outcome], _short(self.reason)
+        if reason and self.outcome is not UpdateOutcome.SERVED:
+            sentence = f"{sentence}: {reason}"
+        facts: dict[str, Any] = {"protocol": PROTOCOL, "outcome": self.outcome.value, "plugin": self.plugin}
+        optional: dict[str, Any] = {"reason": reason} | {name: getattr(self, name) for name in _OPTIONAL}
+        facts |= {name: value for name, value in optional.items() if value}
+        return f"{sentence} {MARK}{json.dumps(facts, separators=(',', ':'))}"
+
+    @property
+    def log_line(self) -> str:
+        """One line for the log of the server."""
+        stages = ", ".join(f"{stage} {took:.1f}" for stage, took in self.ms.items())
+        return f"{self.outcome.value} {self.version} {self.how} [ms: {stages}] {_short(self.reason)}".strip()
+
+
+def answers_in(message: str) -> list[Answer]:
+    """The answers in a reply's message: one for each data-parallel rank, none if there was no plugin.
+
+    One that cannot be read, because it is damaged or of a newer protocol, counts as an unknown outcome: the mark shows
+    that a plugin answered, and nothing shows that all is well.
+    """
+    return [_read(part) for part in message.split(MARK)[1:]]
+
+
+def _read(text: str) -> Answer:
+    try:
+        facts, _ = json.JSONDecoder().raw_decode(text)
+        if facts["protocol"] != PROTOCOL:
+            return Answer(outcome=UpdateOutcome.UNKNOWN, reason=f"the plugin speaks protocol {facts['protocol']!r:.20}")
+        words = {key: str(facts.get(key, "")) for key in ("reason", "plugin", "version", "how", "contents", "needs")}
+        ms = {str(stage): float(value) for stage, value in facts.get("ms", {}).items()}
+        return Answer(outcome=UpdateOutcome(facts["outcome"]), ms=ms, proved=int(facts.get("proved", 0)), **words)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return Answer(outcome=UpdateOutcome.UNKNOWN, reason="the plugin's answer cannot be read")
+
+
+def _short(reason: str) -> str:
+    """On one line, and without a mark of its own: a reason may quote names from outside."""
+    line = " ".join(reason.replace(MARK, "").split())
+    return line if len(line) <= MAX_REASON else f"{line[: MAX_REASON - 1]}…"

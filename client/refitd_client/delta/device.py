@@ -18,7 +18,7 @@ from refitd_client.delta.compare import LONGEST, Comparison, SideStream, Tally
 from refitd_client.delta.shadow import ShadowDiff
 from refitd_client.fingerprint import Bits, ScanInput, fingerprints, scan, torch_ops, width_of
 from refitd_client.fingerprint.rows import Listed, Rows, TensorPart, grouped
-from refitd_client.tensors.source import TensorSource
+from refitd_client.tensors import TensorSource
 
 _BATCH = 2**28  # bytes of casts' results that are there at a time
 

@@ -23,7 +23,6 @@ from refitd_client.delta.change import DeltaRefusedError, elements_of, index_typ
 from refitd_client.delta.layout import (
     DIGEST,
     DIGEST_ENTRY,
-    FIRST_FORMAT,
     FORMAT,
     INDICES,
     MAX_DIMENSIONS,
@@ -43,7 +42,6 @@ from refitd_client.files.plain_file import read_at
 from refitd_client.fingerprint import width_of
 
 DIGEST_BYTES = DIGEST_ENTRY.nbytes
-_FORMATS = (FORMAT, FIRST_FORMAT)
 _HEX = frozenset("0123456789abcdef")
 _SHOWN = 100  # characters of foreign text that an error message repeats
 _WIDTHS = {name: width for width, name in UNSIGNED.items()}
@@ -155,8 +153,11 @@ def _metadata(value: bytes) -> Metadata:
         metadata = msgspec.convert(texts, Metadata)
     except msgspec.ValidationError as error:
         raise DeltaRefusedError(f"its header is not a delta's: {_shown(error)}") from error
-    if metadata.format not in _FORMATS:
-        raise DeltaRefusedError(f"its format is {_shown(metadata.format)}; this refitd reads {' and '.join(_FORMATS)}")
+    if metadata.format != FORMAT:
+        raise DeltaRefusedError(
+            f"its format is {_shown(metadata.format)}, and this refitd reads {FORMAT}: publish a full version, and "
+            "bring trainer and service to one version of refitd"
+        )
     for what, id_ in (("base", metadata.base), ("version", metadata.version)):
         if parse_version_id(id_) is None:
             raise DeltaRefusedError(f"its {what} is {_shown(id_)!r}, which is no version's id")

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from refitd_client.fingerprint.definition import COLUMN_SEED, ROW, SPLITMIX, WEYL
+from refitd_client.fingerprint.host import COLUMN_SEED, ROW, SPLITMIX, WEYL
 from refitd_client.fingerprint.kernel import constants, key, mixed
 from refitd_client.fingerprint.rows import FIELDS, Rows
 

@@ -2,8 +2,8 @@
 
 The file is a safetensors file in all but its name, so any safetensors library reads it and no engine takes it for a
 checkpoint. For a tensor `w` that changed there are `indices:w` and `values:w`; its dtype, shape and fingerprints are in
-the metadata. The last 16 bytes, tensor `digest`, are the digest of all bytes before them (`delta/reader.py`). Only that
-digest differs in files of the first format, which are read and no longer written.
+the metadata. The last 16 bytes, tensor `digest`, are the digest of all bytes before them,
+by blocks as in manifests, so that a writer digests its bytes once.
 """
 
 from enum import StrEnum
@@ -12,7 +12,7 @@ import msgspec
 
 from refitd_client.checkpoint.header import Entry
 
-FORMAT, FIRST_FORMAT = "refit-delta/2", "refit-delta/1"
+FORMAT = "refit-delta/2"
 INDICES, VALUES, DIGEST = "indices:", "values:", "digest"
 DIGEST_ENTRY = Entry(name=DIGEST, dtype="U8", shape=(16,))
 

@@ -21,22 +21,19 @@ from threading import Thread
 
 from refitd_client.checkpoint.header import Entry
 from refitd_client.contract.manifest import Claims, DeltaFacts, fitting_fingerprints
-from refitd_client.contract.naming import DELTA_NAME
-from refitd_client.contract.slot import ShardLayout
+from refitd_client.contract.naming import DELTA_NAME, ShardLayout
 from refitd_client.contract.states import Kind
 from refitd_client.delta.change import Change, Delta, DeltaRefusedError, elements_of
 from refitd_client.delta.layout import Compression, Encoding
 from refitd_client.delta.plan import ChangeHistory, DeltaRules, FromBase, Full, StepChanges, last_served, plan_delta
+from refitd_client.delta.reserve import Reserve, write_parts
 from refitd_client.delta.shadow import ShadowDiff, Shadows
 from refitd_client.delta.writer import EncodedDelta, encode, fits_surely
 from refitd_client.errors import ServiceError
-from refitd_client.fingerprint import to_texts
 from refitd_client.http.connection import Connection
 from refitd_client.http.publisher_client import open_client
-from refitd_client.tensors.source import refused
-from refitd_client.write.content import Content
-from refitd_client.write.reserve import Reserve
-from refitd_client.write.shards import TensorShards
+from refitd_client.tensors import refused
+from refitd_client.write.content import Content, PlannedContent, TensorShards
 from refitd_client.write.version_folder import Staging
 
 # Seconds for the service to say what engines serve, from the begin of the comparison on. After them a version goes out
@@ -121,23 +118,10 @@ class DeltaWeights:
         reserved = self.reserve.take()
         if reserved is None:
             staging.require_space(self.size)
-        with staging.file(DELTA_NAME, reserved) as file:
-            file.write_all(self.encoded.parts())
+        with staging.file(DELTA_NAME, None if reserved is None else reserved.fd) as file:
+            write_parts(file, self.encoded.parts(), reserved)
             file.write(file.digest)
         self.reserve.expect(self.size, reserved)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedContent:
-    """What to publish. `why_full` is None for a delta. `density` is the share of elements that changed in this step.
-
-    `content` makes it. A delta's needs nothing of the caller's tensors, and is made in any thread, once.
-    """
-
-    content: Callable[[], Content]
-    is_delta: bool = False
-    why_full: str | None = None
-    density: float | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -234,8 +218,10 @@ class DeltaMaker:
         query = BaseQuery(self._ask_base)
         before = dict(memory.shadows.fingerprints)
         diff = memory.shadows.find(full.sources, most=memory.most)
-        if full.check_finite:
-            _check_finite(diff)
+        for name, count in diff.nonfinite.items() if full.check_finite else ():  # the others were checked before
+            raise refused(
+                name, f"has {count} changed values that are NaN or infinite: the training step that made it went wrong"
+            )
         step = StepChanges(
             version=version,
             indices={name: found.indices for name, found in diff.found.items()},
@@ -310,18 +296,10 @@ class DeltaMaker:
         return Content(weights=weights, index=b"", companions=(), claims=claims)
 
 
-def _check_finite(diff: ShadowDiff) -> None:
-    """Refuse NaN and infinite among the changed elements; the others were checked when they were published."""
-    for name, count in diff.nonfinite.items():
-        raise refused(
-            name, f"has {count} changed values that are NaN or infinite: the training step that made it went wrong"
-        )
-
-
 def _in_full(content: Content, full: TensorShards, shadows: Shadows) -> Content:
     """The full version with its fingerprints, which are known without reading the tensors again."""
     return replace(content, weights=replace(full, fingerprinted=False), claims=Claims(fingerprints=_texts(shadows)))
 
 
 def _texts(shadows: Shadows) -> dict[str, str]:
-    return fitting_fingerprints(to_texts(shadows.fingerprints))
+    return fitting_fingerprints(shadows.fingerprints)

@@ -6,17 +6,10 @@ are in strict order and in range. What passes can be applied to tensors of those
 `parse_delta` has the whole file in memory. `DeltaFile` goes through a file in pieces, with a fixed amount of memory: a
 file with holes takes no room on its disk, and a compressed one little, so neither says what it takes to read them. It
 reads nothing whole but the header, and one tensor at a time of a compressed file (limits in `layout.py` and `wire.py`).
-
-The digest at the end of the file is of all bytes before it:
-
-    refit-delta/2   by blocks, as in manifests (`contract/digest.py`), so that a writer digests its bytes once
-    refit-delta/1   their XXH3-128, in one go
-
-Up to 16 MiB both are the same.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -26,13 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refitd_client.contract.digest import BLOCK, combined, digest_of_pieces, in_blocks
+from refitd_client.contract.manifest import BLOCK, combined, digest_of_pieces, in_blocks
 from refitd_client.delta import gap, wire
 from refitd_client.delta.change import Change, Delta, DeltaRefusedError, Indices, elements_of, index_type
 from refitd_client.delta.head import DIGEST_BYTES, Head, head_in, named, read_head
 from refitd_client.delta.layout import (
-    FIRST_FORMAT,
-    FORMAT,
     INDICES,
     MAX_HEADER_BYTES,
     VALUES,
@@ -50,7 +41,6 @@ MAX_BYTES = 2**38
 AT_A_TIME = 2**17  # changes in a piece of a `DeltaFile`
 _COMPARED = 2**20  # indices that one thread compares at a time: they stay in the processor's cache
 _DIGESTED = 2**20  # bytes that are read at a time to be digested
-_DAMAGED = "its digest is not that of its bytes: it is damaged, or was not written to its end"
 
 
 def read_delta(path: Path, *, max_bytes: int = MAX_BYTES) -> Delta:
@@ -89,7 +79,7 @@ def parse_delta(data: bytes | memoryview, *, max_bytes: int = MAX_BYTES, digeste
     if not digested:
         body = view[:-DIGEST_BYTES]
         blocks = [partial(digest_of_pieces, block) for block in in_blocks([body])]
-        _check_digest(head, bytes(view[-DIGEST_BYTES:]), blocks, [body])
+        _check_digest(bytes(view[-DIGEST_BYTES:]), blocks)
     check_memory(head, max_bytes)
     file = np.frombuffer(view, np.uint8)
     in_order = _all_in_order(head, file)
@@ -129,14 +119,12 @@ class DeltaFile:
         """
         fd, end = self._fd, os.fstat(self._fd).st_size - DIGEST_BYTES
 
-        def pieces(begin: int, stop: int) -> Iterator[bytes]:
-            return (read_at(fd, min(_DIGESTED, stop - at), at) for at in range(begin, stop, _DIGESTED))
-
         def digest(begin: int) -> bytes:
-            return digest_of_pieces(pieces(begin, min(begin + BLOCK, end)))
+            stop = min(begin + BLOCK, end)
+            return digest_of_pieces(read_at(fd, min(_DIGESTED, stop - at), at) for at in range(begin, stop, _DIGESTED))
 
         blocks = [partial(digest, begin) for begin in range(0, max(1, end), BLOCK)]
-        _check_digest(self.head, read_at(fd, DIGEST_BYTES, end), blocks, pieces(0, end))
+        _check_digest(read_at(fd, DIGEST_BYTES, end), blocks)
 
     def pieces(self, name: str) -> Iterator[tuple[Indices, Bits]]:
         """A tensor's indices with their new values, in order. Each piece is checked before it is returned.
@@ -196,23 +184,16 @@ class _EntryArray:
             yield self.part(first, min(AT_A_TIME, self._count - first))
 
 
-def _check_digest(
-    head: Head, digest: bytes, blocks: Sequence[Callable[[], bytes]], pieces: Iterable[bytes | memoryview]
-) -> None:
-    """Check a file's `digest`. `blocks` digest a block each, in several threads; `pieces` are all bytes."""
+def _check_digest(digest: bytes, blocks: Sequence[Callable[[], bytes]]) -> None:
+    """Check a file's `digest` of all bytes before it. `blocks` digest a block each, in several threads."""
     found = [b""] * len(blocks)
 
     def take(number: int, _: Event) -> None:
         found[number] = blocks[number]()
 
     in_lanes([partial(take, number) for number in range(len(blocks))], lanes=lanes_for(len(blocks)))
-    formats: tuple[str, ...] = ()
-    if combined(found) == digest:
-        formats = (FORMAT, FIRST_FORMAT) if len(blocks) == 1 else (FORMAT,)
-    elif len(blocks) > 1 and digest_of_pieces(pieces) == digest:
-        formats = (FIRST_FORMAT,)
-    if head.metadata.format not in formats:
-        raise DeltaRefusedError(_DAMAGED)
+    if combined(found) != digest:
+        raise DeltaRefusedError("its digest is not that of its bytes: it is damaged, or was not written to its end")
 
 
 def _check_order(indices: Indices, last: int, elements: int) -> int:

@@ -19,7 +19,7 @@ import numpy as np
 from refitd_client.checkpoint.finite import any_nonfinite, count_nonfinite
 from refitd_client.delta.change import Indices, changed
 from refitd_client.fingerprint import Bits, bits_of, fingerprint, share, width_of
-from refitd_client.tensors.source import HOST, TensorSource
+from refitd_client.tensors import HOST, TensorSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

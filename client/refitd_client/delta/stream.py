@@ -27,7 +27,7 @@ from refitd_client.delta.device import AddressCache, LocatedTensor, located, on,
 from refitd_client.delta.shadow import ShadowDiff
 from refitd_client.fingerprint import Bits, scan, torch_ops
 from refitd_client.fingerprint.rows import Listed, Rows, TensorPart, bits_at, grouped
-from refitd_client.tensors.source import TensorSource
+from refitd_client.tensors import TensorSource
 from refitd_client.write import cuda, cuda_driver
 
 ALIGNMENT = 512

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from refitd_client.fingerprint import torch_ops
-from refitd_client.fingerprint.definition import ROW
+from refitd_client.fingerprint.host import ROW
 from refitd_client.fingerprint.rows import Rows, bits_at
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from refitd_client.checkpoint import header
 from refitd_client.checkpoint.header import Entry
-from refitd_client.contract.digest import FileDigest
+from refitd_client.contract.manifest import FileDigest
 from refitd_client.delta import gap, wire
 from refitd_client.delta.change import Change, Delta, DeltaRefusedError, elements_of, index_type
 from refitd_client.delta.layout import (

@@ -1,13 +1,13 @@
 """Fingerprints: 64 bits a tensor, the same on the CPU, on the GPU, and updated by a delta.
 
-`definition` says what they are. `host` computes them with numpy, `kernel` on a GPU, `torch_ops` with torch.
+`host` says what they are and computes them with numpy, `kernel` on a GPU, `torch_ops` with torch.
 
 >>> to_text(fingerprint(bits_of(np.arange(6, dtype=np.uint8), width_of("BF16"))))
 'bbe84a0a4d1a6911'
 """
 
-from refitd_client.fingerprint.definition import to_text, to_texts, width_of
-from refitd_client.fingerprint.host import Bits, TrackedWrites, bits_of, fingerprint, share, updated
+from refitd_client.contract.manifest import to_text
+from refitd_client.fingerprint.host import Bits, TrackedWrites, bits_of, fingerprint, share, updated, width_of
 from refitd_client.fingerprint.tensors import Scan, ScanInput, begin_scan, fingerprints, scan
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "scan",
     "share",
     "to_text",
-    "to_texts",
     "updated",
     "width_of",
 ]

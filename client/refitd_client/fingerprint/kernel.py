@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from refitd_client.fingerprint.definition import COLUMN_SEED, MIXES, ROW, ROW_SEED, SPLITMIX, WEYL
+from refitd_client.fingerprint.host import COLUMN_SEED, MIXES, ROW, ROW_SEED, SPLITMIX, WEYL
 from refitd_client.fingerprint.rows import FIELDS, Rows
 
 _PROGRAMS = 1056  # eight for each of an H200's 132 processors

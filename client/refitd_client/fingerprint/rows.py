@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from refitd_client.checkpoint.finite import NO_RULE, Rule
-from refitd_client.fingerprint.definition import ROW
+from refitd_client.fingerprint.host import ROW
 from refitd_client.fingerprint.torch_ops import INTEGERS, signed
 
 FIELDS = 8

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from refitd_client.checkpoint.finite import NO_RULE, Rule
-from refitd_client.fingerprint.definition import COLUMN_SEED, MASK, MIXES, ROW, ROW_SEED, SPLITMIX, WEYL
+from refitd_client.fingerprint.host import COLUMN_SEED, MIXES, ROW, ROW_SEED, SPLITMIX, WEYL
 
 _ROWS = 4096  # in a block: 16 M elements
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -67,11 +67,6 @@ def share(indices: Any, bits: Any) -> Any:
     for shift, factor in mix.rounds:
         x = ((x ^ _shifted(x, shift, size)) * signed(factor)) & mask
     return (keys * (x ^ _shifted(x, mix.last, size))).sum()
-
-
-def to_int(fingerprint: Any) -> int:
-    """The number. Waits for the device."""
-    return int(fingerprint.item()) & MASK
 
 
 def signed(number: int) -> int:

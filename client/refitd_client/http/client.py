@@ -15,7 +15,7 @@ the pauses to make, and returns the result. Each client only carries that out, w
 to sleep.
 
 Threads may share one `RefitClient`, tasks of one event loop one `AsyncRefitClient`. A request that failed is sent again
-as `retry.py` says. Errors of each method: `ServiceUnreachableError` where no answer comes (or one that no refitd
+as `RetryPolicy` says. Errors of each method: `ServiceUnreachableError` where no answer comes (or one that no refitd
 service gives), and the `ServiceProblemError` that the service's problem document stands for: `UnauthorizedError`,
 `NotFoundError`, `ConflictError`, …
 """
@@ -36,9 +36,13 @@ from refitd_client.contract.wire import Event, WaitResult
 from refitd_client.errors import ServiceError
 from refitd_client.http import routes
 from refitd_client.http.connection import connect_to, tls_of
-from refitd_client.http.events import EventReader, StreamRetry
 from refitd_client.http.exchange import (
     ONE_CALL_EACH,
+    EventReader,
+    HttpReply,
+    LostReply,
+    RetryPolicy,
+    StreamRetry,
     failure,
     http_request,
     is_event_stream,
@@ -47,7 +51,6 @@ from refitd_client.http.exchange import (
     reply_of,
     stream_request,
 )
-from refitd_client.http.retry import HttpReply, LostReply, RetryPolicy
 from refitd_client.http.routes import Call, ResultT, WaitFor
 
 # The longest single poll: below the 30 to 60 s after which proxies give up on a silent connection.

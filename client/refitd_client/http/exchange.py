@@ -1,21 +1,130 @@
 """One call on its way: the arguments of its HTTP request, what came of it, and the result or error that this is. Pure.
 
 An answer that is not in refitd's form is an error that names its URL.
+
+A try ends in an `HttpReply` or a `LostReply`. What is sent again (`RetryPolicy`):
+
+    never sent (no connection)        always
+    sent, reply lost or late          if the call is repeatable
+    429, 503                          always: the service says that it did nothing
+    502, 504                          if the call is repeatable: a proxy does not know what happened
+    any other answer                  never
+
+`Retry-After` is obeyed where an answer has it (RFC 9110, 10.2.3). Otherwise pauses double, with jitter, so that many
+trainers that lost one service do not come back at the same moment. No try starts later than `deadline` after the first,
+with one exception: a wait for a version goes on for all its time while the service answers 503, because a service that
+has just started does not know the version yet.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from typing import Any, TypedDict, cast
 
 import httpx
 import msgspec
 
-from refitd_client.contract.wire import Problem
+from refitd_client.contract.wire import Event, Problem
 from refitd_client.errors import ServiceError, ServiceUnreachableError, problem_error
 from refitd_client.http import routes
 from refitd_client.http.connection import Connection
-from refitd_client.http.events import SILENCE
-from refitd_client.http.retry import HttpReply, LostReply
 from refitd_client.http.routes import Call, ResultT
+
+_NOT_YET = 503
+_REFUSED_UNDONE = frozenset({429, _NOT_YET})
+_PERHAPS_DONE = frozenset({502, 504})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpReply:
+    """An answer to one try, by refitd or by whatever else listens there. `headers` has lower-case names."""
+
+    url: str
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostReply:
+    """One try without a whole answer. `sent`: the request may have been carried out."""
+
+    url: str
+    sent: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """How long to go on. All in seconds; `deadline=0` tries once.
+
+    While the service answers 503 the deadline is `not_yet`, where that is longer.
+    """
+
+    deadline: float = 30.0
+    first_pause: float = 0.1
+    longest_pause: float = 5.0
+    not_yet: float = 0.0
+
+    def within(self, seconds: float) -> "RetryPolicy":
+        """The same, with a deadline of at most `seconds`."""
+        return replace(self, deadline=max(0.0, min(self.deadline, seconds)))
+
+    def waiting(self, seconds: float) -> "RetryPolicy":
+        """The same for a wait of `seconds`, which goes on while the service does not know the version yet."""
+        return replace(self.within(seconds), not_yet=seconds)
+
+    def pause(
+        self, call: Call[Any], outcome: HttpReply | LostReply, *, tried: int, elapsed: float, chance: float
+    ) -> float | None:
+        """The pause before the next try, in seconds; None if there is to be none.
+
+        Args:
+            call: what was sent.
+            outcome: how the last try ended.
+            tried: the number of tries so far.
+            elapsed: seconds since the first try began.
+            chance: random, in [0, 1), for the jitter.
+        """
+        if isinstance(outcome, LostReply):
+            status, may_repeat = 0, call.repeatable or not outcome.sent
+        else:
+            status = outcome.status
+            may_repeat = status in _REFUSED_UNDONE or (call.repeatable and status in _PERHAPS_DONE)
+        if not may_repeat:
+            return None
+        asked = retry_after(outcome)
+        pause = self._backoff(tried, chance) if asked is None else asked + chance * self.first_pause
+        deadline = max(self.deadline, self.not_yet) if status == _NOT_YET else self.deadline
+        return pause if elapsed + pause < deadline else None
+
+    def _backoff(self, tried: int, chance: float) -> float:
+        doubled = self.first_pause * 2.0 ** min(tried - 1, 30)
+        return min(doubled, self.longest_pause) * (0.5 + chance / 2)
+
+
+def retry_after(outcome: HttpReply | LostReply) -> float | None:
+    """The pause in seconds that the answer asks for. A time of day counts from the answer's `Date`, not our clock."""
+    if isinstance(outcome, LostReply):
+        return None
+    asked = outcome.headers.get("retry-after", "").strip()
+    if asked.isdecimal() and asked.isascii():
+        return float(asked)
+    until, now = _moment(asked), _moment(outcome.headers.get("date", ""))
+    if until is None or now is None:
+        return None
+    return max(0.0, (until - now).total_seconds())
+
+
+def _moment(text: str) -> datetime | None:
+    try:
+        moment = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    return None if moment.tzinfo is None else moment
+
 
 # A connection is not used twice: an answer that a proxy on the way repeats would be taken for that of the next call.
 ONE_CALL_EACH = httpx.Limits(max_keepalive_connections=0)
@@ -136,3 +245,116 @@ def _quoted(reply: HttpReply) -> str:
     text = " ".join(reply.body[: 4 * _QUOTED].decode("utf-8", "replace").split())
     kind = reply.headers.get("content-type", "no content type").partition(";")[0]
     return f"{kind}, {text[:_QUOTED]!r}"
+
+
+MAX_EVENT_BYTES = 2**20
+# The service sends a comment every few seconds: a stream that is silent for this long is dead.
+SILENCE = 60.0
+
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+
+
+class BadStreamError(ServiceUnreachableError):
+    """What came is not refitd's event stream."""
+
+
+class EventReader:
+    """Reads one stream of server-sent events over any number of connections. Pure: bytes in, events out.
+
+    The format is WHATWG's (https://html.spec.whatwg.org/multipage/server-sent-events.html): lines `field: value`, an
+    empty line ends an event, `id` is what `Last-Event-ID` takes on the next connection, `retry` is a pause in
+    milliseconds. The data of each event is one `Event` in JSON. Two reasons against a library: httpx's own lines also
+    end at characters such as U+2028 that JSON may hold, and httpx-sse (0.4.3) keeps an event of any length in memory,
+    while this reader refuses one above `MAX_EVENT_BYTES`.
+
+    `last_event_id` is what the next connection resumes after, `pause` how many seconds the service asks to wait before
+    that connection.
+    """
+
+    def __init__(self, url: str, last_event_id: str | None = None) -> None:
+        self._url = url
+        self.last_event_id = last_event_id
+        self.pause = 0.0
+        self.start()
+
+    def start(self) -> None:
+        """Begin a connection: drop the half of an event that the one before left behind."""
+        self._rest = b""
+        self._data: list[bytes] = []
+        self._id = self.last_event_id
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers of the request that (re)opens the stream."""
+        resume = {} if self.last_event_id is None else {"Last-Event-ID": self.last_event_id}
+        return {"Accept": "text/event-stream", "Cache-Control": "no-store", **resume}
+
+    def feed(self, chunk: bytes) -> Iterator[Event]:
+        """Yield the events that end in this chunk. `last_event_id` moves as each is yielded, and not before.
+
+        Raises:
+            BadStreamError: an event is not in refitd's form, or longer than `MAX_EVENT_BYTES`.
+        """
+        *lines, self._rest = _LINE_END.split(self._rest + chunk)
+        if chunk.endswith(b"\r"):  # half of \r\n, or a whole line end: the next byte decides
+            self._rest = lines.pop() + b"\r"
+        if len(self._rest) + sum(map(len, self._data)) > MAX_EVENT_BYTES:
+            raise BadStreamError(f"{self._url} sends an event longer than {MAX_EVENT_BYTES} bytes")
+        for line in lines:
+            if line:
+                self._take(line)
+            elif (event := self._end()) is not None:
+                yield event
+
+    def _take(self, line: bytes) -> None:
+        name, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        match name:
+            case b"data":
+                self._data.append(value)
+            case b"id" if b"\0" not in value:
+                self._id = value.decode("ascii", "ignore") or None
+            case b"retry" if value.isdigit():
+                self.pause = min(int(value[:9]) / 1000, 60.0)
+            case _:
+                pass  # comments and unknown fields are ignored, as the format asks
+
+    def _end(self) -> Event | None:
+        data, self._data = b"\n".join(self._data), []
+        self.last_event_id = self._id
+        if not data:
+            return None
+        try:
+            return msgspec.json.decode(data, type=Event)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise BadStreamError(
+                f"{self._url} sends an event in a form that this client does not know: {error}"
+            ) from error
+
+
+class StreamRetry:
+    """Decides when to open a broken stream again. Only time without a stream counts against the deadline."""
+
+    def __init__(self, policy: RetryPolicy, now: float) -> None:
+        self._policy = policy
+        self._since = now
+        self._tried = 0
+        self._opened = False
+
+    def opened(self) -> None:
+        """Note that a stream has begun."""
+        self._opened = True
+
+    def pause(self, outcome: HttpReply | LostReply, now: float, chance: float) -> float | None:
+        """The pause before the next connection, in seconds; None to give up.
+
+        Args:
+            outcome: how the last connection ended.
+            now: the monotonic clock, in seconds.
+            chance: random, in [0, 1), for the jitter.
+        """
+        if self._opened:
+            self._tried, self._since, self._opened = 0, now, False
+        self._tried += 1
+        elapsed = now - self._since
+        return self._policy.pause(routes.events(), outcome, tried=self._tried, elapsed=elapsed, chance=chance)

@@ -15,7 +15,7 @@ from refitd_client.errors import ServiceError
 from refitd_client.files.plain_file import read_plain
 from refitd_client.http.client import RefitClient
 from refitd_client.http.connection import Connection
-from refitd_client.http.retry import RetryPolicy
+from refitd_client.http.exchange import RetryPolicy
 
 _TRY = 10.0  # seconds for one request to connect and be answered
 _MAX_NAME_BYTES = 64

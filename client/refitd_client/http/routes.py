@@ -237,7 +237,7 @@ def faults() -> Call[Faults]:
 
 
 def events() -> Call[None]:
-    """The event stream, which `events.py` reads."""
+    """The event stream, which `EventReader` reads."""
     return Call(method="GET", path="/v1/events", result=type(None))
 
 

@@ -12,28 +12,28 @@ Whatever stops it before the commit, deltas begin anew: what they were compared 
 
 import logging
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Literal
 
-from refitd_client.contract.naming import Order, version_folder, version_id
+from refitd_client.contract.manifest import Manifest, ManifestRefusedError, fitting_fingerprints, parse_manifest
+from refitd_client.contract.naming import INDEX_NAME, MANIFEST_NAME, Order, version_folder, version_id
 from refitd_client.contract.states import Kind
 from refitd_client.contract.wire import Notice
-from refitd_client.delta.maker import DeltaMaker, PlannedContent
-from refitd_client.errors import NO_SPACE, ServiceProblemError, StorageError
-from refitd_client.files.mapped import Mappings
+from refitd_client.delta.maker import DeltaMaker
+from refitd_client.errors import NO_SPACE, PublishError, ServiceProblemError, StorageError
+from refitd_client.files.durable import Mappings
 from refitd_client.http.connection import Connection
 from refitd_client.http.publisher_client import root_name
-from refitd_client.publish.background import PendingPublication
-from refitd_client.publish.publication import Publication, StagedPublication, announce
+from refitd_client.publish.publication import PendingPublication, Publication, StagedPublication, announce
 from refitd_client.publish.run_folder import RunFolder
 from refitd_client.publish.tracing import PublishTrace
-from refitd_client.publish.writing import VersionWriter, WrittenVersion
 from refitd_client.transport.ipc.exported_memory import LayoutCache
 from refitd_client.transport.ipc.handover import Debt, ExportTarget, Handed, TensorExport
-from refitd_client.write.content import Content, WeightsReader
-from refitd_client.write.progress import Laps, Progress
-from refitd_client.write.version_folder import free_bytes, no_space
+from refitd_client.write.content import Content, PlannedContent, WeightsReader
+from refitd_client.write.version_folder import Laps, Meter, Progress, Staging, free_bytes, no_space, staged
 
 DeltaChoice = Literal["auto", "never"]
 
@@ -41,21 +41,138 @@ _log = logging.getLogger("refitd_client")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VersionWriter:
+    """Writes one version into a run's folder, in one go or in two: shards, index, companions, manifest, then its name.
+
+    `laps` gets the milliseconds of `stage`, `write`, `sync` and `commit`.
+    """
+
+    folder: RunFolder
+    order: Order
+    metadata: dict[str, str]
+    progress: Callable[[Progress], None] | None
+    mappings: Mappings
+    laps: Laps
+
+    def write(self, content: Content) -> Manifest:
+        """Write the version, durably, and give it its name. After any error no version is visible.
+
+        Raises:
+            InvalidWeightsError: the weights turn out not to be publishable as they are read.
+            PublishError: the metadata cannot be in a manifest.
+            NoSpaceError, OSError: the file system would not.
+        """
+        with self._staged(content) as staging:
+            with self.laps.lap("write"):
+                content.weights.write(staging)
+            return self._complete(content, staging)
+
+    def stage(self, content: Content) -> Callable[[], Manifest]:
+        """Copy the version's bytes, so that the caller may change its tensors; return what does the rest.
+
+        That must be called, in any thread. Until it has returned nothing is visible. Both raise as `write` does.
+        """
+        with ExitStack() as stack:
+            staging = stack.enter_context(self._staged(content))
+            with self.laps.lap("stage"):
+                seal = content.weights.stage(staging)
+            held = stack.pop_all()
+
+        def finish() -> Manifest:
+            with held:
+                with self.laps.lap("write"):
+                    seal()
+                return self._complete(content, staging)
+
+        return finish
+
+    def _staged(self, content: Content) -> AbstractContextManager[Staging]:
+        take = partial(self.folder.take_slot, content.weights.layout)
+        meter = Meter(content.size, self.progress)
+        return staged(self.folder.path, meter, self.laps, take=take, mappings=self.mappings)
+
+    def _complete(self, content: Content, staging: Staging) -> Manifest:
+        times = self.laps.times
+        with self.laps.lap("write"):
+            if content.index:
+                with staging.file(INDEX_NAME) as file:  # after the shards: others take it for a sign that all is there
+                    file.write(content.index)
+            for path in content.companions:
+                staging.copy(path)
+        times["write"] = max(0.0, times["write"] - times.get("sync", 0.0))
+        claims = content.claims
+        manifest = Manifest(
+            run=self.folder.run,
+            generation=self.order.generation,
+            step=self.order.step,
+            files=staging.files,
+            tensors=content.tensors,
+            created_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            metadata=self.metadata,
+            kind=claims.kind,
+            base=claims.base,
+            fingerprints=claims.fingerprints or fitting_fingerprints(staging.fingerprints),
+            delta=claims.delta,
+        )
+        with self.laps.lap("commit"):
+            # Before the name: a version that may have been seen counts, even when it is gone after a crash.
+            self.folder.record(self.order, staging.path)
+        try:
+            staging.commit(_checked(manifest), MANIFEST_NAME, self.folder.folder_of(self.order))
+        except BaseException:
+            if staging.was_seen:
+                self.folder.withdrawn(self.order)
+            raise
+        self.folder.published(self.order)
+        return manifest
+
+
+def _checked(manifest: Manifest) -> bytes:
+    data = manifest.to_json()
+    try:
+        parse_manifest(data)  # what is written is what the service can read
+    except ManifestRefusedError as error:
+        raise PublishError(
+            f"the version's manifest would be refused ({error}): is the metadata text by text, and small?"
+        ) from error
+    return data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PublisherContext:
     """What a publisher has for all of its versions.
 
     `debt` and `layouts` are of hand-overs: what the last one owes, and where its tensors lie. `engines` is what each
-    notice asks for where no engine follows the run.
+    notice asks for where no engine follows the run. `make_deltas` makes what `deltas` returns, when it is first needed.
     """
 
     folder: RunFolder
     reader: WeightsReader
-    deltas: DeltaMaker
+    make_deltas: Callable[[], DeltaMaker]
     mappings: Mappings
     connection: Connection | None
     engines: Literal["mine"] | None = None
     debt: Debt = field(default_factory=Debt)
     layouts: LayoutCache = field(default_factory=LayoutCache)
+    _deltas: list[DeltaMaker] = field(default_factory=list[DeltaMaker], init=False)
+
+    @property
+    def deltas(self) -> DeltaMaker:
+        """What makes the publisher's deltas."""
+        if not self._deltas:
+            self._deltas.append(self.make_deltas())
+        return self._deltas[0]
+
+    def forget_deltas(self) -> None:
+        """Begin deltas anew: the copy of the weights may not be what was published last any more."""
+        for maker in self._deltas:
+            maker.forget()
+
+    def committed(self, version: str) -> None:
+        """The version is durable: deltas may be made on it, and the last hand-over's files are no longer owed."""
+        for maker in self._deltas:
+            maker.committed(version)
+        self.debt.due = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,9 +197,9 @@ class PublishAttempt:
     def write(self, weights: Any) -> Publication:
         """Write and commit the version. The service does not know of it yet."""
         with self._guarded(), self._offered(weights) as offer:
-            written = self._writer(self.progress).write(self._content_of(offer))
-            self._committed()
-        return self._publication(offer, written)
+            manifest = self._writer(self.progress).write(self._content_of(offer))
+            self.context.committed(self._id)
+        return self._publication(offer, manifest)
 
     def stage(self, weights: Any) -> Callable[[], Publication]:
         """Take what is needed of the weights. What is returned does the rest, in any thread, and must be called."""
@@ -103,12 +220,12 @@ class PublishAttempt:
                 content = self._content_of(offer)
                 self._require_space(content)  # before engines take what could have no files
                 folder.promise(self.order)  # from here on engines may know the version, with files or without
-                answered = export.of(content)
-                finish = self._writer(self.progress).stage(answered.content)
+                content, handed = export.of(content)
+                finish = self._writer(self.progress).stage(content)
         except BaseException as error:
             export.failed(error)
             raise
-        return self._finishing(offer, finish, export), answered.handed
+        return self._finishing(offer, finish, export), handed
 
     def announce(self, publication: Publication) -> Publication:
         """Send the notice. A service that does not carry out deltas is sent no more of them."""
@@ -137,25 +254,20 @@ class PublishAttempt:
         return version_id(self.context.folder.run, self.order)
 
     def _finishing(
-        self, offer: PlannedContent, finish: Callable[[], WrittenVersion], export: TensorExport | None = None
+        self, offer: PlannedContent, finish: Callable[[], Manifest], export: TensorExport | None = None
     ) -> Callable[[], Publication]:
         def rest() -> Publication:
             try:
                 with self._guarded():
-                    written = finish()
-                    self._committed()
+                    manifest = finish()
+                    self.context.committed(self._id)
             except BaseException as error:
                 if export is not None:
                     export.failed(error)
                 raise
-            return self.announce(self._publication(offer, written))
+            return self.announce(self._publication(offer, manifest))
 
         return rest
-
-    def _committed(self) -> None:
-        """The version is durable: deltas may be made on it, and the last hand-over's files are no longer owed."""
-        self.context.deltas.committed(self._id)
-        self.context.debt.due = False
 
     def _export(self) -> TensorExport:
         connection, folder = self.context.connection, self.context.folder
@@ -181,7 +293,7 @@ class PublishAttempt:
 
     def _require_space(self, content: Content) -> None:
         folder, free = self.context.folder, free_bytes(self.context.folder.path)
-        if free < self._needed and not folder.slots.has(content.weights.layout):
+        if free < self._needed and not folder.has_slot(content.weights.layout):
             raise no_space(folder.path, self._needed, free)
 
     def _writer(self, progress: Callable[[Progress], None] | None) -> VersionWriter:
@@ -191,6 +303,7 @@ class PublishAttempt:
             metadata=self.metadata,
             progress=progress,
             mappings=self.context.mappings,
+            laps=self._laps,
         )
 
     @contextmanager
@@ -199,7 +312,7 @@ class PublishAttempt:
         try:
             content = self.context.reader.content(weights)
             if self.delta == "never":
-                self.context.deltas.forget()
+                self.context.forget_deltas()
                 yield PlannedContent(content=lambda: content)
             else:
                 with self._laps.lap("compare"):
@@ -215,7 +328,7 @@ class PublishAttempt:
         try:
             yield
         except BaseException as error:
-            self.context.deltas.forget()
+            self.context.forget_deltas()
             self.trace.end(error)
             if not isinstance(error, OSError):
                 raise
@@ -223,20 +336,20 @@ class PublishAttempt:
                 raise no_space(folder.path, self._needed, free_bytes(folder.path)) from error
             raise StorageError(f"{folder.folder_of(self.order)} could not be written: {error}") from error
 
-    def _publication(self, offer: PlannedContent, written: WrittenVersion) -> Publication:
+    def _publication(self, offer: PlannedContent, manifest: Manifest) -> Publication:
         if self.begun is not None:
             _log.warning("%s", self.begun)
-        folder, manifest = self.context.folder, written.manifest
-        self.trace.add({"version": self._id, "kind": manifest.kind.value, "bytes": written.bytes})
+        folder, size = self.context.folder, sum(file.size for file in manifest.files.values())
+        self.trace.add({"version": self._id, "kind": manifest.kind.value, "bytes": size})
         return Publication(
             run=folder.run,
             generation=self.order.generation,
             step=self.order.step,
             path=folder.folder_of(self.order),
             version_id=self._id,
-            bytes=written.bytes,
+            bytes=size,
             digest=manifest.digest,
-            timings=self._laps.times | written.timings,
+            timings=self._laps.times,
             notice=Notice(
                 run=folder.run,
                 step=self.order.step,

@@ -10,7 +10,7 @@
 Wherever a trainer is stopped: a version is there, complete and synced, or it is not there at all.
 
 If the service hands the files of old versions back, `.incoming-…` is one of these slots and its shards are written in
-place: see `refitd_client.contract.slot`. With `block="staged"` the trainer goes on as soon as the tensors' bytes are
+place: see `refitd_client.contract.naming`. With `block="staged"` the trainer goes on as soon as the tensors' bytes are
 in the files; the rest is done by one thread, in order.
 """
 
@@ -26,22 +26,21 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 from refitd_client.contract.naming import Order, whole_step
 from refitd_client.delta.maker import DeltaMaker, ask_base
 from refitd_client.delta.plan import DeltaRules
+from refitd_client.delta.reserve import Reserve
 from refitd_client.errors import RefitError
-from refitd_client.files.mapped import Mappings
+from refitd_client.files.durable import Mappings
 from refitd_client.http.connection import connect_to
 from refitd_client.http.publisher_client import newest_known
 from refitd_client.publish.attempt import DeltaChoice, PublishAttempt, PublisherContext
-from refitd_client.publish.background import Background, PendingPublication
-from refitd_client.publish.publication import Publication, StagedPublication
+from refitd_client.publish.publication import Background, PendingPublication, Publication, StagedPublication
 from refitd_client.publish.run_folder import RunFolder
 from refitd_client.publish.tracing import PublishTrace
-from refitd_client.tensors.names import Rename
-from refitd_client.tensors.source import casts
+from refitd_client.tensors import casts
 from refitd_client.transport.ipc import exporter
 from refitd_client.transport.ipc.handover import Handed
 from refitd_client.write.content import BaseModel, WeightsReader
-from refitd_client.write.progress import Progress
-from refitd_client.write.reserve import Reserve
+from refitd_client.write.plan import Rename
+from refitd_client.write.version_folder import Progress
 
 if TYPE_CHECKING:
     import torch
@@ -131,7 +130,8 @@ class WeightPublisher:
         )
         connection = None if service_url is None else connect_to(service_url, token=token, token_file=token_file)
         self._folder = RunFolder(Path(root).absolute(), run)
-        deltas = DeltaMaker(
+        make_deltas = partial(
+            DeltaMaker,
             delta_rules or DeltaRules(),
             partial(ask_base, connection, run),
             Reserve(self._folder.path),
@@ -143,7 +143,7 @@ class WeightPublisher:
         self._context = PublisherContext(
             folder=self._folder,
             reader=reader,
-            deltas=deltas,
+            make_deltas=make_deltas,
             mappings=Mappings(),
             connection=connection,
             engines=engines,
@@ -323,7 +323,7 @@ def _release(begun: list[PendingPublication], context: PublisherContext) -> None
         if not context.folder.lock.held:  # in a forked child: what is registered is its parent's
             return
         try:
-            context.deltas.forget()
+            context.forget_deltas()
             context.mappings.close()
         finally:
             exporter.end(context.folder.path)  # before the lock: the next one to export there voids what it finds

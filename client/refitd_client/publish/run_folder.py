@@ -11,20 +11,43 @@ Which (generation, step) a publication gets:
 What counts as published is every `v…` folder and the record `.publisher.json`, which is written before a version gets
 its name. So a version that was reclaimed meanwhile still counts, and so does one that a crash kept from its name: a
 restart never reuses a name that a service or engine may know.
+
+`take_slot` takes the pages of an old version, to write a new one on. `contract/naming.py` says what both sides keep to.
+
+    .lock in the slot           held before it moves: it is never an `.incoming-*` that looks abandoned
+    rename → .incoming-…        the second one finds nothing: another publisher, or the service that takes it back
+    sync of the slots' folder   before anything is written that could make a version of it: after a power cut the
+                                folder has not both names
+
+A crash before the rename leaves a slot with a free lock in it, which is a slot. One after it leaves an `.incoming-*`
+without a manifest, which is collected like any other. A slot whose publication fails is thrown away.
 """
 
+import logging
 import os
+import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from refitd_client.contract import naming
-from refitd_client.contract.naming import Order, parse_version_folder, version_folder
+from refitd_client.contract.naming import (
+    STAGING_LOCK,
+    Order,
+    ShardLayout,
+    layout_in,
+    layout_of,
+    parse_version_folder,
+    slots_path,
+    version_folder,
+)
 from refitd_client.errors import NameRefusedError, PublishError, RunBusyError, StepConflictError, StorageError
 from refitd_client.files import durable
-from refitd_client.files.lock import FileLock, LockHeldError
-from refitd_client.files.plain_file import read_plain
-from refitd_client.write.slots import Slots
+from refitd_client.files.plain_file import FileLock, LockHeldError, open_folder, read_plain
+
+_log = logging.getLogger("refitd_client")
+
 
 RECORD_NAME = ".publisher.json"
 LOCK_NAME = ".publisher.lock"
@@ -85,7 +108,6 @@ class RunFolder:
             raise NameRefusedError(str(error)) from None
         self.root = root
         self.path = root / run
-        self.slots = Slots(root, run)
         try:
             durable.make_folders(self.path)
             self.lock = FileLock(self.path / LOCK_NAME, 0o660)
@@ -165,6 +187,94 @@ class RunFolder:
     def withdrawn(self, order: Order) -> None:
         """Note that a version had its name for a moment. It may have been seen, so its step begins a generation."""
         self._found, self._own = order, None
+
+    def take_slot(self, layout: Sequence[ShardLayout], target: Path) -> FileLock | None:
+        """Make a free slot that fits the folder `target`, and return its held lock; None if there is no such slot.
+
+        A version without a layout, as a delta, takes none.
+        """
+        if not layout:
+            return None
+        folder = self.root / slots_path(self.run)
+        try:
+            handle = open_folder(folder)
+        except OSError:  # no service hands anything back here, or not to this user
+            return None
+        try:
+            return self._first_that_fits(folder, handle, layout, target)
+        finally:
+            os.close(handle)
+
+    def has_slot(self, layout: Sequence[ShardLayout]) -> bool:
+        """Whether a slot that fits seems to be there now. Another publisher or the service may take it first."""
+        try:
+            names = os.listdir(self.root / slots_path(self.run))
+        except OSError:
+            return False
+        return bool(layout) and layout_of(layout) in map(layout_in, names)
+
+    def _first_that_fits(
+        self, folder: Path, handle: int, layout: Sequence[ShardLayout], target: Path
+    ) -> FileLock | None:
+        wanted = layout_of(layout)
+        try:
+            names = sorted(os.listdir(handle))
+        except OSError:  # new files will do
+            return None
+        for name in names:
+            if layout_in(name) == wanted and (lock := _renamed(folder / name, target)) is not None:
+                try:
+                    durable.sync_folder(folder, handle)  # by path it may be gone: the service takes empty ones away
+                    fault = _misfit(target, layout)
+                except BaseException:
+                    lock.release()
+                    raise
+                if fault is None:
+                    return lock
+                _log.warning("slot %s of run %s is thrown away: %s", name, self.run, fault)
+                lock.release()
+                durable.remove_folder(target)
+        return None
+
+
+def _renamed(slot: Path, target: Path) -> FileLock | None:
+    try:
+        lock = FileLock(slot / STAGING_LOCK)
+    except (OSError, LockHeldError):  # gone meanwhile, or not ours to write in
+        return None
+    try:
+        durable.rename(slot, target)
+    except FileNotFoundError:
+        lock.release()
+        return None
+    except PermissionError as error:
+        lock.release()
+        _log.warning("slot %s cannot be taken (%s): give trainer and service a shared group", slot.name, error.strerror)
+        return None
+    except BaseException:
+        lock.release()
+        raise
+    return lock
+
+
+def _misfit(folder: Path, layout: Sequence[ShardLayout]) -> str | None:
+    """Why the folder that was taken is not what its name says, None if it is."""
+    sizes = {shard.name: shard.size for shard in layout}
+    names = set(os.listdir(folder)) - {STAGING_LOCK}
+    if names != sizes.keys():
+        return f"it holds {', '.join(sorted(names ^ sizes.keys())[:3])} too many or too few"
+    device = folder.parent.stat().st_dev
+    for name, size in sizes.items():
+        status = (folder / name).lstat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size != size:
+            return f"{name} is not a plain file of {size} bytes"
+        if status.st_nlink != 1:
+            return f"{name} has {status.st_nlink} hard links, so it is another file as well"
+        if status.st_dev != device:
+            return f"{name} is on another file system than the run"
+        if not os.access(folder / name, os.R_OK | os.W_OK):
+            return f"{name} cannot be written by this user"
+    return None
 
 
 def _busy(run: str, error: LockHeldError) -> RunBusyError:

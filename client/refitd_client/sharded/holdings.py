@@ -17,20 +17,22 @@ plain one in some releases and not in others.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import xxhash
+
+from refitd_client import tensors as torch_tensors
 from refitd_client.errors import InvalidWeightsError
-from refitd_client.sharded.boxes import Split, boxes_of, local_shape, run_length, whole_box
-from refitd_client.sharded.layout import Claim
-from refitd_client.tensors import from_torch as torch_tensors
-from refitd_client.tensors.names import Rename, plain_names, published_names, second_names
-from refitd_client.tensors.source import Casts, entry_of, refused
+from refitd_client.sharded.layout import Claim, Split, boxes_of, local_shape, run_length, whole_box
+from refitd_client.tensors import Casts, entry_of, refused
+from refitd_client.write.plan import Rename, plain_names, published_names, second_names
 
 # A pwrite costs about as much as copying so many bytes into the page cache: shorter runs take longer than the copy, and
 # an exchange between the ranks (which costs the part's own bytes once more, over a link faster than files) is cheaper.
 MIN_RUN_BYTES = 4096
+_ELEMENTS = 64  # of a sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,3 +210,56 @@ def _check_local(name: str, local: Any, shape: tuple[int, ...], splits: Sequence
             f"has a local part of shape {list(local.shape)}, and a tensor of shape {list(shape)} sharded like this has "
             f"one of {list(expected)} here: redistribute it to Shard(0) or Replicate first",
         )
+
+
+def flat_of(tensor: Any) -> Any:
+    """All elements of a plain tensor in row-major order, in one dimension; a copy only where they do not lie so."""
+    return tensor.detach().resolve_neg().reshape(-1)
+
+
+def samples_of(holdings: Iterable[Holding]) -> dict[str, int]:
+    """A digest of a few elements of each tensor that other ranks may hold, too, to find ranks that differ.
+
+    Each rank writes a part of a replicated tensor, and the file is whole whatever the parts are: nothing later would
+    show that two ranks had different tensors (ranks out of step, a tensor-parallel part that the trainer did not
+    describe). Reading all of it on every rank would undo what sharing the writing gains, so elements spread evenly are
+    compared: a guard against mistakes, not a proof. Each GPU is copied from once.
+    """
+    torch: Any = sys.modules["torch"]
+    by_device: dict[Any, dict[str, Any]] = {}
+    for holding in holdings:
+        tensor = holding.tensor
+        local = tensor.detach()
+        if is_dtensor(tensor):
+            if not any(type(placement).__name__ == "Replicate" for placement in tensor.placements):
+                continue
+            local = local.to_local()
+        flat = flat_of(local)
+        sample = flat[:: max(1, flat.numel() // _ELEMENTS)].contiguous().view(torch.uint8)
+        if len(sample):
+            by_device.setdefault(sample.device, {})[holding.claim.name] = sample
+    digests: dict[str, int] = {}
+    for samples in by_device.values():
+        data = torch.cat(list(samples.values())).cpu().numpy()
+        begin = 0
+        for name, sample in samples.items():
+            digests[name] = xxhash.xxh3_64_intdigest(data[begin : begin + len(sample)].data)
+            begin += len(sample)
+    return digests
+
+
+def compare_samples(
+    samples: Sequence[Mapping[str, int]], shared: Mapping[str, list[list[int]]]
+) -> InvalidWeightsError | None:
+    """The error for ranks that hold different samples; `shared` has, by name, the ranks that hold the same part."""
+    for name, groups in shared.items():
+        for first, *others in groups:
+            for other in others:
+                if samples[first].get(name) != samples[other].get(name):
+                    return refused(
+                        name,
+                        f"differs between rank {first} and rank {other}, which should hold the same: if each has a "
+                        "part of it, pass DTensors or say so with sharded={name: Sharded(dim, index, count)}; else the "
+                        "ranks are not in step",
+                    )
+    return None

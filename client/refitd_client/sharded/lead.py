@@ -14,29 +14,30 @@ from typing import Any
 
 from refitd_client.checkpoint.header import Entry
 from refitd_client.contract.manifest import ManifestFile
-from refitd_client.contract.naming import Order
-from refitd_client.contract.slot import ShardLayout
+from refitd_client.contract.naming import Order, ShardLayout
 from refitd_client.errors import RankLostError, ServiceError, StepConflictError
 from refitd_client.files import durable
 from refitd_client.publish.publication import Publication
 from refitd_client.publish.publisher import WeightPublisher
-from refitd_client.sharded import samples
+from refitd_client.sharded.holdings import compare_samples
 from refitd_client.sharded.layout import Claim, ShardedLayout, lay_out, spread
-from refitd_client.sharded.messages import (
+from refitd_client.sharded.rank_group import (
     DigestOrder,
     DoneReply,
     FailedReply,
     Opening,
     PublishedOutcome,
+    RankGroup,
     RankTask,
     RefusedOutcome,
     WriteOrder,
+    error_of_rank,
+    portable,
+    portable_service_error,
 )
-from refitd_client.sharded.rank_group import RankGroup, error_of_rank, portable, portable_service_error
 from refitd_client.write.content import BaseModel, Content
 from refitd_client.write.plan import index_json
-from refitd_client.write.slots import open_shard
-from refitd_client.write.version_folder import Staging
+from refitd_client.write.version_folder import Staging, open_recycled
 
 _log = logging.getLogger("refitd_client")
 
@@ -126,7 +127,7 @@ class SharedShards:
         for shard in self.agreed.layout.shards.shards:
             sizes[shard.name] = shard.size
             path, is_there = staging.path / shard.name, shard.name in staging.recycled
-            fd = open_shard(path) if is_there else durable.create(path)
+            fd = open_recycled(path) if is_there else durable.create(path)
             try:
                 if not is_there:  # a recycled file has its size, and is never truncated
                     durable.resize(fd, shard.size)
@@ -182,7 +183,7 @@ def agree(
             check_finite=options.check_finite,
         )
         last = AgreedLayout(number=1 if last is None else last.number + 1, claims=claims, layout=layout)
-    difference = samples.compare([opening.samples for opening in opened], last.layout.shared)
+    difference = compare_samples([opening.samples for opening in opened], last.layout.shared)
     if difference is not None:
         raise difference
     return last

@@ -14,18 +14,18 @@ from refitd_client.publish.publisher import WeightPublisher
 from refitd_client.sharded.follower import Follower
 from refitd_client.sharded.holdings import NamingOptions, Sharded
 from refitd_client.sharded.lead import Lead, LeadOptions, refuse
-from refitd_client.sharded.messages import (
+from refitd_client.sharded.rank_group import (
     DigestOrder,
     DoneReply,
     FailedReply,
     Opening,
     PublishedOutcome,
+    RankGroup,
     RefusedOutcome,
     WriteOrder,
 )
-from refitd_client.sharded.rank_group import RankGroup
-from refitd_client.tensors.names import Rename
-from refitd_client.tensors.source import casts
+from refitd_client.tensors import casts
+from refitd_client.write.plan import Rename
 
 if TYPE_CHECKING:
     import torch

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from refitd_client.checkpoint.finite import NonFinite, Search
 from refitd_client.checkpoint.opening import FileStat, Folder, check_unchanged
 from refitd_client.checkpoint.strict_header import Header
-from refitd_client.contract.digest import BLOCK, digest_of_block, joined
+from refitd_client.contract.manifest import BLOCK, digest_of_block, joined
 from refitd_client.files.plain_file import fill
 from refitd_client.lanes import MAX_LANES, in_lanes, lanes_for
 

@@ -27,7 +27,7 @@ from refitd_client.contract.naming import DELTA_NAME, version_id
 from refitd_client.delta import DeltaFile, DeltaRefusedError
 from refitd_client.delta.change import elements_of
 from refitd_client.delta.head import bytes_of_change
-from refitd_client.delta.layout import MAX_HEADER_BYTES
+from refitd_client.delta.layout import MAX_HEADER_BYTES, TensorRecord
 from refitd_client.lanes import in_lanes, lanes_for
 from refitd_client.validation.contents import ReadingStoppedError
 
@@ -62,17 +62,6 @@ class Base:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaRow:
-    """One tensor that changed: how many of its elements, and its fingerprints in the base and in the result."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    changed: int
-    base: str
-    result: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaContents:
     """What a delta's file holds, without the changes themselves. `fault` says why it cannot be read.
 
@@ -81,7 +70,7 @@ class DeltaContents:
 
     base: str = ""
     version: str = ""
-    rows: Mapping[str, DeltaRow]
+    rows: Mapping[str, TensorRecord]
     non_finite: Mapping[str, int]
     fault: str | None = None
 
@@ -143,7 +132,7 @@ def content_faults(manifest: Manifest, delta: DeltaContents, base: Base) -> Iter
         yield Defect(Code.NON_FINITE, f"{text}: the trainer has diverged or wrote damage")
 
 
-def _row_faults(name: str, row: DeltaRow, manifest: Manifest, base: Base) -> Iterator[Defect]:
+def _row_faults(name: str, row: TensorRecord, manifest: Manifest, base: Base) -> Iterator[Defect]:
     tensor = base.inventory.tensors.get(name)
     if tensor is None:
         yield Defect(Code.WRONG_BASE, f"it changes tensor {shown(name)}, which its base {base.id} does not have")
@@ -158,7 +147,7 @@ def _row_faults(name: str, row: DeltaRow, manifest: Manifest, base: Base) -> Ite
         yield Defect(Code.BAD_DELTA, f"tensor {shown(name)} is to get another fingerprint than refit.json says")
 
 
-def _fits(name: str, row: DeltaRow, base: Base) -> bool:
+def _fits(name: str, row: TensorRecord, base: Base) -> bool:
     """Whether a tensor that a delta changes is one of the base's: then that bounds what its changes take."""
     tensor = base.inventory.tensors.get(name)
     return tensor is not None and (row.dtype, row.shape) == (tensor.dtype, tensor.shape)
@@ -184,10 +173,7 @@ def read_delta_contents(folder: Folder, file: FileStat, base: Base, *, stop: Eve
     with folder.open(DELTA_NAME, file) as fd:
         try:
             delta = DeltaFile(fd)
-            rows = {
-                name: DeltaRow(dtype=row.dtype, shape=row.shape, changed=row.changed, base=row.base, result=row.result)
-                for name, row in delta.head.rows.items()
-            }
+            rows = delta.head.rows
             found = _nonfinite(delta, stop or Event()) if all(_fits(*row, base) for row in rows.items()) else {}
         except DeltaRefusedError as error:
             return DeltaContents(rows={}, non_finite={}, fault=str(error))

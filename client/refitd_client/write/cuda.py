@@ -13,9 +13,9 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-from refitd_client.tensors.source import TensorSource
+from refitd_client.tensors import TensorSource
 from refitd_client.write import cuda_driver
-from refitd_client.write.staged_file import StagedShard
+from refitd_client.write.version_folder import StagedShard
 
 _PIECE = 32 * 2**20
 

@@ -20,15 +20,14 @@ from threading import Event, Lock
 import numpy as np
 
 from refitd_client.checkpoint.finite import NO_RULE, rule_of
-from refitd_client.contract.digest import BLOCK, digest_of_block, joined
+from refitd_client.contract.manifest import BLOCK, digest_of_block, joined
 from refitd_client.fingerprint import begin_scan
 from refitd_client.fingerprint.tensors import ScanInput
 from refitd_client.lanes import Lanes, lanes_for
-from refitd_client.tensors.source import HOST, TensorSource
+from refitd_client.tensors import HOST, TensorSource
 from refitd_client.write.cuda import DeviceCopies, is_direct
 from refitd_client.write.plan import PIECE, Shard, ShardChecks, not_finite
-from refitd_client.write.staged_file import StagedShard
-from refitd_client.write.version_folder import Staging
+from refitd_client.write.version_folder import StagedShard, Staging
 
 _COPIES = 32  # of small tensors, that are begun without a mark between them
 _MARKS_AHEAD = 40  # at 16 MiB each 12 ms of a bus of 55 GB/s

@@ -4,38 +4,30 @@ A version gets the shards that the index names (without an index, every `*.safet
 small files that belong to a model: configuration, tokenizer, its own code. What a trainer keeps beside them (optimizer
 states, logs) is left out. Links are followed, as Hugging Face's cache consists of them; the version holds plain files.
 
-Files are cloned where the file system shares blocks (reflinks: XFS, Btrfs), else copied. They are never hard-linked:
-a hard link is the trainer's file itself, and a trainer that writes its next checkpoint over the last one would change
-a published version under the engines.
+Files are cloned or copied (`Staging.copy`), never hard-linked: a hard link is the trainer's file itself, and a trainer
+that writes its next checkpoint over the last one would change a published version under the engines.
 """
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from refitd_client.checkpoint import header
 from refitd_client.checkpoint.header import Entry
 from refitd_client.checkpoint.layout import MAX_INDEX_BYTES, Index, IndexRefusedError, parse_index
-from refitd_client.contract.naming import ADAPTER_NAME, INDEX_NAME, MANIFEST_NAME
-from refitd_client.contract.slot import ShardLayout
+from refitd_client.contract.naming import ADAPTER_NAME, INDEX_NAME, ShardLayout
 from refitd_client.errors import InvalidWeightsError
-from refitd_client.files import durable
-from refitd_client.files.plain_file import opened, read_plain
+from refitd_client.files.plain_file import read_plain
 from refitd_client.write.version_folder import Staging
 
-_COMPANIONS = frozenset({".json", ".txt", ".model", ".jinja", ".tiktoken", ".py"})
-_NO_COMPANIONS = frozenset({MANIFEST_NAME, "trainer_state.json"})
 _PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt"})
-_CHUNK = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceCheckpoint:
-    """A folder's shards with their tensors, and the small files beside them."""
+    """A folder's shards with their tensors."""
 
     shards: Mapping[Path, list[Entry]]
-    companions: Sequence[Path]
 
     @property
     def is_adapter(self) -> bool:
@@ -70,7 +62,7 @@ class SourceCheckpoint:
             NoSpaceError: there is no room for them.
         """
         for path in self.shards:
-            copy_into(staging, path)
+            staging.copy(path)
 
 
 def open_checkpoint(folder: Path) -> SourceCheckpoint:
@@ -88,42 +80,7 @@ def open_checkpoint(folder: Path) -> SourceCheckpoint:
         raise InvalidWeightsError(f"{path} is no index of a checkpoint: {error}") from error
     shards = {path: header.read(path) for path in _shard_paths(folder, index)}
     _check_names(folder, shards, index)
-    return SourceCheckpoint(shards=shards, companions=companions_of(folder))
-
-
-def companions_of(folder: Path) -> list[Path]:
-    """The configuration, the tokenizer's files and the model's own code."""
-    return [
-        path
-        for path in sorted(folder.iterdir())
-        if is_companion(path.name) and not path.name.endswith(".index.json") and path.is_file()
-    ]
-
-
-def is_companion(name: str) -> bool:
-    """Whether a file of this name belongs to a model beside its weights, by its ending."""
-    return PurePath(name).suffix in _COMPANIONS and not name.startswith(".") and name not in _NO_COMPANIONS
-
-
-def copy_into(staging: Staging, path: Path) -> None:
-    """Copy a file into the version under its own name, and see that it was not written to meanwhile.
-
-    Raises:
-        InvalidWeightsError: it was, or it is no plain file, or cannot be read.
-        NoSpaceError: there is no room for it.
-    """
-    with opened(path) as source:
-        before = os.fstat(source)
-        with staging.file(path.name) as file:
-            is_clone = durable.clone(source, file.fd)
-            if not is_clone and not staging.recycled:
-                staging.require_space(before.st_size)
-            add, origin = (file.count, file.fd) if is_clone else (file.write, source)
-            while chunk := os.read(origin, _CHUNK):  # a clone is read itself: its digest is of what is published
-                add(chunk)
-        after = os.fstat(source)
-    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-        raise InvalidWeightsError(f"{path} was written to while it was copied: publish after the save has returned")
+    return SourceCheckpoint(shards=shards)
 
 
 def _shard_paths(folder: Path, index: Index | None) -> list[Path]:

@@ -8,29 +8,170 @@ whole: every byte of it was synced before it got its name.
 
 The folder is a new one or a slot. In a slot the shards are there already, of the right length and with bytes that mean
 nothing, and are written in place. Nothing else is in it, so every file of the finished version was written now.
+
+Shards are written in any order and by any thread (`StagedShard`), other files from begin to end (`StagedFile`).
 """
 
 import logging
 import os
+import threading
+import time
 import uuid
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from refitd_client.contract.manifest import ManifestFile
+import numpy as np
+from numpy.typing import NDArray
+
+from refitd_client.contract.manifest import FileDigest, ManifestFile
 from refitd_client.contract.naming import INCOMING_PREFIX, STAGING_LOCK
-from refitd_client.errors import NoSpaceError
+from refitd_client.errors import InvalidWeightsError, NoSpaceError
 from refitd_client.files import durable
-from refitd_client.files.lock import FileLock
-from refitd_client.files.mapped import Mappings
-from refitd_client.write.progress import Laps, Meter
-from refitd_client.write.reserve import ReservedFile
-from refitd_client.write.slots import open_shard
-from refitd_client.write.staged_file import StagedFile, StagedShard
+from refitd_client.files.durable import Mapped, Mappings
+from refitd_client.files.plain_file import FileLock, open_plain, opened
 
 Take = Callable[[Path], FileLock | None]
 
+_CHUNK = 2**20  # bytes that are copied at a time
+
 _log = logging.getLogger("refitd_client")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Bytes of the version's files that were written so far, and how many there will be."""
+
+    written: int
+    total: int
+
+
+class Meter:
+    """Adds up bytes from any thread, and reports them as they grow in the one that made it."""
+
+    def __init__(self, total: int, callback: Callable[[Progress], None] | None) -> None:
+        """`callback` is called in this thread, about once a megabyte if it is this thread that writes."""
+        self.total = total
+        self._written = 0
+        self._reported = 0
+        self._callback = callback
+        self._thread = threading.get_ident()
+        self._turn = threading.Lock()
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether there is a callback."""
+        return self._callback is not None
+
+    def add(self, count: int) -> None:
+        """Count bytes that were written."""
+        if self._callback is not None:
+            with self._turn:
+                self._written += count
+            self.report()
+
+    def report(self) -> None:
+        """Report what was counted since the last time, if this is the thread for it."""
+        if self._callback is None or self._written == self._reported or threading.get_ident() != self._thread:
+            return
+        self._reported = self._written
+        self._callback(Progress(written=self._reported, total=self.total))
+
+
+class Laps:
+    """Milliseconds by name. Laps of the same name add up."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self.times: dict[str, float] = {}
+        self._turn = threading.Lock()
+
+    @property
+    def since_begin(self) -> float:
+        """Milliseconds since this was made: laps of several threads add up to more."""
+        return (time.perf_counter() - self._began) * 1000
+
+    @contextmanager
+    def lap(self, name: str) -> Generator[None, None, None]:
+        """Count the time of the block."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            took = (time.perf_counter() - began) * 1000
+            with self._turn:
+                self.times[name] = self.times.get(name, 0.0) + took
+
+
+class StagedShard:
+    """A file that is written in any order, by any thread, and digested by the thread that seals it.
+
+    `mapped` is the file in memory if it is recycled and may be written that way.
+    """
+
+    def __init__(self, name: str, fd: int, mapped: Mapped | None) -> None:
+        """Take over an open file."""
+        self.name = name
+        self.fd = fd
+        self.mapped = mapped
+
+    def put(self, offset: int, data: NDArray[np.uint8]) -> None:
+        """Write bytes from byte `offset` on."""
+        if self.mapped is None:
+            durable.write_at(self.fd, data.data, offset)
+        else:
+            durable.overwrite(self.mapped, data, offset)
+
+    def get(self, offset: int, count: int) -> NDArray[np.uint8]:
+        """Read back `count` bytes from byte `offset` on.
+
+        Raises:
+            OSError: the file has become shorter.
+        """
+        if self.mapped is not None:
+            return self.mapped.bytes[offset : offset + count]
+        data = np.frombuffer(os.pread(self.fd, count, offset), np.uint8)
+        if len(data) < count:
+            raise OSError(f"{self.name} became shorter while it was read back")
+        return data
+
+
+class StagedFile:
+    """A file that is written from begin to end, and digested meanwhile."""
+
+    def __init__(self, fd: int, meter: Meter) -> None:
+        """Take over a new file, of which nothing was written."""
+        self.fd = fd
+        self._meter = meter
+        self._size = 0
+        self._digest = FileDigest()
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append bytes."""
+        durable.write(self.fd, data)
+        self.count(data)
+
+    def begin_with(self, digests: Sequence[bytes], size: int) -> None:
+        """Count the file's first `size` bytes, written by others, by the digests of their blocks of `digest.BLOCK`."""
+        self._digest.begin_with(digests)
+        self._size += size
+        self._meter.add(size)
+
+    def count(self, data: bytes | memoryview) -> None:
+        """Digest bytes that are in the file already, as those of a clone are."""
+        self._digest.update(data)
+        self._size += len(data)
+        self._meter.add(len(data))
+
+    @property
+    def digest(self) -> bytes:
+        """The digest of the bytes so far, as `FileDigest` defines it."""
+        return self._digest.digest
+
+    def entry(self) -> ManifestFile:
+        """The file's entry in the manifest."""
+        return ManifestFile(size=self._size, digest=self._digest.text)
 
 
 class Staging:
@@ -61,16 +202,16 @@ class Staging:
         self._open: dict[str, StagedShard] = {}
 
     @contextmanager
-    def file(self, name: str, reserved: ReservedFile | None = None) -> Generator[StagedFile, None, None]:
+    def file(self, name: str, nameless: int | None = None) -> Generator[StagedFile, None, None]:
         """Write one file of the version; it is synced at the end of the block.
 
-        `reserved` is a file without a name (`Reserve`), which is taken over and gets this one.
+        `nameless` is the descriptor of a file without a name, which is taken over and gets this one.
         """
-        fd = self._descriptor(name) if reserved is None else reserved.fd
+        fd = self._descriptor(name) if nameless is None else nameless
         try:
-            staged = StagedFile(fd, self.meter, reserved=reserved)
+            staged = StagedFile(fd, self.meter)
             yield staged
-            if reserved is not None:
+            if nameless is not None:
                 durable.resize(fd, staged.entry().size)
                 durable.give_name(fd, self.path / name)
             with self._laps.lap("sync"):
@@ -78,6 +219,28 @@ class Staging:
         finally:
             os.close(fd)
         self.files[name] = staged.entry()
+
+    def copy(self, path: Path) -> None:
+        """Copy a file into the version under its own name, and see that it was not written to meanwhile.
+
+        It is cloned where the file system shares blocks (reflinks: XFS, Btrfs), and never hard-linked.
+
+        Raises:
+            InvalidWeightsError: it was, or it is no plain file, or cannot be read.
+            NoSpaceError: there is no room for it.
+        """
+        with opened(path) as source:
+            before = os.fstat(source)
+            with self.file(path.name) as file:
+                is_clone = durable.clone(source, file.fd)
+                if not is_clone and not self.recycled:
+                    self.require_space(before.st_size)
+                add, origin = (file.count, file.fd) if is_clone else (file.write, source)
+                while chunk := os.read(origin, _CHUNK):  # a clone is read itself: its digest is of what is published
+                    add(chunk)
+            after = os.fstat(source)
+        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+            raise InvalidWeightsError(f"{path} was written to while it was copied: publish after the save has returned")
 
     def open_shard(self, name: str) -> StagedShard:
         """Begin a file that is written in any order. It must be sealed, else the folder must be discarded."""
@@ -88,7 +251,7 @@ class Staging:
         return self._open[name]
 
     def _descriptor(self, name: str) -> int:
-        return open_shard(self.path / name) if name in self.recycled else durable.create(self.path / name)
+        return open_recycled(self.path / name) if name in self.recycled else durable.create(self.path / name)
 
     def seal(self, shard: StagedShard, size: int, digest: str) -> None:
         """Sync a file that is complete.
@@ -184,6 +347,11 @@ def staged(
         staging.close()
         if lock is not None:
             lock.release()
+
+
+def open_recycled(path: Path) -> int:
+    """A descriptor of a file of a slot, to write it anew. It is never truncated."""
+    return open_plain(path, os.O_RDWR)
 
 
 def free_bytes(folder: Path) -> int:

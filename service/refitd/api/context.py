@@ -1,60 +1,21 @@
-"""What the routes work with: the parts of the service, as ports."""
+"""What the routes work with: the parts of the service; and which version or engine a request names."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Annotated
 
 from fastapi import Depends, Request
 
+from refitd.catalog.intake import Intake
 from refitd.materialize.materializer import Materializer
 from refitd.observe.telemetry import Telemetry
-from refitd.policy.lines import KeptFor
+from refitd.policy.readiness import unknown
+from refitd.problem import Slug
+from refitd.reclaim.sweep import Sweeper
+from refitd.rollout.fleet import Fleet
 from refitd.rollout.targets import Targets
 from refitd.settings import Settings
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
-from refitd_client.contract.wire import NewEngine, Notice, ReclaimPlan
-
-
-class IntakePort(Protocol):
-    """Takes notices."""
-
-    async def take(self, notice: Notice) -> tuple[VersionRecord, bool]:
-        """The version of a notice, and whether it is new. Raises ProblemError."""
-        ...
-
-
-class FleetPort(Protocol):
-    """Owns the engines."""
-
-    def add(self, engine: NewEngine) -> str:
-        """Take an engine in; return its id. Raises ProblemError."""
-        ...
-
-    def remove(self, name: str) -> None:
-        """Let go of an engine. Raises ProblemError."""
-        ...
-
-    def resync(self, name: str) -> None:
-        """Load an engine again. Raises ProblemError."""
-        ...
-
-
-class SweeperPort(Protocol):
-    """Collects versions."""
-
-    @property
-    def kept(self) -> Mapping[KeptFor, int]:
-        """Bytes that the last run left in the root, by what for."""
-        ...
-
-    async def plan(self) -> ReclaimPlan:
-        """What would be done."""
-        ...
-
-    async def run(self) -> ReclaimPlan:
-        """Do it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +25,9 @@ class Service:
     settings: Settings
     store: Store
     targets: Targets
-    intake: IntakePort
-    fleet: FleetPort
-    sweeper: SweeperPort
+    intake: Intake
+    fleet: Fleet
+    sweeper: Sweeper
     materializer: Materializer | None = None
     telemetry: Telemetry | None = None
 
@@ -76,3 +37,24 @@ async def _service(request: Request) -> Service:
 
 
 ServiceOf = Annotated[Service, Depends(_service)]
+
+
+async def find_version(service: Service, version_id: str) -> VersionRecord:
+    """Return a version by its id, also one that was deleted.
+
+    Raises:
+        ProblemError: there is none, or the service cannot know yet.
+    """
+    record = await service.store.find(version_id)
+    if record is None:
+        detail = f"no version {version_id}: 'refitd versions' lists what there is"
+        raise unknown(service.store, Slug.UNKNOWN_VERSION, detail)
+    return record
+
+
+def engine_id_of(word: str, store: Store) -> str:
+    """Return the id of the engine with this id or URL; the word itself where there is none."""
+    if word in store.engines:
+        return word
+    url = word.rstrip("/")
+    return next((engine.id for engine in store.engines.values() if engine.url.rstrip("/") == url), word)

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from fastapi import APIRouter, Response
 
-from refitd.api.context import Service, ServiceOf
-from refitd.api.lookup import engine_id_of
+from refitd.api.context import Service, ServiceOf, engine_id_of
 from refitd.api.present import present_engine
 from refitd.engine.address import AddressRefusedError, check_url, host_of
 from refitd.engine.dialing import refused
@@ -27,7 +26,7 @@ async def list_engines(service: ServiceOf) -> Page[Engine]:
 
 @router.post("", status_code=201)
 async def add_engine(engine: NewEngine, service: ServiceOf) -> Engine:
-    """Take an engine in: it is brought to its run's target at once. 403 where nobody allowed its host."""
+    """Take an engine in: it is brought to its run's target at once. 403 where its host is not on the allow list."""
     await _check_host(service, engine.url)
     engine_id = service.fleet.add(engine)
     await service.store.durable()
@@ -93,7 +92,7 @@ def _checked_run(run: str) -> str:
 
 
 def _check_moves(service: Service, run: str, engines: Sequence[EngineRecord], *, insist: bool) -> None:
-    """A run that has not ended keeps its engines, unless somebody insists."""
+    """A run that is not closed keeps its engines, unless the request insists."""
     closed = service.store.runs.closed
     kept = [e for e in engines if e.run is not None and e.run != run and e.run not in closed]
     if kept and not insist:

@@ -16,7 +16,7 @@ from refitd_client.contract.wire import Reclaimable, ReclaimPlan, RunGlance
 _ENDED: Mapping[str, str] = {
     Outcome.ACK.name: "went well: what it loaded was proved",
     Outcome.NACK.name: "was refused, which left it as it was",
-    Outcome.TAINTED.name: "broke off in the middle, which left contents that nobody can vouch for",
+    Outcome.TAINTED.name: "broke off in the middle, which left unknown contents",
     Outcome.UNREACHABLE.name: "did not come about, because it could not be reached",
     NOT_SENT: "did not come about: nothing was sent",
 }
@@ -234,7 +234,7 @@ def _against(engine: EngineRecord, run: str, target: VersionRecord | None) -> st
 
 
 def _contents(engine: EngineRecord) -> str:
-    unproven = engine.of_others or "its start-up weights" if engine.known else "contents that nobody can vouch for"
+    unproven = engine.of_others or "its start-up weights" if engine.known else "unknown contents"
     return engine.serving or unproven
 
 

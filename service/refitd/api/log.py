@@ -8,25 +8,26 @@ import structlog
 from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.responses import StreamingResponse
 
-from refitd.api.context import ServiceOf
+from refitd.api.context import ServiceOf, engine_id_of, find_version
 from refitd.api.explain import explain_engine, explain_run, explain_version
 from refitd.api.feed import Feed, FellBehindError, stream_slot
-from refitd.api.lookup import engine_id_of, find_version, version_ids_of
 from refitd.api.overview import glance_at, runs_of
 from refitd.observe.webhooks.delivery_task import place_of
 from refitd.policy.readiness import unknown
 from refitd.problem import Slug
+from refitd.rollout.targets import Targets
 from refitd.state.delivery import DeliveryRecord, subject_of
 from refitd.state.journal import reads
 from refitd.state.journal.journal import JournalError
 from refitd.state.store import Store
+from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.wire import Delivery, Event, Explanation, Page, ReclaimPlan
 
 router = APIRouter(prefix="/v1", tags=["log"])
 delivery_routes = APIRouter(prefix="/v1", tags=["webhooks"])
 log = structlog.get_logger("refitd")
 
-_NAMED = 5  # of what somebody may have meant
+_NAMED = 5  # candidates that a message names; the others it counts
 _UNBUFFERED = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
@@ -114,6 +115,26 @@ def _unknown(subject: str, candidates: Sequence[str], store: Store) -> str:
         return f"{subject} may be {len(candidates)} versions: {named}{more}"
     lists = "'refitd runs', 'refitd versions' and 'refitd engines' list what there is"
     return f"no run, version or engine has the name {subject!r}: {lists}"
+
+
+def version_ids_of(word: str, store: Store, targets: Targets) -> list[str]:
+    """Return the ids of the versions that a run's name, a step or a folder's name may mean.
+
+    A run is taken before a step: a run may be called `7`. Versions that are deleted count where no other fits.
+
+    Args:
+        word: what was asked for.
+        store: the versions.
+        targets: a run means its target.
+    """
+    if word in runs_of(store):
+        target = targets.of_run(word).target
+        return [] if target is None else [target.id]
+    for ids in (store.versions, store.gone):
+        named = [(id_, parsed[1].step) for id_ in ids if (parsed := parse_version_id(id_)) is not None]
+        if found := sorted(id_ for id_, step in named if word in {str(step), id_.rpartition("~")[2]}):
+            return found
+    return []
 
 
 @delivery_routes.get("/deliveries")

@@ -33,7 +33,8 @@ class StoreCollector(Collector):
         yield InfoMetricFamily("refitd_build", "The release that runs", value={"version": release_of("refitd")})
         yield self._faults()
         yield self._versions()
-        yield self._left_out()
+        what = "Folders of the root that are not taken in yet, because too many versions wait for a verdict"
+        yield GaugeMetricFamily("refitd_folders_left_out", what, value=self._store.faults.folders_left_out)
         yield from self._of_engines()
         yield from self._each_engine()
         yield from self._of_runs()
@@ -58,10 +59,6 @@ class StoreCollector(Collector):
             family.add_metric([state.value], counts[state])
         return family
 
-    def _left_out(self) -> Metric:
-        what = "Folders of the root that are not taken in yet, because too many versions wait for a verdict"
-        return GaugeMetricFamily("refitd_folders_left_out", what, value=self._store.faults.folders_left_out)
-
     def _of_engines(self) -> Iterator[Metric]:
         engines = self._store.engines.values()
         family = GaugeMetricFamily("refitd_engines", "Engines by state", labels=["state"])
@@ -71,7 +68,9 @@ class StoreCollector(Collector):
         yield family
         unknown = sum(not engine.known for engine in engines)
         yield GaugeMetricFamily(
-            "refitd_engines_unknown_contents", "Engines that stay paused: nobody knows what they hold", value=unknown
+            "refitd_engines_unknown_contents",
+            "Engines that stay paused because their contents are unknown",
+            value=unknown,
         )
 
     def _each_engine(self) -> Iterator[Metric]:
@@ -80,7 +79,7 @@ class StoreCollector(Collector):
         state = GaugeMetricFamily(
             "refitd_engine_state", "1 for the state that an engine is in", labels=[*labels, "state"]
         )
-        known = GaugeMetricFamily("refitd_engine_contents_known", "0 while nobody knows what it holds", labels=labels)
+        known = GaugeMetricFamily("refitd_engine_contents_known", "0 while its contents are unknown", labels=labels)
         loader = GaugeMetricFamily(
             "refitd_engine_through_loader",
             "1 while the plugin of an engine loads tensors through SGLang's loader: all of them, or some",
@@ -119,16 +118,13 @@ class StoreCollector(Collector):
             rollout = self._store.rollouts.get(run)
             paused.add_metric([run], rollout is not None and rollout.paused_since is not None)
         yield from (target, waiting, paused)
-        yield self._unfollowed()
-
-    def _unfollowed(self) -> Metric:
         family = GaugeMetricFamily(
             "refitd_run_unfollowed", "1 while no engine follows a run that is not closed", labels=["run"]
         )
         runs = self._store.runs
         for run in sorted({version.run for version in self._store.versions.values()} - runs.closed.keys()):
             family.add_metric([run], run not in runs.followed_since)
-        return family
+        yield family
 
     def _bytes(self) -> Iterator[Metric]:
         held = sum(version.bytes or 0 for version in self._store.versions.values())

@@ -6,12 +6,11 @@ from dataclasses import dataclass, replace
 
 from fastapi import APIRouter
 
-from refitd.api.context import Service, ServiceOf
-from refitd.api.lookup import find_version
+from refitd.api.context import Service, ServiceOf, find_version
 from refitd.api.overview import glance_at, runs_of
 from refitd.api.versions import presented
+from refitd.policy.goals import last_good_before, to_bar, unserved_before
 from refitd.policy.readiness import unknown
-from refitd.policy.target import last_good_before, to_bar, unserved_before
 from refitd.problem import ProblemError, Slug
 from refitd.state.version import VersionRecord
 from refitd_client.contract.states import EngineState, VersionState
@@ -118,7 +117,7 @@ async def close(order: OneRun, service: ServiceOf) -> RunGlance:
 async def reopen(order: OneRun, service: ServiceOf) -> RunGlance:
     """Take back that a run has ended. What was deleted meanwhile stays deleted."""
     _check_run(service, order.run)
-    service.store.reopen_run(order.run, "somebody has opened it")
+    service.store.reopen_run(order.run, "a request opened it")
     return await _seen(service, order.run)
 
 
@@ -155,8 +154,7 @@ async def _set_pause(service: Service, run: str, *, paused: bool) -> RunGlance:
         lacks = f"run {run} has no rollout yet" if is_known else f"no version of run {run} is known"
         raise unknown(service.store, Slug.UNKNOWN_RUN, f"{lacks}: it can be paused as soon as it has a good version")
     service.store.pause_rollouts(rollout, paused=paused)
-    await service.store.durable()
-    return glance_at(service.store, service.targets, run)
+    return await _seen(service, run)
 
 
 @reclaim_routes.get("/plan")

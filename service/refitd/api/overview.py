@@ -285,7 +285,7 @@ def overview_of(store: Store, targets: Targets, faults: Faults, *, wants_token: 
         store: what the service knows.
         targets: what engines are to serve.
         faults: what is wrong with the service.
-        wants_token: whether anything is closed to who has no token.
+        wants_token: whether any route refuses requests without a token.
     """
     return Overview(
         at=store.clock.now(),

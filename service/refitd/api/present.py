@@ -80,11 +80,6 @@ def _why_not(engine: EngineRecord, record: VersionRecord) -> str | None:
     return last.reason if last is not None and last.version == record.id and engine.serving != record.id else None
 
 
-def _step(version: str | None) -> int | None:
-    parsed = parse_version_id(version or "")
-    return None if parsed is None else parsed[1].step
-
-
 def _step_of(run: str, version: str | None) -> int | None:
     """Return the step of a version of this run: steps of other runs cannot be compared with it."""
     parsed = parse_version_id(version or "")
@@ -110,14 +105,14 @@ def present_engine(record: EngineRecord, store: Store, targets: Targets) -> Engi
         store: what the service knows.
         targets: what engines are to serve.
     """
-    serving = store.versions.get(record.serving or "")
+    serving, parsed = store.versions.get(record.serving or ""), parse_version_id(record.serving or "")
     return Engine(
         id=record.id,
         url=record.url,
         state=record.state,
         run=record.run,
         version=record.serving,
-        step=_step(record.serving),
+        step=None if parsed is None else parsed[1].step,
         behind=steps_behind(record, targets),
         weight_version=record.weight_version,
         reason=_why(record, store.rollouts.get(record.run or "")),

@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 from fastapi import APIRouter, Query, Response
 
-from refitd.api.context import Service, ServiceOf
-from refitd.api.lookup import find_version
+from refitd.api.context import Service, ServiceOf, find_version
 from refitd.api.present import present_attempt, present_version
 from refitd.policy.served import is_proven, outcome_of
 from refitd.problem import ProblemError, Slug
@@ -42,8 +41,8 @@ async def list_versions(
 
     The order is that of (`place`, `generation`, `step`), the greatest first. `place` is the number of a version's first
     sight. Where a later step of its run was seen before it, it has that one's place, so that it stands right behind it.
-    A place never changes. Whoever follows `next_cursor` to the end gets each version that was there at the beginning
-    once, whatever comes meanwhile.
+    A place never changes. A client that follows `next_cursor` to the end gets each version that was there at the start
+    exactly once, whatever is published meanwhile.
     """
     wanted, before = _state(state), decode_cursor(cursor)
 

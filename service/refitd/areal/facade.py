@@ -15,6 +15,7 @@ Requests have a plain path, are within the limits and, where the facade has a to
 
 import asyncio
 import re
+from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -40,12 +41,26 @@ from refitd.tokens import FacadeTokens
 _SEGMENT = rb"(?!\.{1,2}(?:/|$))[A-Za-z0-9._~-]+"
 _PLAIN = re.compile(rb"/(?:%b(?:/%b)*)?" % (_SEGMENT, _SEGMENT))
 METHODS = ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"]
-WRITES = (
+_WRITES = (
     *("/update_weights_from_tensor", "/update_weights_from_distributed", "/update_weights_from_ipc"),
     *("/init_weights_update_group", "/destroy_weights_update_group", "/begin_weight_update", "/end_weight_update"),
     *("/update_weight_version", "/load_lora_adapter_from_tensors", "/weights_checker"),
 )
-OFFLOADS = ("/release_memory_occupation", "/resume_memory_occupation")
+_OFFLOADS = ("/release_memory_occupation", "/resume_memory_occupation")
+# Why a route is refused.
+REFUSED: Mapping[str, str] = {
+    **dict.fromkeys(
+        _WRITES,
+        "would change the engine behind refitd, which is the only one that writes its weights: set AReaL's "
+        "weight_update_mode to disk",
+    ),
+    **dict.fromkeys(
+        _OFFLOADS,
+        "is not carried through: refitd loads weights when there are any, also into memory that was given back. Start "
+        "the engine outside AReaL, with its own share of the GPU (mem_fraction_static), and leave scheduling_strategy "
+        "at separation",
+    ),
+}
 HEALTH = frozenset({"/health", "/ping"})  # orchestrators ask these, without a token
 DRAIN_SECONDS = 30.0
 AGAIN_SECONDS = 0.5
@@ -95,8 +110,7 @@ class Facade:
         }
         routes = [
             *(Route(path, call, methods=["POST"], middleware=small) for path, call in own.items()),
-            *(Route(path, _refuse, methods=METHODS) for path in WRITES),
-            *(Route(path, _refuse_offload, methods=METHODS) for path in OFFLOADS),
+            *(Route(path, _refuse, methods=METHODS) for path in REFUSED),
             *(Route(path, self._through, methods=[method], middleware=large) for path, method in PASSED.items()),
         ]
         app = Starlette(
@@ -167,20 +181,8 @@ class Facade:
 
 
 async def _refuse(request: Request) -> Response:
-    message = (
-        f"{request.scope['path']} would change the engine behind refitd, which is the only one that writes its "
-        "weights: set AReaL's weight_update_mode to disk"
-    )
-    return JSONResponse({"success": False, "message": message}, status_code=409)
-
-
-async def _refuse_offload(request: Request) -> Response:
-    message = (
-        f"{request.scope['path']} is not carried through: refitd loads weights when there are any, also into memory "
-        "that was given back. Start the engine outside AReaL, with its own share of the GPU (mem_fraction_static), "
-        "and leave scheduling_strategy at separation"
-    )
-    return JSONResponse({"success": False, "message": message}, status_code=409)
+    path = request.scope["path"]
+    return JSONResponse({"success": False, "message": f"{path} {REFUSED[path]}"}, status_code=409)
 
 
 async def _no_route(request: Request, _: Exception) -> Response:

@@ -1,13 +1,17 @@
-"""Takes notices: "weights ready" becomes a version in the store, durable before the reply."""
+"""Takes notices: "weights ready" becomes a version in the store, durable before the reply.
 
-from collections.abc import Callable, Collection, Iterator
+What a notice brings stays in memory and in the journal as long as its version, so it is limited.
+"""
+
+import os
+import re
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import assert_never
 
 from refitd.catalog.files import Files, RootAwayError
-from refitd.catalog.notices import check_caps, check_handover, check_metadata, order_of, relative_path
-from refitd.policy.admit import New, NoticeConflict, Same, SeenFolder, admit
+from refitd.policy.admit import LIMITS, New, NoticeConflict, Same, SeenFolder, admit, fits
 from refitd.policy.binding import followed, free_engines, move, why_unbound
 from refitd.policy.readiness import unknown
 from refitd.problem import ProblemError, Slug
@@ -18,10 +22,109 @@ from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd.text import one_line
 from refitd_client.checkpoint.fault import AGAIN_WHEN_ANNOUNCED
-from refitd_client.contract.naming import InvalidNameError, Order, check_run, check_step, version_folder, version_id
+from refitd_client.contract.naming import (
+    INCOMING_PREFIX,
+    SERVICE_FOLDER,
+    InvalidNameError,
+    Order,
+    check_run,
+    check_step,
+    parse_version_folder,
+    version_folder,
+    version_id,
+)
 from refitd_client.contract.states import Kind, VersionState
 from refitd_client.contract.wire import Notice
-from refitd_client.validation.conventions import Trainer
+from refitd_client.validation.conventions import Trainer, recognise
+
+MAX_BASE = 512
+MAX_PATH = 4096
+MAX_FAILED = 500
+MAX_DIGEST = 200
+MAX_ROOT = 64
+MAX_PUBLISH_MS = 86_400_000.0  # a day
+_OFFER = re.compile(r"\.offer-[0-9a-f]{16}")
+
+
+def _check_caps(notice: Notice) -> None:
+    """Refuse fields that are longer than is kept."""
+    _check_metadata(notice.metadata)
+    if notice.path is not None and len(notice.path) > MAX_PATH:
+        raise ProblemError(Slug.BAD_REQUEST, f"path is longer than {MAX_PATH} characters")
+    if notice.base is not None and len(notice.base) > MAX_BASE:
+        raise ProblemError(Slug.BAD_REQUEST, f"base is a version's id, of at most {MAX_BASE} characters")
+    if len(notice.digest or "") > MAX_DIGEST or len(notice.root or "") > MAX_ROOT:
+        raise ProblemError(Slug.BAD_REQUEST, f"digest has at most {MAX_DIGEST} characters, and root {MAX_ROOT}")
+    if notice.publish_ms is not None and not 0 <= notice.publish_ms <= MAX_PUBLISH_MS:
+        raise ProblemError(Slug.BAD_REQUEST, f"publish_ms is between 0 and {MAX_PUBLISH_MS:g} milliseconds")
+
+
+def _check_handover(notice: Notice) -> None:
+    """Refuse an offer or a failure of anything but a hand-over, and a hand-over with neither."""
+    said = [each for each in (notice.offer, notice.failed) if each is not None]
+    if len(said) != (notice.kind is Kind.HANDOVER):
+        raise ProblemError(Slug.BAD_REQUEST, "a hand-over names an offer, or says why it failed; nothing else does")
+    if notice.offer is not None and not _OFFER.fullmatch(notice.offer):
+        raise ProblemError(Slug.BAD_REQUEST, f"offer {notice.offer[:50]!a} is no name of an offer's file")
+    if notice.failed is not None and len(notice.failed) > MAX_FAILED:
+        raise ProblemError(Slug.BAD_REQUEST, f"failed is longer than {MAX_FAILED} characters")
+
+
+def _check_metadata(metadata: Mapping[str, str]) -> None:
+    """Refuse metadata of one version, from one notice or several, that is more than is kept."""
+    if not fits(metadata):
+        most = f"the metadata of a version has at most {LIMITS}"
+        raise ProblemError(Slug.BAD_REQUEST, f"{most}: put the rest into a file beside the weights")
+
+
+def relative_path(path: str, root: Path) -> str:
+    """Return a notice's path, absolute or relative, as one relative to the root. Links are not followed or looked at.
+
+    Raises:
+        ProblemError: it leads out of the root, is the root, or is a folder that is not a version's.
+    """
+    absolute = os.path.normpath(root / path)
+    inside = os.path.relpath(absolute, root)
+    parts = inside.split(os.sep)
+    if "\0" in path or parts[0] == os.pardir:
+        raise ProblemError(Slug.PATH_OUTSIDE_ROOT, f"{path!a} is not beneath the root {root}: publish into the root")
+    if inside == os.curdir or any(part == SERVICE_FOLDER or part.startswith(INCOMING_PREFIX) for part in parts):
+        raise ProblemError(Slug.PATH_OUTSIDE_ROOT, f"{path!a} is no version's directory")
+    return inside
+
+
+def order_of(path: str, run: str, step: int, generation: int, trainers: Collection[Trainer] = ()) -> Order:
+    """Return the order of the version at `path`: that of its directory's name, else the notice's.
+
+    A directory that the scan finds by its trainer's name for it has to be announced as what the scan takes it for.
+
+    Args:
+        path: the directory, relative to the root.
+        run: the notice's run.
+        step: the notice's step.
+        generation: the run's current generation.
+        trainers: those whose own folders count as versions.
+
+    Raises:
+        ProblemError: the directory's name is that of another step or run.
+    """
+    folder, _, name = path.rpartition("/")
+    order = parse_version_folder(name)
+    if order is None:
+        foreign = recognise(path, trainers)
+        if foreign is not None and (foreign.run, foreign.step) != (run, step):
+            raise ProblemError(
+                Slug.BAD_NAME,
+                f"{path} is found as run {foreign.run}, step {foreign.step} (--trainers), and not {run}, {step}",
+            )
+        return Order(generation, step)
+    if folder != run or order.step != step:
+        raise ProblemError(
+            Slug.BAD_NAME,
+            f"{path} is the directory of run {folder or '(none)'}, step {order.step}, not of {run}, {step}",
+        )
+    return order
+
 
 _ASK_FOR_THEM = (
     "a publisher with engines='mine' ('refitd publish --engines mine') takes those of closed runs ('refitd runs close "
@@ -115,13 +218,13 @@ class Intake:
             check_step(notice.step)
         except InvalidNameError as error:
             raise ProblemError(Slug.BAD_NAME, str(error)) from error
-        check_caps(notice)
+        _check_caps(notice)
         if notice.kind not in self._kinds:
             refused = f"kind {notice.kind.value!r} is not carried out by this service"
             raise ProblemError(Slug.UNSUPPORTED_KIND, f"{refused}: {self._advice(notice.kind)}")
         if notice.kind is Kind.DELTA and notice.base is None:
             raise ProblemError(Slug.BAD_REQUEST, "a delta names its base: say the id of the version that it leads from")
-        check_handover(notice)
+        _check_handover(notice)
         self._engines_for(notice)
 
     def _advice(self, kind: Kind) -> str:
@@ -143,10 +246,15 @@ class Intake:
         """
         if known is not None and not known.handed:
             raise ProblemError(Slug.VERSION_CONFLICT, f"{known.id} is {known.state}: its files are there already")
-        if notice.failed is not None:
-            return await self._give_up_files(known, notice.failed), False
-        if known is not None:  # the reply was lost, and perhaps with it a service that knew of the offer
-            if known.state.is_open:
+        if notice.failed is not None and known is None:
+            detail = "the service knows of no such hand-over, so it cannot fail"
+            raise unknown(self._store, Slug.UNKNOWN_VERSION, detail)
+        if known is not None:
+            if known.state.is_open and notice.failed is not None:
+                text = f"its files will not come: {one_line(notice.failed)}"
+                known = replace(known, state=VersionState.REJECTED, reason=text)
+                self._store.put_version(known, f"rejected: {text}")
+            elif known.state.is_open:  # the reply was lost, and perhaps with it a service that knew of the offer
                 self._targets.offer(known, f"{known.run}/{notice.offer}")
             await self._store.durable()
             return known, False
@@ -156,17 +264,6 @@ class Intake:
         self._targets.offer(announced, f"{announced.run}/{notice.offer}")  # engines go there while the disk writes
         await self._store.durable()
         return announced, True
-
-    async def _give_up_files(self, known: VersionRecord | None, reason: str) -> VersionRecord:
-        if known is None:
-            detail = "the service knows of no such hand-over, so it cannot fail"
-            raise unknown(self._store, Slug.UNKNOWN_VERSION, detail)
-        if known.state.is_open:
-            text = f"its files will not come: {one_line(reason)}"
-            known = replace(known, state=VersionState.REJECTED, reason=text)
-            self._store.put_version(known, f"rejected: {text}")
-        await self._store.durable()
-        return known
 
     def _bring_engines(self, notice: Notice) -> None:
         """Move the engines that the trainer may have to its run; this is durable with the version."""
@@ -188,25 +285,17 @@ class Intake:
             return []
         if notice.engines == "mine" and (free := free_engines(engines, closed)):
             return free
-        why = self._why_not_followed(run, runs, follow, mine=notice.engines == "mine")
-        raise ProblemError(Slug.RUN_NOT_FOLLOWED, "; ".join(why))
-
-    def _why_not_followed(
-        self, run: str, runs: Collection[str], follow: Collection[str | None], *, mine: bool
-    ) -> Iterator[str]:
-        closed = self._store.runs.closed
-        bound = sorted(other for other in follow if other is not None)
-        yield f"no engine follows run {run}"
-        if bound:
-            named = (f"{other} (closed)" if other in closed else other for other in bound)
-            yield f"engines follow {', '.join(named)}"
+        why = [f"no engine follows run {run}"]
+        if bound := sorted(other for other in follow if other is not None):
+            why.append(f"engines follow {', '.join(f'{each} (closed)' if each in closed else each for each in bound)}")
         if None in follow:
-            yield f"{why_unbound(runs)}; engines that are bound to no run follow none of several"
+            why.append(f"{why_unbound(runs)}; engines that are bound to no run follow none of several")
         else:
-            yield (
-                f"'refitd engines move ID --run {run}' brings engines here, or bind them in the engines file; "
-                f"{_NONE_FREE if mine else _ASK_FOR_THEM}"
+            way_out = _NONE_FREE if notice.engines == "mine" else _ASK_FOR_THEM
+            why.append(
+                f"'refitd engines move ID --run {run}' brings engines here, or bind them in the engines file; {way_out}"
             )
+        raise ProblemError(Slug.RUN_NOT_FOLLOWED, "; ".join(why))
 
     def _check_root(self, notice: Notice, *, is_there: bool) -> None:
         """Refuse a publisher that writes into another root, before its steps are taken for some of this root's.
@@ -269,7 +358,7 @@ class Intake:
             self._nudge()  # its files are there now
         noticed = _with_notice(known, notice)
         if noticed.metadata != known.metadata:
-            check_metadata(noticed.metadata)
+            _check_metadata(noticed.metadata)
         if noticed == known:
             await self._store.durable()
             return known

@@ -1,17 +1,31 @@
-"""Judges versions, from their first sight to the verdict: the shell around the decisions `settle` and `validate`."""
+"""Brings each version that waits to its verdict: the shell around the decisions `settle` and `validate`.
+
+`Waiting` is the queue of versions without a verdict: which is judged next, and when. `Judge` reads their files and
+writes what comes of it into the store: the state, and what was learned. A verdict wakes the deltas that wait for it.
+"""
 
 import asyncio
+from collections import Counter
 from dataclasses import replace
 
 from structlog.contextvars import bound_contextvars
 
 from refitd.catalog.files import Files
 from refitd.catalog.references import Bases, NoReference, References
-from refitd.catalog.verdicts import Verdicts
-from refitd.catalog.waiting import Waiting
+from refitd.policy.admit import (
+    LIMITS,
+    CatalogRules,
+    Complete,
+    NeverSettles,
+    Settling,
+    StillWritten,
+    completed,
+    look_of,
+    settle,
+)
 from refitd.policy.chain import NoBase
-from refitd.policy.settle import CatalogRules, Complete, NeverSettles, StillWritten, look_of, settle
 from refitd.state.journal.journal import JournalError
+from refitd.state.observer import Notifier
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd_client.checkpoint.fault import Code
@@ -20,6 +34,125 @@ from refitd_client.contract.naming import Order, version_folder
 from refitd_client.contract.states import Kind, VersionState
 from refitd_client.validation.delta import Base
 from refitd_client.validation.validate import Evidence, Invalid, Options, Structure, Unknown, Valid, Verdict, validate
+
+JUDGES = 2  # versions validated at the same time: each reads its files with several threads
+RETRY_SECONDS = 0.5
+LONGEST_RETRY_SECONDS = 10.0
+_NOTHING_DUE_SECONDS = 3600.0
+ANNOUNCE_AGAIN = "announce the version again (the same notice: POST /v1/versions) to have it validated once more"
+
+
+class Waiting:
+    """The queue. The store has which versions wait; this has when each is due, in seconds of the monotonic clock.
+
+    Attributes:
+        changed: is notified when a version may be due earlier than before.
+        hints: is notified when something in the root may have changed: the catalog scans it then.
+        settling: what settling remembers of each version between looks.
+        judging: the ids of those that are judged now: their files are being read.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.changed = Notifier()
+        self.hints = Notifier()
+        self.settling: dict[str, Settling] = {}
+        self.judging: set[str] = set()
+        self._store = store
+        self._due: dict[str, float] = {}
+        self._tries: dict[str, int] = {}
+        self._alone: str | None = None
+
+    def nudge(self) -> None:
+        """Have the root scanned, and what is due judged, soon."""
+        self.hints.notify()
+        self.changed.notify()
+
+    def take(self) -> list[VersionRecord]:
+        """Return the versions to judge now, as many as judges are free."""
+        now = self._store.clock.monotonic()
+        due = [
+            version
+            for version in self._store.open.values()
+            if version.id not in self.judging and self._due.get(version.id, 0.0) <= now
+        ]
+        taken = self._apart(self._in_turn(due))[: JUDGES - len(self.judging)]
+        self.judging.update(version.id for version in taken)
+        self._alone = next((version.id for version in taken if version.unended), self._alone)
+        for version in taken:
+            self._due.pop(version.id, None)
+        return taken
+
+    def _in_turn(self, due: list[VersionRecord]) -> list[VersionRecord]:
+        """Order versions: runs that engines follow first, and each run's newest before any run's second.
+
+        So no run waits for another that has many, and of a run the newest comes first: older ones may never be needed.
+        """
+        followed = {engine.run for engine in self._store.engines.values()}
+        places = Counter[str]()
+        keyed: list[tuple[bool, int, VersionRecord]] = []
+        for version in sorted(due, key=lambda each: (each.order.generation, each.order.step), reverse=True):
+            keyed.append((version.run not in followed, places[version.run], version))
+            places[version.run] += 1
+        return [version for _, _, version in sorted(keyed, key=lambda each: each[:2])]
+
+    def _apart(self, due: list[VersionRecord]) -> list[VersionRecord]:
+        """Return those that may be judged beside the ones under way.
+
+        A version in whose validation the service died is judged alone: if the service dies again, it is that version's
+        doing and no other's.
+        """
+        if self._alone is not None:
+            return []
+        others = [version for version in due if not version.unended]
+        return others if others or self.judging else due[:1]
+
+    def give_back(self, id_: str) -> None:
+        """End a version's turn."""
+        self.judging.discard(id_)
+        self._alone = None if self._alone == id_ else self._alone
+        self.changed.notify()
+
+    @property
+    def pause(self) -> float | None:
+        """Seconds until the next version is due; None where no judge is free for it."""
+        if len(self.judging) >= JUDGES or self._alone is not None:
+            return None
+        now, waiting = self._store.clock.monotonic(), self._store.open
+        dues = (
+            due
+            for id_, due in self._due.items()
+            if id_ in waiting and id_ not in self.judging and not (self.judging and waiting[id_].unended)
+        )
+        return max(min(dues, default=now + _NOTHING_DUE_SECONDS) - now, 0.001)
+
+    def at(self, id_: str, due: float = 0.0) -> None:
+        """Judge a version at a time of the monotonic clock, now without one."""
+        self._due[id_] = due
+
+    def wake_handed(self) -> None:
+        """Judge versions that were handed over: their files may be there, or a newer version in their place."""
+        for version in self._store.open.values():
+            if version.handed and version.id not in self.judging:
+                self._due.pop(version.id, None)
+        self.changed.notify()
+
+    def wake_unknown(self) -> None:
+        """Judge all UNKNOWN versions, the newest first: what kept them from a verdict may be over."""
+        for version in self._store.versions.values():
+            if version.state is VersionState.UNKNOWN:
+                self.at(version.id)
+        self.changed.notify()
+
+    def later(self, id_: str) -> None:
+        """Judge a version later, after a longer wait each time: each try may read everything."""
+        tries = self._tries[id_] = self._tries.get(id_, 0) + 1
+        self.at(id_, self._store.clock.monotonic() + min(RETRY_SECONDS * 2 ** (tries - 1), LONGEST_RETRY_SECONDS))
+
+    def forget(self, id_: str) -> None:
+        """Forget a version that has a verdict: the next trouble with it is a first one."""
+        self.settling.pop(id_, None)
+        self._due.pop(id_, None)
+        self._tries.pop(id_, None)
 
 
 class Judge:
@@ -32,7 +165,6 @@ class Judge:
         references: References,
         rules: CatalogRules,
         waiting: Waiting,
-        verdicts: Verdicts,
     ) -> None:
         self._store = store
         self._files = files
@@ -40,7 +172,6 @@ class Judge:
         self._bases = Bases(store, files)
         self._rules = rules
         self._waiting = waiting
-        self._verdicts = verdicts
 
     async def run(self, group: asyncio.TaskGroup) -> None:
         """Judge until cancelled; each version is a task of `group`."""
@@ -55,11 +186,14 @@ class Judge:
             with bound_contextvars(version=id_):
                 await self._judge(self._store.versions[id_])
         except OSError as error:
-            self._verdicts.unknown(id_, f"cannot be read: {error}")
+            self._unknown(id_, f"cannot be read: {error}")
         except JournalError as error:
-            self._verdicts.unknown(id_, f"it cannot be written down that it is validated: {error}")
+            self._unknown(id_, f"it cannot be written down that it is validated: {error}")
         except MemoryError:
-            self._verdicts.out_of_memory(id_)
+            reason = (
+                f"the service does not have the memory that validating it takes: give it more, then {ANNOUNCE_AGAIN}"
+            )
+            self.reject(id_, reason, Code.OUT_OF_MEMORY)
         finally:
             self._waiting.give_back(id_)
 
@@ -69,7 +203,12 @@ class Judge:
         except FileNotFoundError:
             if not record.handed:
                 raise
-            self._await_files(record)
+            # Files that a hand-over has announced. Trainers write in order: after a newer version none come.
+            newer = [version.id for version in self._store.versions_of(record.run) if version.order > record.order]
+            if newer:
+                self.reject(record.id, f"its files never came: its trainer went on to {newer[0]}")
+            else:  # a notice, or the scan that finds them, wakes it before
+                self._waiting.at(record.id, self._store.clock.monotonic() + LONGEST_RETRY_SECONDS)
             return
         now = self._store.clock.monotonic()
         record, manifest = self._store.versions[record.id], structure.manifest
@@ -88,44 +227,38 @@ class Judge:
             case StillWritten(memory, until, reason):
                 self._waiting.settling[record.id] = memory
                 self._waiting.at(record.id, until)
-                self._verdicts.move(record.id, VersionState.SETTLING, reason)
+                self._move(record.id, VersionState.SETTLING, reason)
             case NeverSettles(reason):
-                self._verdicts.reject(record.id, reason)
+                self.reject(record.id, reason)
             case Complete():
                 self._waiting.settling.pop(record.id, None)
                 await self._validate(record, structure)
-
-    def _await_files(self, record: VersionRecord) -> None:
-        """Wait for files that a hand-over has announced. Trainers write in order: after a newer version none come."""
-        newer = [version.id for version in self._store.versions_of(record.run) if version.order > record.order]
-        if newer:
-            self._verdicts.reject(record.id, f"its files never came: its trainer went on to {newer[0]}")
-        else:
-            self._waiting.for_files(record.id)
 
     async def _validate(self, record: VersionRecord, seen: Structure) -> None:
         """Hold a delta against its base, every other version against the engines' model."""
         is_delta = record.kind is Kind.DELTA and self._rules.deltas
         reference = await (self._bases.of(record) if is_delta else self._references.of(record.run))
         if isinstance(reference, NoBase) and reference.final:
-            self._verdicts.reject(record.id, reference.reason, Code.WRONG_BASE)
+            self.reject(record.id, reference.reason, Code.WRONG_BASE)
             return
         if isinstance(reference, NoBase | NoReference) and not reference.final:
-            self._verdicts.unknown(record.id, reference.reason)
+            self._unknown(record.id, reference.reason)
             return
         started, waited = self._store.clock.monotonic(), self._store.since_seen(record.id)
         model = reference if isinstance(reference, Reference | Base) else None
-        self._verdicts.begin(record.id)
+        # Before the files are read: a start after a crash finds which version was being read.
+        now = self._store.versions[record.id]
+        self._store.put_version(replace(now, state=VersionState.VALIDATING, reason=None, unended=now.unended + 1))
         try:
             await self._store.durable()
             options, evidence, verdict = await self._examine(record, seen, model)
         except (asyncio.CancelledError, OSError, MemoryError, JournalError):
-            self._verdicts.end(record.id)
+            self._end(record.id)
             raise  # any other exception takes the service down, and counts as its death
-        self._verdicts.end(record.id)
+        self._end(record.id)
         record = self._store.versions[record.id]
         if options != self._options(record):
-            self._verdicts.again(record.id)  # what it is held against may be something else, or it was not read
+            self._again(record.id)  # what it is held against may be something else, or it was not read
             return
         took = {"seen": waited or 0.0, "validate": (self._store.clock.monotonic() - started) * 1000}
         self._conclude(record, reference, evidence, verdict, took)
@@ -152,18 +285,18 @@ class Judge:
     ) -> None:
         match verdict:
             case Valid() if isinstance(reference, Base) and isinstance(self._bases.record_of(record), NoBase):
-                self._verdicts.again(record.id)  # its base went meanwhile: the next look says so
+                self._again(record.id)  # its base went meanwhile: the next look says so
             case Valid() if (late := self._too_late(record, evidence)) is not None:
-                self._verdicts.reject(record.id, late, Code.OLD_GENERATION)
+                self.reject(record.id, late, Code.OLD_GENERATION)
             case Valid():
-                self._verdicts.seal(record.id, verdict, evidence, took)
+                self._seal(record.id, verdict, evidence, took)
             case Invalid(Code.NO_REFERENCE as code, reason):
                 why = reference.reason if isinstance(reference, NoReference) else reason
-                self._verdicts.reject(record.id, why, code)
+                self.reject(record.id, why, code)
             case Invalid(code, reason):
-                self._verdicts.reject(record.id, reason, code)
+                self.reject(record.id, reason, code)
             case Unknown(reason):
-                self._verdicts.unknown(record.id, reason)
+                self._unknown(record.id, reason)
 
     def _too_late(self, record: VersionRecord, evidence: Evidence) -> str | None:
         """Return why a version of an earlier generation is refused, whose writer may have meant the current one."""
@@ -186,3 +319,74 @@ class Judge:
             allow_dtype_cast=self._rules.allow_dtype_cast,
             takes=self._rules.kind,
         )
+
+    def _move(self, id_: str, state: VersionState, reason: str | None) -> None:
+        """Set a state that is no verdict: SETTLING, UNKNOWN or ANNOUNCED."""
+        record = self._store.versions[id_]
+        if (record.state, record.reason) != (state, reason):
+            self._store.put_version(replace(record, state=state, reason=reason))
+
+    def _end(self, id_: str) -> None:
+        """Note that reading has ended and the service is alive."""
+        record = self._store.versions.get(id_)
+        if record is not None and record.unended:
+            self._store.put_version(replace(record, unended=0))
+
+    def _again(self, id_: str) -> None:
+        """Judge the version again at once: what was found out does not count any more."""
+        self._waiting.at(id_)
+        self._move(id_, VersionState.ANNOUNCED, None)
+
+    def _unknown(self, id_: str, reason: str) -> None:
+        """Set UNKNOWN: the version could not be read, and is neither good nor bad. It is tried again."""
+        self._waiting.later(id_)
+        self._move(id_, VersionState.UNKNOWN, reason)
+
+    def reject(self, id_: str, reason: str, code: Code | None = None) -> None:
+        """Set REJECTED.
+
+        Args:
+            id_: the version.
+            reason: what is wrong with it, a sentence.
+            code: the kind of fault, None where it was never validated.
+        """
+        record = self._store.versions[id_]
+        self._waiting.forget(id_)
+        rejected = replace(record, state=VersionState.REJECTED, reason=reason, code=code, unended=0)
+        self._store.put_version(rejected, f"rejected: {reason}")
+        self._wake_deltas(id_)
+
+    def _seal(self, id_: str, verdict: Valid, evidence: Evidence, took: dict[str, float]) -> None:
+        """Set SEALED. `took` has milliseconds by stage."""
+        self._waiting.forget(id_)
+        record, seen, notes = self._store.versions[id_], evidence.structure, list(verdict.notes)
+        metadata = record.metadata
+        if seen is not None and seen.manifest is not None:
+            both = completed(record.metadata, seen.manifest.metadata)
+            metadata = record.metadata if both is None else both
+            if both is None:
+                notes.append(f"the metadata in refit.json is left out: a version's has at most {LIMITS}")
+        sealed = replace(
+            record,
+            state=VersionState.SEALED,
+            reason=None,
+            bytes=verdict.bytes,
+            digest=verdict.digest,
+            weights=verdict.weights,
+            shards=verdict.shards,
+            inventory=verdict.inventory,
+            fingerprints=verdict.fingerprints,
+            signature=None if seen is None else seen.signature,
+            owned=seen is not None and seen.has_manifest,
+            metadata=metadata,
+            timings=record.timings | took,
+        )
+        self._store.put_version(sealed, "; ".join([f"sealed: {verdict.bytes} bytes in good order", *notes]))
+        self._wake_deltas(id_)
+
+    def _wake_deltas(self, base: str) -> None:
+        """Judge the deltas that waited for the verdict on their base."""
+        for version in self._store.open.values():
+            if version.base == base and version.state is VersionState.UNKNOWN:
+                self._waiting.at(version.id)
+        self._waiting.changed.notify()

@@ -38,7 +38,12 @@ _LEFT_OUT: Mapping[str, str] = {
 _REFERENCE = re.compile(r"\$\{([A-Za-z0-9_.]+)\}")
 _MOST_REFERENCES = 16
 _SAME_WORD = 0.9  # a letter or two: AReaL has min_new_tokens beside max_new_tokens
-_SWITCHES, _SHARES, _WORDS = {"gradient_checkpointing"}, {"mem_fraction_static"}, {"attention_backend"}
+# Of settings that are no whole numbers: what they are, and what is said of anything else.
+_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "gradient_checkpointing": ((bool,), "neither true nor false"),
+    "mem_fraction_static": ((int, float), "which is no number"),
+    "attention_backend": ((bool, object), ""),  # the planner names the words that it knows
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,9 +155,7 @@ class _Config:
 def _plain(config: _Config) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for name, key in AREAL_KEYS.items():
-        value = _checked(config, key, name)
-        if value is None and key in _DEFAULTS:
-            value = config.default(key, _DEFAULTS[key])
+        value = _checked(config, key, name, _DEFAULTS.get(key))
         if value is not None:
             settings[name] = value
     if config.get("sglang.disable_cuda_graph") is True:
@@ -162,19 +165,14 @@ def _plain(config: _Config) -> dict[str, Any]:
     return settings
 
 
-def _checked(config: _Config, key: str, name: str) -> Any:
+def _checked(config: _Config, key: str, name: str, default: Any = None) -> Any:
+    """The value at a key, of the kind that the setting `name` has; else AReaL's default, if it has one."""
     value = config.get(key)
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
-    if value is None or name in _WORDS:
-        return value
-    if name in _SWITCHES:
-        if not isinstance(value, bool):
-            raise ValueError(f"{config.file}: {key} is {value!r}, neither true nor false")
-    elif name in _SHARES:
-        if not is_whole and not isinstance(value, float):
-            raise ValueError(f"{config.file}: {key} is {value!r}, which is no number")
-    elif not is_whole:
-        raise ValueError(f"{config.file}: {key} is {value!r}, which is no whole number")
+    if value is None:
+        return None if default is None else config.default(key, default)
+    kinds, fault = _KINDS.get(name, ((int,), "which is no whole number"))
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        raise ValueError(f"{config.file}: {key} is {value!r}, {fault}")
     return value
 
 
@@ -225,8 +223,7 @@ def _batches(config: _Config) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     if config.get("rollout.max_concurrent_rollouts") is None:
         key = "rollout.consumer_batch_size"
-        batch = _checked(config, key, key)
-        settings["concurrent_rollouts"] = config.default(key, 1) if batch is None else batch
+        settings["concurrent_rollouts"] = _checked(config, key, key, 1)
     key = "actor.mb_spec.max_tokens_per_mb"
     if config.get(key) is None:
         config.assumed.append(f"{config.file.name} has no {key}: AReaL makes one micro-batch of a rank's whole batch")
@@ -239,8 +236,7 @@ def _trainer(config: _Config) -> dict[str, Any]:
     settings: dict[str, Any] = {"precision": config.word("actor.optimizer_dtype", "float32", _PRECISIONS)}
     settings["optimizer"] = config.word("actor.optimizer.type", "adam", _OPTIMIZERS)
     if config.get("actor.use_lora") is True:
-        rank = _checked(config, "actor.lora_rank", "lora_rank")
-        settings["lora_rank"] = config.default("actor.lora_rank", _LORA_RANK) if rank is None else rank
+        settings["lora_rank"] = _checked(config, "actor.lora_rank", "lora_rank", _LORA_RANK)
     others = [(name, more) for name, more in _LEFT_OUT.items() if config.get(name) is not None]
     config.assumed += [f"{config.file.name} has {name}: its memory is not planned for{more}" for name, more in others]
     return settings

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from refitd_embedded.demo import STEPS, main
+from refitd_embedded.demo import STEPS, DemoOptions, main
 
 Steps = Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Gradient steps to take")]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", help="The same seed takes the same steps")]
@@ -32,4 +32,4 @@ def demo(
     """
     if find_spec("torch") is None:  # said before the demo starts processes that would each find out
         raise ModuleNotFoundError("the demo trains with torch", name="torch")
-    raise typer.Exit(main(steps=steps, seed=seed, publish=publish, workdir=workdir, json=json))
+    raise typer.Exit(main(DemoOptions(steps=steps, seed=seed, publish=publish, workdir=workdir, json=json)))

@@ -1,19 +1,17 @@
 """Commands about engines: list, add, move, remove, resync."""
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from refitd.cli import render
 from refitd.cli.exits import EXIT_CODES_HELP
-from refitd.cli.options import Command, EngineId, Group, Json, TokenFile, Url, Yes, connect
-from refitd.cli.output import agree, speaking
-from refitd.cli.rollback import listed
-from refitd.cli.status import look_at_targets
+from refitd.cli.options import Command, EngineId, Group, Json, TokenFile, Url, Yes, calls_service
+from refitd.cli.output import Output, agree
+from refitd.cli.status import targets_of
 from refitd.clock import SystemClock
 from refitd_client.contract.states import EngineState
-from refitd_client.contract.wire import Engine, NewEngine, RunGlance, Version
+from refitd_client.contract.wire import NewEngine, RunGlance
 from refitd_client.errors import ConflictError
 from refitd_client.http.client import RefitClient
 
@@ -44,47 +42,29 @@ def engines(context: typer.Context, url: Url = None, token_file: TokenFile = Non
     refitd engines resync engine-0
     """
     if context.invoked_subcommand is None:
-        list_engines(url, token_file, json)
-
-
-def _targets(client: RefitClient, engines: Sequence[Engine]) -> dict[str, Version]:
-    runs = {engine.run for engine in engines if engine.run}
-    return look_at_targets(client, runs, engines)
+        list_engines(url=url, token_file=token_file, json=json)
 
 
 @app.command("list", cls=Command, epilog=EXIT_CODES_HELP)
-def list_engines(url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
+@calls_service
+def list_engines(out: Output, client: RefitClient) -> None:
     """List engines: what each serves, how far behind it is, and why."""
-    with speaking(json=json) as out, connect(url, token_file) as client:
-        page = client.engines()
-        targets = {} if json else _targets(client, page.items)
-        out.show(page, render.engines_table(page.items, targets, SystemClock().now()))
+    page = client.engines()
+    targets = {} if out.json else targets_of(client, (run for run in client.overview().runs if run.engines))
+    out.show(page, render.engines_table(page.items, targets, SystemClock().now()))
 
 
 @app.command(cls=Command, epilog=EXIT_CODES_HELP)
-def add(
-    engine_url: EngineUrl,
-    engine_id: NewId = None,
-    run: Run = None,
-    url: Url = None,
-    token_file: TokenFile = None,
-    json: Json = False,
-) -> None:
+@calls_service
+def add(out: Output, client: RefitClient, engine_url: EngineUrl, engine_id: NewId = None, run: Run = None) -> None:
     """Add an engine. It is brought to its run's newest good version at once."""
-    with speaking(json=json) as out, connect(url, token_file) as client:
-        engine = client.add_engine(NewEngine(url=engine_url, id=engine_id, run=run))
-        out.show(engine, render.sentence(f"{engine.id} is added: 'refitd explain {engine.id}' shows its progress."))
+    engine = client.add_engine(NewEngine(url=engine_url, id=engine_id, run=run))
+    out.show(engine, render.sentence(f"{engine.id} is added: 'refitd explain {engine.id}' shows its progress."))
 
 
 @app.command(cls=Command, epilog=EXIT_CODES_HELP)
-def move(
-    engine_ids: EngineIds,
-    run: ToRun,
-    yes: Yes = False,
-    url: Url = None,
-    token_file: TokenFile = None,
-    json: Json = False,
-) -> None:
+@calls_service
+def move(out: Output, client: RefitClient, engine_ids: EngineIds, run: ToRun, yes: Yes = False) -> None:
     """Have engines follow another run.
 
     They go on serving what they serve until they have loaded the newest good version of that run, which need not have
@@ -94,20 +74,19 @@ def move(
     \b
     refitd engines move gpu-1:30000 gpu-2:30000 --run exp/tuesday
     """
-    with speaking(json=json) as out, connect(url, token_file) as client:
-        closed = next((seen for seen in client.overview().runs if seen.run == run and seen.closed_at is not None), None)
-        try:
-            page = client.move_engines(engine_ids, run, insist=yes)
-        except ConflictError as error:
-            if error.problem.slug != "run-open":
-                raise
-            detail, say = error.problem.detail, "say --yes if they are to be moved"
-            agree(out, render.sentence(detail), question="Move them all the same?", does=detail, say=say)
-            page = client.move_engines(engine_ids, run, insist=True)
-        who, one = listed([engine.id for engine in page.items]), len(page.items) == 1
-        out.show(page, render.sentence(f"{who} {'follows' if one else 'follow'} {run} from now on."))
-        if closed is not None:
-            out.remark(_what_closed_means(closed, who, one=one))
+    closed = next((seen for seen in client.overview().runs if seen.run == run and seen.closed_at is not None), None)
+    try:
+        page = client.move_engines(engine_ids, run, insist=yes)
+    except ConflictError as error:
+        if error.problem.slug != "run-open":
+            raise
+        detail, say = error.problem.detail, "say --yes if they are to be moved"
+        agree(out, render.sentence(detail), question="Move them all the same?", does=detail, say=say)
+        page = client.move_engines(engine_ids, run, insist=True)
+    who, one = render.listed([engine.id for engine in page.items]), len(page.items) == 1
+    out.show(page, render.sentence(f"{who} {'follows' if one else 'follow'} {run} from now on."))
+    if closed is not None:
+        out.remark(_what_closed_means(closed, who, one=one))
 
 
 def _what_closed_means(run: RunGlance, who: str, *, one: bool) -> str:
@@ -124,20 +103,20 @@ def _what_closed_means(run: RunGlance, who: str, *, one: bool) -> str:
 
 
 @app.command(cls=Command, epilog=EXIT_CODES_HELP)
-def remove(engine_id: EngineId, url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
+@calls_service
+def remove(out: Output, client: RefitClient, engine_id: EngineId) -> None:
     """Remove an engine. It keeps serving what it serves."""
-    with speaking(json=json) as out, connect(url, token_file) as client:
-        client.remove_engine(engine_id)
-        out.show({"id": engine_id, "removed": True}, render.sentence(f"{engine_id} is removed."))
+    client.remove_engine(engine_id)
+    out.show({"id": engine_id, "removed": True}, render.sentence(f"{engine_id} is removed."))
 
 
 @app.command(cls=Command, epilog=EXIT_CODES_HELP)
-def resync(engine_id: EngineId, url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
+@calls_service
+def resync(out: Output, client: RefitClient, engine_id: EngineId) -> None:
     """Load an engine again, whatever it claims to serve: now, or when it is reachable. This ends a quarantine."""
-    with speaking(json=json) as out, connect(url, token_file) as client:
-        engine = client.resync(engine_id)
-        when = " when it is reachable" if engine.state is EngineState.UNREACHABLE else ""
-        out.show(
-            engine,
-            render.sentence(f"{engine.id} will be loaded{when}: 'refitd explain {engine.id}' shows its progress."),
-        )
+    engine = client.resync(engine_id)
+    when = " when it is reachable" if engine.state is EngineState.UNREACHABLE else ""
+    out.show(
+        engine,
+        render.sentence(f"{engine.id} will be loaded{when}: 'refitd explain {engine.id}' shows its progress."),
+    )

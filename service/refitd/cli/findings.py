@@ -9,8 +9,9 @@ from rich.text import Text
 from refitd.cli.output import clean
 from refitd.cli.table import Table
 from refitd.diagnose.doctor.check import DoctorReport
-from refitd.diagnose.finding import CheckVerdict, Disagreement, Severity
+from refitd.diagnose.doctor.finding import CheckVerdict
 from refitd.diagnose.fsck.check import FsckReport
+from refitd.diagnose.fsck.disagreement import Disagreement, Severity
 
 _STYLES: Mapping[CheckVerdict | Severity, str] = {
     CheckVerdict.OK: "green",

@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 from rich.markup import escape
 
 from refitd.cli.options import Json
+from refitd.engine.registry import PAUSE_MODES
 from refitd.settings import Settings, Size
 
 # In this order in --help; a setting that is in none is under "Other".
@@ -50,6 +51,7 @@ _SPECIAL_NAMES = {  # one at a time, and repeatable
 }
 _VALUES: Mapping[str, str] = {
     "engines": "URL",
+    "pause_mode": "|".join(PAUSE_MODES),
     "discover": "PLACE",
     "webhooks": "URL",
     "lora": "NAME",

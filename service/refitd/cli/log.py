@@ -5,12 +5,13 @@ from typing import Annotated
 
 import typer
 
-from refitd.cli.options import Json, TokenFile, Url, connect
-from refitd.cli.output import speaking
+from refitd.cli.options import calls_service
+from refitd.cli.output import Output
 from refitd.cli.render import when
 from refitd.cli.table import Table
 from refitd.text import clean
 from refitd_client.contract.wire import Event
+from refitd_client.http.client import RefitClient
 
 Subject = Annotated[str | None, typer.Argument(metavar="[ID]", help="Of one version or engine only, by its id")]
 Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=500, help="The newest N")]
@@ -19,14 +20,8 @@ Before = Annotated[
 ]
 
 
-def log(
-    subject: Subject = None,
-    limit: Limit = 20,
-    before: Before = None,
-    url: Url = None,
-    token_file: TokenFile = None,
-    json: Json = False,
-) -> None:
+@calls_service
+def log(out: Output, client: RefitClient, subject: Subject = None, limit: Limit = 20, before: Before = None) -> None:
     """List the log of decisions, newest first: what became of versions, engines and rollouts, and why.
 
     \b
@@ -34,11 +29,10 @@ def log(
     refitd log exp~v000123
     refitd log engine-0 --limit 100 --json
     """
-    with speaking(json=json) as out, connect(url, token_file) as client:
-        page = client.log(subject, before, limit)
-        out.show(page, events_table(page.items))
-        if page.next_cursor is not None and not json:
-            out.remark(f"there are more: --limit N, or --before {page.next_cursor}", style="dim")
+    page = client.log(subject, before, limit)
+    out.show(page, events_table(page.items))
+    if page.next_cursor is not None and not out.json:
+        out.remark(f"there are more: --limit N, or --before {page.next_cursor}", style="dim")
 
 
 def events_table(events: Iterable[Event]) -> Table:

@@ -4,15 +4,17 @@ In --help a docstring's paragraphs flow to the terminal's width, examples keep t
 """
 
 from collections.abc import Callable, Sequence
-from inspect import getdoc
+from functools import wraps
+from inspect import Parameter, Signature, getdoc, signature
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from refitd.cli.output import speaking
 from refitd_client.http.client import RefitClient
-from refitd_client.http.retry import RetryPolicy
+from refitd_client.http.exchange import RetryPolicy
 
 _KEEP_LINES = "\b"  # begins a paragraph whose lines stay as they are, as in every tool that Typer's parser knows
 # At a prompt, a service that does not answer is reported soon.
@@ -53,6 +55,28 @@ def connect(url: str | None, token_file: Path | None, retry: RetryPolicy = PROMP
         ValueError: the URL or the token cannot be one.
     """
     return RefitClient(url, token_file=token_file, retry=retry)
+
+
+def calls_service(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command --url, --token-file and --json, and call it with its output and a client of the service.
+
+    The command takes `out` and `client` first, then its own parameters.
+    """
+
+    @wraps(command)
+    def run(*, url: str | None = None, token_file: Path | None = None, json: bool = False, **given: object) -> None:
+        with speaking(json=json) as out, connect(url, token_file) as client:
+            command(out, client, **given)
+
+    _, _, *own = signature(command).parameters.values()
+    shared = [("url", Url, None), ("token_file", TokenFile, None), ("json", Json, False)]
+    added = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, annotation, default in shared
+    ]
+    # Typer reads the options from the signature.
+    run.__signature__ = Signature([*own, *added])  # pyright: ignore[reportAttributeAccessIssue]
+    return run
 
 
 def help_of(command: Callable[..., object]) -> str:

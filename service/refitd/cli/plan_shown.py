@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+import yaml
 from rich import box
 from rich.console import RenderableType
 from rich.table import Table
@@ -10,7 +11,7 @@ from rich.text import Text
 
 from refitd.cli.render import sentence
 from refitd_plan.host import BY_FILES
-from refitd_plan.outputs import areal_yaml, environment_lines
+from refitd_plan.outputs import environment_lines
 from refitd_plan.plan import Plan, PlannedMemory, PlannedProcess, TransportOption
 
 
@@ -112,7 +113,7 @@ def _settings(plan: Plan) -> Iterator[RenderableType]:
     yield from (sentence(f"  {line}") for line in environment_lines(plan.environment))
     yield from (sentence(f"  # {line}") for line in plan.advice)
     yield sentence("AReaL's configuration", "bold")
-    yield from (sentence(f"  {line}") for line in areal_yaml(plan.areal).splitlines())
+    yield from (sentence(f"  {line}") for line in yaml.safe_dump(plan.areal, sort_keys=False).splitlines())
     own = plan.meanwhile or plan.transport
     if own in BY_FILES:
         yield sentence("refitd", "bold")

@@ -13,7 +13,7 @@ import typer
 
 from refitd.cli import render
 from refitd.cli.options import Json, Timeout, TokenFile, Url, connect
-from refitd.cli.output import Bar, Output, bar, speaking, watched
+from refitd.cli.output import Output, bar, speaking, watched
 from refitd.cli.render import span
 from refitd.cli.wait import progress_of
 from refitd_client.contract.states import WaitOutcome
@@ -22,7 +22,6 @@ from refitd_client.http.client import RefitClient
 from refitd_client.http.connection import connect_to
 from refitd_client.publish.publication import Publication
 from refitd_client.publish.publisher import WeightPublisher
-from refitd_client.write.progress import Progress
 
 Folder = Annotated[
     Path, typer.Argument(metavar="DIR", help="A checkpoint in safetensors, as save_pretrained writes it")
@@ -135,16 +134,13 @@ def publish(
             # A trainer that restarts wants a new generation; at a shell it may be a slip, and engines would follow it.
             if (begins := publisher.begins(step)) is not None and not new_generation:
                 raise StepConflictError(f"{begins}: say --new-generation to begin one")
-            report: Callable[[Progress], None] | None = None
-            if shown is not None:
-                report = partial(_report, shown)
             publication = publisher.publish(
                 folder,
                 step=step,
                 metadata=_pairs(metadata or ()),
                 allow_missing=allow_missing,
                 allow_extra=allow_extra,
-                progress=report,
+                progress=None if shown is None else lambda progress: shown.reach(progress.written, progress.total),
             )
         _remark(out, publication, root)
         outcome = _wait(out, publication, timeout, partial(connect, url, token_file)) if wait else None
@@ -166,10 +162,6 @@ def published(publication: Publication, outcome: WaitOutcome | None) -> PublishA
         notice_error=None if error is None else str(error),
         outcome=outcome,
     )
-
-
-def _report(shown: Bar, progress: Progress) -> None:
-    shown.reach(progress.written, progress.total)
 
 
 def _pairs(texts: Sequence[str]) -> dict[str, str]:

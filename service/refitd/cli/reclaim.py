@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from refitd.cli.options import Json, TokenFile, Url, Yes, connect
-from refitd.cli.output import Output, agree, bar, speaking, watched
+from refitd.cli.options import Yes, calls_service
+from refitd.cli.output import Output, agree, bar, watched
 from refitd.cli.render import BAD, GOOD, cell, size
 from refitd.cli.table import Table
 from refitd_client.contract.wire import ReclaimPlan
@@ -18,13 +18,8 @@ _SAY = "say --yes, or --dry-run to see what would go"
 _HASH = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{8,}\b")
 
 
-def reclaim(
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    url: Url = None,
-    token_file: TokenFile = None,
-    json: Json = False,
-) -> None:
+@calls_service
+def reclaim(out: Output, client: RefitClient, dry_run: DryRun = False, yes: Yes = False) -> None:
     """Delete versions that are not needed, now rather than at the service's next look.
 
     Nothing goes that an engine serves, loads or may be brought back to, nor what is pinned: the plan names the reason.
@@ -33,16 +28,15 @@ def reclaim(
     refitd reclaim --dry-run
     refitd reclaim --yes
     """
-    with speaking(json=json) as out, connect(url, token_file) as client:
-        if dry_run or not yes:
-            plan = client.reclaim_plan()
-            if dry_run:
-                out.show(plan, reclaim_table(plan), reclaim_summary(plan))
-                return
-            shown = (reclaim_table(plan), reclaim_summary(plan))
-            agree(out, *shown, question="Delete them?", does="this deletes files", say=_SAY)
-        done = _carry_out(out, client)
-        out.show(done, reclaim_table(done), reclaim_summary(done))
+    if dry_run or not yes:
+        plan = client.reclaim_plan()
+        if dry_run:
+            out.show(plan, reclaim_table(plan), reclaim_summary(plan))
+            return
+        shown = (reclaim_table(plan), reclaim_summary(plan))
+        agree(out, *shown, question="Delete them?", does="this deletes files", say=_SAY)
+    done = _carry_out(out, client)
+    out.show(done, reclaim_table(done), reclaim_summary(done))
 
 
 def _carry_out(out: Output, client: RefitClient) -> ReclaimPlan:

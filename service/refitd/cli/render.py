@@ -1,6 +1,6 @@
-"""How versions, engines and plans look to people. Pure: wire types in, Rich renderables out.
+"""How runs, versions and engines look to people. Pure: wire types in, Rich renderables out.
 
-How a run's standing looks: the one verdict that `refitd status`, `refitd top` and the dashboard give. Pure.
+A run's standing is the verdict that `refitd status`, `refitd top` and the dashboard all give.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import EngineState, Standing, VersionState, WaitOutcome
 from refitd_client.contract.wire import Engine, EngineOnVersion, Explanation, Version, WaitResult
 
-_NAMED = 3  # runs that a line names; the others it counts
+_NAMED = 3  # ids that a sentence names; the others it counts
 
 # A shape for each, so that colours are not needed; the most urgent first.
 _LOOKS: Mapping[Standing, tuple[str, str]] = {
@@ -44,9 +44,14 @@ def closed_runs(closed: Sequence[str]) -> list[str]:
     """The runs that are closed, in one line; none where there is none."""
     if not closed:
         return []
-    more = f" and {len(closed) - _NAMED} more" if len(closed) > _NAMED else ""
     count = "1 run is" if len(closed) == 1 else f"{len(closed)} runs are"
-    return [f"{count} closed: {', '.join(closed[:_NAMED])}{more} ('refitd runs')"]
+    return [f"{count} closed: {listed(closed)} ('refitd runs')"]
+
+
+def listed(ids: Sequence[str]) -> str:
+    """The first few by name, the others counted."""
+    more = len(ids) - _NAMED
+    return ", ".join(ids[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 NOTHING = "-"

@@ -1,32 +1,26 @@
 """`refitd rollback`: what it would do, the question, and doing it."""
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from refitd.cli import render
-from refitd.cli.options import Json, RunArgument, TokenFile, Url, Yes, connect
-from refitd.cli.output import agree, speaking
+from refitd.cli.options import RunArgument, Yes, calls_service
+from refitd.cli.output import Output, agree
+from refitd.cli.render import listed
 from refitd_client.contract.wire import RollbackPlan
+from refitd_client.http.client import RefitClient
 
 To = Annotated[
     str | None,
     typer.Option("--to", metavar="ID", help="The version to go to; else the last good one before the current"),
 ]
-NAMED = 3  # ids that a sentence names; the others it counts
 _BARS = "this bars versions for good"
 _SAY = "say --yes, and --to ID to be sure where it goes"
 
 
-def rollback(
-    run: RunArgument,
-    to: To = None,
-    yes: Yes = False,
-    url: Url = None,
-    token_file: TokenFile = None,
-    json: Json = False,
-) -> None:
+@calls_service
+def rollback(out: Output, client: RefitClient, run: RunArgument, to: To = None, yes: Yes = False) -> None:
     """Bring a run's engines back to an earlier good version.
 
     Says first from which version to which it goes, and asks. Said again, it goes back one more. What is newer is barred
@@ -38,14 +32,13 @@ def rollback(
     refitd rollback exp/trial
     refitd rollback exp/trial --to exp~trial~v000120 --yes
     """
-    with speaking(json=json) as out, connect(url, token_file) as client:
-        plan = client.rollback_plan(run, to)
-        if not yes:
-            shown = (render.sentence(told) for told in what_it_does(plan))
-            agree(out, *shown, question="Roll back?", does=_BARS, say=_SAY)
-        version = client.rollback(run, plan.goal)  # not one further back, even if another rollback came first
-        did = f"{plan.run} rolls back to {version.id} (step {version.step}). What is newer is barred for good."
-        out.show(version, *(render.sentence(told) for told in [did, *_later(plan)]))
+    plan = client.rollback_plan(run, to)
+    if not yes:
+        shown = (render.sentence(told) for told in what_it_does(plan))
+        agree(out, *shown, question="Roll back?", does=_BARS, say=_SAY)
+    version = client.rollback(run, plan.goal)  # not one further back, even if another rollback came first
+    did = f"{plan.run} rolls back to {version.id} (step {version.step}). What is newer is barred for good."
+    out.show(version, *(render.sentence(told) for told in [did, *_later(plan)]))
 
 
 def what_it_does(plan: RollbackPlan) -> list[str]:
@@ -71,9 +64,3 @@ def _later(plan: RollbackPlan) -> list[str]:
     one = len(plan.unreachable) == 1
     verb, later = ("is", "it follows when it is back") if one else ("are", "they follow when they are back")
     return [f"{listed(plan.unreachable)} {verb} UNREACHABLE: {later}."]
-
-
-def listed(ids: Sequence[str]) -> str:
-    """The first few by name, the others counted."""
-    more = len(ids) - NAMED
-    return ", ".join(ids[:NAMED]) + (f" and {more} more" if more > 0 else "")

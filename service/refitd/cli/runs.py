@@ -5,11 +5,12 @@ from rich.console import RenderableType
 
 from refitd.cli import render
 from refitd.cli.exits import EXIT_CODES_HELP
-from refitd.cli.options import Command, Group, Json, RunArgument, TokenFile, Url, Yes, connect
-from refitd.cli.output import agree, speaking
+from refitd.cli.options import Command, Group, Json, RunArgument, TokenFile, Url, Yes, calls_service
+from refitd.cli.output import Output, agree
 from refitd.cli.table import Table
 from refitd_client.contract.states import Standing
 from refitd_client.contract.wire import Page, RunGlance
+from refitd_client.http.client import RefitClient
 
 app = typer.Typer(cls=Group)
 
@@ -26,21 +27,20 @@ def runs(context: typer.Context, url: Url = None, token_file: TokenFile = None, 
     refitd runs close exp/monday
     """
     if context.invoked_subcommand is None:
-        list_runs(url, token_file, json)
+        list_runs(url=url, token_file=token_file, json=json)
 
 
 @app.command("list", cls=Command, epilog=EXIT_CODES_HELP)
-def list_runs(url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
+@calls_service
+def list_runs(out: Output, client: RefitClient) -> None:
     """List runs: how each stands, its target, and how many engines follow it. Closed ones come last."""
-    with speaking(json=json) as out, connect(url, token_file) as client:
-        page = Page(items=client.overview().runs)
-        out.show(page, runs_table(page.items) if page.items else render.sentence("No runs.", "dim"))
+    page = Page(items=client.overview().runs)
+    out.show(page, runs_table(page.items) if page.items else render.sentence("No runs.", "dim"))
 
 
 @app.command(cls=Command, epilog=EXIT_CODES_HELP)
-def close(
-    run: RunArgument, yes: Yes = False, url: Url = None, token_file: TokenFile = None, json: Json = False
-) -> None:
+@calls_service
+def close(out: Output, client: RefitClient, run: RunArgument, yes: Yes = False) -> None:
     """Say that a run has ended.
 
     It wants no engines any more, and nothing is wrong with it. Engines that follow it go on with what they serve, and
@@ -51,19 +51,18 @@ def close(
     \b
     refitd runs close exp/monday
     """
-    with speaking(json=json) as out, connect(url, token_file) as client:
-        if not yes:
-            agree(out, *what_it_does(run), question="Close it?", does=_LOSES)
-        seen = client.close_run(run)
-        out.show(seen, render.sentence(f"{run} is closed. {_free(seen)} {_WHAT_GOES}"))
+    if not yes:
+        agree(out, *what_it_does(run), question="Close it?", does=_LOSES)
+    seen = client.close_run(run)
+    out.show(seen, render.sentence(f"{run} is closed. {_free(seen)} {_WHAT_GOES}"))
 
 
 @app.command(cls=Command, epilog=EXIT_CODES_HELP)
-def reopen(run: RunArgument, url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
+@calls_service
+def reopen(out: Output, client: RefitClient, run: RunArgument) -> None:
     """Take back that a run has ended. What was deleted meanwhile stays deleted."""
-    with speaking(json=json) as out, connect(url, token_file) as client:
-        seen = client.reopen_run(run)
-        out.show(seen, render.sentence(f"{run} is open. {seen.headline}"))
+    seen = client.reopen_run(run)
+    out.show(seen, render.sentence(f"{run} is open. {seen.headline}"))
 
 
 def what_it_does(run: str) -> list[RenderableType]:

@@ -21,6 +21,7 @@ engines:
     api_key_file: /run/keys/reads   # default: --engine-key-file
     admin_key_file: /run/keys/admin # default: --engine-admin-key-file
     root: /mnt/weights              # as it sees the root
+    engine: sglang                  # default: found out by asking it
 
 """
 

@@ -69,7 +69,9 @@ class Table:
         return "\n" not in words.plain and self.width + len(GAP) + words.cell_len <= width
 
     def _line(self, row: _Row, widths: Iterable[int], words: Text | None) -> Text:
-        cells = [_filled(*each) for each in zip(row.cells, widths, self._right, strict=True)]
+        cells = [cell.copy() for cell in row.cells]
+        for cell, width, is_right in zip(cells, widths, self._right, strict=True):
+            cell.align("right" if is_right else "left", width)
         line = Text(GAP).join(cells if words is None else [*cells, words])
         line.rstrip()
         return line
@@ -77,15 +79,6 @@ class Table:
     def _shown(self, line: Text) -> Text:
         line.no_wrap, line.overflow = self._cut, "ellipsis" if self._cut else "fold"
         return line
-
-
-def _filled(cell: Text, width: int, right: bool) -> Text:
-    filled, missing = cell.copy(), width - cell.cell_len
-    if right:
-        filled.pad_left(missing)
-    else:
-        filled.pad_right(missing)
-    return filled
 
 
 def _text(cell: str | Text) -> Text:

@@ -18,8 +18,8 @@ from rich.live import Live
 from rich.text import Text
 
 from refitd.cli import render
-from refitd.cli.options import Json, TokenFile, Url, connect
-from refitd.cli.output import Output, speaking
+from refitd.cli.options import calls_service
+from refitd.cli.output import Output
 from refitd.cli.table import Table
 from refitd_client.contract.states import EngineState, Standing
 from refitd_client.contract.wire import Engine, Event, Overview, RunGlance, Version
@@ -74,9 +74,8 @@ class Glance:
     lost: str | None = None
 
 
-def top(
-    once: Once = False, interval: Interval = 1.0, url: Url = None, token_file: TokenFile = None, json: Json = False
-) -> None:
+@calls_service
+def top(out: Output, client: RefitClient, once: Once = False, interval: Interval = 1.0) -> None:
     """Watch runs, engines, updates and decisions, live. The key q ends it.
 
     The first lines answer whether the engines are on the newest version, and if not, why not. Colours only repeat what
@@ -87,13 +86,12 @@ def top(
     refitd top --once
     refitd top --json | jq -r '.runs[].headline'
     """
-    with speaking(json=json) as out, connect(url, token_file) as client:
-        if json:
-            out.show(client.overview())
-        elif once or not sys.stdout.isatty():
-            out.show(None, screen(look(client), width=out.console.width))
-        else:
-            _watch(client, out, interval)
+    if out.json:
+        out.show(client.overview())
+    elif once or not sys.stdout.isatty():
+        out.show(None, screen(look(client), width=out.console.width))
+    else:
+        _watch(client, out, interval)
 
 
 def look(client: RefitClient) -> Glance:

@@ -5,10 +5,11 @@ from typing import Annotated
 import typer
 
 from refitd.cli import render
-from refitd.cli.options import Json, RunArgument, TokenFile, Url, VersionId, connect
-from refitd.cli.output import speaking
+from refitd.cli.options import RunArgument, VersionId, calls_service
+from refitd.cli.output import Output
 from refitd_client.contract.states import EngineState, VersionState
 from refitd_client.errors import RefitError
+from refitd_client.http.client import RefitClient
 
 Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=500, help="How many to list")]
 Run = Annotated[str | None, typer.Option("--run", metavar="RUN", help="Those of one run only")]
@@ -19,14 +20,9 @@ Cursor = Annotated[
 Subject = Annotated[str, typer.Argument(metavar="ID", help="A run, or the id of a version or an engine")]
 
 
+@calls_service
 def versions(
-    run: Run = None,
-    state: State = None,
-    limit: Limit = 20,
-    cursor: Cursor = None,
-    url: Url = None,
-    token_file: TokenFile = None,
-    json: Json = False,
+    out: Output, client: RefitClient, run: Run = None, state: State = None, limit: Limit = 20, cursor: Cursor = None
 ) -> None:
     """List versions, newest first: within one run by generation and step, across runs by when they were first seen.
 
@@ -35,31 +31,31 @@ def versions(
     refitd versions --state REJECTED --limit 5
     refitd versions --json | jq -r '.items[].id'
     """
-    with speaking(json=json) as out, connect(url, token_file) as client:
-        page = client.versions(run, state, limit, cursor)
-        if not page.items and run is not None and run not in {seen.run for seen in client.overview().runs}:
-            raise RefitError(f"no run {run} is known: 'refitd runs' lists what there is")
-        out.show(page, render.versions_table(page.items) if page.items else render.sentence("No versions.", "dim"))
-        if page.next_cursor is not None and not json:
-            out.remark(f"there are more: --limit N, or --cursor {page.next_cursor}", style="dim")
+    page = client.versions(run, state, limit, cursor)
+    if not page.items and run is not None and run not in {seen.run for seen in client.overview().runs}:
+        raise RefitError(f"no run {run} is known: 'refitd runs' lists what there is")
+    out.show(page, render.versions_table(page.items) if page.items else render.sentence("No versions.", "dim"))
+    if page.next_cursor is not None and not out.json:
+        out.remark(f"there are more: --limit N, or --cursor {page.next_cursor}", style="dim")
 
 
-def pin(version_id: VersionId, url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
+@calls_service
+def pin(out: Output, client: RefitClient, version_id: VersionId) -> None:
     """Keep a version, whatever the keep rules say, until it is unpinned."""
-    with speaking(json=json) as out, connect(url, token_file) as client:
-        out.show(client.pin(version_id), render.sentence(f"{version_id} is pinned: it is kept until you unpin it."))
+    out.show(client.pin(version_id), render.sentence(f"{version_id} is pinned: it is kept until you unpin it."))
 
 
-def unpin(version_id: VersionId, url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
+@calls_service
+def unpin(out: Output, client: RefitClient, version_id: VersionId) -> None:
     """Leave a version to the keep rules again."""
-    with speaking(json=json) as out, connect(url, token_file) as client:
-        version = client.unpin(version_id)
-        is_gone = version.state in {VersionState.DELETED, VersionState.RETIRED}
-        kept = f"it is {version.state}, and nothing is left to keep" if is_gone else "the keep rules decide"
-        out.show(version, render.sentence(f"{version_id} is no longer pinned: {kept}."))
+    version = client.unpin(version_id)
+    is_gone = version.state in {VersionState.DELETED, VersionState.RETIRED}
+    kept = f"it is {version.state}, and nothing is left to keep" if is_gone else "the keep rules decide"
+    out.show(version, render.sentence(f"{version_id} is no longer pinned: {kept}."))
 
 
-def pause(run: RunArgument, url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
+@calls_service
+def pause(out: Output, client: RefitClient, run: RunArgument) -> None:
     """Bring no engine of a run to a newer version until `refitd resume`.
 
     Loads that are under way come to their end. An engine that is restarted or breaks is brought to the last good
@@ -68,25 +64,25 @@ def pause(run: RunArgument, url: Url = None, token_file: TokenFile = None, json:
     \b
     refitd pause exp/trial
     """
-    with speaking(json=json) as out, connect(url, token_file) as client:
-        seen = client.pause(run)
-        out.show(seen, render.sentence(f"Rollouts of {run} are paused: 'refitd resume {run}' lets them go on."))
+    seen = client.pause(run)
+    out.show(seen, render.sentence(f"Rollouts of {run} are paused: 'refitd resume {run}' lets them go on."))
 
 
-def resume(run: RunArgument, url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
+@calls_service
+def resume(out: Output, client: RefitClient, run: RunArgument) -> None:
     """Let the rollouts of a run go on after `refitd pause`.
 
     \b
     refitd resume exp/trial
     """
-    with speaking(json=json) as out, connect(url, token_file) as client:
-        seen = client.resume(run)
-        away = seen.engines.get(EngineState.UNREACHABLE, 0)
-        later = "" if away == 0 else f" {away} of its engines cannot be reached, and will follow when back."
-        out.show(seen, render.sentence(f"Rollouts of {run} go on. {seen.headline}{later}"))
+    seen = client.resume(run)
+    away = seen.engines.get(EngineState.UNREACHABLE, 0)
+    later = "" if away == 0 else f" {away} of its engines cannot be reached, and will follow when back."
+    out.show(seen, render.sentence(f"Rollouts of {run} go on. {seen.headline}{later}"))
 
 
-def explain(subject: Subject, url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
+@calls_service
+def explain(out: Output, client: RefitClient, subject: Subject) -> None:
     """Say why a run, a version or an engine is where it is, and what it waits for.
 
     Behind how a run stands comes its target. A step (or a folder's name) stands for its version where one run alone has
@@ -98,6 +94,5 @@ def explain(subject: Subject, url: Url = None, token_file: TokenFile = None, jso
     refitd explain exp
     refitd explain 123
     """
-    with speaking(json=json) as out, connect(url, token_file) as client:
-        explained = client.explain(subject)
-        out.show(explained, render.explanation(explained))
+    explained = client.explain(subject)
+    out.show(explained, render.explanation(explained))

@@ -18,7 +18,7 @@ from refitd_client.contract.states import VersionState, WaitOutcome
 from refitd_client.contract.wire import Version, WaitResult
 from refitd_client.errors import NotFoundError, RefitError, VersionFailedError, WaitTimeoutError
 from refitd_client.http.client import RefitClient
-from refitd_client.http.retry import RetryPolicy
+from refitd_client.http.exchange import RetryPolicy
 from refitd_client.http.routes import WaitFor
 from refitd_client.http.verdict import judge
 

@@ -2,7 +2,7 @@
 
 const KEY = "refitd-token";
 
-/** An answer that is no good: a problem document (RFC 9457), or nobody there. */
+/** A request that failed: the service answered with a problem document (RFC 9457), or did not answer. */
 export class Problem extends Error {
   constructor(status, detail) {
     super(detail);

@@ -67,7 +67,7 @@ export function askForToken(problem) {
   );
 }
 
-// What is wanted, for who has a field to put it in: the API speaks of headers.
+// What the dialog's field asks for: the API's own message speaks of headers.
 function wanted(problem) {
   if (problem.status === 403) return "The token that you gave may only look, and this changes something: give the one that may.";
   if (hasToken()) return "The token that you gave is not known to the service: give another one.";

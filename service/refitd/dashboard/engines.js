@@ -1,4 +1,4 @@
-// The fleet: what each engine serves, how far behind it is, and why. Those that need somebody come first.
+// The fleet: what each engine serves, how far behind it is, and why. Those that need an operator come first.
 
 import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { repeat } from "./vendor/lit-html/directives/repeat.js";
@@ -13,7 +13,7 @@ import { pager } from "./pager.js";
 import { PAGE, change } from "./store.js";
 import { bar, placed, total } from "./timeline.js";
 
-// What needs somebody first, what is well last.
+// States that need an operator first, the healthy ones last.
 const TROUBLED = ["CONTESTED", "QUARANTINED", "TAINTED", "NACKED", "UNREACHABLE"];
 const ORDER = [...TROUBLED, "PROBING", "UPDATING", "VERIFYING", "BEHIND", "IN_SYNC"];
 
@@ -47,7 +47,7 @@ export function engines({ overview, engines: filter, open }) {
       ? html`<p class="empty">No engines. Start the service with <code>--engine URL</code>, or
           <code>refitd engines add URL</code>.</p>`
       : html`<table class="engines">
-          <caption class="unseen">Engines, those that need somebody first</caption>
+          <caption class="unseen">Engines, those that need an operator first</caption>
           <thead>
             <tr>
               <th scope="col">Engine</th>

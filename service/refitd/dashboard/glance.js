@@ -68,7 +68,7 @@ export function glance({ overview }) {
 
 const isOpen = ({ standing }) => standing !== "CLOSED";
 
-// Runs that have ended take one line, until somebody unfolds them.
+// Runs that have ended take one line, until the user unfolds them.
 const closed = (runs) => runs.length === 0
   ? nothing
   : html`<details class="closed">

@@ -125,7 +125,7 @@ function tell(link) {
   if (link.state === "live" && wasLost) lookAtAll();
 }
 
-// Where somebody looks again, or the network is back, it does not wait for its turn.
+// When the page is looked at again, or the network is back, it does not wait for its turn.
 function hurry() {
   return new Promise((done) => {
     const options = { once: true };

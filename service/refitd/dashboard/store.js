@@ -1,4 +1,4 @@
-// What the page knows, in one place. Whoever changes it says so, and the page is drawn again before the next frame.
+// The state of the page, in one place. Code that changes it calls `change`, and the page is drawn again before the next frame.
 
 export const PAGE = 25;
 export const DISK_PAGE = 12;

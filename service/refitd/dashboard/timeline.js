@@ -36,7 +36,7 @@ export function stacked(timings, at = 0) {
 
 export const total = (timings) => Object.values(timings).reduce((sum, ms) => sum + ms, 0);
 
-/** When an update began: the trainer's call, or where nobody has said how long that took, the first sight of it. */
+/** When an update began: the trainer's call or, where its duration is not known, the first sight of the version. */
 export const beginOf = (version) => Date.parse(version.created_at) - (version.timings.publish ?? 0);
 
 /** The stages of one engine's load, placed where they were in the update. */

@@ -42,7 +42,7 @@ def stranger(settings: Settings, known: Collection[str]) -> str | None:
     """Return a fault where the canary is no named engine, else None. `known` are the engines that the API named."""
     if settings.canary is None:
         return None
-    names = {*known, *(engine_id(url) for url in settings.engines)}
+    names = {*known, *settings.engine_specs}
     if settings.engines_file is not None:
         with suppress(EnginesFileError):
             names |= {spec.id or engine_id(spec.url) for spec in read_engines(settings.engines_file)}

@@ -5,10 +5,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from refitd.engine.address import Address, check_url, engine_id, host_of, parse_allow_list, refusal
-from refitd.engine.connect import connector, key_files
+from refitd.engine.address import Address, engine_id, host_of, parse_allow_list, refusal
+from refitd.engine.connect import connector
 from refitd.engine.engines_file import EngineSpec, parse_engines
-from refitd.engine.http import Reply, Transport
 from refitd.engine.port import EnginePort, Reached, Unreached
 from refitd.settings import Settings
 from refitd.state.records import EngineRecord, Source
@@ -30,10 +29,6 @@ class EngineFacts:
     generates: bool | None = None
 
 
-READY_SECONDS = 5.0
-_PAUSED = 503
-
-
 @dataclass(frozen=True, slots=True)
 class Roster:
     """The engines by id.
@@ -50,11 +45,6 @@ class Roster:
     def connect(self, name: str) -> EnginePort:
         """The adapter for an engine. Close it afterwards."""
         return connector(self.settings.engine_access, self.guard, self.is_named)(self.specs[name])
-
-    def transport(self, name: str) -> Transport:
-        """HTTP to an engine, with its keys."""
-        spec = self.specs[name]
-        return Transport(spec.url, **key_files(self.settings.engine_access, spec, self.is_named), guard=self.guard)
 
     def root_of(self, name: str) -> str:
         """Where an engine sees the root."""
@@ -75,17 +65,10 @@ class Roster:
                 root=self.root_of(name),
                 seen=seen,
                 fingerprint=await engine.fingerprint() if reached and contents else None,
-                generates=await self._generates(name) if reached else None,
+                generates=await engine.generates() if reached else None,
             )
         finally:
             await engine.aclose()
-
-    async def _generates(self, name: str) -> bool | None:
-        """Whether the server takes requests: SGLang's /ready is 503 while it is paused. None where it does not say."""
-        reply = await self.transport(name).get("/ready", READY_SECONDS)
-        if not isinstance(reply, Reply):
-            return None
-        return {True: True, False: False}.get(reply.ok) if reply.ok or reply.status == _PAUSED else None
 
     def is_named(self, url: str) -> bool:
         """Whether the engine gets the default keys."""
@@ -97,7 +80,7 @@ class Roster:
         An allow list goes before the engines file. Keys must not go to a host that DNS or the API has named.
         """
         allowed = parse_allow_list(self.settings.engine_allow)
-        said = frozenset(host_of(url) for url in self.settings.engines)
+        said = frozenset(host_of(spec.url) for spec in self.settings.engine_specs.values())
         return refusal(host, address, allowed, said if allowed.is_set else self.settled)
 
 
@@ -112,7 +95,7 @@ def roster_of(settings: Settings, records: Mapping[str, EngineRecord], found: Co
     Raises:
         OSError, ValueError: the engines file or a URL cannot be used.
     """
-    specs = {engine_id(url): EngineSpec(url=check_url(url)) for url in settings.engines}
+    specs = settings.engine_specs
     if settings.engines_file is not None:
         specs |= {spec.id or engine_id(spec.url): spec for spec in _read_engines_file(settings.engines_file)}
     named = {spec.url for spec in specs.values()}

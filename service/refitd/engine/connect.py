@@ -1,41 +1,16 @@
 """From what the operator says of an engine to the adapter that speaks to it."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypedDict
 
 from refitd.engine.dialing import Guard
 from refitd.engine.engines_file import EngineSpec
+from refitd.engine.kind import EngineAccess, EngineKind, EngineServer
 from refitd.engine.plugin.leading import Leads
-from refitd.engine.port import EnginePort
-from refitd.engine.sglang.adapter import SglangEngine
-from refitd.engine.sglang.adapters import SglangAdapters
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineAccess:
-    """How the service drives its engines, as the operator says. Times are in seconds.
-
-    Attributes:
-        root: the folder that versions lie in.
-        load_timeout: how long an engine may take for a load.
-        pause_mode: what an engine does with requests in flight while it loads.
-        allow_dtype_cast: whether versions may have other dtypes than the model that engines serve.
-        api_key: file with the default key for requests; None where engines want none.
-        admin_key: file with the default key for changes; None where engines want none.
-        lora: name of the adapter that engines get in place of a model; None for models.
-        lora_keep: how many versions of an adapter stay loaded.
-    """
-
-    root: Path
-    load_timeout: float
-    pause_mode: str
-    allow_dtype_cast: bool = False
-    api_key: Path | None = None
-    admin_key: Path | None = None
-    lora: str | None = None
-    lora_keep: int = 1
+from refitd.engine.port import ChangeCheck, Coming, EnginePort, Offered, Reached, Refit, Stage, Target, Unreached
+from refitd.engine.registry import KINDS
 
 
 class KeyFiles(TypedDict):
@@ -59,7 +34,11 @@ def key_files(access: EngineAccess, spec: EngineSpec, is_named: IsNamed) -> KeyF
 
 
 def connector(
-    access: EngineAccess, guard: Guard, is_named: IsNamed, leads: Leads | None = None
+    access: EngineAccess,
+    guard: Guard,
+    is_named: IsNamed,
+    leads: Leads | None = None,
+    kinds: Sequence[EngineKind] = KINDS,
 ) -> Callable[[EngineSpec], EnginePort]:
     """Return a function that makes the adapter for an engine. It reads no file and calls no server yet.
 
@@ -68,27 +47,74 @@ def connector(
         guard: says which addresses may be called.
         is_named: says which engines are sent the default keys.
         leads: what plugins are told of the service that loads their engines.
+        kinds: the kinds of engines that there are.
     """
 
     def connect(spec: EngineSpec) -> EnginePort:
-        if access.lora is not None:
-            return SglangAdapters(
-                spec.url,
-                name=access.lora,
-                keep=access.lora_keep,
-                **key_files(access, spec, is_named),
-                load_timeout=access.load_timeout,
-                guard=guard,
-            )
-        return SglangEngine(
-            spec.url,
-            **key_files(access, spec, is_named),
-            pause_mode=access.pause_mode,
-            load_timeout=access.load_timeout,
-            guard=guard,
-            root=access.root,
-            allow_dtype_cast=access.allow_dtype_cast,
-            leads=leads,
-        )
+        keys = key_files(access, spec, is_named)
+        server = EngineServer(url=spec.url, **keys, guard=guard, leads=leads, access=access)
+        adapters = [kind.connect(server) for kind in kinds if spec.engine in {None, kind.name}]
+        return adapters[0] if len(adapters) == 1 else ProbedEngine(adapters)
 
     return connect
+
+
+class ProbedEngine:
+    """An engine of a kind that the operator does not say. The first adapter whose probe reaches it speaks to it.
+
+    It goes on doing so, unless its probe fails and another's does not: then a server of another kind is there now.
+    """
+
+    def __init__(self, adapters: Sequence[EnginePort]) -> None:
+        self._adapters = adapters
+        self._picked = adapters[0]
+
+    async def probe(self) -> Reached | Unreached:
+        """See `EnginePort`."""
+        seen = await self._picked.probe()
+        if isinstance(seen, Reached):
+            return seen
+        others = [adapter for adapter in self._adapters if adapter is not self._picked]
+        answers = await asyncio.gather(*(adapter.probe() for adapter in others))
+        for adapter, answer in zip(others, answers, strict=True):
+            if isinstance(answer, Reached):
+                self._picked = adapter
+                return answer
+        reasons = [seen.reason, *(answer.reason for answer in answers if isinstance(answer, Unreached))]
+        return Unreached(reason="; ".join(dict.fromkeys(reasons)), advice=seen.advice)
+
+    async def refit(self, target: Target, on_stage: Callable[[Stage], None]) -> Refit:
+        """See `EnginePort`."""
+        return await self._picked.refit(target, on_stage)
+
+    async def prefetch(self, version: Coming | Offered) -> None:
+        """See `EnginePort`."""
+        await self._picked.prefetch(version)
+
+    async def cancel_prefetch(self) -> None:
+        """See `EnginePort`."""
+        await self._picked.cancel_prefetch()
+
+    async def fingerprint(self, alike: str | None = None) -> str | None:
+        """See `EnginePort`."""
+        return await self._picked.fingerprint(alike)
+
+    async def trial(self, label: str) -> str | None:
+        """See `EnginePort`."""
+        return await self._picked.trial(label)
+
+    async def resume(self) -> bool:
+        """See `EnginePort`."""
+        return await self._picked.resume()
+
+    async def generates(self) -> bool | None:
+        """See `EnginePort`."""
+        return await self._picked.generates()
+
+    async def check_changes(self) -> ChangeCheck:
+        """See `EnginePort`."""
+        return await self._picked.check_changes()
+
+    async def aclose(self) -> None:
+        """See `EnginePort`."""
+        await asyncio.gather(*(adapter.aclose() for adapter in self._adapters))

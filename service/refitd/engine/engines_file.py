@@ -8,12 +8,14 @@ engines:
     api_key_file: /run/secrets/engine  # reads; default: --engine-key-file
     admin_key_file: /run/secrets/admin # changes; default: --engine-admin-key-file
     root: /mnt/weights                 # where this engine sees the root; default: --path-map
+    engine: sglang                     # what server it is; default: found out by asking it
 
 Prometheus' own form (file-based service discovery, YAML or JSON) will do as well: `[{targets: [host:port, …], labels:
 {run: exp/trial, __scheme__: https}}]`. Other labels are ignored.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -21,6 +23,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from refitd.engine.address import check_engine_id, check_url, engine_id
+from refitd.engine.registry import check_kind
 from refitd_client.contract.naming import check_run
 
 
@@ -35,6 +38,26 @@ class EngineSpec(BaseModel):
     api_key_file: Path | None = None
     admin_key_file: Path | None = None
     root: str | None = None
+    engine: Annotated[str, AfterValidator(check_kind)] | None = None
+
+
+_KIND_AND_URL = re.compile(r"(?:([a-z][a-z0-9]*)=)?(.*)", re.DOTALL)
+
+
+def check_engine(text: str) -> str:
+    """Return `text` without a trailing slash, if it is `URL` or `NAME=URL`, as `--engine` takes it.
+
+    Raises:
+        ValueError: the URL cannot be used, or no kind of engine has the name.
+    """
+    kind, url = _KIND_AND_URL.fullmatch(text.strip()).groups()  # pyright: ignore[reportOptionalMemberAccess]
+    return check_url(url) if kind is None else f"{check_kind(kind)}={check_url(url)}"
+
+
+def named_engines(texts: Iterable[str]) -> dict[str, EngineSpec]:
+    """Return the engines that `--engine` names, by id."""
+    parts = [text.rpartition("=") for text in texts]
+    return {engine_id(url): EngineSpec(url=url, engine=kind or None) for kind, _, url in parts}
 
 
 def _entry(value: object) -> object:

@@ -146,7 +146,7 @@ class Reached:
     then `stock_reason` says why, where a plugin was looked for. `takes_offers`: it can load from a trainer's memory.
     `loader`: what its plugin does not copy by itself; None where that is nothing, or is not known yet.
     `address` is where the connection went, equal for two names of one server; `led_by` says which other service leads
-    the engine, None where none does.
+    the engine, None where none does. `server` is what sentences call its kind, such as "SGLang".
     """
 
     model_path: str
@@ -161,13 +161,28 @@ class Reached:
     address: str | None = None
     led_by: str | None = None
     loader: LoaderUse | None = None
+    server: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreached:
-    """A probe that failed, and why, in a sentence that says what to do about it."""
+    """A probe that failed, and why, in a sentence. `advice` says what an operator can do about it, "" for nothing."""
 
     reason: str
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeCheck:
+    """Whether the engine's key opens changes.
+
+    `fault` says why it does not, None where it does, and `advice` what an operator can do about that. `date` is the
+    server's clock, as its answer's Date header has it, None where it tells none.
+    """
+
+    fault: str | None = None
+    advice: str = ""
+    date: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +238,14 @@ class EnginePort(Protocol):
 
     async def resume(self) -> bool:
         """Let it generate. Harmless on an engine that is not paused. False if the call did not succeed."""
+        ...
+
+    async def generates(self) -> bool | None:
+        """Whether it takes requests, False while it is paused; None where it does not say."""
+        ...
+
+    async def check_changes(self) -> ChangeCheck:
+        """Find out whether its key opens changes, by a call that changes nothing."""
         ...
 
     async def aclose(self) -> None:

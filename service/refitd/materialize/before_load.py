@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from refitd.materialize.materializer import Materializer
-from refitd.policy.target import LoadableDeltas
+from refitd.policy.goals import LoadableDeltas
 from refitd.root.threads import LOOK_SECONDS, RootThreads
 from refitd.state.version import VersionRecord
 from refitd_client.checkpoint.opening import ChangedError, Folder, OpeningRefusedError
@@ -80,7 +80,7 @@ class BeforeLoad:
         self._carriage = carriage
 
     async def check(self, version: VersionRecord, *, in_place: bool = False) -> bool:
-        """As `refitd.rollout.load.Check`."""
+        """As `refitd.rollout.reconciler.FilesCheck`."""
         is_copy = version.kind is Kind.DELTA and not in_place
         return await (self._materializer.check(version) if is_copy else self._full(version))
 

@@ -1,4 +1,4 @@
-"""The port to the folders of copies, and the real ones behind it."""
+"""The folders of copies: listed, written, looked at and deleted."""
 
 import asyncio
 import hashlib
@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Protocol, TypeVar
+from typing import TypeVar
 from uuid import uuid4
 
 from refitd.catalog.files import Unreadable
@@ -29,37 +29,16 @@ from refitd.state.copy import (
     is_copy_name,
 )
 from refitd.state.version import VersionRecord
-from refitd_client.contract.naming import SERVICE_FOLDER, Order
-from refitd_client.contract.slot import run_of_slots, run_slots
+from refitd_client.contract.naming import SERVICE_FOLDER, Order, run_of_slots, run_slots
 
 AnswerT = TypeVar("AnswerT")
-
-
-class CopyFolders(Protocol):
-    """The port to the file system. All methods raise OSError."""
-
-    async def survey(self) -> list[Copy]:
-        """Return all copies, and what else lies among them."""
-        ...
-
-    async def write(self, order: WriteCopy) -> Copy:
-        """Write a copy; raises CopyError where it was not written, or not well."""
-        ...
-
-    async def signature(self, copy: Copy) -> str | Unreadable | None:
-        """Return the signature of a copy's files; None where it is gone."""
-        ...
-
-    async def discard(self, copy: Copy) -> Discarded | Gone | Refused:
-        """Delete a copy."""
-        ...
 
 
 class DiskCopies:
     """Copies in the root, or in a folder of their own. Everything happens in threads.
 
     Looks share `threads` with other looks at the root, and have a time limit: an engine may be paused for them. Work
-    that reads, writes or deletes whole copies has threads of its own and no limit.
+    that reads, writes or deletes whole copies has threads of its own and no limit. All methods raise OSError.
     """
 
     def __init__(self, root: Path, folder: Path | None = None, threads: RootThreads | None = None) -> None:
@@ -72,15 +51,15 @@ class DiskCopies:
         self._prefix = COPIES_PATH if folder is None else str(self._top)
 
     async def survey(self) -> list[Copy]:
-        """See `CopyFolders`."""
+        """Return all copies, and what else lies among them."""
         return await self._looks.run(f"listing {self._top}", self._survey, within=LISTING_SECONDS)
 
     async def write(self, order: WriteCopy) -> Copy:
-        """See `CopyFolders`."""
+        """Write a copy; raises CopyError where it was not written, or not well."""
         return await self._in_thread(lambda stop: self._write(order, stop))
 
     async def signature(self, copy: Copy) -> str | Unreadable | None:
-        """See `CopyFolders`."""
+        """Return the signature of a copy's files; None where it is gone."""
         look = partial(self._signature, copy)
         try:
             return await self._looks.run(f"looking at {copy.path}", look, within=LOOK_SECONDS)
@@ -88,7 +67,7 @@ class DiskCopies:
             return Unreadable(str(error))
 
     async def discard(self, copy: Copy) -> Discarded | Gone | Refused:
-        """See `CopyFolders`."""
+        """Delete a copy."""
         return await self._in_thread(lambda _: self._discard(copy))
 
     async def fingerprints(self, copy: Copy) -> dict[str, int] | Unreadable:

@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 
 from refitd.materialize.rewrite import Buffers, OpenShard, RewrittenSpan, rewrite, spans_of, width_in
 from refitd_client.checkpoint.strict_header import Header, HeaderRefusedError, TensorSpec, read_header
-from refitd_client.contract.digest import joined
+from refitd_client.contract.manifest import joined
 from refitd_client.contract.naming import MANIFEST_NAME
 from refitd_client.delta import DeltaFile
 from refitd_client.files.plain_file import NotPlainError, fill, open_plain
 from refitd_client.fingerprint import bits_of, fingerprint
-from refitd_client.fingerprint.definition import MASK, ROW
+from refitd_client.fingerprint.host import MASK, ROW
 from refitd_client.validation.contents import MAX_THREADS, ReadingStoppedError
-from refitd_client.write.source_folder import is_companion
+from refitd_client.write.content import is_companion
 
 
 class CopyError(Exception):

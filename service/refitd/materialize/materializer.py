@@ -13,14 +13,14 @@ Each copy goes through the same steps, so that no engine begins to read what is 
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Protocol, TypeGuard
+from typing import TypeGuard
 
 import structlog
 
-from refitd.materialize.disk import CopyFolders
+from refitd.materialize.disk import DiskCopies
 from refitd.materialize.files import CopyError, MisfitError, SourceChangedError
 from refitd.policy.chain import needs_copy
-from refitd.policy.leases import Views
+from refitd.policy.goals import last_good
 from refitd.policy.materialize import (
     CopyReady,
     CopyVerdict,
@@ -34,7 +34,7 @@ from refitd.policy.materialize import (
     spare,
 )
 from refitd.policy.next_action import stays
-from refitd.policy.target import last_good
+from refitd.reclaim.facts import StoreFacts
 from refitd.rollout.targets import Targets
 from refitd.root.outcome import Refused
 from refitd.state.copy import COPY_STAGE, Copy, doubted
@@ -50,18 +50,6 @@ FIRST_SECONDS = 10.0  # before a refused delta is tried again
 LONGEST_SECONDS = 60.0
 
 log = structlog.get_logger("refitd")
-
-
-class ReaderFacts(Protocol):
-    """What decisions about copies are made of; `refitd.reclaim.collector.StoreFacts`."""
-
-    def views(self) -> Views:
-        """What leases are made of."""
-        ...
-
-    def rebuilding(self) -> str | None:
-        """Why it is not known which engine reads what, None where it is known."""
-        ...
 
 
 class Refusals:
@@ -122,11 +110,11 @@ class Materializer:
         store: versions, engines, rollouts.
         targets: what engines are to serve, and what they can load.
         facts: what is read by whom.
-        folders: the port to the copies.
+        folders: the copies on disk.
         most: how many copies a run may have; with 0 existing ones are taken away and none is written.
     """
 
-    def __init__(self, store: Store, targets: Targets, facts: ReaderFacts, folders: CopyFolders, *, most: int) -> None:
+    def __init__(self, store: Store, targets: Targets, facts: StoreFacts, folders: DiskCopies, *, most: int) -> None:
         self._store = store
         self._targets = targets
         self._facts = facts
@@ -207,7 +195,7 @@ class Materializer:
 
     def _say_changed(self, copy: Copy, version: str | None) -> None:
         if version is not None:
-            text = f"its copy in {copy.path} was changed by somebody else: it is written anew before an engine loads it"
+            text = f"its copy in {copy.path} was changed by another program: it is written anew before a load"
             self._store.say("version", version, text)
 
     def _carry_all(self) -> None:

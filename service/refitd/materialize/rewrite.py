@@ -17,7 +17,7 @@ import numpy as np
 
 from refitd_client.checkpoint.header import BITS
 from refitd_client.checkpoint.strict_header import Header, TensorSpec
-from refitd_client.contract.digest import BLOCK, digest_of_block
+from refitd_client.contract.manifest import BLOCK, digest_of_block
 from refitd_client.delta import DeltaFile
 from refitd_client.delta.change import Indices
 from refitd_client.files.plain_file import fill

@@ -45,8 +45,8 @@ from refitd_client.contract.naming import DELTA_NAME
 from refitd_client.delta import DeltaFile, DeltaRefusedError, check_fits
 from refitd_client.errors import NO_SPACE
 from refitd_client.files.plain_file import open_plain
-from refitd_client.fingerprint import to_text, to_texts
-from refitd_client.fingerprint.definition import MASK
+from refitd_client.fingerprint import to_text
+from refitd_client.fingerprint.host import MASK
 from refitd_client.validation.contents import ReadingStoppedError
 from refitd_client.validation.examine import glance, structure
 
@@ -313,7 +313,7 @@ def _validate(run: int, folder: int, path: str, job: CopyJob, proof: Proof) -> C
         bytes=size,
         signature=signature,
         digests=dict(proof.digests),
-        fingerprints=fitting_fingerprints(to_texts(proof.fingerprints)),
+        fingerprints=fitting_fingerprints(proof.fingerprints),
     )
     temporary = f".{job.name}{NOTE_ENDING}"  # one for each copy: what a kill leaves is written over the next time
     handle = open_plain(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644, within=run)

@@ -1,7 +1,7 @@
 """Structured logs on stderr: for people on a terminal, one JSON object a line for programs.
 
-In JSON is then all that the service prints: what libraries log, and the line on stdout that says that it is ready,
-since both streams often end in one file.
+With JSON, the messages of libraries and the line on stdout that says that the service is ready are JSON as well, since
+both streams often end in one file.
 """
 
 import logging

@@ -115,7 +115,7 @@ class Meters(Observer):
         self._deliveries = Counter(
             "refitd_deliveries", "Webhooks that are over, by how they ended", ["outcome"], registry=registry
         )
-        self._waiting = Gauge("refitd_deliveries_waiting", "Webhooks that nobody has taken yet", registry=registry)
+        self._waiting = Gauge("refitd_deliveries_waiting", "Webhooks that no receiver has taken yet", registry=registry)
         self._foresee()
 
     def _foresee(self) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version as release_of
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, disable_created_metrics
@@ -66,9 +65,6 @@ class Unserved(Observer):
         return [run for run in self._since if run in self._followed_since]
 
 
-_NEEDED = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
-
-
 @contextmanager
 def tracing(endpoint: str | None) -> Generator["Tracer | None"]:
     """Give a tracer that sends to a collector, None without an endpoint; send what is left at the end.
@@ -82,14 +78,15 @@ def tracing(endpoint: str | None) -> Generator["Tracer | None"]:
     if endpoint is None:
         yield None
         return
-    if not all(_is_there(name) for name in _NEEDED):
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ModuleNotFoundError as error:
         raise StartRefusedError(
             "--otlp-endpoint (REFITD_OTLP_ENDPOINT) needs OpenTelemetry: refitd's extra 'otel' brings it"
-        )
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        ) from error
 
     release = release_of("refitd")
     provider = TracerProvider(resource=Resource.create({"service.name": "refitd", "service.version": release}))
@@ -98,13 +95,6 @@ def tracing(endpoint: str | None) -> Generator["Tracer | None"]:
         yield provider.get_tracer("refitd", release)
     finally:
         provider.shutdown()
-
-
-def _is_there(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
 
 
 disable_created_metrics()  # twice as many series, for times that are not needed

@@ -1,11 +1,11 @@
-"""One trace for each version (OpenTelemetry). `refitd_client.publish.tracing` draws it and begins it, here is the rest.
+"""One trace for each version (OpenTelemetry). `refitd_client.publish.tracing` begins it; here are the service's spans.
 
 Most of what happens is known only when it is over: for how long a version was seen and validated, and the stages of an
 engine's load. Such spans are made then, with the times that they had. A version's own span begins at its first sight,
 and is opened when it is known which trace it belongs to: the notice says so or, for one that was found, the manifest.
 
-It ends when the version is served, or will not be. Engines that are late, and repairs, are put beneath it all the same;
-after a restart of the service, beneath the trainer's span.
+It ends when the version is served, or will not be. Spans of engines that are late, and of repairs, are its children all
+the same; after a restart of the service they are children of the trainer's span.
 """
 
 import time
@@ -14,7 +14,8 @@ from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, Status, StatusCode, TraceFlags, Tracer
+from opentelemetry.trace import Span, Status, StatusCode, Tracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from refitd.engine.port import Outcome, Stage
 from refitd.state.copy import COPY_STAGE
@@ -23,7 +24,6 @@ from refitd.state.records import AttemptRecord, RolloutRecord
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd_client.contract.states import RolloutState, VersionState
-from refitd_client.publish.tracing import TRACEPARENT
 
 _OVER = frozenset({VersionState.REJECTED, VersionState.LOST, VersionState.RETIRED, VersionState.DELETED})
 _PASSED_OVER = frozenset({RolloutState.SUPERSEDED, RolloutState.ABORTED, RolloutState.ROLLED_BACK})
@@ -150,15 +150,8 @@ class Traces(Observer):
 
 def parent_of(version: VersionRecord) -> Context | None:
     """The trainer's span, as the version's metadata name it; None where they name nothing that could be one."""
-    parts = version.metadata.get(TRACEPARENT, "").split("-")
-    if len(parts) != 4 or parts[0] != "00" or [len(part) for part in parts[1:]] != [32, 16, 2]:
-        return None
-    try:
-        trace_id, span_id, flags = (int(part, 16) for part in parts[1:])
-    except ValueError:
-        return None
-    context = SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
-    return trace.set_span_in_context(NonRecordingSpan(context)) if context.is_valid else None
+    context = TraceContextTextMapPropagator().extract(version.metadata, Context())
+    return context if trace.get_current_span(context).get_span_context().is_valid else None
 
 
 def _facts(version: VersionRecord) -> dict[str, Any]:

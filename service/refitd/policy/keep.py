@@ -33,11 +33,11 @@ from enum import IntEnum, auto
 from itertools import groupby
 from typing import assert_never
 
+from refitd.policy.goals import last_good, last_good_before
 from refitd.policy.holdings import Weight, Weights, weigh
 from refitd.policy.leases import Lease
 from refitd.policy.needs import Need, needs_of
 from refitd.policy.readiness import Withheld
-from refitd.policy.target import last_good, last_good_before
 from refitd.root.handle import parts_below
 from refitd.root.scan import Listing, ListingFailed
 from refitd.state.version import EVIDENCE, VersionRecord
@@ -45,6 +45,9 @@ from refitd.text import spoken
 from refitd_client.contract.states import VersionState
 from refitd_client.validation.conventions import is_foreign
 
+KEEP_LAST = (  # the help of the setting, beside the rule
+    "Good versions of each run to keep, newest first, besides what a rollback goes to (1: nothing to go back to)"
+)
 SPARED = "its folder is its trainer's own: refitd deletes it only with --reclaim-foreign (REFITD_RECLAIM_FOREIGN)"
 _NO_MORE = "and nothing else may go"
 _AWAITED = frozenset({VersionState.ANNOUNCED, VersionState.SETTLING, VersionState.VALIDATING})
@@ -231,7 +234,7 @@ def _ended(versions: Sequence[VersionRecord], closed: Collection[str], there: Co
 
 
 def _unproven(versions: Sequence[VersionRecord], weights: Weights, ended: Collection[str]) -> dict[str, str]:
-    """Folders of versions that would go and may be anybody's, and why. Of a RETIRED one only the rest may be left."""
+    """Why folders of versions that would be deleted may not be refitd's. Of a RETIRED one only a part may be left."""
     refusals = {
         version.id: weights.get(version.id, _NOTHING).refusal
         for version in versions

@@ -12,8 +12,7 @@ from refitd.policy.keep import KeepVerdict
 from refitd.policy.leases import Lease, LeaseKind
 from refitd.root.outcome import Incoming, Refused
 from refitd.state.version import EVIDENCE, VersionRecord
-from refitd_client.contract.naming import INCOMING_PREFIX, SERVICE_FOLDER, TRASH
-from refitd_client.contract.slot import SLOTS
+from refitd_client.contract.naming import INCOMING_PREFIX, SERVICE_FOLDER, SLOTS, TRASH
 from refitd_client.contract.states import VersionState
 from refitd_client.contract.wire import Reclaimable, ReclaimPlan
 

@@ -31,13 +31,12 @@ from dataclasses import dataclass
 
 from refitd.policy.chain import NoBase, chain_of, way_from
 from refitd.policy.leases import DEAD_AFTER, EngineView, Lease, LeaseKind, Views, leases
+from refitd.policy.served import NOT_WAITED_FOR
 from refitd.state.copy import Copy
 from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import Order
-from refitd_client.contract.states import EngineState
 
 _READS = frozenset({LeaseKind.SERVING, LeaseKind.LOADING, LeaseKind.UNPROVEN})
-_HOLDS_UP_NOBODY = frozenset({EngineState.UNREACHABLE, EngineState.QUARANTINED, EngineState.CONTESTED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +88,7 @@ def _sentences(held: Sequence[Lease], naming: Sequence[EngineView]) -> Iterator[
 
 def _counts(engine: EngineView | None) -> bool:
     """Whether the service waits for a reader. One that was removed during a load (None) reads until that ends."""
-    return engine is None or engine.state not in _HOLDS_UP_NOBODY
+    return engine is None or engine.state not in NOT_WAITED_FOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +235,7 @@ def spare(
     most: int,
 ) -> list[CopyVerdict]:
     """Decide about all copies. `runs` have deltas; of those that are `busy` a copy is being written just now."""
-    newest = sorted(copies, key=_worth, reverse=True)
+    newest = sorted(copies, key=lambda copy: (copy.order or Order(0, 0), copy.name), reverse=True)
     kept: dict[str, int] = {}
     verdicts: list[CopyVerdict] = []
     for copy in newest:
@@ -244,11 +243,6 @@ def spare(
         kept[copy.run] = kept.get(copy.run, 0) + verdict.keep
         verdicts.append(verdict)
     return verdicts
-
-
-def _worth(copy: Copy) -> tuple[int, int, str]:
-    order = copy.order or Order(0, 0)
-    return order.generation, order.step, copy.name
 
 
 def _verdict(

@@ -57,13 +57,16 @@ def waits_for(known: Known) -> str | None:
     if known.origin.rebuilt:
         return None
     now = known.clock.monotonic()
-    engines = [_view(engine, now) for engine in known.engines.values()]
+    engines = [
+        EngineView(
+            id=engine.id,
+            run=engine.run,
+            state=engine.state,
+            unreachable_for=0.0 if engine.unreachable_since is None else now - engine.unreachable_since,
+        )
+        for engine in known.engines.values()
+    ]
     return unfinished(engines, root_fault=known.faults.root, fleet_fault=known.faults.fleet)
-
-
-def _view(engine: EngineRecord, now: float) -> EngineView:
-    away = 0.0 if engine.unreachable_since is None else now - engine.unreachable_since
-    return EngineView(id=engine.id, run=engine.run, state=engine.state, unreachable_for=away)
 
 
 def unfinished(

@@ -7,12 +7,12 @@ from refitd.state.version import VersionRecord
 from refitd_client.contract.states import EngineState, VersionState, WaitOutcome
 
 _FILES_GONE = frozenset({VersionState.LOST, VersionState.RETIRED, VersionState.DELETED})
-_HOLDS_UP_NOBODY = frozenset({EngineState.UNREACHABLE, EngineState.QUARANTINED, EngineState.CONTESTED})
+NOT_WAITED_FOR = frozenset({EngineState.UNREACHABLE, EngineState.QUARANTINED, EngineState.CONTESTED})
 
 
 def is_proven(version: str, engines: Iterable[EngineRecord], quorum: int) -> bool:
     """Whether every reachable engine that is not quarantined serves `version`, and at least `quorum` do."""
-    counted = [engine for engine in engines if engine.state not in _HOLDS_UP_NOBODY]
+    counted = [engine for engine in engines if engine.state not in NOT_WAITED_FOR]
     return len(counted) >= quorum and all(
         # An engine that may still be paused holds it and does not serve it; one that is to be reloaded does not count.
         engine.known and engine.to_load.serving == version and not engine.resume_owed

@@ -4,9 +4,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from refitd.catalog.files import Files
+from refitd.policy.goals import last_good
 from refitd.policy.leases import EngineView, Load, RunView, Views
 from refitd.policy.readiness import Withheld, waits_for
-from refitd.policy.target import last_good
 from refitd.rollout.targets import Targets
 from refitd.root.scan import FoundFolder, Listing, ListingFailed
 from refitd.state.records import EngineRecord
@@ -70,12 +70,10 @@ class StoreFacts:
             loadable=None if next_ is None else next_.id,
             last_good=None if good is None else good.id,
             is_closed=run in self._store.runs.closed,
-            rolling_back=rolling and target is not None and self._was_left(run, target),
+            rolling_back=rolling
+            and target is not None
+            and any(v.barred and v.order > target.order for v in self._store.versions_of(run)),
         )
-
-    def _was_left(self, run: str, target: VersionRecord) -> bool:
-        """Whether something newer than the target was rolled back from."""
-        return any(version.barred and version.order > target.order for version in self._store.versions_of(run))
 
     def _engine(self, engine: EngineRecord) -> EngineView:
         since = engine.unreachable_since

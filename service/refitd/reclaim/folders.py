@@ -1,10 +1,10 @@
-"""The port to the folders under the root that reclaim uses, and the file system behind it."""
+"""The folders under the root, as reclaim looks at them, moves them away and deletes them."""
 
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from refitd.policy.holdings import Holdings
 from refitd.reclaim import incoming, looking, slots, trash
@@ -15,56 +15,10 @@ from refitd.root.threads import LISTING_SECONDS, LOOK_SECONDS, RootThreads
 AnswerT = TypeVar("AnswerT")
 
 
-class Folders(Protocol):
-    """What the sweep asks of the file system. Paths are relative to the root. All raise OSError."""
-
-    async def examine(self, path: str) -> Holdings | Gone | Refused:
-        """Say what lies in a folder, that it is gone, or why it must not be touched."""
-        ...
-
-    async def weigh(self, paths: Sequence[str]) -> dict[str, Holdings | Gone | Refused]:
-        """The same of many folders."""
-        ...
-
-    async def discard(self, path: str, folder: Holdings) -> Discarded | Gone | Refused:
-        """Move the folder that was examined into the trash; where it holds files of others, the version's alone."""
-        ...
-
-    async def survey(self, runs: Sequence[str], older_than: float) -> list[incoming.Incoming]:
-        """All folders in which a version of one of the runs is being written, or was."""
-        ...
-
-    async def discard_abandoned(self, path: str, older_than: float) -> Discarded | Gone | Refused:
-        """Look once more, and move such a folder into the trash."""
-        ...
-
-    async def empty(self) -> Emptied:
-        """Delete what lies in the trash."""
-        ...
-
-    async def trash_room(self) -> tuple[int, int]:
-        """The bytes in the trash that are going to be deleted, and those that are not."""
-        ...
-
-    async def hand_back(self, discarded: Discarded, run: str) -> Slot | Refused:
-        """Make a slot of a version that was just discarded."""
-        ...
-
-    async def slots(self) -> list[Slot]:
-        """All that lies among the slots."""
-        ...
-
-    async def withdraw(self, slot: Slot) -> Discarded | Gone | Refused:
-        """Move a slot into the trash."""
-        ...
-
-    async def layout(self, path: str) -> str | None:
-        """The layout of a version, None where its files cannot be a slot's."""
-        ...
-
-
 class DiskFolders:
-    """The file system. Everything happens in threads, one handle on the root for each.
+    """The folders under the root, by paths relative to it. All methods raise OSError.
+
+    Everything happens in threads, one handle on the root for each.
 
     A call that only reads is given up after a while. One that deletes is not, so that no new decision is made while it
     may still happen.
@@ -76,10 +30,12 @@ class DiskFolders:
         self._known: dict[str, Holdings] = {}  # what looks have found, so that files are opened once
 
     async def examine(self, path: str) -> Holdings | Gone | Refused:
+        """Say what lies in a folder, that it is gone, or why it must not be touched."""
         look = self._in_root(lambda root: looking.look(root, path, self._known.get(path)))
         return await self._threads.run(f"looking at {path}", look, within=LOOK_SECONDS)
 
     async def weigh(self, paths: Sequence[str]) -> dict[str, Holdings | Gone | Refused]:
+        """The same of many folders."""
         known = self._known
 
         def all_in(root: int) -> dict[str, Holdings | Gone | Refused]:
@@ -90,6 +46,7 @@ class DiskFolders:
         return found
 
     async def discard(self, path: str, folder: Holdings) -> Discarded | Gone | Refused:
+        """Move the folder that was examined into the trash; where it holds files of others, the version's alone."""
 
         def discard(root: int) -> Discarded | Gone | Refused:
             if folder.others:
@@ -100,32 +57,40 @@ class DiskFolders:
         return await self._deleting(f"moving {path} away", discard)
 
     async def survey(self, runs: Sequence[str], older_than: float) -> list[incoming.Incoming]:
+        """All folders in which a version of one of the runs is being written, or was."""
         look = self._in_root(lambda root: incoming.survey(root, runs, older_than))
         return await self._threads.run("listing what is being written", look, within=LISTING_SECONDS)
 
     async def discard_abandoned(self, path: str, older_than: float) -> Discarded | Gone | Refused:
+        """Look once more, and move such a folder into the trash."""
         return await self._deleting(
             f"moving {path} away", lambda root: incoming.discard_abandoned(root, path, older_than)
         )
 
     async def hand_back(self, discarded: Discarded, run: str) -> Slot | Refused:
+        """Make a slot of a version that was just discarded."""
         return await self._deleting("handing a slot back", lambda root: slots.hand_back(root, discarded, run))
 
     async def slots(self) -> list[Slot]:
+        """All that lies among the slots."""
         return await self._threads.run("listing the slots", self._in_root(slots.survey), within=LOOK_SECONDS)
 
     async def withdraw(self, slot: Slot) -> Discarded | Gone | Refused:
+        """Move a slot into the trash."""
         return await self._deleting("moving a slot away", lambda root: slots.withdraw(root, slot))
 
     async def layout(self, path: str) -> str | None:
+        """The layout of a version, None where its files cannot be a slot's."""
         look = self._in_root(lambda root: slots.layout_at(root, path))
         return await self._threads.run(f"looking at {path}", look, within=LOOK_SECONDS)
 
     async def empty(self) -> Emptied:
+        """Delete what lies in the trash."""
         stop = threading.Event()
         return await self._deleting("emptying the trash", lambda root: trash.empty(root, stop.is_set), stop)
 
     async def trash_room(self) -> tuple[int, int]:
+        """The bytes in the trash that are going to be deleted, and those that are not."""
         return await self._threads.run("looking into the trash", self._in_root(trash.room), within=LOOK_SECONDS)
 
     def _in_root(self, work: Callable[[int], AnswerT]) -> Callable[[], AnswerT]:

@@ -49,13 +49,15 @@ def _look(folder: int, path: str, identity: Identity, known: Holdings | None) ->
         name for name, entry in entries.items() if entry.is_file and is_weights(name) and _is_intact(folder, name)
     ]
     mine, others = sort_out(path, entries, manifest=_manifest(folder, entries), intact=intact)
+    left = [MAX_COUNTED]  # so many names are counted in the folders that lie in it
+    inside = sum(room_within(folder, name, left) for name, entry in entries.items() if not entry.is_file)
     return Holdings(
         identity=identity,
         seal=seal,
         files={name: entries[name].stamp for name in mine},
         others=tuple(others),
         bytes=sum(entries[name].bytes for name in mine),
-        foreign_bytes=sum(entries[name].bytes for name in others) + _within(folder, entries),
+        foreign_bytes=sum(entries[name].bytes for name in others) + inside,
     )
 
 
@@ -88,9 +90,3 @@ def _is_intact(folder: int, name: str) -> bool:
 def _opened_file(folder: int, name: str) -> Generator[tuple[int, int]]:
     with plain_file(name, within=folder) as handle:
         yield handle, os.fstat(handle).st_size
-
-
-def _within(folder: int, entries: Mapping[str, FolderEntry]) -> int:
-    """The bytes in the folders that lie in a folder, as far as they were counted."""
-    left = [MAX_COUNTED]
-    return sum(room_within(folder, name, left) for name, entry in entries.items() if not entry.is_file)

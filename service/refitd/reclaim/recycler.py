@@ -8,7 +8,7 @@ import structlog
 from refitd.clock import Clock
 from refitd.policy.spare_slots import SlotRules, SlotVerdict, newest_full, spare, why_not
 from refitd.reclaim.facts import StoreFacts
-from refitd.reclaim.folders import Folders
+from refitd.reclaim.folders import DiskFolders
 from refitd.root.outcome import Discarded, Refused
 from refitd.state.version import VersionRecord
 from refitd_client.contract.wire import Reclaimable
@@ -22,7 +22,7 @@ class Recycler:
     """Belongs to one sweeper, which calls it in its turn."""
 
     def __init__(
-        self, folders: Folders, facts: StoreFacts, clock: Clock, rules: SlotRules, used: Callable[[], int]
+        self, folders: DiskFolders, facts: StoreFacts, clock: Clock, rules: SlotRules, used: Callable[[], int]
     ) -> None:
         """Do nothing yet. `used` returns how many bytes of the disk budget everything but slots takes."""
         self._folders = folders

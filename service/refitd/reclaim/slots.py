@@ -1,6 +1,6 @@
 """Slots on disk: a version's files handed back to its publisher, and deleted when no publisher takes them.
 
-`refitd_client.contract.slot` is the protocol of both sides.
+`refitd_client.contract.naming` is the protocol of both sides.
 
 A version comes here out of the trash, where `discard` has put it. So after a kill on the way the next start deletes it,
 as it would without slots:
@@ -28,9 +28,12 @@ from refitd.reclaim.trash import condemn, sync
 from refitd.root.handle import below, made, opened, parts_below
 from refitd.root.outcome import Discarded, Gone, Refused, Slot, sentence
 from refitd_client.checkpoint.strict_header import MAX_HEADER_BYTES
-from refitd_client.contract.naming import MANIFEST_NAME, SERVICE_FOLDER, STAGING_LOCK, TRASH
-from refitd_client.contract.slot import (
+from refitd_client.contract.naming import (
+    MANIFEST_NAME,
+    SERVICE_FOLDER,
     SLOTS,
+    STAGING_LOCK,
+    TRASH,
     ShardLayout,
     layout_in,
     layout_of,

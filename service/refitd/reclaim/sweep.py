@@ -23,6 +23,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+import structlog
+
 from refitd.clock import Clock
 from refitd.policy.holdings import Found, Holdings, Weight, Weights, wants_look, weigh, weight_of
 from refitd.policy.keep import SPARED, KeepRules, KeepVerdict, keep
@@ -42,21 +44,26 @@ from refitd.policy.lines import (
 )
 from refitd.policy.needs import before_their_bases, standing_on
 from refitd.policy.readiness import Withheld
-from refitd.policy.spare_slots import SlotRules
+from refitd.policy.spare_slots import ReclaimRules, SlotRules
 from refitd.reclaim.facts import StoreFacts, StoreWriter
-from refitd.reclaim.folders import Folders
+from refitd.reclaim.folders import DiskFolders
 from refitd.reclaim.recycler import Recycler, slot_line
 from refitd.root.outcome import Discarded, Gone, Incoming, Refused
 from refitd.root.scan import Listing, ListingFailed
+from refitd.state.journal.journal import JournalError
+from refitd.state.store import Store
 from refitd.state.version import EVIDENCE, VersionRecord
 from refitd_client.contract.naming import version_id
 from refitd_client.contract.states import VersionState
 from refitd_client.contract.wire import Reclaimable, ReclaimPlan
 from refitd_client.validation.conventions import is_foreign
 
+PACE_SECONDS = 1.0  # between two sweeps
 _SIZED_HERE = frozenset({VersionState.REJECTED, VersionState.UNKNOWN})
 OVER_BUDGET_FOR = 60.0  # seconds before that is said: while a version has no verdict the root may be over its budget
 AGE_STEP = 600.0  # seconds by which evidence grows older before that is written down
+
+log = structlog.get_logger("refitd")
 
 
 class CopySweep(Protocol):
@@ -88,7 +95,7 @@ class Sweeper:
 
     def __init__(
         self,
-        folders: Folders,
+        folders: DiskFolders,
         facts: StoreFacts,
         writer: StoreWriter,
         clock: Clock,
@@ -148,7 +155,9 @@ class Sweeper:
         """
         async with self._turn:
             listing = await self._facts.listing()
-            await self._finish(listing)
+            if _known(listing) is not None:  # a killed sweep left it there; what cannot be deleted counts in the budget
+                emptied = await self._folders.empty()
+                self._stuck = (await self._folders.trash_room())[0] if emptied.left else 0
             self._seen = seen = await self._observe(listing)
             self._write_sizes_and_ages()
             planned = {verdict.record.id: verdict for verdict in self._verdicts(listing, seen)}
@@ -169,12 +178,6 @@ class Sweeper:
             is_late = self._over_since is not None and now - self._over_since >= OVER_BUDGET_FOR
             self._writer.budgeted(fault if is_late else None)
             return done
-
-    async def _finish(self, listing: Listing | ListingFailed | Withheld) -> None:
-        """Empty the trash of what a killed sweep left there. What cannot be deleted counts in the budget."""
-        if _known(listing) is not None:
-            emptied = await self._folders.empty()
-            self._stuck = (await self._folders.trash_room())[0] if emptied.left else 0
 
     async def _observe(self, listing: Listing | ListingFailed | Withheld) -> _Seen:
         """Weigh the folders whose size is in no record, then look at what is being written.
@@ -323,3 +326,42 @@ def _planned_line(verdict: KeepVerdict, found: Found | None, seen: _Seen) -> Rec
     if (refusal := _refusal(verdict.record, found)) is not None:
         return refused_line(verdict.record, refusal, weight)
     return version_line(with_reason(verdict, found.rest), weight)
+
+
+class Collector:
+    """Sweeps when something has changed, and from time to time."""
+
+    def __init__(
+        self,
+        store: Store,
+        facts: StoreFacts,
+        folders: DiskFolders,
+        rules: ReclaimRules,
+        copies: CopySweep | None = None,
+    ) -> None:
+        self._store = store
+        self._interval = rules.interval
+        self._facts = facts
+        self.sweeper = Sweeper(
+            folders,
+            self._facts,
+            StoreWriter(store),
+            store.clock,
+            rules=rules.keep,
+            incoming_ttl=rules.incoming_ttl,
+            slots=rules.slots,
+            copies=copies,
+        )
+
+    async def run(self) -> None:
+        """Sweep until cancelled."""
+        seen = -1
+        while True:
+            seen = await self._store.changed.wait_after(seen, within=self._interval)
+            try:
+                if not self._store.origin.rebuilt and self._facts.rebuilding() is None:
+                    self._store.rebuilt()
+                await self.sweeper.run()
+            except (OSError, JournalError) as error:
+                log.warning("nothing was reclaimed this time", error=str(error))
+            await asyncio.sleep(PACE_SECONDS)

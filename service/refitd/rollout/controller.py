@@ -7,7 +7,7 @@ binds engines to runs, records a rollout for each change of target and marks ver
 from dataclasses import replace
 
 from refitd.policy.binding import bind, follows, why_unbound
-from refitd.policy.served import is_proven
+from refitd.policy.served import NOT_WAITED_FOR, is_proven
 from refitd.policy.strategy import fault_found, is_through
 from refitd.rollout.targets import Targets
 from refitd.state.records import EngineRecord, RolloutRecord
@@ -15,7 +15,6 @@ from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd_client.contract.states import EngineState, RolloutState
 
-_LEFT_BEHIND = frozenset({EngineState.UNREACHABLE, EngineState.QUARANTINED, EngineState.CONTESTED})
 _PROVEN = frozenset({RolloutState.COMPLETE, RolloutState.DEGRADED})
 
 
@@ -93,7 +92,7 @@ class RolloutController:
             return rollout.state if rollout.state in _PROVEN else RolloutState.PENDING
         through = is_through(self._targets.strategy, target, rollout)
         if through and is_proven(target.id, engines, self._quorum):
-            degraded = any(engine.state in _LEFT_BEHIND for engine in engines)
+            degraded = any(engine.state in NOT_WAITED_FOR for engine in engines)
             return RolloutState.DEGRADED if degraded else RolloutState.COMPLETE
         if rollout.state is RolloutState.PENDING and not any(e.state is EngineState.UPDATING for e in engines):
             return RolloutState.PENDING

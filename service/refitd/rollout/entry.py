@@ -3,12 +3,15 @@
 import random
 from dataclasses import replace
 
-from refitd.policy.next_action import Agenda, Goals, backoff
+from refitd.policy.contest import forgiven
+from refitd.policy.next_action import Agenda, backoff
 from refitd.rollout.targets import Targets
 from refitd.state.journal.journal import JournalError
 from refitd.state.records import EngineRecord
 from refitd.state.store import Store
 from refitd_client.contract.states import EngineState
+
+AWAY = frozenset({EngineState.PROBING, EngineState.UNREACHABLE})
 
 
 class RemovedError(Exception):
@@ -62,18 +65,9 @@ class EngineEntry:
         return self.now + backoff(times, self._chance)
 
     @property
-    def goals(self) -> Goals:
-        """What the engine could be brought to."""
-        record = self.record.to_load
-        goals = self.targets.of_engine(record)
-        candidates = (goals.target, goals.loadable, goals.last_good)
-        recorded = frozenset(v.id for v in candidates if v is not None and self.fingerprint_of(v.id) is not None)
-        return replace(goals, recorded=recorded)
-
-    @property
     def target_id(self) -> str | None:
         """The id of the version that it is to serve, None where there is none."""
-        target = self.goals.target
+        target = self.targets.of_engine(self.record.to_load).target
         return None if target is None else target.id
 
     def fingerprint_of(self, version: str) -> str | None:
@@ -89,6 +83,21 @@ class EngineEntry:
         if is_there and not self._is_there:  # once: a probe without an answer is repeated at the usual interval
             self.agenda = replace(self.agenda, probe_at=self.now)
         self._is_there = is_there
+
+    def resync(self) -> None:
+        """Have the engine loaded again whatever it serves.
+
+        What it serves until then stays known: an engine that is away is asked for nothing, and nothing is forgotten.
+        """
+        self.agenda = Agenda(ahead=self.agenda.ahead)
+        record = forgiven(replace(self.record, failures=0, taints=0, strikes={}))
+        record = replace(record, reload=record.known)  # one with unknown contents is loaded in any case
+        if record.state is EngineState.QUARANTINED:
+            record = replace(record, state=EngineState.TAINTED)
+        elif record.known and record.state not in AWAY and record.taken is None:
+            record = replace(record, state=EngineState.BEHIND, reason="a resync was asked for")
+        when = " when it is reachable" if record.state is EngineState.UNREACHABLE else ""
+        self.store.put_engine(record, f"resync was asked for: it will be loaded again{when}")
 
     def put(self, before: EngineRecord, after: EngineRecord) -> None:
         """Put the engine's new record into the store, and log what has changed.

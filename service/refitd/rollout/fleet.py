@@ -13,13 +13,12 @@ from pathlib import Path
 import structlog
 
 from refitd.engine.address import AddressRefusedError, check_engine_id, check_url, engine_id
-from refitd.engine.engines_file import EnginesFile, EngineSpec
+from refitd.engine.engines_file import EnginesFile, EngineSpec, named_engines
 from refitd.engine.port import EnginePort
 from refitd.policy.roster import NamedEngine, reconcile
 from refitd.problem import ProblemError, Slug
 from refitd.rollout.canary import Tell
-from refitd.rollout.load import FileAccess, FilesCheck
-from refitd.rollout.reconciler import EngineReconciler
+from refitd.rollout.reconciler import EngineReconciler, FileAccess, FilesCheck
 from refitd.rollout.targets import Targets
 from refitd.state.records import EngineRecord, Source, given_back
 from refitd.state.store import Store
@@ -61,7 +60,7 @@ class Fleet:
             store: what the service knows.
             targets: what engines are to serve.
             root: the root as engines see it.
-            urls: the engines that the settings name.
+            urls: the engines that the settings name, as `URL` or `KIND=URL`.
             engines_file: the engines file, None without one.
             probe_interval: seconds from one probe to the next.
             connect: makes an engine's adapter.
@@ -94,7 +93,7 @@ class Fleet:
         """Run all reconcilers and follow the engines file, until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
-            self._name({engine_id(url): EngineSpec(url=url) for url in self._urls}, Source.SETTINGS)
+            self._name(named_engines(self._urls), Source.SETTINGS)
             added = [record for record in self._store.engines.values() if record.source is Source.API]
             self._name({record.id: _spec_of(record) for record in added}, Source.API)
             if self._file is None:

@@ -1,20 +1,27 @@
 """One engine, kept on its run's target: the shell around `next_action`. One task an engine, one action at a time.
 
-What it looks at and writes down is the engine's `EngineEntry`; how it loads is `Loads`.
+It looks at the engine's `EngineEntry` and writes into it. `Loads` are its loads, by a version's files or from its
+trainer's memory: the intent, the call, the outcome. The order of writes is the point. The intent to load is durable
+before the engine is told to, so that a crash in the middle is found at the next start and the engine counts as TAINTED;
+what it makes ready before writes nothing. The outcome is written after the engine was resumed, so that no journal write
+lengthens a pause.
 """
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import replace
-from typing import assert_never
+from dataclasses import dataclass, replace
+from typing import Protocol, assert_never
 
 from structlog.contextvars import bound_contextvars
 
-from refitd.engine.port import Coming, EnginePort, Reached
-from refitd.policy.contest import forgiven, twin_of
+from refitd.engine.port import Coming, EnginePort, Offered, Outcome, Reached, Refit, Stage, Target, VersionFiles
+from refitd.policy.chain import takes_in_place
+from refitd.policy.contest import twin_of
+from refitd.policy.goals import skipped_between
 from refitd.policy.next_action import (
-    Agenda,
+    Action,
     CancelPrefetch,
     Prefetch,
     Probe,
@@ -24,16 +31,36 @@ from refitd.policy.next_action import (
     backoff,
     next_action,
 )
-from refitd.policy.observe import Expected, after_probe, standing
-from refitd.rollout.entry import EngineEntry, RemovedError
-from refitd.rollout.load import FileAccess, Loads
+from refitd.policy.observe import Expected, after_probe, after_refit, standing
+from refitd.rollout.entry import AWAY, EngineEntry, RemovedError
 from refitd.rollout.targets import Targets
-from refitd.state.records import EngineRecord
+from refitd.state.records import NOT_SENT, AttemptRecord, EngineRecord
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd_client.contract.states import EngineState, Kind
 
-_AWAY = frozenset({EngineState.PROBING, EngineState.UNREACHABLE})
+_NOT_DURABLE = "without a durable intent nothing is sent"
+
+
+class SeenPath(Protocol):
+    """A version's path as the engine sees it, None for a delta that it does not take in place and no copy holds now."""
+
+    def __call__(self, version: VersionRecord, *, in_place: bool = False) -> str | None: ...
+
+
+class FilesCheck(Protocol):
+    """Whether the files that an engine is about to read, or has read, are those that were found good."""
+
+    async def __call__(self, version: VersionRecord, *, in_place: bool = False) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileAccess:
+    """How one engine reads versions. `check` marks a version LOST whose files changed, `warm` reads it into memory."""
+
+    seen_path: SeenPath
+    check: FilesCheck
+    warm: Callable[[VersionRecord], Awaitable[None]]
 
 
 class EngineReconciler:
@@ -70,7 +97,7 @@ class EngineReconciler:
     async def _turn(self) -> None:
         seen, entry = self._targets.changed.count, self._entry
         entry.arrive()
-        action = next_action(entry.record.to_load, entry.goals, entry.agenda, entry.now)
+        action = self._decide()
         match action:
             case Rest(until):
                 await self._targets.changed.wait_after(seen, within=until - entry.now)
@@ -89,25 +116,22 @@ class EngineReconciler:
             case _:
                 assert_never(action)
 
+    def _decide(self) -> Action:
+        """Ask what to do next, by what the engine is to serve and which of that has a fingerprint on record."""
+        entry, engine = self._entry, self._entry.record.to_load
+        goals = self._targets.of_engine(engine)
+        candidates = (goals.target, goals.loadable, goals.last_good)
+        recorded = frozenset(v.id for v in candidates if v is not None and entry.fingerprint_of(v.id) is not None)
+        return next_action(engine, replace(goals, recorded=recorded), entry.agenda, entry.now)
+
     def stop(self) -> None:
         """End `run` after the action that is under way."""
         self._stopping = True
         self._targets.changed.notify()
 
     def resync(self) -> None:
-        """Have the engine loaded again whatever it serves: at once, or when it can be reached again.
-
-        What it serves until then stays known: an engine that is away is asked for nothing, and nothing is forgotten.
-        """
-        self._entry.agenda = Agenda(ahead=self._entry.agenda.ahead)
-        record = forgiven(replace(self._entry.record, failures=0, taints=0, strikes={}))
-        record = replace(record, reload=record.known)  # one with unknown contents is loaded in any case
-        if record.state is EngineState.QUARANTINED:
-            record = replace(record, state=EngineState.TAINTED)
-        elif record.known and record.state not in _AWAY and record.taken is None:
-            record = replace(record, state=EngineState.BEHIND, reason="a resync was asked for")
-        when = " when it is reachable" if record.state is EngineState.UNREACHABLE else ""
-        self._store.put_engine(record, f"resync was asked for: it will be loaded again{when}")
+        """Have the engine loaded again whatever it serves: at once, or when it can be reached again."""
+        self._entry.resync()
         self._targets.changed.notify()
 
     async def trial(self, version: VersionRecord) -> str | None:
@@ -136,10 +160,9 @@ class EngineReconciler:
             request.add_done_callback(lambda _: guard.cancel())
 
     def _waits_for(self, version: str) -> bool:
-        entry = self._entry
-        if not entry.is_named:
+        if not self._entry.is_named:
             return False
-        match next_action(entry.record.to_load, entry.goals, entry.agenda, entry.now):
+        match self._decide():
             case Rest() | Probe():
                 return not self._stopping
             case RefitTo(wanted, offer):
@@ -169,7 +192,7 @@ class EngineReconciler:
             interval=self._probe_interval,
             twin=twin,
         )
-        if isinstance(seen, Reached) and before.state in _AWAY and after.serving is not None:
+        if isinstance(seen, Reached) and before.state in AWAY and after.serving is not None:
             after = await self._adopted(after)
         entry.put(before, after)
 
@@ -197,3 +220,177 @@ class EngineReconciler:
             self._store.put_engine(replace(entry.record, resume_owed=False))
         else:
             entry.agenda = replace(entry.agenda, resume_at=entry.later(1), probe_at=0.0)
+
+
+class Loads:
+    """The loads of one engine, one at a time."""
+
+    def __init__(self, entry: EngineEntry, engine: EnginePort, files: FileAccess, probe_interval: float) -> None:
+        self._entry = entry
+        self._store = entry.store
+        self._engine = engine
+        self._files = files
+        self._probe_interval = probe_interval
+
+    async def by_files(self, version: VersionRecord) -> None:
+        """Load a version's files, or the copy that holds it."""
+        attempt = self._store.open_attempt(self._entry.id, version.id)  # from here on the version is leased
+        with bound_contextvars(version=version.id, attempt=attempt.id, **self._rollout_of(version)):
+            before = self._updating(f"loads {version.id}")
+            # Right before each load, because the files may have been rewritten or deleted since they were sealed; and
+            # the disk writes the intent meanwhile.
+            in_place = takes_in_place(before.to_load, version, self._store.versions)
+            path = self._files.seen_path(version, in_place=in_place)
+            unchanged, unwritten, _ = await asyncio.gather(
+                self._files.check(version, in_place=in_place), self._entry.written(), self._files.warm(version)
+            )
+            if unwritten is not None:
+                self._drop(before, attempt, f"{unwritten}: {_NOT_DURABLE}")
+                return
+            if not unchanged or path is None:
+                self._drop(before, attempt, "its files are not those that were checked, or cannot be looked at")
+                return
+            target = self._target_for(before, version, path, in_place=in_place)
+            refit = await self._refitted(before, version, target, attempt)
+            self._close(before, version, refit, attempt)
+
+    async def from_memory(self, version: VersionRecord, offer: str) -> None:
+        """Load from the trainer's memory, once: an engine whose load fails waits for the files."""
+        attempt = self._store.open_attempt(self._entry.id, version.id)
+        with bound_contextvars(version=version.id, attempt=attempt.id, **self._rollout_of(version)):
+            try:
+                await self._take(attempt, version, Offered(version=version.id, path=version.path, offer=offer))
+            finally:
+                if self._entry.is_named:  # the trainer does not wait for an engine that was removed
+                    self._entry.targets.answered(self._entry.record, version)
+
+    async def _take(self, attempt: AttemptRecord, version: VersionRecord, offered: Offered) -> None:
+        before = self._updating(f"takes {version.id} from its trainer's memory")
+        try:
+            unwritten, _ = await asyncio.gather(self._entry.written(), self._engine.prefetch(offered))
+        except asyncio.CancelledError:
+            self._drop(before, attempt, "the service was stopped before the load")
+            raise
+        if unwritten is not None:
+            self._drop(before, attempt, f"{unwritten}: {_NOT_DURABLE}")
+            return
+        path = self._files.seen_path(version) or ""
+        target = replace(self._target_for(before, version, path, in_place=False), offered=offered)
+        refit = await self._refitted(before, version, target, attempt)
+        if refit.outcome is not Outcome.NACK:
+            self._close(before, version, refit, attempt)
+            return
+        # It did not take what was offered: it holds what it held, and nothing is wrong with the version.
+        closed = self._close_attempt(attempt, refit)
+        self._entry.unless_removed(before)
+        owes = replace(self._entry.record, last_attempt=closed, resume_owed=not refit.resumed, reason=refit.reason)
+        self._entry.put(before, replace(owes, state=before.state))
+
+    def _rollout_of(self, version: VersionRecord) -> dict[str, int]:
+        """The number of the rollout that brings a version here; none for one that goes back to the last good one."""
+        rollout = self._store.rollouts.get(version.run)
+        return {} if rollout is None or rollout.version != version.id else {"rollout": rollout.number}
+
+    def _updating(self, text: str) -> EngineRecord:
+        """Make the engine UPDATING; return its record before."""
+        before = self._entry.record
+        self._store.put_engine(replace(before, state=EngineState.UPDATING), f"UPDATING: {text}")
+        return before
+
+    def _target_for(self, engine: EngineRecord, version: VersionRecord, path: str, *, in_place: bool) -> Target:
+        serving = self._store.versions.get(engine.serving or engine.held or "")
+        differs = serving is not None and serving.differs_in_weights(version)
+        files = None  # what the plugin has to know of a version; None for one that it leaves to SGLang
+        is_full = in_place or version.kind is not Kind.DELTA
+        if is_full and version.owned and version.digest is not None and version.signature is not None:
+            files = VersionFiles(
+                version=version.id,
+                path=version.path,
+                digest=version.digest,
+                signature=version.signature,
+                allow_missing=version.allow_missing,
+                allow_extra=version.allow_extra,
+            )
+
+        async def is_unchanged() -> bool:
+            # The engine itself holds what it takes from memory against its fingerprints.
+            return version.state.is_open or await self._files.check(version, in_place=in_place)
+
+        return Target(
+            path=path,
+            label=version.label,
+            fingerprint=self._entry.fingerprint_of(version.id),
+            not_fingerprint=self._entry.fingerprint_of(serving.id) if serving is not None and differs else None,
+            repairs=not engine.known,
+            files=files,
+            in_place=in_place,
+            unchanged=is_unchanged,
+        )
+
+    async def _refitted(
+        self, before: EngineRecord, version: VersionRecord, target: Target, attempt: AttemptRecord
+    ) -> Refit:
+        def on_stage(stage: Stage) -> None:
+            if stage is Stage.VERIFY and self._entry.is_named:
+                verifying = replace(self._entry.record, state=EngineState.VERIFYING)
+                self._store.put_engine(verifying, "VERIFYING: has loaded")
+
+        try:
+            return await self._engine.refit(target, on_stage)
+        except asyncio.CancelledError:
+            refit = Refit(outcome=Outcome.TAINTED, resumed=False, reason="the service was stopped in mid-update")
+            self._close(before, version, refit, attempt)
+            # That the service was stopped is no reason against the version: no strike, and no failure.
+            if (record := self._store.engines.get(self._entry.id)) is not None:
+                held, taints = before.serving or before.held, before.taints
+                kept = replace(record, strikes=before.strikes, failures=before.failures, taints=taints, held=held)
+                self._store.put_engine(kept)
+            raise
+
+    def _close(self, before: EngineRecord, version: VersionRecord, refit: Refit, attempt: AttemptRecord) -> None:
+        """Write down how a load ended, and when to try again."""
+        entry, closed = self._entry, self._close_attempt(attempt, refit)
+        entry.unless_removed(after_refit(before, version.id, refit, entry.now))
+        after = after_refit(replace(entry.record, last_attempt=closed), version.id, refit, entry.now)
+        if refit.outcome is Outcome.ACK:
+            after = self._acknowledged(before, after, version, refit)
+        elif not refit.needs_full:  # that one needs another version, and not to wait
+            later = entry.later(max(after.failures, after.strikes.get(version.id, 0), 1))
+            entry.agenda = replace(entry.agenda, failed=version.id, retry_at=later)
+        entry.put(before, after)
+
+    def _drop(self, before: EngineRecord, attempt: AttemptRecord, reason: str) -> None:
+        """Close an attempt that was never sent to the engine: the engine is as it was."""
+        entry = self._entry
+        self._store.close_attempt(replace(attempt, outcome=NOT_SENT, reason=reason))
+        entry.unless_removed(before)
+        entry.agenda = replace(entry.agenda, failed=attempt.version, retry_at=entry.later(1))
+        entry.put(before, replace(entry.record, state=before.state))
+
+    def _close_attempt(self, attempt: AttemptRecord, refit: Refit) -> AttemptRecord:
+        closed = replace(attempt, outcome=refit.outcome.name, reason=refit.reason, timings=refit.timings)
+        self._store.close_attempt(closed)
+        return closed
+
+    def _acknowledged(
+        self, before: EngineRecord, after: EngineRecord, version: VersionRecord, refit: Refit
+    ) -> EngineRecord:
+        store, entry = self._store, self._entry
+        failed = None if entry.agenda.failed == version.id else entry.agenda.failed
+        wait = self._probe_interval if refit.resumed else 0.0
+        entry.agenda = replace(entry.agenda, failed=failed, probe_at=entry.now + wait)
+        if refit.fingerprint is not None and after.configuration is not None:
+            store.record_fingerprint(version.id, after.configuration, refit.fingerprint)
+        serving = store.versions.get(before.serving or "")
+        skipped = skipped_between(store.versions_of(version.run), serving, version)
+        in_place = takes_in_place(before.to_load, version, store.versions)
+        after = replace(
+            after,
+            weight_version=version.label,
+            model_path=self._files.seen_path(version, in_place=in_place) or after.model_path,
+            beneath=(before.beneath or before.serving) if in_place else None,
+            wants_full=version.kind is Kind.DELTA and not in_place,  # its plugin knows nothing of what a copy held
+            skipped=before.skipped + len(skipped),
+        )
+        target = version.id if version.state.is_open else entry.target_id  # what is held from memory is the target
+        return standing(after, target) if refit.resumed else after

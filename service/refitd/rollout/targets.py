@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from refitd.policy.goals import (
+    LoadableDeltas,
     PendingOffer,
     goals_of_engine,
     goals_of_run,
@@ -14,7 +15,6 @@ from refitd.policy.goals import (
 )
 from refitd.policy.next_action import Goals, RefitTo
 from refitd.policy.strategy import Strategy, StrategyName
-from refitd.policy.target import LoadableDeltas
 from refitd.state.observer import Notifier, Observer
 from refitd.state.records import EngineRecord, RolloutRecord
 from refitd.state.store import Store

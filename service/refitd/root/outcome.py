@@ -7,7 +7,7 @@ are what can lie under the root beside versions: folders that are being written,
 import errno
 from dataclasses import dataclass, field
 
-from refitd_client.contract.slot import slots_path
+from refitd_client.contract.naming import slots_path
 
 
 @dataclass(frozen=True, slots=True)

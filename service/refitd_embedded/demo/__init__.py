@@ -16,7 +16,6 @@ Importing this package imports no torch.
 """
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,18 +25,31 @@ STEPS = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """The arguments of `main`, which says what they are."""
+    """How a run is made.
 
-    steps: int
-    seed: int
-    publish: bool
-    json: bool
-    workdir: Path | None
-    service_url: str | None
-    engines: tuple[str, ...]
-    root: Path | None
-    model: Path | None
-    then: str | None
+    Attributes:
+        steps: gradient steps.
+        seed: of the first weights, the task and the sampling.
+        publish: whether the weights of each step are published. Without, the engines' reward must not climb.
+        json: print a line of JSON for each step and a summary, instead of a table.
+        workdir: a folder without a run in it, to work in and to keep; else a temporary one.
+        service_url: the running service to use, instead of starting one; with `engines` and `root`.
+        engines: URLs of that service's engines.
+        root: the folder that the service watches.
+        model: the checkpoint to begin with, which the engines were started on; else one is made.
+        then: the last line that is printed; else what to try next on this machine.
+    """
+
+    steps: int = STEPS
+    seed: int = 0
+    publish: bool = True
+    json: bool = False
+    workdir: Path | None = None
+    service_url: str | None = None
+    engines: tuple[str, ...] = ()
+    root: Path | None = None
+    model: Path | None = None
+    then: str | None = None
 
     def check(self) -> None:
         """Raise ValueError for options that make no run."""
@@ -57,50 +69,14 @@ class DemoOptions:
         return f"refitd demo: {made} a small model, then starting two engines and the service on this machine …"
 
 
-def main(
-    *,
-    steps: int = STEPS,
-    seed: int = 0,
-    publish: bool = True,
-    json: bool = False,
-    workdir: Path | None = None,
-    service_url: str | None = None,
-    engines: Sequence[str] = (),
-    root: Path | None = None,
-    model: Path | None = None,
-    then: str | None = None,
-) -> int:
+def main(options: DemoOptions) -> int:
     """Run the demo and print how it goes; the exit status. Progress and errors go to stderr, the rest to stdout.
-
-    Args:
-        steps: gradient steps.
-        seed: of the first weights, the task and the sampling.
-        publish: whether the weights of each step are published. Without, the engines' reward must not climb.
-        json: print a line of JSON for each step and a summary, instead of a table.
-        workdir: a folder without a run in it, to work in and to keep; else a temporary one.
-        service_url: the running service to use, instead of starting one; with `engines` and `root`.
-        engines: URLs of that service's engines.
-        root: the folder that the service watches.
-        model: the checkpoint to begin with, which the engines were started on; else one is made.
-        then: the last line that is printed; else what to try next on this machine.
 
     Returns:
         0 if what was promised happened: the reward climbed with publishing, or did not climb without. 1 if not, or
         if an engine's log-probabilities are not those of the version that it claims. 2 if the run was not possible.
         130 after Ctrl-C. SIGTERM and SIGHUP raise SystemExit(143) and (129), once everything is stopped.
     """
-    options = DemoOptions(
-        steps=steps,
-        seed=seed,
-        publish=publish,
-        json=json,
-        workdir=workdir,
-        service_url=service_url,
-        engines=tuple(engines),
-        root=root,
-        model=model,
-        then=then,
-    )
     try:
         options.check()
     except ValueError as problem:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from refitd_embedded.demo import STEPS, main
+from refitd_embedded.demo import STEPS, DemoOptions, main
 
 DESCRIPTION = """\
 Train a small policy by policy gradient on this machine's CPU. Its rollouts come from two engines over HTTP, which
@@ -49,4 +49,4 @@ def _urls(text: str) -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(**vars(arguments())))
+    sys.exit(main(DemoOptions(**vars(arguments()))))

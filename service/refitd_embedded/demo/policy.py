@@ -82,7 +82,7 @@ CONFIG: dict[str, Any] = {
 
 
 def fresh(seed: int) -> Decoder:
-    """A decoder with weights drawn from `seed`, whatever torch's own generator stands at."""
+    """A decoder with weights drawn from `seed`, independent of torch's own generator."""
     decoder = Decoder(DecoderConfig.from_hf(CONFIG))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import fmean
-from typing import Protocol
 
 WINDOW = 5
 CLIMB = 0.1
@@ -124,27 +123,15 @@ def verdict(summary: DemoSummary) -> str:
             return f"The engines' reward climbed, {change}, with nothing published: a fault."
 
 
-class Display(Protocol):
-    """Shows rows as they come, and then the summary."""
-
-    def row(self, row: StepRow) -> None:
-        """Show one more row."""
-        ...
-
-    def summary(self, summary: DemoSummary) -> None:
-        """Show how it ended."""
-        ...
-
-
 class JsonLines:
     """`{"kind": "step", …}` for each row and `{"kind": "summary", …}` at the end."""
 
     def row(self, row: StepRow) -> None:
-        """See `Display`."""
+        """Show one more row."""
         self._print({"kind": "step", **asdict(row), "served": row.served, "staleness": row.staleness})
 
     def summary(self, summary: DemoSummary) -> None:
-        """See `Display`."""
+        """Show how it ended."""
         judged = {"climbed": summary.climbed, "as_promised": summary.as_promised}
         self._print({"kind": "summary", **asdict(summary), **judged})
 
@@ -160,14 +147,14 @@ class PlainLines:
         self._then = then
 
     def row(self, row: StepRow) -> None:
-        """See `Display`."""
+        """Show one more row."""
         if not self._headed:
             print(_line(COLUMNS), *LEGEND, sep="\n", flush=True)
             self._headed = True
         print(_line(cells(row)), flush=True)
 
     def summary(self, summary: DemoSummary) -> None:
-        """See `Display`."""
+        """Show how it ended."""
         print("", *closing(summary), self._then, sep="\n", flush=True)
 
 
@@ -182,12 +169,12 @@ class LiveTable:
         self._end: list[str] = []
 
     def row(self, row: StepRow) -> None:
-        """See `Display`."""
+        """Show one more row."""
         self._rows.append(row)
         self._draw()
 
     def summary(self, summary: DemoSummary) -> None:
-        """See `Display`."""
+        """Show how it ended."""
         self._end = ["", *closing(summary), self._then]
         self._draw()
 
@@ -209,7 +196,7 @@ class LiveTable:
 
 
 @contextmanager
-def display(*, as_json: bool, then: str | None = None) -> Generator[Display]:
+def display(*, as_json: bool, then: str | None = None) -> Generator[JsonLines | PlainLines | LiveTable]:
     """The display that fits: JSON, a live table on a terminal, else lines. `then` is the last line, None for advice."""
     last = what_next() if then is None else then
     if as_json:

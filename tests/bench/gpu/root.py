@@ -8,7 +8,7 @@ from itertools import count
 from pathlib import Path
 
 from refitd_client.checkpoint.header import layout
-from refitd_client.contract.slot import layout_of, slot_name, slots_path
+from refitd_client.contract.naming import layout_of, slot_name, slots_path
 
 RUN = "bench"
 _NUMBERS = count(1)

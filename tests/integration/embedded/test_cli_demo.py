@@ -1,19 +1,18 @@
 """`refitd demo` only hands its options on: the demo itself has its own tests."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from refitd_embedded.demo import STEPS
+from refitd_embedded.demo import STEPS, DemoOptions
 from support.command_line import refitd
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    seen: list[dict[str, Any]] = []
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[DemoOptions]:
+    seen: list[DemoOptions] = []
 
-    def main(**options: Any) -> int:
+    def main(options: DemoOptions) -> int:
         seen.append(options)
         return 1
 
@@ -21,12 +20,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return seen
 
 
-def test_options_are_handed_on_and_its_status_is_the_exit_code(calls: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_options_are_handed_on_and_its_status_is_the_exit_code(calls: list[DemoOptions], tmp_path: Path) -> None:
     result = refitd("demo", "--steps", "3", "--seed", "7", "--no-publish", "--json", "--workdir", str(tmp_path))
     assert result.exit_code == 1
-    assert calls == [{"steps": 3, "seed": 7, "publish": False, "workdir": tmp_path, "json": True}]
+    assert calls == [DemoOptions(steps=3, seed=7, publish=False, workdir=tmp_path, json=True)]
 
 
-def test_by_default_it_publishes_for_as_long_as_learning_takes(calls: list[dict[str, Any]]) -> None:
+def test_by_default_it_publishes_for_as_long_as_learning_takes(calls: list[DemoOptions]) -> None:
     refitd("demo")
-    assert calls == [{"steps": STEPS, "seed": 0, "publish": True, "workdir": None, "json": False}]
+    assert calls == [DemoOptions(steps=STEPS)]

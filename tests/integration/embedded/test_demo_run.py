@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from refitd_embedded.demo import STEPS, main
+from refitd_embedded.demo import STEPS, DemoOptions, main
 from refitd_embedded.demo import run as disk
 from refitd_embedded.demo.__main__ import arguments
 from refitd_embedded.demo.run import ending_on_signals
@@ -27,20 +27,20 @@ from refitd_embedded.demo.run import ending_on_signals
 def test_options_that_make_no_run_are_explained(
     options: dict[str, Any], reason: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert main(workdir=tmp_path, **options) == 2
+    assert main(DemoOptions(workdir=tmp_path, **options)) == 2
     assert reason in capsys.readouterr().err
 
 
 def test_a_folder_with_an_earlier_run_is_not_used_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "root").mkdir()
-    assert main(workdir=tmp_path) == 2
+    assert main(DemoOptions(workdir=tmp_path)) == 2
     assert f"{tmp_path} holds an earlier run" in capsys.readouterr().err
 
 
 def test_a_line_says_what_is_done_before_torch_is_imported_and_processes_start(tmp_path: Path) -> None:
     look = (
         "import sys, refitd_embedded.demo as demo; sys.modules['torch'] = None\n"
-        "try: demo.main()\nexcept ImportError: sys.exit(7)"
+        "try: demo.main(demo.DemoOptions())\nexcept ImportError: sys.exit(7)"
     )
     ended = subprocess.run([sys.executable, "-c", look], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == 7
@@ -50,10 +50,10 @@ def test_a_line_says_what_is_done_before_torch_is_imported_and_processes_start(t
 
 
 def test_the_line_names_what_is_really_done(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    main(workdir=tmp_path, model=tmp_path / "nowhere")
+    main(DemoOptions(workdir=tmp_path, model=tmp_path / "nowhere"))
     assert "loading a small model, then starting two engines" in capsys.readouterr().err
     attached: dict[str, Any] = {"service_url": "http://127.0.0.1:1", "engines": ["http://127.0.0.1:2"]}
-    main(root=tmp_path, model=tmp_path / "nowhere", **attached)
+    main(DemoOptions(root=tmp_path, model=tmp_path / "nowhere", **attached))
     assert "asking the engines of http://127.0.0.1:1 for rollouts" in capsys.readouterr().err
 
 

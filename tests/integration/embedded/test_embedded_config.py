@@ -6,22 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from refitd_embedded.config import DecoderConfig, Rope, UnsupportedModelError, read_eos_ids
+from refitd_embedded.config import DecoderConfig, UnsupportedModelError, read_eos_ids
 from support.embedded_kit import SIZES
 
 
 def test_the_old_and_the_new_form_of_rope_mean_the_same() -> None:
-    llama3 = {
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-        "rope_type": "llama3",
-    }
-    old = Rope.from_hf({"rope_theta": 500000.0, "rope_scaling": llama3})
-    new = Rope.from_hf({"rope_parameters": llama3 | {"rope_theta": 500000.0}})
+    old = DecoderConfig.from_hf(SIZES | {"rope_theta": 500000.0})
+    new = DecoderConfig.from_hf(SIZES | {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}})
     assert old == new
-    assert (old.theta, old.kind, old.original_positions) == (500000.0, "llama3", 64)
+    assert old.rope_theta == 500000.0
 
 
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
@@ -47,6 +40,7 @@ def test_biases_follow_the_family() -> None:
         ({"use_sliding_window": True}, "sliding-window"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "llama3"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantised"),
         ({"dtype": "float8_e4m3fn"}, "float8_e4m3fn"),
     ],

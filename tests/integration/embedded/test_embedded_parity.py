@@ -16,25 +16,16 @@ from refitd_embedded.weights import load
 from support.embedded_kit import SIZES, open_engine
 
 NEW = 24
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
 MODELS: dict[str, dict[str, Any]] = {
     "qwen2": {"model_type": "qwen2", "tie_word_embeddings": False},
     "qwen2-tied": {"model_type": "qwen2", "tie_word_embeddings": True},
     "llama": {"model_type": "llama", "tie_word_embeddings": False},
-    "llama-tied-biased-llama3": {
+    "llama-tied-biased": {
         "model_type": "llama",
         "tie_word_embeddings": True,
         "attention_bias": True,
         "mlp_bias": True,
         "head_dim": 16,
-        "rope_parameters": LLAMA3,
     },
 }
 MARGIN = {"float32": 1e-3, "bfloat16": 0.07}
@@ -102,7 +93,6 @@ async def answers(engine: EmbeddedEngine, many: list[list[int]]) -> list[Generat
             prompt=prompt,
             params=SamplingParams.parse({"max_new_tokens": NEW - number, "temperature": 0}),
             return_logprob=True,
-            logprob_start=0,
         )
         for number, prompt in enumerate(many)
     ]
@@ -129,15 +119,11 @@ async def test_a_ragged_batch_is_answered_as_transformers_answers_each_prompt(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("model", MODELS)
-async def test_logits_and_prompt_logprobs_are_those_of_transformers(tmp_path: Path, model: str, dtype: str) -> None:
-    theirs, prompt = make(tmp_path, model, dtype), prompts()[6]
-    ids = torch.tensor([prompt])
+def test_logits_are_those_of_transformers(tmp_path: Path, model: str, dtype: str) -> None:
+    theirs, ids = make(tmp_path, model, dtype), torch.tensor([prompts()[6]])
     with torch.no_grad():
         wanted = theirs(ids).logits[0]
         assert torch.equal(load(tmp_path)(ids)[0], wanted), "same operations in the same order: the same bits"
-    (ours,) = await answers(open_engine(tmp_path), [prompt])
-    logprobs = wanted.float().log_softmax(-1)[torch.arange(len(prompt) - 1), ids[0, 1:]]
-    assert ours.input_logprobs == pytest.approx(logprobs.tolist(), abs=TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -109,26 +109,22 @@ async def test_an_answer_has_the_fields_of_sglang(client: httpx.AsyncClient) -> 
 
 
 async def test_logprobs_are_triples_of_number_id_and_null(client: httpx.AsyncClient) -> None:
-    found = await generate(client, return_logprob=True, logprob_start_len=1)
+    found = await generate(client, return_logprob=True, logprob_start_len=-1)
     meta = found["meta_info"]
     assert [token for _, token, _ in meta["output_token_logprobs"]] == found["output_ids"]
     assert all(logprob < 0 and text is None for logprob, _, text in meta["output_token_logprobs"])
     assert meta["output_token_logprobs_length"] == 6
-    assert meta["input_token_logprobs"][0] == [None, PROMPT[1], None], "nothing precedes the first"
-    assert meta["input_token_logprobs"][1][1:] == [PROMPT[2], None]
-    assert meta["input_token_logprobs"][1][0] < 0
-    assert (await generate(client, return_logprob=True))["meta_info"]["input_token_logprobs"] == []
-    nothing = await generate(client, return_logprob=True, logprob_start_len=0, sampling_params={"max_new_tokens": 0})
+    assert meta["input_token_logprobs"] == []
+    nothing = await generate(client, return_logprob=True, sampling_params={"max_new_tokens": 0})
     assert nothing["output_ids"] == nothing["meta_info"]["output_token_logprobs"] == []
-    assert len(nothing["meta_info"]["input_token_logprobs"]) == 3
 
 
-async def test_batches_and_copies_are_answered_in_order(client: httpx.AsyncClient) -> None:
+async def test_batches_are_answered_in_order(client: httpx.AsyncClient) -> None:
     two = [PROMPT, [8, 9]]
-    found = await generate(client, input_ids=two, rid="x", sampling_params=GREEDY | {"n": 2})
-    assert [one["meta_info"]["id"] for one in found] == ["x_0", "x_1", "x_2", "x_3"]
-    assert [one["meta_info"]["prompt_tokens"] for one in found] == [3, 3, 2, 2]
-    assert found[0]["output_ids"] == found[1]["output_ids"] == (await generate(client))["output_ids"]
+    found = await generate(client, input_ids=two, rid="x", sampling_params=GREEDY)
+    assert [one["meta_info"]["id"] for one in found] == ["x_0", "x_1"]
+    assert [one["meta_info"]["prompt_tokens"] for one in found] == [3, 2]
+    assert found[0]["output_ids"] == (await generate(client))["output_ids"]
     each = await generate(client, input_ids=two, rid=["u", "v"], sampling_params=[GREEDY, {"max_new_tokens": 1}])
     assert [one["meta_info"]["completion_tokens"] for one in each] == [6, 1]
     assert [one["meta_info"]["id"] for one in each] == ["u", "v"]
@@ -168,14 +164,13 @@ async def test_a_stream_repeats_the_answer_so_far(client: httpx.AsyncClient) -> 
         ({"input_ids": [-1]}, "token id -1 is outside the vocabulary"),
         ({"input_ids": [1] * 512}, r"The input \(512 tokens\) is longer than the model's context length"),
         ({"sampling_params": {"max_new_tokens": 510}}, "Requested token count exceeds"),
-        ({"sampling_params": {"top_p": 0}}, "top_p must be in"),
+        ({"sampling_params": {"top_p": 0.9}}, "top_p is not supported"),
         ({"sampling_params": {"bogus": 1}}, "unknown field `bogus`"),
-        ({"sampling_params": {"n": 0}}, "n must be at least 1"),
+        ({"sampling_params": {"n": 2}}, "n is not supported"),
         ({"input_ids": [[1], [2]], "sampling_params": [{}]}, "length of sampling_params"),
         ({"input_ids": [[1], [2]], "rid": ["one"]}, "rids length mismatch"),
         ({"input_ids": [[1], [2]], "rid": ["one", "one"]}, "Duplicate request IDs"),
-        ({"return_logprob": True, "logprob_start_len": -2}, "logprob_start_len"),
-        ({"return_logprob": True, "logprob_start_len": 4}, "logprob_start_len"),
+        ({"return_logprob": True, "logprob_start_len": 0}, "logprob_start_len has to be -1"),
         ({"top_logprobs_num": 2}, "top_logprobs_num is not supported"),
     ],
 )
@@ -204,7 +199,6 @@ async def test_an_invalid_body_is_a_400_in_sglangs_shape(client: httpx.AsyncClie
         ("/pause_generation", {"mode": "bogus"}),
         ("/update_weight_version", {}),
         ("/generate", {"input_ids": "abc"}),
-        ("/flush_cache?timeout=-1", None),
     ):
         response = await client.post(path, json=body)
         assert response.status_code == 400
@@ -263,12 +257,6 @@ async def test_the_checker_answers_in_sglangs_shape(client: httpx.AsyncClient, m
     await client.post("/update_weights_from_disk", json={"model_path": str(models / "b")})
     second = (await client.post("/weights_checker", json={"action": "checksum"})).json()
     assert second["per_engine_checksum"] != first["per_engine_checksum"]
-    skipping = (await client.post("/weights_checker", json={"skip_tensor_list": ["layers"]})).json()
-    assert skipping["ranks"][0]["checksums"].keys() == {
-        "model.embed_tokens.weight",
-        "model.norm.weight",
-        "lm_head.weight",
-    }
     unknown = await client.post("/weights_checker", json={"action": "bogus"})
     assert (unknown.status_code, unknown.json()["message"]) == (400, "Unsupported action='bogus'")
 
@@ -350,7 +338,8 @@ async def test_a_client_that_leaves_takes_its_request_along(models: Path, stream
         await engine.scheduler.stepped.until(lambda: engine.scheduler.tokens_out > 5)
         asking.cancel()
         await asyncio.wait((asking,))
-        await engine.scheduler.quiet()
+        while engine.scheduler.running or engine.scheduler.waiting:
+            await engine.settled()
         assert engine.scheduler.tokens_out < 500
         assert (await client.post("/flush_cache")).status_code == 200
 

@@ -7,7 +7,7 @@ import pytest
 from safetensors.torch import load_file
 
 from refitd_client import WeightPublisher
-from refitd_client.contract.answer import UpdateOutcome
+from refitd_client.contract.plugin import UpdateOutcome
 from support.adapters import FLAGS, write_adapter
 from support.architectures import change
 from support.forged import write_delta

@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 from refitd_client import WeightPublisher
-from refitd_client.contract.answer import UpdateOutcome
+from refitd_client.contract.plugin import UpdateOutcome
 from support.architectures import change
 from support.forged import forge, write_delta
 from support.plugged import RELEASE, PluggedSglang

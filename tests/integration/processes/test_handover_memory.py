@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from refitd_client.fingerprint import fingerprints
-from refitd_client.transport.ipc.exported_memory import offer_of
-from refitd_client.transport.ipc.imported_memory import ImportedMemory
+from refitd_client.transport.ipc.exported_memory import ImportedMemory
 from refitd_client.transport.ipc.offer import Offer, OfferRefusedError, offer_with
 from refitd_client.transport.ipc.offer_file import ExportedTensors
 from refitd_client.transport.ipc.shared import SharedTensors
+from support.exporting import offer_of
 
 SECRET = b"s" * 32
 SPECS: dict[str, tuple[str, tuple[int, ...]]] = {
@@ -78,10 +78,11 @@ READER = """
 import sys
 from pathlib import Path
 import torch
-from refitd_client.transport.ipc.offer_file import imported
-from refitd_client.transport.ipc.imported_memory import ImportedMemory
-with imported(Path(sys.argv[1]), b"s" * 32) as found:
-    print(float(ImportedMemory().tensors(found.offer)["w"].float().sum()))
+from refitd_client.transport.ipc.exported_memory import ImportedMemory
+from refitd_client.transport.ipc.offer_file import ImportedTensors
+found = ImportedTensors(Path(sys.argv[1]), b"s" * 32)
+found.hold()
+print(float(ImportedMemory().tensors(found.offer)["w"].float().sum()))
 """
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from refitd_client import PublishError, RunBusyError, StorageError, WeightPublisher
-from refitd_client.files.lock import FileLock, LockHeldError
+from refitd_client.files.plain_file import FileLock, LockHeldError
 
 
 def test_a_second_publisher_is_told_who_has_the_run(tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ LATE = dedent("""
     from concurrent.futures import thread as pools
     import numpy as np
     from refitd_client import WeightPublisher
-    from refitd_client.write import shards
+    from refitd_client.write import content as shards
 
     def late(*args, **kwargs):
         while threading.current_thread() is not threading.main_thread() and not pools._shutdown:

@@ -9,7 +9,7 @@ import pytest
 from refitd_client import ShardedPublisher, WeightPublisher
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.sharded.holdings import NamingOptions, holdings_of
-from refitd_client.tensors.source import Casts
+from refitd_client.tensors import Casts
 from support import published, sharded_cases
 from support.ranks import run_ranks
 from support.sharded_cases import Case, cases

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from refitd.cli import render
-from refitd.cli.status import StatusSummary, newest_good
+from refitd.cli.status import StatusSummary
 from refitd_client.contract.states import EngineState, Standing, VersionState
 from refitd_client.contract.wire import Engine, Explanation, Faults, Page, Problem, Version
 from support.command_line import answer, refitd
@@ -64,7 +64,8 @@ class TestStatus:
 
     def test_a_pause_is_seen_and_what_ends_it(self, service: StandIn) -> None:
         service.versions, service.engines = [make_version(2)], [make_engine()]
-        service.runs = [make_run(paused_since="2026-11-21T12:00:00Z")]
+        one = {EngineState.IN_SYNC: 1}
+        service.runs = [make_run(paused_since="2026-11-21T12:00:00Z", engines=one, in_sync=1)]
         shown = refitd("status", "--url", service.url).stdout
         assert "served by 1 of 1 engines, paused since 2026-11-21T12:00:00Z: refitd resume exp" in shown
         summary = answer("status", "--url", service.url, kind=StatusSummary)
@@ -355,19 +356,6 @@ def test_steps_of_different_generations_and_runs_are_not_subtracted() -> None:
 
 def test_an_engine_that_missed_a_rollback_is_ahead() -> None:
     assert render.steps_behind(make_engine(version="exp~v000009", step=9), make_version(7)) == "2 ahead"
-
-
-def test_the_newest_good_version_goes_by_generation_first() -> None:
-    assert newest_good(
-        [make_version(9), make_version(3, generation=2), make_version(4, generation=2, barred=True)], held=set()
-    ) == (make_version(3, generation=2))
-    assert newest_good([], held=set()) is None
-
-
-def test_a_version_whose_files_are_lost_is_the_target_while_engines_serve_it() -> None:
-    good, lost = make_version(3), make_version(4, state=VersionState.LOST)
-    assert newest_good([good, lost], held={lost.id}) == lost
-    assert newest_good([good, lost], held={good.id}) == good
 
 
 def test_what_nobody_vouches_for_is_not_called_start_up_weights() -> None:

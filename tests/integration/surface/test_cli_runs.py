@@ -10,7 +10,7 @@ from refitd_client.contract.wire import Engine, Move, OneRun, Page, Problem, Run
 from support.command_line import answer, refitd
 from support.stand_in_service import StandIn, make_engine, make_run, make_version, stand_in
 
-CLOSED = [make_run(run=f"old-{n}", standing=Standing.CLOSED, engines={}, closed_at="t") for n in range(5)]
+CLOSED = [make_run(run=f"old-{n}", standing=Standing.CLOSED, target=None, engines={}, closed_at="t") for n in range(5)]
 
 
 @pytest.fixture
@@ -155,7 +155,9 @@ def test_a_run_that_no_engine_follows_is_said_to_be_so_with_what_to_do(
     service: StandIn, command: tuple[str, ...]
 ) -> None:
     remedy = "'refitd engines move ID --run exp' brings an engine here"
-    service.runs = [make_run(standing=Standing.UNFOLLOWED, headline="No engine follows.", reasons=[remedy], engines={})]
+    service.runs = [
+        make_run(standing=Standing.UNFOLLOWED, headline="No engine follows.", reasons=[remedy], target=None, engines={})
+    ]
     service.engines = [make_engine(run="exp", state=EngineState.PROBING)]
     shown = refitd(*command, "--url", service.url).stdout
     assert "○ UNFOLLOWED exp" in shown
@@ -163,7 +165,7 @@ def test_a_run_that_no_engine_follows_is_said_to_be_so_with_what_to_do(
 
 
 def test_status_says_of_a_run_without_a_good_version_that_no_engine_follows_it(service: StandIn) -> None:
-    service.runs = [make_run(standing=Standing.UNFOLLOWED, headline="No engine follows.", engines={})]
+    service.runs = [make_run(standing=Standing.UNFOLLOWED, headline="No engine follows.", target=None, engines={})]
     service.versions, service.engines = [make_version(1, state=VersionState.UNKNOWN)], []
     assert (
         "○ UNFOLLOWED exp has no good version yet, and no engine follows it"

@@ -20,7 +20,7 @@ from refitd_client.errors import (
     UnauthorizedError,
 )
 from refitd_client.http.client import RefitClient
-from refitd_client.http.retry import RetryPolicy
+from refitd_client.http.exchange import RetryPolicy
 from support.both_clients import QUICK, Run, Use, run_async, run_blocking
 from support.scripted_server import Step, answer, cut, hang_up, page, problem, serve, silence
 from support.stand_in_service import make_engine, stand_in

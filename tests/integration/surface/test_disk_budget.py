@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refitd.catalog import arrivals
+from refitd.catalog import catalog
 from refitd.reclaim import sweep
 from refitd_client.contract.naming import MANIFEST_NAME
 from refitd_client.contract.states import VersionState
@@ -291,7 +291,7 @@ async def test_what_stays_over_the_budget_is_a_fault_that_says_what_to_do_until_
 async def test_folders_that_are_not_taken_in_are_a_fault_that_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrivals, "MOST_OPEN", 0)
+    monkeypatch.setattr(catalog, "MOST_OPEN", 0)
     async with serving(tmp_path) as stage:
         publish(stage.root, "run", 1, tensors(1))
         async with asyncio.timeout(10):

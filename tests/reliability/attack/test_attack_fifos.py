@@ -17,7 +17,7 @@ from support.servers import RefitdServer
 pytestmark = [pytest.mark.e2e]
 
 PATIENCE = 30.0  # seconds
-NAMES = ["id", "journal", "lock", "handover.key"]
+NAMES = ["journal", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("id", "lock", "handover.key"))]
 
 
 def test_a_fifo_in_place_of_the_root_s_name_hangs_nothing_and_all_goes_on_when_it_is_gone(tmp_path: Path) -> None:

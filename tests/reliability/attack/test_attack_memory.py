@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from refitd_client import Notice, RefitClient
-from refitd_client.contract.digest import FileDigest
-from refitd_client.contract.manifest import DeltaFacts, Manifest, ManifestFile, TensorsSummary
+from refitd_client.contract.manifest import DeltaFacts, FileDigest, Manifest, ManifestFile, TensorsSummary
 from refitd_client.contract.naming import DELTA_NAME, MANIFEST_NAME
 from refitd_client.contract.states import Kind, VersionState
 from refitd_client.fingerprint import fingerprint, to_text

@@ -9,7 +9,7 @@ from contextlib import closing
 from refitd_client import RefitClient
 from refitd_client.contract.wire import Event
 from refitd_client.errors import ServiceError
-from refitd_client.http.retry import RetryPolicy
+from refitd_client.http.exchange import RetryPolicy
 
 QUICK = RetryPolicy(deadline=1.0, first_pause=0.01, longest_pause=0.05)
 

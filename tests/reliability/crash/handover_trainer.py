@@ -6,10 +6,8 @@ import sys
 from pathlib import Path
 
 from refitd_client.transport.ipc import exporter
-from refitd_client.transport.ipc.exported_memory import offer_of
-from refitd_client.transport.ipc.offer_file import ExportedTensors
-from refitd_client.transport.ipc.secret import read_secret
-from support.exporting import shared
+from refitd_client.transport.ipc.offer_file import ExportedTensors, read_secret
+from support.exporting import offer_of, shared
 from support.mini_sglang import tiny_weights
 
 

@@ -8,15 +8,16 @@ import contextlib
 import os
 import shutil
 import sys
+from itertools import count
 from pathlib import Path
 
 from mortal import Life
 
 from refitd.catalog.files import DiskFiles
 from refitd.clock import SystemClock
-from refitd.reclaim.collector import Collector
 from refitd.reclaim.facts import StoreFacts
 from refitd.reclaim.folders import DiskFolders
+from refitd.reclaim.sweep import Collector
 from refitd.rollout.targets import Targets
 from refitd.settings import Settings
 from refitd.state.journal.recovery import open_journal
@@ -52,11 +53,9 @@ def copied(prepared: Path, place: Path) -> Path:
     return place
 
 
-def kill_at_each(prepared: Path, places: Path, keep_last: int) -> None:
-    """Make `<places>/<k>`, what a kill at effect k leaves, for each k until a sweep comes through."""
-    number = 0
-    while True:
-        number += 1
+def kill_at_each(prepared: Path, places: Path, keep_last: int, first: int, stride: int) -> None:
+    """Make `<places>/<k>`, what a kill at effect k leaves, for each k, or some of them, until a sweep comes through."""
+    for number in count(first + 1, stride):
         place = copied(prepared, places / f"{number:03d}")
         child = os.fork()
         if child == 0:
@@ -72,4 +71,4 @@ def kill_at_each(prepared: Path, places: Path, keep_last: int) -> None:
 
 
 if __name__ == "__main__":
-    kill_at_each(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+    kill_at_each(Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:]))

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from disk_model import Disk, Tree
 
-from refitd_client.files.lock import FileLock
+from refitd_client.files.plain_file import FileLock
 from refitd_client.publish import run_folder
-from refitd_client.write import slots
 from refitd_client.write import version_folder as staging
 from support import durable_effects
 
@@ -74,7 +73,7 @@ class Mirror:
 @contextmanager
 def mirrored(mirror: Mirror, patch: pytest.MonkeyPatch) -> Generator[None]:
     """Have every effect of a publication mirrored."""
-    for module in (staging, run_folder, slots):
+    for module in (staging, run_folder):
         patch.setattr(module, "FileLock", mirror.lock)
     originals = durable_effects.on_each_effect(mirror)
     try:

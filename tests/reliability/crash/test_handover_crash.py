@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from refitd_client import RefitClient, WeightPublisher
 from refitd_client.contract.states import VersionState
 from refitd_client.transport.ipc import handover
-from refitd_client.transport.ipc.secret import make_secret
+from refitd_client.transport.ipc.offer_file import make_secret
 from support.exporting import shared
 from support.mini_sglang import tiny_weights
 from support.servers import RefitdServer

@@ -10,7 +10,7 @@ from refitd.catalog.catalog import Catalog
 from refitd.catalog.files import DiskFiles
 from refitd.catalog.references import References
 from refitd.clock import SystemClock
-from refitd.policy.settle import CatalogRules
+from refitd.policy.admit import CatalogRules
 from refitd.state.journal.recovery import open_journal
 from refitd.state.store import Store
 from refitd_client.contract.naming import SERVICE_FOLDER, parse_version_folder

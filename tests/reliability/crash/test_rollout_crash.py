@@ -23,6 +23,7 @@ from refitd.state.journal.journal import JOURNAL_NAME
 from refitd.state.journal.schema import attempts, unpack
 from refitd.state.records import AttemptRecord
 from refitd_client import WeightPublisher
+from support import points
 from support.servers import ADMIN_KEY, API_KEY, EmbeddedServer
 
 RUN = "run"
@@ -210,17 +211,18 @@ def stage(tmp_path: Path, engine: EmbeddedServer, variants: list[Path]) -> Gener
         yield stage
 
 
-def points() -> Generator[str]:
+def every_point() -> Generator[str]:
     """Every call of a rollout, and batches of the journal for as long as the test asks for them."""
     yield from (f"{when} {call}" for call in CALLS for when in ("before", "sent", "heard"))
     yield from (f"{when} {number}" for number in count(1) for when in ("commit", "committed"))
 
 
+@pytest.mark.points
 def test_kill_9_at_every_journal_and_http_step_of_a_rollout(stage: Stage) -> None:
     """Each rollout dies at another effect, until all calls and all commits were had."""
     died: list[str] = []
     with Nursery(stage.folder, stage.settings) as nursery:
-        point = next(following := points())
+        point = next(following := points.taken(every_point()))
         service = nursery.bring_up(die_on=point)
         stage.publish()
         stage.announce(service)
@@ -249,9 +251,10 @@ def test_kill_9_at_every_journal_and_http_step_of_a_rollout(stage: Stage) -> Non
     print(f"died at {len(died)} effects: {', '.join(died)}")
     assert point.startswith("commit"), "every call was had"
     # The notice, the intent and the end each wait for a commit; what else there is may share one.
-    assert len(died) >= 3 * len(CALLS) + 2 * 3, "and every commit"
+    assert len(died) >= (3 * len(CALLS) + 2 * 3) // points.STRIDE, "and every commit"
 
 
+@pytest.mark.points
 @pytest.mark.parametrize("begun", [False, True], ids=["on its first start", "after a kill in mid-load"])
 def test_kill_9_at_every_journal_and_http_step_of_a_start(stage: Stage, begun: bool) -> None:
     """The service dies again and again, one effect later each time, on what the one before has left."""
@@ -267,7 +270,7 @@ def test_kill_9_at_every_journal_and_http_step_of_a_start(stage: Stage, begun: b
         if begun:
             stage.announce(service)
             nursery.bury()
-        for number in count(1):
+        for number in points.numbers():
             service = nursery.bring_up(die_at=number, armed=True)
             if service.url is not None and stage.announce(service) and stage.is_served(service):
                 break

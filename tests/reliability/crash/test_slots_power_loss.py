@@ -16,8 +16,7 @@ from refitd.reclaim import slots, trash
 from refitd.root.handle import Identity, root_at
 from refitd.root.outcome import Discarded
 from refitd_client.contract.manifest import ManifestRefusedError, parse_manifest
-from refitd_client.contract.naming import MANIFEST_NAME, parse_version_folder
-from refitd_client.contract.slot import slots_path
+from refitd_client.contract.naming import MANIFEST_NAME, parse_version_folder, slots_path
 from support import durable_effects, published
 
 SEED = 20261121

@@ -65,7 +65,7 @@ MUTANTS = [
     ),
     Mutant(
         "compares clocks",
-        "service/refitd/policy/target.py",
+        "service/refitd/policy/goals.py",
         "return max(unfinished or good, key=lambda version: version.order, default=None)",
         "return max(unfinished or good, key=lambda version: version.created_at, default=None)",
         "tests/unit/policy/test_target.py",
@@ -109,7 +109,7 @@ MUTANTS = [
     ),
     Mutant(
         "loads files that have changed since they were checked",
-        "service/refitd/rollout/load.py",
+        "service/refitd/rollout/reconciler.py",
         "if not unchanged or path is None:",
         "if path is None:",
         "tests/unit/rollout/test_rollout.py",
@@ -117,8 +117,8 @@ MUTANTS = [
     Mutant(
         "serves a version that failed validation",
         "service/refitd/catalog/judge.py",
-        "Invalid(code, reason):\n                self._verdicts.reject(record.id, reason, code)",
-        "Invalid(code, reason):\n                self._verdicts.move(record.id, VersionState.SEALED, reason)",
+        "Invalid(code, reason):\n                self.reject(record.id, reason, code)",
+        "Invalid(code, reason):\n                self._move(record.id, VersionState.SEALED, reason)",
         "tests/reliability/simulation",
     ),
     Mutant(
@@ -130,7 +130,7 @@ MUTANTS = [
     ),
     Mutant(
         "writes into a slot with a second hard link",
-        "client/refitd_client/write/slots.py",
+        "client/refitd_client/publish/run_folder.py",
         "if status.st_nlink != 1:",
         "if status.st_nlink < 1:",
         "tests/unit/publish/test_publisher_slots.py",
@@ -215,6 +215,7 @@ MUTANTS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_the_tests_notice_a_product_that(mutant: Mutant, tmp_path: Path) -> None:

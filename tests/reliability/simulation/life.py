@@ -20,8 +20,8 @@ from refitd.engine.engines_file import EngineSpec
 from refitd.engine.sglang.adapter import SglangEngine
 from refitd.materialize.before_load import BeforeLoad, Warmer
 from refitd.materialize.materializer import Materializer
-from refitd.reclaim.collector import Collector
 from refitd.reclaim.facts import StoreFacts
+from refitd.reclaim.sweep import Collector
 from refitd.rollout.canary import CanaryChecks
 from refitd.rollout.controller import RolloutController
 from refitd.rollout.fleet import Fleet

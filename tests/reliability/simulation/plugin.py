@@ -14,8 +14,8 @@ from refitd.engine.plugin.client import PluginClient
 from refitd.engine.plugin.prepared import Preparation, Prepared, PrepareRefused, Unprepared
 from refitd.engine.plugin.rank_group import Launch
 from refitd.engine.port import Coming, Offered, VersionFiles
-from refitd_client.contract.answer import Answer, UpdateOutcome
 from refitd_client.contract.naming import parse_version_folder, parse_version_id, version_id
+from refitd_client.contract.plugin import Answer, UpdateOutcome
 
 from .disk import Make, SimFolder, seen_at, signature_of
 from .fault import DiedError, Fault

@@ -10,8 +10,8 @@ from refitd.api.overview import glance_at
 from refitd.api.versions import wait
 from refitd.engine.port import Outcome
 from refitd.policy.chain import NoBase, chain_of
+from refitd.policy.goals import last_good, last_good_before
 from refitd.policy.next_action import repair_with
-from refitd.policy.target import last_good, last_good_before
 from refitd.root.scan import Listing
 from refitd.state.observer import Observer
 from refitd.state.records import AttemptRecord, EngineRecord

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from refitd.engine.http import CallFailure, NoReply, Reply
-from refitd_client.contract.answer import UpdateOutcome
+from refitd_client.contract.plugin import UpdateOutcome
 
 from .disk import Make, SimDisk, SimFolder
 from .fault import DiedError, Fault

@@ -1,7 +1,8 @@
 """The promises under whatever comes, in virtual time, and seeds that reproduce.
 
-`make test` takes 12,000 steps, the same each time and everywhere: a case follows from its seed alone. `make simulation`
-takes 10,000 from a seed that it draws and prints, `make soak` a million, in shares that run side by side.
+`make test` takes 3,000 steps and `make thorough` 12,000, the same each time and everywhere: a case follows from its
+seed alone. `make simulation` takes 10,000 from a seed that it draws and prints, `make soak` a million, in shares that
+run side by side.
 REFITD_SIMULATION_SEED says which case is the first, REFITD_SIMULATION_STEPS how many steps,
 REFITD_SIMULATION_SHARES how many shares; with REFITD_SIMULATION_SHRINK a case that fails is made as short as can be.
 """
@@ -23,12 +24,13 @@ from simulation.steps import CALLS, WRITTEN
 from simulation.world import World
 
 FIRST = int(os.environ.get("REFITD_SIMULATION_SEED", "0"))
-STEPS = int(os.environ.get("REFITD_SIMULATION_STEPS", "12000"))
+STEPS = int(os.environ.get("REFITD_SIMULATION_STEPS", "3000"))
 SHARES = int(os.environ.get("REFITD_SIMULATION_SHARES", "1"))
 SHRINK = "REFITD_SIMULATION_SHRINK" in os.environ  # minutes, for who looks into a failure
 SHOWN = ("good", "delta", "taken", "refused", "restored", "unknown")  # what plugins have loaded, and answered
 
 
+@pytest.mark.points
 @pytest.mark.timeout(24 * 3600)
 @pytest.mark.parametrize("share", range(SHARES))
 def test_every_promise_holds_under_whatever_comes(share: int) -> None:
@@ -36,11 +38,10 @@ def test_every_promise_holds_under_whatever_comes(share: int) -> None:
     while seen["steps"] < steps:
         seen += _seen(next(seeds))
     print(dict(seen))
-    if STEPS >= 10_000 and SHARES == 1:
-        assert seen["steps"] >= 10_000
-        assert seen["versions recycled"] > 100
-        assert seen["copies written"] > 300
-        assert min(seen[what] for what in SHOWN) > 20, "plugins are not asked for everything"
+    if STEPS in {3000, 12_000} and SHARES == 1:
+        assert seen["versions recycled"] > STEPS // 120
+        assert seen["copies written"] > STEPS // 40
+        assert min(seen[what] for what in SHOWN) > STEPS // 600, "plugins are not asked for everything"
 
 
 def _seen(seed: int) -> Counter[str]:

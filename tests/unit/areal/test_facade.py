@@ -10,7 +10,7 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from refitd.areal.facade import MEMORY, OFFLOADS, WRITES, Facade
+from refitd.areal.facade import MEMORY, Facade
 from refitd.areal.passing import PASSED
 from refitd.areal.updates import Updates
 from refitd.tokens import FacadeTokens
@@ -133,7 +133,13 @@ async def test_what_is_no_credential_is_refused_and_no_bug(sent: bytes, tmp_path
     assert answer.status_code == 401
 
 
-@pytest.mark.parametrize(("path", "named"), [(WRITES[0], "weight_update_mode"), (OFFLOADS[0], "scheduling_strategy")])
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        ("/update_weights_from_tensor", "weight_update_mode"),
+        ("/release_memory_occupation", "scheduling_strategy"),
+    ],
+)
 async def test_what_would_change_the_engine_is_refused_with_the_setting_that_calls_it(
     path: str, named: str, tmp_path: Path
 ) -> None:

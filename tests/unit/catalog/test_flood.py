@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from refitd.catalog import arrivals
-from refitd.catalog.arrivals import Arrivals, newest_first
-from refitd.catalog.waiting import Waiting
+from refitd.catalog import catalog
+from refitd.catalog.catalog import Arrivals, newest_first
+from refitd.catalog.judge import Waiting
 from refitd.clock import SystemClock
 from refitd.policy import goals
 from refitd.rollout.targets import Targets
@@ -62,7 +62,7 @@ async def test_others_have_their_turn_while_folders_are_taken_in(store: Store) -
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
-    assert turns >= 500 // arrivals.A_TURN
+    assert turns >= 500 // catalog.A_TURN
 
 
 @pytest.mark.parametrize("number", [100, 400])
@@ -122,7 +122,7 @@ def _fields(version: VersionRecord) -> dict[str, object]:
 async def test_of_a_run_so_many_are_taken_in_and_the_rest_is_said_and_follows(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrivals, "MOST_OPEN", 10)
+    monkeypatch.setattr(catalog, "MOST_OPEN", 10)
     follows(store, "run")
     found = folders("run", 25)
     waiting = Waiting(store)
@@ -144,7 +144,7 @@ async def test_of_a_run_so_many_are_taken_in_and_the_rest_is_said_and_follows(
 
 async def test_a_flood_in_one_run_keeps_nothing_out_of_another(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor do any number of runs that no engine follows."""
-    monkeypatch.setattr(arrivals, "MOST_OPEN", 10)
+    monkeypatch.setattr(catalog, "MOST_OPEN", 10)
     follows(store, "good")
     junk = [each for run in range(30) for each in folders(f"junk-{run:02d}", 30)]
     waiting = await taken_in(store, [*junk, *folders("good", 2)])
@@ -163,7 +163,7 @@ async def test_a_version_that_is_announced_is_taken_in_whatever_there_is(
 ) -> None:
     from refitd_client.contract.wire import Notice
 
-    monkeypatch.setattr(arrivals, "MOST_OPEN", 0)
+    monkeypatch.setattr(catalog, "MOST_OPEN", 0)
     async with watching(tmp_path) as stage:
         publish(stage.root, "run", 1, tensors(1))
         await stage.until(lambda: stage.store.faults.folders_left_out == 1)
@@ -175,7 +175,7 @@ async def test_a_version_that_is_announced_is_taken_in_whatever_there_is(
 async def test_a_version_that_was_collected_without_a_verdict_is_waited_for_no_more(store: Store) -> None:
     waiting = await taken_in(store, folders("run", 1))
     (version,) = waiting.take()
-    waiting.at_once(version.id)
+    waiting.at(version.id)
     waiting.give_back(version.id)
     assert waiting.pause == pytest.approx(0.001)  # it is due now
     store.put_version(replace(version, state=VersionState.RETIRED))
@@ -186,7 +186,7 @@ async def test_a_version_that_was_collected_without_a_verdict_is_waited_for_no_m
 async def test_folders_that_waited_to_be_taken_in_do_not_open_a_closed_run_again(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrivals, "MOST_OPEN", 2)
+    monkeypatch.setattr(catalog, "MOST_OPEN", 2)
     taking = Arrivals(store, RULES, Waiting(store))
 
     async def seen(steps: int) -> list[int]:

@@ -129,9 +129,9 @@ async def test_when_an_engine_says_which_model_it_serves_the_versions_that_wait_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not each when its next try is due: an old one may be first then, and engines would go to it."""
-    monkeypatch.setattr("refitd.catalog.waiting.RETRY_SECONDS", 3600.0)
-    monkeypatch.setattr("refitd.catalog.waiting.LONGEST_RETRY_SECONDS", 3600.0)
-    monkeypatch.setattr("refitd.catalog.waiting.JUDGES", 1)
+    monkeypatch.setattr("refitd.catalog.judge.RETRY_SECONDS", 3600.0)
+    monkeypatch.setattr("refitd.catalog.judge.LONGEST_RETRY_SECONDS", 3600.0)
+    monkeypatch.setattr("refitd.catalog.judge.JUDGES", 1)
     async with watching(tmp_path, base=False) as stage:
         for step in (1, 2, 3):
             publish(stage.root, "run", step, tensors(step))

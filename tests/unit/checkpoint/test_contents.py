@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from refitd_client.checkpoint.finite import NonFinite, Search
 from refitd_client.checkpoint.opening import ChangedError, Folder
 from refitd_client.checkpoint.strict_header import Header, read_header
-from refitd_client.contract.digest import joined
+from refitd_client.contract.manifest import joined
 from refitd_client.validation import contents
 from refitd_client.validation.contents import Contents, ReadingStoppedError, read_contents
 from support.rawfiles import Spec, bf16, safetensors

@@ -6,7 +6,7 @@ import torch
 
 from refitd_client.checkpoint.finite import count_nonfinite
 from refitd_client.checkpoint.header import BITS
-from refitd_client.tensors.source import DTYPES
+from refitd_client.tensors import DTYPES
 
 FLOATS = [name for name in DTYPES if name.startswith(("float", "bfloat")) and DTYPES[name] != "F4"]
 

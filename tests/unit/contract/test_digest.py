@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import xxhash
 
-from refitd_client.contract import digest
-from refitd_client.contract.digest import BLOCK, FileDigest, digest_of_block, digest_of_pieces, in_blocks, joined
+from refitd_client.contract import manifest as digest
+from refitd_client.contract.manifest import BLOCK, FileDigest, digest_of_block, digest_of_pieces, in_blocks, joined
 from refitd_client.write.device_shards import blocks
 
 

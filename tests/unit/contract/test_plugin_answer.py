@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refitd_client.contract.answer import MARK, MAX_REASON, Answer, UpdateOutcome, answers_in
+from refitd_client.contract.plugin import MARK, MAX_REASON, Answer, UpdateOutcome, answers_in
 
 SERVED = Answer(
     outcome=UpdateOutcome.SERVED,

@@ -5,10 +5,19 @@ from typing import Any, Literal
 
 import msgspec
 
-from refitd_client.contract import answer, plugin
-from refitd_client.contract.answer import Answer, UpdateOutcome
-from refitd_client.contract.plugin import Handshake, LoadPlan, Owner, PluginRequest, is_socket_name, socket_name
-from refitd_client.transport.ipc import exporter, secret
+from refitd_client.contract import plugin
+from refitd_client.contract import plugin as answer
+from refitd_client.contract.plugin import (
+    Answer,
+    Handshake,
+    LoadPlan,
+    Owner,
+    PluginRequest,
+    UpdateOutcome,
+    is_socket_name,
+    socket_name,
+)
+from refitd_client.transport.ipc import exporter, offer_file
 from refitd_plugin import rank_plugin
 from refitd_plugin.requests import RequestHandler
 from support.tiny_rank import Rank, version
@@ -23,7 +32,7 @@ def test_the_names_of_files_and_sockets() -> None:
     assert socket_name(3, 77, "0a1b2c3d") == "3-77-0a1b2c3d.sock"
     assert is_socket_name("3-77-0a1b2c3d.sock")
     assert not is_socket_name("3-77-0a1b2c3d.sock.old")
-    assert (exporter.NAME, exporter.OFFERS, secret.NAME) == (".lender.lock", ".offer-", "handover.key")
+    assert (exporter.NAME, exporter.OFFERS, offer_file.NAME) == (".lender.lock", ".offer-", "handover.key")
 
 
 def test_the_words_of_a_request() -> None:

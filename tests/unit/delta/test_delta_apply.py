@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from refitd_client import tensors as torch_tensors
 from refitd_client.checkpoint.header import Entry
 from refitd_client.delta import Change, Delta, DeltaRefusedError, apply, changed, compare, device, stream
 from refitd_client.delta.shadow import HostShadow, Shadow
 from refitd_client.fingerprint import fingerprint, fingerprints
-from refitd_client.tensors import from_torch as torch_tensors
-from refitd_client.tensors.source import Casts, TensorSource, casts
+from refitd_client.tensors import Casts, TensorSource, casts
 
 BASE, VERSION = "exp~v000001", "exp~v000002"
 pairs = st.sampled_from([np.uint8, np.uint16, np.uint32, np.uint64]).flatmap(
@@ -116,7 +116,7 @@ def test_a_delta_on_another_base_is_seen_by_the_result(known: bool) -> None:
 
 
 def sources(state: dict[str, torch.Tensor]) -> list[TensorSource]:
-    return [torch_tensors.source(name, tensor, Casts()) for name, tensor in state.items()]
+    return [torch_tensors.torch_source(name, tensor, Casts()) for name, tensor in state.items()]
 
 
 def some_state() -> dict[str, torch.Tensor]:
@@ -235,7 +235,7 @@ def test_a_shadow_is_of_what_is_published_and_not_of_the_masters(kind: type[Shad
 
     def cast() -> list[TensorSource]:
         rules = casts({"w": torch.bfloat16})
-        return [torch_tensors.source(name, tensor, rules) for name, tensor in masters.items()]
+        return [torch_tensors.torch_source(name, tensor, rules) for name, tensor in masters.items()]
 
     shadow = kind()
     known = shadow.keep(cast())

@@ -9,7 +9,8 @@ import pytest
 
 from refitd_client.delta import Encoding, encode, gap, parse_delta
 from refitd_client.fingerprint import fingerprint, share, to_text, updated
-from refitd_client.fingerprint.definition import MIXES, key_of_column, key_of_row, mixed
+from refitd_client.fingerprint.host import MIXES
+from support.fingerprint_definition import key_of_column, key_of_row, mixed
 
 DOC = (Path(__file__).parents[3] / "docs" / "delta-format.md").read_text()
 TYPES: dict[int, Any] = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}

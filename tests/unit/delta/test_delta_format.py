@@ -247,7 +247,7 @@ def edits() -> dict[str, tuple[Any, str]]:
         "no base": (at("metadata", "base", value="../../etc"), "no version's id"),
         "another format": (
             at("metadata", "format", value="refit-delta/3"),
-            "this refitd reads refit-delta/2 and refit-delta/1",
+            "this refitd reads refit-delta/2: publish a full version",
         ),
         "an unknown word": (at("metadata", "hidden", value="x"), "not a delta's"),
         "unknown data": (

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from refitd_client.delta.apply import nonfinite_in
-from refitd_client.delta.change import Change
+from refitd_client.delta.change import Change, nonfinite_in
 
 _NAN, _COUNT = 0x7FC0, 2**20 + 5
 

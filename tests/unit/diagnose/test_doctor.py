@@ -29,26 +29,25 @@ from refitd.diagnose.doctor.engines import (
     plugin_answers,
     skew_of,
 )
+from refitd.diagnose.doctor.finding import CheckName, CheckVerdict, Finding
 from refitd.diagnose.doctor.processes import LocalProcess, is_engine, listener
 from refitd.diagnose.doctor.root import Nonce, RootFacts, RootUnusableError, judge_root, look_at_root, probed
 from refitd.diagnose.doctor.service import (
+    ask_overview,
     ask_service,
-    ask_service_engines,
-    ask_service_faults,
     judge_faults,
     judge_notice,
     judge_service_engines,
 )
-from refitd.diagnose.finding import CheckName, CheckVerdict, Finding
 from refitd.diagnose.roster import roster_of
 from refitd.engine.engines_file import EngineSpec
 from refitd.engine.http import Reply
 from refitd.engine.plugin.rank_group import NO_PLUGIN
-from refitd.engine.port import Reached
+from refitd.engine.port import ChangeCheck, Reached
 from refitd.root.mark import mark_root
 from refitd.settings import Settings
 from refitd_client.contract.states import EngineState
-from refitd_client.contract.wire import Faults, Page
+from refitd_client.contract.wire import Faults
 from refitd_client.http.publisher_client import root_name
 from refitd_plan import Gpu
 from support.checkpoints import publish, tensors, write_model
@@ -57,11 +56,13 @@ from support.scripted_server import answer, serve
 from support.scripted_sglang import ScriptedSglang, scripted_sglang
 from support.services import serving
 from support.sockets import free_port
-from support.stand_in_service import make_engine
+from support.stand_in_service import StandIn, make_engine, make_overview
 
 GIB = 2**30
 SPEC = EngineSpec(url="http://10.0.0.7:30000")
-SEEN = Reached(model_path="/m", weight_version=None, server_version="0.5.23", configuration="", startup_path=None)
+SEEN = Reached(
+    model_path="/m", weight_version=None, server_version="0.5.23", configuration="", startup_path=None, server="SGLang"
+)
 NONCE = Nonce(path=".refitd/doctor-1/nonce", text="secret")
 
 
@@ -188,7 +189,7 @@ def test_the_service_is_asked_where_the_other_commands_find_it(job: list[str], w
         else:
             _, found = examined(*job, "--url", url, url="http://127.0.0.1:1")
     assert found["token", "failed"]["subject"] == url
-    assert {seen.path for seen in service.seen} == {"/v1/versions", "/v1/engines"}
+    assert {seen.path for seen in service.seen} == {"/v1/versions", "/v1/overview"}
 
 
 def test_an_address_that_is_typed_stands_above_the_variable(job: list[str]) -> None:
@@ -240,15 +241,15 @@ async def test_the_running_service_says_the_state_of_each_engine_and_who_carries
         make_engine("d", state=EngineState.PROBING, run=None),
         make_engine("e", state=EngineState.CONTESTED, reason="another writer loads /other/v1 as '1'"),
     ]
-    page = msgspec.to_builtins(Page(items=engines))
-    with serve(answer(200, page)) as service:
+    overview = msgspec.to_builtins(make_overview(StandIn(engines=engines)))
+    with serve(answer(200, overview)) as service:
         tokens: dict[str, Any] = {"token": SecretStr("a-token-to-change"), "read_token": SecretStr("a-token-to-look")}
-        told = await ask_service_engines(Settings(root=Path("/root"), **tokens), service.url)
+        told = await ask_overview(Settings(root=Path("/root"), **tokens), service.url)
     assert [(seen.path, seen.headers["authorization"]) for seen in service.seen] == [
-        ("/v1/engines", "Bearer a-token-to-look")
+        ("/v1/overview", "Bearer a-token-to-look")
     ]
     assert not isinstance(told, Finding)
-    found = {finding.subject: (finding.verdict, finding.text) for finding in judge_service_engines(told)}
+    found = {finding.subject: (finding.verdict, finding.text) for finding in judge_service_engines(told.engines)}
     assert found == {
         "a": (
             CheckVerdict.OK,
@@ -278,26 +279,22 @@ async def test_the_running_service_says_the_state_of_each_engine_and_who_carries
     assert len(list(judge_service_engines([make_engine(state=state) for state in EngineState]))) == len(EngineState)
 
 
-async def test_what_the_service_says_is_wrong_with_itself_is_a_finding_with_a_fix() -> None:
+def test_what_the_service_says_is_wrong_with_itself_is_a_finding_with_a_fix() -> None:
     faults = Faults(journal="it cannot be written", disk="over the disk budget", folders="3 folders are not taken in")
-    with serve(answer(200, msgspec.to_builtins(faults))) as service:
-        said = await ask_service_faults(Settings(root=Path("/root")), service.url)
-    assert [seen.path for seen in service.seen] == ["/v1/faults"]
-    assert isinstance(said, Faults)
-    found = {finding.check: (finding.verdict, finding.text) for finding in judge_faults(said)}
+    found = {finding.check: (finding.verdict, finding.text) for finding in judge_faults(faults)}
     assert found == {
         CheckName.JOURNAL: (CheckVerdict.WARNING, "the service says: it cannot be written"),
         CheckName.SPACE: (CheckVerdict.WARNING, "the service says: over the disk budget"),
         CheckName.ROOT: (CheckVerdict.WARNING, "the service says: 3 folders are not taken in"),
     }
-    assert all(finding.fix for finding in judge_faults(said))
+    assert all(finding.fix for finding in judge_faults(faults))
     assert list(judge_faults(Faults())) == []
 
 
 @pytest.mark.parametrize(("status", "said"), [(401, "answered with 401"), (200, "answered with something else")])
 async def test_a_service_that_does_not_say_its_engines_is_no_failure(status: int, said: str) -> None:
     with serve(answer(status, {"items": 7})) as service:
-        told = await ask_service_engines(Settings(root=Path("/root")), service.url)
+        told = await ask_overview(Settings(root=Path("/root")), service.url)
     assert isinstance(told, Finding)
     assert (told.verdict, said in told.text) == (CheckVerdict.UNKNOWN, True)
 
@@ -337,8 +334,8 @@ def test_a_key_that_does_not_open_changes_is_found_before_the_first_load(
 @pytest.mark.parametrize(("behind", "verdict"), [(0, "ok"), (90, "warning"), (None, "unknown")])
 def test_a_clock_that_is_off_is_said(behind: int | None, verdict: str) -> None:
     date = "soon" if behind is None else formatdate(time.time() - behind, usegmt=True)
-    reply = Reply(status=400, text="", data=None, date=date)
-    asked = EngineAnswers(name="e", spec=SPEC, root="/mnt", seen=SEEN, change=reply, skew=skew_of(reply))
+    change = ChangeCheck(date=date)
+    asked = EngineAnswers(name="e", spec=SPEC, root="/mnt", seen=SEEN, change=change, skew=skew_of(date))
     assert {found.check: found.verdict for found in judge_engine(asked)}[CheckName.ENGINE_CLOCK] == verdict
 
 

@@ -15,7 +15,7 @@ from refitd.root.ownership import owned
 from refitd.state.journal.recovery import open_journal
 from refitd.state.records import EngineRecord
 from refitd.state.store import Store
-from refitd_client.contract.slot import slot_name, slots_path
+from refitd_client.contract.naming import slot_name, slots_path
 from refitd_client.contract.states import VersionState
 from refitd_client.validation.examine import structure
 from support.checkpoints import publish, tensors

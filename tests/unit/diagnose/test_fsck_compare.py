@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from refitd.diagnose.finding import Disagreement, FsckKind, Repair, Severity
 from refitd.diagnose.fsck.compare import FsckFacts, compare
+from refitd.diagnose.fsck.disagreement import Disagreement, FsckKind, Repair, Severity
 from refitd.diagnose.fsck.disk import DiskFacts
 from refitd.diagnose.journal import JournalFacts
 from refitd.diagnose.roster import EngineFacts

@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 from refitd.catalog.files import DiskFiles
-from refitd.diagnose.finding import Disagreement, FsckKind, Repair, Severity
 from refitd.diagnose.fsck.compare import FsckFacts, compare
+from refitd.diagnose.fsck.disagreement import Disagreement, FsckKind, Repair, Severity
 from refitd.diagnose.fsck.disk import CopyFacts, DiskFacts, NoProgress, look_at_disk
 from refitd.diagnose.journal import JournalFacts
 from refitd.diagnose.roster import EngineFacts

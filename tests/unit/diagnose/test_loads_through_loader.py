@@ -10,8 +10,8 @@ from rich.console import Console
 
 from refitd.cli import render
 from refitd.diagnose.doctor.engines import EngineAnswers, judge_engine
+from refitd.diagnose.doctor.finding import CheckName, CheckVerdict
 from refitd.diagnose.doctor.service import judge_service_engines
-from refitd.diagnose.finding import CheckName, CheckVerdict
 from refitd.engine.engines_file import EngineSpec
 from refitd.engine.plugin.rank_group import EngineRankGroup, Member
 from refitd.engine.port import LoaderUse, Reached

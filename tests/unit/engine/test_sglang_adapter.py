@@ -17,7 +17,7 @@ from refitd.engine import http
 from refitd.engine.port import Outcome, Reached, Refit, Stage, Target, Unreached
 from refitd.engine.sglang import adapter as pause
 from refitd.engine.sglang.adapter import SglangEngine
-from refitd_client.contract.answer import Answer, UpdateOutcome
+from refitd_client.contract.plugin import Answer, UpdateOutcome
 from support.scripted_server import Step, answer, cut, hang_up, page, silence
 from support.scripted_sglang import NO_FILES, ScriptedSglang, said, scripted_sglang
 

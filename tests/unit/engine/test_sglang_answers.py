@@ -4,7 +4,7 @@ import pytest
 
 from refitd.engine.http import Reply
 from refitd.engine.sglang.reply import FullyLoaded, Loading, NotFlushed, Unclear, Untouched, what_happened
-from refitd_client.contract.answer import MARK, Answer, UpdateOutcome
+from refitd_client.contract.plugin import MARK, Answer, UpdateOutcome
 
 NOT_FLUSHED = "Weights were updated, but the cache was not flushed because requests are still running or queued."
 VERSION = "run~v000007"

@@ -16,7 +16,7 @@ from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.files.plain_file import NotPlainError, open_folder, open_plain, read_plain
 from refitd_client.http.publisher_client import root_name
 from refitd_client.publish.run_folder import RECORD_NAME, newest_in
-from refitd_client.transport.ipc import exporter, secret
+from refitd_client.transport.ipc import exporter, offer_file
 
 REPOSITORY = Path(__file__).parents[3]
 PACKAGES = [
@@ -31,7 +31,6 @@ MAY_OPEN = {
     "client/refitd_client/files/durable.py": "it makes files (O_EXCL: it opens none that is there), and syncs folders",
     "client/refitd_client/http/connection.py": "a file of tokens, which the user names",
     "client/refitd_client/transport/ipc/shared.py": "/proc",
-    "client/refitd_client/files/mapped.py": "/proc",
     "service/refitd_plan/model.py": "a model's config, which the user names",
     "service/refitd/cli/areal_config.py": "AReaL's configuration, which the user names",
     "service/refitd/diagnose/doctor/broadcast.py": "/proc, and libraries of other processes",
@@ -142,9 +141,9 @@ def test_nothing_of_the_service_s_folder_is_waited_for(tmp_path: Path, plant: Ca
         pass
     with pytest.raises(NotPlainError), still(tmp_path):
         pass
-    plant(own / secret.NAME)
-    with pytest.raises(secret.HandoverKeyRefusedError, match="no plain file"):
-        secret.read_secret(tmp_path)
+    plant(own / offer_file.NAME)
+    with pytest.raises(offer_file.HandoverKeyRefusedError, match="no plain file"):
+        offer_file.read_secret(tmp_path)
     run = tmp_path / "run"
     plant(run / exporter.NAME)
     assert not exporter.is_there(run)

@@ -21,8 +21,9 @@ from refitd_client.fingerprint import (
     width_of,
 )
 from refitd_client.fingerprint import host as moved
-from refitd_client.fingerprint.definition import MASK, MIXES, ROW, mixed, share_of
-from refitd_client.tensors.source import DTYPES
+from refitd_client.fingerprint.host import MASK, MIXES, ROW
+from refitd_client.tensors import DTYPES
+from support.fingerprint_definition import mixed, share_of, to_int
 
 TYPES: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 SIGNED: dict[int, Any] = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
@@ -43,7 +44,7 @@ def test_numpy_and_torch_compute_what_the_definition_says(width: int, count: int
     bits = random_bits(width, count)
     expected = by_definition(bits)
     assert fingerprint(bits) == expected
-    assert torch_ops.to_int(torch_ops.fingerprint(torch.from_numpy(bits.view(SIGNED[width])))) == expected
+    assert to_int(torch_ops.fingerprint(torch.from_numpy(bits.view(SIGNED[width])))) == expected
     assert share(np.arange(count, dtype=np.uint64), bits) == expected
 
 
@@ -51,7 +52,7 @@ def test_numpy_and_torch_compute_what_the_definition_says(width: int, count: int
 def test_numpy_and_torch_agree_over_many_blocks(width: int) -> None:
     """More rows than one block of numpy's has, and a part of a row."""
     bits = random_bits(width, 37 * ROW + 5)
-    assert fingerprint(bits) == torch_ops.to_int(torch_ops.fingerprint(torch.from_numpy(bits.view(SIGNED[width]))))
+    assert fingerprint(bits) == to_int(torch_ops.fingerprint(torch.from_numpy(bits.view(SIGNED[width]))))
 
 
 @pytest.mark.parametrize("width", [1, 2])

@@ -10,7 +10,7 @@ import torch
 from refitd_client.checkpoint.finite import rule_of
 from refitd_client.fingerprint import bits_of, fingerprint, fingerprints, torch_ops
 from refitd_client.fingerprint.batch import FingerprintBatch
-from refitd_client.fingerprint.definition import MASK, ROW
+from refitd_client.fingerprint.host import MASK, ROW
 from refitd_client.fingerprint.rows import Listed, Rows, grouped, whole_tensor
 
 HERE = torch.device("cpu")

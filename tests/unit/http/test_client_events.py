@@ -14,8 +14,14 @@ from hypothesis import strategies as st
 from refitd_client.contract.wire import Event
 from refitd_client.errors import ServiceError, ServiceUnreachableError, UnauthorizedError
 from refitd_client.http.client import AsyncRefitClient, RefitClient
-from refitd_client.http.events import MAX_EVENT_BYTES, BadStreamError, EventReader, StreamRetry
-from refitd_client.http.retry import LostReply, RetryPolicy
+from refitd_client.http.exchange import (
+    MAX_EVENT_BYTES,
+    BadStreamError,
+    EventReader,
+    LostReply,
+    RetryPolicy,
+    StreamRetry,
+)
 from support.both_clients import QUICK
 from support.scripted_server import answer, hang_up, page, problem, serve, stream
 

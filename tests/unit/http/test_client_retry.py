@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from refitd_client.contract.wire import NewEngine, Notice
 from refitd_client.http import routes
-from refitd_client.http.retry import HttpReply, LostReply, RetryPolicy, retry_after
+from refitd_client.http.exchange import HttpReply, LostReply, RetryPolicy, retry_after
 from refitd_client.http.routes import Call
 
 REPEATABLE = routes.announce(Notice(run="exp", step=1))

@@ -13,11 +13,11 @@ import pytest
 
 from refitd.materialize import files, rewrite
 from refitd.materialize.files import Rewritten, copy_others, fingerprints_of, rewrite_all, source_in
-from refitd_client.contract.digest import digest_of_pieces, joined
+from refitd_client.contract.manifest import digest_of_pieces, joined
 from refitd_client.delta import Change, Delta, DeltaFile, encode, index_type
 from refitd_client.files.plain_file import open_folder
 from refitd_client.fingerprint import bits_of, fingerprint
-from refitd_client.fingerprint.definition import MASK
+from refitd_client.fingerprint.host import MASK
 from refitd_client.validation.contents import ReadingStoppedError
 
 BLOCK = 96  # bytes

@@ -214,10 +214,10 @@ async def test_a_service_that_comes_back_believes_the_copies_that_it_left_and_no
     async with serving(tmp_path) as stage:
         await stage.until("run~v000003", lambda _: stage.engines["a"].label == "3")
         assert same(in_folder(stage.engines["a"].path), weights)
-        changed = [text for text in await log_of(stage) if "changed by somebody else" in text]
+        changed = [text for text in await log_of(stage) if "changed by another program" in text]
         assert changed == [
-            f"its copy in {Path(left).relative_to(stage.root)} was changed by somebody else: "
-            "it is written anew before an engine loads it"
+            f"its copy in {Path(left).relative_to(stage.root)} was changed by another program: "
+            "it is written anew before a load"
         ]
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from refitd_client.contract.answer import UpdateOutcome
 from refitd_client.contract.naming import DELTA_NAME
+from refitd_client.contract.plugin import UpdateOutcome
 from refitd_plugin import sparse
 from refitd_plugin import sparse as fitted
 from refitd_plugin.changes import most_memory, open_changes

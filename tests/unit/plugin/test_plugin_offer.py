@@ -15,19 +15,17 @@ import torch
 from safetensors.torch import save_file
 
 from refitd_client.checkpoint.finite import NO_RULE
-from refitd_client.contract.answer import UpdateOutcome, answers_in
+from refitd_client.contract.plugin import UpdateOutcome, answers_in
 from refitd_client.transport.ipc import exporter
-from refitd_client.transport.ipc.exported_memory import LayoutCache, offer_of
-from refitd_client.transport.ipc.imported_memory import ImportedMemory
+from refitd_client.transport.ipc.exported_memory import ImportedMemory, LayoutCache
 from refitd_client.transport.ipc.offer import DevicePlace, OfferedTensor, OfferLayout, offer_with
-from refitd_client.transport.ipc.offer_file import ExportedTensors
-from refitd_client.transport.ipc.secret import make_secret, read_secret
+from refitd_client.transport.ipc.offer_file import ExportedTensors, make_secret, read_secret
 from refitd_client.transport.ipc.shared import SharedTensors
 from refitd_plugin import offered
 from refitd_plugin.imported import OfferedMemory, OpenedMemory, structure_of
 from refitd_plugin.offered import OfferedVersion
 from refitd_plugin.source import SourceRefusedError
-from support.exporting import exporting, fill, shared
+from support.exporting import exporting, fill, offer_of, shared
 from support.mini_sglang import tiny_weights
 from support.tiny_rank import Breaking, Rank, group, together, version
 

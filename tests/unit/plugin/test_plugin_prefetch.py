@@ -14,8 +14,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from refitd_client.contract.answer import UpdateOutcome
-from refitd_client.contract.digest import digest_of_block, joined
+from refitd_client.contract.manifest import digest_of_block, joined
+from refitd_client.contract.plugin import UpdateOutcome
 from refitd_client.validation import contents as whole_file
 from refitd_plugin import changes
 from refitd_plugin.prefetch import messages

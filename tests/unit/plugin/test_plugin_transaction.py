@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from refitd_client.contract.answer import UpdateOutcome
+from refitd_client.contract.plugin import UpdateOutcome
 from refitd_plugin.transaction import (
     NextStep,
     RankReport,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from refitd_client.contract.answer import UpdateOutcome
+from refitd_client.contract.plugin import UpdateOutcome
 from refitd_plugin.update_source import FullVersion
 from refitd_sglang.versions import FUNCTION, SglangLayout, layout_of
 from support.forged import sign

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from refitd.catalog import arrivals, files
+from refitd.catalog import catalog, files
 from refitd.policy.goals import coming, looks_ahead
 from refitd.policy.strategy import Strategy, StrategyName
 from refitd.state.records import EngineRecord
@@ -122,13 +122,13 @@ async def test_what_changed_before_its_load_is_let_go_of(
     tmp_path: Path, gate: Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The verdict was good, and no load comes of it."""
-    original = arrivals.FileChecks.check
+    original = catalog.FileChecks.check
 
     async def rewritten(self: Any, record: Any) -> bool:
         os.utime(tmp_path / "root" / record.path / "model.safetensors.index.json", ns=(1, 1))
         return await original(self, record)
 
-    monkeypatch.setattr(arrivals.FileChecks, "check", rewritten)
+    monkeypatch.setattr(catalog.FileChecks, "check", rewritten)
     async with plugged(tmp_path) as (stage, sglang):
         id_ = await announce(stage, 1)
         await until(stage, lambda: sglang.ahead == [id_])

@@ -1,6 +1,6 @@
 """Whether a checkpoint is still being written."""
 
-from refitd.policy.settle import Complete, FolderLook, NeverSettles, Settling, StillWritten, settle
+from refitd.policy.admit import Complete, FolderLook, NeverSettles, Settling, StillWritten, settle
 
 RULES = {"settle_for": 1.0, "timeout": 60.0}
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from refitd.policy.target import (
+from refitd.policy.goals import (
     LoadableDeltas,
     choose_target,
     last_good,

@@ -13,11 +13,11 @@ from test_delta_publish import serve
 from refitd_client import DeltaRules, Publication, StagedPublication, StorageError, WeightPublisher
 from refitd_client.checkpoint import header
 from refitd_client.checkpoint.header import Entry
-from refitd_client.contract.manifest import parse_manifest
-from refitd_client.contract.slot import layout_of, slot_name, slots_path
+from refitd_client.contract.manifest import fitting_fingerprints, parse_manifest
+from refitd_client.contract.naming import layout_of, slot_name, slots_path
 from refitd_client.contract.states import Kind
 from refitd_client.delta import apply, read_delta
-from refitd_client.fingerprint import fingerprint, to_texts
+from refitd_client.fingerprint import fingerprint
 from refitd_client.publish.run_folder import RunFolder
 from support import durable_effects, published
 from support.stand_in_service import StandIn, make_engine, stand_in
@@ -164,7 +164,9 @@ def test_full_versions_have_fingerprints_when_they_are_asked_for(tmp_path: Path,
         path = done.committed(30).path if block == "staged" else done.path
         assert not recycle or not list((tmp_path / slots_path("run")).iterdir())
     bits = {name: array.reshape(-1).view(f"u{array.itemsize}") for name, array in state.items()}
-    assert published.check(path).fingerprints == to_texts({name: fingerprint(each) for name, each in bits.items()})
+    assert published.check(path).fingerprints == fitting_fingerprints(
+        {name: fingerprint(each) for name, each in bits.items()}
+    )
 
 
 def test_full_versions_have_none_when_nobody_asks(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from refitd_client import InvalidWeightsError, WeightPublisher
-from refitd_client.contract.slot import slots_path
+from refitd_client.contract.naming import slots_path
 from refitd_client.files import durable
 from support import durable_effects, published
 

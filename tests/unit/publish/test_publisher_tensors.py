@@ -13,7 +13,7 @@ from safetensors import safe_open
 from torch import nn
 
 from refitd_client import InvalidWeightsError, Progress, WeightPublisher
-from refitd_client.tensors.source import DTYPES
+from refitd_client.tensors import DTYPES
 from support import published
 
 

@@ -12,7 +12,7 @@ from refitd.reclaim.trash import discard, empty, examine
 from refitd.root.handle import Identity, root_at
 from refitd.root.outcome import Discarded, Emptied, Gone, Refused, Slot
 from refitd_client.checkpoint import header
-from refitd_client.contract.slot import layout_of, slots_path
+from refitd_client.contract.naming import layout_of, slots_path
 from support.checkpoints import publish, tensors
 
 RUN = "exp/trial"

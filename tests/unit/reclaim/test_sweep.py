@@ -19,7 +19,7 @@ from refitd.policy.holdings import Holdings
 from refitd.policy.keep import KeepRules
 from refitd.policy.leases import EngineView, Load, RunView, Views
 from refitd.reclaim import trash
-from refitd.reclaim.folders import DiskFolders, Folders
+from refitd.reclaim.folders import DiskFolders
 from refitd.reclaim.sweep import Sweeper
 from refitd.root.handle import Identity
 from refitd.root.outcome import Discarded, Gone, Refused
@@ -122,7 +122,7 @@ class StoppedClock(SystemClock):
         return self.seconds
 
 
-def sweeper(world: World, *, last: int = 2, folders: Folders | None = None) -> Sweeper:
+def sweeper(world: World, *, last: int = 2, folders: DiskFolders | None = None) -> Sweeper:
     folders = folders or DiskFolders(world.root)
     return Sweeper(folders, world, world, StoppedClock(), rules=KeepRules(last=last), incoming_ttl=3600.0)
 

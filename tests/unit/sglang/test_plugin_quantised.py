@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from refitd_client.contract.answer import UpdateOutcome
+from refitd_client.contract.plugin import UpdateOutcome
 from refitd_plugin.source import SourceRefusedError
 from refitd_sglang.process import loaded_once
 from support.mini_sglang import values

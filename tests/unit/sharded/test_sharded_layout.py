@@ -8,8 +8,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refitd_client.sharded.boxes import Box, Split, boxes_of, local_shape, run_length, runs, tile, whole_box
-from refitd_client.sharded.layout import Claim, lay_out, spread
+from refitd_client.sharded.layout import (
+    Box,
+    Claim,
+    Split,
+    boxes_of,
+    lay_out,
+    local_shape,
+    run_length,
+    runs,
+    spread,
+    tile,
+    whole_box,
+)
 
 SIZES = st.integers(1, 13)
 SHAPES = st.lists(SIZES, min_size=1, max_size=3).map(tuple)

@@ -11,8 +11,8 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
 from refitd.clock import SystemClock
+from refitd.diagnose.doctor.finding import CheckVerdict
 from refitd.diagnose.doctor.service import judge_service
-from refitd.diagnose.finding import CheckVerdict
 from refitd.diagnose.journal import read_journal
 from refitd.root.ownership import StartRefusedError
 from refitd.settings import Settings

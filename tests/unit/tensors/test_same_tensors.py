@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from refitd_client.errors import InvalidWeightsError
-from refitd_client.tensors.source import casts
+from refitd_client.tensors import casts
 from refitd_client.write.content import Content, WeightsReader
 
 State = dict[str, Any]

@@ -9,8 +9,8 @@ import safetensors.torch
 import torch
 
 from refitd_client import InvalidWeightsError, WeightPublisher
-from refitd_client.tensors.names import published_names
-from refitd_client.tensors.source import casts
+from refitd_client.tensors import casts
+from refitd_client.write.plan import published_names
 from support import sharded_cases
 
 

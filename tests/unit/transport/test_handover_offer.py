@@ -25,8 +25,13 @@ from refitd_client.transport.ipc.offer import (
     seal,
     unseal,
 )
-from refitd_client.transport.ipc.offer_file import ExportedTensors, imported
-from refitd_client.transport.ipc.secret import HandoverKeyRefusedError, make_secret, read_secret
+from refitd_client.transport.ipc.offer_file import (
+    ExportedTensors,
+    HandoverKeyRefusedError,
+    make_secret,
+    read_secret,
+)
+from support.exporting import imported
 
 SECRET = b"s" * 32
 HOST = OfferedTensor("w", "BF16", (2, 3), HostPlace("/shm/x", 64))
@@ -155,10 +160,11 @@ def test_while_a_trainer_takes_it_back_nobody_begins_to_read(tmp_path: Path, mon
 READER = """
 import sys
 from pathlib import Path
-from refitd_client.transport.ipc.offer_file import imported
-with imported(Path(sys.argv[1]), b"s" * 32):
-    print("reading", flush=True)
-    sys.stdin.read()
+from refitd_client.transport.ipc.offer_file import ImportedTensors
+found = ImportedTensors(Path(sys.argv[1]), b"s" * 32)
+found.hold()
+print("reading", flush=True)
+sys.stdin.read()
 """
 
 

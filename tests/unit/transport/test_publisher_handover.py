@@ -13,12 +13,13 @@ import torch
 
 from refitd_client import InvalidWeightsError, NoSpaceError, StorageError, WeightPublisher
 from refitd_client.checkpoint.finite import NO_RULE
+from refitd_client.contract.manifest import fitting_fingerprints
 from refitd_client.contract.states import Kind, WaitOutcome
-from refitd_client.fingerprint import fingerprints, to_texts
-from refitd_client.publish import writing
+from refitd_client.fingerprint import fingerprints
+from refitd_client.publish import attempt
 from refitd_client.transport.ipc import handover
 from refitd_client.transport.ipc.exported_memory import LayoutCache
-from refitd_client.transport.ipc.secret import make_secret
+from refitd_client.transport.ipc.offer_file import make_secret
 from refitd_client.transport.ipc.shared import SharedTensors
 from refitd_client.write import version_folder as staging
 from support.exporting import shared
@@ -102,7 +103,7 @@ def test_after_files_that_failed_the_next_version_is_durable_before_any_engine_h
 
 
 @pytest.mark.parametrize(
-    "broken_in", ["transport.ipc.handover.Handover._answers", "publish.writing.VersionWriter.stage"]
+    "broken_in", ["transport.ipc.handover.Handover._answers", "publish.attempt.VersionWriter.stage"]
 )
 def test_a_failure_before_the_offer_is_over_or_after_takes_the_tensors_back_and_tells_the_service(
     publisher: WeightPublisher,
@@ -135,14 +136,14 @@ def test_the_files_of_what_was_handed_over_are_staged_after_the_answers_and_have
     publisher: WeightPublisher, service: StandIn, trainer: SharedTensors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
-    over, stage = handover.Handover.complete, writing.VersionWriter.stage
+    over, stage = handover.Handover.complete, attempt.VersionWriter.stage
     monkeypatch.setattr(handover.Handover, "complete", lambda hand: (order.append("over"), over(hand))[1])
-    monkeypatch.setattr(writing.VersionWriter, "stage", lambda *args: (order.append("stage"), stage(*args))[1])
+    monkeypatch.setattr(attempt.VersionWriter, "stage", lambda *args: (order.append("stage"), stage(*args))[1])
     publication = publisher.publish(trainer.tensors, step=1, handover=True).committed(30)
     assert order == ["over", "stage"]
     manifest = json.loads((publication.path / "refit.json").read_text())
     found = fingerprints(trainer.tensors.values())
-    assert manifest["fingerprints"] == to_texts(dict(zip(trainer.tensors, found, strict=True)))
+    assert manifest["fingerprints"] == fitting_fingerprints(dict(zip(trainer.tensors, found, strict=True)))
 
 
 def test_what_cannot_be_lent_goes_by_its_files_and_says_why(publisher: WeightPublisher, service: StandIn) -> None:

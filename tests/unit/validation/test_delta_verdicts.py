@@ -220,3 +220,20 @@ def test_a_delta_that_is_larger_than_any_on_its_base_is_not_read(
     assert isinstance(found, Invalid)
     assert found.code is Code.BAD_DELTA
     assert "more than any delta" in found.reason
+
+
+def test_a_delta_of_the_first_format_is_rejected_with_the_advice_to_publish_in_full(
+    published: tuple[Path, list[VersionRecord]], tmp_path: Path
+) -> None:
+    root = spoilt(tmp_path, published[0], SAME_DELTA, SAME)
+    folder = root / "run/v000002"
+    data = (folder / DELTA).read_bytes().replace(b"refit-delta/2", b"refit-delta/1")
+    data = data[:-16] + xxhash.xxh3_128_digest(data[:-16])
+    (folder / DELTA).write_bytes(data)
+    said = parse_manifest((folder / "refit.json").read_bytes())
+    files = {DELTA: ManifestFile(size=len(data), digest=f"xxh3:{xxhash.xxh3_128(data).hexdigest()}")}
+    (folder / "refit.json").write_bytes(replace(said, files=files).to_json())
+    found = judged(root)
+    assert isinstance(found, Invalid)
+    assert found.code is Code.BAD_DELTA
+    assert "its format is refit-delta/1, and this refitd reads refit-delta/2: publish a full version" in found.reason

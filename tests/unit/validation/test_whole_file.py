@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from refitd_client.contract.digest import digest_of_block, joined
+from refitd_client.contract.manifest import digest_of_block, joined
 from refitd_client.validation import contents as whole_file
 from refitd_client.validation.contents import ReadingStoppedError, read_whole
 

@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import load_file
 
 from refitd_client import InvalidWeightsError, Publication, WeightPublisher
+from refitd_client import tensors as torch_tensors
 from refitd_client.checkpoint.header import layout
-from refitd_client.contract.manifest import parse_manifest
-from refitd_client.contract.slot import layout_of, slot_name, slots_path
-from refitd_client.fingerprint import fingerprints, to_texts
-from refitd_client.tensors import from_torch as torch_tensors
+from refitd_client.contract.manifest import fitting_fingerprints, parse_manifest
+from refitd_client.contract.naming import layout_of, slot_name, slots_path
+from refitd_client.fingerprint import fingerprints
 from refitd_client.write import cuda, cuda_driver, device_shards
 from refitd_client.write.device_shards import DeviceShards
 from support import published
@@ -165,7 +165,7 @@ def test_a_cast_is_made_on_the_device(root: Path, driver: Driver, monkeypatch: p
     expected = {name: tensor if name == "here" else tensor.bfloat16() for name, tensor in state(1).items()}
     assert all(torch.equal(got[name], tensor) for name, tensor in expected.items())
     found = dict(zip(expected, fingerprints(expected.values()), strict=True))
-    assert parse_manifest((path / "refit.json").read_bytes()).fingerprints == to_texts(found)
+    assert parse_manifest((path / "refit.json").read_bytes()).fingerprints == fitting_fingerprints(found)
 
 
 def test_a_file_that_no_gpu_writes_to_is_not_registered(

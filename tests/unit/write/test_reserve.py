@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 
 from refitd_client import NoSpaceError, WeightPublisher
-from refitd_client.contract import digest
-from refitd_client.contract.digest import FileDigest
-from refitd_client.contract.manifest import parse_manifest
+from refitd_client.contract import manifest as digest
+from refitd_client.contract.manifest import FileDigest, parse_manifest
 from refitd_client.contract.states import Kind
-from refitd_client.delta import DeltaRules, read_delta
+from refitd_client.delta import DeltaRules, read_delta, reserve
+from refitd_client.delta.reserve import Reserve
 from refitd_client.files import durable
-from refitd_client.write import reserve, staged_file
-from refitd_client.write.reserve import Reserve
 from support import published
 from support.stand_in_service import StandIn, make_engine, stand_in
 
@@ -42,7 +40,7 @@ def named(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     found: list[Path] = []
     real = durable.give_name
     monkeypatch.setattr(reserve, "_LEAST", 1)
-    monkeypatch.setattr(staged_file, "_THREADS_FROM", 1)
+    monkeypatch.setattr(reserve, "_THREADS_FROM", 1)
     monkeypatch.setattr(durable, "give_name", lambda fd, path: (real(fd, path), found.append(path)))
     return found
 
@@ -78,8 +76,8 @@ def test_a_delta_in_reserved_room_is_the_same_file(
 ) -> None:
     """Of the size that it should have, whether it takes less than was reserved, or more; and of several blocks."""
     monkeypatch.setattr(digest, "BLOCK", 10_000)
-    monkeypatch.setattr(staged_file, "_JOB", 10_000)
-    monkeypatch.setattr(staged_file, "lanes_for", lambda jobs: 4)
+    monkeypatch.setattr(reserve, "_JOB", 10_000)
+    monkeypatch.setattr(reserve, "lanes_for", lambda jobs: 4)
     paths = publish(folder, service, [5000, 5100, 300, 90_000, 80_000])
     assert [path.parent.name[:9] for path in named] == [".incoming"] * 4
     sizes = [(path / "weights.refit-delta").stat() for path in paths]

@@ -15,7 +15,7 @@ from math import prod
 from typing import Any
 
 from refitd_client.checkpoint.header import BITS
-from refitd_client.tensors.source import TORCH_NAMES
+from refitd_client.tensors import TORCH_NAMES
 from refitd_client.transport.ipc.offer import Allocation, DevicePlace
 
 _HANDLE_BYTES = 64

@@ -22,18 +22,15 @@ from refitd_client.contract.naming import Order, version_folder, version_id
 from refitd_client.contract.states import Kind, WaitOutcome
 from refitd_client.contract.wire import Notice
 from refitd_client.errors import ServiceError
-from refitd_client.fingerprint import to_texts
 from refitd_client.http.connection import Connection
 from refitd_client.http.publisher_client import open_client, root_name
-from refitd_client.tensors.source import TensorSource
+from refitd_client.tensors import TensorSource
 from refitd_client.transport.ipc.device import DriverError
 from refitd_client.transport.ipc.exported_memory import LayoutCache
-from refitd_client.transport.ipc.offer_file import ExportedTensors
-from refitd_client.transport.ipc.secret import HandoverKeyRefusedError, read_secret
+from refitd_client.transport.ipc.offer_file import ExportedTensors, HandoverKeyRefusedError, read_secret
 from refitd_client.transport.ipc.shared import NotSharedError
-from refitd_client.write.content import Content
+from refitd_client.write.content import Content, TensorShards
 from refitd_client.write.plan import not_finite
-from refitd_client.write.shards import TensorShards
 
 ANSWER_SECONDS = 20.0  # in which engines are to have answered
 BACK_SECONDS = 10.0  # in which an engine that copies is to have ended, when the offer is withdrawn
@@ -59,14 +56,6 @@ class Debt:
     """Whether the files of a version that was handed over are `due`: they were not written."""
 
     due: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """The result of a hand-over, and the content to stage."""
-
-    content: Content
-    handed: Handed
 
 
 class NotOfferedError(Exception):
@@ -128,8 +117,11 @@ class TensorExport:
     debt: Debt
     _told: bool = field(default=False, init=False)
 
-    def of(self, content: Content) -> Answered:
+    def of(self, content: Content) -> tuple[Content, Handed]:
         """Export the tensors until engines have answered. If nothing is exported, the result says why.
+
+        Returns:
+            The content to stage, and the result of the hand-over.
 
         Raises:
             InvalidWeightsError: a tensor is not finite.
@@ -145,15 +137,15 @@ class TensorExport:
         self._told = True
         try:
             # The tensors were scanned for the offer and have not changed: they are not scanned again.
-            claims = replace(content.claims, fingerprints=fitting_fingerprints(to_texts(handover.fingerprints)))
+            claims = replace(content.claims, fingerprints=fitting_fingerprints(handover.fingerprints))
             weights = replace(weights, check_finite=False, fingerprinted=False)
-            return Answered(replace(content, weights=weights, claims=claims), handover.complete())
+            return replace(content, weights=weights, claims=claims), handover.complete()
         finally:
             handover.withdraw()
 
-    def _by_files(self, content: Content, reason: str) -> Answered:
+    def _by_files(self, content: Content, reason: str) -> tuple[Content, Handed]:
         _log.warning("%s is not handed over, and goes by its files: %s", self.place.version, reason)
-        return Answered(content, Handed(reason=reason))
+        return content, Handed(reason=reason)
 
     def failed(self, error: BaseException) -> None:
         """Tell the service that the files will not come, if it was told of an offer: engines may serve the version.

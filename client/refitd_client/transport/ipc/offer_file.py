@@ -7,6 +7,9 @@
 Once the exclusive lock is held no engine reads any more, and none can begin: an empty file is not an offer, also under
 another name. A lock dies with its holder, so neither side waits for a process that is gone, and no service has to be
 there. What was read of a trainer that died (`exporter`) is discarded.
+
+A process that can read the secret of a root, `.refitd/handover.key`, may export memory to engines, and import it. The
+service makes it; trainer and engines read it by their group. It is never in an environment or on a command line.
 """
 
 import fcntl
@@ -14,13 +17,68 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
-from refitd_client.files.plain_file import open_plain
+from refitd_client.contract.naming import SERVICE_FOLDER
+from refitd_client.files.plain_file import NotPlainError, open_plain
 from refitd_client.transport.ipc import exporter
 from refitd_client.transport.ipc.offer import MAX_OFFER_BYTES, Offer, OfferRefusedError, seal, unseal
+
+NAME = "handover.key"
+BYTES = 32
+_MODE = 0o640
+
+
+class HandoverKeyRefusedError(Exception):
+    """The file cannot be a secret. The message names it and says what to do."""
+
+
+def make_secret(root: Path) -> None:
+    """Make a root's secret where there is none. It is durable before it has its name: no process reads a part of it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    folder = root / SERVICE_FOLDER
+    if (folder / NAME).exists():
+        return
+    made = folder / f".{NAME}-{secrets.token_hex(8)}"
+    fd = open_plain(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
+    try:
+        os.fchmod(fd, _MODE)  # whatever the umask
+        os.write(fd, secrets.token_bytes(BYTES))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    with suppress(FileExistsError):
+        os.link(made, folder / NAME)  # unlike a rename it does not replace one that another process has just made
+    made.unlink()
+
+
+def read_secret(root: Path) -> bytes:
+    """Read the secret.
+
+    Raises:
+        HandoverKeyRefusedError: it is no plain file, too short, or everyone may read it.
+        OSError: there is none (FileNotFoundError: does a service run on this root?), or it may not be read.
+    """
+    path = root / SERVICE_FOLDER / NAME
+    try:
+        fd = open_plain(path)
+    except NotPlainError as error:
+        raise HandoverKeyRefusedError(f"{path} is no plain file: remove it, and start the service again") from error
+    try:
+        status = os.fstat(fd)
+        if status.st_mode & stat.S_IRWXO:
+            raise HandoverKeyRefusedError(f"everyone may read {path}: chmod o= it, or remove it for a new one")
+        secret = os.read(fd, BYTES + 1)
+    finally:
+        os.close(fd)
+    if len(secret) != BYTES:
+        raise HandoverKeyRefusedError(f"{path} has not {BYTES} bytes: remove it, and start the service again")
+    return secret
+
 
 _RETRY_SECONDS = 0.0005  # between the first two attempts to take the lock
 _LONGEST_RETRY_SECONDS = 0.02
@@ -136,17 +194,6 @@ class ImportedTensors:
 
     def __del__(self) -> None:
         self.close()
-
-
-@contextmanager
-def imported(path: Path, secret: bytes) -> Generator[ImportedTensors]:
-    """Read an offer and hold its lock in a context. Raises as `ImportedTensors` and `hold`."""
-    found = ImportedTensors(path, secret)
-    try:
-        found.hold()
-        yield found
-    finally:
-        found.close()
 
 
 def _read_offer(fd: int, name: str) -> bytes:

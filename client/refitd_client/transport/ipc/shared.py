@@ -16,7 +16,7 @@ from weakref import WeakSet
 
 from refitd_client.checkpoint.header import BITS
 from refitd_client.files.plain_file import open_plain
-from refitd_client.tensors.source import TORCH_NAMES
+from refitd_client.tensors import TORCH_NAMES
 from refitd_client.transport.ipc.offer import HostPlace
 
 

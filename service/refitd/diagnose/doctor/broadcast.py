@@ -7,8 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from refitd.diagnose.doctor.finding import CheckName, Finding, failed, good, unknown, warning
 from refitd.diagnose.doctor.processes import PROC, family_of
-from refitd.diagnose.finding import CheckName, CheckVerdict, Finding, good
 from refitd_client.errors import PlanRefusedError
 from refitd_plan.machine import Gpu
 from refitd_plan.nvml import opened, read_gpus
@@ -48,16 +48,16 @@ def judge_gpus(gpus: Sequence[Gpu] | str, used: Mapping[str, Sequence[str]]) -> 
     """The host's GPUs, and who computes on which. `used` maps engines, and the trainer, to UUIDs."""
     if isinstance(gpus, str):
         fix = "see nvidia-smi: the driver or a GPU is at fault"
-        yield Finding(CheckName.GPUS, "host", CheckVerdict.FAILED, gpus, fix)
+        yield failed(CheckName.GPUS, "host", gpus, fix)
         return
     if not gpus:
         text = "no GPU can be read here: no driver, or no nvidia-ml-py"
-        yield Finding(CheckName.GPUS, "host", CheckVerdict.UNKNOWN, text)
+        yield unknown(CheckName.GPUS, "host", text)
         return
     names = [gpu.uuid or "?" for gpu in gpus]
     if len(set(names)) < len(names):
         text, fix = f"several GPUs have one UUID: {', '.join(names)}", "see nvidia-smi -L: NCCL takes them for one"
-        yield Finding(CheckName.GPUS, "host", CheckVerdict.WARNING, text, fix)
+        yield warning(CheckName.GPUS, "host", text, fix)
     else:
         yield good(CheckName.GPUS, "host", ", ".join(names))
     for name, uuids in used.items():
@@ -67,7 +67,7 @@ def judge_gpus(gpus: Sequence[Gpu] | str, used: Mapping[str, Sequence[str]]) -> 
 def _shared(name: str, uuids: Sequence[str], used: Mapping[str, Sequence[str]]) -> Finding:
     if not uuids:
         text = "on which GPUs it computes cannot be seen: it is elsewhere, or in a container, where NVML tells nothing"
-        return Finding(CheckName.GPUS, name, CheckVerdict.UNKNOWN, text)
+        return unknown(CheckName.GPUS, name, text)
     others = sorted(other for other, theirs in used.items() if other != name and set(theirs) & set(uuids))
     text = f"computes on {', '.join(uuids)}"
     if not others:
@@ -81,18 +81,15 @@ def judge_nccl(name: str, environment: Mapping[str, str] | None, *, is_sglang: b
     """Whether a process is ready for a broadcast. SGLang sets NCCL_CUMEM_ENABLE=0 itself unless it is set."""
     fix = f"set {_CUMEM}=0 on both sides: else the trainer joins the group and the first broadcast fails"
     if environment is None:
-        text = "its variables cannot be seen from here"
-        yield Finding(CheckName.NCCL, name, CheckVerdict.UNKNOWN, text, fix)
+        yield unknown(CheckName.NCCL, name, "its variables cannot be seen from here", fix)
         return
     said = environment.get(_CUMEM, "0" if is_sglang else None)
     if said == "0":
         yield good(CheckName.NCCL, name, f"{_CUMEM} is 0")
     else:
-        text = f"{_CUMEM} is {'not set' if said is None else said}"
-        yield Finding(CheckName.NCCL, name, CheckVerdict.FAILED, text, fix)
+        yield failed(CheckName.NCCL, name, f"{_CUMEM} is {'not set' if said is None else said}", fix)
     if environment.get(_DEBUG, "").upper() == "INFO":
-        text, fix = f"{_DEBUG} is INFO", f"unset {_DEBUG}: it writes for every operation"
-        yield Finding(CheckName.NCCL, name, CheckVerdict.WARNING, text, fix)
+        yield warning(CheckName.NCCL, name, f"{_DEBUG} is INFO", f"unset {_DEBUG}: it writes for every operation")
 
 
 def nccl_of(pid: int) -> str | None:
@@ -130,6 +127,6 @@ def judge_releases(releases: Mapping[str, str | None]) -> Iterator[Finding]:
     if len(set(known.values())) > 1:
         told = ", ".join(f"{name} has {release}" for name, release in sorted(known.items()))
         fix = "install one release of nvidia-nccl in both environments: others refuse each other"
-        yield Finding(CheckName.NCCL, "libraries", CheckVerdict.FAILED, f"NCCL differs: {told}", fix)
+        yield failed(CheckName.NCCL, "libraries", f"NCCL differs: {told}", fix)
     elif known:
         yield good(CheckName.NCCL, "libraries", f"NCCL {next(iter(known.values()))} in {', '.join(sorted(known))}")

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from refitd.diagnose.doctor.broadcast import gpus_of, judge_gpus, judge_nccl, judge_releases, look_at_gpus, nccl_of
 from refitd.diagnose.doctor.engines import (
     EngineAnswers,
@@ -19,12 +21,12 @@ from refitd.diagnose.doctor.engines import (
     judge_start_up_model,
     sighting,
 )
-from refitd.diagnose.doctor.processes import LocalProcess, environment_of, family_of, is_running, local_process
+from refitd.diagnose.doctor.finding import CheckName, CheckVerdict, Finding, failed, warning
+from refitd.diagnose.doctor.processes import LocalProcess, environment_of, family_of, local_process
 from refitd.diagnose.doctor.root import Nonce, RootUnusableError, judge_root, look_at_root, probed
 from refitd.diagnose.doctor.service import (
+    ask_overview,
     ask_service,
-    ask_service_engines,
-    ask_service_faults,
     judge_faults,
     judge_notice,
     judge_service,
@@ -33,7 +35,6 @@ from refitd.diagnose.doctor.service import (
     service_of_other_root,
     url_of,
 )
-from refitd.diagnose.finding import CheckName, CheckVerdict, Finding
 from refitd.diagnose.journal import JournalFacts, read_journal, still
 from refitd.diagnose.roster import roster_of
 from refitd.discovery.place import EnginesFound
@@ -67,14 +68,14 @@ async def check(settings: Settings, *, nccl: bool, trainer: int | None, url: str
     Raises:
         OSError, ValueError: the engines file, the token file or the lock cannot be used, or there is no such process.
     """
-    if trainer is not None and not is_running(trainer):
+    if trainer is not None and not psutil.pid_exists(trainer):
         raise ValueError(f"--trainer-pid {trainer}: there is no such process on this host")
     root = settings.root.resolve()
     try:
         with probed(root) as nonce:
             findings = await _check(settings, root, nonce, nccl=nccl, trainer=trainer, url=url)
     except RootUnusableError as error:
-        unusable = Finding(CheckName.ROOT, str(root), CheckVerdict.FAILED, str(error), error.fix)
+        unusable = failed(CheckName.ROOT, str(root), str(error), error.fix)
         findings = [unusable, *await _without_root(settings)]
     return DoctorReport(root=str(root), findings=tuple(findings))
 
@@ -123,15 +124,10 @@ async def _ask_service(settings: Settings, running: str | None, named: str | Non
     notice = judge_notice(url, reply)
     if isinstance(reply, NoReply) or notice.check is CheckName.LOCK:
         return [notice]
-    engines = await ask_service_engines(settings, url)
-    if isinstance(engines, Finding):
-        return [notice, engines]
-    faults = await ask_service_faults(settings, url)
-    return [
-        notice,
-        *judge_service_engines(engines),
-        *([faults] if isinstance(faults, Finding) else judge_faults(faults)),
-    ]
+    overview = await ask_overview(settings, url)
+    if isinstance(overview, Finding):
+        return [notice, overview]
+    return [notice, *judge_service_engines(overview.engines), *judge_faults(overview.faults)]
 
 
 async def _without_root(settings: Settings) -> list[Finding]:
@@ -176,5 +172,4 @@ def _of_nccl(processes: Mapping[str, LocalProcess | None], trainer: int | None) 
 
 def _no_engines(asked: list[EngineAnswers]) -> Iterator[Finding]:
     if not asked:
-        text, fix = "no engine is named", "--engine URL, --engines-file or --discover"
-        yield Finding(CheckName.ENGINES, "service", CheckVerdict.WARNING, text, fix)
+        yield warning(CheckName.ENGINES, "service", "no engine is named", "--engine URL, --engines-file or --discover")

@@ -1,8 +1,5 @@
 """The engines: the places of --discover that name them, each engine's answers, and whether it sees the same files.
 
-Whether the key opens changes is found out by an update that names no model: SGLang checks the key first, and then
-refuses the request as incomplete (400 or 422). Nothing is paused and nothing is loaded.
-
 A stock SGLang has no route that reads a file and leaves the engine as it was: an update that fails has drained the
 requests in flight and changed the path that the engine names. That an engine sees the same files is proved by
 
@@ -17,20 +14,19 @@ import asyncio
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
+from refitd.diagnose.doctor.finding import CheckName, CheckVerdict, Finding, failed, good, unknown, warning
 from refitd.diagnose.doctor.processes import LocalProcess
 from refitd.diagnose.doctor.root import Nonce
-from refitd.diagnose.finding import CheckName, CheckVerdict, Finding, good
 from refitd.diagnose.roster import Roster
 from refitd.discovery.asking import ask
 from refitd.discovery.place import Answer, EnginesFound, Silent, parse_place
 from refitd.engine.engines_file import EngineSpec
-from refitd.engine.http import CallFailure, NoReply, Reply
 from refitd.engine.plugin.rank_group import NO_PLUGIN
-from refitd.engine.port import Reached, Unreached
+from refitd.engine.port import ChangeCheck, Reached, Unreached
 from refitd.policy.contest import is_one_server
 from refitd.root.threads import RootThreads
 from refitd.settings import Settings
@@ -39,14 +35,7 @@ from refitd_client.validation.reference import ReferenceRefusedError, read_refer
 
 _HUB = "HF_HUB_OFFLINE"
 _TRUE = frozenset({"1", "true", "yes", "on"})
-CALL_SECONDS = 5.0
 SKEW_SECONDS = 5.0  # a Date header has whole seconds, and the call takes its time
-_READ = "/model_info"
-_UPDATE = "/update_weights_from_disk"
-_INCOMPLETE = frozenset({400, 422})
-_UNAUTHORISED = frozenset({401, 403})
-_NO_ROUTE = frozenset({404, 405})
-_BROKEN = 500  # this status and those above: the server's own fault, or a proxy's
 _UNTOLD = frozenset({"None", "?"})  # as they stand in a configuration, which is made to be compared
 LOADS_WHOLE = "each of them through SGLang's loader, which is slow, and refuses deltas"
 LOADS_WHOLE_FIX = "the runbook's RefitdLoadsThroughLoader says for which models that is so, and what to do about others"
@@ -66,10 +55,10 @@ def judge_places(answers: Iterable[Answer]) -> Iterator[Finding]:
                 yield good(CheckName.PLACES, place, f"names {', '.join(sorted(urls))}")
             case EnginesFound(place=place):
                 text, fix = "names no engine", "start engines that it names, or correct --discover"
-                yield Finding(CheckName.PLACES, place, CheckVerdict.WARNING, text, fix)
+                yield warning(CheckName.PLACES, place, text, fix)
             case Silent(place=place, reason=reason):
                 fix = "see that it can be reached from here, or correct --discover"
-                yield Finding(CheckName.PLACES, place, CheckVerdict.FAILED, reason, fix)
+                yield failed(CheckName.PLACES, place, reason, fix)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +70,7 @@ class EngineAnswers:
         spec: how it was named.
         root: where it sees the root.
         seen: what a probe saw.
-        read: its second answer on what it serves; only where the probe failed.
-        change: its answer to an update that names no model; only where the probe succeeded.
+        change: whether its key opens changes; only where the probe succeeded.
         skew: how far its clock is ahead, in seconds; None where its answers have no date.
     """
 
@@ -90,8 +78,7 @@ class EngineAnswers:
     spec: EngineSpec
     root: str
     seen: Reached | Unreached
-    read: Reply | NoReply | None = None
-    change: Reply | NoReply | None = None
+    change: ChangeCheck | None = None
     skew: float | None = None
 
 
@@ -101,24 +88,22 @@ async def ask_engines(roster: Roster) -> list[EngineAnswers]:
 
 
 async def _ask(roster: Roster, name: str) -> EngineAnswers:
-    engine, http = roster.connect(name), roster.transport(name)
+    engine = roster.connect(name)
     try:
         seen = await engine.probe()
+        change = await engine.check_changes() if isinstance(seen, Reached) else None
     finally:
         await engine.aclose()
-    answers = EngineAnswers(name=name, spec=roster.specs[name], root=roster.root_of(name), seen=seen)
-    if isinstance(seen, Unreached):
-        return replace(answers, read=await http.get(_READ, CALL_SECONDS))
-    reply = await http.post(_UPDATE, {}, CALL_SECONDS)
-    return replace(answers, change=reply, skew=skew_of(reply))
+    skew = None if change is None else skew_of(change.date)
+    return EngineAnswers(
+        name=name, spec=roster.specs[name], root=roster.root_of(name), seen=seen, change=change, skew=skew
+    )
 
 
-def skew_of(reply: Reply | NoReply) -> float | None:
+def skew_of(date: str | None) -> float | None:
     """How far the server's clock is ahead, in seconds; None where it does not tell its time."""
-    if isinstance(reply, NoReply) or reply.date is None:
-        return None
     try:
-        return parsedate_to_datetime(reply.date).timestamp() - time.time()
+        return None if date is None else parsedate_to_datetime(date).timestamp() - time.time()
     except ValueError:
         return None
 
@@ -132,19 +117,23 @@ def judge_names(asked: Sequence[EngineAnswers]) -> Iterator[Finding]:
                     f"{one.spec.url} and {other.spec.url} are one server: the service loads it by one of the two names"
                 )
                 fix = "take one of the two out of --engine, the engines file or what is discovered"
-                yield Finding(CheckName.ENGINES, one.name, CheckVerdict.FAILED, text, fix)
+                yield failed(CheckName.ENGINES, one.name, text, fix)
 
 
 def judge_engine(asked: EngineAnswers) -> Iterator[Finding]:
     """What the answers mean."""
     if isinstance(asked.seen, Unreached):
-        text, fix = asked.seen.reason, _way_in(asked.read)
-        yield Finding(CheckName.REACHABLE, asked.name, CheckVerdict.FAILED, text, fix)
+        yield failed(CheckName.REACHABLE, asked.name, asked.seen.reason, asked.seen.advice)
         return
-    yield good(CheckName.REACHABLE, asked.name, f"SGLang {_started_as(asked.seen)}")
+    yield good(CheckName.REACHABLE, asked.name, f"{asked.seen.server} {_started_as(asked.seen)}")
     yield _plugin(asked.name, asked.seen)
-    if asked.change is not None:
-        yield _changes(asked.name, asked.change)
+    match asked.change:
+        case ChangeCheck(fault=str(text), advice=fix):
+            yield failed(CheckName.CHANGES, asked.name, text, fix)
+        case ChangeCheck():
+            yield good(CheckName.CHANGES, asked.name, "the key opens changes")
+        case None:
+            pass
     yield _clock(asked.name, asked.skew)
 
 
@@ -169,72 +158,39 @@ def judge_start_up_model(asked: EngineAnswers) -> Iterator[Finding]:
 
 def _started_as(seen: Reached) -> str:
     """Its release and how it was started; what the server does not tell is left out."""
-    told = seen.configuration.removeprefix(f"sglang {seen.server_version} ").split()
+    told = seen.configuration.removeprefix(f"{seen.server.lower()} {seen.server_version} ").split()
     return ", ".join(
         [seen.server_version or "of an unknown release", " ".join(word for word in told if word not in _UNTOLD)]
     )
 
 
-def _way_in(read: Reply | NoReply | None) -> str:
-    """What to do about an engine that cannot be driven."""
-    match read:
-        case Reply(status=status) if status in _UNAUTHORISED:
-            return "give it the key that it was started with (--api-key): --engine-key-file names its file"
-        case Reply(status=status) if status in _NO_ROUTE:
-            return "is this an SGLang that refitd can drive? Name an engine's own address, not that of a gateway"
-        case Reply(status=status) if status >= _BROKEN:
-            return "see its log, and that of a proxy before it"
-        case Reply():
-            return "name an SGLang server, of a release and with settings that refitd can drive"
-        case NoReply(lost=CallFailure.NEVER_SENT) | None:
-            return "start it, or correct its URL, its key's file or --engine-allow"
-        case NoReply():
-            return "see its log: something listens there, and does not answer"
-
-
 def _plugin(name: str, seen: Reached) -> Finding:
     if seen.plugin is not None and seen.loader is not None and seen.loader.whole:
         text = f"refitd {seen.plugin} inside it carries out its loads, {LOADS_WHOLE}: {seen.loader.reason}"
-        return Finding(CheckName.PLUGIN, name, CheckVerdict.WARNING, text, LOADS_WHOLE_FIX)
+        return warning(CheckName.PLUGIN, name, text, LOADS_WHOLE_FIX)
     if seen.plugin is not None:
         text = f"refitd {seen.plugin} inside it carries out its loads, and takes deltas in place"
         return good(CheckName.PLUGIN, name, text)
     if seen.stock_reason in {None, NO_PLUGIN}:
         return good(
-            CheckName.PLUGIN, name, "none speaks for it: its loads are SGLang's own, and deltas reach it as copies"
+            CheckName.PLUGIN,
+            name,
+            f"none speaks for it: its loads are {seen.server}'s own, and deltas reach it as copies",
         )
-    text = f"its loads are SGLang's own, though a plugin may be there: {seen.stock_reason}"
+    text = f"its loads are {seen.server}'s own, though a plugin may be there: {seen.stock_reason}"
     fix = "install this very refitd beside every rank, with REFITD_SGLANG_ROOT set to the root as the server sees it"
-    return Finding(CheckName.PLUGIN, name, CheckVerdict.WARNING, text, fix)
-
-
-def _changes(name: str, reply: Reply | NoReply) -> Finding:
-    if isinstance(reply, NoReply):
-        fix = "see the engine's log: it answers reads and not this"
-        return Finding(CheckName.CHANGES, name, CheckVerdict.FAILED, reply.reason, fix)
-    if reply.status in _INCOMPLETE:
-        return good(CheckName.CHANGES, name, "the key opens changes")
-    if reply.status in _UNAUTHORISED:
-        text = f"the key that it got, if any, does not open changes ({reply.status})"
-        fix = "--engine-admin-key-file holds its --admin-api-key"
-    elif reply.status in _NO_ROUTE:
-        text = f"it has no {_UPDATE} ({reply.status}): a gateway or another front end"
-        fix = "name each engine's own address: gateways have no routes for weights"
-    else:
-        text = f"an update that names no model was answered with {reply.status}: {reply.short_message}"
-        fix = "is this SGLang itself, of a release that refitd knows?"
-    return Finding(CheckName.CHANGES, name, CheckVerdict.FAILED, text, fix)
+    return warning(CheckName.PLUGIN, name, text, fix)
 
 
 def _clock(name: str, skew: float | None) -> Finding:
     if skew is None:
         text = "it does not tell its time"
-        return Finding(CheckName.ENGINE_CLOCK, name, CheckVerdict.UNKNOWN, text)
+        return unknown(CheckName.ENGINE_CLOCK, name, text)
     text = f"its clock differs by {round(skew) + 0:+} s"
     if abs(skew) <= SKEW_SECONDS:
         return good(CheckName.ENGINE_CLOCK, name, text)
     fix = "have its host and this one follow one time server (NTP): logs and events cannot be put in order"
-    return Finding(CheckName.ENGINE_CLOCK, name, CheckVerdict.WARNING, text, fix)
+    return warning(CheckName.ENGINE_CLOCK, name, text, fix)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,20 +239,19 @@ def judge_sharing(asked: EngineAnswers, nonce: Nonce, found: Sighting) -> Findin
     if found.looked:
         text = f"its process does not see what was just written beneath {asked.root}"
         fix = "mount the root there, or say where it is: --path-map, or 'root' in the engines file"
-        return Finding(CheckName.SHARED_FILES, asked.name, CheckVerdict.FAILED, text, fix)
+        return failed(CheckName.SHARED_FILES, asked.name, text, fix)
     if found.loaded is not None:
         return good(CheckName.SHARED_FILES, asked.name, f"it was proved to have loaded {found.loaded} from the root")
-    text = "it cannot be proved before the first load: stock SGLang has no way to say what it sees"
+    text = "it cannot be proved before the first load: without a plugin an engine cannot say what it sees"
     fix = "run doctor on the engine's host, or install refitd into its environment (the plugin answers)"
-    return Finding(CheckName.SHARED_FILES, asked.name, CheckVerdict.UNKNOWN, text, fix)
+    return unknown(CheckName.SHARED_FILES, asked.name, text, fix)
 
 
 def judge_hub(name: str, process: LocalProcess | None) -> Finding:
     """Whether the engine would go to the hub for a path that is not there."""
     fix = f"start it with {_HUB}=1: a path that is gone has to fail, and never be looked for on the hub"
     if process is None or process.environment is None:
-        text = "whether it may use the hub cannot be seen from here"
-        return Finding(CheckName.HUB, name, CheckVerdict.UNKNOWN, text, fix)
+        return unknown(CheckName.HUB, name, "whether it may use the hub cannot be seen from here", fix)
     if process.environment.get(_HUB, "").lower() in _TRUE:
         return good(CheckName.HUB, name, f"{_HUB} is set")
-    return Finding(CheckName.HUB, name, CheckVerdict.WARNING, f"{_HUB} is not set", fix)
+    return warning(CheckName.HUB, name, f"{_HUB} is not set", fix)

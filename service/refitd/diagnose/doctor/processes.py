@@ -1,4 +1,4 @@
-"""What can be seen of an engine that runs on this host: its process, by the port it listens on (Linux's /proc).
+"""What can be seen of an engine that runs on this host: its process, by the port it listens on.
 
 The process that listens may be the end of a tunnel (ssh, kubectl, docker-proxy, refitd's own facade), which sees other
 files. So a process counts as the engine only where it was started as one.
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 import httpx
+import psutil
+
+from refitd.engine.registry import KINDS
 
 PROC = Path("/proc")
-_LISTENS = "0A"
-_MOST_BYTES = 2**20
-# Modules, scripts, and what SGLang calls its own processes (sglang::tokenizer_worker).
-_ENGINES = re.compile(r"(?:.*/)?sglang(?:\.\S+|::.*|/launch_server\.py)?|refitd_embedded(?:\.\S+)?")
+_ENGINES = re.compile("|".join(kind.programs for kind in KINDS))
 _TAKES_A_WORD = frozenset({"-X", "-W"})  # options of Python
 
 
@@ -45,9 +45,10 @@ class LocalProcess:
 def local_process(url: str) -> LocalProcess | None:
     """The engine's process that answers at a URL; None where it is on another host, or another program answers."""
     pid = listener(url)
-    if pid is None or not any(is_engine(command_of(one)) for one in (pid, _parent(pid)) if one is not None):
-        return None
-    return LocalProcess(pid=pid, environment=environment_of(pid))
+    with suppress(psutil.Error):
+        if pid is not None and any(is_engine(command_of(one)) for one in (pid, psutil.Process(pid).ppid())):
+            return LocalProcess(pid=pid, environment=environment_of(pid))
+    return None
 
 
 def listener(url: str) -> int | None:
@@ -56,25 +57,23 @@ def listener(url: str) -> int | None:
     port = at.port or (443 if at.scheme == "https" else 80)
     if not _is_here(at.host, port):
         return None
-    sockets: set[str] = set()
-    for name in ("tcp", "tcp6"):
-        with suppress(OSError):
-            for line in (PROC / "net" / name).read_text().splitlines()[1:]:
-                fields = line.split()
-                if fields[3] == _LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
-                    sockets.add(f"socket:[{fields[9]}]")
-    return next((pid for pid in _pids() if sockets & _open_files(pid)), None) if sockets else None
+    with suppress(OSError):
+        for connection in psutil.net_connections("tcp"):
+            is_at_port = connection.laddr and connection.laddr.port == port
+            if is_at_port and connection.status == psutil.CONN_LISTEN and connection.pid is not None:
+                return connection.pid
+    return None
 
 
 def command_of(pid: int) -> list[str]:
-    """The command line of a process; nothing where it is gone."""
-    with suppress(OSError):
-        return (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+    """The command line of a process; nothing where it is gone, or this user may not read it."""
+    with suppress(psutil.Error):
+        return psutil.Process(pid).cmdline()
     return []
 
 
 def is_engine(command: Sequence[str]) -> bool:
-    """Whether a command line starts an SGLang, or refitd's embedded engine."""
+    """Whether a command line starts an engine of some kind."""
     return _ENGINES.fullmatch(_program(command)) is not None
 
 
@@ -111,45 +110,15 @@ def _is_here(host: str, port: int) -> bool:
     return False
 
 
-def _pids() -> list[int]:
-    return [int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()]
-
-
-def _open_files(pid: int) -> set[str]:
-    found: set[str] = set()
-    with suppress(OSError):
-        for link in (PROC / str(pid) / "fd").iterdir():
-            with suppress(OSError):
-                found.add(str(link.readlink()))
-    return found
-
-
 def environment_of(pid: int) -> Mapping[str, str] | None:
     """The variables that a process was started with; None where this user may not read them."""
-    try:
-        with (PROC / str(pid) / "environ").open("rb") as file:
-            text = file.read(_MOST_BYTES).decode(errors="replace")
-    except OSError:
-        return None
-    return {name: value for name, equals, value in (entry.partition("=") for entry in text.split("\0")) if equals}
-
-
-def is_running(pid: int) -> bool:
-    """Whether there is such a process here."""
-    return (PROC / str(pid)).exists()
+    with suppress(psutil.Error):
+        return psutil.Process(pid).environ()
+    return None
 
 
 def family_of(pid: int) -> set[int]:
     """A process and all that it started."""
-    parents = {other: _parent(other) for other in _pids()}
-    family, size = {pid}, 0
-    while len(family) > size:
-        size = len(family)
-        family |= {child for child, parent in parents.items() if parent in family}
-    return family
-
-
-def _parent(pid: int) -> int | None:
-    with suppress(OSError, IndexError, ValueError):
-        return int((PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
-    return None
+    with suppress(psutil.Error):
+        return {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
+    return {pid}

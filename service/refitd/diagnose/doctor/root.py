@@ -17,7 +17,7 @@ from pathlib import Path
 from watchdog.events import FileSystemEvent, FileSystemEventHandler
 from watchdog.observers import Observer
 
-from refitd.diagnose.finding import CheckName, CheckVerdict, Finding, good
+from refitd.diagnose.doctor.finding import CheckName, Finding, failed, good, unknown, warning
 from refitd.root.file_systems import Watch, root_file_system, wants_polling
 from refitd.settings import Settings
 from refitd.text import size_of
@@ -183,7 +183,7 @@ def _events(facts: RootFacts, settings: Settings, subject: str) -> Finding:
         return good(CheckName.EVENTS, subject, "a write gave an event")
     fix = "set --watch poll, or raise fs.inotify.max_user_watches and max_user_instances"
     text = f"a write gave no event within {EVENT_SECONDS:g} s: versions wait for the scan"
-    return Finding(CheckName.EVENTS, subject, CheckVerdict.WARNING, text, fix)
+    return warning(CheckName.EVENTS, subject, text, fix)
 
 
 def _clock(facts: RootFacts, subject: str) -> Finding:
@@ -191,14 +191,14 @@ def _clock(facts: RootFacts, subject: str) -> Finding:
     if abs(facts.skew) <= SKEW_SECONDS:
         return good(CheckName.ROOT_CLOCK, subject, text)
     fix = "have the file server and this host follow one time server (NTP)"
-    return Finding(CheckName.ROOT_CLOCK, subject, CheckVerdict.WARNING, text, fix)
+    return warning(CheckName.ROOT_CLOCK, subject, text, fix)
 
 
 def _space(facts: RootFacts, settings: Settings, subject: str) -> Finding:
     if facts.version is None:
         text = "how much room versions need is not known: there is none yet"
         fix = "name --base-model, whose size a version has"
-        return Finding(CheckName.SPACE, subject, CheckVerdict.UNKNOWN, text, fix)
+        return unknown(CheckName.SPACE, subject, text, fix)
     what = "versions" if settings.lora is None else "adapters"
     copies = settings.copies if settings.takes_deltas and settings.copies_folder is None else 0
     kept = settings.keep_last + settings.slots + 1 + copies
@@ -213,4 +213,4 @@ def _space(facts: RootFacts, settings: Settings, subject: str) -> Finding:
     if needed <= there:
         return good(CheckName.SPACE, subject, text)
     fix = "make room, or keep fewer: --keep-last, --slots" + (", --copies or --copies-folder" if copies else "")
-    return Finding(CheckName.SPACE, subject, CheckVerdict.FAILED, text, fix)
+    return failed(CheckName.SPACE, subject, text, fix)

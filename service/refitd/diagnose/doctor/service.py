@@ -14,13 +14,12 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from ipaddress import ip_address
-from typing import TypeVar
 
 import msgspec
 
 from refitd.diagnose.doctor.engines import LOADS_WHOLE, LOADS_WHOLE_FIX
+from refitd.diagnose.doctor.finding import CheckName, CheckVerdict, Finding, failed, good, unknown, warning
 from refitd.diagnose.doctor.processes import is_service, listener
-from refitd.diagnose.finding import CheckName, CheckVerdict, Finding, good
 from refitd.diagnose.journal import JournalFacts
 from refitd.diagnose.preflight import faults_of
 from refitd.engine.http import NoReply, Reply, Transport
@@ -28,15 +27,15 @@ from refitd.settings import LOOPBACK, Settings
 from refitd.state.journal.condition import Corrupt, Missing, Newer, Sound, UnreadableJournal
 from refitd.state.journal.schema import SCHEMA_VERSION
 from refitd_client.contract.states import EngineState
-from refitd_client.contract.wire import Engine, Faults, Page
+from refitd_client.contract.wire import Engine, Faults, Overview
 from refitd_client.http.publisher_client import root_name
 
 CALL_SECONDS = 5.0
 _ROUTE = "/v1/versions"
+_OVERVIEW = "/v1/overview"
 _UNAUTHORISED = frozenset({401, 403})
 _INCOMPLETE = frozenset({400, 422})
 _ADDRESS = "name its address: --url or REFITD_URL, or --host and --port"
-AnswerT = TypeVar("AnswerT")
 # Warnings: some are over by themselves a moment after a start. Doctor's own checks say what keeps a job from running.
 _OF_FAULTS: Mapping[str, tuple[CheckName, str]] = {
     "root": (CheckName.ROOT, "wait for the first listing after a start; else mount the root again"),
@@ -70,15 +69,14 @@ def judge_service(settings: Settings, journal: JournalFacts, running: str | None
         yield good(CheckName.LOCK, root, f"a service runs on this root ({running})")
     else:  # before a start that is as it should be
         text = "no service runs on this root: engines are brought to nothing new"
-        fix = f"'refitd serve --root {shlex.quote(root)}' starts one"
-        yield Finding(CheckName.LOCK, root, CheckVerdict.WARNING, text, fix)
+        yield warning(CheckName.LOCK, root, text, f"'refitd serve --root {shlex.quote(root)}' starts one")
 
 
 def judge_settings(settings: Settings) -> Iterator[Finding]:
     """Return the faults for which a start would be refused."""
     fix = "'refitd serve' does not start with it: correct this setting"
     for fault in faults_of(settings):
-        yield Finding(CheckName.SETTINGS, "service", CheckVerdict.FAILED, fault, fix)
+        yield failed(CheckName.SETTINGS, "service", fault, fix)
 
 
 def _secret_files(settings: Settings) -> Iterator[Finding]:
@@ -93,8 +91,7 @@ def _secret_files(settings: Settings) -> Iterator[Finding]:
         except OSError:
             continue  # a key's file may come later; one that cannot be read is reported where it is used
         if mode & stat.S_IROTH:
-            text = f"every user can read it (mode {mode:o})"
-            yield Finding(CheckName.TOKEN, str(file), CheckVerdict.WARNING, text, f"chmod 640 {file}")
+            yield warning(CheckName.TOKEN, str(file), f"every user can read it (mode {mode:o})", f"chmod 640 {file}")
 
 
 def _journal(journal: JournalFacts) -> Finding:
@@ -108,7 +105,7 @@ def _journal(journal: JournalFacts) -> Finding:
         case Missing():
             text = f"there is none, and the root's last one lies in {journal.last_folder}"
             fix = f"--state {journal.last_folder}"
-            return Finding(CheckName.JOURNAL, subject, CheckVerdict.WARNING, text, fix)
+            return warning(CheckName.JOURNAL, subject, text, fix)
         case Newer(schema=schema):
             text = f"a later refitd wrote it (schema {schema}, and this one knows {SCHEMA_VERSION})"
             fix = "run that refitd"
@@ -116,7 +113,7 @@ def _journal(journal: JournalFacts) -> Finding:
             text = f"it is corrupt: {reason}"
         case UnreadableJournal(reason=reason):
             text, fix = f"it cannot be read: {reason}", f"see who holds {journal.path} and who may read it"
-    return Finding(CheckName.JOURNAL, subject, CheckVerdict.FAILED, text, fix)
+    return failed(CheckName.JOURNAL, subject, text, fix)
 
 
 def url_of(settings: Settings) -> str:
@@ -145,10 +142,9 @@ def service_of_other_root(url: str, running: str | None) -> Finding | None:
     if running is not None and (owner is None or not is_service(owner)):
         return None  # a process of another host or container, whose number says nothing here
     whose = "none runs on this root" if running is None else f"{running} is the one of this root"
-    return Finding(
+    return failed(
         CheckName.LOCK,
         url,
-        CheckVerdict.FAILED,
         f"the service that listens there (pid {there}) is of another root: {whose}",
         "it would never find what is published here: name its --root, or the --port of this root's service",
     )
@@ -166,12 +162,12 @@ def judge_notice(subject: str, reply: Reply | NoReply) -> Finding:
     if isinstance(reply, NoReply):
         text = f"the service does not answer: {reply.reason}"
         fix = f"start it with 'refitd serve', or {_ADDRESS}"
-        return Finding(CheckName.TOKEN, subject, CheckVerdict.UNKNOWN, text, fix)
+        return unknown(CheckName.TOKEN, subject, text, fix)
     kind = str((reply.data or {}).get("type", ""))
     if kind.endswith(":other-root"):
         text = f"the service there is of another root: {(reply.data or {}).get('detail', '')}"
         fix = "name its --root, or the --port of this root's service"
-        return Finding(CheckName.LOCK, subject, CheckVerdict.FAILED, text, fix)
+        return failed(CheckName.LOCK, subject, text, fix)
     if reply.status in _INCOMPLETE or kind.endswith(":run-not-followed"):
         return good(CheckName.TOKEN, subject, "the service takes notices with this token, or without one")
     if reply.status in _UNAUTHORISED:
@@ -179,40 +175,24 @@ def judge_notice(subject: str, reply: Reply | NoReply) -> Finding:
         fix = "give trainers the token of its --token-file: notices are refused without it"
     else:
         text, fix = f"{_ROUTE} was answered with {reply.status}", f"is this refitd? Else {_ADDRESS}"
-    return Finding(CheckName.TOKEN, subject, CheckVerdict.FAILED, text, fix)
+    return failed(CheckName.TOKEN, subject, text, fix)
 
 
-async def ask_service_engines(settings: Settings, url: str) -> Sequence[Engine] | Finding:
-    """Return its engines, or why they are not known."""
-    told = await _ask(settings, url, "/v1/engines", Page[Engine])
-    return told.items if isinstance(told, Page) else _unsaid(url, CheckName.ENGINES, "what its engines are", told)
-
-
-async def ask_service_faults(settings: Settings, url: str) -> Faults | Finding:
-    """Return the faults of the service itself, or why they are not known."""
-    told = await _ask(settings, url, "/v1/faults", Faults)
-    return told if isinstance(told, Faults) else _unsaid(url, CheckName.LOCK, "what is wrong with itself", told)
-
-
-async def _ask(settings: Settings, url: str, route: str, kind: type[AnswerT]) -> AnswerT | str:
-    """The answer, or why there is none."""
+async def ask_overview(settings: Settings, url: str) -> Overview | Finding:
+    """Return what the service says of its engines and of itself, or why it does not."""
     tokens = settings.tokens()
     token = next(iter([*tokens.read, *tokens.write]), None)
-    reply = await service_at(url, token).get(route, CALL_SECONDS)
+    reply = await service_at(url, token).get(_OVERVIEW, CALL_SECONDS)
     try:
         if isinstance(reply, Reply) and reply.ok:
-            return msgspec.convert(reply.data, kind)
+            return msgspec.convert(reply.data, Overview)
+        why = reply.reason if isinstance(reply, NoReply) else f"{_OVERVIEW} was answered with {reply.status}"
     except msgspec.ValidationError as error:
-        return f"{route} was answered with something else: {error}"
-    return reply.reason if isinstance(reply, NoReply) else f"{route} was answered with {reply.status}"
-
-
-def _unsaid(url: str, check: CheckName, what: str, why: str) -> Finding:
-    return Finding(
-        check,
+        why = f"{_OVERVIEW} was answered with something else: {error}"
+    return unknown(
+        CheckName.ENGINES,
         url,
-        CheckVerdict.UNKNOWN,
-        f"the service does not say {what}: {why}",
+        f"the service does not say what its engines are: {why}",
         "give doctor a token of its --token-file or --read-token-file, and run the same refitd here and there",
     )
 
@@ -222,8 +202,7 @@ def judge_faults(faults: Faults) -> Iterator[Finding]:
     for part, fault in asdict(faults).items():
         if fault is not None:
             check, fix = _OF_FAULTS[part]
-            text = f"the service says: {fault}"
-            yield Finding(check, "service", CheckVerdict.WARNING, text, fix)
+            yield warning(check, "service", f"the service says: {fault}", fix)
 
 
 def judge_service_engines(engines: Sequence[Engine]) -> Iterator[Finding]:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from refitd.catalog.files import DiskFiles
-from refitd.diagnose.finding import Disagreement
 from refitd.diagnose.fsck.compare import FsckFacts, compare
+from refitd.diagnose.fsck.disagreement import Disagreement
 from refitd.diagnose.fsck.disk import CheckProgress, look_at_disk
 from refitd.diagnose.fsck.mend import mend
 from refitd.diagnose.journal import read_journal, still

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from refitd.diagnose.finding import Disagreement, FsckKind, Repair, Severity
+from refitd.diagnose.fsck.disagreement import Disagreement, FsckKind, Repair, Severity, error, note, warning
 from refitd.diagnose.fsck.disk import DiskFacts
 from refitd.diagnose.fsck.engines import compare_engines
 from refitd.diagnose.fsck.versions import compare_leftovers, compare_versions
@@ -41,8 +41,7 @@ def compare(facts: FsckFacts) -> list[Disagreement]:
 
 def _disagreements(facts: FsckFacts) -> Iterator[Disagreement]:
     if facts.running is not None:
-        yield Disagreement(
-            Severity.INFO,
+        yield note(
             FsckKind.SERVICE_RUNNING,
             facts.running,
             "the service is running: what is found may be momentary, and nothing can be repaired",
@@ -67,8 +66,7 @@ def compare_journal(journal: JournalFacts, disk: DiskFacts) -> Iterator[Disagree
     """Find faults of the journal, and loads that began and did not end."""
     yield from _condition(journal, disk)
     for attempt in journal.open_attempts:
-        yield Disagreement(
-            Severity.WARNING,
+        yield warning(
             FsckKind.ATTEMPT_OPEN,
             attempt.engine,
             f"the service stopped while {attempt.version} was being loaded into it (since {attempt.started_at}): "
@@ -83,8 +81,7 @@ def _condition(journal: JournalFacts, disk: DiskFacts) -> Iterator[Disagreement]
     match condition:
         case Sound(origin):
             if not origin.rebuilt:
-                yield Disagreement(
-                    Severity.INFO,
+                yield note(
                     FsckKind.JOURNAL_REBUILDING,
                     str(journal.path),
                     f"an empty journal was begun and is to be rebuilt: {origin.cause}",
@@ -94,24 +91,15 @@ def _condition(journal: JournalFacts, disk: DiskFacts) -> Iterator[Disagreement]
             yield from _missing(journal, disk)
         case Corrupt(reason):
             advice = f"--repair moves it aside and begins an empty one: {FORGOTTEN}"
-            yield Disagreement(
-                Severity.ERROR,
-                FsckKind.JOURNAL_CORRUPT,
-                str(journal.path),
-                f"corrupt: {reason}",
-                advice,
-                Repair.REBUILD_JOURNAL,
+            yield error(
+                FsckKind.JOURNAL_CORRUPT, str(journal.path), f"corrupt: {reason}", advice, Repair.REBUILD_JOURNAL
             )
         case Newer(schema):
             text = f"it has schema {schema}, and this refitd knows {SCHEMA_VERSION}"
-            yield Disagreement(
-                Severity.ERROR, FsckKind.JOURNAL_NEWER, str(journal.path), text, "use the newer refitd that wrote it"
-            )
+            yield error(FsckKind.JOURNAL_NEWER, str(journal.path), text, "use the newer refitd that wrote it")
         case UnreadableJournal(reason):
             advice = "see to its rights, its disk and who else has it open; it is left as it is"
-            yield Disagreement(
-                Severity.ERROR, FsckKind.JOURNAL_UNREADABLE, str(journal.path), f"it cannot be read: {reason}", advice
-            )
+            yield error(FsckKind.JOURNAL_UNREADABLE, str(journal.path), f"it cannot be read: {reason}", advice)
         case _:
             assert_never(condition)
 
@@ -120,11 +108,10 @@ def _missing(journal: JournalFacts, disk: DiskFacts) -> Iterator[Disagreement]:
     before = journal.last_folder
     if journal.elsewhere:
         text = f"there is none here: the root names {before}, and one lies there"
-        yield Disagreement(Severity.ERROR, FsckKind.JOURNAL_ELSEWHERE, str(journal.path), text, f"say --state {before}")
+        yield error(FsckKind.JOURNAL_ELSEWHERE, str(journal.path), text, f"say --state {before}")
     elif before is not None:
         advice = f"--repair begins an empty one, as the service does: {FORGOTTEN}"
-        yield Disagreement(
-            Severity.ERROR,
+        yield error(
             FsckKind.JOURNAL_MISSING,
             str(journal.path),
             "it is missing, and a service has run on this root before",
@@ -134,6 +121,4 @@ def _missing(journal: JournalFacts, disk: DiskFacts) -> Iterator[Disagreement]:
     elif not isinstance(disk.listing, Listing) or disk.listing.found:
         advice = "is --state right? If no service has run on it before, start one: it begins a journal"
         text = "there is none, and the root has versions"
-        yield Disagreement(
-            Severity.WARNING, FsckKind.JOURNAL_MISSING, str(journal.path), text, advice, Repair.REBUILD_JOURNAL
-        )
+        yield warning(FsckKind.JOURNAL_MISSING, str(journal.path), text, advice, Repair.REBUILD_JOURNAL)

@@ -6,7 +6,7 @@ it may be paused for a reason.
 
 from collections.abc import Iterator, Sequence
 
-from refitd.diagnose.finding import Disagreement, FsckKind, Repair, Severity
+from refitd.diagnose.fsck.disagreement import Disagreement, FsckKind, Repair, Severity, error, note, warning
 from refitd.diagnose.journal import JournalFacts
 from refitd.diagnose.roster import EngineFacts
 from refitd.engine.port import Reached, Unreached, comparable
@@ -26,8 +26,7 @@ def compare_engines(journal: JournalFacts, engines: Sequence[EngineFacts] | None
 def _leases(record: EngineRecord, journal: JournalFacts) -> Iterator[Disagreement]:
     there = {v.id for v in journal.versions.values() if v.state is not VersionState.DELETED}
     if record.serving is not None and record.serving not in there:
-        yield Disagreement(
-            Severity.WARNING,
+        yield warning(
             FsckKind.LEASE_DANGLING,
             record.id,
             f"the journal says that it serves {record.serving}, and knows no such version",
@@ -35,8 +34,7 @@ def _leases(record: EngineRecord, journal: JournalFacts) -> Iterator[Disagreemen
             Repair.FORGET_SERVING,
         )
     if gone := sorted(set(record.unproven) - there):
-        yield Disagreement(
-            Severity.INFO,
+        yield note(
             FsckKind.LEASE_DANGLING,
             record.id,
             f"it may still be reading {', '.join(gone)}, and there is no such version",
@@ -49,11 +47,11 @@ def _of_engine(engine: EngineFacts, journal: JournalFacts) -> Iterator[Disagreem
     record = journal.engines.get(engine.id)
     if isinstance(engine.seen, Unreached):
         advice = "what it serves is not known; start it, or leave it out with --no-engines"
-        yield Disagreement(Severity.WARNING, FsckKind.ENGINE_UNREACHABLE, engine.id, engine.seen.reason, advice)
+        yield warning(FsckKind.ENGINE_UNREACHABLE, engine.id, engine.seen.reason, advice)
     elif record is None:
         if isinstance(journal.condition, Sound):
             text = f"the journal does not know it; it says that it serves {_claim(engine.seen)}"
-            yield Disagreement(Severity.INFO, FsckKind.ENGINE_UNKNOWN, engine.id, text, "the service takes it in")
+            yield note(FsckKind.ENGINE_UNKNOWN, engine.id, text, "the service takes it in")
     elif not record.known or any(attempt.engine == engine.id for attempt in journal.open_attempts):
         yield from _unproven(engine, record)
     else:
@@ -75,15 +73,12 @@ def _of_known(
 ) -> Iterator[Disagreement]:
     if (fault := _other(engine, seen, record, journal)) is not None:
         advice = "was it restarted? The service loads it again"
-        yield Disagreement(
-            Severity.WARNING, FsckKind.ENGINE_SERVES_OTHER, engine.id, fault, advice, Repair.FORGET_SERVING
-        )
+        yield warning(FsckKind.ENGINE_SERVES_OTHER, engine.id, fault, advice, Repair.FORGET_SERVING)
         return
     recorded = journal.fingerprints.get((record.serving or "", seen.configuration))
     found = engine.fingerprint
     if found is not None and comparable(found, recorded) and recorded != found:
-        yield Disagreement(
-            Severity.ERROR,
+        yield error(
             FsckKind.ENGINE_CONTENTS_DIFFER,
             engine.id,
             f"its tensors are not those that a clean load of {record.serving} gave, whatever its label says",
@@ -94,8 +89,7 @@ def _of_known(
         # Start-up weights have no label to compare: the engine itself has to name its start-up path.
         vouched = record.serving is not None or seen.model_path == seen.startup_path
         serves = record.serving or record.of_others or "its start-up weights"
-        yield Disagreement(
-            Severity.ERROR,
+        yield error(
             FsckKind.ENGINE_PAUSED,
             engine.id,
             f"it is paused, and serves what the journal says ({serves})",

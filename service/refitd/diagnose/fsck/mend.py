@@ -11,7 +11,7 @@ from typing import assert_never
 
 from refitd.catalog.files import DiskFiles
 from refitd.clock import SystemClock
-from refitd.diagnose.finding import Disagreement, FsckKind, Repair
+from refitd.diagnose.fsck.disagreement import Disagreement, FsckKind, Repair
 from refitd.diagnose.roster import Roster
 from refitd.materialize.disk import DiskCopies
 from refitd.policy.holdings import Holdings
@@ -129,7 +129,7 @@ class Mender:
     async def _resume(self, name: str) -> str | None:
         engine = self._roster.connect(name)
         try:
-            return None if await engine.resume() else "it could not be told"
+            return None if await engine.resume() else "the engine did not answer the call that resumes it"
         finally:
             await engine.aclose()
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from refitd.catalog.files import Unreadable
-from refitd.diagnose.finding import Disagreement, FsckKind, Repair, Severity
+from refitd.diagnose.fsck.disagreement import Disagreement, FsckKind, Repair, Severity, error, note, warning
 from refitd.diagnose.fsck.disk import TRASH_PATH, CopyFacts, DiskFacts
 from refitd.diagnose.journal import JournalFacts
 from refitd.policy.chain import NoBase, chain_of
@@ -18,24 +18,12 @@ from refitd_client.contract.states import Kind, VersionState
 def compare_versions(journal: JournalFacts, disk: DiskFacts) -> Iterator[Disagreement]:
     """Find versions that differ from the journal's records, and versions that it does not know."""
     if isinstance(disk.listing, ListingFailed):
-        yield Disagreement(
-            Severity.ERROR,
-            FsckKind.ROOT_UNREADABLE,
-            "root",
-            disk.listing.reason,
-            "see to it; nothing is deleted meanwhile",
-        )
+        yield error(FsckKind.ROOT_UNREADABLE, "root", disk.listing.reason, "see to it; nothing is deleted meanwhile")
         return
     sealed = [version for version in journal.versions.values() if version.state is VersionState.SEALED]
     if sealed and not disk.listing.found:
         text = f"the root is empty, and the journal knows {len(sealed)} good versions in it"
-        yield Disagreement(
-            Severity.ERROR,
-            FsckKind.ROOT_EMPTY,
-            "root",
-            text,
-            "is it mounted? Nothing is marked as lost, and nothing deleted",
-        )
+        yield error(FsckKind.ROOT_EMPTY, "root", text, "is it mounted? Nothing is marked as lost, and nothing deleted")
         return
     for version in sealed:
         yield from _of_sealed(version, disk)
@@ -54,14 +42,14 @@ def _of_sealed(version: VersionRecord, disk: DiskFacts) -> Iterator[Disagreement
             f"{version.path} cannot be read: {found.reason}",
             "see to it: that proves nothing",
         )
-        yield Disagreement(Severity.WARNING, FsckKind.VERSION_UNREADABLE, version.id, text, advice)
+        yield warning(FsckKind.VERSION_UNREADABLE, version.id, text, advice)
     elif found is None:
         yield _lost(version, FsckKind.VERSION_GONE, f"{version.path} is gone, and the journal says SEALED")
     elif found != version.signature:
         yield _lost(version, FsckKind.VERSION_CHANGED, f"{version.path} has changed since it was sealed")
     elif isinstance(digest, Unreadable):
         text = f"{version.path} cannot be read to its end: {digest.reason}"
-        yield Disagreement(Severity.WARNING, FsckKind.VERSION_UNREADABLE, version.id, text, "see to its disk")
+        yield warning(FsckKind.VERSION_UNREADABLE, version.id, text, "see to its disk")
     elif digest is not None and digest != version.digest:
         text = f"the bytes in {version.path} are not those that were sealed, though sizes and times are"
         yield _lost(version, FsckKind.VERSION_DAMAGED, text)
@@ -69,7 +57,7 @@ def _of_sealed(version: VersionRecord, disk: DiskFacts) -> Iterator[Disagreement
 
 def _lost(version: VersionRecord, kind: FsckKind, text: str) -> Disagreement:
     advice = "no engine is loaded with it any more: publish the step again, or roll back"
-    return Disagreement(Severity.ERROR, kind, version.id, text, advice, Repair.MARK_LOST)
+    return error(kind, version.id, text, advice, Repair.MARK_LOST)
 
 
 def _baseless(version: VersionRecord, journal: JournalFacts) -> Iterator[Disagreement]:
@@ -78,8 +66,7 @@ def _baseless(version: VersionRecord, journal: JournalFacts) -> Iterator[Disagre
     chain = chain_of(version, journal.versions)
     if isinstance(chain, NoBase):
         advice = "no engine gets it, unless a copy is far enough; the next full version ends that"
-        text = f"a delta that stands on nothing: {chain.reason}"
-        yield Disagreement(Severity.WARNING, FsckKind.DELTA_BASELESS, version.id, text, advice)
+        yield warning(FsckKind.DELTA_BASELESS, version.id, f"a delta that stands on nothing: {chain.reason}", advice)
 
 
 def _reclaimed(journal: JournalFacts, disk: DiskFacts) -> Iterator[Disagreement]:
@@ -90,7 +77,7 @@ def _reclaimed(journal: JournalFacts, disk: DiskFacts) -> Iterator[Disagreement]
         if version.state is VersionState.DELETED and is_there and version.path not in living:
             text = f"{version.path} is there, and the journal says that it was deleted"
             advice = "engines never get it and refitd never deletes it: move it away, or publish it as a new step"
-            yield Disagreement(Severity.WARNING, FsckKind.VERSION_BACK, version.id, text, advice)
+            yield warning(FsckKind.VERSION_BACK, version.id, text, advice)
         elif version.state is VersionState.RETIRED:
             state = "its folder is still there" if is_there else "its folder is out of the way already"
             yield Disagreement(
@@ -106,8 +93,7 @@ def _reclaimed(journal: JournalFacts, disk: DiskFacts) -> Iterator[Disagreement]
 def _rollouts(journal: JournalFacts) -> Iterator[Disagreement]:
     for rollout in journal.rollouts:
         if rollout.version not in journal.versions:
-            yield Disagreement(
-                Severity.WARNING,
+            yield warning(
                 FsckKind.ROLLOUT_DANGLING,
                 rollout.run,
                 f"rollout {rollout.number} goes to {rollout.version}, which the journal does not know",
@@ -119,8 +105,7 @@ def _unknown(journal: JournalFacts, listing: Listing) -> Iterator[Disagreement]:
     paths = {version.path for version in journal.versions.values()}
     for found in listing.found:
         if found.path not in paths and version_id(found.run, found.order) not in journal.versions:
-            yield Disagreement(
-                Severity.INFO,
+            yield note(
                 FsckKind.VERSION_UNKNOWN,
                 version_id(found.run, found.order),
                 f"{found.path} is there, and the journal does not know it yet",
@@ -133,20 +118,11 @@ def compare_leftovers(disk: DiskFacts) -> Iterator[Disagreement]:
     for found in disk.incoming:
         if found.abandoned:
             advice = "the service takes it away as well"
-            yield Disagreement(
-                Severity.WARNING, FsckKind.INCOMING_ABANDONED, found.path, found.reason, advice, Repair.DISCARD_INCOMING
-            )
+            yield warning(FsckKind.INCOMING_ABANDONED, found.path, found.reason, advice, Repair.DISCARD_INCOMING)
     if disk.trash:
         count = len(disk.trash)
         text = f"{count} folder{'s' * (count > 1)} of a sweep that was killed in mid-delete"
-        yield Disagreement(
-            Severity.WARNING,
-            FsckKind.TRASH_LEFT,
-            TRASH_PATH,
-            text,
-            "the service empties it as well",
-            Repair.EMPTY_TRASH,
-        )
+        yield warning(FsckKind.TRASH_LEFT, TRASH_PATH, text, "the service empties it as well", Repair.EMPTY_TRASH)
     for slot in disk.slots:
         yield from _of_slot(slot)
     for found in disk.copies:
@@ -163,14 +139,7 @@ def _of_slot(slot: Slot) -> Iterator[Disagreement]:
     text = f"it {slot.fault}"
     if slot.ours:
         advice = "the service takes it away as well"
-        yield Disagreement(
-            Severity.WARNING,
-            FsckKind.SLOT_DAMAGED,
-            slot.path,
-            f"{text}: no publisher takes it",
-            advice,
-            Repair.DISCARD_SLOT,
-        )
+        yield warning(FsckKind.SLOT_DAMAGED, slot.path, f"{text}: no publisher takes it", advice, Repair.DISCARD_SLOT)
     elif slot.run:
         yield _foreign(slot.path, slot.fault)
     else:
@@ -189,13 +158,12 @@ def _of_copy(found: CopyFacts) -> Iterator[Disagreement]:
         yield Disagreement(severity, kind, copy.path, text, advice)
     elif isinstance(found.odd, Unreadable):
         text, kind = f"the copy cannot be read to its end: {found.odd.reason}", FsckKind.COPY_UNREADABLE
-        yield Disagreement(Severity.WARNING, kind, copy.path, text, "see to its disk")
+        yield warning(kind, copy.path, text, "see to its disk")
     elif found.odd is not None:
         advice = f"engines that were loaded from it may not serve {copy.holds}: ask for a resync of each"
         text, repair = f"its note says {copy.holds}, and {found.odd}", Repair.DISOWN_COPY
-        kind = FsckKind.COPY_DAMAGED
-        yield Disagreement(Severity.ERROR, kind, copy.path, text, advice, repair)
+        yield error(FsckKind.COPY_DAMAGED, copy.path, text, advice, repair)
 
 
 def _foreign(path: str, text: str) -> Disagreement:
-    return Disagreement(Severity.INFO, FsckKind.FOREIGN, path, text, "nothing has to be done")
+    return note(FsckKind.FOREIGN, path, text, "nothing has to be done")

@@ -13,7 +13,6 @@ from refitd.engine.plugin.prepared import (
     files_request,
     forget,
     offer_request,
-    prefetch,
     prepare,
     prepare_offer,
 )
@@ -75,7 +74,8 @@ class PluginClient:
             is_offer = isinstance(version, Offered)
             request = offer_request(version) if is_offer else files_request(version, cast=self._cast)
             self._early, self._waiting = None, True
-            self._early = await prefetch(self._channels, self._rank_group, request, within)
+            members = self._rank_group.members
+            self._early = Prefetched(members, request, await self._channels.ask_all(members, request, within))
 
     async def prepare(self, files: VersionFiles, within: float) -> Preparation:
         """Have a version prepared while the engine serves. Gives up after `within` seconds."""

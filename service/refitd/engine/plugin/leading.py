@@ -42,7 +42,6 @@ def leads_of(root: Path, state_folder: Path, probe_interval: float) -> Leads:
         state_folder: the service's own.
         probe_interval: seconds between two looks at an engine.
 
-
     Raises:
         OSError: the folder cannot be read or written.
     """

@@ -83,13 +83,6 @@ class Prefetched:
         return (self.members, self.request) == (members, request)
 
 
-async def prefetch(
-    channels: Channels, rank_group: EngineRankGroup, request: dict[str, Any], within: float
-) -> Prefetched:
-    """Have all ranks prepare a version that may turn out to be bad. Gives up after `within` seconds."""
-    return Prefetched(rank_group.members, request, await channels.ask_all(rank_group.members, request, within))
-
-
 async def prepare(
     channels: Channels,
     rank_group: EngineRankGroup,
@@ -110,7 +103,8 @@ async def prepare(
         early: what the ranks answered before; those that prepared these very files are not asked again.
     """
     request = files_request(files, cast=cast)
-    if early is not None and early.is_to(rank_group.members, request) and _have_seen(early.replies, files):
+    known = early.replies if early is not None and early.is_to(rank_group.members, request) else []
+    if known and isinstance(judge(known, files), Prepared) and all(_has_seen(reply, files) for reply in known):
         return Prepared()
     try:
         async with asyncio.timeout(within):
@@ -164,12 +158,8 @@ def judge(replies: Replies, files: VersionFiles) -> Preparation:
     return Prepared()
 
 
-def _have_seen(replies: Replies, files: VersionFiles) -> bool:
-    """Whether all ranks have prepared these very files."""
-    return isinstance(judge(replies, files), Prepared) and all(_has_seen(reply, files) for reply in replies)
-
-
 def _has_seen(reply: dict[str, Any] | ChannelError, files: VersionFiles) -> bool:
+    """Whether a rank has prepared these very files."""
     return isinstance(reply, dict) and reply.get("signature") == files.signature
 
 

@@ -88,7 +88,8 @@ def rank_group_of(launch: Launch, found: Sequence[Member], faults: Sequence[str]
     mine = [m for m in found if (m.handshake.port, m.handshake.seed, m.handshake.ranks) == wanted]
     if not mine or launch.port is None or launch.seed is None:
         return Stock("; ".join([NO_PLUGIN, *faults[:1]]))
-    if len({member.handshake.host for member in mine}) > 1 or _doubled(mine, launch):
+    seats = Counter((each.handshake.dp_rank if launch.spread else None, each.handshake.rank) for each in mine)
+    if len({member.handshake.host for member in mine}) > 1 or max(seats.values()) > 1:
         return Stock(
             f"several engines with port {launch.port} and seed {launch.seed} share the root, and cannot be told "
             "apart: give them different ports"
@@ -102,12 +103,6 @@ def rank_group_of(launch: Launch, found: Sequence[Member], faults: Sequence[str]
         return Stock("its ranks have different releases of the plugin")
     members = sorted(mine, key=lambda member: (member.handshake.dp_rank or 0, member.handshake.rank))
     return EngineRankGroup(tuple(members), shown(mine[0].handshake.plugin))
-
-
-def _doubled(members: Sequence[Member], launch: Launch) -> bool:
-    """Whether two of them have the same seat."""
-    seats = Counter((member.handshake.dp_rank if launch.spread else None, member.handshake.rank) for member in members)
-    return any(count > 1 for count in seats.values())
 
 
 def _loader_of(handshake: Handshake) -> LoaderUse | None:

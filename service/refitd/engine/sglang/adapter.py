@@ -24,7 +24,20 @@ from refitd.engine.http import CallFailure, NoReply, Reply, Transport
 from refitd.engine.plugin.client import PluginClient
 from refitd.engine.plugin.leading import Leads
 from refitd.engine.plugin.prepared import Preparation, PrepareRefused, Unprepared
-from refitd.engine.port import BY_PLUGIN, Coming, Offered, Outcome, Reached, Refit, Stage, Stopwatch, Target, Unreached
+from refitd.engine.port import (
+    BY_PLUGIN,
+    ChangeCheck,
+    Coming,
+    Offered,
+    Outcome,
+    Reached,
+    Refit,
+    Stage,
+    Stopwatch,
+    Target,
+    Unreached,
+)
+from refitd.engine.sglang import access
 from refitd.engine.sglang.info import (
     OLDEST,
     Dialect,
@@ -93,14 +106,15 @@ class SglangEngine:
         reply = await self._http.get("/model_info", PROBE_SECONDS)
         info = read_model_info(reply, self._http.url)
         if isinstance(info, str):
-            return Unreached(reason=info)
+            return Unreached(reason=info, advice=access.way_in(reply))
         if self._server is None or info != self._last:
-            server = await self._server_info()
+            server = read_server_info(await self._http.get("/server_info", CALL_SECONDS), self._http.url)
             if isinstance(server, str):
-                return Unreached(reason=server)
+                return Unreached(reason=server, advice=access.way_in(reply))
             if not server.dialect.supported:
                 oldest = ".".join(str(part) for part in OLDEST)
-                return Unreached(reason=f"{self._http.url} is SGLang {server.version}; refitd needs {oldest} or newer")
+                reason = f"{self._http.url} is SGLang {server.version}; refitd needs {oldest} or newer"
+                return Unreached(reason=reason, advice=access.way_in(reply))
             self._server, self._last = server, info
             if server.dialect.names_startup or info.weight_version in _NEVER_TOLD:
                 self._startup_path = server.model_path or self._startup_path
@@ -119,6 +133,7 @@ class SglangEngine:
             address=reply.address if isinstance(reply, Reply) else None,
             led_by=self._plugin.led_by,
             loader=self._plugin.loader,
+            server="SGLang",
         )
 
     async def refit(self, target: Target, on_stage: Callable[[Stage], None]) -> Refit:
@@ -187,6 +202,14 @@ class SglangEngine:
         reply = await self._http.post("/continue_generation", {"torch_empty_cache": False}, CALL_SECONDS)
         return isinstance(reply, Reply) and was_done(reply)
 
+    async def generates(self) -> bool | None:
+        """See `Engine`."""
+        return await access.generates(self._http)
+
+    async def check_changes(self) -> ChangeCheck:
+        """See `Engine`."""
+        return await access.check_changes(self._http)
+
     @property
     def _dp_ranks(self) -> int:
         return 1 if self._server is None else self._server.launch.dp_ranks
@@ -194,12 +217,6 @@ class SglangEngine:
     @property
     def _dialect(self) -> Dialect:
         return self._server.dialect if self._server is not None else dialect_of("unknown")
-
-    async def _model_info(self) -> ModelInfo | str:
-        return read_model_info(await self._http.get("/model_info", PROBE_SECONDS), self._http.url)
-
-    async def _server_info(self) -> ServerInfo | str:
-        return read_server_info(await self._http.get("/server_info", CALL_SECONDS), self._http.url)
 
     async def _settle(self) -> str | None:
         """Wait until a load whose end is not known has ended: /server_info goes through the loop that loads."""
@@ -321,7 +338,8 @@ class SglangEngine:
         """What it serves, and the fingerprint. One request set path and label with what the plugin answered for."""
         if found is not None:
             return ModelInfo(model_path=target.path, weight_version=target.label), found
-        return await asyncio.gather(self._model_info(), self._contents())
+        reply, contents = await asyncio.gather(self._http.get("/model_info", PROBE_SECONDS), self._contents())
+        return read_model_info(reply, self._http.url), contents
 
     async def _untouched(
         self, reason: str, before: str | None, target: Target, watch: Stopwatch, *, reachable: bool

@@ -25,7 +25,19 @@ import msgspec
 
 from refitd.engine.dialing import Guard
 from refitd.engine.http import CallFailure, NoReply, Reply, Transport
-from refitd.engine.port import Coming, Offered, Outcome, Reached, Refit, Stage, Stopwatch, Target, Unreached
+from refitd.engine.port import (
+    ChangeCheck,
+    Coming,
+    Offered,
+    Outcome,
+    Reached,
+    Refit,
+    Stage,
+    Stopwatch,
+    Target,
+    Unreached,
+)
+from refitd.engine.sglang import access
 from refitd.engine.sglang.info import ServerInfo, read_model_info, read_server_info
 from refitd.engine.sglang.verify import TRIAL, TRIAL_SECONDS, trial_fault
 
@@ -100,14 +112,14 @@ class SglangAdapters:
         reply = await self._http.get("/model_info", PROBE_SECONDS)
         info = read_model_info(reply, self._http.url)
         if isinstance(info, str):
-            return Unreached(reason=info)
+            return Unreached(reason=info, advice=access.way_in(reply))
         listed = await self._listed()
         if isinstance(listed, str):
-            return Unreached(reason=listed)
+            return Unreached(reason=listed, advice=access.way_in(reply))
         if self._server is None or self._server.model_path not in {None, info.model_path}:
             server = read_server_info(await self._http.get("/server_info", CALL_SECONDS), self._http.url)
             if isinstance(server, str):
-                return Unreached(reason=server)
+                return Unreached(reason=server, advice=access.way_in(reply))
             self._server = server
         if self._server.model_path not in {None, info.model_path}:  # another writer has replaced the model beneath them
             listed = []
@@ -120,6 +132,7 @@ class SglangAdapters:
             configuration=f"{self._server.configuration} lora {self._name}",
             startup_path=self._server.model_path,
             address=reply.address if isinstance(reply, Reply) else None,
+            server="SGLang",
         )
 
     async def refit(self, target: Target, on_stage: Callable[[Stage], None]) -> Refit:
@@ -166,6 +179,14 @@ class SglangAdapters:
     async def resume(self) -> bool:
         """See `Engine`. It was never paused."""
         return True
+
+    async def generates(self) -> bool | None:
+        """See `Engine`."""
+        return await access.generates(self._http)
+
+    async def check_changes(self) -> ChangeCheck:
+        """See `Engine`."""
+        return await access.check_changes(self._http)
 
     async def _listed(self) -> list[ListedAdapter] | str:
         """Our adapters that the server has, or a sentence on why that cannot be said."""

@@ -31,6 +31,8 @@ _CHECKSUMS = (0, 5, 12)
 _NAMES_STARTUP = (0, 5, 18)
 _RETRACT_FLUSHES = (0, 5, 21)
 _SURVIVES_FLUSH = (0, 5, 22)
+PAUSE_MODES = {"retract": _RETRACT_FLUSHES, "in_place": _SURVIVES_FLUSH, "abort": OLDEST}
+"""What a server does with requests in flight, the best first, and the first release that survives a load with it."""
 _RELEASE = re.compile(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})(?!\d)(?:\.?(dev|rc|a|b))?")
 
 
@@ -74,12 +76,10 @@ def dialect_of(version: str) -> Dialect:
     def has(since: tuple[int, int, int]) -> bool:
         return release > since if found[4] else release >= since
 
-    modes = [("in_place", _SURVIVES_FLUSH), ("retract", _RETRACT_FLUSHES)]
-    alive = [mode for mode, since in modes if has(since)]
     return Dialect(
         version=version,
         supported=has(OLDEST),
-        pause_modes=(*reversed(alive), "abort"),
+        pause_modes=tuple(mode for mode, since in PAUSE_MODES.items() if mode == "abort" or has(since)),
         dies_of_flush=not has(_SURVIVES_FLUSH),
         checksums=has(_CHECKSUMS),
         names_startup=has(_NAMES_STARTUP),

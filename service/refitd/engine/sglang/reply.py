@@ -17,7 +17,7 @@ import xxhash
 
 from refitd.engine.http import CallFailure, NoReply, Reply
 from refitd.engine.port import BY_PLUGIN
-from refitd_client.contract.answer import MARK, NEEDS_FULL, NEEDS_LEADER, Answer, UpdateOutcome, answers_in
+from refitd_client.contract.plugin import MARK, NEEDS_FULL, NEEDS_LEADER, Answer, UpdateOutcome, answers_in
 
 _OF_BEFORE = frozenset({UpdateOutcome.REFUSED, UpdateOutcome.RESTORED})
 _REFUSES = "Failed to get weights iterator"

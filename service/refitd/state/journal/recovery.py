@@ -104,7 +104,8 @@ def _began(path: Path, root: Path) -> Origin:
                 move_aside(path)
             return origin
         case Corrupt(reason):
-            return _of_corrupt(path, reason)
+            aside = move_aside(path)
+            return Origin(cause=f"{path} was corrupt ({reason}); it lies in {aside} now", lost=True, rebuilt=False)
         case Newer(schema):
             raise StartRefusedError(_too_new(path, schema))
         case UnreadableJournal(reason):
@@ -133,11 +134,6 @@ def _too_new(path: Path, schema: int) -> str:
     if kept.exists():
         return f"{start} that wrote it; or go back to what was before it: move {path}* away, and {kept} to {path.name}"
     return f"{start} that wrote it; or move the file away, and it is rebuilt from what is on disk"
-
-
-def _of_corrupt(path: Path, reason: str) -> Origin:
-    aside = move_aside(path)
-    return Origin(cause=f"{path} was corrupt ({reason}); it lies in {aside} now", lost=True, rebuilt=False)
 
 
 def _of_missing(path: Path, root: Path) -> Origin:

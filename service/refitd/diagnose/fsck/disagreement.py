@@ -1,56 +1,7 @@
-"""What doctor and fsck find."""
+"""What fsck finds, and what `--repair` does about it."""
 
 from dataclasses import dataclass
 from enum import StrEnum
-
-
-class CheckVerdict(StrEnum):
-    """How a check ended. UNKNOWN: it cannot be known from here, which never counts as OK."""
-
-    OK = "ok"
-    WARNING = "warning"
-    FAILED = "failed"
-    UNKNOWN = "unknown"
-
-
-class CheckName(StrEnum):
-    """What is checked."""
-
-    ROOT = "root"
-    EVENTS = "events"
-    SPACE = "space"
-    ROOT_CLOCK = "root-clock"
-    SETTINGS = "settings"
-    TOKEN = "token"  # noqa: S105 - the name of a check
-    JOURNAL = "journal"
-    LOCK = "lock"
-    PLACES = "places"
-    ENGINES = "engines"
-    REACHABLE = "reachable"
-    CHANGES = "changes"
-    ENGINE_CLOCK = "engine-clock"
-    PLUGIN = "plugin"
-    SHARED_FILES = "shared-files"
-    START_UP_MODEL = "start-up-model"
-    HUB = "hub"
-    GPUS = "gpus"
-    NCCL = "nccl"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One finding. `fix` says what to do; None where nothing has to be done."""
-
-    check: CheckName
-    subject: str
-    verdict: CheckVerdict
-    text: str
-    fix: str | None = None
-
-
-def good(check: CheckName, subject: str, text: str) -> Finding:
-    """A finding that needs nothing to be done."""
-    return Finding(check, subject, CheckVerdict.OK, text)
 
 
 class Severity(StrEnum):
@@ -139,3 +90,18 @@ class Disagreement:
     def is_open(self) -> bool:
         """Whether something still disagrees."""
         return self.severity is not Severity.INFO and not self.repaired
+
+
+def error(kind: FsckKind, subject: str, text: str, advice: str, repair: Repair | None = None) -> Disagreement:
+    """An error. The arguments are the fields of `Disagreement`, as in the next two."""
+    return Disagreement(Severity.ERROR, kind, subject, text, advice, repair)
+
+
+def warning(kind: FsckKind, subject: str, text: str, advice: str, repair: Repair | None = None) -> Disagreement:
+    """A warning."""
+    return Disagreement(Severity.WARNING, kind, subject, text, advice, repair)
+
+
+def note(kind: FsckKind, subject: str, text: str, advice: str, repair: Repair | None = None) -> Disagreement:
+    """What is as it should be, or is corrected without fsck."""
+    return Disagreement(Severity.INFO, kind, subject, text, advice, repair)

@@ -11,17 +11,24 @@ thread, for the same reason.
 
 import mmap
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import numpy as np
 from numpy.typing import NDArray
 
+from refitd_client.contract.manifest import digest_of_pieces, in_blocks
 from refitd_client.files import durable
-from refitd_client.files.mapped import is_tmpfs
+from refitd_client.files.plain_file import is_tmpfs
+from refitd_client.lanes import Job, in_lanes, lanes_for
+from refitd_client.write.version_folder import StagedFile
 
 _LEAST = 8 * 2**20  # bytes for which it is worth the trouble
+_THREADS_FROM = 4 * 2**20  # bytes that are worth waking threads for
+_JOB = 4 * 2**20  # bytes that one of them fills at a time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,3 +97,60 @@ class Reserve:
             pass
         finally:
             self._used = None
+
+
+def write_parts(file: StagedFile, parts: Sequence[memoryview], reserved: ReservedFile | None) -> None:
+    """Write the first bytes of a version's file, and digest them meanwhile, in several threads.
+
+    Args:
+        file: the file, of which nothing was written.
+        parts: the bytes, in pieces.
+        reserved: the same file with its blocks in memory, if they were reserved.
+    """
+    size = sum(map(len, parts))
+    *blocks, last = in_blocks(parts)
+    digests = [b""] * len(blocks)
+
+    def digest(number: int, stop: Event) -> None:
+        if not stop.is_set():
+            digests[number] = digest_of_pieces(blocks[number])
+
+    def each(take: Callable[[memoryview], None], parts: Sequence[memoryview], stop: Event) -> None:
+        for part in parts:
+            if not stop.is_set():
+                take(part)
+
+    jobs: list[Job] = [partial(digest, number) for number in range(len(blocks))]
+    jobs.append(partial(each, file.count, last))
+    if reserved is None:
+        jobs.insert(0, partial(each, partial(durable.write, file.fd), parts))
+    else:  # digests first: they take longest, and would be waited for
+        if len(reserved.bytes) < size:
+            durable.reserve(file.fd, size)
+            reserved = map_reserved(file.fd, size)
+        # By any number of threads: those that write to a file would have to wait for each other.
+        jobs += [partial(_fill, reserved, group, offset) for offset, group in _groups(parts)]
+    in_lanes(jobs, lanes=lanes_for(len(jobs)) if size >= _THREADS_FROM else 1)
+    file.begin_with(digests, size - sum(map(len, last)))
+    os.lseek(file.fd, size, os.SEEK_SET)
+
+
+def _groups(parts: Sequence[memoryview]) -> list[tuple[int, list[memoryview]]]:
+    """Parts that follow each other, enough for one job, and where the first of them goes."""
+    groups: list[tuple[int, list[memoryview]]] = []
+    offset, room = 0, 0
+    for part in parts:
+        if room <= 0:
+            groups.append((offset, []))
+            room = _JOB
+        groups[-1][1].append(part)
+        offset, room = offset + len(part), room - len(part)
+    return groups
+
+
+def _fill(file: ReservedFile, parts: Sequence[memoryview], offset: int, stop: Event) -> None:
+    for part in parts:
+        if stop.is_set():
+            return
+        durable.overwrite(file, np.frombuffer(part, np.uint8), offset)
+        offset += len(part)

@@ -1,0 +1,332 @@
+"""A tensor that was checked and not yet read, whichever library it came from, and the dtype that it is published in.
+
+`TensorSource.read()` returns a tensor's bytes in host memory, one tensor at a time, so that publishing a model from a
+GPU takes no more host memory than its largest tensor.
+
+A cast rounds each element by itself, so casting a part and taking a part of the cast are the same. Integers, booleans
+and 8-bit floats (whose scales only the model knows) are never cast.
+
+torch is not imported: a caller with a tensor has imported it. Nothing here can create a CUDA context: `torch.cuda` is
+not called, tensors in host memory are read where they are, and one on a GPU comes with the context that it lives in.
+"""
+
+import sys
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Generic, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refitd_client.checkpoint.header import METADATA_KEY, Entry
+from refitd_client.errors import InvalidWeightsError
+
+DTYPES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3", "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2": "F8_E5M2",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ", "float8_e8m0fnu": "F8_E8M0", "float4_e2m1fn_x2": "F4",
+    "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
+    "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
+}  # fmt: skip
+"""safetensors' names of dtypes by torch's, which numpy (with ml_dtypes) shares."""
+
+TORCH_NAMES = {name: torch for torch, name in DTYPES.items()}
+FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
+
+HOST = "host"
+
+
+@dataclass(slots=True, eq=False)
+class TensorRef:
+    """The trainer's tensor, for the length of a publication. The next one's may take its place (`SameTensors`)."""
+
+    value: Any
+
+
+def _nothing() -> Any:
+    raise NotImplementedError("this source has no bytes, or no torch tensor")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSource:
+    """One tensor. `read` returns its bytes in row-major order; `memory` is equal for names of the same bytes, if any.
+
+    `place` is where these bytes are: `HOST`, or a GPU by its name (`cuda:0`). `tensor` returns a torch tensor with
+    them, in that place, without a copy in host memory. If it `is_view`, that takes no memory, and the bytes are at
+    `address` there; else, as after a cast, it is a new one each time. `held` is the torch tensor to read, if any.
+    """
+
+    entry: Entry
+    read: Callable[[], NDArray[np.uint8]] = _nothing
+    memory: Hashable | None
+    place: str = HOST
+    tensor: Callable[[], Any] = _nothing
+    is_view: bool = False
+    address: int = 0
+    held: TensorRef | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Casts:
+    """The first pattern that a published name matches decides; without one the dtype stays. Dtypes by torch's names."""
+
+    rules: tuple[tuple[str, str], ...] = ()
+
+    def target(self, name: str, dtype: str) -> str:
+        """The dtype in which a tensor is published."""
+        if dtype not in FLOATS:
+            return dtype
+        return next((new for pattern, new in self.rules if fnmatchcase(name, pattern)), dtype)
+
+
+def casts(dtype: Any) -> Casts:
+    """Read a caller's `dtype`: one for all tensors, a mapping of patterns (`*.router.*`) to dtypes, or None.
+
+    Dtypes are torch's (`torch.bfloat16`) or their names (`"bfloat16"`).
+
+    Raises:
+        ValueError: weights cannot be cast to a dtype.
+    """
+    if dtype is None:
+        return Casts()
+    rules = cast("Mapping[Any, Any]", dtype) if isinstance(dtype, Mapping) else {"*": dtype}
+    named = {str(pattern): str(new).removeprefix("torch.") for pattern, new in rules.items()}
+    for name in named.values():
+        if name not in FLOATS:
+            raise ValueError(f"dtype {name}: weights are cast to one of {', '.join(sorted(FLOATS))}")
+    return Casts(tuple(named.items()))
+
+
+def refused(name: str, why: str) -> InvalidWeightsError:
+    """The error for a tensor that cannot be published."""
+    return InvalidWeightsError(f"tensor {name} {why}", tensor=name)
+
+
+def entry_of(name: str, dtype: str, shape: tuple[int, ...]) -> Entry:
+    """A tensor's entry in the header.
+
+    Args:
+        name: the published one.
+        dtype: torch's or numpy's name of it.
+        shape: as torch or numpy counts elements.
+
+    Raises:
+        InvalidWeightsError: the format cannot hold it.
+    """
+    if name == METADATA_KEY:
+        raise refused(name, "has a name that safetensors keeps for itself: rename it")
+    if dtype not in DTYPES:
+        raise refused(name, f"has dtype {dtype}, which cannot be served: convert it, or leave it out")
+    if dtype == "float4_e2m1fn_x2":  # torch counts pairs, the file counts elements
+        if not shape:
+            raise refused(name, f"is one {dtype} without a dimension to count its elements in: reshape it to (1,)")
+        shape = (*shape[:-1], shape[-1] * 2)
+    return Entry(name=name, dtype=DTYPES[dtype], shape=shape)
+
+
+def numpy_source(name: str, array: NDArray[Any]) -> TensorSource:
+    """A numpy array as a source.
+
+    Raises:
+        InvalidWeightsError: its dtype cannot be served.
+    """
+
+    def read() -> NDArray[np.uint8]:
+        little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+        return np.ascontiguousarray(little).reshape(-1).view(np.uint8)
+
+    memory = "numpy", array.__array_interface__["data"][0], array.dtype.str, array.shape, array.strides
+    entry = entry_of(name, array.dtype.name, array.shape)
+    return TensorSource(entry=entry, read=read, memory=memory if array.size else None)
+
+
+_GATHER = (
+    "gather it on this rank first, e.g. with torch.distributed.checkpoint.state_dict.get_model_state_dict(model, "
+    "options=StateDictOptions(full_state_dict=True, cpu_offload=True))"
+)
+
+
+def is_tensor(value: object) -> bool:
+    """Whether it is a torch tensor of any kind."""
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_module(value: object) -> bool:
+    """Whether it is an `nn.Module`."""
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.nn.Module)
+
+
+def torch_source(name: str, tensor: Any, casts: Casts) -> TensorSource:
+    """A tensor as a source.
+
+    Args:
+        name: the published one.
+        tensor: the trainer's.
+        casts: the dtypes to publish in.
+
+    Raises:
+        InvalidWeightsError: it has no bytes of its own to write, or none that can be served.
+    """
+    why = refusal(tensor)
+    if why is not None:
+        raise refused(name, why)
+    own = str(tensor.dtype).removeprefix("torch.")
+    dtype = casts.target(name, own)
+    is_view = dtype == own and tensor.is_contiguous() and not tensor.is_neg()
+    held = TensorRef(tensor)
+
+    def published() -> Any:
+        value = held.value.detach()
+        return value if is_view else value.to(getattr(sys.modules["torch"], dtype)).resolve_neg()
+
+    return TensorSource(
+        entry=entry_of(name, dtype, tuple(tensor.shape)),
+        read=lambda: _read(held, dtype),
+        memory=memory_of(tensor),
+        place=str(tensor.device) if on_gpu(tensor) else HOST,
+        tensor=published,
+        is_view=is_view,
+        address=tensor.data_ptr() if is_view else 0,
+        held=held,
+    )
+
+
+def on_gpu(tensor: Any) -> bool:
+    """Whether its bytes are copied by a CUDA device."""
+    return tensor.device.type == "cuda"
+
+
+def tied_patterns(module: Any) -> list[str]:
+    """Regular expressions for the names that the module declares to be second names of other weights.
+
+    Hugging Face's models declare them in `_tied_weights_keys`, a list or (from transformers 5 on) a mapping; one
+    that only has a configuration that says `tie_word_embeddings` ties its head.
+    """
+    patterns: list[str] = []
+    for prefix, part in module.named_modules():
+        keys = getattr(part, "_tied_weights_keys", None) or ()
+        patterns += [f"{prefix}.{key}" if prefix else key for key in keys]
+    if not patterns and getattr(getattr(module, "config", None), "tie_word_embeddings", False) is True:
+        patterns = [r"(^|\.)lm_head\.weight$"]
+    return patterns
+
+
+def refusal(tensor: Any) -> str | None:
+    """Why a tensor cannot be published, None if it can."""
+    torch: Any = sys.modules["torch"]
+    kind: Any = tensor.__class__
+    if kind.__name__ == "DTensor":
+        return f"is a DTensor, of which this rank has a part: {_GATHER}"
+    if tensor.device.type == "meta":
+        return "is on the meta device and has no values: materialise it first"
+    if tensor.is_quantized:
+        return "is a torch.quantized tensor: pass its integers and scales as plain tensors, or dequantise it"
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        return f"has layout {tensor.layout}: make it dense first (to_dense())"
+    if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # its bytes are in other tensors that it wraps
+        return f"is a {kind.__module__}.{kind.__name__}, a wrapper around other tensors: pass those"
+    return None
+
+
+def _read(held: TensorRef, dtype: str) -> NDArray[np.uint8]:
+    torch: Any = sys.modules["torch"]
+    # Each call copies only where it has to.
+    here = held.value.detach().to(device="cpu", dtype=getattr(torch, dtype)).resolve_neg().reshape(-1)
+    return here.view(torch.uint8).numpy()
+
+
+def memory_of(tensor: Any) -> Hashable | None:
+    """Equal for tensors with the same bytes, dtype, shape and strides; None for one without bytes."""
+    if tensor.numel() == 0:
+        return None
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+
+MadeT = TypeVar("MadeT")
+
+
+@dataclass(frozen=True, slots=True)
+class _TensorFacts:
+    """All properties of a tensor that the result depends on."""
+
+    kind: type[Any]
+    address: int
+    dtype: Any
+    shape: Any
+    stride: tuple[int, ...]
+    device: Any
+    is_negated: bool
+
+    def hold_for(self, value: Any) -> bool:
+        """Whether another tensor has the same properties."""
+        try:
+            return (
+                type(value) is self.kind
+                and value.data_ptr() == self.address
+                and value.dtype == self.dtype
+                and value.shape == self.shape
+                and value.stride() == self.stride
+                and value.device == self.device
+                and value.is_neg() == self.is_negated
+            )
+        except (AttributeError, RuntimeError):  # no tensor, or one of a kind that has no address
+            return False
+
+
+class SameTensors(Generic[MadeT]):
+    """Reuses what was made of a state dict for the next step, as long as its tensors are what and where they were.
+
+    Checking hundreds of tensors, cutting them into shards and laying out headers takes as long as comparing them on a
+    GPU, while the trainer waits; and thousands of new objects make Python collect garbage. Comparing names, types,
+    dtypes, shapes, strides, devices and addresses takes a tenth of it, and these are all that the result depends on.
+
+    The tensors themselves are other objects at each step (`state_dict` makes them), and none is kept between two steps.
+    One caller at a time.
+    """
+
+    def __init__(self) -> None:
+        self._made: MadeT | None = None
+        self._names: tuple[Any, ...] = ()
+        self._facts: list[_TensorFacts] = []
+        self._held: list[TensorRef] = []
+
+    def again(self, state: Mapping[Any, Any], names: Any) -> MadeT | None:
+        """What was made of these tensors under these names, if anything. Its sources now read these tensors."""
+        if len(state) != len(self._facts) or (tuple(state), names) != self._names:
+            return None
+        if not all(facts.hold_for(value) for facts, value in zip(self._facts, state.values(), strict=True)):
+            return None
+        for held, value in zip(self._held, state.values(), strict=True):
+            held.value = value
+        return self._made
+
+    def keep(self, state: Mapping[Any, Any], names: Any, sources: Sequence[TensorSource | None], made: MadeT) -> None:
+        """Keep a result for the next step, if all tensors are plain torch tensors.
+
+        Args:
+            state: the state dict.
+            names: what else the result depends on, such as how tensors are renamed.
+            sources: a source for each of its tensors, or None.
+            made: the result.
+        """
+        torch: Any = sys.modules.get("torch")
+        self._made, self._facts = None, []
+        self._held = [TensorRef(None) if source is None or source.held is None else source.held for source in sources]
+        if torch is None or any(type(value) not in {torch.Tensor, torch.nn.Parameter} for value in state.values()):
+            return
+        self._made, self._names = made, (tuple(state), names)
+        self._facts = [_facts(value) for value in state.values()]
+
+    def let_go(self) -> None:
+        """Keep no tensor alive: the trainer may want its memory."""
+        for held in self._held:
+            held.value = None
+
+
+def _facts(value: Any) -> _TensorFacts:
+    kind: Any = value.__class__
+    address, stride, is_negated = value.data_ptr(), value.stride(), value.is_neg()
+    return _TensorFacts(kind, address, value.dtype, value.shape, stride, value.device, is_negated)

@@ -1,1 +1,0 @@
-"""Tensors as sources of bytes, whichever library they come from."""

@@ -1,0 +1,72 @@
+"""What an engine adapter registers of itself, and what it is made with."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from refitd.engine.dialing import Guard
+from refitd.engine.plugin.leading import Leads
+from refitd.engine.port import EnginePort
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineAccess:
+    """How the service drives its engines, as the operator says. Times are in seconds.
+
+    Attributes:
+        root: the folder that versions lie in.
+        load_timeout: how long an engine may take for a load.
+        pause_mode: what an engine does with requests in flight while it loads; "auto" for the best that it can.
+        allow_dtype_cast: whether versions may have other dtypes than the model that engines serve.
+        api_key: file with the default key for requests; None where engines want none.
+        admin_key: file with the default key for changes; None where engines want none.
+        lora: name of the adapter that engines get in place of a model; None for models.
+        lora_keep: how many versions of an adapter stay loaded.
+    """
+
+    root: Path
+    load_timeout: float
+    pause_mode: str
+    allow_dtype_cast: bool = False
+    api_key: Path | None = None
+    admin_key: Path | None = None
+    lora: str | None = None
+    lora_keep: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineServer:
+    """One server, as its adapter calls it.
+
+    Attributes:
+        url: of the server.
+        api_key: file with its key for requests; None where it wants none.
+        admin_key: file with its key for changes; None where it wants none.
+        guard: says which addresses may be called.
+        leads: the lease that the service asks plugins for; None for a reader that leads no engine.
+        access: how all engines are driven.
+    """
+
+    url: str
+    api_key: Path | None
+    admin_key: Path | None
+    guard: Guard
+    leads: Leads | None
+    access: EngineAccess
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineKind:
+    """A kind of server that refitd can drive.
+
+    Attributes:
+        name: what the operator calls it, as in `--engine NAME=URL`: lower-case letters and digits.
+        pause_modes: what its servers can do with requests in flight while they load, the best first.
+        programs: a pattern of the modules and scripts that its servers' processes run, by which doctor finds them.
+        connect: makes the adapter for a server. It reads no file and calls no server yet.
+    """
+
+    name: str
+    pause_modes: tuple[str, ...]
+    programs: str
+    connect: Callable[[EngineServer], EnginePort]

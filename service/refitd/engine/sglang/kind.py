@@ -1,0 +1,37 @@
+"""SGLang among the kinds of engines."""
+
+from refitd.engine.kind import EngineKind, EngineServer
+from refitd.engine.port import EnginePort
+from refitd.engine.sglang.adapter import SglangEngine
+from refitd.engine.sglang.adapters import SglangAdapters
+from refitd.engine.sglang.info import PAUSE_MODES
+
+
+def _connect(server: EngineServer) -> EnginePort:
+    access = server.access
+    if access.lora is not None:
+        return SglangAdapters(
+            server.url,
+            name=access.lora,
+            keep=access.lora_keep,
+            api_key=server.api_key,
+            admin_key=server.admin_key,
+            load_timeout=access.load_timeout,
+            guard=server.guard,
+        )
+    return SglangEngine(
+        server.url,
+        api_key=server.api_key,
+        admin_key=server.admin_key,
+        pause_mode=access.pause_mode,
+        load_timeout=access.load_timeout,
+        guard=server.guard,
+        root=access.root,
+        allow_dtype_cast=access.allow_dtype_cast,
+        leads=server.leads,
+    )
+
+
+# Modules, scripts, and what SGLang calls its own processes (sglang::tokenizer_worker); the embedded engine imitates it.
+_PROGRAMS = r"(?:.*/)?sglang(?:\.\S+|::.*|/launch_server\.py)?|refitd_embedded(?:\.\S+)?"
+SGLANG = EngineKind(name="sglang", pause_modes=tuple(PAUSE_MODES), programs=_PROGRAMS, connect=_connect)

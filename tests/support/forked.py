@@ -1,0 +1,79 @@
+"""A Python program in a process that is forked from one that has imported what it needs: torch alone takes seconds."""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from functools import cache
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from typing import BinaryIO
+
+_PRELOAD = ["torch", "torch.distributed.tensor", "torch.distributed.fsdp", "fastapi", "uvicorn", "safetensors.torch"]
+_PRELOAD += ["refitd_client", "refitd_embedded.engine", "refitd_embedded.server"]
+
+
+@cache
+def forking() -> ForkServerContext:
+    """The one context of this process; what is forked need not wait for the imports, however long they take."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOAD)
+    first = context.Process(target=_nothing)
+    first.start()
+    first.join()
+    return context
+
+
+def _nothing() -> None:
+    pass
+
+
+class Forked:
+    """As much of `subprocess.Popen` as a `Server` asks for. What it prints, warnings too, comes by `stdout`."""
+
+    def __init__(self, main: Callable[[], int], words: Sequence[str], environment: dict[str, str]) -> None:
+        context = forking()
+        reader, writer = context.Pipe(duplex=False)
+        self._process: ForkServerProcess = context.Process(
+            target=_be, args=(main, list(words), environment, writer), daemon=True
+        )
+        self._asking = threading.Lock()
+        self._process.start()
+        writer.close()
+        self.stdout: BinaryIO = os.fdopen(os.dup(reader.fileno()), "rb")
+        reader.close()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        """Its exit status, negative for a signal; None while it runs."""
+        if not wait([self._process.sentinel], 0):
+            return None
+        with self._asking:  # it is read once, from a pipe
+            return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit status when it has ended. Raises TimeoutError."""
+        wait([self._process.sentinel], timeout)
+        if (status := self.poll()) is None:
+            raise TimeoutError
+        return status
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send it one, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+def _be(main: Callable[[], int], words: list[str], environment: dict[str, str], out: Connection) -> None:
+    os.setpgid(0, 0)
+    for fd in (1, 2):
+        os.dup2(out.fileno(), fd)
+    out.close()
+    sys.stdout.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = words
+    sys.exit(main())

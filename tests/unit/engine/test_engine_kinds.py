@@ -1,0 +1,116 @@
+"""Which adapter speaks to an engine: the one of the kind that the operator says, or whose probe reaches it."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from pydantic import ValidationError
+
+from refitd.engine.connect import connector
+from refitd.engine.engines_file import EnginesFileError, EngineSpec, check_engine, named_engines, parse_engines
+from refitd.engine.kind import EngineAccess, EngineKind, EngineServer
+from refitd.engine.port import EnginePort, Reached, Unreached
+from refitd.engine.registry import KINDS, PAUSE_MODES
+from refitd.settings import Settings
+
+ACCESS = EngineAccess(root=Path("/root"), load_timeout=1, pause_mode="auto")
+
+
+class Answering:
+    """An adapter that answers probes and resumes; the other calls are not made here."""
+
+    def __init__(self, name: str, server: dict[str, str]) -> None:
+        self._name = name
+        self._server = server
+        self.probes = self.resumes = 0
+
+    async def probe(self) -> Reached | Unreached:
+        self.probes += 1
+        if self._server["is"] != self._name:
+            return Unreached(reason="no server is there" if self._server["is"] == "down" else f"no {self._name}")
+        return Reached(
+            model_path="/m", weight_version=None, server_version="1", configuration=self._name, startup_path=None
+        )
+
+    async def resume(self) -> bool:
+        self.resumes += 1
+        return True
+
+    async def aclose(self) -> None:
+        self._server.setdefault("closed", "")
+        self._server["closed"] += self._name
+
+
+def fleet(server: dict[str, str]) -> tuple[dict[str, Answering], Any]:
+    """Adapters of two kinds by name, and what connects to the server."""
+    adapters = {name: Answering(name, server) for name in ("first", "second")}
+
+    def kind(name: str) -> EngineKind:
+        def connect(_: EngineServer) -> EnginePort:
+            return cast("EnginePort", adapters[name])
+
+        return EngineKind(name=name, pause_modes=("abort",), programs=name, connect=connect)
+
+    return adapters, connector(ACCESS, lambda *_: None, lambda _: True, kinds=[kind(name) for name in adapters])
+
+
+async def test_the_adapter_whose_probe_reaches_the_server_speaks_to_it() -> None:
+    adapters, connect = fleet({"is": "second"})
+    engine = connect(EngineSpec(url="http://a:1"))
+    for _ in range(2):
+        seen = await engine.probe()
+        assert isinstance(seen, Reached)
+        assert seen.configuration == "second"
+    assert await engine.resume()
+    assert {name: (each.probes, each.resumes) for name, each in adapters.items()} == {"first": (1, 0), "second": (2, 1)}
+
+
+async def test_a_server_that_another_kind_replaced_gets_its_adapter() -> None:
+    server = {"is": "first"}
+    adapters, connect = fleet(server)
+    engine = connect(EngineSpec(url="http://a:1"))
+    await engine.probe()
+    server["is"] = "second"
+    assert isinstance(await engine.probe(), Reached)
+    await engine.resume()
+    assert adapters["second"].resumes == 1
+
+
+@pytest.mark.parametrize(("state", "reason"), [("down", "no server is there"), ("other", "no first; no second")])
+async def test_an_engine_that_no_adapter_reaches_says_why_and_is_closed_whole(state: str, reason: str) -> None:
+    server = {"is": state}
+    _, connect = fleet(server)
+    engine = connect(EngineSpec(url="http://a:1"))
+    assert await engine.probe() == Unreached(reason=reason)
+    await engine.aclose()
+    assert server["closed"] == "firstsecond"
+
+
+def test_the_adapter_of_a_kind_that_is_said_is_the_only_one() -> None:
+    adapters, connect = fleet({"is": "first"})
+    spec = EngineSpec.model_construct(url="http://a:1", engine="second")
+    assert connect(spec) is adapters["second"]
+
+
+def test_the_kind_is_said_before_the_url_or_in_the_engines_file(tmp_path: Path) -> None:
+    settings = Settings(root=tmp_path, engines=["sglang=http://a:1/", "http://b:2"])
+    assert settings.engines == ["sglang=http://a:1", "http://b:2"]
+    said = {name: (spec.url, spec.engine) for name, spec in settings.engine_specs.items()}
+    assert said == {"a:1": ("http://a:1", "sglang"), "b:2": ("http://b:2", None)}
+    assert settings.operator_hosts.engines == ("http://a:1", "http://b:2")
+    (spec,) = parse_engines("[{url: http://a:1, engine: sglang}]")
+    assert named_engines([check_engine("sglang=http://a:1")])["a:1"].engine == spec.engine == "sglang"
+
+
+def test_a_kind_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="'other' is no kind of engine: use sglang, or none"):
+        Settings(root=tmp_path, engines=["other=http://a:1"])
+    with pytest.raises(EnginesFileError, match="'other' is no kind of engine"):
+        parse_engines("[{url: http://a:1, engine: other}]")
+
+
+def test_a_pause_mode_is_one_of_some_kind(tmp_path: Path) -> None:
+    assert set(PAUSE_MODES) == {"auto", *(mode for kind in KINDS for mode in kind.pause_modes)}
+    assert all(Settings(root=tmp_path, pause_mode=mode).pause_mode == mode for mode in PAUSE_MODES)
+    with pytest.raises(ValidationError, match=r"'sleep' is no pause mode: use auto, .* or abort"):
+        Settings(root=tmp_path, pause_mode="sleep")

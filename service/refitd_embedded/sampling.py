@@ -24,7 +24,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "stop_regex": (None, [], ""),
     "n": (None, 1),
     "top_p": (None, 1),
-    "top_k": (None, -1),
+    "top_k": (None, -1, 2**30, 100_000_000),  # all tokens: as SGLang says it, and as AReaL does
     "min_p": (None, 0),
     "min_new_tokens": (None, 0),
     "frequency_penalty": (None, 0),

@@ -86,6 +86,8 @@ def test_neutral_values_of_what_is_not_computed_are_accepted() -> None:
         "skip_special_tokens": False,
     }
     assert SamplingParams.parse(neutral) == SamplingParams()
+    for all_tokens in (2**30, 100_000_000):
+        assert SamplingParams.parse({"top_k": all_tokens}) == SamplingParams()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@
 #   V=1                 what tests print, also of stages that pass
 #   ARGS='-k rollback -x'         further arguments of pytest, of the demo or of the benchmark
 .DEFAULT_GOAL := help
-.PHONY: help demo test thorough check simulation fuzz soak chaos bench bench-paint bench-gpu bench-gpu2 bench-plan density sglang areal plugin-releases browser screenshots docs docs-links reference clean
+.PHONY: help demo test thorough check simulation fuzz soak chaos bench bench-paint bench-gpu bench-gpu2 bench-plan density sglang vllm areal plugin-releases browser screenshots docs docs-links reference clean
 .DELETE_ON_ERROR:
 
 PYTHON ?=
@@ -98,6 +98,10 @@ sglang: $(READY) ## run the contract tests against a real SGLang, on the CPU (1.
 	@tests/sglang/install .venv-sglang
 	@REFITD_SGLANG_VENV=.venv-sglang $(BIN)/python -m pytest tests -m sglang $(ARGS)
 
+vllm: $(READY) ## run the contract tests against a real vLLM, on the CPU (3.4 GB the first time)
+	@tests/vllm/install .venv-vllm
+	@REFITD_VLLM_VENV=.venv-vllm $(BIN)/python -m pytest tests -m vllm $(ARGS)
+
 areal: $(READY) ## run the released AReaL's own client against a facade (1.7 GB the first time)
 	@tests/areal/install .venv-areal
 	@REFITD_AREAL_VENV=.venv-areal $(BIN)/python -m pytest tests/e2e -m areal $(ARGS)
@@ -139,7 +143,7 @@ reference: $(READY) ## write the pages of settings, commands, API and SDK in doc
 	@PYTHONPATH=docs $(BIN)/python -m generate
 
 clean: ## remove what these verbs made: environments and caches
-	@rm -rf .venv .venv-sglang .venv-areal .sglang .promtool .pytest_cache .ruff_cache .hypothesis build dist
+	@rm -rf .venv .venv-sglang .venv-vllm .venv-areal .sglang .promtool .pytest_cache .ruff_cache .hypothesis build dist
 	@find client service tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is made last, so that a half-built environment is never taken for a good one.

@@ -16,6 +16,7 @@ from hypothesis.internal.constants_ast import Constants
 
 from support.plugged import PluggedSglang
 from support.servers import AREAL_VENV, KIT, SGLANG_VENV, SglangServer
+from support.vllm import VLLM_VENV
 
 # A shell that runs the tests in the background has SIGINT ignored, and what the tests start would ignore it as well.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -30,6 +31,7 @@ settings.load_profile("repeatable")
 
 collect_ignore_glob = [
     *([] if SGLANG_VENV else ["e2e/test_sglang_*.py"]),
+    *([] if VLLM_VENV else ["e2e/test_vllm_*.py"]),
     *([] if AREAL_VENV else ["e2e/test_areal_released.py"]),
 ]
 

@@ -197,6 +197,10 @@ class Settings(BaseSettings):
     pause_mode: Annotated[str, AfterValidator(check_pause_mode)] = Field(
         default="auto", description="How engines pause for a load (auto: the safe mode of their version)"
     )
+    vllm_stock_ranks: bool = Field(
+        default=False,
+        description="Update vLLM servers of several ranks that lack the extension: a failure may mix weights",
+    )
     strategy: StrategyName = Field(
         default=StrategyName.ALL,
         description="How a version goes to the engines: all at once, rolling in turns, or to a canary first",
@@ -331,6 +335,7 @@ class Settings(BaseSettings):
             admin_key=self.engine_admin_key_file,
             lora=self.lora,
             lora_keep=self.lora_keep,
+            vllm_stock_ranks=self.vllm_stock_ranks,
         )
 
     @property

@@ -13,14 +13,15 @@ PRODUCT = {
     "service/refitd_plan": "plan",
     "service/refitd_plugin": "plugin",
     "service/refitd_sglang": "sglang",
+    "service/refitd_vllm": "vllm",
 }
 FOLDERS = {"unit", "integration", "reliability", "e2e", "docs", "repository", "bench", "browser", "gpu"}
-KITS = {"areal", "journals", "prometheus", "sglang", "support"}  # what tests are made with
+KITS = {"areal", "journals", "prometheus", "sglang", "support", "vllm"}  # what tests are made with
 PARTS = {
     "integration": {"contract", "embedded", "plugin", "processes", "surface"},
     "reliability": {"attack", "chaos", "crash", "faults", "mutants", "simulation"},
 }
-ENGINES = {"refitd_embedded", "sglang"}
+ENGINES = {"refitd_embedded", "sglang", "vllm"}
 
 
 def folders_in(place: Path) -> set[str]:

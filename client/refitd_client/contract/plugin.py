@@ -72,12 +72,13 @@ class Handshake(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     plugin: str
-    sglang: str
     state: Literal["on", "aside"]
     host: str
     port: int | None
     rank: int
     ranks: int
+    sglang: str = ""
+    vllm: str = ""
     seed: int | None = None
     dp_rank: int | None = None
     reason: str = ""

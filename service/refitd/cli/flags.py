@@ -41,7 +41,16 @@ PANELS: Mapping[str, tuple[str, ...]] = {
     "Slots": ("slots", "slot_ttl"),
     "Deltas": ("copies", "copies_folder"),
     "Looking": ("watch", "scan_interval", "settle", "settle_timeout", "allow_dtype_cast", "probe_interval"),
-    "Loading": ("strategy", "max_unavailable", "canary", "canary_check", "quorum", "pause_mode", "load_timeout"),
+    "Loading": (
+        "strategy",
+        "max_unavailable",
+        "canary",
+        "canary_check",
+        "quorum",
+        "pause_mode",
+        "load_timeout",
+        "vllm_stock_ranks",
+    ),
 }
 _SPECIAL_NAMES = {  # one at a time, and repeatable
     "engines": "engine",

@@ -22,6 +22,8 @@ class EngineAccess:
         admin_key: file with the default key for changes; None where engines want none.
         lora: name of the adapter that engines get in place of a model; None for models.
         lora_keep: how many versions of an adapter stay loaded.
+        vllm_stock_ranks: whether a vLLM server without refitd's extension is updated where several processes hold its
+            weights.
     """
 
     root: Path
@@ -32,6 +34,7 @@ class EngineAccess:
     admin_key: Path | None = None
     lora: str | None = None
     lora_keep: int = 1
+    vllm_stock_ranks: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

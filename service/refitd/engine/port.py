@@ -16,7 +16,7 @@ How long each stage of a refit takes, in milliseconds of the monotonic clock.
 import time
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Protocol
 
@@ -136,6 +136,10 @@ class LoaderUse:
     reason: str
 
 
+UNNAMED = "(not named)"
+"""The `model_path` of a server that tells the label of what it serves and not its path."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
     """What a probe saw. `configuration` is equal for engines whose fingerprints can be compared.
@@ -162,6 +166,12 @@ class Reached:
     led_by: str | None = None
     loader: LoaderUse | None = None
     server: str = ""
+
+    def expecting(self, path: str, label: str) -> "Reached":
+        """The same with `path`, where the server tells no path and the label is that of what is there."""
+        if self.model_path != UNNAMED or self.weight_version != label or not path:
+            return self
+        return replace(self, model_path=path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

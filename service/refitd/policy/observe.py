@@ -43,6 +43,8 @@ def after_probe(
     if isinstance(seen, Unreached):
         since = engine.unreachable_since if engine.unreachable_since is not None else now
         return replace(engine, state=EngineState.UNREACHABLE, reason=seen.reason, unreachable_since=since)
+    if expected is not None:
+        seen = seen.expecting(expected.path, expected.label)
     before, moved = engine, engine.model_path not in {None, seen.model_path}
     was_away = engine.known and engine.state in {EngineState.PROBING, EngineState.UNREACHABLE}
     engine = replace(

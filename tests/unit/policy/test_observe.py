@@ -1,6 +1,6 @@
 """What a probe or a refit says about an engine."""
 
-from refitd.engine.port import Outcome, Reached, Refit, Unreached
+from refitd.engine.port import UNNAMED, Outcome, Reached, Refit, Unreached
 from refitd.policy.observe import QUARANTINE_AFTER, Expected, after_probe, after_refit
 from refitd_client.contract.states import EngineState
 from support.records import engine
@@ -29,6 +29,13 @@ def test_an_engine_that_restarted_on_its_start_up_weights_is_behind() -> None:
 def test_a_version_label_set_by_someone_else_does_not_count_as_served() -> None:
     after = after_probe(engine(serving="v7"), reached(label="999"), SERVES_7, "v7", NOW)
     assert (after.state, after.serving) == (EngineState.BEHIND, None)
+
+
+def test_an_engine_that_tells_its_label_alone_serves_what_the_label_belongs_to() -> None:
+    after = after_probe(engine(serving="v7"), reached(path=UNNAMED), SERVES_7, "v7", NOW)
+    assert (after.state, after.serving, after.model_path) == (EngineState.IN_SYNC, "v7", SERVES_7.path)
+    other = after_probe(engine(serving="v7"), reached(path=UNNAMED, label="8"), SERVES_7, "v7", NOW)
+    assert (other.serving, other.model_path) == (None, UNNAMED)
 
 
 def test_an_engine_that_does_not_answer_is_unreachable_since_the_first_time() -> None:

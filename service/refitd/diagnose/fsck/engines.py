@@ -108,8 +108,8 @@ def _other(engine: EngineFacts, seen: Reached, record: EngineRecord, journal: Jo
     loaded_from = f"{engine.root}/{version.path}"
     if version.kind is Kind.DELTA:  # from a copy, which may hold another version by now
         loaded_from = record.model_path or seen.model_path
-    expected = (loaded_from, version.label)
-    if (seen.model_path, seen.weight_version) == expected:
+    seen = seen.expecting(loaded_from, version.label)
+    if (seen.model_path, seen.weight_version) == (loaded_from, version.label):
         return None
     return f"it says that it serves {_claim(seen)}, and the journal says {record.serving}"
 

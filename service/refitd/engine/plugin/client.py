@@ -111,9 +111,13 @@ class PluginClient:
             self._waiting = False
             await forget(self._channels, self._rank_group)
 
-    async def contents(self) -> list[str]:
-        """The digests of what the ranks hold that answer an update; an empty one where a rank does not say."""
+    async def contents(self, *, of_all: bool = False) -> list[str]:
+        """The digests of what the ranks hold that answer an update; an empty one where a rank does not say.
+
+        `of_all`: all ranks of this engine answer, not the first of each data-parallel one.
+        """
         if not isinstance(self._rank_group, EngineRankGroup):
             return []
-        replies = await self._channels.ask_all(self._rank_group.first, {"do": "contents"}, CONTENTS_SECONDS)
+        ranks = self._rank_group.members if of_all else self._rank_group.first
+        replies = await self._channels.ask_all(ranks, {"do": "contents"}, CONTENTS_SECONDS)
         return [str(reply.get("contents", "")) if isinstance(reply, dict) else "" for reply in replies]

@@ -1,0 +1,65 @@
+"""Whether a vLLM server can be changed, generates or sleeps, by calls that change nothing.
+
+vLLM asks for its key at /v1 alone, so its routes for weights are open to everybody who reaches them, unless a proxy
+stands before them. A call that names no method is refused as incomplete (400) where it arrives.
+"""
+
+from refitd.engine.http import CallFailure, NoReply, Reply, Transport
+from refitd.engine.port import ChangeCheck
+from refitd.engine.vllm.info import DEV_MODE, is_dead, said
+
+SECONDS = 5.0
+_CALL = "/collective_rpc"
+_UNAUTHORISED = frozenset({401, 403})
+_NO_ROUTE = frozenset({404, 405})
+
+
+def way_in(read: Reply | NoReply) -> str:
+    """What to do about a server that cannot be driven, by its answer to /weight_info."""
+    match read:
+        case Reply(status=status) if status in _UNAUTHORISED:
+            return "give it the key that the proxy before it wants: --engine-key-file names its file"
+        case Reply(status=status) if status in _NO_ROUTE:
+            return f"start vLLM with {DEV_MODE} in its environment, and name its own address, not that of a gateway"
+        case Reply() if is_dead(read):
+            return "restart it: its log says of what its engine has died"
+        case Reply():
+            return "see its log, and that of a proxy before it"
+        case NoReply(lost=CallFailure.NEVER_SENT):
+            return "start it, or correct its URL, its key's file or --engine-allow"
+        case NoReply():
+            return "see its log: it does not answer, or has not yet while it loads"
+
+
+async def check_changes(http: Transport) -> ChangeCheck:
+    """See `EnginePort`."""
+    reply = await http.post(_CALL, {}, SECONDS)
+    if isinstance(reply, NoReply):
+        return ChangeCheck(fault=reply.reason, advice="see the engine's log: it answers reads and not this")
+    if reply.status == 400:
+        return ChangeCheck(date=reply.date)
+    if reply.status in _UNAUTHORISED:
+        text = f"the key that it got, if any, does not open changes ({reply.status})"
+        advice = "--engine-admin-key-file holds the key that the proxy before it wants"
+    elif reply.status in _NO_ROUTE:
+        text = f"it has no {_CALL} ({reply.status})"
+        advice = f"start vLLM with {DEV_MODE} in its environment"
+    else:
+        text = f"a call that names no method was answered with {reply.status}: {said(reply)}"
+        advice = "is this vLLM itself, of a release that refitd knows?"
+    return ChangeCheck(fault=text, advice=advice, date=reply.date)
+
+
+async def generates(http: Transport) -> bool | None:
+    """See `EnginePort`."""
+    reply = await http.get("/is_paused", SECONDS)
+    paused = (reply.data or {}).get("is_paused") if isinstance(reply, Reply) and reply.ok else None
+    return not paused if isinstance(paused, bool) else None
+
+
+async def asleep(http: Transport) -> str | None:
+    """Why an engine that can sleep is left alone: one that is resumed while it sleeps runs without its weights."""
+    reply = await http.get("/is_sleeping", SECONDS)
+    if isinstance(reply, Reply) and (reply.data or {}).get("is_sleeping") is False:
+        return None
+    return "it is asleep, or paused by another: it is updated once it was woken up (POST /wake_up) or resumed"

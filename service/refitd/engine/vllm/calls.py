@@ -1,0 +1,81 @@
+"""Calls to a vLLM server that take several requests: how it was started, caches and label for new weights."""
+
+import asyncio
+
+from refitd.engine.http import NoReply, Reply, Transport
+from refitd.engine.vllm.info import (
+    CHECKER,
+    LORA,
+    NEEDED,
+    ServerInfo,
+    missing,
+    read_label,
+    read_release,
+    read_server_info,
+    said,
+)
+
+CALL_SECONDS = 30.0  # pause, resume, caches, label: seconds at most on a server that works
+RESET_EVERY_SECONDS = 0.05
+
+
+async def ask_how_started(http: Transport) -> ServerInfo | str:
+    """How a server was started and which routes it has, or a sentence on why that cannot be said."""
+    routes = (*NEEDED, CHECKER, LORA)
+    version, info, *found = await asyncio.gather(
+        http.get("/version", CALL_SECONDS),
+        http.get("/server_info?config_format=json", CALL_SECONDS),
+        *(http.get(route, CALL_SECONDS) for route in routes),
+    )
+    release = read_release(version, http.url)
+    if isinstance(release, str):
+        return release
+    exists = {route: isinstance(each, Reply) and each.status != 404 for route, each in zip(routes, found, strict=True)}
+    if (fault := missing(release.version, exists, http.url)) is not None:
+        return fault
+    return read_server_info(release.version, info, exists, http.url)
+
+
+async def freshen(http: Transport, label: str, *, multimodal: bool) -> str | None:
+    """Empty what other weights have computed, and set the label; why that did not go well, None where it did.
+
+    Args:
+        http: to the server.
+        label: what it is to be.
+        multimodal: whether the server keeps what its encoders computed.
+    """
+    if (fault := await _empty_caches(http, multimodal=multimodal)) is not None:
+        return fault
+    reply = await http.post("/update_weight_version", {"new_version": label}, CALL_SECONDS)
+    if not done(reply, "new_version", label):
+        return f"its label was not set: {_why(reply)}"
+    named = read_label(await http.get("/weight_info", CALL_SECONDS), http.url)
+    if isinstance(named, str):
+        return named
+    return None if named.weight_version == label else f"it says weight_version {named.weight_version!r}, not {label!r}"
+
+
+async def _empty_caches(http: Transport, *, multimodal: bool) -> str | None:
+    path = "/reset_prefix_cache?reset_running_requests=true&reset_external=true"
+    try:
+        async with asyncio.timeout(CALL_SECONDS):
+            while not done(reply := await http.post(path, {}, CALL_SECONDS), "success", True):
+                if not isinstance(reply, Reply) or not reply.ok:
+                    return f"its cache was not emptied of what other weights have computed: {_why(reply)}"
+                await asyncio.sleep(RESET_EVERY_SECONDS)  # blocks are still on their way to another store
+    except TimeoutError:
+        return f"its cache still holds what other weights have computed, {CALL_SECONDS:g} s after the load"
+    for path in ("/reset_mm_cache", "/reset_encoder_cache") if multimodal else ():
+        reply = await http.post(path, {}, CALL_SECONDS)
+        if not isinstance(reply, Reply) or not reply.ok:
+            return f"{path} did not go well: {_why(reply)}"
+    return None
+
+
+def done(reply: Reply | NoReply, key: str, value: object) -> bool:
+    """Whether the server confirms that it carried out the call, which a proxy's page with a 200 does not."""
+    return isinstance(reply, Reply) and reply.ok and (reply.data or {}).get(key) == value
+
+
+def _why(reply: Reply | NoReply) -> str:
+    return reply.reason if isinstance(reply, NoReply) else f"{reply.status}: {said(reply)}"

@@ -1,0 +1,223 @@
+"""What a vLLM server says of itself, and which of the routes for weights it has. Pure.
+
+    0.16.0  `reload_weights(weights_path=…)` through /collective_rpc
+    0.27.1  /weight_info and /update_weight_version: the oldest release that can be driven
+    0.32.0  /weight_checker
+
+All of these routes, and /pause, /resume, /reset_prefix_cache and /server_info, exist only in a server that was started
+with VLLM_SERVER_DEV_MODE=1. What a server can do is read off the routes that it answers, not off its release: a GET of
+a route that takes only POST answers 405 where the route exists and 404 where it does not, and changes nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from refitd.engine.http import NoReply, Reply
+from refitd.engine.plugin.rank_group import Launch
+from refitd.engine.port import Process
+
+DEV_MODE = "VLLM_SERVER_DEV_MODE=1"
+OLDEST = "0.27.1"
+NEEDED = ("/collective_rpc", "/pause", "/resume", "/reset_prefix_cache", "/update_weight_version")
+"""The routes, all POST, without which a server cannot be updated."""
+CHECKER = "/weight_checker"
+LORA = "/v1/load_lora_adapter"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What one server can do, as its probe found it.
+
+    Attributes:
+        checker: whether it computes digests of its parameters.
+        lora: whether it loads adapters at run time.
+        extension: the class that its workers were extended with (`--worker-extension-cls`); None without one.
+        ranks: processes that hold its weights, over tensor, pipeline and data parallelism.
+        replicas: data-parallel replicas behind this one server.
+        sleeps: whether it can be put to sleep, so that its weights may not be in memory.
+        multimodal: whether it caches encoder outputs that a load makes stale.
+        draft: whether a draft model stands beside the model, which a stock reload leaves as it is.
+        moves_experts: whether it moves experts between ranks while it serves.
+    """
+
+    checker: bool = False
+    lora: bool = False
+    extension: str | None = None
+    ranks: int = 1
+    replicas: int = 1
+    sleeps: bool = False
+    multimodal: bool = False
+    draft: bool = False
+    moves_experts: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerInfo:
+    """How a server was started. Contents of servers with equal `configuration` can be compared."""
+
+    version: str
+    configuration: str
+    model_path: str
+    process: Process
+    capabilities: Capabilities
+    launch: Launch
+
+
+class _Model(msgspec.Struct, frozen=True):
+    model: str
+    dtype: str = "?"
+    quantization: str | None = None
+    enable_sleep_mode: bool = False
+    multimodal_config: Any = None
+
+
+class _Parallel(msgspec.Struct, frozen=True):
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    prefill_context_parallel_size: int = 1
+    data_parallel_size: int = 1
+    enable_expert_parallel: bool = False
+    enable_eplb: bool = False
+    worker_extension_cls: str = ""
+
+    @property
+    def group(self) -> int:
+        """The processes of one data-parallel replica."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.prefill_context_parallel_size
+
+
+class _Device(msgspec.Struct, frozen=True):
+    device: str = "?"
+
+
+class _Config(msgspec.Struct, frozen=True):
+    model_config: _Model
+    parallel_config: _Parallel
+    device_config: _Device = _Device()
+    speculative_config: Any = None
+    lora_config: Any = None
+    instance_id: str | None = None
+
+    @property
+    def numbered(self) -> bool:
+        return self.instance_id is not None and self.instance_id.isdecimal()
+
+    def configuration(self, version: str) -> str:
+        """All that decides which tensors a server holds, in what shape."""
+        model, parallel = self.model_config, self.parallel_config
+        kind = f"{self.device_config.device} {model.dtype.removeprefix('torch.')} {model.quantization or 'unquantized'}"
+        sizes = (
+            f"tp{parallel.tensor_parallel_size} pp{parallel.pipeline_parallel_size} "
+            f"dp{parallel.data_parallel_size} ep{int(parallel.enable_expert_parallel)}"
+        )
+        return f"vllm {version} {kind} {sizes}"
+
+
+class _Told(msgspec.Struct, frozen=True):
+    vllm_config: _Config
+
+
+class Release(msgspec.Struct, frozen=True):
+    """The answer to /version."""
+
+    version: str
+
+
+class Label(msgspec.Struct, frozen=True):
+    """The answer to /weight_info: `weight_version` is "default" until somebody sets it."""
+
+    weight_version: str
+
+
+def read_release(reply: Reply | NoReply, url: str) -> Release | str:
+    """The server's release, or a sentence on why that cannot be said."""
+    return _read(reply, Release, url, "/version")
+
+
+def read_label(reply: Reply | NoReply, url: str) -> Label | str:
+    """The label of what is served, or a sentence on why that cannot be said."""
+    return _read(reply, Label, url, "/weight_info")
+
+
+def missing(version: str, routes: Mapping[str, bool], url: str) -> str | None:
+    """Why a server with these routes cannot be updated, and how to start it; None where it can.
+
+    Args:
+        version: the release that it reports.
+        routes: whether each route of `NEEDED` exists.
+        url: of the server.
+    """
+    if not any(routes.get(route) for route in NEEDED):
+        return f"{url} is vLLM {version} without its routes for weights: start it with {DEV_MODE} in its environment"
+    lacking = [route for route in NEEDED if not routes.get(route)]
+    if lacking:
+        return f"{url} is vLLM {version} and has no {', '.join(lacking)}; refitd needs {OLDEST} or newer"
+    return None
+
+
+def read_server_info(version: str, reply: Reply | NoReply, routes: Mapping[str, bool], url: str) -> ServerInfo | str:
+    """How it was started, or a sentence on why that cannot be said.
+
+    Args:
+        version: the release that it reports.
+        reply: to /server_info?config_format=json.
+        routes: which of the optional routes exist.
+        url: of the server.
+    """
+    answer = _read(reply, _Told, url, "/server_info")
+    if isinstance(answer, str):
+        return answer
+    told = answer.vllm_config
+    model, parallel = told.model_config, told.parallel_config
+    return ServerInfo(
+        version=version,
+        configuration=told.configuration(version),
+        model_path=model.model,
+        process=Process(started=told.instance_id or None),
+        # No worker knows the server's port; all know the number that vLLM draws from the clock at each start.
+        launch=Launch(port=0, seed=int(told.instance_id or "") if told.numbered else None, ranks=parallel.group),
+        capabilities=Capabilities(
+            checker=routes.get(CHECKER, False),
+            lora=routes.get(LORA, False) and told.lora_config is not None,
+            extension=parallel.worker_extension_cls or None,
+            ranks=parallel.group * parallel.data_parallel_size,
+            replicas=parallel.data_parallel_size,
+            sleeps=model.enable_sleep_mode,
+            multimodal=model.multimodal_config is not None,
+            draft=told.speculative_config is not None,
+            moves_experts=parallel.enable_eplb,
+        ),
+    )
+
+
+_Form = TypeVar("_Form", bound=msgspec.Struct)
+
+
+def _read(reply: Reply | NoReply, form: type[_Form], url: str, path: str) -> _Form | str:
+    if isinstance(reply, NoReply):
+        return reply.reason
+    if reply.status in {401, 403}:
+        return f"{url} wants a key for {path}, or another one than it got: --engine-key-file holds its --api-key"
+    if is_dead(reply):
+        return f"{url} answers, but its engine has died: restart it"
+    if not reply.ok:
+        return f"{url}{path} answered {reply.status}: {said(reply)}"
+    try:
+        return msgspec.convert(reply.data, form)
+    except msgspec.ValidationError as error:
+        return f"{url} is no vLLM server: its {path} has another form ({error})"
+
+
+def said(reply: Reply) -> str:
+    """What an error says, at most 500 characters: vLLM nests the message."""
+    error = (reply.data or {}).get("error")
+    message = cast("dict[str, Any]", error).get("message") if isinstance(error, dict) else None
+    return message[:500] if isinstance(message, str) else reply.short_message
+
+
+def is_dead(reply: Reply) -> bool:
+    """Whether the server says that the process that generates has ended: every call is answered so until a restart."""
+    return reply.status >= 500 and "EngineCore encountered an issue" in said(reply)

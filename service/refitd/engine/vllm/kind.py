@@ -1,0 +1,26 @@
+"""vLLM among the kinds of engines."""
+
+from refitd.engine.kind import EngineKind, EngineServer
+from refitd.engine.port import EnginePort
+from refitd.engine.vllm.adapter import PAUSE_MODES, VllmEngine
+
+
+def _connect(server: EngineServer) -> EnginePort:
+    access = server.access
+    return VllmEngine(
+        server.url,
+        api_key=server.api_key,
+        admin_key=server.admin_key,
+        pause_mode=access.pause_mode,
+        load_timeout=access.load_timeout,
+        guard=server.guard,
+        several_ranks=access.vllm_stock_ranks,
+        root=access.root,
+        allow_dtype_cast=access.allow_dtype_cast,
+        leads=server.leads,
+    )
+
+
+# `vllm serve`, `python -m vllm.entrypoints…`, and what vLLM calls its own processes (VLLM::EngineCore).
+_PROGRAMS = r"(?:.*/)?vllm(?:\.\S+)?|VLLM::.*"
+VLLM = EngineKind(name="vllm", pause_modes=PAUSE_MODES, programs=_PROGRAMS, connect=_connect)

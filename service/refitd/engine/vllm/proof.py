@@ -1,0 +1,73 @@
+"""Asking a vLLM server what it holds, and holding that against what it should. `contents` reads the answers."""
+
+from refitd.engine.http import CallFailure, NoReply, Reply, Transport
+from refitd.engine.port import Target
+from refitd.engine.vllm.calls import CALL_SECONDS
+from refitd.engine.vllm.contents import TRIAL, Digests, agree, fingerprint, read_digests, read_trial
+from refitd.engine.vllm.info import CHECKER
+
+CHECK_SECONDS = 120.0  # to hash all parameters
+TRIAL_SECONDS = 60.0
+
+
+async def digests_of(http: Transport, *, checker: bool) -> Digests | NoReply | None:
+    """The server's digests of its parameters; None where it has none (`checker`: it has the route)."""
+    return read_digests(await http.post(CHECKER, {"action": "checksum"}, CHECK_SECONDS)) if checker else None
+
+
+async def ask(http: Transport) -> Reply | NoReply:
+    """Have a fixed prompt scored, as a client would."""
+    return await http.ask("/v1/completions", TRIAL, TRIAL_SECONDS)
+
+
+async def fingerprint_of(http: Transport, alike: str | None, *, checker: bool) -> str | None:
+    """The fingerprint of what a server holds; None where it cannot be told, as by answers of one that is paused.
+
+    Args:
+        http: to the server.
+        alike: is returned where the contents agree with it: scores are never equal to the last digit.
+        checker: whether it computes digests.
+    """
+    digests = await digests_of(http, checker=checker)
+    if isinstance(digests, NoReply):
+        return None
+    if digests is not None and digests.whole:
+        return fingerprint(digests, None)
+    paused = await http.get("/is_paused", CALL_SECONDS)
+    if not isinstance(paused, Reply) or (paused.data or {}).get("is_paused") is not False:
+        return None
+    answer = read_trial(await ask(http))
+    found = None if isinstance(answer, str) else fingerprint(digests, answer)
+    return alike if found is not None and alike is not None and agree(found, alike) else found
+
+
+async def answered(http: Transport, digests: Digests | None, target: Target) -> tuple[str | None, str | None]:
+    """The fingerprint by an answer, and why the answer is not the target's; None for each where there is none."""
+    reply = await ask(http)
+    if isinstance(reply, NoReply) and reply.lost is CallFailure.TIMED_OUT:
+        return None, None  # many requests are before it: that says nothing of the weights
+    answer = read_trial(reply)
+    if isinstance(answer, str):
+        return None, answer
+    found = fingerprint(digests, answer)
+    if found is not None and target.fingerprint is not None and agree(found, target.fingerprint) is False:
+        return found, "its answers are not those that a clean load of this version gave"
+    return found, None
+
+
+def doubt(found: str | None, target: Target, *, unchanged: bool) -> str | None:
+    """Why the engine does not hold the target, as far as its fingerprint says; None where nothing speaks against it.
+
+    Args:
+        found: the fingerprint after the load; None where answers alone can tell.
+        target: what was loaded.
+        unchanged: whether the files are still those that were checked.
+    """
+    same = None if found is None or target.fingerprint is None else agree(found, target.fingerprint)
+    if same is False:
+        return "its parameters are not those that a clean load of this version gave"
+    if same is None and found is not None and found == target.not_fingerprint:
+        return "its parameters have not changed, and the files of the two versions differ"
+    if not unchanged and not same:
+        return "its files changed meanwhile, or it is not known whether they did"
+    return None

@@ -1,0 +1,70 @@
+"""What `/collective_rpc` calls on each worker: `--worker-extension-cls refitd_vllm.Worker`.
+
+Methods return and never raise: an exception in one of several workers makes vLLM read the answers of the others as
+those of the next call.
+"""
+
+import logging
+from typing import Any
+from weakref import WeakKeyDictionary
+
+logger = logging.getLogger("refitd_vllm")
+_SETTINGS = "REFITD_VLLM"  # and what begins with it
+_PLUGINS: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
+class Worker:
+    """Mixed into vLLM's worker class. vLLM refuses a class that has a name of its worker's."""
+
+    def refitd_open(self) -> dict[str, Any]:
+        """Say what is here, and open the channel where the root is known."""
+        try:
+            rank = plugin_of(self)
+        except Exception as error:
+            return _failed(error)
+        return {"ok": rank.aside is None, "reason": rank.aside or ""}
+
+    def refitd_update(self, path: str) -> dict[str, Any]:
+        """Carry out an update to the version in a folder; what each rank answers is the engine's answer.
+
+        `message` is what the plugin says, for people and for programs; empty where the update is not the plugin's.
+        """
+        try:
+            return _updated(self, path)
+        except Exception as error:
+            return _failed(error)
+
+
+def plugin_of(worker: Any) -> Any:
+    """The plugin of a worker, made when it is first asked for. Raises where it cannot be set up."""
+    if worker not in _PLUGINS:
+        from refitd_plugin.rank_plugin import RankPlugin
+        from refitd_plugin.settings import read_settings
+        from refitd_vllm.process import VllmProcess
+
+        rank = RankPlugin(VllmProcess(worker), read_settings(_SETTINGS))
+        if rank.aside is not None:
+            logger.warning("refitd stands aside, updates are vLLM's own: %s", rank.aside)
+        _PLUGINS[worker] = rank
+    return _PLUGINS[worker]
+
+
+def _updated(worker: Any, path: str) -> dict[str, Any]:
+    from refitd_plugin.port import UpdateCall
+    from refitd_plugin.source import is_version
+    from refitd_vllm.reloading import undone
+
+    rank = plugin_of(worker)
+    if rank.engine is None:
+        return {"ok": False, "message": "", "reason": f"the plugin stands aside: {rank.aside}"}
+    if not is_version(path):
+        return {"ok": False, "message": "", "reason": f"{path} is no version: it has no refit.json"}
+    process = rank.engine.process
+    undone(process.model)  # what a reload of vLLM's own may have left apart
+    answer = rank.update(rank.engine, UpdateCall(path, "auto", process.load, observable=process.writes_in_place))
+    return {"ok": True, "message": answer.message, "reason": ""}
+
+
+def _failed(error: Exception) -> dict[str, Any]:
+    logger.warning("refitd failed in a call", exc_info=error)
+    return {"ok": False, "message": "", "reason": f"{type(error).__name__}: {error}"}

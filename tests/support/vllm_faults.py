@@ -1,0 +1,54 @@
+"""A plugin for vLLM in tests: loads that fail in their midst when a file says so, and layers that stay unpacked.
+
+FAULT_FILE=PATH   where PATH.RANK exists the next load of that rank raises after so many tensors as it says
+UNPACKED=1        linear layers on the CPU keep their weights as they were loaded, as on a GPU
+"""
+
+import os
+from collections.abc import Iterable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+
+def register() -> None:
+    """Called in every process of vLLM."""
+    if "UNPACKED" in os.environ:
+        utils: Any = import_module("vllm.model_executor.layers.utils")
+        import torch
+
+        def unpacked(layer: Any, remove_weight: bool) -> None:
+            layer.cpu_linear = torch.nn.functional.linear
+
+        utils.dispatch_cpu_unquantized_gemm = unpacked
+    if "FAULT_FILE" in os.environ:
+        qwen2: Any = import_module("vllm.model_executor.models.qwen2").Qwen2ForCausalLM
+        load = qwen2.load_weights
+        qwen2.load_weights = lambda self, weights: load(self, _failing(weights, _left()))
+        loading: Any = import_module("refitd_plugin.loading")
+        replay = loading.replay
+
+        def failing(steps: Iterable[Any], rest: Any, load: Any) -> None:
+            if (left := _left()) is None:
+                return replay(steps, rest, load)
+            return replay(_failing(steps, left), rest, load)
+
+        loading.replay = failing
+
+
+def _left() -> int | None:
+    """After how many tensors this load fails; None where it does not."""
+    from torch import distributed
+
+    fault = Path(f"{os.environ['FAULT_FILE']}.{distributed.get_rank() if distributed.is_initialized() else 0}")
+    left = int(fault.read_text()) if fault.exists() else None
+    fault.unlink(missing_ok=True)
+    return left
+
+
+def _failing(items: Iterable[Any], left: int | None) -> Iterator[Any]:
+    for item in items:
+        if left == 0:
+            raise RuntimeError("a fault of the test")
+        left = None if left is None else left - 1
+        yield item

@@ -1,0 +1,493 @@
+"""Which calls the adapter to vLLM sends when a server misbehaves.
+
+The rule behind all: nothing with unknown contents is resumed, and nothing with known contents stays paused.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from refitd.engine.port import UNNAMED, Outcome, Reached, Refit, Stage, Target, Unreached
+from refitd.engine.vllm import proof
+from refitd.engine.vllm.adapter import VllmEngine
+from support.scripted_server import Step, answer, cut, hang_up, page, silence
+from support.scripted_vllm import DEAD, SHAPE, ScriptedVllm, config, error, scripted_vllm
+
+TARGET = Target(path="/root/v7", label="7")
+REPAIR = Target(path="/root/v7", label="7", repairs=True)
+PAUSE, LOAD, RESUME, LABEL = "/pause?mode=keep", "reload_weights", "/resume", "/update_weight_version"
+RESET = "/reset_prefix_cache?reset_running_requests=true&reset_external=true"
+GOOD = [PAUSE, LOAD, RESET, LABEL, RESUME]
+REPAIRED = [PAUSE, LOAD, LOAD, RESET, LABEL, RESUME]  # the first takes in what is left of a load that failed
+
+
+@asynccontextmanager
+async def speaking_to(vllm: ScriptedVllm, **options: Any) -> AsyncIterator[VllmEngine]:
+    engine = VllmEngine(vllm.url, **options)
+    try:
+        yield engine
+    finally:
+        await engine.aclose()
+
+
+async def refit(engine: VllmEngine, target: Target = TARGET) -> Refit:
+    return await engine.refit(target, lambda _: None)
+
+
+async def test_a_good_refit_pauses_loads_empties_caches_sets_the_label_and_resumes() -> None:
+    with scripted_vllm() as vllm:
+        async with speaking_to(vllm) as engine:
+            done = await refit(engine)
+            seen = await engine.probe()
+    assert (done.outcome, done.resumed, done.reason) == (Outcome.ACK, True, None)
+    assert done.fingerprint is not None
+    assert done.fingerprint.startswith("vllm:xxh3:")
+    assert vllm.changes == GOOD
+    assert vllm.loads == ["/root/v7"]
+    assert isinstance(seen, Reached)
+    assert (seen.model_path, seen.weight_version, seen.startup_path) == ("/root/v7", "7", "/base")
+
+
+async def test_digests_that_do_not_cover_all_are_backed_by_an_answer_once_it_runs_again() -> None:
+    with scripted_vllm(covered=False) as vllm:
+        async with speaking_to(vllm) as engine:
+            stages: list[Stage] = []
+            done = await engine.refit(TARGET, stages.append)
+            again = await refit(engine, replace(TARGET, fingerprint=done.fingerprint))
+            vllm.on("/v1/completions", vllm.completion(0.1))
+            assert await engine.fingerprint(done.fingerprint) == done.fingerprint
+    assert stages == [Stage.PAUSE, Stage.LOAD, Stage.VERIFY, Stage.RESUME, Stage.VERIFY]
+    assert (done.outcome, again.outcome) == (Outcome.ACK, Outcome.ACK)
+    assert done.fingerprint is not None
+    assert done.fingerprint.startswith("vllm-answers:xxh3:")
+
+
+async def test_an_answer_that_a_clean_load_did_not_give_pauses_it_again() -> None:
+    with scripted_vllm(covered=False) as vllm:
+        async with speaking_to(vllm) as engine:
+            clean = await refit(engine)
+            vllm.on("/v1/completions", vllm.completion(-1.0))
+            done = await refit(engine, replace(TARGET, fingerprint=clean.fingerprint))
+    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
+    assert "clean load" in (done.reason or "")
+    assert vllm.paused
+
+
+@pytest.mark.parametrize("reply", [error(500, DEAD), answer(200, {"choices": []}), hang_up])
+async def test_a_load_after_which_no_answer_comes_pauses_it_again(reply: Step) -> None:
+    with scripted_vllm(absent=frozenset({"/weight_checker"})) as vllm:
+        async with speaking_to(vllm) as engine:
+            await engine.probe()
+            vllm.on("/v1/completions", vllm.completion(), reply)
+            done = await refit(engine)
+    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
+    assert vllm.paused
+
+
+async def test_an_answer_that_waits_behind_many_requests_says_nothing_of_the_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(proof, "TRIAL_SECONDS", 0.2)
+    with scripted_vllm(covered=False) as vllm:
+        async with speaking_to(vllm) as engine:
+            await engine.probe()
+            vllm.on("/v1/completions", vllm.completion(), silence)
+            done = await refit(engine)
+    assert (done.outcome, done.resumed, done.fingerprint) == (Outcome.ACK, True, None)
+
+
+async def test_a_load_that_fails_is_followed_by_what_it_served_before_in_the_same_pause() -> None:
+    with scripted_vllm() as vllm:
+        async with speaking_to(vllm) as engine:
+            before = await refit(engine, Target(path="/root/v6", label="6"))
+            vllm.on(LOAD, error(500, SHAPE))
+            done = await refit(engine)
+    assert (done.outcome, done.resumed, done.fingerprint) == (Outcome.NACK, True, before.fingerprint)
+    assert "what it served before is back" in (done.reason or "")
+    assert vllm.changes == [*GOOD, PAUSE, LOAD, LOAD, LOAD, RESET, LABEL, RESUME]
+    assert vllm.loads == ["/root/v6", "/root/v7", "/root/v6", "/root/v6"]
+    assert (vllm.label, vllm.paused) == ("6", False)
+
+
+async def test_an_engine_that_does_not_load_what_it_served_before_either_is_to_be_restarted() -> None:
+    with scripted_vllm() as vllm:
+        async with speaking_to(vllm) as engine:
+            await refit(engine, Target(path="/root/v6", label="6"))
+            vllm.on(LOAD, *[error(500, SHAPE)] * 5)
+            done = await refit(engine)
+    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
+    assert "restart it" in (done.reason or "")
+    assert vllm.paused
+
+
+async def test_what_is_back_has_to_be_what_it_served_before() -> None:
+    with scripted_vllm() as vllm:
+        async with speaking_to(vllm) as engine:
+            await refit(engine, Target(path="/root/v6", label="6"))
+            vllm.on(LOAD, error(500, SHAPE), *[answer(200, {"results": [None]})] * 2)  # which load something else
+            vllm.loaded = "/torn"
+            done = await refit(engine)
+    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
+    assert vllm.paused
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        hang_up,
+        cut,
+        error(500, DEAD),
+        answer(200, None),
+        answer(200, {"results": []}),
+        answer(200, {"results": [None, None]}),
+        answer(200, {"results": [["generate"]]}),
+        page(200),
+    ],
+)
+async def test_after_a_load_that_cannot_be_judged_nothing_more_is_sent(reply: Step) -> None:
+    with scripted_vllm() as vllm:
+        async with speaking_to(vllm) as engine:
+            vllm.on(LOAD, reply)
+            done = await refit(engine)
+    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
+    assert vllm.changes == [PAUSE, LOAD]
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 405])
+async def test_a_load_that_no_process_has_heard_of_leaves_all_as_it_was(status: int) -> None:
+    with scripted_vllm() as vllm:
+        async with speaking_to(vllm) as engine:
+            vllm.on(LOAD, answer(status, {"detail": "No"}))
+            done = await refit(engine)
+    assert (done.outcome, done.resumed) == (Outcome.NACK, True)
+    assert vllm.changes == [PAUSE, LOAD, RESUME]
+
+
+async def test_a_repair_that_fails_restores_nothing_and_resumes_nothing() -> None:
+    with scripted_vllm() as vllm:
+        async with speaking_to(vllm) as engine:
+            vllm.on(LOAD, *[error(500, SHAPE)] * 4)
+            done = await refit(engine, REPAIR)
+    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
+    assert "restart it" in (done.reason or "")
+    assert vllm.changes == [PAUSE, *[LOAD] * 4]
+
+
+async def test_a_load_counts_only_after_one_that_did_not_fail() -> None:
+    """What a load that failed has read goes into the next one, which may say that it went well."""
+    with scripted_vllm() as vllm:
+        async with speaking_to(vllm) as engine:
+            vllm.on(LOAD, error(500, SHAPE))
+            done = await refit(engine, REPAIR)
+    assert (done.outcome, done.resumed) == (Outcome.ACK, True)
+    assert vllm.changes == [PAUSE, LOAD, *REPAIRED[1:]]
+
+
+async def test_an_engine_that_loads_only_at_the_last_try_is_not_believed() -> None:
+    with scripted_vllm() as vllm:
+        async with speaking_to(vllm) as engine:
+            vllm.on(LOAD, *[error(500, SHAPE)] * 3)
+            done = await refit(engine, REPAIR)
+    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
+    assert vllm.loads == ["/root/v7"] * 4
+
+
+async def test_a_load_that_may_still_run_is_waited_for_before_anything_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    with scripted_vllm() as vllm:
+        async with speaking_to(vllm, load_timeout=0.2) as engine:
+            await engine.probe()
+            vllm.on(LOAD, silence)
+            late = await refit(engine)
+            vllm.on("/weight_info", silence)
+            beside = await refit(engine, REPAIR)
+            done = await refit(engine, REPAIR)
+    assert (late.outcome, late.resumed) == (Outcome.TAINTED, False)
+    assert (beside.outcome, beside.resumed) == (Outcome.UNREACHABLE, False)
+    assert (done.outcome, done.resumed) == (Outcome.ACK, True)
+    assert vllm.changes == [PAUSE, LOAD, *REPAIRED]
+
+
+@pytest.mark.parametrize("reply", [answer(500, {"error": "Failed to pause"}), page(200)])
+async def test_an_engine_that_does_not_pause_is_resumed_and_refuses(reply: Step) -> None:
+    with scripted_vllm() as vllm:
+        async with speaking_to(vllm) as engine:
+            vllm.on("/pause", reply)
+            done = await refit(engine)
+    assert (done.outcome, done.resumed) == (Outcome.NACK, True)
+    assert vllm.changes == [PAUSE, RESUME]
+
+
+@pytest.mark.parametrize(("target", "resumed"), [(TARGET, True), (REPAIR, False)])
+async def test_a_pause_that_broke_off_is_taken_back_where_contents_are_known(target: Target, *, resumed: bool) -> None:
+    with scripted_vllm() as vllm:
+        async with speaking_to(vllm) as engine:
+            vllm.on("/pause", hang_up)
+            done = await refit(engine, target)
+    assert (done.outcome, done.resumed) == (Outcome.UNREACHABLE, resumed)
+    assert vllm.changes == [PAUSE, RESUME][: 1 + resumed]
+
+
+async def test_a_refit_that_is_cancelled_in_the_pause_resumes() -> None:
+    with scripted_vllm() as vllm:
+        async with speaking_to(vllm) as engine:
+            await engine.probe()
+            begun = asyncio.Event()
+            vllm.on("/pause", silence)
+            task = asyncio.create_task(engine.refit(TARGET, lambda _: begun.set()))
+            await begun.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+    assert vllm.changes[-1] == RESUME
+    assert LOAD not in vllm.changes
+
+
+async def test_a_cache_that_is_still_held_is_emptied_again_until_it_is() -> None:
+    with scripted_vllm() as vllm:
+        async with speaking_to(vllm) as engine:
+            vllm.on("/reset_prefix_cache", answer(200, {"success": False}))
+            done = await refit(engine)
+    assert done.outcome is Outcome.ACK
+    assert vllm.changes == [PAUSE, LOAD, RESET, RESET, LABEL, RESUME]
+
+
+@pytest.mark.parametrize("route", ["/reset_prefix_cache", LABEL, "/weight_checker"])
+async def test_new_weights_with_an_old_cache_an_old_label_or_no_proof_are_not_served(route: str) -> None:
+    with scripted_vllm() as vllm:
+        async with speaking_to(vllm) as engine:
+            await engine.fingerprint()
+            vllm.on(route, *[hang_up] * (2 if route == "/weight_checker" else 1))
+            done = await refit(engine)
+    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
+    assert RESUME not in vllm.changes
+
+
+async def test_digests_that_a_clean_load_did_not_give_are_not_believed() -> None:
+    with scripted_vllm() as vllm:
+        async with speaking_to(vllm) as engine:
+            done = await refit(engine, replace(TARGET, fingerprint="vllm:xxh3:0"))
+            assert "clean load" in (done.reason or "")
+            held = await engine.fingerprint()
+            same = await refit(engine, replace(REPAIR, not_fingerprint=held))
+    assert (done.outcome, same.outcome) == (Outcome.TAINTED, Outcome.TAINTED)
+    assert "have not changed" in (same.reason or "")
+    assert vllm.paused
+
+
+async def test_files_that_changed_while_they_were_read_count_only_where_digests_prove_what_was_read() -> None:
+    async def changed() -> bool:
+        return False
+
+    with scripted_vllm() as vllm:
+        async with speaking_to(vllm) as engine:
+            done = await refit(engine, replace(TARGET, unchanged=changed))
+            held = await engine.fingerprint()
+            proved = await refit(engine, replace(REPAIR, unchanged=changed, fingerprint=held))
+    assert (done.outcome, proved.outcome) == (Outcome.TAINTED, Outcome.ACK)
+    assert "files changed" in (done.reason or "")
+
+
+@pytest.mark.parametrize(
+    ("asked", "sent"), [("auto", "keep"), ("in_place", "keep"), ("wait", "wait"), ("abort", "abort")]
+)
+async def test_the_setting_says_what_becomes_of_requests_in_flight(asked: str, sent: str) -> None:
+    with scripted_vllm() as vllm:
+        async with speaking_to(vllm, pause_mode=asked) as engine:
+            await refit(engine)
+    assert vllm.changes[0] == f"/pause?mode={sent}"
+
+
+async def test_no_answer_goes_on_through_a_step_that_was_done_again() -> None:
+    with scripted_vllm() as vllm:
+        async with speaking_to(vllm) as engine:
+            await refit(engine)
+            await refit(engine, replace(TARGET, path="/root/v7.g2"))
+    assert vllm.changes == [*GOOD, "/pause?mode=abort", *GOOD[1:]]
+
+
+TWO = config(tensor_parallel_size=2)
+
+
+async def test_several_ranks_are_not_updated_unless_the_operator_allows_it() -> None:
+    with scripted_vllm(told=TWO, ranks=2) as vllm:
+        async with speaking_to(vllm) as engine:
+            refused = await refit(engine)
+            assert (refused.outcome, refused.resumed) == (Outcome.NACK, True)
+            assert "--vllm-stock-ranks" in (refused.reason or "")
+            assert vllm.changes == [RESUME]
+        async with speaking_to(vllm, several_ranks=True) as engine:
+            done = await refit(engine)
+    assert done.outcome is Outcome.ACK
+    assert vllm.changes == [RESUME, PAUSE, "get_supported_tasks", *GOOD[1:]]
+
+
+@pytest.mark.parametrize(
+    ("call", "stale"),
+    [
+        ("get_supported_tasks", answer(200, {"results": [["generate"], None]})),
+        ("/pause", answer(500, {"error": "Failed to pause generation: Call to pause_scheduler method failed"})),
+    ],
+)
+async def test_ranks_whose_answers_are_shifted_stay_paused_whatever_they_hold(call: str, stale: Step) -> None:
+    """What they generate is mixed up as well."""
+    with scripted_vllm(told=TWO, ranks=2) as vllm:
+        async with speaking_to(vllm, several_ranks=True) as engine:
+            vllm.on(call, stale)
+            done = await refit(engine)
+    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
+    assert "restart it" in (done.reason or "")
+    assert not {LOAD, RESUME} & set(vllm.changes)
+
+
+@pytest.mark.parametrize("stale", [answer(200, {"results": [["generate"], None]}), error(500, SHAPE)])
+async def test_ranks_whose_answers_are_shifted_are_told_nothing_more_until_a_restart(stale: Step) -> None:
+    with scripted_vllm(told=TWO, ranks=2) as vllm:
+        async with speaking_to(vllm, several_ranks=True) as engine:
+            vllm.on("get_supported_tasks", stale)
+            done = await refit(engine, REPAIR)
+            again = await refit(engine, REPAIR)
+            assert (done.outcome, again.outcome) == (Outcome.TAINTED, Outcome.TAINTED)
+            assert "restart it" in (again.reason or "")
+            assert vllm.loads == []
+            vllm.on("/weight_info", hang_up)
+            assert isinstance(await engine.probe(), Unreached)
+            assert isinstance(await engine.probe(), Reached)  # it is the same process as before
+            assert (await refit(engine, REPAIR)).outcome is Outcome.TAINTED
+            vllm.told = config(tensor_parallel_size=2)
+            vllm.told["vllm_config"]["instance_id"] = "another"
+            vllm.on("/weight_info", hang_up)  # it is away while it restarts
+            assert isinstance(await engine.probe(), Unreached)
+            assert isinstance(await engine.probe(), Reached)
+            assert (await refit(engine, REPAIR)).outcome is Outcome.ACK
+
+
+async def test_after_one_failure_of_several_ranks_nothing_is_restored_and_nothing_believed() -> None:
+    with scripted_vllm(told=TWO, ranks=2) as vllm:
+        async with speaking_to(vllm, several_ranks=True) as engine:
+            await refit(engine)
+            vllm.on(LOAD, error(500, SHAPE))
+            done = await refit(engine, replace(TARGET, path="/root/v8", label="8"))
+            again = await refit(engine, REPAIR)
+    assert (done.outcome, again.outcome) == (Outcome.TAINTED, Outcome.TAINTED)
+    assert "restart it" in (again.reason or "")
+    assert vllm.loads == ["/root/v7", "/root/v8"]
+
+
+@pytest.mark.parametrize("changes", [{"data_parallel_size": 2}, {"enable_eplb": True}])
+async def test_what_a_stock_load_cannot_do_right_is_refused_by_name(changes: dict[str, Any]) -> None:
+    with scripted_vllm(told=config(**changes)) as vllm:
+        async with speaking_to(vllm, several_ranks=True) as engine:
+            done = await refit(engine)
+    assert (done.outcome, done.resumed) == (Outcome.NACK, True)
+    assert vllm.changes == [RESUME]
+
+
+async def test_a_delta_that_only_the_extension_can_write_asks_for_a_full_version() -> None:
+    with scripted_vllm() as vllm:
+        async with speaking_to(vllm) as engine:
+            done = await refit(engine, replace(TARGET, in_place=True))
+    assert (done.outcome, done.needs_full) == (Outcome.NACK, True)
+
+
+async def test_an_engine_that_sleeps_is_neither_loaded_nor_resumed() -> None:
+    told = config()
+    told["vllm_config"]["model_config"]["enable_sleep_mode"] = True
+    with scripted_vllm(told=told, paused=True) as vllm:
+        async with speaking_to(vllm) as engine:
+            done = await refit(engine)
+            assert (done.outcome, done.resumed) == (Outcome.UNREACHABLE, True)
+            assert "/wake_up" in (done.reason or "")
+            assert vllm.changes == []
+            assert (await refit(engine, REPAIR)).outcome is Outcome.ACK
+
+
+async def test_a_server_without_dev_mode_says_how_to_start_it() -> None:
+    dev = {"/weight_info", "/collective_rpc", "/pause", "/resume", "/reset_prefix_cache", "/update_weight_version"}
+    with scripted_vllm(absent=frozenset(dev)) as vllm:
+        async with speaking_to(vllm) as engine:
+            seen = await engine.probe()
+            done = await refit(engine)
+    assert isinstance(seen, Unreached)
+    assert "VLLM_SERVER_DEV_MODE=1" in seen.reason
+    assert done.outcome is Outcome.UNREACHABLE
+
+
+async def test_a_server_that_is_too_old_says_what_it_lacks() -> None:
+    with scripted_vllm(version="0.20.0", absent=frozenset({"/weight_info", "/update_weight_version"})) as vllm:
+        async with speaking_to(vllm) as engine:
+            seen = await engine.probe()
+    assert isinstance(seen, Unreached)
+    assert "0.20.0 and has no /update_weight_version; refitd needs 0.27.1" in seen.reason
+
+
+async def test_what_another_process_has_loaded_has_a_label_and_no_path() -> None:
+    with scripted_vllm(label="7") as vllm:
+        async with speaking_to(vllm) as engine:
+            seen = await engine.probe()
+    assert isinstance(seen, Reached)
+    assert (seen.model_path, seen.weight_version) == (UNNAMED, "7")
+
+
+async def test_a_restart_is_seen_by_its_label() -> None:
+    with scripted_vllm() as vllm:
+        async with speaking_to(vllm) as engine:
+            await refit(engine)
+            vllm.label = "default"
+            vllm.told["vllm_config"]["instance_id"] = "another"
+            seen = await engine.probe()
+    assert isinstance(seen, Reached)
+    assert (seen.model_path, seen.process.started) == ("/base", "another")
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (error(500, DEAD), "restart it"),
+        (answer(401, {"error": "Unauthorized"}), "--engine-key-file"),
+        (page(200), "no vLLM server"),
+        (hang_up, "broke off"),
+    ],
+)
+async def test_a_probe_that_fails_says_what_to_do(reply: Step, reason: str) -> None:
+    with scripted_vllm() as vllm:
+        async with speaking_to(vllm) as engine:
+            vllm.on("/weight_info", reply)
+            seen = await engine.probe()
+    assert isinstance(seen, Unreached)
+    assert reason in seen.reason
+    assert seen.advice
+
+
+async def test_a_trial_tells_the_version_that_answers() -> None:
+    with scripted_vllm(label="7") as vllm:
+        async with speaking_to(vllm) as engine:
+            assert await engine.trial("7") is None
+            assert "'7'" in (await engine.trial("8") or "")
+            vllm.on("/v1/completions", error(500, "Out of range float values are not JSON compliant: nan"))
+            assert "nan" in (await engine.trial("7") or "")
+
+
+async def test_it_says_whether_it_generates_and_whether_it_can_be_changed() -> None:
+    with scripted_vllm() as vllm:
+        async with speaking_to(vllm) as engine:
+            assert await engine.generates() is True
+            vllm.paused = True
+            assert await engine.generates() is False
+            vllm.on("/is_paused", hang_up, answer(404, {"detail": "Not Found"}))
+            assert [await engine.generates() for _ in range(2)] == [None, None]
+            missing = answer(400, {"error": {"message": "Missing 'method' in request body", "code": 400}})
+            vllm.on("/collective_rpc", missing, answer(403, {}), answer(404, {}), error(500, DEAD), hang_up)
+            checks = [await engine.check_changes() for _ in range(5)]
+    assert checks[0].fault is None
+    assert all(check.fault and check.advice for check in checks[1:])
+    assert "VLLM_SERVER_DEV_MODE=1" in checks[2].advice
+
+
+async def test_a_paused_engine_is_asked_for_no_answer() -> None:
+    with scripted_vllm(covered=False, paused=True) as vllm:
+        async with speaking_to(vllm) as engine:
+            assert await engine.fingerprint() is None

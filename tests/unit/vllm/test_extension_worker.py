@@ -1,0 +1,156 @@
+"""What vLLM's worker class gets, without vLLM: methods that return, and layers that are put together again."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from refitd_vllm import plugin
+from refitd_vllm.reloading import UnknownReleaseError, processed, through_layers, undone
+from refitd_vllm.worker import Worker
+
+LAYERWISE = "vllm.model_executor.model_loader.reload.layerwise"
+METHODS = ("refitd_open", "refitd_update")
+
+
+class Info:
+    """vLLM's record of one layer that is reloaded."""
+
+    def __init__(self, layer: torch.nn.Module) -> None:
+        self.restore_metadata = (dict(layer.named_parameters(recurse=False)), {})
+        self.kernel_tensors: Any = None
+        self.apart = False
+        self.collected: list[str] = []
+
+    def can_load(self) -> bool:
+        return self.apart
+
+    def reset(self) -> None:
+        self.apart, self.kernel_tensors, self.collected = False, None, []
+
+
+@pytest.fixture
+def infos(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Info]:
+    """Stands for vLLM's module for reloads."""
+    infos: dict[Any, Info] = {}
+    module: Any = ModuleType(LAYERWISE)
+    module.LOADING_LAYERS = set()
+    module.get_layerwise_info = lambda layer: infos.setdefault(layer, Info(layer))
+
+    def place(layer: torch.nn.Module, info: Info) -> None:
+        for name, parameter in info.kernel_tensors[0].items():
+            setattr(layer, name, parameter)
+
+    module._place_kernel_tensors = place
+    parts = LAYERWISE.split(".")
+    for end in range(1, len(parts)):
+        monkeypatch.setitem(sys.modules, ".".join(parts[:end]), ModuleType(".".join(parts[:end])))
+    monkeypatch.setitem(sys.modules, LAYERWISE, module)
+    return infos
+
+
+def linear(method: str = "UnquantizedLinearMethod", **attributes: Any) -> torch.nn.Module:
+    layer: Any = torch.nn.Linear(2, 2)
+    layer.quant_method = type(method, (), {})()
+    for name, value in attributes.items():
+        setattr(layer, name, value)
+    return torch.nn.Sequential(layer)
+
+
+def test_plain_layers_are_written_in_place(infos: dict[Any, Info]) -> None:
+    assert processed(linear()) is None
+    assert processed(linear(cpu_linear=torch.nn.functional.linear)) is None
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (linear("Fp8LinearMethod"), "Fp8LinearMethod"),
+        (linear(cpu_linear=print), "repacked for the CPU"),
+        (linear(process_weights_after_loading=print), "computes tensors of its own"),
+    ],
+)
+def test_layers_that_are_processed_after_a_load_are_not(
+    model: torch.nn.Module, reason: str, infos: dict[Any, Info]
+) -> None:
+    assert reason in (processed(model) or "")
+
+
+def test_a_layer_that_holds_another_form_than_what_is_loaded_is_not(infos: dict[Any, Info]) -> None:
+    model = linear()
+    assert processed(model) is None
+    model[0].weight = torch.nn.Parameter(torch.empty(0))  # type: ignore[index,operator]
+    assert "another form" in (processed(model) or "")
+
+
+def test_a_reload_that_raises_leaves_no_layer_apart(infos: dict[Any, Info]) -> None:
+    model: Any = linear()
+    layer, held = model[0], model[0].weight
+    processed(model)  # the layers are on record
+
+    def reload() -> None:
+        infos[layer].apart = True
+        infos[layer].kernel_tensors = ({"weight": held}, {})
+        infos[layer].collected = ["half of it"]
+        layer.weight = torch.nn.Parameter(torch.empty(2, 2, device="meta"))
+        raise RuntimeError("no such tensor")
+
+    with pytest.raises(RuntimeError, match="no such tensor"):
+        through_layers(model, reload)
+    assert layer.weight is held
+    assert (infos[layer].apart, infos[layer].collected) == (False, [])
+    undone(model)  # and nothing is left to do
+    assert layer.weight is held
+
+
+def test_a_release_whose_reload_looks_otherwise_is_named(infos: dict[Any, Info]) -> None:
+    delattr(sys.modules[LAYERWISE], "_place_kernel_tensors")
+    with pytest.raises(UnknownReleaseError, match="_place_kernel_tensors"):
+        processed(linear())
+
+
+def test_methods_of_the_extension_return_whatever_happens() -> None:
+    """An exception in one of several workers shifts the answers of the others."""
+    for name in METHODS:
+        reply = vars(Worker)[name](SimpleNamespace(), *(["/nowhere"] if name == "refitd_update" else []))
+        assert reply["ok"] is False
+        assert reply["reason"]
+
+
+class Extended:
+    """vLLM's worker class."""
+
+    def __init__(self) -> None:
+        self.loaded = 0
+
+    def load_model(self) -> None:
+        self.loaded += 1
+
+
+def test_a_worker_class_is_extended_once_and_the_flag_for_the_same_class_meets_no_name_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mine = type("Worker", (), {name: vars(Worker)[name] for name in METHODS})
+    monkeypatch.setattr(plugin, "Worker", mine)
+    plugin.extend(Extended)
+    plugin.extend(Extended)
+    worker: Any = Extended()
+    worker.load_model()
+    assert worker.loaded == 1  # that the plugin cannot look at this model does not matter
+    assert worker.refitd_update("/nowhere")["ok"] is False
+    assert not any(name.startswith("refitd_") for name in dir(mine))
+
+
+def test_the_entry_point_never_raises(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    plugin.register()  # no vLLM is installed here
+    assert "refitd stands aside" in caplog.text
+    caplog.clear()
+    monkeypatch.setenv("REFITD_VLLM_CHECK", "everything")
+    plugin.register()
+    assert "REFITD_VLLM_CHECK" in caplog.text
+    caplog.clear()
+    monkeypatch.setenv("REFITD_VLLM", "off")
+    plugin.register()
+    assert not caplog.text

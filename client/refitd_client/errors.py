@@ -162,7 +162,7 @@ class PublishedVersion(Protocol):
 
 
 class ServiceError(RefitError):
-    """The service could not be asked, or said no. `publication` is the version that stands all the same, if any."""
+    """The service did not answer, or refused. `publication` is the version that is on disk all the same, if any."""
 
     publication: PublishedVersion | None = None
 

@@ -22,8 +22,8 @@ trainer's framework needs in [trainers](../trainers.md).
 ERRORS = """\
 Everything that refitd raises of its own is a `RefitError`, and its message says what to do. `fault` says whose it is.
 After a `PublishError` nothing is visible, and the step can be published again. After a `ServiceProblemError` of
-`publish` the version stands, and is the error's `publication`: `wait` on that when the cause is mended, and publish
-the next step (the same one again begins a new generation, by a new publisher).
+`publish` the version is published all the same, and is the error's `publication`: `wait` on that when the cause is
+mended, and publish the next step (the same one again begins a new generation, by a new publisher).
 """
 DO = {
     Fault.TRAINER: "change what was passed, said or called; the same again fails again",

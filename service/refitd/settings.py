@@ -100,7 +100,7 @@ class Settings(BaseSettings):
     )
     base_model: Path | None = Field(
         default=None,
-        description="Model that the engines serve: checkpoints are held against its tensors' names and shapes",
+        description="Model that the engines serve: checkpoints are compared with its tensors' names and shapes",
     )
     path_map: str | None = Field(
         default=None,
@@ -136,10 +136,10 @@ class Settings(BaseSettings):
     )
     token: SecretStr | None = Field(default=None, description="Bearer token for everything that changes anything")
     token_file: Path | None = Field(
-        default=None, description="File with that token; several, one a line, while they are exchanged"
+        default=None, description="File with that token; several, one per line, during a rotation"
     )
     read_token: SecretStr | None = Field(
-        default=None, description="Bearer token for what only looks (default: looking needs none)"
+        default=None, description="Bearer token for reading (default: reading needs none)"
     )
     read_token_file: Path | None = Field(default=None, description="File with that token, or several")
     insecure: bool = Field(
@@ -214,7 +214,7 @@ class Settings(BaseSettings):
     )
     quorum: int = Field(default=1, ge=1, description="Engines that must serve a version before it counts as served")
     webhooks: Annotated[Urls, AfterValidator(check_receivers)] = Field(
-        default=[], description="URLs that are told what happens, by signed webhooks (comma-separated)"
+        default=[], description="URLs that get signed webhooks about events (comma-separated)"
     )
     webhooks_file: Path | None = Field(
         default=None,
@@ -226,7 +226,7 @@ class Settings(BaseSettings):
     )
     webhook_events: Annotated[list[Topic], NoDecode, BeforeValidator(_split)] = Field(
         default=[Topic.REJECTED, Topic.DEGRADED, Topic.STALLED],
-        description=f"What is told: {', '.join(Topic)} (comma-separated)",
+        description=f"Events that webhooks report: {', '.join(Topic)} (comma-separated)",
     )
     stalled_after: float = Field(
         default=600.0, gt=0, description="Time without a served version after which a run counts as stalled"

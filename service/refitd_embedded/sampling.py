@@ -24,7 +24,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "stop_regex": (None, [], ""),
     "n": (None, 1),
     "top_p": (None, 1),
-    "top_k": (None, -1, 2**30, 100_000_000),  # all tokens: as SGLang says it, and as AReaL does
+    "top_k": (None, -1),  # or any number from the size of the vocabulary on: all tokens
     "min_p": (None, 0),
     "min_new_tokens": (None, 0),
     "frequency_penalty": (None, 0),
@@ -45,6 +45,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 IGNORED = {"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "stream_interval"}
 """About text, or dealt with elsewhere."""
 
+TOP_K_ALL = 2**30
+"""SGLang's number for all tokens."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
@@ -62,13 +65,14 @@ class SamplingParams:
         return self.temperature < 1e-6
 
     @classmethod
-    def parse(cls, raw: dict[str, Any]) -> "SamplingParams":
-        """Read a request's `sampling_params`. Raises ValueError."""
+    def parse(cls, raw: dict[str, Any], vocab_size: int = TOP_K_ALL) -> "SamplingParams":
+        """Read a request's `sampling_params` for a model with this vocabulary. Raises ValueError."""
         known = [*cls.__slots__, *NEUTRAL, *sorted(IGNORED)]
         for name, value in raw.items():
             if name not in known:
                 raise ValueError(f"unknown field `{name}`, expected one of {', '.join(f'`{one}`' for one in known)}")
-            if name in NEUTRAL and value not in NEUTRAL[name]:
+            draws_from_all = name == "top_k" and isinstance(value, int) and value >= vocab_size
+            if name in NEUTRAL and value not in NEUTRAL[name] and not draws_from_all:
                 raise ValueError(f"{name} is not supported by the embedded engine: leave it out")
         given = {name: value for name, value in raw.items() if name in cls.__slots__}
         # A null means the default, but for max_new_tokens, where it means no limit.

@@ -126,7 +126,7 @@ def requests_of(body: GenerateBody, bounds: Bounds) -> list[GenerationRequest]:
         GenerationRequest(
             rid=rid,
             prompt=prompt,
-            params=_bounded(prompt, SamplingParams.parse(raw), bounds),
+            params=_bounded(prompt, SamplingParams.parse(raw, bounds.vocab_size), bounds),
             return_logprob=logprob,
             stream=body.stream,
         )

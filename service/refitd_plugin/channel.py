@@ -116,7 +116,9 @@ class Channel:
         """One request and its reply; whether there may be another."""
         line = lines.readline(MAX_LINE + 1)
         if line:
-            connection.sendall(msgspec.json.encode(self._answer(line, _peer(connection))) + b"\n")
+            raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            peer = _CREDENTIALS.unpack(raw)[0]
+            connection.sendall(msgspec.json.encode(self._answer(line, peer)) + b"\n")
         return 0 < len(line) <= MAX_LINE  # the rest of a longer one would be taken for a request
 
     def _answer(self, line: bytes, peer: int) -> Reply:
@@ -131,11 +133,6 @@ class Channel:
         except Exception as error:
             logger.warning("refitd could not answer %s", request.do, exc_info=True)
             return refused(f"{type(error).__name__}: {error}")
-
-
-def _peer(connection: socket.socket) -> int:
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return _CREDENTIALS.unpack(raw)[0]
 
 
 def refused(reason: str) -> Reply:

@@ -158,10 +158,6 @@ def _warm(device: Any, width: int, index_width: int) -> None:
     patch_kernel.put(table, 0, indices, values, width)
 
 
-def _is_pinned(array: NDArray[Any]) -> bool:
-    return torch.from_numpy(array[:1].view(np.uint8)).is_pinned()
-
-
 def _chunks(table: NDArray[np.int64], nbytes: int) -> list[_Chunk]:
     """As many programs at a time as fit into the scratch memory: `nbytes` is what an element takes."""
     step = max(1, (_SCRATCH - 3 * _ALIGNED) // (nbytes * BLOCK))
@@ -175,7 +171,7 @@ def _chunks(table: NDArray[np.int64], nbytes: int) -> list[_Chunk]:
 def _pinned(array: NDArray[Any]) -> Any:
     """The array as signed integers in page-locked memory."""
     signed = array.view(f"i{array.itemsize}")
-    if _is_pinned(array):
+    if torch.from_numpy(array[:1].view(np.uint8)).is_pinned():
         return torch.from_numpy(signed)
     copy = torch.empty(len(array), dtype=_INTEGERS[array.itemsize], pin_memory=torch.cuda.is_available())
     copy.numpy()[:] = signed

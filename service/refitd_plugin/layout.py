@@ -162,7 +162,9 @@ def lay_out(changes: Mapping[str, Change], placements: Placements) -> LaidOutDel
             indices, values = change.indices[taken], change.values[taken]
             if len(indices):
                 kind = kinds.setdefault((values.itemsize, indices.itemsize), [])
-                kind.append((indices, values, _row(route, len(indices), len(names))))
+                steps = [route.row_index, route.row_place, route.column_place]
+                row = [0, len(indices), 0, route.offset, route.begin, *steps, len(names), route.holder]
+                kind.append((indices, values, row))
                 names.append(name)
                 whole.append(route.whole)
     return LaidOutDelta(names, whole, [_group(pieces) for pieces in kinds.values()])
@@ -178,11 +180,6 @@ def _routes(name: str, change: Change, placed: PlacedTensor | None) -> tuple[Rou
     if isinstance(placed.routes, str):
         raise FullNeededError(f"tensor {name} cannot be changed in place, {placed.routes}: load a full version")
     return placed.routes
-
-
-def _row(route: Route, count: int, number: int) -> list[int]:
-    steps = [route.row_index, route.row_place, route.column_place]
-    return [0, count, 0, route.offset, route.begin, *steps, number, route.holder]
 
 
 def _group(pieces: Sequence[tuple[Indices, Bits, list[int]]]) -> PieceGroup:

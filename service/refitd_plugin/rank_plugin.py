@@ -9,8 +9,8 @@ from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.plugin import Answer, UpdateOutcome
 from refitd_plugin import ranks
 from refitd_plugin.channel import Channel
-from refitd_plugin.engine import RankEngine
 from refitd_plugin.port import EngineProcess, UpdateCall
+from refitd_plugin.rank_engine import RankEngine
 from refitd_plugin.requests import RequestHandler
 from refitd_plugin.settings import PluginSettings
 from refitd_plugin.source import place_of

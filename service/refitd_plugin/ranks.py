@@ -43,7 +43,12 @@ class Ranks:
         """A new update. All ranks count alike, since SGLang gives each request to each of them."""
         self._round += 1
         if self._store is not None and self._round > _KEPT:
-            self._forget(self._round - _KEPT)
+            old = f"{self._prefix}/{self._round - _KEPT}"
+            keys = [f"{old}/{phase}/{self.rank}" for phase in ("prepare", "commit", "restore")]
+            if self.rank == 0:
+                keys += [f"{old}/{phase}/next" for phase in ("prepare", "commit")]
+            for key in keys:
+                self._store.delete_key(key)
 
     def decide(self, phase: str, mine: RankReport, decide: Callable[[Reports], Decision]) -> tuple[Decision, Reports]:
         """Report to the other ranks and read their reports.
@@ -96,13 +101,6 @@ class Ranks:
 
     def _key(self, phase: str, who: int | str) -> str:
         return f"{self._prefix}/{self._round}/{phase}/{who}"
-
-    def _forget(self, number: int) -> None:
-        keys = [f"{self._prefix}/{number}/{phase}/{self.rank}" for phase in ("prepare", "commit", "restore")]
-        if self.rank == 0:
-            keys += [f"{self._prefix}/{number}/{phase}/next" for phase in ("prepare", "commit")]
-        for key in keys:
-            self._store.delete_key(key)  # type: ignore[union-attr]
 
 
 def default_store() -> KeyValueStore | None:

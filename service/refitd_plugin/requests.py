@@ -15,8 +15,8 @@ from refitd_client.validation.contents import ReadingStoppedError
 from refitd_client.validation.validate import Options
 from refitd_plugin.channel import Reply, refused
 from refitd_plugin.contents import contents_beside, digest
-from refitd_plugin.engine import RankEngine
 from refitd_plugin.port import EngineProcess, Stages
+from refitd_plugin.rank_engine import RankEngine
 from refitd_plugin.source import FullNeededError, SourceRefusedError
 from refitd_plugin.turns import Deadline, short_turns
 

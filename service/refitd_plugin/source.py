@@ -17,8 +17,8 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
+from refitd_client.checkpoint.index import IndexRefusedError, lay_out, parse_index
 from refitd_client.checkpoint.inventory import Reference, inventory_of
-from refitd_client.checkpoint.layout import IndexRefusedError, lay_out, parse_index
 from refitd_client.checkpoint.opening import ChangedError, Folder, OpeningRefusedError
 from refitd_client.checkpoint.strict_header import Header, HeaderRefusedError, read_header
 from refitd_client.contract.naming import INDEX_NAME, MANIFEST_NAME, SERVICE_FOLDER, version_id

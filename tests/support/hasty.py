@@ -8,13 +8,13 @@ import sys
 
 from refitd.discovery import scout
 
-LOOK_SECONDS = 0.2
+ASK_EVERY_SECONDS = 0.2
 GONE_SECONDS = 1.0
 
 
 def main() -> None:
     """Shorten the times, and become the module."""
-    scout.LOOK_SECONDS = LOOK_SECONDS
+    scout.ASK_EVERY_SECONDS = ASK_EVERY_SECONDS
     scout.GONE_SECONDS = GONE_SECONDS
     module, sys.argv = sys.argv[3], sys.argv[3:]
     sys.path.pop(0)  # the folder of this script, in which nothing is meant to be imported

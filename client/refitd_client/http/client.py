@@ -244,7 +244,7 @@ class RefitClient(_Client):
             token: the bearer token; else `token_file`, `REFITD_TOKEN`, `REFITD_TOKEN_FILE`.
             token_file: holds the token, and is read again for each request.
             timeout: seconds for each try to connect, to send, and to get the next byte of the answer.
-            transport: stands in for the network.
+            transport: replaces the network, for tests.
             retry: how long to try again; 30 seconds by default.
 
         Raises:

@@ -120,7 +120,7 @@ _log = logging.getLogger("refitd_client")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """A version on disk. It stands even if the notice was lost: the service finds it by itself, a little later.
+    """A version on disk. It is published even if the notice was lost: the service finds it a little later.
 
     `bytes` counts its files, `digest` is the manifest's. `timings` are milliseconds of `write` (copying, checking and
     digesting), `sync` (added up over threads), `commit` and `notice`, of `stage` where the rest went on without the

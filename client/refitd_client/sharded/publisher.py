@@ -167,7 +167,7 @@ class ShardedPublisher:
             StepConflictError: ranks are at different steps, or the step cannot be published.
             RankLostError: a rank died or is late. Nothing is visible; open a new publisher on the ranks of a new group.
             NoSpaceError, StorageError: the file system refused a write, on the rank that is named.
-            ServiceProblemError: the service refuses the notice. The version stands all the same.
+            ServiceProblemError: the service refuses the notice. The version is published all the same.
         """
         self._rank_group.require_whole()
         step = whole_step(step)

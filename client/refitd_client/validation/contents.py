@@ -89,7 +89,9 @@ class _Reading:
                 if failed.is_set():  # another block: its error should not wait for a terabyte to be read
                     return
                 stop = file.search.boundary(min(position + self.chunk, end)) if position < last else end
-                data = self._memory()[: stop - position]
+                if self.buffer.chunk is None:
+                    self.buffer.chunk = np.empty(self.chunk, np.uint8).data
+                data = self.buffer.chunk[: stop - position]
                 fill(fd, data, position)
                 hasher.update(data[max(0, begin - position) :])
                 if position < last:
@@ -99,11 +101,6 @@ class _Reading:
                     self.on_read(len(data))
             check_unchanged(file.name, fd, file.stat)
         file.digests[number] = hasher.digest()
-
-    def _memory(self) -> memoryview:
-        if self.buffer.chunk is None:
-            self.buffer.chunk = np.empty(self.chunk, np.uint8).data
-        return self.buffer.chunk
 
 
 def read_contents(

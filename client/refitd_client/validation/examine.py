@@ -12,8 +12,7 @@ from threading import Event
 from typing import TypeVar
 
 from refitd_client.checkpoint.fault import Code, Defect, shown
-from refitd_client.checkpoint.inventory import Inventory, Reference, duplicates, inventory_of
-from refitd_client.checkpoint.layout import (
+from refitd_client.checkpoint.index import (
     MAX_INDEX_BYTES,
     Index,
     IndexOfDeltaError,
@@ -22,6 +21,7 @@ from refitd_client.checkpoint.layout import (
     lay_out,
     parse_index,
 )
+from refitd_client.checkpoint.inventory import Inventory, Reference, duplicates, inventory_of
 from refitd_client.checkpoint.opening import CONFIG_NAME, ChangedError, FileStat, Folder, OpeningRefusedError, counts
 from refitd_client.checkpoint.strict_header import (
     MAX_TENSORS,

@@ -14,8 +14,8 @@ from typing import TypeVar
 import msgspec
 
 from refitd_client.checkpoint.fault import shown
+from refitd_client.checkpoint.index import MAX_INDEX_BYTES, Index, IndexRefusedError, check_index, lay_out, parse_index
 from refitd_client.checkpoint.inventory import LM_HEAD, Inventory, Reference, duplicates, inventory_of
-from refitd_client.checkpoint.layout import MAX_INDEX_BYTES, Index, IndexRefusedError, check_index, lay_out, parse_index
 from refitd_client.checkpoint.opening import CONFIG_NAME
 from refitd_client.checkpoint.strict_header import Header, HeaderRefusedError, read_header
 from refitd_client.contract.naming import INDEX_NAME

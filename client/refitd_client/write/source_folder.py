@@ -14,7 +14,7 @@ from pathlib import Path
 
 from refitd_client.checkpoint import header
 from refitd_client.checkpoint.header import Entry
-from refitd_client.checkpoint.layout import MAX_INDEX_BYTES, Index, IndexRefusedError, parse_index
+from refitd_client.checkpoint.index import MAX_INDEX_BYTES, Index, IndexRefusedError, parse_index
 from refitd_client.contract.naming import ADAPTER_NAME, INDEX_NAME, ShardLayout
 from refitd_client.errors import InvalidWeightsError
 from refitd_client.files.plain_file import read_plain

@@ -27,7 +27,12 @@ async def list_engines(service: ServiceOf) -> Page[Engine]:
 @router.post("", status_code=201)
 async def add_engine(engine: NewEngine, service: ServiceOf) -> Engine:
     """Take an engine in: it is brought to its run's target at once. 403 where its host is not on the allow list."""
-    await _check_host(service, engine.url)
+    try:
+        host = host_of(check_url(engine.url))
+    except AddressRefusedError as error:
+        raise ProblemError(Slug.BAD_ENGINE_URL, str(error)) from error
+    if (reason := await refused(host, guard_of(service.settings.operator_hosts, service.store.engines))) is not None:
+        raise ProblemError(Slug.ENGINE_NOT_ALLOWED, reason)
     engine_id = service.fleet.add(engine)
     await service.store.durable()
     return _present(service, engine_id)
@@ -73,15 +78,6 @@ async def resync(engine_id: str, service: ServiceOf) -> Engine:
     service.fleet.resync(meant)
     await service.store.durable()
     return _present(service, meant)
-
-
-async def _check_host(service: Service, url: str) -> None:
-    try:
-        host = host_of(check_url(url))
-    except AddressRefusedError as error:
-        raise ProblemError(Slug.BAD_ENGINE_URL, str(error)) from error
-    if (reason := await refused(host, guard_of(service.settings.operator_hosts, service.store.engines))) is not None:
-        raise ProblemError(Slug.ENGINE_NOT_ALLOWED, reason)
 
 
 def _checked_run(run: str) -> str:

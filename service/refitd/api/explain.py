@@ -135,7 +135,9 @@ def _on_engines(record: VersionRecord, store: Store, targets: Targets) -> list[s
     if target is not None and target.id != record.id:
         sentences.append(f"The target of run {record.run} is {target.id}.")
     if not engines:
-        sentences.append(_unfollowed(record.run, store))
+        is_closed = record.run in store.runs.closed
+        rest = ", which is closed." if is_closed else f": 'refitd explain {record.run}' says what to do."
+        sentences.append(f"No engine follows run {record.run}{rest}")
     rollout = store.rollouts.get(record.run)
     if rollout is not None and rollout.version == record.id and rollout.reason is not None:
         sentences.append(f"Its rollout is {rollout.state}: {rollout.reason}.")
@@ -147,11 +149,6 @@ def _on_engines(record: VersionRecord, store: Store, targets: Targets) -> list[s
         elif target is not None and target.id == record.id:
             sentences.append(f"Engine {engine.id} does not serve it yet: {_where(engine)}.")
     return sentences
-
-
-def _unfollowed(run: str, store: Store) -> str:
-    rest = ", which is closed." if run in store.runs.closed else f": 'refitd explain {run}' says what to do."
-    return f"No engine follows run {run}{rest}"
 
 
 def explain_engine(engine: EngineRecord, store: Store, targets: Targets) -> list[str]:

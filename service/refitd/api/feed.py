@@ -135,13 +135,10 @@ class Feed:
             async with self._turn:
                 if self._last <= position:  # no other reader made it while this one waited for its turn
                     await self._make()
-        frame = self._after(position)
+        # The frame with the event behind `position`. Most readers wait for the newest, so the search begins there.
+        frame = next(frame for frame in reversed(self._frames) if frame.first <= position + 1)
         # A reader that caught up from the journal may have seen half of a frame.
         return frame if frame.first == position + 1 else await self._read(position)
-
-    def _after(self, position: int) -> Frame:
-        """Return the frame with the event behind `position`. Most readers wait for the newest: look from that end."""
-        return next(frame for frame in reversed(self._frames) if frame.first <= position + 1)
 
     async def _make(self) -> None:
         seen = self._store.changed.count
@@ -152,9 +149,6 @@ class Feed:
         await self._store.durable()
         frame = await self._read(self._last)
         self._made_at = loop.time() if frame.last == self._store.last_event else 0.0  # what did not fit follows at once
-        self._keep(frame)
-
-    def _keep(self, frame: Frame) -> None:
         self._frames.append(frame)
         self._bytes += len(frame.data)
         self._last = frame.last

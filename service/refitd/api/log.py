@@ -81,8 +81,8 @@ async def _stream(feed: Feed, position: int) -> AsyncIterator[bytes]:
 async def explain(subject: str, service: ServiceOf) -> Explanation:
     """Why a run, a version or an engine is where it is, in sentences.
 
-    A version can be named by its step or its folder alone where there is one of that name, an engine by its URL. Of a
-    run it is said how it stands, and then where its target is.
+    A version can be named by its step or its folder if only one run has it, an engine by its URL. For a run, the
+    answer has its status and then its target.
     """
     if engine := service.store.engines.get(engine_id_of(subject, service.store)):
         return Explanation(id=engine.id, sentences=explain_engine(engine, service.store, service.targets))

@@ -287,6 +287,9 @@ def overview_of(store: Store, targets: Targets, faults: Faults, *, wants_token: 
         faults: what is wrong with the service.
         wants_token: whether any route refuses requests without a token.
     """
+    versions = dict.fromkeys(VersionState, 0)
+    for version in store.versions.values():
+        versions[version.state] += 1
     return Overview(
         at=store.clock.now(),
         event=store.last_event,
@@ -295,7 +298,7 @@ def overview_of(store: Store, targets: Targets, faults: Faults, *, wants_token: 
         wants_token=wants_token,
         runs=[glance_at(store, targets, run) for run in runs_of(store)],
         engines=[present_engine(engine, store, targets) for _, engine in sorted(store.engines.items())],
-        versions=_count(store),
+        versions=versions | {VersionState.DELETED: len(store.gone)},
         held_bytes=sum(version.bytes or 0 for version in store.versions.values()),
     )
 
@@ -333,10 +336,3 @@ def glance_at(store: Store, targets: Targets, run: str) -> RunGlance:
             closed_at=store.runs.closed.get(run),
         )
     )
-
-
-def _count(store: Store) -> dict[VersionState, int]:
-    counts = dict.fromkeys(VersionState, 0)
-    for version in store.versions.values():
-        counts[version.state] += 1
-    return counts | {VersionState.DELETED: len(store.gone)}

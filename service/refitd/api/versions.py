@@ -39,10 +39,10 @@ async def list_versions(
 ) -> Page[Version]:
     """Versions, newest first: within one run by generation and step, across runs by when the service first saw them.
 
-    The order is that of (`place`, `generation`, `step`), the greatest first. `place` is the number of a version's first
-    sight. Where a later step of its run was seen before it, it has that one's place, so that it stands right behind it.
-    A place never changes. A client that follows `next_cursor` to the end gets each version that was there at the start
-    exactly once, whatever is published meanwhile.
+    The order is that of (`place`, `generation`, `step`), the greatest first. `place` numbers versions in the order in
+    which the service first saw them. If a later step of its run was seen before it, a version has that step's place,
+    and so comes right behind it. A place never changes. A client that follows `next_cursor` to the end gets each
+    version that was there at the start exactly once, whatever is published meanwhile.
     """
     wanted, before = _state(state), decode_cursor(cursor)
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 import structlog
 
 from refitd.areal.updates import Updates
-from refitd.root.threads import LOOK_SECONDS, RootThreads
+from refitd.root.threads import LOOK_TIMEOUT_SECONDS, RootThreads
 from refitd_client import RefitError
 
 EVERY_SECONDS = 0.2
@@ -76,7 +76,7 @@ class RecordWatch:
         self._seen = entries
 
     async def _asked(self, call: Callable[[], AnswerT]) -> AnswerT:
-        return await self._threads.run(f"looking at {self._record}", call, within=LOOK_SECONDS)
+        return await self._threads.run(f"looking at {self._record}", call, within=LOOK_TIMEOUT_SECONDS)
 
     async def _publish(self, old: int, entry: Entry) -> None:
         path = await self._asked(partial(_folder, self._weights, old + 1))

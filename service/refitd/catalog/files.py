@@ -10,7 +10,7 @@ from typing import Protocol
 
 from refitd.root.mark import RootGuard
 from refitd.root.scan import Listing, ListingFailed, scan
-from refitd.root.threads import LISTING_SECONDS, LOOK_SECONDS, RootHangsError, RootThreads
+from refitd.root.threads import LISTING_SECONDS, LOOK_TIMEOUT_SECONDS, RootHangsError, RootThreads
 from refitd_client.checkpoint.inventory import Reference
 from refitd_client.checkpoint.opening import OpeningRefusedError
 from refitd_client.validation.conventions import Trainer
@@ -101,7 +101,7 @@ class DiskFiles:
             return {}
         look = partial(self._signatures, paths)
         try:
-            return await self._threads.run("looking at versions", look, within=LOOK_SECONDS)
+            return await self._threads.run("looking at versions", look, within=LOOK_TIMEOUT_SECONDS)
         except RootHangsError as error:
             return dict.fromkeys(paths, Unreadable(str(error)))
 
@@ -134,7 +134,7 @@ class DiskFiles:
                 raise RootAwayError(errno.ENODEV, fault)
             return look(self._root, path)
 
-        return await self._threads.run(f"looking at {path}", guarded, within=LOOK_SECONDS)
+        return await self._threads.run(f"looking at {path}", guarded, within=LOOK_TIMEOUT_SECONDS)
 
     async def examine(self, seen: Structure, reference: Reference | Base | None, options: Options) -> Evidence:
         """See `Files`."""

@@ -11,7 +11,7 @@ from refitd.cli.table import Table
 from refitd.diagnose.doctor.check import DoctorReport
 from refitd.diagnose.doctor.finding import CheckVerdict
 from refitd.diagnose.fsck.check import FsckReport
-from refitd.diagnose.fsck.disagreement import Disagreement, Severity
+from refitd.diagnose.fsck.disagreement import Severity
 
 _STYLES: Mapping[CheckVerdict | Severity, str] = {
     CheckVerdict.OK: "green",
@@ -46,17 +46,15 @@ def fsck_table(report: FsckReport) -> Table | str:
     """One line a finding, the worst first, with what to do behind an arrow; nothing where there are none."""
     if not report.findings:
         return ""
-    return _table("WHAT", ((_word(f), f.kind, f.subject, f.text, _to_do(f)) for f in report.findings))
-
-
-def _word(finding: Disagreement) -> Text:
-    return Text("repaired", "green") if finding.repaired else Text(finding.severity, _STYLES[finding.severity])
-
-
-def _to_do(finding: Disagreement) -> str | None:
-    if finding.repaired:
-        return None
-    return finding.advice if finding.outcome is None else f"not repaired: {finding.outcome}"
+    rows: list[tuple[Text, str, str, str, str | None]] = []
+    for finding in report.findings:
+        word, to_do = Text(finding.severity, _STYLES[finding.severity]), finding.advice
+        if finding.repaired:
+            word, to_do = Text("repaired", "green"), None
+        elif finding.outcome is not None:
+            to_do = f"not repaired: {finding.outcome}"
+        rows.append((word, finding.kind, finding.subject, finding.text, to_do))
+    return _table("WHAT", rows)
 
 
 def fsck_summary(report: FsckReport) -> Text:

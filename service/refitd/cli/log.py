@@ -1,6 +1,5 @@
 """`refitd log`: what was decided and what happened, by version or engine."""
 
-from collections.abc import Iterable
 from typing import Annotated
 
 import typer
@@ -10,7 +9,6 @@ from refitd.cli.output import Output
 from refitd.cli.render import when
 from refitd.cli.table import Table
 from refitd.text import clean
-from refitd_client.contract.wire import Event
 from refitd_client.http.client import RefitClient
 
 Subject = Annotated[str | None, typer.Argument(metavar="[ID]", help="Of one version or engine only, by its id")]
@@ -30,14 +28,9 @@ def log(out: Output, client: RefitClient, subject: Subject = None, limit: Limit 
     refitd log engine-0 --limit 100 --json
     """
     page = client.log(subject, before, limit)
-    out.show(page, events_table(page.items))
+    table = Table("WHEN", "ABOUT", words="WHAT")
+    for event in page.items:
+        table.add_row(when(event.at), clean(event.subject), words=clean(event.text))
+    out.show(page, table)
     if page.next_cursor is not None and not out.json:
         out.remark(f"there are more: --limit N, or --before {page.next_cursor}", style="dim")
-
-
-def events_table(events: Iterable[Event]) -> Table:
-    """Entries of the log, one a line."""
-    table = Table("WHEN", "ABOUT", words="WHAT")
-    for event in events:
-        table.add_row(when(event.at), clean(event.subject), words=clean(event.text))
-    return table

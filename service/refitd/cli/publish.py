@@ -103,8 +103,8 @@ def publish(
 ) -> None:
     """Publish a checkpoint: copy it whole into the root, commit it, and tell the service.
 
-    A version is there complete and synced, or not at all, wherever this is killed. When the service is down the version
-    stands all the same, and the service finds it when it is back. --timeout is for --wait.
+    The version is either complete and synced, or absent, even if the command is killed. If the service is down, the
+    version is published all the same, and the service finds it when it is back. --timeout is for --wait.
 
     \b
     refitd publish out/checkpoint-123 --root /shared/weights --run exp/trial --step 123

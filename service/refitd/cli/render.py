@@ -13,7 +13,7 @@ from refitd.cli.table import Table
 from refitd.text import clean, size_of, spoken
 from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import EngineState, Standing, VersionState, WaitOutcome
-from refitd_client.contract.wire import Engine, EngineOnVersion, Explanation, Version, WaitResult
+from refitd_client.contract.wire import Engine, Explanation, Version, WaitResult
 
 _NAMED = 3  # ids that a sentence names; the others it counts
 
@@ -140,11 +140,6 @@ def engines_on(version: Version) -> str:
     return f"{sum(engine.serves for engine in version.engines)}/{len(version.engines)}"
 
 
-def told_of(engine: EngineOnVersion) -> str:
-    """Its state, and why."""
-    return f"{engine.id} is {engine.state}" + (f" ({engine.reason})" if engine.reason else "")
-
-
 def engines_table(engines: Iterable[Engine], targets: Mapping[str, Version], now: str | None = None) -> Table:
     """Engines, one a line. `targets` maps runs to the versions that their engines should serve; `now` is an instant."""
     engines = list(engines)
@@ -246,8 +241,10 @@ def outcome(result: WaitResult) -> Text:
     version = result.version
     match result.outcome:
         case WaitOutcome.SERVED:
-            away = "".join(f"; {told_of(engine)}" for engine in version.engines if not engine.serves)
-            told = f"is served by {engines_on(version)} engines{away}"
+            told = f"is served by {engines_on(version)} engines"
+            for engine in version.engines:
+                if not engine.serves:
+                    told += f"; {engine.id} is {engine.state}" + (f" ({engine.reason})" if engine.reason else "")
         case WaitOutcome.SUPERSEDED:
             told = "was overtaken: engines serve, or are brought to, something newer"
         case WaitOutcome.SEALED | WaitOutcome.TAKEN | WaitOutcome.PENDING | WaitOutcome.FAILED:

@@ -33,9 +33,19 @@ def runs(context: typer.Context, url: Url = None, token_file: TokenFile = None, 
 @app.command("list", cls=Command, epilog=EXIT_CODES_HELP)
 @calls_service
 def list_runs(out: Output, client: RefitClient) -> None:
-    """List runs: how each stands, its target, and how many engines follow it. Closed ones come last."""
+    """List runs: the status of each, its target, and how many engines follow it. Closed ones come last."""
     page = Page(items=client.overview().runs)
-    out.show(page, runs_table(page.items) if page.items else render.sentence("No runs.", "dim"))
+    table = Table("RUN", "STANDS", "TARGET", "NEWEST", "ENGINES", right={"TARGET", "NEWEST", "ENGINES"}, words="WHY")
+    for run in page.items:
+        table.add_row(
+            render.sentence(run.run),
+            render.shown_standing(run.standing),
+            _step(run.target_step),
+            _step(run.newest_step),
+            f"{run.in_sync}/{sum(run.engines.values())}",
+            words=render.sentence(_why(run)),
+        )
+    out.show(page, table if page.items else render.sentence("No runs.", "dim"))
 
 
 @app.command(cls=Command, epilog=EXIT_CODES_HELP)
@@ -81,21 +91,6 @@ def _free(seen: RunGlance) -> str:
         return "No engine follows it."
     goes = "1 engine goes on with what it serves" if count == 1 else f"{count} engines go on with what they serve"
     return f"{goes}: 'refitd engines move ID --run RUN' brings engines to another run."
-
-
-def runs_table(runs: list[RunGlance]) -> Table:
-    """Runs, one a line."""
-    table = Table("RUN", "STANDS", "TARGET", "NEWEST", "ENGINES", right={"TARGET", "NEWEST", "ENGINES"}, words="WHY")
-    for run in runs:
-        table.add_row(
-            render.sentence(run.run),
-            render.shown_standing(run.standing),
-            _step(run.target_step),
-            _step(run.newest_step),
-            f"{run.in_sync}/{sum(run.engines.values())}",
-            words=render.sentence(_why(run)),
-        )
-    return table
 
 
 def _why(run: RunGlance) -> str:

@@ -59,10 +59,10 @@ def adopt(**flags: Any) -> None:
     """Adopt a root that was emptied as the service's root again. Do so when its file system is mounted, and its content
     is gone for good.
 
-    A service does not believe an empty folder in the place of its root, because a file system that is not mounted looks
-    like one: it answers notices with 503, and loses and deletes nothing. Versions that are not there count as LOST
-    afterwards, and a trainer that is started again begins a new generation. A running service notices by itself.
-    A root in memory that a reboot has emptied does not need this: starting the service is enough.
+    A service does not accept an empty folder as its root, because a file system that is not mounted looks the same: it
+    answers notices with 503, and marks nothing as lost and deletes nothing. After this command, missing versions count
+    as LOST, and a trainer that is started again begins a new generation. A running service notices the command. A root
+    in memory that a reboot has emptied does not need this: starting the service is enough.
 
     \b
     refitd adopt --root /shared/weights

@@ -85,8 +85,8 @@ def resume(out: Output, client: RefitClient, run: RunArgument) -> None:
 def explain(out: Output, client: RefitClient, subject: Subject) -> None:
     """Say why a run, a version or an engine is where it is, and what it waits for.
 
-    Behind how a run stands comes its target. A step (or a folder's name) stands for its version where one run alone has
-    it, and a URL for its engine.
+    For a run, it shows the status and then the target. SUBJECT may also be a step or a folder's name, if only one run
+    has it, or an engine's URL.
 
     \b
     refitd explain exp~v000123

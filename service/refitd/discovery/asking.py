@@ -20,7 +20,7 @@ import msgspec
 from refitd.discovery.place import MOST, Answer, Areal, Dns, EnginesFound, Place, Router, Silent
 from refitd.engine.address import AddressRefusedError, check_url
 from refitd.engine.http import NoReply, Transport
-from refitd.root.threads import LOOK_SECONDS, RootHangsError, RootThreads
+from refitd.root.threads import LOOK_TIMEOUT_SECONDS, RootHangsError, RootThreads
 from refitd_client.files.plain_file import open_plain
 
 SECONDS = 5.0
@@ -103,7 +103,7 @@ def _url(host: str, port: int) -> str:
 async def ask_areal(place: Areal, threads: RootThreads) -> Answer:
     """The servers that have registered. Launchers remove their entries when they end."""
     try:
-        return await threads.run(f"reading {place.trial}", partial(_read_record, place), within=LOOK_SECONDS)
+        return await threads.run(f"reading {place.trial}", partial(_read_record, place), within=LOOK_TIMEOUT_SECONDS)
     except RootHangsError as error:
         return Silent(str(place.trial), str(error))
 

@@ -16,7 +16,7 @@ from refitd.discovery.asking import ask
 from refitd.discovery.place import MOST, Answer, EnginesFound, Place, Silent
 from refitd.root.threads import RootThreads
 
-LOOK_SECONDS = 5.0
+ASK_EVERY_SECONDS = 5.0
 GONE_SECONDS = 60.0
 
 log = structlog.get_logger("refitd")
@@ -95,10 +95,10 @@ class Scout:
         self._threads = RootThreads()
 
     async def run(self) -> None:
-        """Look now and every `LOOK_SECONDS`."""
+        """Look now and every `ASK_EVERY_SECONDS`."""
         while self._places:
             await self.look()
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(ASK_EVERY_SECONDS)
 
     async def look(self) -> None:
         """Ask every place once, all at the same time."""

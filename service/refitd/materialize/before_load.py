@@ -14,7 +14,7 @@ from pathlib import Path
 
 from refitd.materialize.materializer import Materializer
 from refitd.policy.goals import LoadableDeltas
-from refitd.root.threads import LOOK_SECONDS, RootThreads
+from refitd.root.threads import LOOK_TIMEOUT_SECONDS, RootThreads
 from refitd.state.version import VersionRecord
 from refitd_client.checkpoint.opening import ChangedError, Folder, OpeningRefusedError
 from refitd_client.contract.states import Kind
@@ -43,7 +43,7 @@ class Warmer:
 
     async def _in_thread(self, path: str) -> None:
         with suppress(OSError):  # of a root that hangs as well: that, too, is for the load to find
-            await self._threads.run(f"reading {path} ahead", partial(self._warm, path), within=LOOK_SECONDS)
+            await self._threads.run(f"reading {path} ahead", partial(self._warm, path), within=LOOK_TIMEOUT_SECONDS)
 
     def _warm(self, path: str) -> None:
         if self._kind() in IN_MEMORY:

@@ -17,9 +17,9 @@ from refitd.materialize.files import CopyError, fingerprints_of, source_in
 from refitd.materialize.writing import CopyJob, invalidate, look, read_note, write_copy
 from refitd.policy.materialize import WriteCopy
 from refitd.reclaim.trash import condemn, empty, empty_one
-from refitd.root.handle import made, opened, root_at
+from refitd.root.handle import let_through, made, opened, root_at
 from refitd.root.outcome import Discarded, Gone, Refused, sentence
-from refitd.root.threads import LISTING_SECONDS, LOOK_SECONDS, RootHangsError, RootThreads
+from refitd.root.threads import LISTING_SECONDS, LOOK_TIMEOUT_SECONDS, RootHangsError, RootThreads
 from refitd.state.copy import (
     COPIES,
     COPIES_PATH,
@@ -62,7 +62,7 @@ class DiskCopies:
         """Return the signature of a copy's files; None where it is gone."""
         look = partial(self._signature, copy)
         try:
-            return await self._looks.run(f"looking at {copy.path}", look, within=LOOK_SECONDS)
+            return await self._looks.run(f"looking at {copy.path}", look, within=LOOK_TIMEOUT_SECONDS)
         except RootHangsError as error:
             return Unreadable(str(error))
 
@@ -86,7 +86,7 @@ class DiskCopies:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             stop.set()
-            await asyncio.wait({task}, timeout=LOOK_SECONDS)  # a file system that hangs ends nothing either
+            await asyncio.wait({task}, timeout=LOOK_TIMEOUT_SECONDS)  # a file system that hangs ends nothing either
             raise
 
     def _survey(self) -> list[Copy]:
@@ -219,7 +219,7 @@ class DiskCopies:
         enter = _made if make else opened
         with root_at(self._root) as root, enter(SERVICE_FOLDER, root) as own, enter(COPIES, own) as copies:
             if make:
-                _let_in(own)
+                let_through(own)
             yield copies
 
 
@@ -227,10 +227,3 @@ class DiskCopies:
 def _made(name: str, parent: int) -> Generator[int]:
     with made(name, parent, 0o755) as handle:
         yield handle
-
-
-def _let_in(folder: int) -> None:
-    """Let engines of another user pass through the folder: what lies in it has its own permissions."""
-    mode = os.fstat(folder).st_mode & 0o7777
-    if mode | 0o011 != mode:
-        os.fchmod(folder, mode | 0o011)

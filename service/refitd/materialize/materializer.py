@@ -46,7 +46,7 @@ from refitd_client.contract.wire import Reclaimable
 
 LOOK_SECONDS = 10.0  # between two looks when nothing changes
 PAUSE_SECONDS = 1.0  # after an error of the disk
-FIRST_SECONDS = 10.0  # before a refused delta is tried again
+FIRST_RETRY_SECONDS = 10.0  # before a refused delta is tried again
 LONGEST_SECONDS = 60.0
 
 log = structlog.get_logger("refitd")
@@ -82,7 +82,7 @@ class Refusals:
         """Leave engines on what they have; the delta is tried again after a wait that grows."""
         self.waiting.pop(target.id, None)
         tries = self._tries[target.id] = self._tries.get(target.id, 0) + 1
-        wait = min(FIRST_SECONDS * 2 ** min(tries - 1, 10), LONGEST_SECONDS)
+        wait = min(FIRST_RETRY_SECONDS * 2 ** min(tries - 1, 10), LONGEST_SECONDS)
         self._again_at[target.id] = self._store.clock.monotonic() + wait
         self._targets.refuse(target, reason)
 
@@ -99,7 +99,7 @@ class Refusals:
             if is_refused and not version.barred and now >= self._again_at.get(version.id, now):
                 if isinstance(decide(version), CopyReady | WriteCopy):
                     return version
-                self._again_at[version.id] = now + FIRST_SECONDS
+                self._again_at[version.id] = now + FIRST_RETRY_SECONDS
         return None
 
 

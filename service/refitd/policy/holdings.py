@@ -19,7 +19,7 @@ from refitd.root.handle import Identity, parts_below
 from refitd.root.outcome import Gone, Refused
 from refitd.state.version import VersionRecord
 from refitd_client.checkpoint.fault import shown
-from refitd_client.checkpoint.layout import SAFETENSORS
+from refitd_client.checkpoint.index import SAFETENSORS
 from refitd_client.contract.manifest import Manifest
 from refitd_client.contract.naming import ADAPTER_CONFIG_NAME, INDEX_NAME, MANIFEST_NAME, STAGING_LOCK
 from refitd_client.contract.states import VersionState

@@ -179,12 +179,12 @@ def _probe_or_rest(until: float, agenda: Agenda, now: float) -> Action:
     return Rest(min(until, agenda.probe_at) if until > now else agenda.probe_at)
 
 
-FIRST_SECONDS = 0.5
+FIRST_RETRY_SECONDS = 0.5
 
 LONGEST_SECONDS = 30.0
 
 
 def backoff(failures: int, chance: random.Random) -> float:
     """Seconds to wait after `failures` (1 or more) failures in a row."""
-    longest = min(LONGEST_SECONDS, FIRST_SECONDS * 2 ** min(failures - 1, 10))
+    longest = min(LONGEST_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(failures - 1, 10))
     return longest * (0.5 + 0.5 * chance.random())

@@ -77,23 +77,21 @@ class StoreFacts:
 
     def _engine(self, engine: EngineRecord) -> EngineView:
         since = engine.unreachable_since
+        loads: list[Load] = []
+        if attempt := self._store.loading.get(engine.id):
+            loads.append(Load(version=attempt.version, since=attempt.started_at))
+        # What failed was our knowledge of these loads, not necessarily the loads.
+        loads += [Load(version=version, unproven=True) for version in engine.unproven]
         return EngineView(
             id=engine.id,
             run=engine.run,
             state=engine.state,
             serving=engine.serving,
-            loads=tuple(self._loads(engine)),
+            loads=tuple(loads),
             named=tuple(id_ for path in engine.paths for id_ in self._named(path)),
             beneath=engine.beneath,
             unreachable_for=0.0 if since is None else self._store.clock.monotonic() - since,
         )
-
-    def _loads(self, engine: EngineRecord) -> list[Load]:
-        loads: list[Load] = []
-        if attempt := self._store.loading.get(engine.id):
-            loads.append(Load(version=attempt.version, since=attempt.started_at))
-        # What failed was our knowledge of these loads, not necessarily the loads.
-        return loads + [Load(version=version, unproven=True) for version in engine.unproven]
 
     def _named(self, model_path: str) -> list[str]:
         """Versions that an engine may mean by a path. It may see the root elsewhere, so the path's end counts."""

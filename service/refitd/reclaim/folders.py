@@ -10,7 +10,7 @@ from refitd.policy.holdings import Holdings
 from refitd.reclaim import incoming, looking, slots, trash
 from refitd.root.handle import root_at
 from refitd.root.outcome import Discarded, Emptied, Gone, Refused, Slot
-from refitd.root.threads import LISTING_SECONDS, LOOK_SECONDS, RootThreads
+from refitd.root.threads import LISTING_SECONDS, LOOK_TIMEOUT_SECONDS, RootThreads
 
 AnswerT = TypeVar("AnswerT")
 
@@ -32,7 +32,7 @@ class DiskFolders:
     async def examine(self, path: str) -> Holdings | Gone | Refused:
         """Say what lies in a folder, that it is gone, or why it must not be touched."""
         look = self._in_root(lambda root: looking.look(root, path, self._known.get(path)))
-        return await self._threads.run(f"looking at {path}", look, within=LOOK_SECONDS)
+        return await self._threads.run(f"looking at {path}", look, within=LOOK_TIMEOUT_SECONDS)
 
     async def weigh(self, paths: Sequence[str]) -> dict[str, Holdings | Gone | Refused]:
         """The same of many folders."""
@@ -73,7 +73,7 @@ class DiskFolders:
 
     async def slots(self) -> list[Slot]:
         """All that lies among the slots."""
-        return await self._threads.run("listing the slots", self._in_root(slots.survey), within=LOOK_SECONDS)
+        return await self._threads.run("listing the slots", self._in_root(slots.survey), within=LOOK_TIMEOUT_SECONDS)
 
     async def withdraw(self, slot: Slot) -> Discarded | Gone | Refused:
         """Move a slot into the trash."""
@@ -82,7 +82,7 @@ class DiskFolders:
     async def layout(self, path: str) -> str | None:
         """The layout of a version, None where its files cannot be a slot's."""
         look = self._in_root(lambda root: slots.layout_at(root, path))
-        return await self._threads.run(f"looking at {path}", look, within=LOOK_SECONDS)
+        return await self._threads.run(f"looking at {path}", look, within=LOOK_TIMEOUT_SECONDS)
 
     async def empty(self) -> Emptied:
         """Delete what lies in the trash."""
@@ -91,7 +91,7 @@ class DiskFolders:
 
     async def trash_room(self) -> tuple[int, int]:
         """The bytes in the trash that are going to be deleted, and those that are not."""
-        return await self._threads.run("looking into the trash", self._in_root(trash.room), within=LOOK_SECONDS)
+        return await self._threads.run("looking into the trash", self._in_root(trash.room), within=LOOK_TIMEOUT_SECONDS)
 
     def _in_root(self, work: Callable[[int], AnswerT]) -> Callable[[], AnswerT]:
         """File work for a thread. It opens the root for itself: a handle shared with it could be closed under it."""
@@ -115,6 +115,6 @@ class DiskFolders:
         except asyncio.CancelledError:
             if stop is not None:
                 stop.set()
-            await asyncio.wait({task}, timeout=LOOK_SECONDS)
+            await asyncio.wait({task}, timeout=LOOK_TIMEOUT_SECONDS)
             task.cancel()
             raise

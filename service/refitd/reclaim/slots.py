@@ -25,7 +25,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from uuid import uuid4
 
 from refitd.reclaim.trash import condemn, sync
-from refitd.root.handle import below, made, opened, parts_below
+from refitd.root.handle import below, let_through, made, opened, parts_below
 from refitd.root.outcome import Discarded, Gone, Refused, Slot, sentence
 from refitd_client.checkpoint.strict_header import MAX_HEADER_BYTES
 from refitd_client.contract.naming import (
@@ -205,7 +205,7 @@ def _opened_slots(root: int, run: str, trainer: int) -> Generator[int, None, Non
         if len({os.fstat(handle).st_dev for handle in (root, mine)} | {of_run.st_dev}) != 1:
             raise _NoSlotError("the run is on another file system than the root: files cannot be renamed between them")
         if trainer != os.geteuid():
-            _let_in(own, slots)
+            let_through(own, slots)
             _share(mine, trainer, of_run, run)
         yield mine
 
@@ -218,14 +218,6 @@ def _made_slots(own: int) -> Generator[int, None, None]:
         except NotADirectoryError as error:
             raise _NoSlotError(f"{SERVICE_FOLDER}/{SLOTS} {_unusable(error)}") from error
         yield slots
-
-
-def _let_in(*folders: int) -> None:
-    """Let other users pass through these folders; what lies in them has its own permissions."""
-    for folder in folders:
-        mode = stat.S_IMODE(os.fstat(folder).st_mode)
-        if mode | 0o011 != mode:
-            os.fchmod(folder, mode | 0o011)
 
 
 def _share(mine: int, trainer: int, of_run: os.stat_result, run: str) -> None:

@@ -5,6 +5,7 @@ stays on the folder that it was opened on. Paths here are relative to the root, 
 """
 
 import os
+import stat
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -85,3 +86,11 @@ def root_at(path: str | os.PathLike[str]) -> Generator[int, None, None]:
         yield handle
     finally:
         os.close(handle)
+
+
+def let_through(*folders: int) -> None:
+    """Let other users pass through these folders; the files in them have their own permissions."""
+    for folder in folders:
+        mode = stat.S_IMODE(os.fstat(folder).st_mode)
+        if mode | 0o011 != mode:
+            os.fchmod(folder, mode | 0o011)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 MOST = 8  # calls at a time; two may be reading all of a version, one deleting; writing copies has threads of its own
-LOOK_SECONDS = 10.0  # an engine may be paused while its version's files are looked at
+LOOK_TIMEOUT_SECONDS = 10.0  # an engine may be paused while its version's files are looked at
 LISTING_SECONDS = 30.0  # a thousand versions on a slow network file system
 
 AnswerT = TypeVar("AnswerT")

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from refitd_embedded.sampling import Sampler, SamplingParams
+from refitd_embedded.wire import Bounds, GenerateBody, requests_of
 
 VOCAB = 50
 
@@ -86,8 +87,16 @@ def test_neutral_values_of_what_is_not_computed_are_accepted() -> None:
         "skip_special_tokens": False,
     }
     assert SamplingParams.parse(neutral) == SamplingParams()
-    for all_tokens in (2**30, 100_000_000):
-        assert SamplingParams.parse({"top_k": all_tokens}) == SamplingParams()
+
+
+def test_any_top_k_from_the_size_of_the_vocabulary_on_means_all_tokens() -> None:
+    bounds = Bounds(vocab_size=VOCAB, context_length=64)
+    for top_k in (VOCAB, VOCAB + 1, 2**30, 100_000_000):  # the last two are SGLang's and AReaL's
+        body = GenerateBody(input_ids=[1], sampling_params={"top_k": top_k, "max_new_tokens": 4})
+        assert [request.params for request in requests_of(body, bounds)] == [SamplingParams(max_new_tokens=4)]
+    body = GenerateBody(input_ids=[1], sampling_params={"top_k": VOCAB - 1, "max_new_tokens": 4})
+    with pytest.raises(ValueError, match="top_k is not supported"):
+        requests_of(body, bounds)
 
 
 @pytest.mark.parametrize(

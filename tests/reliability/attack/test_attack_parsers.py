@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors import SafetensorError, deserialize
 
-from refitd_client.checkpoint.layout import Index, IndexRefusedError, parse_index
+from refitd_client.checkpoint.index import Index, IndexRefusedError, parse_index
 from refitd_client.checkpoint.strict_header import Header, HeaderRefusedError, read_header
 from refitd_client.contract.manifest import Manifest, ManifestFile, ManifestRefusedError, TensorsSummary, parse_manifest
 from refitd_client.delta import Change, Compression, Delta, DeltaRefusedError, Encoding, encode, parse_delta, wire

@@ -275,7 +275,7 @@ class SimBeside(PluginClient):
 
     @property
     def reason(self) -> str | None:
-        return None if self._is_there else "no plugin speaks for it"
+        return None if self._is_there else "no plugin answers for it"
 
     async def look(self, launch: Launch) -> None:
         self._is_there, self._boot = self._server.up, self._server.boots

@@ -101,7 +101,7 @@ async def test_what_processes_left_behind_and_what_others_put_there_is_passed_ov
 async def test_a_socket_that_is_left_over_is_named_where_nobody_else_answers(root: Path) -> None:
     dead(root, "0-1-ab.sock")
     assert await Channels(root).rank_group(LAUNCH) == Stock(
-        "no plugin speaks for it; socket 0-1-ab.sock is left over: no process listens there"
+        "no plugin answers for it; socket 0-1-ab.sock is left over: no process listens there"
     )
 
 
@@ -146,14 +146,14 @@ async def test_a_hello_that_does_not_come_whole_leaves_the_engine_to_itself_and_
         hurried.setattr(channels_module, "HANDSHAKE_SECONDS", 0.2)
         stock = await Channels(root).rank_group(LAUNCH)
         assert isinstance(stock, Stock)
-        assert stock.reason.startswith(f"no plugin speaks for it; socket 0-1-ab.sock {reason}")
+        assert stock.reason.startswith(f"no plugin answers for it; socket 0-1-ab.sock {reason}")
     opened(root, lambda _: HELLO)
     assert isinstance(await Channels(root).rank_group(LAUNCH), EngineRankGroup)
 
 
 async def test_without_a_folder_there_is_no_plugin(root: Path) -> None:
-    assert await Channels(root).rank_group(LAUNCH) == Stock("no plugin speaks for it")
-    assert await Channels(root / "nowhere").rank_group(LAUNCH) == Stock("no plugin speaks for it")
+    assert await Channels(root).rank_group(LAUNCH) == Stock("no plugin answers for it")
+    assert await Channels(root / "nowhere").rank_group(LAUNCH) == Stock("no plugin answers for it")
 
 
 async def test_a_link_in_place_of_the_folder_is_not_followed(root: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from refitd.engine.port import Coming, Offered, Outcome, Reached, Refit, Stage, Target
 from refitd.engine.sglang.adapter import SglangEngine
 from refitd_plugin import tensor_feed
-from refitd_plugin.engine import RankEngine
+from refitd_plugin.rank_engine import RankEngine
 from refitd_plugin.source import SourceRefusedError
 from support.forged import write_delta
 from support.mini_sglang import expected, tiny_weights, values
@@ -423,14 +423,14 @@ async def test_a_rank_that_is_gone_when_it_is_asked_to_prepare_is_missed_and_loo
         sglang.members[0].socket.unlink()
         assert (await refit(engine, target(root, 1))).outcome is Outcome.ACK
         seen = await probed(engine)
-        assert (seen.plugin, seen.stock_reason) == (None, "no plugin speaks for it")
+        assert (seen.plugin, seen.stock_reason) == (None, "no plugin answers for it")
 
 
 @pytest.mark.parametrize(
     ("args", "reason"),
     [
-        ({"random_seed": 8}, "no plugin speaks for it"),
-        ({"port": 30001}, "no plugin speaks for it"),
+        ({"random_seed": 8}, "no plugin answers for it"),
+        ({"port": 30001}, "no plugin answers for it"),
         ({"pp_size": 2}, "the plugin stands aside: pipeline parallelism"),
     ],
 )

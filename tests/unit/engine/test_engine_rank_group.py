@@ -33,12 +33,12 @@ def test_the_crew_is_who_has_the_port_and_the_seed_of_the_server() -> None:
     rank_group = rank_group_of(LAUNCH, [*others, member()], ())
     assert isinstance(rank_group, EngineRankGroup)
     assert (rank_group.members, rank_group.release) == ((member(),), "0.1.0")
-    assert why_stock(LAUNCH, *others) == "no plugin speaks for it"
+    assert why_stock(LAUNCH, *others) == "no plugin answers for it"
 
 
 @pytest.mark.parametrize("launch", [Launch(port=None, seed=42), Launch(port=30000, seed=None)])
 def test_a_server_that_does_not_say_how_it_was_started_has_no_crew(launch: Launch) -> None:
-    assert why_stock(launch, member(port=launch.port, seed=launch.seed)) == "no plugin speaks for it"
+    assert why_stock(launch, member(port=launch.port, seed=launch.seed)) == "no plugin answers for it"
 
 
 def test_every_rank_has_to_answer() -> None:
@@ -49,7 +49,7 @@ def test_every_rank_has_to_answer() -> None:
     assert [each.handshake.rank for each in rank_group.members] == [0, 1]
     reason = why_stock(two, both[0], faults=("socket 0-1-ab.sock did not answer within 2 s",))
     assert reason == "only 1 of its 2 ranks answer for the plugin; socket 0-1-ab.sock did not answer within 2 s"
-    assert why_stock(two, member()) == "no plugin speaks for it"  # of a server with one rank
+    assert why_stock(two, member()) == "no plugin answers for it"  # of a server with one rank
 
 
 def test_data_parallel_ranks_have_ranks_of_their_own_unless_attention_alone_is_parallel() -> None:

@@ -25,7 +25,7 @@ from support.records import engine
 async def test_a_copy_that_cannot_be_deleted_is_not_forgotten_and_no_third_one_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(materializing, "FIRST_SECONDS", 1.0)  # time to look before it is tried again
+    monkeypatch.setattr(materializing, "FIRST_RETRY_SECONDS", 1.0)  # time to look before it is tried again
     root = tmp_path / "root"
     with training(root) as trainer:
         versions = chain(trainer, root, 4)

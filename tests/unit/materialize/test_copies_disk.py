@@ -243,7 +243,7 @@ async def test_a_folder_of_copies_that_hangs_is_not_waited_for_while_an_engine_i
     copy = await copies.write(ordered(versions[0], versions[1:]))
     back = threading.Event()
     monkeypatch.setattr(disk, "root_at", lambda _: back.wait())
-    monkeypatch.setattr(disk, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(disk, "LOOK_TIMEOUT_SECONDS", 0.05)
     monkeypatch.setattr(disk, "LISTING_SECONDS", 0.05)
     try:
         found = await copies.signature(copy)

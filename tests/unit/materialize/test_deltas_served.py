@@ -61,7 +61,7 @@ async def log_of(stage: Stage) -> list[str]:
 async def without_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Stage, Trainer, str]]:
     """A full version is served, and the delta on it was given up: there is no room for its copy."""
     monkeypatch.setattr(files, "SPARE_BYTES", 2**60)
-    monkeypatch.setattr(materializing, "FIRST_SECONDS", 0.1)
+    monkeypatch.setattr(materializing, "FIRST_RETRY_SECONDS", 0.1)
     async with followed(folder) as (stage, trainer):
         await served(stage, trainer)
         two = (await trainer.follow()).version_id

@@ -434,15 +434,15 @@ def test_memory_that_is_not_what_the_manifest_says_is_not_served(root: Path, sta
 def test_while_the_weights_memory_is_released_nothing_touches_it(
     root: Path, startup: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from refitd_plugin import engine
+    from refitd_plugin import rank_engine
 
     rank = serving(root, startup, enable_memory_saver=True)
     folder, before = delta(root, 3, 2, tiny_weights(2), changed(tiny_weights(2), 3)), state(rank)
     monkeypatch.setattr(sparse, "fit_delta", None)  # nobody may read
     rank.engine.prepare(str(folder))
     with monkeypatch.context() as gone:
-        gone.setattr(engine, "released", lambda _: "down")
-        gone.setattr(engine, "contents_of", None)
+        gone.setattr(rank_engine, "released", lambda _: "down")
+        gone.setattr(rank_engine, "contents_of", None)
         for path in (folder, version(root, 4)):
             assert "the memory of down is released" in rank.answer(path).reason
     assert state(rank) == before

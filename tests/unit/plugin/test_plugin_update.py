@@ -313,7 +313,7 @@ def test_what_was_not_loaded_from_its_files_is_not_said_to_be_restored(root: Pat
 def test_a_fault_in_the_plugin_itself_reaches_nobody(
     root: Path, startup: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from refitd_plugin import engine, loading
+    from refitd_plugin import loading, rank_engine
 
     rank = Rank(startup)
 
@@ -323,7 +323,7 @@ def test_a_fault_in_the_plugin_itself_reaches_nobody(
     monkeypatch.setattr(loading, "learned", broken)
     assert rank.answer(version(root, 1)).outcome is UpdateOutcome.RESTORED
     assert rank.holds(0)
-    monkeypatch.setattr(engine, "contents_of", broken)
+    monkeypatch.setattr(rank_engine, "contents_of", broken)
     assert rank.answer(version(root, 2)).outcome is UpdateOutcome.REFUSED
     assert rank.holds(0)
 

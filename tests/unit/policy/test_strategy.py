@@ -139,7 +139,7 @@ async def test_rolling_takes_one_after_the_other(tmp_path: Path) -> None:
 async def test_rolling_one_that_stays_broken_keeps_the_others_on_the_version_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backoff, "FIRST_SECONDS", 0.01)
+    monkeypatch.setattr(backoff, "FIRST_RETRY_SECONDS", 0.01)
     engines = three()
     async with on_the_first(tmp_path, engines, ROLLING) as stage:
         engines["a"].script = [BROKEN] * 4

@@ -105,7 +105,7 @@ async def test_nothing_is_believed_of_a_root_that_hangs(
     before = await files.signatures(["run/v000001"])
     hang.back.clear()
     with monkeypatch.context() as impatient:
-        impatient.setattr(catalog_files, "LOOK_SECONDS", SOON)
+        impatient.setattr(catalog_files, "LOOK_TIMEOUT_SECONDS", SOON)
         impatient.setattr(catalog_files, "LISTING_SECONDS", SOON)
         listing = await files.scan()
         assert isinstance(listing, ListingFailed)

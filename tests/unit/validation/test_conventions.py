@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from refitd.root.scan import Listing, scan
-from refitd_client.checkpoint.layout import IndexOfDeltaError, lay_out, parse_index
+from refitd_client.checkpoint.index import IndexOfDeltaError, lay_out, parse_index
 from refitd_client.contract.naming import INDEX_NAME
 from refitd_client.validation.conventions import Trainer, inner_folders, is_foreign, recognise
 from refitd_client.validation.examine import structure

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from refitd_client import WeightPublisher
-from refitd_client.checkpoint import layout
 from refitd_client.checkpoint.fault import Code, Defect
+from refitd_client.checkpoint.index import MAX_INDEX_BYTES
 from refitd_client.checkpoint.inventory import Reference
 from refitd_client.contract.naming import INDEX_NAME, MANIFEST_NAME, Order
 from refitd_client.validation import contents, examine
@@ -167,7 +167,7 @@ def test_an_index_that_is_none_is_refused(root: Path, judged: Judged, monkeypatc
     monkeypatch.setattr(examine, "MAX_INDEX_BYTES", 100)
     index.write_bytes(b" " * 101)
     refused(judged(), Code.BAD_INDEX, "at most 100")
-    assert layout.MAX_INDEX_BYTES > 100
+    assert MAX_INDEX_BYTES > 100
 
 
 def test_links_and_fifos_in_place_of_shards_are_refused(root: Path, judged: Judged, tmp_path: Path) -> None:

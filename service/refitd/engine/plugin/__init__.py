@@ -1,4 +1,4 @@
-"""The service's side of refitd's plugin in SGLang: who speaks for an engine, and what is asked of them.
+"""The service's side of refitd's plugin in SGLang: which sockets belong to an engine, and the requests to them.
 
     client      the plugin beside one engine's HTTP API, as the adapter uses it
     handshake   what one rank says of itself: pure

@@ -81,7 +81,7 @@ class PluginClient:
         """Have a version prepared while the engine serves. Gives up after `within` seconds."""
         early, self._early = self._early, None
         if not isinstance(self._rank_group, EngineRankGroup):
-            return Unprepared("no plugin speaks for it")
+            return Unprepared("no plugin answers for it")
         prepared = await prepare(self._channels, self._rank_group, files, within, cast=self._cast, early=early)
         self._waiting = isinstance(prepared, Prepared)
         return prepared
@@ -89,7 +89,7 @@ class PluginClient:
     async def take(self, offered: Offered, within: float) -> Preparation:
         """Have an offer prepared while the engine serves. Gives up after `within` seconds."""
         if not isinstance(self._rank_group, EngineRankGroup):
-            return PrepareRefused("no plugin speaks for it")
+            return PrepareRefused("no plugin answers for it")
         early, self._early = self._early, None
         prepared = await prepare_offer(self._channels, self._rank_group, offered, within, early)
         self._waiting = isinstance(prepared, Prepared)

@@ -18,7 +18,7 @@ from refitd.engine.port import LoaderUse
 from refitd_client.contract.plugin import PROTOCOL, Handshake
 
 _SHOWN = 200  # characters of a foreign text in a sentence
-NO_PLUGIN = "no plugin speaks for it"
+NO_PLUGIN = "no plugin answers for it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,13 +23,6 @@ from refitd_client.contract.states import EngineState, RolloutState, VersionStat
 
 NAMED_ENGINES = 50  # of those that are late, so that a large fleet makes no large message
 
-
-_TYPES = {
-    Topic.SERVED: "version.served",
-    Topic.REJECTED: "version.rejected",
-    Topic.DEGRADED: "rollout.degraded",
-    Topic.STALLED: "rollout.stalled",
-}
 _BAD = frozenset({VersionState.REJECTED, VersionState.LOST})
 
 
@@ -42,7 +35,7 @@ class News:
 
     def body(self, at: str) -> str:
         """The message. `at` is when it happened, RFC 3339."""
-        document = {"type": _TYPES[self.topic], "timestamp": at, "data": self.data}
+        document = {"type": self.topic.message_type, "timestamp": at, "data": self.data}
         return msgspec.json.encode(document).decode()
 
 
@@ -54,11 +47,6 @@ def of_version(before: VersionRecord | None, after: VersionRecord) -> News | Non
         reason = {"state": after.state.value, "code": after.code, "reason": after.reason}
         return News(Topic.REJECTED, _version(after) | reason)
     return None
-
-
-def of_degraded(version: VersionRecord, engines: Sequence[EngineRecord]) -> News:
-    """Return the news that a version is served, but not by all engines of its run."""
-    return News(Topic.DEGRADED, _version(version) | _late(version.id, engines))
 
 
 def of_stalled(run: str, seconds: float, target: VersionRecord | None, engines: Sequence[EngineRecord]) -> News:
@@ -142,7 +130,8 @@ class Reporter(Observer):
             return
         if self._degraded.get(rollout.run) != rollout.number:
             self._degraded[rollout.run] = rollout.number
-            self._report(of_degraded(version, self._store.engines_of(rollout.run)))
+            late = _late(version.id, self._store.engines_of(rollout.run))
+            self._report(News(Topic.DEGRADED, _version(version) | late))
 
     def look(self) -> None:
         """Find runs whose engines have not arrived for too long; called from time to time."""

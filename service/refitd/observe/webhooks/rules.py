@@ -16,12 +16,18 @@ MAX_SECRETS = 4
 
 
 class Topic(StrEnum):
-    """What a webhook tells of."""
+    """A kind of event that webhooks report."""
 
     SERVED = "served"  # a version is proved on every reachable engine of its run, for the first time
     REJECTED = "rejected"  # a version is proved bad, or its files are lost
     DEGRADED = "degraded"  # a version is served, and engines were left behind
     STALLED = "stalled"  # for a while no version was served, though there is one
+
+    @property
+    def message_type(self) -> str:
+        """The `type` of its messages, as `version.served`."""
+        subject = "version" if self in {Topic.SERVED, Topic.REJECTED} else "rollout"
+        return f"{subject}.{self}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +37,7 @@ class WebhookRules:
     Attributes:
         receivers: URLs.
         secret_file: the file with the secrets that requests are signed by; None where there are no receivers.
-        topics: what is told.
+        topics: the events that are reported.
         stalled_after: seconds after which a rollout that has not ended is news.
     """
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refitd_client.checkpoint.fault import Code
-from refitd_client.checkpoint.layout import Index, IndexRefusedError, check_index, lay_out, parse_index
+from refitd_client.checkpoint.index import Index, IndexRefusedError, check_index, lay_out, parse_index
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 INDEX = Index({"a": ONE, "b": TWO})

@@ -12,6 +12,8 @@ PYTHON ?=
 ARGS ?=
 export PYTHON TORCH TORCH_INDEX LOCKED
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Without bytecode, each worker of pytest and each process that a test starts compiles every module of refitd again.
+unexport PYTHONDONTWRITEBYTECODE
 
 # The first case of the simulation and how many steps it takes, where they are not drawn or the usual ones.
 SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
@@ -40,9 +42,7 @@ demo: $(READY) ## watch two engines follow a trainer that really learns, on this
 test: $(READY) ## run the tests that hold every promise: unit, integration, reliability, end to end
 	@tests/prometheus/install .promtool || echo "the alert rules are not tested: the tests say why"
 	@tests/stage unit $(PYTEST) -n 2 tests/unit tests/repository -m '$(QUICK)' $(ARGS)
-	@tests/stage integration $(PYTEST) -n 3 tests/integration tests/docs -m '$(QUICK)' $(ARGS)
-	@tests/stage reliability $(PYTEST) -n 3 tests/reliability -m '$(QUICK)' $(ARGS)
-	@tests/stage e2e $(PYTEST) -n 3 tests/e2e -m '$(QUICK)' $(ARGS)
+	@tests/stage processes $(PYTEST) -n 3 tests/integration tests/docs tests/reliability tests/e2e -m '$(QUICK)' $(ARGS)
 
 thorough: $(READY) ## run what make test leaves out: every crash point, mutants, sweeps of attacks, the commands of the pages
 	@REFITD_EVERY_POINT=1 REFITD_SIMULATION_STEPS=12000 \

@@ -8,15 +8,17 @@ import subprocess
 import sys
 from collections.abc import Generator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
-from support.plugged import PluggedSglang
-from support.servers import AREAL_VENV, KIT, SGLANG_VENV, SglangServer
-from support.vllm import VLLM_VENV
+from support.servers import AREAL_VENV, KIT, SGLANG_VENV, VLLM_VENV, SglangServer
+
+if TYPE_CHECKING:
+    from support.plugged import PluggedSglang
 
 # A shell that runs the tests in the background has SIGINT ignored, and what the tests start would ignore it as well.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -52,8 +54,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def sglang_plugged(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[PluggedSglang]:
+def sglang_plugged(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator["PluggedSglang"]:
     """One with refitd's plugin on model_a, and its root. A test that kills it restarts it."""
+    from support.plugged import PluggedSglang  # here, because every worker imports this module
+
     root = tmp_path_factory.mktemp("root")
     (root / ".refitd").mkdir()
     with PluggedSglang(tmp_path_factory.mktemp("plugged"), models / "model_a", root=root) as server:

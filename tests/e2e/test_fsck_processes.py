@@ -1,8 +1,6 @@
 """A journal that was lost or damaged, on real processes: fsck says so, the service rebuilds it, nothing is deleted."""
 
 import json
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ import pytest
 from refitd_client import RefitClient, WeightPublisher
 from refitd_client.contract.states import EngineState
 from support.jobs import PATIENCE, RUN, Job, running, served_by
-from support.servers import ADMIN_KEY, EmbeddedServer
+from support.servers import ADMIN_KEY, EmbeddedServer, refitd_ended
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -24,10 +22,8 @@ def fsck(folder: Path, engine: EmbeddedServer, *flags: str) -> tuple[int, dict[s
     places = ["--root", str(folder / "root"), "--state", str(folder / "state"), "--engine", engine.url]
     opens = ["--engine-key-file", str(keys / "--engine-key-file")]
     opens += ["--engine-admin-key-file", str(keys / "--engine-admin-key-file")]
-    command = [sys.executable, "-m", "refitd", "fsck", *places, *opens, *flags, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    findings = json.loads(done.stdout)["findings"]
-    return done.returncode, {finding["kind"]: finding for finding in findings}
+    code, said = refitd_ended("fsck", *places, *opens, *flags, "--json")
+    return code, {finding["kind"]: finding for finding in json.loads(said)["findings"]}
 
 
 def versions(job: Job) -> list[str]:

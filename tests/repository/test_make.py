@@ -46,6 +46,16 @@ def test_every_verb_is_phony() -> None:
 
 
 @needs_make
+def test_what_make_starts_keeps_its_bytecode() -> None:
+    """Otherwise every process of the tests compiles all modules of refitd again."""
+    order = ["make", "--no-print-directory", "--eval", "shown:; @env", "shown"]
+    given = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+    said = subprocess.run(order, cwd=TREE, env=given, capture_output=True, text=True, check=True).stdout
+    assert "PATH=" in said
+    assert "PYTHONDONTWRITEBYTECODE" not in said
+
+
+@needs_make
 def test_clean_removes_only_what_make_made() -> None:
     said = subprocess.run(["make", "-n", "clean"], cwd=TREE, capture_output=True, text=True, check=True).stdout
     removed = re.findall(r"^rm -rf (.+)$", said, re.MULTILINE)

@@ -6,8 +6,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from .forked import Forked
 from .jobs import RUN, TOKEN, Job
-from .servers import Server
+from .servers import Server, forked_refitd
 
 
 class ArealServer(Server):
@@ -42,3 +43,6 @@ class ArealServer(Server):
 
     def command(self, port: int) -> Sequence[str]:
         return [sys.executable, "-m", "refitd", "areal", *self._flags]
+
+    def _begun(self) -> Forked:
+        return forked_refitd(self.command(self.port), self.environment())

@@ -12,7 +12,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import BinaryIO
 
 _PRELOAD = ["torch", "torch.distributed.tensor", "torch.distributed.fsdp", "fastapi", "uvicorn", "safetensors.torch"]
-_PRELOAD += ["refitd_client", "refitd_embedded.engine", "refitd_embedded.server"]
+_PRELOAD += ["refitd_client", "refitd_embedded.engine", "refitd_embedded.server", "refitd.app", "refitd.cli.app"]
 
 
 @cache
@@ -31,17 +31,21 @@ def _nothing() -> None:
 
 
 class Forked:
-    """As much of `subprocess.Popen` as a `Server` asks for. What it prints, warnings too, comes by `stdout`."""
+    """As much of `subprocess.Popen` as tests ask for. What it prints, warnings too, comes by `stdout`."""
 
-    def __init__(self, main: Callable[[], int], words: Sequence[str], environment: dict[str, str]) -> None:
+    def __init__(self, main: Callable[[], int | None], words: Sequence[str], environment: dict[str, str]) -> None:
         context = forking()
         reader, writer = context.Pipe(duplex=False)
+        hears, tells = context.Pipe(duplex=False)
         self._process: ForkServerProcess = context.Process(
-            target=_be, args=(main, list(words), environment, writer), daemon=True
+            target=_be, args=(main, list(words), environment, hears, writer), daemon=True
         )
         self._asking = threading.Lock()
         self._process.start()
         writer.close()
+        hears.close()
+        self.stdin: BinaryIO = os.fdopen(os.dup(tells.fileno()), "wb", buffering=0)
+        tells.close()
         self.stdout: BinaryIO = os.fdopen(os.dup(reader.fileno()), "rb")
         reader.close()
         assert self._process.pid is not None
@@ -49,9 +53,7 @@ class Forked:
 
     def poll(self) -> int | None:
         """Its exit status, negative for a signal; None while it runs."""
-        if not wait([self._process.sentinel], 0):
-            return None
-        with self._asking:  # it is read once, from a pipe
+        with self._asking:  # it is read once, from a pipe, which is empty for a moment afterwards
             return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -67,8 +69,21 @@ class Forked:
             os.kill(self.pid, number)
 
 
-def _be(main: Callable[[], int], words: list[str], environment: dict[str, str], out: Connection) -> None:
+def ended(main: Callable[[], int | None], words: Sequence[str], environment: dict[str, str]) -> tuple[int, str]:
+    """Run it to its end; its exit status, and all that it printed."""
+    forked = Forked(main, words, environment)
+    with forked.stdin, forked.stdout as out:
+        said = out.read().decode()
+    return forked.wait(), said
+
+
+def _be(
+    main: Callable[[], int | None], words: list[str], environment: dict[str, str], hears: Connection, out: Connection
+) -> None:
     os.setpgid(0, 0)
+    os.dup2(hears.fileno(), 0)
+    hears.close()
+    sys.stdin = os.fdopen(0, closefd=False)
     for fd in (1, 2):
         os.dup2(out.fileno(), fd)
     out.close()

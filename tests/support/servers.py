@@ -17,11 +17,12 @@ from typing import Self
 
 import psutil
 
-from support.forked import Forked
+from support.forked import Forked, ended
 from support.sockets import free_port
 
 SGLANG_VENV = os.environ.get("REFITD_SGLANG_VENV")
 AREAL_VENV = os.environ.get("REFITD_AREAL_VENV")
+VLLM_VENV = os.environ.get("REFITD_VLLM_VENV")
 API_KEY = "opens-reads"
 ADMIN_KEY = "opens-changes"
 KIT = Path(__file__).resolve().parents[1] / "sglang"
@@ -147,6 +148,8 @@ class Server:
 
     def _read(self, process: "subprocess.Popen[bytes] | Forked", up: threading.Event) -> None:
         assert process.stdout is not None
+        if process.stdin is not None:
+            process.stdin.close()
         with self.log.open("ab") as log, process.stdout as lines:
             for line in lines:
                 log.write(line)
@@ -246,8 +249,33 @@ class RefitdServer(Server):
         named = [word for url in engines for word in ("--engine", url)]
         self._arguments = ["--root", str(root), "--state", str(folder / "state"), *named, *flags]
 
+    def _begun(self) -> "subprocess.Popen[bytes] | Forked":
+        return self._in_an_interpreter() if self._by else forked_refitd(self.command(self.port), self.environment())
+
     def command(self, port: int) -> Sequence[str]:
         return [*self._by, sys.executable, "-m", "refitd", "serve", *self._arguments, "--port", str(port)]
+
+
+class RefitdProgram(RefitdServer):
+    """The same with an interpreter of its own, for tests of its memory and of its command line."""
+
+    def _begun(self) -> "subprocess.Popen[bytes] | Forked":
+        return self._in_an_interpreter()
+
+
+def refitd_ended(*words: str) -> tuple[int, str]:
+    """Run `refitd`, which is to end by itself, in a process of its own; its exit status, and all that it printed."""
+    from refitd.__main__ import main  # here, because every test imports this module
+
+    return ended(main, ["refitd", *words], _environment())
+
+
+def forked_refitd(command: Sequence[str], environment: dict[str, str]) -> Forked:
+    """`python -m refitd …` in a process that need not import the service first."""
+    from refitd.__main__ import main  # as above
+
+    _, _, _, *words = command
+    return Forked(main, ["refitd", *words], environment)
 
 
 def _environment() -> dict[str, str]:

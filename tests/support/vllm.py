@@ -17,10 +17,9 @@ from refitd.engine.port import Reached, Refit, Target
 from refitd.engine.vllm.adapter import VllmEngine
 from refitd_client.contract.plugin import Answer, answers_in
 
-from .servers import API_KEY, Server, ServerError, free_port
+from .servers import API_KEY, VLLM_VENV, Server, ServerError, free_port
 from .subject import ignore_stage
 
-VLLM_VENV = os.environ.get("REFITD_VLLM_VENV")
 REPOSITORY = Path(__file__).resolve().parents[2]
 KIT = REPOSITORY / "tests/vllm"
 FAULTS = "support.vllm_faults:register"

@@ -17,8 +17,9 @@ import pytest
 from refitd.engine.port import Outcome, Reached, Refit, Stage, Unreached
 from refitd.engine.vllm.contents import ANSWERED, agree
 from support.servers import KIT as SGLANG_KIT
+from support.servers import VLLM_VENV
 from support.subject import ignore_stage
-from support.vllm import PROMPT, VLLM_VENV, WIDTH, VllmServer, VllmSubject
+from support.vllm import PROMPT, WIDTH, VllmServer, VllmSubject
 
 pytestmark = [
     pytest.mark.vllm,

@@ -16,8 +16,9 @@ from refitd.engine.vllm.adapter import VllmEngine
 from refitd_client.contract.plugin import NEEDS_FULL, UpdateOutcome
 from support.forged import files_of, forge, version_of, write_delta
 from support.servers import KIT as SGLANG_KIT
+from support.servers import VLLM_VENV
 from support.subject import ignore_stage
-from support.vllm import VLLM_VENV, WIDTH, PluggedVllm, VllmSubject
+from support.vllm import WIDTH, PluggedVllm, VllmSubject
 
 pytestmark = [
     pytest.mark.vllm,

@@ -1,8 +1,6 @@
 """The URL of a canary's check may hold a user, a password and a token. They are sent to the check and shown nowhere."""
 
 import base64
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler
@@ -15,7 +13,7 @@ from refitd_client.contract.wire import Event
 from support.command_line import refitd
 from support.jobs import PATIENCE, TOKEN, Job, running
 from support.scripted_server import Step, answer, hang_up, serve
-from support.servers import EmbeddedServer
+from support.servers import EmbeddedServer, refitd_ended
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -108,10 +106,9 @@ def test_what_a_checks_url_holds_is_shown_nowhere_whatever_becomes_of_the_check(
 def test_a_url_that_is_none_is_refused_at_the_start_and_not_repeated(tmp_path: Path, url: str) -> None:
     (tmp_path / "root").mkdir()
     words = ["--root", str(tmp_path / "root"), "--state", str(tmp_path / "state"), "--port", "0"]
-    command = [sys.executable, "-m", "refitd", "serve", *words, "--strategy", "canary", "--canary-check", url]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert ended.returncode == 2
-    assert "canary_check" in ended.stderr
-    assert "Traceback" not in ended.stderr
+    code, said = refitd_ended("serve", *words, "--strategy", "canary", "--canary-check", url)
+    assert code == 2
+    assert "canary_check" in said
+    assert "Traceback" not in said
     for secret in ("a-user", "hu", "a-secret"):
-        assert secret not in ended.stdout + ended.stderr
+        assert secret not in said

@@ -5,8 +5,6 @@ import json
 import os
 import shutil
 import socket
-import subprocess
-import sys
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ from refitd.areal.facade import MAX_GENERATE_BYTES
 from refitd.areal.passing import PASSED
 from support.areal import ArealServer
 from support.jobs import PATIENCE, PROMPT, RUN, Job, running, served_by
-from support.servers import API_KEY, EmbeddedServer
+from support.servers import API_KEY, EmbeddedServer, refitd_ended
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -248,15 +246,13 @@ def test_a_facade_with_a_token_is_closed_without_it(models: Path, tmp_path: Path
 
 def test_facades_that_others_can_reach_do_not_start_without_a_token(tmp_path: Path) -> None:
     words = ["--root", str(tmp_path), "--run", "r", "--engine", "http://127.0.0.1:9=0", "--checkpoints", str(tmp_path)]
-    command = [sys.executable, "-m", "refitd", "areal", *words, "--host", "0.0.0.0"]  # noqa: S104 - it is refused
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert ended.returncode == 2
-    assert "reachable from other machines: set --facade-token-file" in ended.stderr
+    code, said = refitd_ended("areal", *words, "--host", "0.0.0.0")  # noqa: S104 - it is refused
+    assert code == 2
+    assert "reachable from other machines: set --facade-token-file" in said
 
 
 def test_facades_do_not_start_without_a_folder_for_checkpoints(tmp_path: Path) -> None:
     words = ["--root", str(tmp_path), "--run", "r", "--engine", "http://127.0.0.1:9=0"]
-    command = [sys.executable, "-m", "refitd", "areal", *words]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert ended.returncode == 2
-    assert "--checkpoints" in ended.stderr
+    code, said = refitd_ended("areal", *words)
+    assert code == 2
+    assert "--checkpoints" in said

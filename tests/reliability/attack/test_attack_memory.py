@@ -20,7 +20,7 @@ from refitd_client.contract.naming import DELTA_NAME, MANIFEST_NAME
 from refitd_client.contract.states import Kind, VersionState
 from refitd_client.fingerprint import fingerprint, to_text
 from support.rawfiles import raw
-from support.servers import RefitdServer
+from support.servers import RefitdProgram
 
 pytestmark = [pytest.mark.e2e]
 
@@ -108,14 +108,14 @@ def a_good_delta(path: Path, zeros: str) -> None:
 
 
 @contextmanager
-def service(tmp_path: Path, base: Path) -> Generator[tuple[RefitdServer, RefitClient]]:
+def service(tmp_path: Path, base: Path) -> Generator[tuple[RefitdProgram, RefitClient]]:
     """A service, and a client of it that waits as long as is needed."""
-    refitd = RefitdServer(tmp_path, tmp_path / "root", [], "--base-model", str(base))
+    refitd = RefitdProgram(tmp_path, tmp_path / "root", [], "--base-model", str(base))
     with refitd, RefitClient(refitd.url) as client:
         yield refitd, client
 
 
-def ended(refitd: RefitdServer, client: RefitClient, version: str) -> None:
+def ended(refitd: RefitdProgram, client: RefitClient, version: str) -> None:
     """Kill the service as soon as it validates a version."""
     for event in client.events("0"):
         if event.subject == version and client.version(version).state is VersionState.VALIDATING:
@@ -161,7 +161,7 @@ def test_a_version_over_which_the_service_dies_twice_is_set_aside_and_the_next_o
     base = write_model(tmp_path / "base", 2**34)
     write_model(tmp_path / "root/run/v000001", 2**34)
     flags = ["--base-model", str(base), "--settle", "0"]
-    refitd = RefitdServer(tmp_path, tmp_path / "root", [], *flags)
+    refitd = RefitdProgram(tmp_path, tmp_path / "root", [], *flags)
     for _ in range(2):
         with refitd, RefitClient(refitd.url) as client:
             ended(refitd, client, FULL)

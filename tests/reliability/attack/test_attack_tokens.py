@@ -2,8 +2,6 @@
 
 import hmac
 import logging
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from refitd_client import RefitClient
 from refitd_client.http.connection import connect_to
 from support.attackers import attacking, listening
 from support.command_line import refitd
-from support.servers import RefitdServer
+from support.servers import RefitdProgram, refitd_ended
 from support.services import Stage, serving
 
 WRITE, READ = "opens-everything", "opens-what-looks"
@@ -208,7 +206,7 @@ def test_no_token_or_key_is_in_the_log_the_journal_or_the_list_of_processes(tmp_
     (tmp_path / "root").mkdir()
     files = ["--token-file", "token", "--read-token-file", "read", "--engine-key-file", "key"]
     flags = [str(tmp_path / word) if not word.startswith("--") else word for word in files]
-    with RefitdServer(tmp_path, tmp_path / "root", ["http://127.0.0.1:9"], *flags, "--log-format", "json") as server:
+    with RefitdProgram(tmp_path, tmp_path / "root", ["http://127.0.0.1:9"], *flags, "--log-format", "json") as server:
         for token in (WRITE, READ, "wrong-guess"):
             for method, path in (("GET", "/v1/engines"), ("POST", "/v1/versions"), ("GET", f"/{token}%00")):
                 httpx.request(method, server.url + path, headers=bearer(token), content=b"\xff{", trust_env=False)
@@ -222,10 +220,9 @@ def test_no_token_or_key_is_in_the_log_the_journal_or_the_list_of_processes(tmp_
 
 @pytest.mark.e2e
 def test_a_service_that_others_can_reach_does_not_start_without_a_token(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "refitd", "serve", "--root", str(tmp_path), "--host", "0.0.0.0"]  # noqa: S104
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert ended.returncode == 2
-    assert "reachable from other machines: set a token" in ended.stderr
+    code, said = refitd_ended("serve", "--root", str(tmp_path), "--host", "0.0.0.0")  # noqa: S104 - it is refused
+    assert code == 2
+    assert "reachable from other machines: set a token" in said
 
 
 ANSWERED = {200, 404, 503}  # 503: the root was not listed yet

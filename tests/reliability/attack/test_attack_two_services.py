@@ -1,21 +1,17 @@
 """Two services on one root, or on one state folder: the second refuses to start, and says why."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from support.servers import RefitdServer
+from support.servers import RefitdServer, refitd_ended
 
 pytestmark = [pytest.mark.e2e]
 
 
 def start(root: Path, state: Path) -> tuple[int, str]:
     """Start another service, which is to end by itself; its exit code and what it said."""
-    command = [sys.executable, "-m", "refitd", "serve", "--root", str(root), "--state", str(state), "--port", "0"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    return ended.returncode, ended.stdout + ended.stderr
+    return refitd_ended("serve", "--root", str(root), "--state", str(state), "--port", "0")
 
 
 def test_the_second_of_two_services_on_one_root_or_state_folder_refuses(tmp_path: Path) -> None:

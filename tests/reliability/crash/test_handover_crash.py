@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,6 +16,7 @@ from refitd_client.contract.states import VersionState
 from refitd_client.transport.ipc import handover
 from refitd_client.transport.ipc.offer_file import make_secret
 from support.exporting import shared
+from support.forked import Forked
 from support.mini_sglang import tiny_weights
 from support.servers import RefitdServer
 
@@ -25,46 +24,38 @@ from support.servers import RefitdServer
 class Told:
     """A process that says a line for each that it is told."""
 
-    def __init__(self, script: str, argument: Path) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", script, str(argument)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        )
+    def __init__(self, main: Callable[[], None], argument: Path) -> None:
+        self.process = Forked(main, ["told", str(argument)], dict(os.environ))
 
     def tell(self, line: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
+        self.process.stdin.write(f"{line}\n".encode())
 
     def hear(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
+        return self.process.stdout.readline().decode().strip()
 
     def ask(self, line: str) -> str:
         self.tell(line)
         return self.hear()
 
     def kill(self) -> None:
-        self.process.kill()
+        self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
     def end(self) -> None:
-        self.process.kill()
-        self.process.communicate()
+        self.kill()
+        self.process.stdin.close()
+        self.process.stdout.close()
 
 
-Begin = Callable[[str, Path], Told]
+Begin = Callable[[Callable[[], None], Path], Told]
 
 
 @pytest.fixture
 def begin() -> Iterator[Begin]:
     with ExitStack() as ends:
 
-        def begin(script: str, argument: Path) -> Told:
-            told = Told(script, argument)
+        def begin(main: Callable[[], None], argument: Path) -> Told:
+            told = Told(main, argument)
             ends.callback(told.end)
             return told
 
@@ -81,14 +72,14 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def engine(root: Path, begin: Begin) -> Told:
-    engine = begin(handover_engine.__file__, root.parent / "startup")
+    engine = begin(handover_engine.main, root.parent / "startup")
     assert engine.hear() == "ready"
     return engine
 
 
 @pytest.fixture
 def trainer(root: Path, begin: Begin) -> tuple[Told, str]:
-    trainer = begin(handover_trainer.__file__, root)
+    trainer = begin(handover_trainer.main, root)
     return trainer, trainer.hear()
 
 
@@ -112,7 +103,7 @@ def test_a_trainer_killed_between_offer_and_commit_leaves_the_engine_untouched_a
     trainer[0].kill()
     assert engine.ask(update) == "refused [0]"
     assert engine.ask(f"prepare {root}/run/v000005 {trainer[1]}").startswith("refused the offer was withdrawn, or")
-    again = begin(handover_trainer.__file__, root)
+    again = begin(handover_trainer.main, root)
     offer = again.hear()
     assert engine.ask(prepared(engine, root, offer)) == "served [5]"
     assert again.ask("back 0") == "mine"

@@ -98,9 +98,9 @@ sglang: $(READY) ## run the contract tests against a real SGLang, on the CPU (1.
 	@tests/sglang/install .venv-sglang
 	@REFITD_SGLANG_VENV=.venv-sglang $(BIN)/python -m pytest tests -m sglang $(ARGS)
 
-vllm: $(READY) ## run the contract tests against a real vLLM, on the CPU (3.4 GB the first time)
+vllm: $(READY) ## run the contract tests against a real vLLM, on the CPU (3.4 GB the first time; ARGS='-m vllm': more models)
 	@tests/vllm/install .venv-vllm
-	@REFITD_VLLM_VENV=.venv-vllm $(BIN)/python -m pytest tests -m vllm $(ARGS)
+	@REFITD_VLLM_VENV=.venv-vllm REFITD_AREAL_VENV=$(wildcard .venv-areal) $(BIN)/python -m pytest tests -m 'vllm and not thorough' $(ARGS)
 
 areal: $(READY) ## run the released AReaL's own client against a facade (1.7 GB the first time)
 	@tests/areal/install .venv-areal

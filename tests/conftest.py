@@ -1,5 +1,5 @@
-"""What the tests with real servers share. A test of the real SGLang, or of the released AReaL, exists only
-where REFITD_SGLANG_VENV or REFITD_AREAL_VENV names one."""
+"""What the tests with real servers share. A test of a real SGLang or vLLM, or of the released AReaL, exists only where
+REFITD_SGLANG_VENV, REFITD_VLLM_VENV or REFITD_AREAL_VENV names one."""
 
 import fcntl
 import os
@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
@@ -19,6 +19,7 @@ from support.servers import AREAL_VENV, KIT, SGLANG_VENV, VLLM_VENV, SglangServe
 
 if TYPE_CHECKING:
     from support.plugged import PluggedSglang
+    from support.vllm import OneVllm
 
 # A shell that runs the tests in the background has SIGINT ignored, and what the tests start would ignore it as well.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -38,19 +39,59 @@ collect_ignore_glob = [
 ]
 
 
-@pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """model_a and model_b, and what tests/sglang/README.md lists beside them. Read only: all workers have the same."""
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests with a real vLLM come last, kind by kind: one runs at a time, and each takes most of a minute to start."""
+    if not VLLM_VENV:
+        return
+    from support.vllm import STARTED
+
+    kinds = list(STARTED)
+
+    def turn(item: Any) -> int:
+        kind = item.callspec.params.get("kind") if hasattr(item, "callspec") else None
+        return kinds.index(kind) if kind in STARTED else -1
+
+    items.sort(key=turn)
+
+
+def _made_once(tmp_path_factory: pytest.TempPathFactory, name: str, *width: str) -> Path:
     ours = tmp_path_factory.getbasetemp()
-    folder = (ours.parent if "PYTEST_XDIST_WORKER" in os.environ else ours) / "models-of-all"
+    folder = (ours.parent if "PYTEST_XDIST_WORKER" in os.environ else ours) / name
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.is_dir():
-            making = tmp_path_factory.mktemp("models")
-            for script in ("make-models", "make-bad"):
-                subprocess.run([sys.executable, str(KIT / script), str(making)], check=True, capture_output=True)
-            making.rename(folder)
+            making = str(tmp_path_factory.mktemp("models"))
+            for order in (["make-models", making, *width], ["make-bad", making]):
+                subprocess.run([sys.executable, KIT / order[0], *order[1:]], check=True, capture_output=True)
+            Path(making).rename(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """model_a and model_b, and what tests/sglang/README.md lists beside them. Read only: all workers have the same."""
+    return _made_once(tmp_path_factory, "models-of-all")
+
+
+@pytest.fixture(scope="session")
+def vllm_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, as wide as vLLM wants them on a CPU."""
+    from support.vllm import WIDTH
+
+    return _made_once(tmp_path_factory, "models-of-vllm", str(WIDTH))
+
+
+@pytest.fixture(scope="session")
+def one_vllm(vllm_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator["OneVllm"]:
+    """The vLLM of all tests, on model_a, of the kind that a test asks for."""
+    from support.vllm import OneVllm
+
+    one = OneVllm(vllm_models, tmp_path_factory.mktemp)
+    try:
+        yield one
+    finally:
+        one.stop()
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,9 @@ from refitd_client.errors import PlanRefusedError
 from refitd_plan.faults import check_positive
 
 MOST_RANKS = 65_536
+SGLANG, VLLM = "sglang", "vllm"
+ENGINE_NAMES = {SGLANG: "SGLang", VLLM: "vLLM"}
+"""The backends that generate, and what people call them."""
 
 
 class Role(StrEnum):
@@ -87,6 +90,11 @@ class Allocation:
     def of(self, role: Role) -> list[Component]:
         """The components with a role, in order."""
         return [member for members in self.groups for member in members if member.role is role]
+
+    @property
+    def engine(self) -> str:
+        """The backend that generates; of several the first."""
+        return self.of(Role.GENERATION)[0].backend
 
     @property
     def generation_world(self) -> int:

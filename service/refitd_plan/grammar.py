@@ -2,6 +2,7 @@
 
     sglang.d4p1t1+d2p1t1                            2025: a dot, and a trainer without a name
     sglang:d4t2+fsdp:d8                             today; "+": GPUs of their own
+    vllm:d4t2+fsdp:d8                               likewise, on vLLM
     sglang:d4|fsdp:d4                               "|": the same GPUs; binds tighter than "+"
     sglang[r]:d2+fsdp[a]:d4|fsdp[c]:d4              named components
     sglang:d8t2+megatron:(attn:d1p4t2c2|ffn:d2p4e2) mixture of experts: attention and experts cut differently
@@ -16,7 +17,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from refitd_client.errors import PlanRefusedError
-from refitd_plan.allocation import Allocation, Component, Parallel, Role
+from refitd_plan.allocation import ENGINE_NAMES, Allocation, Component, Parallel, Role
 from refitd_plan.faults import refusal_at
 
 if TYPE_CHECKING:
@@ -39,15 +40,14 @@ DIM: /[A-Za-z]+[0-9]+/
 %ignore /\s+/
 """
 
-ENGINES = frozenset({"sglang"})
-OTHER_ENGINES = frozenset({"vllm"})
+ENGINES = frozenset(ENGINE_NAMES)
 TRAINERS: Mapping[str, str] = {"fsdp": "dtpc", "megatron": "dtpce", "archon": "dtpce"}
 ENGINE_DIMS = "dtp"
 _OLD_NAMES = {"m": "t"}
 _MOST_DIGITS = 6
 _SAID = {
     "DIM": "dimensions such as d1p1t1",
-    "WORD": "a backend (sglang, fsdp, megatron, archon)",
+    "WORD": "a backend (sglang, vllm, fsdp, megatron, archon)",
     "PLUS": "'+'",
     "VBAR": "'|'",
     "COLON": "':'",
@@ -140,8 +140,7 @@ def _component(text: str, tree: "Tree[Token]") -> Component:
     if backend in TRAINERS:
         return _trainer(text, backend, called, body)
     known = ", ".join(sorted({*ENGINES, *TRAINERS}))
-    why = "refitd brings weights to SGLang alone" if backend in OTHER_ENGINES else f"it is one of {known}"
-    raise refusal_at(text, _position(word), f"{word} is no backend that can be planned: {why}")
+    raise refusal_at(text, _position(word), f"{word} is no backend that can be planned: it is one of {known}")
 
 
 def _trainer(text: str, backend: str | None, name: str | None, body: "Tree[Token]") -> Component:

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from refitd_client.errors import PlanRefusedError
+from refitd_plan.allocation import SGLANG
 from refitd_plan.faults import check_positive, check_share, check_switch, check_word
 
 
@@ -144,8 +145,18 @@ _ASSUMED: Mapping[str, str] = {
 }
 
 
-def job_of(given: Mapping[str, Any]) -> tuple[JobSettings, list[str]]:
+_ASSUMED_OF_VLLM: Mapping[str, str] = {
+    "mem_fraction_static": "mem_fraction_static stands for vLLM's gpu_memory_utilization, which is 0.92 by itself",
+    "attention_backend": "a forward pass takes as much as SGLang's does with FlashInfer: vLLM measures its own",
+}
+
+
+def job_of(given: Mapping[str, Any], engine: str = SGLANG) -> tuple[JobSettings, list[str]]:
     """The settings of a job, and a sentence for each that was assumed. None counts as not given.
+
+    Args:
+        given: the settings by name.
+        engine: the backend that generates.
 
     Raises:
         PlanRefusedError: a name is no setting, or a value cannot be.
@@ -157,7 +168,8 @@ def job_of(given: Mapping[str, Any]) -> tuple[JobSettings, list[str]]:
     for name, choices in _WORDS.items():
         if name in said:
             said[name] = check_word(flag(name), said[name], choices)
-    return JobSettings(**said), [text for name, text in _ASSUMED.items() if name not in said]
+    assumed = _ASSUMED if engine == SGLANG else {**_ASSUMED, **_ASSUMED_OF_VLLM}
+    return JobSettings(**said), [text for name, text in assumed.items() if name not in said]
 
 
 _WORDS: Mapping[str, type[StrEnum]] = {

@@ -6,7 +6,7 @@ Engines start before trainers: an engine takes its share of what it finds free, 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from refitd_plan.allocation import Role
+from refitd_plan.allocation import VLLM, Role
 from refitd_plan.job import JobSettings
 from refitd_plan.machine import GIB, Machine
 from refitd_plan.model import Model
@@ -20,6 +20,7 @@ from refitd_plan.rank_memory import (
     requests_at_once,
     trainer_parts,
 )
+from refitd_plan.vllm_memory import vllm_memory
 
 HEADROOM = 0.05
 """The share of a GPU that stays free: a prediction can be wrong, and a GPU that is full fails at the next token."""
@@ -63,7 +64,11 @@ def memory_of(model: Model, placement: Placement, machine: Machine, job: JobSett
     for rank in placement.of(Role.GENERATION):
         capacity = machine.memory(rank.gpu)
         free = capacity - taken.get(rank.gpu, 0.0)
-        found = engine_memory(model, rank.component.parallel, job, capacity=capacity, free=free)
+        parallel = rank.component.parallel
+        if rank.component.backend == VLLM:
+            found = vllm_memory(model, parallel, job, capacity=capacity)
+        else:
+            found = engine_memory(model, parallel, job, capacity=capacity, free=free)
         process = _process(rank, found.parts)
         taken[rank.gpu] = taken.get(rank.gpu, 0.0) + process.total
         engines.append((process, found))

@@ -1,9 +1,9 @@
-"""A plan as text to paste: SGLang's flags, environment lines, and keys of an AReaL configuration. Pure."""
+"""A plan as text to paste: the engine's flags, environment lines, and keys of an AReaL configuration. Pure."""
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 
-from refitd_plan.allocation import Parallel
+from refitd_plan.allocation import SGLANG, Parallel
 from refitd_plan.job import JobSettings
 from refitd_plan.plan import PlannedChange
 from refitd_plan.transport import WeightTransport
@@ -24,6 +24,19 @@ AREAL_KEYS: Mapping[str, str] = {
     "concurrent_rollouts": "rollout.max_concurrent_rollouts",
 }
 """Where AReaL keeps a plan's settings (`areal/api/cli_args.py`). Expandable segments are a variable, no key."""
+_AREAL_VLLM: Mapping[str, str] = {
+    "mem_fraction_static": "vllm.gpu_memory_utilization",
+    "context_length": "vllm.max_model_len",
+    "running_requests": "vllm.max_num_seqs",
+}
+
+
+def areal_keys(engine: str) -> Mapping[str, str]:
+    """Where AReaL keeps a plan's settings, with an engine of that backend."""
+    if engine == SGLANG:
+        return AREAL_KEYS
+    others = {name: key for name, key in AREAL_KEYS.items() if not key.startswith("sglang.")}
+    return {**others, **_AREAL_VLLM}
 
 
 def sglang_flags(parallel: Parallel, job: JobSettings, fraction: float | None) -> list[str]:
@@ -52,6 +65,26 @@ def sglang_flags(parallel: Parallel, job: JobSettings, fraction: float | None) -
     return [*said, *(name for is_on, name in switches if is_on)]
 
 
+def vllm_flags(parallel: Parallel, job: JobSettings, fraction: float | None) -> list[str]:
+    """The flags of each engine's `vllm serve`.
+
+    Args:
+        parallel: the engine's parallelism.
+        job: the settings.
+        fraction: gpu_memory_utilization, None where no memory was planned.
+    """
+    flags: dict[str, object] = {"--tensor-parallel-size": parallel.t}
+    flags["--pipeline-parallel-size"] = parallel.p if parallel.p > 1 else None
+    flags["--gpu-memory-utilization"] = None if fraction is None else f"{fraction:g}"
+    flags["--max-model-len"] = job.context_length
+    flags["--max-num-seqs"] = job.running_requests
+    flags["--kv-cache-dtype"] = "fp8" if job.kv_cache_bytes == 1 else None
+    flags["--max-lora-rank"] = job.lora_rank
+    said = [word for name, value in flags.items() if value is not None for word in (name, str(value))]
+    switches = [(job.lora_rank is not None, "--enable-lora"), (not job.cuda_graphs, "--enforce-eager")]
+    return [*said, *(name for is_on, name in switches if is_on)]
+
+
 def environment_lines(environment: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
     """Lines for a shell, under a comment that says whose they are."""
     for whose, variables in environment.items():
@@ -60,13 +93,13 @@ def environment_lines(environment: Mapping[str, Mapping[str, str]]) -> Iterator[
             yield from (f"export {name}={value}" for name, value in sorted(variables.items()))
 
 
-def areal_patch(transport: WeightTransport, made: Sequence[PlannedChange]) -> dict[str, object]:
+def areal_patch(transport: WeightTransport, made: Sequence[PlannedChange], engine: str = SGLANG) -> dict[str, object]:
     """Keys of an AReaL configuration that differ, nested as in its YAML."""
     mode = "xccl" if transport in {WeightTransport.NCCL, WeightTransport.GLOO} else "disk"
     patch: dict[str, object] = {}
     _set(patch, "actor.weight_update_mode", mode)
     for change in made:
-        if (key := AREAL_KEYS.get(change.setting)) is not None:
+        if (key := areal_keys(engine).get(change.setting)) is not None:
             _set(patch, key, change.value)
     return patch
 

@@ -68,7 +68,8 @@ class Plan:
     `update_group` is the world size that a broadcast would have: the ranks that generate, and one that trains.
     `meanwhile` is what refitd carries out today where `transport` is not one of these; None where it is.
     `costs_of` says what the costs of all `ways` were measured on, and how a version of this job compares.
-    `memory` is None where no model was given. `advice` is what the environment needs and no variable does.
+    `memory` is None where no model was given. The flags are of the engine that the allocation names; the other's are
+    empty. `advice` is what the environment needs and no variable does.
     """
 
     allocation: str
@@ -81,6 +82,7 @@ class Plan:
     costs_of: str
     memory: PlannedMemory | None
     sglang_flags: tuple[str, ...]
+    vllm_flags: tuple[str, ...]
     environment: Mapping[str, Mapping[str, str]]
     advice: tuple[str, ...]
     areal: Mapping[str, object]

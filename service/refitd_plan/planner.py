@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from refitd_client.errors import PlanRefusedError
-from refitd_plan.allocation import Allocation, Role, allocation_of_counts
+from refitd_plan.allocation import ENGINE_NAMES, SGLANG, VLLM, Allocation, Role, allocation_of_counts
 from refitd_plan.fit import assumed_of_memory, fit, planned_memory, version_bytes
 from refitd_plan.grammar import parse
 from refitd_plan.host import check_host
@@ -20,7 +20,7 @@ from refitd_plan.job import JobSettings, job_of
 from refitd_plan.machine import Gpu, Machine, machine_for
 from refitd_plan.model import Model, model_of, read_model
 from refitd_plan.nvml import read_gpus
-from refitd_plan.outputs import areal_patch, sglang_flags
+from refitd_plan.outputs import areal_patch, sglang_flags, vllm_flags
 from refitd_plan.placement import Placement, place
 from refitd_plan.plan import Plan, TransportOption
 from refitd_plan.transport import (
@@ -37,7 +37,7 @@ from refitd_plan.transport import (
     measured,
 )
 
-_PLUGINS = "sglang.srt.plugins"
+_PLUGINS = {SGLANG: ("sglang.srt.plugins", "refitd_sglang"), VLLM: ("vllm.general_plugins", "refitd_vllm")}
 ModelSource = str | os.PathLike[str] | Mapping[str, Any]
 
 
@@ -75,7 +75,7 @@ def plan(
         host_memory: GiB of the host's memory, where the root is on a tmpfs: what lies there has to fit as well.
         gpus: the GPUs of a node, with their UUIDs, in place of what the driver says.
         shared_files: whether trainer and engines see the same root.
-        plugin: whether refitd is installed in SGLang's environment; else whether this one has both.
+        plugin: whether refitd is installed in the engines' environment; else whether this one has both.
         areal: the trainer is AReaL, which hands refitd the folders that it has written (`refitd areal`).
         model: a model's folder, or its configuration. Without it no memory is planned.
         settings: of trainer and engine: the fields of `refitd_plan.job.JobSettings`.
@@ -91,9 +91,11 @@ def plan(
         shared_files=shared_files,
         read=read_gpus if gpus is None else lambda: gpus,
     )
-    job, of_job = job_of(settings)
+    job, of_job = job_of(settings, wanted.engine)
     placement = place(wanted, machine)
-    now = _situation(wanted, placement, machine, job, plugin=has_plugin() if plugin is None else plugin, areal=areal)
+    now = _situation(
+        wanted, placement, machine, job, plugin=has_plugin(wanted.engine) if plugin is None else plugin, areal=areal
+    )
     rule = choose(now)
     check_host(host_memory, machine.nodes)
     shape, of_model = _model(model)
@@ -113,13 +115,14 @@ def plan(
     return _plan(wanted, placement, machine, job, now, rule, shape, host_memory, assumptions)
 
 
-def has_plugin() -> bool:
-    """Whether SGLang and refitd's plugin are installed together in this environment."""
+def has_plugin(engine: str = SGLANG) -> bool:
+    """Whether the engine and refitd's plugin for it are installed together in this environment."""
     try:
-        distribution("sglang")
+        distribution(engine)
     except PackageNotFoundError:
         return False
-    return any(point.module.startswith("refitd_sglang") for point in entry_points(group=_PLUGINS))
+    group, package = _PLUGINS[engine]
+    return any(point.module.startswith(package) for point in entry_points(group=group))
 
 
 def _plan(
@@ -136,6 +139,7 @@ def _plan(
     found = None if shape is None else fit(shape, placement, machine, job, rule.transport)
     then = job if found is None else found.job
     fraction = job.mem_fraction_static if found is None else found.then.fraction
+    parallel = wanted.of(Role.GENERATION)[0].parallel
     meanwhile = None  # the best that refitd does itself, where it does not do what is best
     if not carried_out(rule.transport, now):
         own = (WeightTransport.DISK_DELTA, WeightTransport.DISK)
@@ -157,12 +161,13 @@ def _plan(
             )
             for transport in WeightTransport
         ),
-        costs_of=measured(None if shape is None else version_bytes(shape, job)),
+        costs_of=measured(None if shape is None else version_bytes(shape, job), wanted.engine),
         memory=None if found is None else planned_memory(found, host_has),
-        sglang_flags=tuple(sglang_flags(wanted.of(Role.GENERATION)[0].parallel, then, fraction)),
-        environment=environment(rule.transport, expandable_segments=then.expandable_segments),
-        advice=advice(rule.transport),
-        areal=areal_patch(rule.transport, () if found is None else found.changes or ()),
+        sglang_flags=tuple(sglang_flags(parallel, then, fraction)) if wanted.engine == SGLANG else (),
+        vllm_flags=tuple(vllm_flags(parallel, then, fraction)) if wanted.engine == VLLM else (),
+        environment=environment(rule.transport, expandable_segments=then.expandable_segments, engine=wanted.engine),
+        advice=advice(rule.transport, now),
+        areal=areal_patch(rule.transport, () if found is None else found.changes or (), wanted.engine),
         assumptions=tuple(assumptions),
     )
 
@@ -195,7 +200,8 @@ def _situation(
 ) -> Situation:
     if job.lora_rank is not None and not machine.shared_files:
         raise PlanRefusedError(
-            "adapters reach SGLang by files alone, and the engines do not see the trainer's files: share a folder"
+            f"adapters reach {ENGINE_NAMES[wanted.engine]} by files alone, and the engines do not see the trainer's "
+            "files: share a folder"
         )
     ranks = placement.ranks
     return Situation(
@@ -210,4 +216,5 @@ def _situation(
         expandable_segments=job.expandable_segments,
         plugin=plugin,
         areal=areal,
+        engine=wanted.engine,
     )

@@ -143,7 +143,7 @@ def engine_memory(model: Model, parallel: Parallel, job: JobSettings, *, capacit
         MemoryPart(name="weights", size=weights, source=CONFIG),
         MemoryPart(name="adapters", size=adapters, source=SGLANG_LORA),
         MemoryPart(name="KV cache", size=max(0.0, pool), source=SGLANG_POOL),
-        *_beside(model, parallel, job, capacity, tokens),
+        *forward_parts(model, parallel, job, capacity, tokens),
     )
     return EngineMemory(parts=tuple(part for part in parts if part.size > 0), kv_tokens=tokens, fraction=fraction)
 
@@ -165,7 +165,18 @@ def default_fraction(capacity: float, parallel: Parallel, job: JobSettings) -> f
     return round(1 - reserved / 1024 / capacity, 3)
 
 
-def _beside(model: Model, parallel: Parallel, job: JobSettings, capacity: float, tokens: int) -> Iterator[MemoryPart]:
+def forward_parts(
+    model: Model, parallel: Parallel, job: JobSettings, capacity: float, tokens: int
+) -> Iterator[MemoryPart]:
+    """What an engine takes beside weights and KV cache: a forward pass, CUDA graphs, the table of requests.
+
+    Args:
+        model: what it serves.
+        parallel: the engine's parallelism.
+        job: the settings.
+        capacity: the GPU's memory, in GiB.
+        tokens: what the KV cache holds.
+    """
     chunk, graphs = _sizes(capacity, parallel.t)
     context = job.context_length or model.context or _DEFAULT_CONTEXT
     running = requests_at_once(job, parallel)

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
 
+from refitd_plan.allocation import ENGINE_NAMES, SGLANG, VLLM
+
 _FOLDERS = "AReaL hands whole folders over, which refitd publishes in full"
 MEASURED_GB = 3.09
 MEASURED = f"{MEASURED_GB:g} GB in bf16, one H200"
@@ -28,8 +30,8 @@ class Situation:
 
     `group` is the size of the update group; `doubled` the device that two of its ranks are on, None where none is;
     `devices` the number of devices in the job; `nodes` those that hold any of it; `whole`: the trainer has one rank,
-    which holds every tensor whole; `plugin`: refitd is in SGLang's environment; `areal`: the trainer is AReaL,
-    which hands refitd the folders that it has written.
+    which holds every tensor whole; `plugin`: refitd is in the engines' environment; `areal`: the trainer is AReaL,
+    which hands refitd the folders that it has written; `engine`: the backend that generates.
     """
 
     group: int
@@ -43,6 +45,12 @@ class Situation:
     expandable_segments: bool
     plugin: bool
     areal: bool = False
+    engine: str = SGLANG
+
+    @property
+    def engine_name(self) -> str:
+        """What people call the engine."""
+        return ENGINE_NAMES[self.engine]
 
 
 class WeightTransport(StrEnum):
@@ -58,7 +66,7 @@ class WeightTransport(StrEnum):
 def no_broadcast(now: Situation) -> str | None:
     """Why NCCL cannot broadcast; None where it can. Outside the update group ranks may share GPUs."""
     if now.lora:
-        return "SGLang takes adapters from files alone"
+        return f"{now.engine_name} takes adapters from files alone"
     if now.doubled is not None:
         return (
             f"the update group would have {now.group} ranks, and two of them are on {now.doubled}: "
@@ -84,7 +92,7 @@ def hinders_handover(now: Situation) -> str | None:
         return "adapters go by disk"
     if now.expandable_segments:
         return "memory of expandable segments cannot be opened by CUDA IPC: leave expandable_segments out"
-    return None if now.plugin else "it needs refitd's plugin inside SGLang (say --plugin where it is)"
+    return None if now.plugin else "it needs refitd's plugin inside the engine (say --plugin where it is)"
 
 
 def no_deltas(now: Situation) -> str | None:
@@ -110,7 +118,7 @@ def hinders(transport: WeightTransport, now: Situation) -> str | None:
         case WeightTransport.NCCL:
             return no_broadcast(now)
         case WeightTransport.GLOO:
-            return "SGLang takes adapters from files alone" if now.lora else None
+            return f"{now.engine_name} takes adapters from files alone" if now.lora else None
         case _:
             assert_never(transport)
 
@@ -200,30 +208,47 @@ COSTS: Mapping[WeightTransport, str] = {
 }
 
 
-def measured(version: float | None) -> str:
+def measured(version: float | None, engine: str = SGLANG) -> str:
     """What the figures are of, and how a version of this job compares. `version` is in bytes, None where not known."""
+    of = MEASURED if engine == SGLANG else f"{MEASURED}, with SGLang; not measured with {ENGINE_NAMES[engine]}"
     if version is None:
-        return MEASURED
+        return of
     gigabytes = version / 1e9
-    return f"{MEASURED}; a version of this job has {gigabytes:.2f} GB: about {gigabytes / MEASURED_GB:.2g} times that"
+    return f"{of}; a version of this job has {gigabytes:.2f} GB: about {gigabytes / MEASURED_GB:.2g} times that"
 
 
 # SGLang sets the first for its own processes; a trainer without it joins the group, and its first broadcast fails.
+_OF_ENGINE: Mapping[str, Mapping[str, str]] = {SGLANG: {}, VLLM: {"VLLM_SERVER_DEV_MODE": "1"}}
 _NCCL = {"NCCL_CUMEM_ENABLE": "0", "NCCL_DEBUG": "WARN"}
 
 
-def environment(transport: WeightTransport, *, expandable_segments: bool) -> dict[str, dict[str, str]]:
+def environment(
+    transport: WeightTransport, *, expandable_segments: bool, engine: str = SGLANG
+) -> dict[str, dict[str, str]]:
     """The variables that trainer and engine need, by who needs them."""
     of_both = _NCCL if transport is WeightTransport.NCCL else {}
     segments = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if expandable_segments else {}
-    return {"trainer": {**of_both, **segments}, "engine": {**_HUB, **of_both}}
+    return {"trainer": {**of_both, **segments}, "engine": {**_HUB, **of_both, **_OF_ENGINE[engine]}}
 
 
-def advice(transport: WeightTransport) -> tuple[str, ...]:
+_ON_VLLM = "mem_fraction_static, in this plan, is vLLM's gpu_memory_utilization"
+_ON_STOCK_VLLM = (
+    "a stock vLLM is paused for as long as it reads the whole checkpoint, also where a delta was published; with "
+    "refitd in its environment files are read before the pause, and deltas are written in place where vLLM leaves "
+    "weights as they are loaded (docs/vllm.md)",
+    "a stock vLLM of several ranks is updated only with refitd serve --vllm-stock-ranks",
+)
+
+
+def advice(transport: WeightTransport, now: Situation) -> tuple[str, ...]:
     """What the job has to keep to, in sentences."""
+    of_engine: tuple[str, ...] = ()
+    if now.engine == VLLM:
+        of_engine = (_ON_VLLM,) if now.plugin else (_ON_VLLM, *_ON_STOCK_VLLM)
     if transport is not WeightTransport.NCCL:
-        return ()
+        return of_engine
     return (
+        *of_engine,
         "load NCCL in the training processes only: a controller that makes no step joins no group and imports none",
         "keep NCCL_DEBUG=INFO out of production: it writes a line for every operation",
     )

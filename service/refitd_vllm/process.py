@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from refitd_plugin.tensor_feed import TensorFeed
-from refitd_vllm.reloading import UnknownReleaseError, layerwise, processed, through_layers
+from refitd_vllm.reloading import UnknownReleaseError, layerwise, packed_at_start, processed, through_layers
 
 
 class VllmProcess:
@@ -17,6 +17,9 @@ class VllmProcess:
 
     def __init__(self, worker: Any) -> None:
         self._worker = worker
+        # As at the load of the model: an engine core that holds the worker itself draws another afterwards, and the
+        # server names this one.
+        self._instance = str(worker.vllm_config.instance_id)
         self._feed: TensorFeed | None = None
 
     @property
@@ -40,8 +43,7 @@ class VllmProcess:
     @property
     def seed(self) -> int | None:
         """See `EngineProcess`. vLLM's seed is 0 where none is given; its `instance_id` is another at each start."""
-        told = str(self._config.instance_id)
-        return int(told) if told.isdecimal() else None
+        return int(self._instance) if self._instance.isdecimal() else None
 
     @property
     def rank(self) -> int:
@@ -98,7 +100,7 @@ class VllmProcess:
             layerwise()
         except UnknownReleaseError as error:
             return f"vLLM {self.release} is not one that it knows: {error}"
-        return None
+        return packed_at_start(self.model)
 
     def loaded_once(self) -> str | None:
         """See `EngineProcess`. vLLM restores the form that a layer was loaded in."""

@@ -63,6 +63,18 @@ def processed(model: torch.nn.Module) -> str | None:
     return None
 
 
+def packed_at_start(model: torch.nn.Module) -> str | None:
+    """Why a reload would leave experts in another form than the one they are read in; None where it does not.
+
+    vLLM 0.32.0 packs them for the CPU when it makes their kernel, which it makes once.
+    """
+    for name, layer in model.named_modules():
+        kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
+        if kernel is not None and any(each.device.type == "cpu" for each in layer.parameters()):
+            return f"the experts in {name} are packed for the CPU when the server starts, and not after a reload"
+    return None
+
+
 def through_layers(model: torch.nn.Module, reload: Callable[[], None]) -> None:
     """Reload layer by layer; a reload that raises leaves no layer apart.
 

@@ -50,6 +50,7 @@ def plugin_of(worker: Any) -> Any:
 
 
 def _updated(worker: Any, path: str) -> dict[str, Any]:
+    from refitd_plugin.offered import is_promised
     from refitd_plugin.port import UpdateCall
     from refitd_plugin.source import is_version
     from refitd_vllm.reloading import undone
@@ -57,7 +58,7 @@ def _updated(worker: Any, path: str) -> dict[str, Any]:
     rank = plugin_of(worker)
     if rank.engine is None:
         return {"ok": False, "message": "", "reason": f"the plugin stands aside: {rank.aside}"}
-    if not is_version(path):
+    if not (is_version(path) or is_promised(path)):
         return {"ok": False, "message": "", "reason": f"{path} is no version: it has no refit.json"}
     process = rank.engine.process
     undone(process.model)  # what a reload of vLLM's own may have left apart

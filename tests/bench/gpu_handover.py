@@ -1,15 +1,18 @@
 """From `publish()` to answers by new, verified weights: full versions, deltas, and hand-overs from memory, in one run.
 
     python tests/bench/gpu_handover.py --models DIR --url URL --root DIR [--out FILE] [--rounds 10] [--device 1]
+        [--engine vllm] [--stock]
 
-A server was started on DIR/a (Qwen2.5-1.5B's shapes) with the plugin in its environment and REFITD_SGLANG_ROOT=root,
-the root on tmpfs and empty but for `.refitd`. This process is the trainer: it has the weights on that GPU, or on
-another, starts the service and publishes. What answers is asked of the engine itself.
+A server was started on DIR/a (Qwen2.5-1.5B's shapes) with the plugin in its environment and REFITD_SGLANG_ROOT=root
+(REFITD_VLLM_ROOT=root), the root on tmpfs and empty but for `.refitd`. This process is the trainer: it has the weights
+on that GPU, or on another, starts the service and publishes. What answers is asked of the engine itself. A server
+without the plugin (`--stock`) is updated by files alone. A vLLM first loads DIR/b and DIR/a in turns by its own routes.
 
     answered     from the call of publish() until the service says that the version is served: every engine has proved
                  that it holds it, and generates again. Another process waits for that, and takes the time
     held         until publish() returns: the tensors may change
     sealed       until the version's files are found good
+    paused       of it, how long the engine generated nothing: from the pause until it was resumed
 
 Between two publications the trainer computes for `--between` seconds: the engine opens the files that followed the
 last one meanwhile. The stages are those that publisher, service and engine report of themselves.
@@ -32,6 +35,7 @@ from safetensors.torch import load_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from dialects import DIALECTS, vllm_reload
 from in_flight import in_flight, told
 from memory_used import DEVICE, Memory
 from stack import refitd
@@ -43,6 +47,7 @@ from refitd_client.fingerprint.torch_ops import flat_bits
 RUN = "handover"
 PATIENCE = 120.0
 STREAMS, TOKENS = 8, 300  # requests in flight
+PAUSED = ("pause", "load", "verify", "resume")
 Weights = dict[str, Any]
 
 
@@ -117,7 +122,7 @@ class Bench:
     """All of it, in one run."""
 
     def __init__(self, options: argparse.Namespace, url: str) -> None:
-        self.options, self.service = options, url
+        self.options, self.service, self.dialect = options, url, DIALECTS[options.engine]
         self.out: dict[str, Any] = {"device": DEVICE, "torch": torch.__version__, "trainer's GPU": options.device}
         device = f"cuda:{options.device}" if DEVICE == "cuda" else DEVICE
         self.weights: Weights = load_file(options.models / "b" / "model.safetensors", device=device)
@@ -135,7 +140,8 @@ class Bench:
             ) as self.publisher,
         ):  # fmt: skip
             self.out["bytes"] = sum(tensor.nbytes for tensor in self.weights.values())
-            for part in (self.files, self.deltas, self.memory, self.same, self.under_load):
+            by_plugin = () if self.options.stock else (self.deltas, self.memory, self.same)
+            for part in (self.files, *by_plugin, self.under_load, self.last):
                 try:
                     part()
                 except Exception as error:
@@ -167,7 +173,7 @@ class Bench:
             step_on(self.weights)
             with extra.watched() if number >= warm else nullcontext():
                 found.append(self.one(**how))
-        for what in ("answered", "held", "sealed"):
+        for what in ("answered", "held", "sealed", "paused"):
             self.out[f"{name}: {what} ms"] = spread([each[what] for each in found[warm:]])
         self.out[f"{name}: stages ms"] = medians([each["stages"] for each in found[warm:]])
         self.out[f"{name}: prepare ms"] = [each["stages"].get("prepare") for each in found]
@@ -188,9 +194,11 @@ class Bench:
         answered, handed = self.watcher.end(), publication.handed
         stages = publication.committed().timings | self.client.version(publication.version_id).timings
         last = self.client.engines().items[0].last_attempt
-        stages |= {} if last is None else last.timings
+        attempt = {} if last is None else last.timings
+        stages |= attempt
         return {
             "answered": (answered - began) * 1000, "held": (held - began) * 1000, "sealed": (sealed - began) * 1000,
+            "paused": sum(attempt.get(stage, 0.0) for stage in PAUSED),
             "stages": stages, "kind": publication.committed().kind.value,
             "handed": handed and {"engines": handed.engines, "reason": handed.reason, "ms": dict(handed.timings or {})},
         }  # fmt: skip
@@ -203,18 +211,27 @@ class Bench:
 
     def under_load(self) -> None:
         """Requests in flight through one of each. The service pauses SGLang before 0.5.21 by `abort`: it ends them."""
-        for name, how in (("files", {"block": "staged"}), ("memory", {"handover": True})):
+        memory = {} if self.options.stock else {"memory": {"handover": True}}
+        for name, how in {"files": {"block": "staged"}, **memory}.items():
             step_on(self.weights)
-            with in_flight(self.options.url, STREAMS, TOKENS) as streams:
+            with in_flight(self.options.url, STREAMS, TOKENS, self.dialect) as streams:
                 began = time.perf_counter()
                 found = self.one(**how)
                 window = (began, began + found["answered"] / 1000)
             self.out[f"under load: {name}"] = found | {"in flight": told(streams, [window], TOKENS)}
 
+    def last(self) -> None:
+        """A full version, and what the engine then answers and holds: to be compared with a server started on it."""
+        step_on(self.weights)
+        done = self.publisher.publish(self.weights, step=self.next())
+        done.wait(PATIENCE)
+        contents = None if self.options.stock else self.ask(do="contents")
+        self.out["last"] = {"path": str(done.path), "answers": self.generate(), "contents": contents}
+
     def generate(self, tokens: int = 16, text: str = "hello world") -> list[int]:
         """Greedily."""
-        params = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
-        return self.engine.post("/generate", json={"text": text, "sampling_params": params}).json()["output_ids"]
+        reply = self.engine.post(self.dialect.route, json=self.dialect.body(text, tokens))
+        return self.dialect.ids(reply.raise_for_status().json())
 
     def ask(self, **request: Any) -> Any:
         """One request over the channel of the plugin."""
@@ -232,6 +249,15 @@ class Bench:
         return self.step
 
 
+def own_reloads(options: argparse.Namespace) -> dict[str, Any]:
+    """What vLLM's own reload takes, before a service is there. The last one is of what the server was started on."""
+    with httpx.Client(base_url=options.url, trust_env=False, timeout=PATIENCE) as http:
+        models = [options.models / name for name in "ba"]
+        found = [vllm_reload(http, models[number % 2]) for number in range(2 + options.rounds + options.rounds % 2)][2:]
+    paused = [each.pop("paused") for each in found]
+    return {"own reload: paused ms": spread(paused), "own reload: stages ms": medians(found)}
+
+
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -242,11 +268,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--between", type=float, default=1.0, help="seconds between two publications")
     parser.add_argument("--device", type=int, default=0, help="the trainer's GPU; the engine has the first one")
+    parser.add_argument("--engine", choices=DIALECTS, default="sglang")
+    parser.add_argument("--stock", action="store_true", help="the server has no plugin")
     options = parser.parse_args()
     folder = options.out.absolute().parent
     more = ("--base-model", str(options.models / "a"), "--keep-last", "1")
+    own = own_reloads(options) if options.engine == "vllm" else {}
     with refitd(options.root, folder, [options.url], *more) as (_, url):
-        Bench(options, url).run()
+        bench = Bench(options, url)
+        bench.out |= own
+        bench.run()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """Requests in flight through updates: whether any is lost, and how long the tokens of each wait."""
 
-import json
 import time
 from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+from dialects import DIALECTS, Dialect
 
 Window = tuple[float, float]
 """From when a pause was asked for until the reply to what ended it, in seconds of `time.perf_counter`."""
@@ -27,11 +27,12 @@ class Stream:
 
 
 @contextmanager
-def in_flight(url: str, count: int, tokens: int) -> Generator[list[Stream]]:
+def in_flight(url: str, count: int, tokens: int, dialect: Dialect = DIALECTS["sglang"]) -> Generator[list[Stream]]:
     """So many streamed requests, begun together, until each has come to its end. All have begun when it yields."""
     streams = [Stream() for _ in range(count)]
     with ThreadPoolExecutor(count) as pool:
-        running = [pool.submit(_follow, url, f"story {n}", tokens, stream) for n, stream in enumerate(streams)]
+        texts = [dialect.body(f"story {n}", tokens, stream=True) for n in range(count)]
+        running = [pool.submit(_follow, url, dialect, *each) for each in zip(texts, streams, strict=True)]
         while not all(stream.times for stream in streams) and not any(each.done() for each in running):
             time.sleep(0.01)
         yield streams
@@ -62,11 +63,9 @@ def told(streams: Sequence[Stream], windows: Sequence[Window], tokens: int) -> d
     }
 
 
-def _follow(url: str, text: str, tokens: int, stream: Stream) -> None:
-    params = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
-    body = {"text": text, "sampling_params": params, "stream": True}
-    with httpx.stream("POST", f"{url}/generate", json=body, timeout=120, trust_env=False) as reply:
+def _follow(url: str, dialect: Dialect, body: dict[str, Any], stream: Stream) -> None:
+    with httpx.stream("POST", url + dialect.route, json=body, timeout=120, trust_env=False) as reply:
         for line in reply.raise_for_status().iter_lines():
             if line.startswith("data: {"):
                 stream.times.append(time.perf_counter())
-                stream.tokens = json.loads(line.removeprefix("data: "))["meta_info"]["completion_tokens"]
+                stream.tokens = dialect.tokens(stream.tokens, line)

@@ -80,6 +80,8 @@ def _fill(store: Store) -> None:
         load = AttemptRecord(id=name, engine=name, version=target, started_at=now, outcome="ACK", timings=STAGES)
         store.close_attempt(load)
         record = engine(name, serving=target, last_attempt=load)
+        if number % 2:
+            record = replace(record, server="vLLM", release="0.32.0", proof="answers to a fixed prompt")
         if number % 50 == 7:
             record = replace(record, state=EngineState.UNREACHABLE, reason="connection refused", serving="run~v000998")
         store.put_engine(record, "added")

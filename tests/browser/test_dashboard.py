@@ -260,6 +260,22 @@ async def test_a_lost_stream_is_said_and_what_was_missed_is_there_when_it_is_bac
             await expect(page.locator("table.log tbody tr").first).to_contain_text("served: step 2")
 
 
+async def test_an_engine_that_is_vllm_says_so_with_its_release_and_what_proves_what_it_serves(
+    page: Page, tmp_path: Path
+) -> None:
+    async with serving(tmp_path, names=("a", "b")) as stage, listening(stage.api) as server:
+        vllm = stage.engines["b"]
+        vllm.server, vllm.release, vllm.proof = "vLLM", "0.32.0", "vllm:xxh3:"
+        await stage.served(1)
+        await opened(page, server)
+        row = page.locator("table.engines tbody tr").filter(has_text="b:1").first
+        await expect(row.locator("th .tag")).to_have_text("vLLM")
+        await expect(page.locator("table.engines th .tag")).to_have_count(1)
+        await row.locator("button.fold").click()
+        await expect(page.locator("tr.detail .facts")).to_contain_text("vLLM 0.32.0, stock")
+        await expect(page.locator("tr.detail .facts")).to_contain_text("proof: digests of parameters")
+
+
 async def test_a_thousand_versions_and_two_hundred_engines_come_in_pages(page: Page, tmp_path: Path) -> None:
     async with crowd(tmp_path) as (api, _), listening(api) as server:
         await opened(page, server)

@@ -40,7 +40,7 @@ SGLANGS = {
     "--sleep-on-idle",
     "--skip-server-warmup",
 }
-VLLMS = {"--enable-eplb", "--enable-sleep-mode", "--worker-extension-cls"}
+VLLMS = {"--enable-eplb", "--enable-sleep-mode", "--max-cpu-loras", "--max-loras", "--worker-extension-cls"}
 KNOWN = EXECUTABLE | {"text", "yaml", "json", "mermaid", "{toctree}", "flat", "gap", ""}
 
 

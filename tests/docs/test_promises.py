@@ -21,6 +21,17 @@ def test_every_promise_and_failure_names_a_test() -> None:
     assert len(rows) > 60
 
 
+def test_every_promise_says_which_test_shows_it_on_vllm_or_why_none_does() -> None:
+    table = PROMISES.partition("\n## Promises\n")[2].partition("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines() if line[:1] == "|"]
+    head, _, *promises = rows
+    assert head[-1] == "on vLLM"
+    assert [row[0] for row in promises] == [str(number) for number in range(1, 16)]
+    for row in promises:
+        assert len(row) == len(head), row[0]
+        assert NAME.search(row[-1]) or row[-1].startswith("no engine has a part in it: "), row[0]
+
+
 def in_make_test(name: str) -> bool:
     """Whether `make test` runs a test that is named, or one of a file that is."""
     file, *parts = name.split("::")
@@ -43,13 +54,21 @@ def quick(file: str) -> frozenset[str]:
 def is_left(marks: list[ast.expr]) -> bool:
     """A parameter of a test may have such a mark: then the others are run."""
     named = {ast.unparse(each) for mark in marks for each in (mark.elts if isinstance(mark, ast.List) else [mark])}
-    return bool(named & {"pytest.mark.thorough", "pytest.mark.sglang"})
+    return bool(named & {"pytest.mark.thorough", "pytest.mark.sglang", "pytest.mark.vllm"})
+
+
+WANT_A_REAL_ENGINE = [  # make sglang, make vllm
+    "| an engine that dies between prepare and commit",
+    "| a bad checkpoint that reaches a vLLM with refitd inside past the service's checks",
+    "| a rank of a vLLM with refitd inside that alone fails, refuses or hangs",
+    "| the service killed, gone in mid-load, or one of two on a vLLM",
+]
 
 
 def test_make_test_runs_a_test_of_every_promise_and_failure() -> None:
     rows = [line for line in PROMISES.splitlines() if line.startswith("| ") and "test_" in line]
     left = [row.split(" | ")[0] for row in rows if not any(in_make_test(name) for name in NAME.findall(row))]
-    assert left == ["| an engine that dies between prepare and commit"], "which wants a real SGLang: make sglang"
+    assert left == WANT_A_REAL_ENGINE
 
 
 def test_everything_that_an_actor_may_not_do_names_a_test() -> None:

@@ -12,8 +12,6 @@ from typing import Any
 ARCHITECTURES = ("qwen2-tied", "qwen3", "llama", "gemma2", "qwen3-moe")
 _SIZES: dict[str, Any] = {
     "vocab_size": 1024,
-    "hidden_size": 64,
-    "intermediate_size": 128,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -25,16 +23,17 @@ _SIZES: dict[str, Any] = {
     "initializer_range": 0.2,
 }
 _EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 64, "head_dim": 64}
+WIDTH = 64
 
 
-def make(folder: Path, architecture: str, seed: int, tokenizer: Path) -> Path:
-    """Write a model, with the tokenizer files of the one in `tokenizer`."""
+def make(folder: Path, architecture: str, seed: int, tokenizer: Path, width: int = WIDTH) -> Path:
+    """Write a model of a width, with the tokenizer files of the one in `tokenizer`."""
     import torch
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     torch.manual_seed(seed)
-    model = _maker(architecture)().to(torch.bfloat16)
+    model = _maker(architecture, width)().to(torch.bfloat16)
     model.save_pretrained(folder, safe_serialization=True)
     for file in tokenizer.glob("token*"):
         shutil.copy(file, folder)
@@ -61,15 +60,16 @@ def change(model: Path, folder: Path, seed: int, *, but: str = "nothing") -> Pat
     return folder
 
 
-def _maker(architecture: str) -> Callable[[], Any]:
+def _maker(architecture: str, width: int) -> Callable[[], Any]:
     import transformers as t
 
-    head = {"head_dim": 16}
+    sizes = _SIZES | {"hidden_size": width, "intermediate_size": 2 * width}
+    tied, head = sizes | {"tie_word_embeddings": True}, {"head_dim": width // 4}
     makers: dict[str, Callable[[], Any]] = {
-        "qwen2-tied": lambda: t.Qwen2ForCausalLM(t.Qwen2Config(**_SIZES | {"tie_word_embeddings": True})),
-        "qwen3": lambda: t.Qwen3ForCausalLM(t.Qwen3Config(**_SIZES, **head)),
-        "llama": lambda: t.LlamaForCausalLM(t.LlamaConfig(**_SIZES)),
-        "gemma2": lambda: t.Gemma2ForCausalLM(t.Gemma2Config(**_SIZES | {"tie_word_embeddings": True}, **head)),
-        "qwen3-moe": lambda: t.Qwen3MoeForCausalLM(t.Qwen3MoeConfig(**_SIZES, **_EXPERTS, num_experts=4)),
+        "qwen2-tied": lambda: t.Qwen2ForCausalLM(t.Qwen2Config(**tied)),
+        "qwen3": lambda: t.Qwen3ForCausalLM(t.Qwen3Config(**sizes, **head)),
+        "llama": lambda: t.LlamaForCausalLM(t.LlamaConfig(**sizes)),
+        "gemma2": lambda: t.Gemma2ForCausalLM(t.Gemma2Config(**tied, **head)),
+        "qwen3-moe": lambda: t.Qwen3MoeForCausalLM(t.Qwen3MoeConfig(**sizes, **_EXPERTS, num_experts=4)),
     }
     return makers[architecture]

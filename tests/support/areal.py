@@ -1,14 +1,20 @@
-"""`refitd areal` as a process."""
+"""`refitd areal` as a process, and the released AReaL in an environment of its own."""
 
+import json
+import os
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from .forked import Forked
 from .jobs import RUN, TOKEN, Job
-from .servers import Server, forked_refitd
+from .servers import AREAL_VENV, Server, forked_refitd
+
+TRAIN = Path(__file__).resolve().parents[1] / "areal/train.py"
 
 
 class ArealServer(Server):
@@ -46,3 +52,16 @@ class ArealServer(Server):
 
     def _begun(self) -> Forked:
         return forked_refitd(self.command(self.port), self.environment())
+
+
+def released_areal(how: str, url: str, tmp_path: Path, *models: Path) -> list[dict[str, Any]]:
+    """Run AReaL's part in its own environment, as the page says; what it saw at the start and after each update."""
+    python = Path(AREAL_VENV or "").absolute() / "bin/python"
+    places = [str(tmp_path / "name_resolve"), str(tmp_path / "fileroot")]
+    command = [str(python), "-W", "ignore", str(TRAIN), how, *places, *map(str, models)]
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    kept["AREAL_LLM_SERVER_ADDRS"] = url.removeprefix("http://")
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=kept, cwd=tmp_path)
+    found = [line.removeprefix("REPORT ") for line in done.stdout.splitlines() if line.startswith("REPORT ")]
+    assert found, done.stdout[-3000:] + done.stderr[-3000:]
+    return json.loads(found[0])

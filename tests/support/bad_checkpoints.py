@@ -18,8 +18,8 @@ DOWN_PROJ = r"model\.layers\.1\.mlp\.down_proj\.weight"
 REASONS = {
     "bad_empty": r"no \*\.safetensors file",
     "bad_shard2_gone": r"model-00002-of-00002\.safetensors",
-    "bad_shape": rf"{DOWN_PROJ}.*BF16 \[64, 100\].*\[64, 128\]",
-    "bad_shape_norm": r"model\.norm\.weight.*\[32\].*\[64\]",
+    "bad_shape": rf"{DOWN_PROJ}.*BF16 \[64, 100\].*\[(64, 128|128, 256)\]",
+    "bad_shape_norm": r"model\.norm\.weight.*\[32\].*\[(64|128)\]",
     "bad_missing": rf"{DOWN_PROJ}.*missing",
     "bad_extra": r"model\.layers\.1\.mlp\.bogus\.weight",
     "bad_trunc": r"model\.safetensors",

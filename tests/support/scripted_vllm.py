@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from .scripted_server import Server, Step, answer, serve
+from .scripted_server import Server, Step, answer, page, serve
 
 POSTED = frozenset(
     {
@@ -24,6 +24,7 @@ POSTED = frozenset(
         "/resume",
         "/update_weight_version",
         "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
         "/weight_checker",
     }
 )
@@ -88,6 +89,7 @@ class ScriptedVllm:
     absent: frozenset[str] = frozenset()
     told: dict[str, Any] = field(default_factory=config)
     ranks: int = 1
+    adapters: dict[str, str] = field(default_factory=dict)
     script: dict[str, list[Step]] = field(default_factory=dict)
 
     @property
@@ -145,7 +147,16 @@ class ScriptedVllm:
                 return answer(200, {"success": True})
             case "/v1/completions":
                 assert not self.paused, "a prompt waits for ever"
-                return self.completion()
+                return self.completion(adapter=body.get("model"))
+            case "/v1/load_lora_adapter":
+                assert "load_inplace" not in body, "each step of each request would read the folder again"
+                if body["lora_name"] in self.adapters:
+                    return error(400, "has already been loaded")
+                self.adapters[body["lora_name"]] = body["lora_path"]
+                return page(200, b"Success: LoRA adapter added successfully.")
+            case "/v1/unload_lora_adapter":
+                del self.adapters[body["lora_name"]]
+                return page(200, b"Success: LoRA adapter removed successfully.")
             case _:
                 return answer(200, self._told(path))
 
@@ -157,6 +168,9 @@ class ScriptedVllm:
                 return {"weight_version": self.label}
             case "/server_info":
                 return self.told
+            case "/v1/models":
+                cards = [{"id": name, "root": path, "parent": "/base"} for name, path in self.adapters.items()]
+                return {"data": [{"id": "/base", "root": "/base", "parent": None}, *cards]}
             case "/is_paused":
                 return {"is_paused": self.paused}
             case "/is_sleeping":
@@ -174,9 +188,11 @@ class ScriptedVllm:
             return answer(200, {"results": [None] * self.ranks})
         return answer(200, {"results": [["generate"]] * self.ranks})
 
-    def completion(self, shift: float = 0.0) -> Step:
+    def completion(self, shift: float = 0.0, adapter: str | None = None) -> Step:
         """The answer to a prompt; what is loaded decides the scores."""
-        score = -float(len(self.loaded)) + shift
+        if adapter is not None and adapter not in self.adapters:
+            return error(404, f"The model `{adapter}` does not exist.")
+        score = -float(len(self.loaded if adapter is None else self.adapters[adapter])) + shift
         scores = [None, *[score] * 15, *[-0.5] * 8]
         return answer(
             200, {"choices": [{"index": 0, "logprobs": {"token_logprobs": scores}, "finish_reason": "length"}]}

@@ -42,10 +42,12 @@ class SimulatedEngine:
         self.taken: list[str] = []
         self.timings = {"load": 1.0}
         self.plugin: str | None = None
+        self.server, self.release, self.proof = "SGLang", "0.5.23", ""  # `proof`: what its fingerprints begin with
         self.ahead: list[str | None] = []  # what it was to make ready before its load, None: nothing any more
         self.waiting = self.hangs = False
         self.process = UNTOLD
         self.address: str | None = None
+        self.may_read: tuple[str, ...] = ()
 
     async def probe(self) -> Reached | Unreached:
         self.probes += 1
@@ -54,7 +56,8 @@ class SimulatedEngine:
         return Reached(
             model_path=self.path,
             weight_version=self.label,
-            server_version="0.5.23",
+            server=self.server,
+            server_version=self.release,
             configuration="simulated" if self.plugin is None else "simulated refitd",
             startup_path=self.base,
             takes_offers=self.takes_offers,
@@ -62,6 +65,7 @@ class SimulatedEngine:
             plugin=self.plugin,
             process=self.process,
             address=self.address,
+            may_read=self.may_read,
         )
 
     async def refit(self, target: Target, on_stage: Callable[[Stage], None]) -> Refit:
@@ -75,7 +79,7 @@ class SimulatedEngine:
         refit = self.script.pop(0) if self.script else Refit(outcome=Outcome.ACK, resumed=True)
         if refit.outcome is Outcome.ACK:
             self.path, self.label = target.path, target.label
-            self.contents = f"contents of {target.path}"
+            self.contents = f"{self.proof}contents of {target.path}"
             refit = Refit(outcome=Outcome.ACK, resumed=refit.resumed, fingerprint=self.contents, timings=self.timings)
         self.paused = not refit.resumed
         return refit

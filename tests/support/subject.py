@@ -1,15 +1,18 @@
 """An engine server under test, and the adapter that speaks to it."""
 
+import asyncio
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from refitd.engine.port import Refit, Stage, Target
+from refitd.engine.port import EnginePort, Refit, Stage, Target
 from refitd.engine.sglang.adapter import SglangEngine
 
 from .forged import files_of, version_of
+from .habits import HABITS, Habits
 from .servers import ADMIN_KEY, API_KEY, EngineServer
 
 PROMPT = [5, 6, 7]
@@ -17,6 +20,15 @@ PROMPT = [5, 6, 7]
 
 def ignore_stage(_: Stage) -> None:
     """For refits whose stages do not matter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """What is known of an answer at its end. `label`: of the version that gave it, where the engine says that."""
+
+    tokens: int
+    ended: str | None
+    label: str | None
 
 
 @dataclass
@@ -32,19 +44,9 @@ class Subject:
         self.engine = self.adapter()
 
     @property
-    def careless(self) -> bool:
-        """Whether it makes SGLang's mistakes."""
-        return self.kind in {"embedded-defects", "sglang"}
-
-    @property
-    def takes_nan(self) -> bool:
-        """Whether it loads what is not a number. The plugin leaves values to the service where files are the same."""
-        return self.kind != "embedded"
-
-    @property
-    def other_fingerprint(self) -> str:
-        """Of contents that nobody ever had."""
-        return "xxh3:0" if self.root is None else "plugin:xxh3:0"
+    def habits(self) -> Habits:
+        """What its kind does in its own way."""
+        return HABITS[self.kind]
 
     def path(self, model: str) -> Path:
         """Where the engine finds a model, one that is not there too."""
@@ -67,15 +69,34 @@ class Subject:
             reply = await http.post("/generate", json={"input_ids": PROMPT, "sampling_params": params})
             return reply.raise_for_status().json()["output_ids"]
 
-    async def info(self) -> dict[str, Any]:
+    async def stream(self, tokens: int, begun: asyncio.Event) -> Streamed:
+        """Ask for a long answer; say when it has begun."""
+        params = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+        body = {"input_ids": PROMPT, "sampling_params": params, "stream": True}
+        meta: dict[str, Any] = {}
+        async with self.http() as http, http.stream("POST", "/generate", json=body) as response:
+            async for line in response.aiter_lines():
+                if line.startswith("data: {"):
+                    meta = json.loads(line.removeprefix("data: "))["meta_info"]
+                    begun.set()
+        return Streamed(meta["completion_tokens"], meta["finish_reason"]["type"], meta["weight_version"])
+
+    async def named(self) -> tuple[str, str]:
+        """The path and the label of what it serves, asked past the adapter where the server tells both."""
         async with self.http() as http:
-            return (await http.get("/model_info")).raise_for_status().json()
+            info = (await http.get("/model_info")).raise_for_status().json()
+        return info["model_path"], info["weight_version"]
+
+    def agree(self, some: str | None, other: str | None) -> bool:
+        """Whether two fingerprints are of the same contents."""
+        return some is not None and some == other
 
     def http(self, within: float = 60.0) -> httpx.AsyncClient:
         """A client of the kind that rollouts use."""
         headers = {"Authorization": f"Bearer {API_KEY}"}
         return httpx.AsyncClient(base_url=self.server.url, headers=headers, timeout=within, trust_env=False)
 
-    def adapter(self, **options: Any) -> SglangEngine:
+    def adapter(self, **options: Any) -> EnginePort:
+        """Another adapter to the same server, which has asked nothing yet."""
         given = {"api_key": API_KEY, "admin_key": ADMIN_KEY, "root": self.root}
         return SglangEngine(self.server.url, **{**given, **options})

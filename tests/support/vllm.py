@@ -1,11 +1,12 @@
 """A real vLLM on the CPU, and the adapter that speaks to it."""
 
+import asyncio
 import json
 import os
 import re
 import shutil
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,41 +14,55 @@ import httpx
 import psutil
 from safetensors.torch import load_file, save_file
 
-from refitd.engine.port import Reached, Refit, Target
+from refitd.engine.port import Reached
 from refitd.engine.vllm.adapter import VllmEngine
+from refitd.engine.vllm.contents import agree
 from refitd_client.contract.plugin import Answer, answers_in
 
-from .servers import API_KEY, VLLM_VENV, Server, ServerError, free_port
-from .subject import ignore_stage
+from .servers import API_KEY, VLLM_VENV, EngineServer, ServerError, free_port
+from .subject import PROMPT, Streamed, Subject
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 KIT = REPOSITORY / "tests/vllm"
 FAULTS = "support.vllm_faults:register"
-PROMPT = [5, 6, 7]
 WIDTH = 128  # of the models: vLLM's attention on the CPU takes heads of 32 elements and more
+_TWO = ["--tensor-parallel-size", "2"]
+_IN_PLACE = {"UNPACKED": "1"}  # linear layers are not repacked, as on a GPU: loads are copies that are learned
+# How each kind is started.
+STARTED: dict[str, tuple[list[str], dict[str, str]]] = {
+    "vllm": ([], {}),
+    "vllm-two-ranks": (_TWO, {"BIND": "0|1"}),
+    "vllm-plugged": ([], {}),
+    "vllm-plugged-two-ranks": (_TWO, {"BIND": "0|1"} | _IN_PLACE),
+    "vllm-plugged-in-place": ([], _IN_PLACE),
+    "vllm-plugged-two-ranks-repacked": (_TWO, {"BIND": "0|1"}),
+}
 
 
-class VllmServer(Server):
+class VllmServer(EngineServer):
     """A vLLM in the environment that REFITD_VLLM_VENV names. Its first answer takes some seconds more."""
 
     name = "vllm"
     ready = re.compile(rb"Application startup complete")
 
     def __init__(self, folder: Path, model: Path, *flags: str, **environment: str) -> None:
-        super().__init__(folder)
+        super().__init__(folder, model)
         if VLLM_VENV is None:
             raise ServerError("REFITD_VLLM_VENV is not set: run `make vllm`")
-        self.model = model
         self.port = free_port()
-        self._flags = flags
+        self._flags = ["--api-key", API_KEY, *flags]
         self._environment = environment
 
     def command(self, port: int) -> Sequence[str]:
         venv = Path(VLLM_VENV or "").absolute()
-        return [str(KIT / "serve"), str(venv), str(self.model), str(port), "--api-key", API_KEY, *self._flags]
+        return [str(KIT / "serve"), str(venv), str(self.model), str(port), *self._flags]
 
     def environment(self) -> dict[str, str]:
         return super().environment() | self._environment
+
+    def stop(self) -> None:
+        """SIGKILL: it takes seconds to end by itself, and has nothing that is looked at afterwards."""
+        self.kill()
 
     def start(self) -> Self:
         """Start it and wait until it is up. It says so a moment before it listens."""
@@ -64,17 +79,23 @@ class VllmServer(Server):
             raise ServerError(f"{self.name} has no worker; the end of {self.log}:\n{self.tail()}")
         return found
 
+    @property
+    def scheduler(self) -> psutil.Process:
+        """One of them."""
+        return self.workers[0]
+
     @contextmanager
-    def frozen(self) -> Generator[None]:
-        """Stop the processes that hold the weights: what is sent to them meanwhile waits."""
-        workers = self.workers
+    def frozen(self, *, all_of_them: bool = True) -> Generator[None]:
+        """Stop the processes that hold the weights, or the last of them: what is sent to them meanwhile waits."""
+        workers = self.workers if all_of_them else self.workers[-1:]
         for worker in workers:
             worker.suspend()
         try:
             yield
         finally:
             for worker in workers:
-                worker.resume()
+                with suppress(psutil.NoSuchProcess):
+                    worker.resume()
 
 
 class PluggedVllm(VllmServer):
@@ -103,6 +124,10 @@ class PluggedVllm(VllmServer):
         """Let the next load of a rank fail after so many tensors."""
         Path(f"{self._fault}.{rank}").write_text(str(after))
 
+    def refuse(self, rank: int = 0) -> None:
+        """Let a rank refuse the next version."""
+        Path(f"{self._fault}.{rank}.refuse").touch()
+
     def call(self, method: str, **arguments: Any) -> list[dict[str, Any]]:
         """Call a method of each worker."""
         order = {"method": method, "kwargs": arguments}
@@ -120,38 +145,89 @@ class PluggedVllm(VllmServer):
         return [answer for reply in replies for answer in answers_in(reply["message"])]
 
 
-class VllmSubject:
-    """A vLLM server under test, and the adapter that speaks to it."""
+class OneVllm:
+    """At most one vLLM at a time, of the kind that was asked for last: each takes 2 GB, and a minute to start."""
 
-    def __init__(self, server: VllmServer, models: Path) -> None:
-        self.server = server
-        self.models = models
-        self.engine = self.adapter()
+    def __init__(self, models: Path, folder: Callable[[str], Path]) -> None:
+        self._models, self._folder = models, folder
+        self._kind = ""
+        self._server: VllmServer | None = None
+
+    def of(self, kind: str) -> VllmServer:
+        """The server of a kind, up: the one that runs, or one that is started in its place."""
+        if kind != self._kind or self._server is None:
+            self.stop()
+            self._server, self._kind = self._made(kind), kind
+        if not self._server.is_running:
+            self._server.restart()
+        return self._server
+
+    def subject(self, kind: str) -> "VllmSubject":
+        """The same as the tests see it."""
+        server = self.of(kind)
+        return VllmSubject(server, self._models, kind, server.root if isinstance(server, PluggedVllm) else None)
+
+    def stop(self) -> None:
+        """End the one that runs."""
+        if self._server is not None:
+            self._server.stop()
+        self._server = None
+
+    def _made(self, kind: str) -> VllmServer:
+        flags, variables = STARTED[kind]
+        folder, model = self._folder(kind), self._models / "model_a"
+        if "plugged" not in kind:
+            return VllmServer(folder, model, *flags, **variables)
+        root = folder / "root"
+        (root / ".refitd").mkdir(parents=True)
+        return PluggedVllm(folder, model, *flags, root=root, **variables)
+
+
+class VllmSubject(Subject):
+    """A vLLM server under test, and the adapter that speaks to it: as to a stock one, unless it is given the root."""
+
+    def __init__(self, server: VllmServer, models: Path, kind: str = "vllm", root: Path | None = None) -> None:
+        super().__init__(kind, server, models, root)
 
     def adapter(self, **options: Any) -> VllmEngine:
         """Another adapter to the same server, which has asked nothing yet."""
-        return VllmEngine(self.server.url, **{"api_key": API_KEY, **options})
+        stock_ranks = self.root is None and "two-ranks" in self.kind
+        given = {"api_key": API_KEY, "root": self.root, "several_ranks": stock_ranks}
+        return VllmEngine(self.server.url, **{**given, **options})
 
-    def path(self, model: str) -> Path:
-        return self.models / model
-
-    def target(self, model: str, label: str, **known: Any) -> Target:
-        return Target(path=str(self.path(model)), label=label, **known)
-
-    async def refit(self, model: str, label: str, **known: Any) -> Refit:
-        return await self.engine.refit(self.target(model, label, **known), ignore_stage)
+    async def named(self) -> tuple[str, str]:
+        """The path that its adapter has in mind, since a server tells none, and the label that the server tells."""
+        known = await self.engine.probe()
+        assert isinstance(known, Reached)
+        return known.model_path, await self.label() or ""
 
     async def label(self) -> str | None:
         """The label that an adapter sees which has asked nothing yet."""
         seen = await self.adapter().probe()
         return seen.weight_version if isinstance(seen, Reached) else None
 
+    def agree(self, some: str | None, other: str | None) -> bool:
+        """Whether two fingerprints are of the same contents: scores are never equal to the last digit."""
+        return some is not None and other is not None and agree(some, other) is True
+
     async def answer(self, within: float = 60.0) -> list[int]:
         """What it generates greedily."""
-        body = {"prompt": PROMPT, "temperature": 0, "max_tokens": 16, "ignore_eos": True, "return_token_ids": True}
         async with self.http(within) as http:
-            reply = await http.post("/v1/completions", json=body)
+            reply = await http.post("/v1/completions", json=_question(16))
             return reply.raise_for_status().json()["choices"][0]["token_ids"]
+
+    async def stream(self, tokens: int, begun: asyncio.Event) -> Streamed:
+        """Ask for a long answer; say when it has begun."""
+        count, ended = 0, None
+        body = _question(tokens) | {"stream": True}
+        async with self.http() as http, http.stream("POST", "/v1/completions", json=body) as response:
+            async for line in response.aiter_lines():
+                if line.startswith("data: {"):
+                    (choice,) = json.loads(line.removeprefix("data: "))["choices"]
+                    count += len(choice["token_ids"] or [])
+                    ended = choice["finish_reason"] or ended
+                    begun.set()
+        return Streamed(count, ended, None)
 
     def begun_checkpoint(self) -> Path:
         """model_b in two shards, the second of which is cut off in the middle of a layer's gate and up projections."""
@@ -182,7 +258,8 @@ class VllmSubject:
         order = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
         return await self.post("/collective_rpc", order)
 
-    def http(self, within: float = 60.0) -> httpx.AsyncClient:
-        """A client of the kind that rollouts use."""
-        headers = {"Authorization": f"Bearer {API_KEY}"}
-        return httpx.AsyncClient(base_url=self.server.url, headers=headers, timeout=within, trust_env=False)
+
+def _question(tokens: int) -> dict[str, Any]:
+    return {
+        "prompt": PROMPT, "temperature": 0, "max_tokens": tokens, "ignore_eos": True, "return_token_ids": True,
+    }  # fmt: skip

@@ -1,6 +1,7 @@
 """A plugin for vLLM in tests: loads that fail in their midst when a file says so, and layers that stay unpacked.
 
-FAULT_FILE=PATH   where PATH.RANK exists the next load of that rank raises after so many tensors as it says
+FAULT_FILE=PATH   where PATH.RANK exists the next load of that rank raises after so many tensors as it says,
+                  and where PATH.RANK.refuse exists it refuses the next version
 UNPACKED=1        linear layers on the CPU keep their weights as they were loaded, as on a GPU
 """
 
@@ -34,16 +35,31 @@ def register() -> None:
             return replay(_failing(steps, left), rest, load)
 
         loading.replay = failing
+        engine: Any = import_module("refitd_plugin.rank_engine")
+        fit = engine.RankEngine._fit
+
+        def refusing(self: Any, call: Any) -> Any:
+            if (fault := _fault(".refuse")).exists():
+                fault.unlink()
+                raise engine.SourceRefusedError("a fault of the test")
+            return fit(self, call)
+
+        engine.RankEngine._fit = refusing
 
 
 def _left() -> int | None:
     """After how many tensors this load fails; None where it does not."""
-    from torch import distributed
-
-    fault = Path(f"{os.environ['FAULT_FILE']}.{distributed.get_rank() if distributed.is_initialized() else 0}")
+    fault = _fault("")
     left = int(fault.read_text()) if fault.exists() else None
     fault.unlink(missing_ok=True)
     return left
+
+
+def _fault(which: str) -> Path:
+    from torch import distributed
+
+    rank = distributed.get_rank() if distributed.is_initialized() else 0
+    return Path(f"{os.environ['FAULT_FILE']}.{rank}{which}")
 
 
 def _failing(items: Iterable[Any], left: int | None) -> Iterator[Any]:

@@ -131,9 +131,11 @@ class Engine:
 
     `behind` counts the trainer's steps from there to its run's target; None if they cannot be compared: on start-up
     weights or unknown contents, without a target, between generations and between runs.
-    `plugin` is the release of refitd's plugin that carries out its loads; None if SGLang does, for `stock_reason`.
-    `through_loader` says why the plugin loads tensors through SGLang's loader, which takes longer and refuses deltas of
-    them; None if it copies all, or has loaded nothing yet. `loads_whole`: it loads all of them so.
+    `server` and `server_version` are what its server is, such as "vLLM" and "0.32.0"; None until it was reached.
+    `proof` is what proves that it serves `version`, such as "digests of parameters"; None where nothing does.
+    `plugin` is the release of refitd's plugin that carries out its loads; None if the server does, for `stock_reason`.
+    `through_loader` says why the plugin loads tensors through the server's loader, which takes longer and refuses
+    deltas of them; None if it copies all, or has loaded nothing yet. `loads_whole`: it loads all of them so.
     `in_memory` is that of the version it serves: after a restart it could not be brought back to it.
     `known` is False while its contents are unknown. `unreachable_since` is when it was first found not to answer, as
     far as the service that runs now has seen; None while it answers. `moved`: an operator has moved it to its run,
@@ -152,6 +154,9 @@ class Engine:
     paused: bool = False
     last_attempt: Attempt | None = None
     skipped: int = 0
+    server: str | None = None
+    server_version: str | None = None
+    proof: str | None = None
     plugin: str | None = None
     stock_reason: str | None = None
     through_loader: str | None = None

@@ -181,11 +181,18 @@ def explain_engine(engine: EngineRecord, store: Store, targets: Targets) -> list
     if engine.failures:
         failed = "1 attempt has" if engine.failures == 1 else f"{engine.failures} attempts in a row have"
         sentences.append(f"{failed} failed; the next one waits a while.")
-    if engine.plugin is not None or engine.stock_reason is not None:
-        sentences.append(f"It {engine.how_it_loads}.")
+    sentences += _its_server(engine)
     if engine.last_attempt is not None:
         sentences.append(_last_load(engine.last_attempt))
     return _with_reason(sentences, engine, store.rollouts.get(engine.run))
+
+
+def _its_server(engine: EngineRecord) -> list[str]:
+    """Say what its server is, what proves its contents, and what carries out its loads."""
+    sentences = [f"It is {engine.what_it_is}."] if engine.what_it_is else []
+    if engine.plugin is not None or engine.stock_reason is not None:
+        sentences.append(f"It {engine.how_it_loads}.")
+    return sentences
 
 
 def _fought_over(engine: EngineRecord) -> list[str]:

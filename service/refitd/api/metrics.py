@@ -16,6 +16,7 @@ from refitd.api.context import Service
 from refitd.api.health import faults_of
 from refitd.api.present import steps_behind
 from refitd.observe.telemetry import Unserved
+from refitd.state.records import EngineRecord
 from refitd_client.contract.states import EngineState, VersionState
 
 
@@ -82,7 +83,7 @@ class StoreCollector(Collector):
         known = GaugeMetricFamily("refitd_engine_contents_known", "0 while its contents are unknown", labels=labels)
         loader = GaugeMetricFamily(
             "refitd_engine_through_loader",
-            "1 while the plugin of an engine loads tensors through SGLang's loader: all of them, or some",
+            "1 while the plugin of an engine loads tensors through the server's loader: all of them, or some",
             labels=[*labels, "tensors"],
         )
         behind = GaugeMetricFamily(
@@ -93,8 +94,12 @@ class StoreCollector(Collector):
         contests = GaugeMetricFamily(
             "refitd_engine_contests", "How often another writer has changed its weights or label lately", labels=labels
         )
+        info = InfoMetricFamily(
+            "refitd_engine", "What an engine's server is, and what proves the version that it serves", labels=labels
+        )
         for engine in self._store.engines.values():
             of = [engine.run or "", engine.id]
+            info.add_metric(of, _what_it_is(engine))
             contests.add_metric(of, engine.contests)
             state.add_metric([*of, engine.state.value], 1)
             known.add_metric(of, engine.known)
@@ -103,7 +108,7 @@ class StoreCollector(Collector):
             loader.add_metric([*of, "some"], slow and not engine.loads_whole)
             if (steps := steps_behind(engine, self._targets)) is not None:
                 behind.add_metric(of, steps)
-        yield from (state, known, contests, loader, behind)
+        yield from (state, known, contests, loader, behind, info)
 
     def _of_runs(self) -> Iterator[Metric]:
         target = GaugeMetricFamily("refitd_target_step", "Step that the run's engines should serve", labels=["run"])
@@ -135,3 +140,8 @@ class StoreCollector(Collector):
         for why, size in self._service.sweeper.kept.items():
             family.add_metric([why.value], size)
         yield family
+
+
+def _what_it_is(engine: EngineRecord) -> dict[str, str]:
+    proof = engine.proof if engine.known and engine.serving is not None else None
+    return {"server": engine.server, "release": engine.release, "plugin": engine.plugin or "", "proof": proof or ""}

@@ -1,13 +1,19 @@
-"""An engine as AReaL sees it: SGLang's routes on a port of its own, with refitd as the only writer of weights.
+"""An engine as AReaL sees it: the routes of SGLang, and those of AReaL's own vLLM server, on a port of its own, with
+refitd as the only writer of weights. The routes of vLLM's that have another name stand on the right.
 
 /generate, /v1/completions, … (PASSED)   to the engine and back, untouched, as a stream
 /pause_generation                        the facade's gate: running requests are aborted, new ones wait
+                                           /areal_pause_generation
 /update_weights_from_disk                the folder becomes a version; answered when engines serve it
+                                           /areal_update_weights
 /load_lora_adapter                       likewise, where versions are adapters
+                                           /v1/load_lora_adapter
 /unload_lora_adapter                     done: refitd unloads adapters that are not used any more
 /continue_generation                     the gate opens
+                                           /areal_continue_generation
 other routes that write weights          refused: they would change the engine behind refitd's back
 /release_…, /resume_memory_occupation    refused: AReaL calls them where trainer and engine take turns on their GPUs
+                                           /sleep, /wake_up
 any other path                           404: the facade passes on no route that it does not name
 
 Requests have a plain path, are within the limits and, where the facade has a token, carry it, as with the service.
@@ -32,7 +38,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from refitd.api import auth
 from refitd.api.errors import answer
 from refitd.api.limits import BodyMemory, RequestLimit
-from refitd.areal.passing import GENERATES, PASSED, EngineProxy, PauseGate
+from refitd.areal.passing import ABORTS, GENERATES, PASSED, Abort, EngineProxy, PauseGate
 from refitd.areal.updates import Updates
 from refitd.engine.http import Key, KeyRefusedError
 from refitd.problem import ProblemError, Slug
@@ -45,8 +51,10 @@ _WRITES = (
     *("/update_weights_from_tensor", "/update_weights_from_distributed", "/update_weights_from_ipc"),
     *("/init_weights_update_group", "/destroy_weights_update_group", "/begin_weight_update", "/end_weight_update"),
     *("/update_weight_version", "/load_lora_adapter_from_tensors", "/weights_checker"),
+    *("/areal_init_weights_update_group", "/areal_set_update_weight_meta", "/areal_update_weights_xccl"),
+    *("/areal_set_update_weight_meta_lora", "/areal_update_weights_lora_xccl", "/areal_update_weights_lora"),
 )
-_OFFLOADS = ("/release_memory_occupation", "/resume_memory_occupation")
+_OFFLOADS = ("/release_memory_occupation", "/resume_memory_occupation", "/sleep", "/wake_up")
 # Why a route is refused.
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(
@@ -57,8 +65,8 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(
         _OFFLOADS,
         "is not carried through: refitd loads weights when there are any, also into memory that was given back. Start "
-        "the engine outside AReaL, with its own share of the GPU (mem_fraction_static), and leave scheduling_strategy "
-        "at separation",
+        "the engine outside AReaL, with its own share of the GPU (mem_fraction_static, vLLM's gpu_memory_utilization), "
+        "and leave scheduling_strategy at separation",
     ),
 }
 HEALTH = frozenset({"/health", "/ping"})  # orchestrators ask these, without a token
@@ -102,10 +110,10 @@ class Facade:
         small = [Middleware(RequestLimit)]
         large = [Middleware(RequestLimit, most=MAX_GENERATE_BYTES, is_read=False, memory=MEMORY)]
         own = {
-            "/pause_generation": self._pause,
-            "/continue_generation": self._continue,
-            "/update_weights_from_disk": self._update,
-            "/load_lora_adapter": self._load_adapter,
+            **dict.fromkeys(ABORTS, self._pause),
+            **dict.fromkeys(("/continue_generation", "/areal_continue_generation"), self._continue),
+            **dict.fromkeys(("/update_weights_from_disk", "/areal_update_weights"), self._update),
+            **dict.fromkeys(("/load_lora_adapter", "/v1/load_lora_adapter"), self._load_adapter),
             "/unload_lora_adapter": self._unload_adapter,
         }
         routes = [
@@ -126,21 +134,21 @@ class Facade:
         self._gate.open()
         await self._engine.aclose()
 
-    async def _pause(self, _: Request) -> Response:
+    async def _pause(self, request: Request) -> Response:
         self._gate.close()
         try:
             async with asyncio.timeout(DRAIN_SECONDS):
-                await self._abort()
+                await self._end_all(ABORTS[request.scope["path"]])
         except (httpx.HTTPError, KeyRefusedError, TimeoutError) as error:
             self._gate.open()  # the trainer hears that nothing is paused, and so nothing is
             log.error("AReaL's pause failed", engine=self._url, error=str(error) or "requests still run")
             return JSONResponse({"message": f"not paused: {error or 'requests still run'}"}, status_code=503)
         return JSONResponse({"message": "Generation paused successfully.", "status": "ok"})
 
-    async def _abort(self) -> None:
+    async def _end_all(self, abort: Abort) -> None:
         """Abort what runs, again and again: a request may have been on its way to the engine the first time."""
         while not self._gate.is_idle:
-            await self._engine.end_all(self._changes)
+            await self._engine.end_all(abort, self._changes)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._gate.idle(), AGAIN_SECONDS)
 

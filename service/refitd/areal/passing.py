@@ -13,6 +13,8 @@ trainer has died, and the gate opens by itself.
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from http import HTTPStatus
 
 import httpx
 import structlog
@@ -114,6 +116,28 @@ PASSED: Mapping[str, str] = {
     "/ping": "GET",
 }
 GENERATES = frozenset({"/generate", "/v1/completions", "/v1/chat/completions"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abort:
+    """The call that ends all requests of an engine. `needs`: what an engine that lacks the route has to be."""
+
+    route: str
+    body: Mapping[str, bool]
+    needs: str
+
+
+# By AReaL's call for a pause, which says which kind of engine AReaL was told that it has.
+ABORTS: Mapping[str, Abort] = {
+    "/pause_generation": Abort(
+        route="/abort_request", body={"abort_all": True}, needs="AReaL's backend is sglang, and the engine is none"
+    ),
+    "/areal_pause_generation": Abort(
+        route="/abort_requests",
+        body={},
+        needs="AReaL's backend is vllm, so the engine has to be a vLLM 0.32 or later with VLLM_SERVER_DEV_MODE=1",
+    ),
+}
 _REFUSED = frozenset({401, 403})
 _HOPS = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"host"})
 _CREDENTIALS = frozenset({b"authorization", b"proxy-authorization", b"cookie"})
@@ -140,14 +164,19 @@ class EngineProxy:
         """Close the connections."""
         await self._http.aclose()
 
-    async def end_all(self, key: Key) -> None:
+    async def end_all(self, abort: "Abort", key: Key) -> None:
         """Abort the requests that run.
 
         Raises:
-            httpx.HTTPError, KeyRefusedError: the engine was not reached.
+            httpx.HTTPError, KeyRefusedError: the engine was not reached, or has no such route.
         """
-        request = self._http.build_request("POST", "/abort_request", json={"abort_all": True})
-        await (await self._opened(request, key)).aclose()
+        request = self._http.build_request("POST", abort.route, json=abort.body)
+        answer = await self._opened(request, key)
+        await answer.aclose()
+        if answer.status_code == HTTPStatus.NOT_FOUND:
+            raise httpx.HTTPStatusError(
+                f"the engine has no {abort.route}: {abort.needs}", request=request, response=answer
+            )
 
     async def answer(self, request: Request, held: AsyncExitStack) -> Response:
         """Pass a request on; close `held` when its answer has ended."""

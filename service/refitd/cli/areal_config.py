@@ -14,18 +14,22 @@ from typing import Any, cast
 
 import yaml
 
-from refitd_plan.outputs import AREAL_KEYS
+from refitd_plan.allocation import SGLANG, VLLM
+from refitd_plan.outputs import areal_keys
 
 _DEFAULTS: Mapping[str, Any] = {
     "sglang.mem_fraction_static": 0.9,
     "sglang.context_length": 32_768,
     "sglang.attention_backend": "fa3",
+    "vllm.gpu_memory_utilization": 0.9,
+    "vllm.max_model_len": 32_768,
+    "vllm.max_num_seqs": 256,
     "gconfig.n_samples": 1,
     "gconfig.max_new_tokens": 16_384,
     "train_dataset.batch_size": 1,
     "actor.gradient_checkpointing": False,
 }
-_SECTIONS = frozenset({"actor", "rollout", "sglang", "gconfig", "train_dataset", "cluster", "allocation_mode"})
+_SECTIONS = frozenset({"actor", "rollout", "sglang", "vllm", "gconfig", "train_dataset", "cluster", "allocation_mode"})
 _LORA_RANK = 32
 _ALL_OF_IT = 2**30  # tokens: no micro-batch is larger
 _PRECISIONS: Mapping[str, str] = {"float32": "mixed", "fp32": "mixed", "bfloat16": "bf16", "bf16": "bf16"}
@@ -154,7 +158,7 @@ class _Config:
 
 def _plain(config: _Config) -> dict[str, Any]:
     settings: dict[str, Any] = {}
-    for name, key in AREAL_KEYS.items():
+    for name, key in areal_keys(_engine(config)).items():
         value = _checked(config, key, name, _DEFAULTS.get(key))
         if value is not None:
             settings[name] = value
@@ -163,6 +167,12 @@ def _plain(config: _Config) -> dict[str, Any]:
     if (dtype := config.get("sglang.kv_cache_dtype")) is not None:
         settings["kv_cache_bytes"] = kv_cache_bytes(f"{config.file}: sglang.kv_cache_dtype", dtype)
     return settings
+
+
+def _engine(config: _Config) -> str:
+    """The backend that generates."""
+    said = config.get("allocation_mode") or config.get("rollout.backend") or ""
+    return VLLM if str(said).strip().lower().startswith(VLLM) else SGLANG
 
 
 def _checked(config: _Config, key: str, name: str, default: Any = None) -> Any:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from refitd_embedded.demo import STEPS, DemoOptions, main
+from refitd_embedded.demo import KINDS, STEPS, DemoOptions, main
 
 Steps = Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Gradient steps to take")]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", help="The same seed takes the same steps")]
@@ -14,22 +14,31 @@ Publish = Annotated[bool, typer.Option("--publish/--no-publish", help="Publish e
 Workdir = Annotated[
     Path | None, typer.Option("--workdir", metavar="DIR", help="Where to work; else a temporary folder")
 ]
+Engine = Annotated[str, typer.Option("--engine", metavar="embedded|vllm", help="Two embedded engines, or one vLLM")]
 Lines = Annotated[bool, typer.Option("--json", help="Print a line of JSON for each step, and a summary")]
 
 
 def demo(
-    steps: Steps = STEPS, seed: Seed = 0, publish: Publish = True, workdir: Workdir = None, json: Lines = False
+    steps: Steps = STEPS,
+    seed: Seed = 0,
+    engine: Engine = KINDS[0],
+    publish: Publish = True,
+    workdir: Workdir = None,
+    json: Lines = False,
 ) -> None:
     """Watch two engines follow a trainer that really learns, on this machine's CPU, with everything between them real.
 
     The rollouts that it learns from come from the engines alone. With --no-publish they stay on the weights that they
-    began with, and the reward must not climb: that is what refitd is for.
+    began with, and the reward must not climb: that is what refitd is for. With --engine vllm one vLLM takes the place
+    of the two engines: that of .venv-vllm, where 'make vllm' installs it, else the one on the PATH.
 
     \b
     refitd demo
     refitd demo --steps 10 --seed 7 --json
+    refitd demo --engine vllm --steps 20
     refitd demo --no-publish
     """
     if find_spec("torch") is None:  # said before the demo starts processes that would each find out
         raise ModuleNotFoundError("the demo trains with torch", name="torch")
-    raise typer.Exit(main(DemoOptions(steps=steps, seed=seed, publish=publish, workdir=workdir, json=json)))
+    options = DemoOptions(steps=steps, seed=seed, engine=engine, publish=publish, workdir=workdir, json=json)
+    raise typer.Exit(main(options))

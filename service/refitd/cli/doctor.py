@@ -22,7 +22,8 @@ TrainerPid = Annotated[
 ]
 _SETTINGS = """
     root state host port token_file read_token_file engines engines_file discover engine_allow engine_key_file
-    engine_admin_key_file path_map trainers lora base_model watch keep_last slots copies copies_folder disk_budget
+    engine_admin_key_file path_map trainers lora lora_keep base_model watch keep_last slots copies copies_folder
+    disk_budget vllm_stock_ranks
 """
 
 

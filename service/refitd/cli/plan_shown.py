@@ -107,8 +107,8 @@ def _gpus(same: Sequence[PlannedProcess]) -> str:
 def _settings(plan: Plan) -> Iterator[RenderableType]:
     memory = plan.memory
     changed = ", with the changes" if memory is not None and not memory.fits and memory.changes is not None else ""
-    yield sentence(f"\nSGLang{changed}", "bold")
-    yield sentence(f"  {' '.join(plan.sglang_flags)}")
+    yield sentence(f"\n{'vLLM' if plan.vllm_flags else 'SGLang'}{changed}", "bold")
+    yield sentence(f"  {' '.join(plan.vllm_flags or plan.sglang_flags)}")
     yield sentence("Environment", "bold")
     yield from (sentence(f"  {line}") for line in environment_lines(plan.environment))
     yield from (sentence(f"  # {line}") for line in plan.advice)

@@ -146,7 +146,8 @@ def engines_table(engines: Iterable[Engine], targets: Mapping[str, Version], now
     # An engine that was given no name is called by its address: to say that twice leaves no room for the reason.
     urls = any(_address(engine) != engine.id for engine in engines)
     looked = any(engine.plugin or engine.stock_reason for engine in engines)
-    loads = ("LOADS",) if looked else ()
+    others = several_kinds(engines)
+    loads = (*(("SERVER", "PROOF") if others else ()), *(("LOADS",) if looked else ()))
     columns = ("ENGINE", *(("URL",) if urls else ()), "RUN", "STATE", "STEP", "BEHIND", *loads)
     table = Table(*columns, right={"STEP", "BEHIND"}, words="WHY")
     for engine in engines:
@@ -157,6 +158,7 @@ def engines_table(engines: Iterable[Engine], targets: Mapping[str, Version], now
             engine_state(engine),
             step(engine),
             steps_behind(engine, targets.get(engine.run or "")),
+            *((server_of(engine), cell((engine.proof or "").partition(" ")[0])) if others else ()),
             *((how_it_loads(engine),) if looked else ()),
             words=cell(why_there(engine, now)),
         )
@@ -200,6 +202,16 @@ def engine_state(engine: Engine) -> Text:
     return text.append(" paused", style=BAD) if engine.paused else text
 
 
+def several_kinds(engines: Iterable[Engine]) -> bool:
+    """Whether tables say what each engine's server is: they need not where all are SGLang."""
+    return any(engine.server not in {None, "SGLang"} for engine in engines)
+
+
+def server_of(engine: Engine) -> Text:
+    """What its server is, with its release."""
+    return cell(f"{engine.server or ''} {engine.server_version or ''}".strip())
+
+
 def how_it_loads(engine: Engine) -> str:
     """Who carries out its loads. Why it is not the plugin, `refitd explain` says."""
     if engine.plugin is None:
@@ -208,8 +220,9 @@ def how_it_loads(engine: Engine) -> str:
 
 
 def through_loader(engine: Engine) -> str | None:
-    """That its plugin loads all by SGLang's loader, which is slow, and why."""
-    return f"each load goes through SGLang's loader: {engine.through_loader}" if engine.loads_whole else None
+    """That its plugin loads all by the server's loader, which is slow, and why."""
+    server = engine.server or "SGLang"  # the only one that a service knew which does not say it
+    return f"each load goes through {server}'s loader: {engine.through_loader}" if engine.loads_whole else None
 
 
 def steps_behind(engine: Engine, target: Version | None) -> str:

@@ -225,7 +225,16 @@ def _engines(engines: Sequence[Engine], most: int, now: str) -> RenderableType:
         return render.sentence("No engines.", "dim")
     ordered = sorted(engines, key=lambda engine: (_NEED.index(engine.state), engine.id))
     several = len({engine.run for engine in engines}) > 1
-    columns = ("ENGINE", "STATE", "STEP", "BEHIND", "LOAD", *(("RUN",) if several else ()))
+    servers = render.several_kinds(engines)
+    columns = (
+        "ENGINE",
+        "STATE",
+        "STEP",
+        "BEHIND",
+        "LOAD",
+        *(("SERVER",) if servers else ()),
+        *(("RUN",) if several else ()),
+    )
     table = Table(*columns, right={"STEP", "BEHIND", "LOAD"}, words="WHY", cut=True)
     for engine in ordered[:most]:
         load = engine.last_attempt
@@ -235,6 +244,7 @@ def _engines(engines: Sequence[Engine], most: int, now: str) -> RenderableType:
             render.step(engine, "{:,}"),
             render.NOTHING if engine.behind is None else str(engine.behind),
             render.NOTHING if load is None or load.outcome is None else render.span(sum(load.timings.values())),
+            *((render.server_of(engine),) if servers else ()),
             *((render.sentence(engine.run or render.NOTHING),) if several else ()),
             words=render.sentence(render.why_there(engine, now) or ""),
         )

@@ -106,7 +106,7 @@ function row(engine, open, runs, max, seen) {
   return html`<tr class=${isOpen ? "open" : ""}>
       <th scope="row">
         <button type="button" class="fold" aria-expanded=${isOpen} @click=${() => unfold("engine", engine.id)}
-          >${engine.id}</button>
+          >${engine.id}</button>${notSglang(engine) ? html` <span class="tag">${engine.server}</span>` : nothing}
       </th>
       <td>${stateWord(engine.state)}${engine.paused ? html` <span class="tag">${mark("PAUSED")}paused</span>` : nothing}${engine.in_memory
         ? html` <span class="tag">in memory</span>`
@@ -124,8 +124,8 @@ function row(engine, open, runs, max, seen) {
 const lastLoad = (load, max) => bar(placed(load, Date.parse(load.started_at)), max, `Load of ${load.version}`);
 
 // Of one that does not answer also since when, and for how long; of one whose loads are slow, why.
-function why({ reason, url, unreachable_since: since, loads_whole: whole, through_loader: slow }) {
-  if (since === null) return reason ?? (whole ? `each load goes through SGLang's loader: ${slow}` : "");
+function why({ reason, url, unreachable_since: since, loads_whole: whole, through_loader: slow, server }) {
+  if (since === null) return reason ?? (whole ? `each load goes through ${server}'s loader: ${slow}` : "");
   const told = (reason ?? "").replace(`${url} cannot be reached: `, "");
   return `since ${clock(since)} (${span(Math.max(0, Date.now() - Date.parse(since)))})${told === "" ? "" : `: ${told}`}`;
 }
@@ -141,12 +141,22 @@ function behind(engine) {
   return engine.behind === 0 ? "0" : html`<b>${plural(engine.behind, "step")}</b>`;
 }
 
+const notSglang = ({ server }) => ![null, "SGLang"].includes(server);
+
+// Server, release, whether refitd is inside, and what proves its contents.
+function whatItIs({ server, server_version: release, plugin, version, proof }) {
+  if (server === null) return nothing;
+  const kind = plugin === null ? "stock" : `with refitd ${plugin} inside`;
+  const proved = version === null ? nothing : html`<span>proof: ${proof ?? "none"}</span>`;
+  return html`<span>${server} ${release ?? ""}, ${kind}</span>${proved}`;
+}
+
 function detail(engine, open, columns, seen) {
   const load = engine.last_attempt;
   return html`<tr class="detail">
     <td colspan=${columns}>
       ${folded(open.sentences ?? ["Asking …"], 6)}
-      <p class="facts"><span>${engine.url}</span>${load === null ? nothing : html`<span>last load at ${clock(load.started_at)}</span>`}
+      <p class="facts"><span>${engine.url}</span>${whatItIs(engine)}${load === null ? nothing : html`<span>last load at ${clock(load.started_at)}</span>`}
         ${engine.skipped > 0 ? html`<span>passed over ${plural(engine.skipped, "good version")}</span>` : nothing}</p>
       <div class="actions">
         <button type="button" @click=${() => resync(engine)}>Resync …</button>

@@ -80,6 +80,9 @@ class ProbedEngine:
             if isinstance(answer, Reached):
                 self._picked = adapter
                 return answer
+        for answer in answers:
+            if isinstance(answer, Unreached) and answer.recognised:
+                return answer
         reasons = [seen.reason, *(answer.reason for answer in answers if isinstance(answer, Unreached))]
         return Unreached(reason="; ".join(dict.fromkeys(reasons)), advice=seen.advice)
 

@@ -76,7 +76,8 @@ class Offered:
     offer: str
 
 
-async def _unchanged() -> bool:
+async def never_change() -> bool:
+    """For files that only their owner's programs change, such as a start-up model."""
     return True
 
 
@@ -101,7 +102,7 @@ class Target:
     files: VersionFiles | None = None
     offered: Offered | None = None
     in_place: bool = False
-    unchanged: Callable[[], Awaitable[bool]] = field(default=_unchanged, compare=False)
+    unchanged: Callable[[], Awaitable[bool]] = field(default=never_change, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +137,15 @@ class LoaderUse:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Obstacle:
+    """What keeps a server from being updated (`blocks`), or makes its updates worse; `fix` says how to start it."""
+
+    text: str
+    fix: str
+    blocks: bool = True
+
+
 UNNAMED = "(not named)"
 """The `model_path` of a server that tells the label of what it serves and not its path."""
 
@@ -151,6 +161,8 @@ class Reached:
     `loader`: what its plugin does not copy by itself; None where that is nothing, or is not known yet.
     `address` is where the connection went, equal for two names of one server; `led_by` says which other service leads
     the engine, None where none does. `server` is what sentences call its kind, such as "SGLang".
+    `obstacles` are what is in the way of its updates.
+    `may_read` are folders that it may read again, beside `model_path`.
     """
 
     model_path: str
@@ -166,6 +178,8 @@ class Reached:
     led_by: str | None = None
     loader: LoaderUse | None = None
     server: str = ""
+    obstacles: tuple[Obstacle, ...] = ()
+    may_read: tuple[str, ...] = ()
 
     def expecting(self, path: str, label: str) -> "Reached":
         """The same with `path`, where the server tells no path and the label is that of what is there."""
@@ -176,10 +190,14 @@ class Reached:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreached:
-    """A probe that failed, and why, in a sentence. `advice` says what an operator can do about it, "" for nothing."""
+    """A probe that failed, and why, in a sentence. `advice` says what an operator can do about it, "" for nothing.
+
+    `recognised`: a server of the adapter's kind is there, and lacks something.
+    """
 
     reason: str
     advice: str = ""
+    recognised: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +219,7 @@ class Refit:
 
     `needs_full`: it is a NACK of a delta that is good, and that cannot be written into what the engine holds; `led`: it
     is one because another service leads the engine. `overwritten`: it is TAINTED because another writer loaded
-    something at the same time, which says nothing against the version.
+    something at the same time, which says nothing against the version. `may_read` as in `Reached`, after an ACK.
     """
 
     outcome: Outcome
@@ -211,6 +229,7 @@ class Refit:
     needs_full: bool = False
     led: bool = False
     overwritten: bool = False
+    may_read: tuple[str, ...] = ()
     timings: dict[str, float] = field(default_factory=dict[str, float])
 
 
@@ -264,7 +283,22 @@ class EnginePort(Protocol):
 
 
 BY_PLUGIN = "plugin:"
-"""The prefix of fingerprints that refitd's plugin computes; the others are made of SGLang's own checksums."""
+"""The prefix of fingerprints that refitd's plugin computes; the others are made of what the server itself tells."""
+CHECKED = "vllm:"
+ANSWERED = "vllm-answers:"
+_PROOFS = {
+    BY_PLUGIN: "fingerprints of refitd's plugin",
+    ANSWERED: "answers to a fixed prompt",
+    CHECKED: "digests of parameters",
+    "xxh3:": "checksums of tensors",
+}
+
+
+def proof_by(fingerprint: str | None) -> str | None:
+    """What proves contents that have this fingerprint, for people; None where nothing does."""
+    if fingerprint is None:
+        return None
+    return next((proof for prefix, proof in _PROOFS.items() if fingerprint.startswith(prefix)), None)
 
 
 def comparable(some: str, other: str | None) -> bool:

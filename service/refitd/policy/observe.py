@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from refitd.engine.port import Outcome, Process, Reached, Refit, Unreached
+from refitd.engine.port import Outcome, Process, Reached, Refit, Unreached, proof_by
 from refitd.policy.contest import calmed, changed, forgiven, held, refused, still_changed
 from refitd.state.records import EngineRecord
 from refitd_client.contract.states import EngineState
@@ -54,8 +54,11 @@ def after_probe(
         weight_version=seen.weight_version,
         model_path=seen.model_path,
         named_before=None,
+        may_read=seen.may_read,
         configuration=seen.configuration,
         startup_path=seen.startup_path or engine.startup_path,
+        server=seen.server,
+        release=seen.server_version,
         plugin=seen.plugin,
         takes_offers=seen.takes_offers,
         stock_reason=seen.stock_reason,
@@ -87,6 +90,21 @@ def after_probe(
     return held(standing(engine, target), now, interval)
 
 
+def compared(engine: EngineRecord, recorded: str | None, found: str | None, target: str | None) -> EngineRecord:
+    """The record of an engine that was away, after its contents were compared.
+
+    Args:
+        engine: the record before.
+        recorded: the fingerprint that a clean load of what it serves gave; None where none is recorded.
+        found: the fingerprint that it has; None where it cannot be told.
+        target: the id of the version that the engine should serve.
+    """
+    if recorded is None or found == recorded:  # where there is a record, an answer that is lost proves nothing
+        return replace(engine, proof=proof_by(recorded))
+    reason = f"its contents are not those of {engine.serving}, whatever its label says"
+    return standing(replace(engine, serving=None, reason=reason), target)
+
+
 def _process(known: Process, told: Process) -> Process:
     """What is known of the process now: one that tells less for a moment is the one that told more."""
     if told.is_as(known) is False:
@@ -115,6 +133,8 @@ def after_refit(engine: EngineRecord, version: str, refit: Refit, now: float) ->
                 # One that does not answer a resume may be gone: another process could be resumed in its place.
                 state=EngineState.IN_SYNC if refit.resumed else EngineState.PROBING,
                 serving=version,
+                proof=proof_by(refit.fingerprint),
+                may_read=refit.may_read,
                 held=None,
                 known=True,
                 reload=False,

@@ -31,7 +31,7 @@ from refitd.policy.next_action import (
     backoff,
     next_action,
 )
-from refitd.policy.observe import Expected, after_probe, after_refit, standing
+from refitd.policy.observe import Expected, after_probe, after_refit, compared, standing
 from refitd.rollout.entry import AWAY, EngineEntry, RemovedError
 from refitd.rollout.targets import Targets
 from refitd.state.records import NOT_SENT, AttemptRecord, EngineRecord
@@ -199,11 +199,7 @@ class EngineReconciler:
     async def _adopted(self, engine: EngineRecord) -> EngineRecord:
         """Compare the contents of an engine that was away with the record: path and label are only names."""
         recorded = self._entry.fingerprint_of(engine.serving or "")
-        found = await self._engine.fingerprint(recorded)
-        if recorded is None or found == recorded:  # where there is a record, an answer that is lost proves nothing
-            return engine
-        reason = f"its contents are not those of {engine.serving}, whatever its label says"
-        return standing(replace(engine, serving=None, reason=reason), self._entry.target_id)
+        return compared(engine, recorded, await self._engine.fingerprint(recorded), self._entry.target_id)
 
     def _expected(self) -> Expected | None:
         record = self._entry.record

@@ -51,15 +51,18 @@ class EngineRecord:
     `removed`: it is not named any more; its `id` is its address, and `unreachable_since` when it was removed.
     `run_named` is True where the operator has said which run it follows. `moved`: by a move, which holds against
     `said`, the run that its source named last (`policy/roster.py`).
+    `server` and `release` are what its server is, such as "vLLM" and "0.32.0", "" until it was reached. `proof` is what
+    proves that it serves `serving`, None where nothing does.
     `plugin` is the release of refitd's plugin that carries out its loads, None where they are the server's own, for
     `stock_reason`; `takes_offers`: it can copy weights from the memory of a trainer on its host. `through_loader` is
-    why its plugin loads tensors through SGLang's loader, `loads_whole` that it loads all of them so. `beneath` is the
-    full version that deltas were written into since, from which the plugin would put it back; `wants_full`: it takes no
-    delta in place until it was given a full version.
+    why its plugin loads tensors through the server's loader, `loads_whole` that it loads all of them so.
+    `beneath` is the full version that deltas were written into since, from which the plugin would put it back;
+    `wants_full`: it takes no delta in place until it was given a full version.
     `held` is what it served before a load in the middle of which the service stopped, as long as its contents are
     unknown and no load of it has failed since.
-    `named_before` is what it named before a load that failed, until the next probe. `reload`: an operator has asked for
-    another load, whatever it serves; a load that succeeds ends that.
+    `named_before` is what it named before a load that failed, until the next probe. `may_read` are other folders that
+    it may read again. `reload`: an operator has asked for another load, whatever it serves; a load that succeeds ends
+    that.
     `process` is what its server says of its process, `address` where connections to it go. `contest` says what another
     writer has done to it, None while it serves what this service has loaded; `contests` counts the changes by another
     writer that followed each other, the newest at `contested_at` (monotonic seconds). `taken` says why this entry must
@@ -82,8 +85,12 @@ class EngineRecord:
     weight_version: str | None = None
     model_path: str | None = None
     named_before: str | None = None
+    may_read: tuple[str, ...] = ()
     configuration: str | None = None
     startup_path: str | None = None
+    server: str = ""
+    release: str = ""
+    proof: str | None = None
     plugin: str | None = None
     takes_offers: bool = False
     stock_reason: str | None = None
@@ -114,8 +121,8 @@ class EngineRecord:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Each path that its server may name as the model that it serves, and read again."""
-        return tuple(path for path in (self.model_path, self.named_before) if path is not None)
+        """Each path that its server may name as what it serves, or reads again when a request names an adapter."""
+        return (*(path for path in (self.model_path, self.named_before) if path is not None), *self.may_read)
 
     @property
     def of_others(self) -> str | None:
@@ -133,9 +140,18 @@ class EngineRecord:
 
     @property
     def what_is_slow(self) -> str:
-        """What its plugin loads through SGLang's loader, and why."""
+        """What its plugin loads through the server's loader, and why."""
         what = "each version" if self.loads_whole else "a part of each version"
-        return f"{what} through SGLang's loader: {self.through_loader}"
+        return f"{what} through {self.server}'s loader: {self.through_loader}"
+
+    @property
+    def what_it_is(self) -> str:
+        """Its server and release, whether refitd is inside, and what proves its contents; "" until it was reached."""
+        if not self.server:
+            return ""
+        kind = "stock" if self.plugin is None else f"with refitd {self.plugin} inside"
+        proof = "" if self.serving is None else f"; proof of what it serves: {self.proof or 'none'}"
+        return f"{self.server} {self.release or 'of an unknown release'}, {kind}{proof}"
 
     @property
     def how_it_loads(self) -> str:
@@ -143,7 +159,7 @@ class EngineRecord:
         if self.plugin is not None:
             how = "" if self.through_loader is None else f", {self.what_is_slow}"
             return f"loads through refitd's plugin {self.plugin}{how}"
-        return f"loads as SGLang does by itself: {self.stock_reason or 'it was not asked for a plugin yet'}"
+        return f"loads as {self.server} does by itself: {self.stock_reason or 'it was not asked for a plugin yet'}"
 
 
 NOT_SENT = "NOT_SENT"  # the outcome of an attempt that the engine was never told to load

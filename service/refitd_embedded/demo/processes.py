@@ -1,4 +1,4 @@
-"""The demo's own stack: two engines and the service, as processes that are stopped again whatever happens.
+"""The demo's own stack: its engines and the service, as processes that are stopped again whatever happens.
 
 Each child has a process group of its own, so that Ctrl-C reaches the demo alone and it decides who stops when; and a
 log file in the work folder, which is quoted when a child dies.
@@ -10,17 +10,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 READY = re.compile(r" ready on (http://[^\s\"]+)")  # in a line of its own, or in a line of a log in JSON
 START_SECONDS = 60.0
 STOP_SECONDS = 15.0
 LOOK_SECONDS = 0.05
 TAIL = 15  # lines
+Found = TypeVar("Found")
 
 
 class ProcessError(Exception):
@@ -43,10 +44,30 @@ class Stack:
 
 
 class Child:
-    """One process with its log. Use it as a context manager: at the end it is gone."""
+    """One process with its log. Use it as a context manager: at the end it is gone.
 
-    def __init__(self, name: str, arguments: Sequence[str], logs: Path) -> None:
-        self._name, self._arguments = name, [sys.executable, "-m", *arguments]
+    Args:
+        name: the log's name.
+        arguments: those of this interpreter's `-m`; with a `program`, all that follows it.
+        logs: the folder that the log is written in.
+        program: another program to run.
+        variables: more of the environment.
+        start_seconds: how long it may take to be ready; else `START_SECONDS`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        logs: Path,
+        *,
+        program: str | None = None,
+        variables: Mapping[str, str] | None = None,
+        start_seconds: float | None = None,
+    ) -> None:
+        begins = [sys.executable, "-m"] if program is None else [program]
+        self._name, self._arguments = name, [*begins, *arguments]
+        self._variables, self._start_seconds = dict(variables or {}), start_seconds
         self._log = logs / f"{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -54,12 +75,12 @@ class Child:
         # Settings in the environment are for the user's own service, not for this one.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("REFITD_")}
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(  # noqa: S603 - our own modules, with our own interpreter
+            self._process = subprocess.Popen(  # noqa: S603 - our own modules, or the vLLM that the user has asked for
                 self._arguments,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=environment,
+                env=environment | self._variables,
                 process_group=0,
             )
         return self
@@ -70,13 +91,18 @@ class Child:
 
     def url(self) -> str:
         """Wait until its log says that it is ready, and return the URL there. Raises ProcessError."""
-        ends = time.monotonic() + START_SECONDS
-        while (found := READY.search(self._log.read_text(errors="replace"))) is None:
+        return self.until(lambda: READY.search(self._log.read_text(errors="replace")))[1]
+
+    def until(self, ready: Callable[[], Found | None]) -> Found:
+        """Wait until it is ready, and return what `ready` found. Raises ProcessError."""
+        seconds = START_SECONDS if self._start_seconds is None else self._start_seconds
+        ends = time.monotonic() + seconds
+        while (found := ready()) is None:
             self.check()
             if time.monotonic() > ends:
-                raise ProcessError(f"{self._name} is not ready after {START_SECONDS:g} s.{self._tail()}")
+                raise ProcessError(f"{self._name} is not ready after {seconds:g} s.{self._tail()}")
             time.sleep(LOOK_SECONDS)
-        return found[1]
+        return found
 
     def check(self) -> None:
         """Raise ProcessError if it has died."""
@@ -90,24 +116,34 @@ class Child:
 
 
 @contextmanager
-def own_stack(workdir: Path, model: Path) -> Generator[Stack]:
-    """Start two engines on `model` and a service for them, and stop them at the end.
+def own_stack(workdir: Path, model: Path, *, on_vllm: bool = False) -> Generator[Stack]:
+    """Start engines on `model` and a service for them, and stop them at the end.
+
+    Args:
+        workdir: the folder for the root, the service's state and the logs.
+        model: the checkpoint to begin with.
+        on_vllm: start one vLLM in the place of two embedded engines.
 
     Raises:
-        ProcessError: one does not start.
+        ProcessError: one does not start, or there is no vLLM.
     """
     root, logs = workdir / "root", workdir / "logs"
     root.mkdir(parents=True, exist_ok=True)
     logs.mkdir(exist_ok=True)
     with ExitStack() as running:
-        engine = ["refitd_embedded", "--model-path", str(model), "--port", "0", "--max-running-requests", "256"]
-        engines = [running.enter_context(Child(name, engine, logs)) for name in ("engine-a", "engine-b")]
-        urls = tuple(child.url() for child in engines)
+        if on_vllm:
+            from refitd_embedded.demo import vllm
+
+            engines, urls = vllm.start(running, workdir, model)
+        else:
+            words = ["refitd_embedded", "--model-path", str(model), "--port", "0", "--max-running-requests", "256"]
+            engines = [running.enter_context(Child(name, words, logs)) for name in ("engine-a", "engine-b")]
+            urls = [child.url() for child in engines]
         flags = {"--root": root, "--state": workdir / "state", "--base-model": model, "--port": 0}
         words = ["refitd", "serve", *(word for name, value in flags.items() for word in (name, str(value)))]
         words += [word for url in urls for word in ("--engine", url)]
         service = running.enter_context(Child("refitd", words, logs))
-        yield Stack(service_url=service.url(), engines=urls, root=root, children=(*engines, service))
+        yield Stack(service_url=service.url(), engines=tuple(urls), root=root, children=(*engines, service))
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

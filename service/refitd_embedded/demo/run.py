@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 
 from refitd_client import Publication, RefitError, ServiceUnreachableError, WaitTimeoutError, WeightPublisher
-from refitd_embedded.demo import DemoOptions, policy
+from refitd_embedded.demo import DemoOptions, policy, rollouts, vllm
 from refitd_embedded.demo.agreement import DisagreementError, VersionCopies, largest_difference, served_by
 from refitd_embedded.demo.policy import problems
 from refitd_embedded.demo.processes import ProcessError, Stack, own_stack
@@ -170,7 +170,10 @@ def _run(options: DemoOptions, workdir: Path, began: float) -> DemoSummary:
     trainer = PolicyTrainer(load(model))
     with _stack(options, workdir, model) as stack, display(as_json=options.json, then=options.then) as shown:
         publishing = WeightPublisher(stack.root, RUN, stack.service_url, base_model=model) if options.publish else None
-        with publishing or nullcontext() as publisher, Engines(stack.engines, stack.check) as engines:
+        with (
+            publishing or nullcontext() as publisher,
+            Engines(stack.engines, stack.check, asks=vllm.ask if options.on_vllm else rollouts.ask) as engines,
+        ):
             releases, seen = Releases(publisher, stack.check), list[StepRow]()
             try:
                 for row in rows(trainer, stack, engines, releases, steps=options.steps, seed=options.seed):
@@ -199,7 +202,7 @@ def _workdir(options: DemoOptions) -> Generator[Path]:
 @contextmanager
 def _stack(options: DemoOptions, workdir: Path, model: Path) -> Generator[Stack]:
     if options.service_url is None or options.root is None:
-        with own_stack(workdir, model.absolute()) as stack:
+        with own_stack(workdir, model.absolute(), on_vllm=options.on_vllm) as stack:
             yield stack
     else:
         yield Stack(service_url=options.service_url, engines=options.engines, root=options.root)

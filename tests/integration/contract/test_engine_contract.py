@@ -1,19 +1,17 @@
 """What the rollout relies on, held against every engine: the port's promises over real HTTP, with real weights."""
 
 import asyncio
-import json
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-from refitd.engine.port import Outcome, Process, Reached, Refit, Stage, Unreached
+from refitd.engine.port import EnginePort, Outcome, Process, Reached, Refit, Stage, Unreached
 from refitd.engine.sglang.adapter import SglangEngine
 from support.servers import API_KEY, EmbeddedServer, EngineServer
-from support.subject import PROMPT, Subject, ignore_stage
+from support.subject import Streamed, Subject, ignore_stage
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -25,12 +23,10 @@ async def test_a_probe_tells_what_is_served_and_how_the_server_was_started(subje
     await subject.refit("model_b", "3")
     seen = await subject.engine.probe()
     assert isinstance(seen, Reached)
-    assert seen.model_path == str(subject.path("model_b"))
-    assert seen.weight_version == "3"
+    assert (seen.model_path, seen.weight_version) == (str(subject.path("model_b")), "3")
     assert seen.startup_path == str(subject.models / "model_a")
-    assert seen.server_version.startswith("0.5.23")
-    for part in ("sglang", seen.server_version, "unquantized", "tp1", "pp1", "dp1", "ep1"):
-        assert part in seen.configuration.split()
+    assert seen.server_version.startswith(subject.habits.release)
+    assert {seen.server_version, *subject.habits.configuration} <= set(seen.configuration.split())
 
 
 async def test_what_a_server_tells_of_its_process_stays_the_same_whoever_loads_it_and_not_when_it_restarts(
@@ -47,33 +43,34 @@ async def test_what_a_server_tells_of_its_process_stays_the_same_whoever_loads_i
         return seen.process
 
     first = await told()
-    assert first.seed is not None
+    assert (first.seed is not None) is subject.habits.seeded
     assert first.started is not None
     await subject.refit("model_b", "3")
     assert await told() == first
-    if subject.kind.startswith("embedded"):  # a real one takes long to start
+    if subject.habits.starts_at_once:
         subject.server.restart()
         assert first.is_as(await told()) is False
 
 
 async def test_from_a_to_b_and_back_gives_the_same_answers_and_fingerprint_as_before(subject: Subject) -> None:
-    first = await subject.refit("model_a", "1")
+    first = await subject.refit("model_a", "1", repairs=True)
     answer = await subject.answer()
     other = await subject.refit("model_b", "2", not_fingerprint=first.fingerprint)
     assert (other.outcome, other.resumed, other.reason) == (Outcome.ACK, True, None)
-    assert other.fingerprint not in {first.fingerprint, None}
+    assert other.fingerprint is not None
+    assert not subject.agree(other.fingerprint, first.fingerprint)
     assert await subject.answer() != answer
     back = await subject.refit("model_a", "3", fingerprint=first.fingerprint, not_fingerprint=other.fingerprint)
-    assert (back.outcome, back.resumed, back.fingerprint) == (Outcome.ACK, True, first.fingerprint)
-    assert await subject.engine.fingerprint() == first.fingerprint
+    assert (back.outcome, back.resumed) == (Outcome.ACK, True)
+    assert subject.agree(back.fingerprint, first.fingerprint)
+    assert subject.agree(await subject.engine.fingerprint(first.fingerprint), first.fingerprint)
     assert await subject.answer() == answer
 
 
 async def test_an_acknowledged_target_is_what_the_server_names_by_path_and_label(subject: Subject) -> None:
     refit = await subject.refit("b_sharded", "41")
     assert refit.outcome is Outcome.ACK
-    info = await subject.info()
-    assert (info["model_path"], info["weight_version"]) == (str(subject.path("b_sharded")), "41")
+    assert await subject.named() == (str(subject.path("b_sharded")), "41")
 
 
 async def test_a_trial_passes_on_a_good_model_and_tells_the_label_that_answers(subject: Subject) -> None:
@@ -85,9 +82,9 @@ async def test_a_trial_passes_on_a_good_model_and_tells_the_label_that_answers(s
 async def test_a_trial_of_a_bad_canary_tells_what_is_wrong(subject: Subject) -> None:
     """The files of a version can be in order and its numbers nonsense: this is what the canary is for."""
     refit = await subject.refit("bad_nan", "9")
-    assert refit.outcome is (Outcome.ACK if subject.takes_nan else Outcome.NACK)
-    fault = await subject.engine.trial("9")
-    await subject.refit("model_a", "10")
+    # Where the update itself ends with a trial, this is what it says; elsewhere the canary's comes next.
+    fault = refit.reason if refit.outcome is Outcome.TAINTED else await subject.engine.trial("9")
+    await subject.refit("model_a", "10", repairs=True)
     assert fault is not None
     assert "trial" in fault
 
@@ -95,18 +92,18 @@ async def test_a_trial_of_a_bad_canary_tells_what_is_wrong(subject: Subject) -> 
 async def test_stages_come_in_order_and_are_timed(subject: Subject) -> None:
     stages: list[Stage] = []
     refit = await subject.engine.refit(subject.target("model_a", "5"), stages.append)
-    prepared = [] if subject.root is None else [Stage.PREPARE]
-    assert stages == [*prepared, Stage.PAUSE, Stage.LOAD, Stage.VERIFY, Stage.RESUME]
+    assert tuple(stages) == subject.habits.stages
     assert refit.timings.keys() == {stage.value for stage in stages}
 
 
 async def test_an_engine_with_unknown_contents_is_not_resumed_by_a_repair_that_it_refuses(subject: Subject) -> None:
-    await subject.refit("model_a", "1")
-    tainted = await subject.refit("model_b", "2", fingerprint=subject.other_fingerprint)
+    _needs_another_load(subject)
+    await subject.refit("model_a", "1", repairs=True)
+    tainted = await subject.refit("model_b", "2", fingerprint=subject.habits.other_fingerprint)
     assert tainted.outcome is Outcome.TAINTED
     refused = await subject.refit("nowhere", "3", repairs=True)
     assert (refused.outcome, refused.resumed) == (Outcome.TAINTED, False)
-    assert "Failed to get weights iterator" in (refused.reason or "")
+    assert subject.habits.unopened in (refused.reason or "")
     with pytest.raises(httpx.TimeoutException):
         await subject.answer(within=1.0)
     assert (await subject.refit("model_a", "3", repairs=True)).outcome is Outcome.ACK
@@ -114,14 +111,19 @@ async def test_an_engine_with_unknown_contents_is_not_resumed_by_a_repair_that_i
 
 
 async def test_contents_that_differ_from_a_recorded_load_are_not_believed(subject: Subject) -> None:
-    await subject.refit("model_a", "1")
-    refit = await subject.refit("model_b", "2", fingerprint=subject.other_fingerprint)
+    await subject.refit("model_a", "1", repairs=True)
+    refit = await subject.refit("model_b", "2", fingerprint=subject.habits.other_fingerprint)
     assert (refit.outcome, refit.resumed) == (Outcome.TAINTED, False)
     assert "clean load" in (refit.reason or "")
     with pytest.raises(httpx.TimeoutException):
         await subject.answer(within=1.0)
-    assert (await subject.refit("model_a", "3")).resumed
+    assert (await subject.refit("model_a", "3", repairs=True)).resumed
     assert await subject.answer()
+
+
+def _needs_another_load(subject: Subject) -> None:
+    if not subject.habits.loads_again:
+        pytest.skip("after one failure it has to be restarted, as test_bad_checkpoints.py shows")
 
 
 @pytest.mark.parametrize("pause_mode", ["auto", "in_place"])
@@ -130,32 +132,16 @@ async def test_requests_in_flight_are_all_answered_in_full_when_weights_change_u
 ) -> None:
     await subject.refit("model_a", "1")
     engine = subject.adapter(pause_mode=pause_mode)
-    async with subject.http() as http, asyncio.TaskGroup() as group:
+    async with asyncio.TaskGroup() as group:
         begun = [asyncio.Event() for _ in range(REQUESTS)]
-        answers = [group.create_task(_stream(http, event)) for event in begun]
+        answers = [group.create_task(subject.stream(TOKENS, event)) for event in begun]
         await asyncio.gather(*(event.wait() for event in begun))
         refit = await engine.refit(subject.target("model_b", "2"), ignore_stage)
         assert refit.outcome is Outcome.ACK, refit.reason
         assert not any(answer.done() for answer in answers)
     await engine.aclose()
-    for answer in answers:
-        meta = answer.result()
-        assert meta["completion_tokens"] == TOKENS
-        assert meta["finish_reason"]["type"] == "length"
-        assert meta["weight_version"] == "2"
-
-
-async def _stream(http: httpx.AsyncClient, begun: asyncio.Event) -> dict[str, Any]:
-    """Ask for a long answer; say when it has begun; return what the last chunk says of it."""
-    params = {"temperature": 0, "max_new_tokens": TOKENS, "ignore_eos": True}
-    body = {"input_ids": PROMPT, "sampling_params": params, "stream": True}
-    meta: dict[str, Any] = {}
-    async with http.stream("POST", "/generate", json=body) as response:
-        async for line in response.aiter_lines():
-            if line.startswith("data: {"):
-                meta = json.loads(line.removeprefix("data: "))["meta_info"]
-                begun.set()
-    return meta
+    label = "2" if subject.habits.labels_answers else None
+    assert [answer.result() for answer in answers] == [Streamed(TOKENS, "length", label)] * REQUESTS
 
 
 async def test_resume_is_harmless_on_an_engine_that_is_not_paused(subject: Subject) -> None:
@@ -166,6 +152,7 @@ async def test_resume_is_harmless_on_an_engine_that_is_not_paused(subject: Subje
 
 
 async def test_a_key_that_opens_nothing_is_named_by_the_probe(subject: Subject) -> None:
+    _needs_keys(subject)
     engine = SglangEngine(subject.server.url, api_key="wrong")
     try:
         seen = await engine.probe()
@@ -175,10 +162,16 @@ async def test_a_key_that_opens_nothing_is_named_by_the_probe(subject: Subject) 
         await engine.aclose()
 
 
+def _needs_keys(subject: Subject) -> None:
+    if not subject.habits.asks_for_keys:
+        pytest.skip("its routes for weights are open to everybody who reaches them")
+
+
 @pytest.mark.parametrize("admin_key", [None, "wrong"])
 async def test_without_the_admin_key_nothing_changes_and_the_setting_is_named(
     subject: Subject, admin_key: str | None
 ) -> None:
+    _needs_keys(subject)
     await subject.refit("model_a", "1")
     engine = SglangEngine(subject.server.url, api_key=API_KEY, admin_key=admin_key)
     try:
@@ -187,11 +180,13 @@ async def test_without_the_admin_key_nothing_changes_and_the_setting_is_named(
         await engine.aclose()
     assert (refit.outcome, refit.resumed) == (Outcome.NACK, False)  # it could not be told to resume either
     assert "--engine-admin-key-file" in (refit.reason or "")
-    assert (await subject.info())["weight_version"] == "1"
+    assert (await subject.named())[1] == "1"
     assert await subject.answer()
 
 
 async def test_what_is_served_can_be_asked_while_a_load_is_under_way(subject: Subject, tmp_path: Path) -> None:
+    if not subject.habits.told_while_it_loads:
+        pytest.skip("the process that loads is the one that says what it serves")
     await subject.refit("model_a", "1")
     with _long_load(subject, tmp_path) as (server, begin, end):
         engine, other = (Subject(subject.kind, server, subject.models, subject.root).engine for _ in range(2))
@@ -220,7 +215,7 @@ def _long_load(
     subject: Subject, folder: Path
 ) -> Generator[tuple[EngineServer, Callable[[], None], Callable[[], None]]]:
     """A server, and what makes a load long and ends it. The embedded engine is one process: it loads slowly instead."""
-    if subject.kind.startswith("sglang"):
+    if not isinstance(subject.server, EmbeddedServer):
         scheduler = subject.server.scheduler
         try:
             yield subject.server, scheduler.suspend, scheduler.resume
@@ -232,7 +227,8 @@ def _long_load(
 
 
 async def test_a_load_that_outlasts_the_time_out_taints_and_the_next_refit_waits_for_its_end(subject: Subject) -> None:
-    await subject.refit("model_a", "1")
+    _needs_another_load(subject)
+    await subject.refit("model_a", "1", repairs=True)
     hurried = subject.adapter(load_timeout=3.0)
     try:
         await hurried.probe()
@@ -240,7 +236,7 @@ async def test_a_load_that_outlasts_the_time_out_taints_and_the_next_refit_waits
             late = await hurried.refit(subject.target("model_b", "2"), on_stage)
             assert (late.outcome, late.resumed) == (Outcome.TAINTED, False)
             assert "did not answer within 3 s" in (late.reason or "")
-            beside = await hurried.refit(subject.target("model_a", "3"), ignore_stage)
+            beside = await hurried.refit(subject.target("model_a", "3", repairs=True), ignore_stage)
             assert (beside.outcome, beside.resumed) == (Outcome.UNREACHABLE, False)
             assert "may still be running" in (beside.reason or "")
         with pytest.raises(httpx.TimeoutException):  # the load has ended, well or not: it stays paused
@@ -248,8 +244,8 @@ async def test_a_load_that_outlasts_the_time_out_taints_and_the_next_refit_waits
         repaired = await _until_heard(hurried, subject)
     finally:
         await hurried.aclose()
-    assert (repaired.outcome, repaired.resumed) == (Outcome.ACK, True)
-    assert (await subject.info())["weight_version"] == "3"
+    assert (repaired.outcome, repaired.resumed) == (Outcome.ACK, True), repaired.reason
+    assert (await subject.named())[1] == "3"
     assert await subject.answer()
 
 
@@ -265,8 +261,10 @@ def _frozen_at_load(subject: Subject) -> Generator[Callable[[Stage], None]]:
         yield on_stage
 
 
-async def _until_heard(engine: SglangEngine, subject: Subject) -> Refit:
+async def _until_heard(engine: EnginePort, subject: Subject) -> Refit:
     """Refit as the rollout does: again while the engine does not answer in time, which a busy machine may cause."""
-    while (refit := await engine.refit(subject.target("model_a", "3"), ignore_stage)).outcome is Outcome.UNREACHABLE:
+    while (refit := await engine.refit(subject.target("model_a", "3", repairs=True), ignore_stage)).outcome is (
+        Outcome.UNREACHABLE
+    ):
         pass
     return refit

@@ -11,11 +11,17 @@ from typing import Any
 
 import msgspec
 from hypothesis import example, given
+from hypothesis import strategies as st
 
+from refitd.engine.http import Reply as HttpReply
 from refitd.engine.plugin.rank_group import read_handshake
 from refitd.engine.port import Reached, Unreached
 from refitd.engine.sglang.adapter import SglangEngine
-from refitd_client.contract.plugin import MAX_LINE, Handshake, PluginRequest
+from refitd.engine.vllm.contents import Answer as Scores
+from refitd.engine.vllm.contents import Digests, agree, fingerprint, read_digests, read_trial
+from refitd.engine.vllm.info import read_label, read_release, read_server_info
+from refitd.engine.vllm.reply import Failed, Loaded, Unclear, not_aligned, said_by_extension, what_happened
+from refitd_client.contract.plugin import MAX_LINE, Answer, Handshake, PluginRequest, UpdateOutcome
 from refitd_client.transport.ipc.offer import (
     DevicePlace,
     HostPlace,
@@ -32,6 +38,7 @@ from support.fuzz import FUZZ, changed, check_sentence, within_bounds
 from support.plugged_mini import wait_for
 from support.scripted_server import answer
 from support.scripted_sglang import scripted_sglang
+from support.scripted_vllm import SHAPE, config
 from support.sockets import reach
 
 SECRET = b"s" * 32
@@ -51,6 +58,19 @@ HELLO = {
 }  # fmt: skip
 MODEL = {"model_path": "/base", "weight_version": "default"}
 SERVER = {"version": "0.5.23", "model_path": "/base", "tp_size": 2, "port": 30000, "random_seed": 4, "startup_time": 1}
+
+URL = "http://vllm:8000"
+SERVED = Answer(outcome=UpdateOutcome.SERVED, version="run~v000001", how="load", contents="0" * 32, proved=4)
+REFUSED = Answer(outcome=UpdateOutcome.REFUSED, reason="another service leads it", needs="leader")
+CALLED = [
+    {"results": [None, None]},
+    {"results": [["generate"], ["generate"]]},
+    {"results": [{"ok": True, "message": each.message} for each in (SERVED, REFUSED)]},
+    {"results": [{"ok": True, "message": SERVED.message}] * 2},
+    {"error": {"message": SHAPE, "type": "InternalServerError", "param": None, "code": 500}},
+]
+CHECKED = {"checksums": {"dp0:tp0:model.norm.weight": "ab" * 32, "dp0:tp0:model.qkv_proj.weight": "cd" * 32}}
+SCORED = {"choices": [{"index": 0, "logprobs": {"token_logprobs": [None, *[-2.5] * 23]}, "finish_reason": "length"}]}
 
 
 def written(*answers: dict[str, Any]) -> list[bytes]:
@@ -134,3 +154,66 @@ def test_no_answer_of_an_engine_is_anything_but_read_or_said() -> None:
                 check_sentence(seen.reason)
 
         look()
+
+
+def replied(data: bytes, status: int = 200) -> HttpReply:
+    """As the transport reads an answer: what is no object has no data."""
+    try:
+        read = msgspec.json.decode(data, type=dict[str, Any])
+    except (ValueError, RecursionError):
+        read = None
+    return HttpReply(status, data[:2000].decode(errors="replace"), read)
+
+
+@FUZZ
+@given(
+    release=changed(written({"version": "0.32.0"})),
+    label=changed(written({"weight_version": "default"})),
+    server=changed(written(config(tensor_parallel_size=2))),
+)
+@example(release=b"{}", label=b"{}", server=json.dumps(config()).replace("1795396894577821544", "9" * 5000).encode())
+def test_no_answer_of_a_vllm_to_a_probe_is_anything_but_read_or_said(
+    release: bytes, label: bytes, server: bytes
+) -> None:
+    routes: dict[str, bool] = dict.fromkeys(("/weight_checker", "/v1/load_lora_adapter"), True)
+    for seen in (
+        read_release(replied(release), URL),
+        read_label(replied(label), URL),
+        read_server_info("0.32.0", replied(server), routes, URL),
+    ):
+        if isinstance(seen, str):
+            check_sentence(seen)
+
+
+@FUZZ
+@given(data=changed(written(*CALLED)), status=st.sampled_from([200, 200, 200, 400, 401, 404, 500, 503]))
+def test_no_answer_of_a_vllms_ranks_is_taken_for_a_load_but_that_of_one(data: bytes, status: int) -> None:
+    """A call of two ranks: what counts as loaded says so for each of them."""
+    reply = replied(data, status)
+    happened, by_extension = what_happened(reply, 2), said_by_extension(reply, 2)
+    if isinstance(happened, Loaded):
+        assert (reply.data or {}).get("results") == [None, None]
+    if isinstance(by_extension, Loaded) and by_extension is not happened:
+        assert str(reply.data).count("served") > 1
+    for each in (happened, by_extension):
+        if not isinstance(each, Loaded):
+            check_sentence(each.reason)
+    if (fault := not_aligned(reply, 2)) is not None:
+        check_sentence(fault)
+    assert isinstance(happened, Loaded | Failed | Unclear) or status in {401, 404}
+
+
+@FUZZ
+@given(digests=changed(written(CHECKED)), scores=changed(written(SCORED)))
+def test_no_digests_and_scores_of_a_vllm_are_anything_but_a_fingerprint_or_a_sentence(
+    digests: bytes, scores: bytes
+) -> None:
+    """What is made of them is on record, and held against others later."""
+    held, answered = read_digests(replied(digests)), read_trial(replied(scores))
+    assert held is None or isinstance(held, Digests)
+    if isinstance(answered, str):
+        check_sentence(answered)
+    found = fingerprint(held, answered if isinstance(answered, Scores) else None)
+    if found is not None:
+        check_sentence(found)
+        assert agree(found, found) is True

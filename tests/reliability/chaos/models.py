@@ -13,6 +13,7 @@ from support.servers import KIT
 NAMES = [f"m{number}" for number in range(8)]
 START_UP = NAMES[0]  # what engines are started on
 SEED = 100
+WIDTH = 128  # vLLM takes heads of 32 elements and more on the CPU
 
 
 def make(folder: Path) -> Path:
@@ -23,7 +24,7 @@ def make(folder: Path) -> Path:
 
     logging.disable_progress_bar()
     kit: dict[str, Any] = runpy.run_path(str(KIT / "make-models"), run_name="make_models")
-    config, tokenizer = kit["make_config"](), kit["make_tokenizer"]()
+    config, tokenizer = kit["make_config"](WIDTH), kit["make_tokenizer"]()
     config.dtype = "float32"
     for number, name in enumerate(NAMES):
         torch.manual_seed(SEED + number)

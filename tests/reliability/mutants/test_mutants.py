@@ -212,6 +212,41 @@ MUTANTS = [
         "engine.contests > 10 * len(WAITS)",
         "tests/unit/policy/test_contest.py",
     ),
+    Mutant(
+        "loads a vLLM once after a load that failed",
+        "service/refitd/engine/vllm/loads.py",
+        "or not began_torn:",
+        "or True:",
+        "tests/reliability/simulation",
+    ),
+    Mutant(
+        "resumes a vLLM after a load that failed",
+        "service/refitd/engine/vllm/adapter.py",
+        "return await self._restore(reason, before, watch)",
+        "return await self._as_before(reason, target, watch)",
+        "tests/reliability/simulation",
+    ),
+    Mutant(
+        "takes the answer of one of a vLLM's ranks for that of all",
+        "service/refitd/engine/vllm/reply.py",
+        "    if answers == [None] * ranks:",
+        "    if answers is not None and None in answers:",
+        "tests/unit/engine/test_vllm_adapter.py tests/reliability/attack/test_attack_answers.py",
+    ),
+    Mutant(
+        "believes a vLLM whose ranks answer earlier calls",
+        "service/refitd/engine/vllm/reply.py",
+        "all(isinstance(each, list) for each in answers)",
+        "True",
+        "tests/unit/engine/test_vllm_adapter.py",
+    ),
+    Mutant(
+        "takes a vLLM for untouched whose extension does not know",
+        "service/refitd/engine/vllm/reply.py",
+        '            return Unclear(f"the load failed, and what it left',
+        '            return Untouched(f"the load failed, and what it left',
+        "tests/unit/engine/test_vllm_extension_answers.py",
+    ),
 ]
 
 

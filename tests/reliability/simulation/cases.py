@@ -12,9 +12,10 @@ from typing import Any
 from refitd.policy.strategy import StrategyName
 
 from .steps import RULES, Story
-from .world import World
+from .world import NAMES, World
 
 RUN_STEPS = 50
+VLLM = 0.5  # of the engines
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +33,17 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A world and the steps that are taken in it."""
+    """A world and the steps that are taken in it. `vllm` as of `World`."""
 
     seed: int
     strategy: StrategyName
+    vllm: str
     steps: tuple[Step, ...]
 
     def __str__(self) -> str:
         """As Python that takes the steps again."""
-        world = f"with closing(World({self.seed}, strategy={_said(self.strategy)})) as world:"
+        arguments = f"{self.seed}, strategy={_said(self.strategy)}, vllm={self.vllm!r}"
+        world = f"with closing(World({arguments})) as world:"
         return "\n    ".join([world, "story = Story(world)", *map(str, self.steps), "world.heal()"])
 
 
@@ -56,7 +59,12 @@ def drawn(seed: int) -> Case:
     share = chance.random()
     rules = [name for name in RULES if chance.random() < share] or list(RULES)
     steps = (_step(chance.choice(rules), chance) for _ in range(RUN_STEPS))
-    return Case(chance.getrandbits(32), chance.choice(list(StrategyName)), tuple(steps))
+    return Case(chance.getrandbits(32), chance.choice(list(StrategyName)), some_engines(chance), tuple(steps))
+
+
+def some_engines(chance: random.Random) -> str:
+    """The names of the engines that are vLLM: none, some or all of them."""
+    return "".join(name for name in NAMES if chance.random() < VLLM)
 
 
 def _step(name: str, chance: random.Random) -> Step:
@@ -69,7 +77,7 @@ def played(case: Case) -> Story:
     Raises:
         AssertionError: one does not.
     """
-    with closing(World(case.seed, strategy=case.strategy)) as world:
+    with closing(World(case.seed, strategy=case.strategy, vllm=case.vllm)) as world:
         story = Story(world)
         for step in case.steps:
             getattr(story, step.name)(**step.arguments)

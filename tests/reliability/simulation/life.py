@@ -17,7 +17,7 @@ from refitd.catalog.catalog import Catalog
 from refitd.catalog.intake import Intake
 from refitd.catalog.references import References
 from refitd.engine.engines_file import EngineSpec
-from refitd.engine.sglang.adapter import SglangEngine
+from refitd.engine.port import EnginePort
 from refitd.materialize.before_load import BeforeLoad, Warmer
 from refitd.materialize.materializer import Materializer
 from refitd.reclaim.facts import StoreFacts
@@ -32,27 +32,17 @@ from refitd.state.store import Store
 
 from .copies import SimCopies
 from .disk import SimFiles, SimFolders, templates
-from .plugin import SimBeside
-from .server import MOUNT, SimServer, SimTransport
+from .server import MOUNT
 
 if TYPE_CHECKING:
     from .world import World
 
 ADDED = "c"  # the engine that the API adds and removes
-LOAD_TIMEOUT = 30.0
 
 
 def url_of(name: str) -> str:
     """Where a server is."""
     return f"http://{name}:1"
-
-
-class _Engine(SglangEngine):
-    def __init__(self, server: SimServer, life: "Life") -> None:
-        super().__init__(SimTransport.url, load_timeout=LOAD_TIMEOUT)
-        if server.plugged:
-            self._plugin = SimBeside(server, lambda: life.alive)
-        self._http = SimTransport(server, lambda: life.alive)  # type: ignore[assignment]
 
 
 class _Journal(Journal):
@@ -120,8 +110,9 @@ class Life:
         )
         self._task = world.loop.create_task(self._run())
 
-    def _connect(self, spec: EngineSpec) -> _Engine:
-        return _Engine(self.world.servers[spec.url.removeprefix("http://").removesuffix(":1")], self)
+    def _connect(self, spec: EngineSpec) -> EnginePort:
+        server = self.world.servers[spec.url.removeprefix("http://").removesuffix(":1")]
+        return server.connect(lambda: self.alive)
 
     async def _pause(self) -> None:
         """The time that a look at the disk takes. A dead process looks at nothing."""

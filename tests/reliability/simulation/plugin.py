@@ -1,7 +1,8 @@
 """refitd's plugin in a server in memory: transactions, deltas in place, and weights from a trainer's memory.
 
-What it keeps to is that of `refitd_sglang`: it checks before it writes, answers with what it left behind, and puts back
-what was there where a load fails and that can still be had. `SimBeside` is the service's side of its channel.
+What it keeps to is that of `refitd_sglang` and `refitd_vllm`: it checks before it writes, answers with what it left
+behind, and puts back what was there where a load fails and that can still be had. `SimBeside` is the service's side of
+its channel.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ from refitd_client.contract.naming import parse_version_folder, parse_version_id
 from refitd_client.contract.plugin import Answer, UpdateOutcome
 
 from .disk import Make, SimFolder, seen_at, signature_of
-from .fault import DiedError, Fault
+from .fault import Call, DiedError, Fault
 from .offer import SimOffer
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ class SimPlugin:
             if isinstance(way.source, SimOffer):
                 way.source.readers -= 1
         if fault is Fault.UNCLEAR:
-            self.standing = None
+            self.standing, server.tensors = None, (first, first, *before[2:])
             return Answer(outcome=UpdateOutcome.UNKNOWN, reason="a rank does not answer")
         if fault is Fault.ROLLBACK or not stands or set(server.tensors) != {way.promised}:
             return self._restored(before, known, previous, is_delta=is_delta)
@@ -289,7 +290,7 @@ class SimBeside(PluginClient):
         if isinstance(version, Offered):
             self._taken_ahead = version, await self.take(version, within)
             return
-        plugin, fault = self._server.plugin, self._server.faults.pop("prepare", None)
+        plugin, fault = self._server.plugin, self._server.faults.pop(Call.PREPARE, None)
         if await self._reached(fault, within) and plugin is not None:
             with suppress(_RefusedError):
                 self._seen_ahead = version.path, plugin.prefetch(version), self._boot
@@ -298,7 +299,7 @@ class SimBeside(PluginClient):
         seen, self._seen_ahead = self._seen_ahead, None
         if seen == (files.path, files.signature, self._boot):
             return Prepared()
-        plugin, fault = self._server.plugin, self._server.faults.pop("prepare", None)
+        plugin, fault = self._server.plugin, self._server.faults.pop(Call.PREPARE, None)
         if not await self._reached(fault, within) or plugin is None:
             return Unprepared("a rank does not answer")
         try:
@@ -315,7 +316,7 @@ class SimBeside(PluginClient):
         ahead, self._taken_ahead = self._taken_ahead, None
         if ahead is not None and ahead[0] == offered:
             return ahead[1]
-        plugin, fault = self._server.plugin, self._server.faults.pop("prepare", None)
+        plugin, fault = self._server.plugin, self._server.faults.pop(Call.PREPARE, None)
         if not await self._reached(fault, within) or plugin is None or fault is Fault.CUT_AFTER:
             return PrepareRefused("a rank does not answer")
         try:
@@ -331,10 +332,11 @@ class SimBeside(PluginClient):
             self._waiting = False
             self._server.plugin.forget()
 
-    async def contents(self) -> list[str]:
+    async def contents(self, *, of_all: bool = False) -> list[str]:
         await asyncio.sleep(self._server.chance.random() * 0.01)
         plugin = self._server.plugin
-        return [plugin.contents] if plugin is not None and await self._reached(None, 0.0) else [""]
+        held = plugin.contents if plugin is not None and await self._reached(None, 0.0) else ""
+        return [held] * (self._server.ranks if of_all else 1)
 
     async def _reached(self, fault: Fault | None, within: float) -> bool:
         """Whether the very process answers that was greeted."""

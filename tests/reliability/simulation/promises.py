@@ -21,7 +21,8 @@ from refitd_client.contract.states import EngineState, Standing, VersionState, W
 
 from .copies import copy_path
 from .disk import SimFolder
-from .server import BASE, SimServer
+from .plugin import BASE
+from .server import SimServer
 
 if TYPE_CHECKING:
     from .life import Life
@@ -49,7 +50,7 @@ class Promises(Observer):
         self._paths: dict[str, str] = {}
         self._noticed: set[str] = set()
         self._proofs: dict[str, _Proof] = {}
-        self._reached: dict[str, Order] = {}
+        self._reached: dict[str, tuple[Order, int]] = {}  # by engine, and the life that it was proven in
         self._rewritten: set[str] = set()
         self._served: set[str] = set()
         self._again: set[str] = set()  # paths where something else was before, and the root was emptied
@@ -195,8 +196,9 @@ class Promises(Observer):
         """6: what is about to be written again. No server reads it, and none that is named says that it serves it."""
         for server in self._world.servers.values():
             assert server.reading is not folder, f"6: {server.name} is reading the copy that is written"
-            is_named = f"{server.name}:1" in self._life.store.engines
-            if is_named and server.up and server.path.endswith(copy_path(name)):
+            record = self._life.store.engines.get(f"{server.name}:1")
+            says_so = record is not None and (server.tells_path or record.serving is not None)
+            if says_so and server.up and server.path.endswith(copy_path(name)):
                 raise AssertionError(f"6: {server.name} serves the copy that is written")
         self.copied += 1
 
@@ -252,7 +254,7 @@ class Promises(Observer):
                 del self._proofs[engine.id]  # nobody says so any more: who says it again must prove it again
             if engine.state is EngineState.IN_SYNC and engine.serving is not None:
                 if engine.run == RUN:  # one that is moved away in mid-load may end on the base of a delta
-                    self._goes_forward(engine.serving, engine.id)
+                    self._goes_forward(engine.serving, engine.id, server)
                 self._is_proven(engine.serving, engine.id, server)
             if engine.state in {EngineState.TAINTED, EngineState.QUARANTINED}:
                 assert not engine.known, f"4: {engine.id} is {engine.state} and counts as known"
@@ -270,15 +272,20 @@ class Promises(Observer):
         good = self._good(self._path_of(version))
         assert set(server.tensors) <= good, f"3: {engine} is called in sync with {version} and holds {server.tensors}"
 
-    def _goes_forward(self, version: str, engine: str) -> None:
-        """5: never back to an older version, but for a rollback."""
+    def _goes_forward(self, version: str, engine: str, server: SimServer) -> None:
+        """5: never back to an older version, but for a rollback.
+
+        One that has lost its contents cannot be brought to a delta again that leads there from nothing.
+        """
         order = self._orders[self._path_of(version)]
-        before = self._reached.get(engine)
-        self._reached[engine] = order
-        if before is None or before <= order:
+        before, life = self._reached.get(engine, (order, server.life))
+        proof = self._proofs.get(engine)
+        self._reached[engine] = order, server.life if proof is None else proof.life
+        if before <= order:
             return
         record = self._life.store.versions.get(version_id(RUN, before))
         gone = record is None or record.barred or record.state is not VersionState.SEALED
+        gone = gone or (life != server.life and record is not None and self._life.targets.carriage.is_refused(record))
         assert gone, f"5: {engine} went back from {before} to {order}"
 
     def _path_of(self, version: str) -> str:

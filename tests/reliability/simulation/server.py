@@ -1,32 +1,40 @@
-"""An SGLang server in memory, with the real one's defects, behind the product's own adapter.
+"""A server in memory behind the product's own adapter: its process, its weights, and the calls that go wrong.
 
-Defects (0.5.23, see `refitd_embedded.defects`): it accepts missing tensors and NaN, "rolls back" onto the file that has
-just failed, dies of a torn one, keeps an old path and label after a refused flush, and goes on loading when its client
-has hung up. One call at a time goes through the scheduler; the HTTP front answers beside it.
+What each kind of server does with a call is in `sglang_server` and `vllm_server`.
 """
 
 import asyncio
 import json
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from refitd.engine.http import CallFailure, NoReply, Reply
-from refitd_client.contract.plugin import UpdateOutcome
+from refitd.engine.port import EnginePort
 
-from .disk import Make, SimDisk, SimFolder
-from .fault import DiedError, Fault
-from .plugin import BASE, STARTUP, SimPlugin, spoken
+from .disk import SimDisk, SimFolder
+from .fault import Call, DiedError, Fault
+from .plugin import BASE, STARTUP, SimPlugin
 
 TENSORS = 4
 MOUNT = "/mount"
-_NOT_FLUSHED = "Succeeded to update model weights, but cache was not flushed"
+LOAD_TIMEOUT = 30.0
 
 
 @dataclass
-class SimServer:
-    """One engine. `tensors` are what it computes with; it computes when `answers` says so. `plugged`: with a plugin."""
+class SimServer(ABC):
+    """One engine. `tensors` are what it computes with; it computes when `answers` says so. `plugged`: with a plugin.
+
+    Attributes:
+        calls: what a call to a path is, of those that may go wrong.
+        tells_path: whether a probe learns the path of what it serves, whoever has set its label.
+        ranks: processes that hold its weights.
+    """
+
+    calls: ClassVar[dict[str, Call]]
+    tells_path: ClassVar[bool] = True
 
     name: str
     disk: SimDisk
@@ -45,7 +53,8 @@ class SimServer:
     others: int = 0  # loads by another writer
     foreign: bool = False  # whether it serves what another writer has loaded
     orders: int = 0  # loads that it was told to carry out
-    faults: dict[str, Fault] = field(default_factory=dict[str, Fault])
+    ranks: int = 1
+    faults: dict[Call, Fault] = field(default_factory=dict[Call, Fault])
     tasks: dict["asyncio.Task[Reply]", None] = field(default_factory=dict["asyncio.Task[Reply]", None])
 
     def __post_init__(self) -> None:
@@ -90,99 +99,29 @@ class SimServer:
             self.plugin.restart()
         self._scheduler = asyncio.Lock()
 
+    @abstractmethod
     async def handle(self, path: str, body: dict[str, Any] | None, fault: Fault | None) -> Reply:
         """Answer a call."""
-        await asyncio.sleep(self.chance.random() * 0.002)
-        if fault is Fault.GARBAGE:
-            return Reply(200, "<html>welcome</html>", None)
-        if path == "/model_info":
-            return _reply(200, model_path=self.path, weight_version=self.label)
-        async with self._scheduler:
-            return await self._scheduled(path, body or {}, fault)
 
-    async def _scheduled(self, path: str, body: dict[str, Any], fault: Fault | None) -> Reply:
-        if fault is Fault.SLOW:
-            await asyncio.sleep(45.0)
-        match path:
-            case "/server_info":
-                return _reply(200, version="0.5.23", model_path=STARTUP, **self._told_of_process())
-            case "/pause_generation":
-                self.paused = True
-                return _reply(200, message="paused")
-            case "/continue_generation":
-                self.paused = False
-                self.served(self)
-                return _reply(200, message="continued")
-            case "/weights_checker":
-                sums = {f"t{i}": f"{value:x}" for i, value in enumerate(self.tensors)}
-                return _reply(200, ranks=[{"checksums": sums}])
-            case "/flush_cache":
-                return _reply(200)
-            case "/generate":
-                return _reply(200, meta_info={"output_token_logprobs": [[-0.5, 1, None]], "weight_version": self.label})
-            case "/update_weights_from_disk":
-                return await self._load(body, fault)
-            case _:
-                raise AssertionError(f"nobody has told the simulation about {path}")
+    @abstractmethod
+    def connect(self, alive: Callable[[], bool]) -> EnginePort:
+        """The product's adapter to it. `alive` says whether the service's process is there, which calls."""
 
-    def _told_of_process(self) -> dict[str, Any]:
-        """A current SGLang tells how its start went, an older one its seed alone, and one tells nothing."""
-        told: dict[str, Any] = {"random_seed": self.boots, "startup_time": {"scheduler_e2e": self.boots / 7}}
-        return {"a": told, "b": {"random_seed": self.boots}}.get(self.name, {})
+    def call_of(self, path: str, body: dict[str, Any] | None) -> Call | None:
+        """What a call is, of those that may go wrong."""
+        return self.calls.get(path)
 
-    async def _load(self, body: dict[str, Any], fault: Fault | None) -> Reply:
-        self.orders += 1
-        try:
-            self.loading = body["model_path"].removeprefix(f"{MOUNT}/")
-            if self.plugin is not None and self.plugin.minds(self.loading):
-                return await self._load_by(self.plugin, self.loading, body, fault)
-            if self.plugin is not None:
-                self.plugin.lost_track()
-            if fault is Fault.REFUSES:
-                return _reply(400, success=False, message="Failed to get weights iterator: it does not like it.")
-            folder = self.disk.any(self.loading)
-            if folder is None or self.disk.hidden or folder.make in {Make.HALF, Make.DELTA}:
-                return _reply(400, success=False, message="Failed to get weights iterator: nothing there.")
-            self.reading, make = folder, folder.make
-            content = folder.content
-            await asyncio.sleep(self.chance.random() * 0.2)
-            self.tensors = (content, content, *self.tensors[2:])  # here it is a mixture
-            if fault is Fault.DIES or make in {Make.SHAPE, Make.FLIPPED}:
-                raise DiedError
-            await asyncio.sleep(self.chance.random() * 0.2)
-            if fault is Fault.UNCLEAR:
-                return _reply(400, success=False, message="Something has failed.")
-            if fault is Fault.ROLLBACK:
-                return _reply(400, success=False, message="Failed to update weights. Rolling back to original weights.")
-            whole = TENSORS - (make is Make.MISSING)
-            now = folder.content  # of the files that it has open, whatever their name is by now
-            self.tensors = (content, content, now, now)[:whole] + self.tensors[whole:]
-            if fault is Fault.UNFLUSHED:
-                return _reply(400, success=False, message=_NOT_FLUSHED)
-            self._serves(body)
-        finally:
-            self.loading = self.reading = None
-        self.served(self)
-        return _reply(200, success=True, message="Succeeded to update model weights.")
+    @abstractmethod
+    def sleeps(self, *, asleep: bool) -> None:
+        """An operator has it give up its memory for a while, where it can; then it has its weights there again."""
 
-    def _serves(self, body: dict[str, Any]) -> None:
-        """A load came through: from now on it calls itself what it was told to."""
-        self.path, self.label, self.loaded_in = body["model_path"], body["weight_version"], self.life
-        self.foreign = False
-
-    async def _load_by(self, plugin: SimPlugin, path: str, body: dict[str, Any], fault: Fault | None) -> Reply:
-        answer = await plugin.load(path, fault)
-        if answer.outcome is UpdateOutcome.SERVED:
-            if fault is Fault.UNFLUSHED:
-                return _reply(400, success=False, message=_NOT_FLUSHED)
-            self._serves(body)
-            self.loading = self.reading = None
-            self.served(self)
-        status, said = spoken(answer, path, body["weight_version"])
-        return _reply(status, **said)
+    @abstractmethod
+    def is_misused(self) -> None:
+        """A call of somebody else fails in it, which changes nothing of its weights."""
 
 
-def _reply(status: int, **data: Any) -> Reply:
+def reply(status: int, /, **data: Any) -> Reply:
+    """An answer in JSON."""
     return Reply(status, json.dumps(data), data)
 
 
@@ -213,7 +152,8 @@ class SimTransport:
         server = self._server
         if not server.up:
             return NoReply(CallFailure.NEVER_SENT, "connection refused")
-        fault = server.faults.pop(path, None)
+        call = server.call_of(path, body)
+        fault = None if call is None else server.faults.pop(call, None)
         if fault is Fault.CUT_BEFORE:
             return NoReply(CallFailure.NO_ANSWER, "connection reset")
         task = asyncio.get_running_loop().create_task(server.handle(path, body, fault))
@@ -225,9 +165,9 @@ class SimTransport:
             raise asyncio.CancelledError
         if not done:
             return NoReply(CallFailure.TIMED_OUT, f"no answer within {within:g} s")
-        if task.cancelled() or task.exception() is not None or fault is Fault.CUT_AFTER:
+        if task.cancelled() or _died(task) or fault is Fault.CUT_AFTER:
             return NoReply(CallFailure.NO_ANSWER, "connection reset")
-        return task.result()
+        return task.result()  # whatever else is raised is a fault of the simulation
 
 
 def _died(task: "asyncio.Task[Reply]") -> bool:

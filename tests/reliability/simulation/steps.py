@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from .disk import Make
-from .fault import Fault
+from .fault import Call, Fault
 from .world import World
 
 Draw = Callable[[random.Random], Any]
@@ -35,15 +35,7 @@ def may(**arguments: Draw) -> Callable[[Rule], Rule]:
     return take
 
 
-CALLS = (
-    "/update_weights_from_disk",
-    "/pause_generation",
-    "/continue_generation",
-    "/weights_checker",
-    "/model_info",
-    "/server_info",
-    "prepare",
-)
+CALLS = list(Call)
 WRITTEN = [make for make in Make if make is not Make.DELTA]
 MAKES = one_of([*[Make.GOOD] * 6, *WRITTEN])
 FAILURES = (Fault.REFUSES, Fault.ROLLBACK, Fault.UNCLEAR, Fault.UNFLUSHED)
@@ -105,12 +97,21 @@ class Story:
     def loads_fail(self, name: str, faults: list[Fault], hands_over: bool, seconds: float) -> None:
         """Of versions that come right then."""
         for fault in faults:
-            self.do(lambda world, fault=fault: world.fault(name, CALLS[0], fault))
+            self.do(lambda world, fault=fault: world.fault(name, Call.LOAD, fault))
             if hands_over:
                 self.do(lambda world: world.hand_over())
             else:
                 self.do(lambda world: world.publish_delta(0, announce=True, honest=True))
             self.do(lambda world: world.wait(seconds))
+
+    @may(
+        name=ENGINES, call=one_of(CALLS), fault=one_of(Fault), plain=one_of([False, True]), seconds=one_of([2.0, 40.0])
+    )
+    def update_goes_wrong(self, name: str, call: Call, fault: Fault, plain: bool, seconds: float) -> None:
+        """In one call of it. Of a `plain` version the engine's own load is asked for, plugin or not."""
+        self.do(lambda world: world.fault(name, call, fault))
+        self.do(lambda world: world.publish(Make.PLAIN if plain else Make.GOOD, announce=True))
+        self.do(lambda world: world.wait(seconds))
 
     @may(announce=one_of([False, True]), fails=one_of([False, False, True]))
     def trainer_takes_its_tensors_back(self, announce: bool, fails: bool) -> None:
@@ -177,9 +178,24 @@ class Story:
     def engine_restarts(self, name: str) -> None:
         self.do(lambda world: world.start_engine(name))
 
-    @may(name=ENGINES, call=one_of([*[CALLS[0]] * 4, *CALLS]), fault=one_of(Fault))
-    def call_goes_wrong(self, name: str, call: str, fault: Fault) -> None:
+    @may(name=ENGINES, call=one_of([*[Call.LOAD] * 4, *CALLS]), fault=one_of(Fault))
+    def call_goes_wrong(self, name: str, call: Call, fault: Fault) -> None:
         self.do(lambda world: world.fault(name, call, fault))
+
+    @may(name=ENGINES, seconds=one_of([0.1, 3.0, 20.0]))
+    def engine_sleeps_for_a_while(self, name: str, seconds: float) -> None:
+        self.do(lambda world: world.put_to_sleep(name, asleep=True))
+        self.do(lambda world: world.wait(seconds))
+        self.do(lambda world: world.put_to_sleep(name, asleep=False))
+
+    @may(name=ENGINES, loads=one_of([False, True]), seconds=one_of([2.0, 40.0]))
+    def call_of_someone_else_fails(self, name: str, loads: bool, seconds: float) -> None:
+        """Then it is updated, and one of several ranks fails."""
+        self.do(lambda world: world.misuse(name))
+        if loads:
+            self.do(lambda world: world.fault(name, Call.LOAD, Fault.UNCLEAR))
+            self.do(lambda world: world.publish(Make.PLAIN, announce=True))
+        self.do(lambda world: world.wait(seconds))
 
     @may(name=ENGINES)
     def label_is_set_by_someone_else(self, name: str) -> None:

@@ -17,7 +17,7 @@ import pytest
 from refitd.policy.contest import WAITS
 from refitd.policy.strategy import StrategyName
 from refitd_client.contract.states import Standing
-from simulation.cases import Case, drawn, played, shortest
+from simulation.cases import Case, drawn, played, shortest, some_engines
 from simulation.disk import Make
 from simulation.fault import Fault
 from simulation.steps import CALLS, WRITTEN
@@ -72,7 +72,7 @@ def test_what_a_wait_calls_served_was_served_also_where_the_root_is_emptied(seed
     under a journal that is kept; the engines restart or go on, and it could ask the service for its last step or not.
     """
     chance = random.Random(seed)
-    world = World(seed, strategy=list(StrategyName)[seed % 3], waits=True)
+    world = World(seed, strategy=list(StrategyName)[seed % 3], waits=True, vllm=some_engines(chance))
     try:
         for _ in range(4):
             for _ in range(chance.randint(2, 5)):
@@ -92,7 +92,7 @@ def test_what_a_wait_calls_served_was_served_also_where_the_root_is_emptied(seed
 def test_engines_that_restart_in_a_pause_of_rollouts_are_brought_back_to_what_the_others_serve(seed: int) -> None:
     """Whether that is full or a delta, and whether they have the plugin; and to what came meanwhile when it is over."""
     chance = random.Random(seed)
-    world = World(seed, strategy=list(StrategyName)[seed % 3])
+    world = World(seed, strategy=list(StrategyName)[seed % 3], vllm=some_engines(chance))
     try:
         world.publish(Make.GOOD, announce=True)
         world.wait(5.0)
@@ -120,7 +120,7 @@ def test_engines_that_restart_in_a_pause_of_rollouts_are_brought_back_to_what_th
 def test_another_writer_that_never_stops_is_not_answered_for_ever_and_is_always_seen(seed: int) -> None:
     """While what it has loaded is served the run is not CURRENT for longer than it takes to look."""
     chance = random.Random(seed)
-    world = World(seed, strategy=list(StrategyName)[seed % 3])
+    world = World(seed, strategy=list(StrategyName)[seed % 3], vllm=some_engines(chance))
     try:
         world.publish(Make.GOOD, announce=True)
         world.wait(10.0)
@@ -150,7 +150,7 @@ def test_one_seed_reproduces_a_run(seed: int) -> None:
 def story(seed: int) -> list[str]:
     """What happens in a run whose steps are left to chance."""
     chance = random.Random(seed)
-    world = World(seed, strategy=list(StrategyName)[seed % 3])
+    world = World(seed, strategy=list(StrategyName)[seed % 3], vllm=some_engines(chance))
     try:
         for _ in range(20):
             if chance.random() < 0.5:

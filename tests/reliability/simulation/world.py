@@ -28,16 +28,19 @@ from refitd_client.contract.wire import Move, NewEngine, Notice, OneRun, Rollbac
 from refitd_client.delta.plan import last_served
 
 from .disk import Make, SimDisk, SimFolder
-from .fault import Fault
+from .fault import Call, Fault
 from .life import ADDED, Life, url_of
 from .offer import SimOffer
 from .promises import Promises
 from .server import SimServer
+from .sglang_server import SimSglang
 from .virtual_time import VirtualClock, VirtualLoop
+from .vllm_server import SimVllm
 
 AnswerT = TypeVar("AnswerT")
 RUN = "run"
 OTHER_RUN = "other"
+NAMES = ("a", "b", ADDED)  # of the engines
 HEAL_SECONDS = 120.0
 START_SECONDS = 10.0  # SGLang takes longer to start; the service looks several times meanwhile
 PLUGGED = 0.7  # of the engines
@@ -49,9 +52,12 @@ LOOK_SECONDS = 0.2  # between two looks at what should hold at any time; servers
 class World:
     """A simulation. Two engines are named by settings, a third comes and goes; each has refitd's plugin or not.
     Everything that is left to chance follows from `seed`. `waits`: the trainer says what it has written, and waits.
+    `vllm` holds the names of the engines that are vLLM; the others are SGLang.
     """
 
-    def __init__(self, seed: int, *, strategy: StrategyName = StrategyName.ALL, waits: bool = False) -> None:
+    def __init__(
+        self, seed: int, *, strategy: StrategyName = StrategyName.ALL, waits: bool = False, vllm: str = ""
+    ) -> None:
         self.waits = waits
         self.chance = random.Random(seed)
         self.loop = VirtualLoop(random.Random(self.chance.random()))
@@ -66,15 +72,15 @@ class World:
         self.disk = SimDisk()
         self.journal_full = False
         self.promises = Promises(self)
-        self.servers = {
-            name: SimServer(
+        self.servers: dict[str, SimServer] = {
+            name: (SimVllm if name in vllm else SimSglang)(
                 name,
                 self.disk,
                 random.Random(self.chance.random()),
                 self.promises.served,
                 plugged=self.chance.random() < PLUGGED,
             )
-            for name in ("a", "b", ADDED)
+            for name in NAMES
         }
         self.lent: SimOffer | None = None
         self.generation, self.step = 1, 0
@@ -348,9 +354,17 @@ class World:
         """It comes (back) on its start-up weights."""
         self.servers[name].start()
 
-    def fault(self, name: str, path: str, fault: Fault) -> None:
+    def fault(self, name: str, call: Call, fault: Fault) -> None:
         """The next call of a kind goes wrong."""
-        self.servers[name].faults[path] = fault
+        self.servers[name].faults[call] = fault
+
+    def put_to_sleep(self, name: str, *, asleep: bool) -> None:
+        """An operator wants an engine's memory for a while, or gives it back."""
+        self.servers[name].sleeps(asleep=asleep)
+
+    def misuse(self, name: str) -> None:
+        """Somebody else's call fails in an engine."""
+        self.servers[name].is_misused()
 
     def relabel(self, name: str) -> None:
         """Somebody else sets the version label."""
@@ -410,6 +424,7 @@ class World:
         self.heal_disk()
         for server in self.servers.values():
             server.faults.clear()
+            server.sleeps(asleep=False)
         self.start()
         for _ in range(2):  # a fault that was under way may still kill one
             for server in self.servers.values():

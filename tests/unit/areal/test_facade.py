@@ -1,8 +1,10 @@
 """A facade of an engine: what it does with keys, and what it refuses."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, cast
 
@@ -138,6 +140,8 @@ async def test_what_is_no_credential_is_refused_and_no_bug(sent: bytes, tmp_path
     [
         ("/update_weights_from_tensor", "weight_update_mode"),
         ("/release_memory_occupation", "scheduling_strategy"),
+        ("/areal_update_weights_xccl", "weight_update_mode"),
+        ("/sleep", "scheduling_strategy"),
     ],
 )
 async def test_what_would_change_the_engine_is_refused_with_the_setting_that_calls_it(
@@ -161,3 +165,30 @@ async def test_a_bad_url_of_the_service_is_an_error_for_areal_and_no_traceback(t
     assert "nonsense" in reply.json()["message"]
     with pytest.raises(ValueError, match="nonsense"):
         updates.open()
+
+
+@pytest.mark.parametrize(
+    ("pause", "abort"), [("/pause_generation", "/abort_request"), ("/areal_pause_generation", "/abort_requests")]
+)
+async def test_a_pause_ends_what_runs_by_the_call_that_areals_kind_of_engine_has(
+    pause: str, abort: str, tmp_path: Path
+) -> None:
+    """And where the engine lacks it, AReaL hears why, and nothing stays paused."""
+    ended = threading.Event()
+
+    def generate(handler: BaseHTTPRequestHandler) -> None:
+        ended.wait(60.0)
+        answer(200, {})(handler)
+
+    with serve(generate, answer(404)) as engine:
+        async with facing(engine.url, tmp_path) as areal:
+            running = asyncio.create_task(areal.post("/v1/completions", json={"prompt": [1]}))
+            while not engine.seen:  # noqa: ASYNC110 - the server's thread has no event for it
+                await asyncio.sleep(0)
+            refused = await areal.post(pause, json={})
+            ended.set()
+            await running
+            assert (await areal.post("/v1/completions", json={"prompt": [1]})).status_code == 404
+        assert engine.seen[1].path == abort
+    assert refused.status_code == 503
+    assert f"the engine has no {abort}" in refused.json()["message"]

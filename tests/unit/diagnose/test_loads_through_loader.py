@@ -29,7 +29,13 @@ WHY = "the loader works in threads"
 WHOLE = LoaderUse(whole=True, reason=WHY)
 PART = LoaderUse(whole=False, reason="9 tensors are not only copied")
 SEEN = Reached(
-    model_path="/m", weight_version="1", server_version="0.5.23", configuration="c", startup_path="/m", plugin="0.1.0"
+    model_path="/m",
+    weight_version="1",
+    server="SGLang",
+    server_version="0.5.23",
+    configuration="c",
+    startup_path="/m",
+    plugin="0.1.0",
 )
 
 

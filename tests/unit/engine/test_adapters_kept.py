@@ -2,7 +2,7 @@
 
 import pytest
 
-from refitd.engine.sglang.adapters import ListedAdapter, superfluous
+from refitd.engine.adapters import ListedAdapter, superfluous
 
 
 def unloaded(steps: list[int], served: int, keep: int) -> list[int]:

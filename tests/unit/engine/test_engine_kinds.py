@@ -26,6 +26,8 @@ class Answering:
 
     async def probe(self) -> Reached | Unreached:
         self.probes += 1
+        if self._server["is"] == f"old {self._name}":
+            return Unreached(reason="too old", advice="install a newer one", recognised=True)
         if self._server["is"] != self._name:
             return Unreached(reason="no server is there" if self._server["is"] == "down" else f"no {self._name}")
         return Reached(
@@ -49,7 +51,7 @@ def fleet(server: dict[str, str]) -> tuple[dict[str, Answering], Any]:
         def connect(_: EngineServer) -> EnginePort:
             return cast("EnginePort", adapters[name])
 
-        return EngineKind(name=name, pause_modes=("abort",), programs=name, connect=connect)
+        return EngineKind(name=name, inside="", pause_modes=("abort",), programs=name, connect=connect)
 
     return adapters, connector(ACCESS, lambda *_: None, lambda _: True, kinds=[kind(name) for name in adapters])
 
@@ -84,6 +86,12 @@ async def test_an_engine_that_no_adapter_reaches_says_why_and_is_closed_whole(st
     assert await engine.probe() == Unreached(reason=reason)
     await engine.aclose()
     assert server["closed"] == "firstsecond"
+
+
+async def test_what_the_adapter_says_that_recognises_the_server_counts() -> None:
+    _, connect = fleet({"is": "old second"})
+    seen = await connect(EngineSpec(url="http://a:1")).probe()
+    assert seen == Unreached(reason="too old", advice="install a newer one", recognised=True)
 
 
 def test_the_adapter_of_a_kind_that_is_said_is_the_only_one() -> None:

@@ -135,6 +135,24 @@ async def test_what_is_back_has_to_be_what_it_served_before() -> None:
     assert vllm.paused
 
 
+async def test_what_it_served_before_is_not_loaded_again_from_files_that_have_changed_since() -> None:
+    checks = [True]
+
+    async def unchanged() -> bool:
+        return checks[-1]
+
+    with scripted_vllm() as vllm:
+        async with speaking_to(vllm) as engine:
+            await refit(engine, Target(path="/root/v6", label="6", unchanged=unchanged))
+            vllm.on(LOAD, error(500, SHAPE))
+            checks.append(False)
+            done = await refit(engine)
+    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
+    assert "no longer those that were checked" in (done.reason or "")
+    assert len(vllm.loads) == 2
+    assert vllm.paused
+
+
 @pytest.mark.parametrize(
     "reply",
     [
@@ -377,13 +395,25 @@ async def test_after_one_failure_of_several_ranks_nothing_is_restored_and_nothin
     assert vllm.loads == ["/root/v7", "/root/v8"]
 
 
-@pytest.mark.parametrize("changes", [{"data_parallel_size": 2}, {"enable_eplb": True}])
+@pytest.mark.parametrize("changes", [{"data_parallel_size": 2}, {"enable_eplb": True}, {"pipeline_parallel_size": 2}])
 async def test_what_a_stock_load_cannot_do_right_is_refused_by_name(changes: dict[str, Any]) -> None:
     with scripted_vllm(told=config(**changes)) as vllm:
         async with speaking_to(vllm, several_ranks=True) as engine:
             done = await refit(engine)
     assert (done.outcome, done.resumed) == (Outcome.NACK, True)
     assert vllm.changes == [RESUME]
+
+
+async def test_experts_that_a_reload_would_leave_unpacked_are_refused_by_name() -> None:
+    """vLLM 0.32.0 packs experts on a CPU at its start alone: a reload answers 200, and garbage is served."""
+    told = config(is_moe_model=True)
+    told["vllm_config"]["device_config"]["device"] = "cpu"
+    with scripted_vllm(told=told) as vllm:
+        async with speaking_to(vllm) as engine:
+            done = await refit(engine)
+    assert (done.outcome, done.resumed) == (Outcome.NACK, True)
+    assert "experts" in (done.reason or "")
+    assert vllm.loads == []
 
 
 async def test_a_delta_that_only_the_extension_can_write_asks_for_a_full_version() -> None:
@@ -403,6 +433,31 @@ async def test_an_engine_that_sleeps_is_neither_loaded_nor_resumed() -> None:
             assert "/wake_up" in (done.reason or "")
             assert vllm.changes == []
             assert (await refit(engine, REPAIR)).outcome is Outcome.ACK
+
+
+async def test_an_engine_that_sleeps_is_not_resumed_by_a_refusal_either_and_does_not_count_as_paused() -> None:
+    told = config(enable_eplb=True)
+    told["vllm_config"]["model_config"]["enable_sleep_mode"] = True
+    with scripted_vllm(told=told, paused=True) as vllm:
+        async with speaking_to(vllm) as engine:
+            done = await refit(engine)
+            assert (done.outcome, vllm.changes) == (Outcome.UNREACHABLE, [])
+            # What repairs a journal would resume one that is paused, and this one has no weights.
+            assert await engine.generates() is None
+            vllm.paused = False
+            assert await engine.generates() is True
+
+
+async def test_a_draft_model_is_named_and_hinders_no_update() -> None:
+    told = config()
+    told["vllm_config"]["speculative_config"] = {"method": "eagle", "model": "/draft"}
+    with scripted_vllm(told=told) as vllm:
+        async with speaking_to(vllm) as engine:
+            seen = await engine.probe()
+            done = await refit(engine)
+    assert isinstance(seen, Reached)
+    assert [("draft" in each.text, each.blocks) for each in seen.obstacles] == [(True, False)]
+    assert done.outcome is Outcome.ACK
 
 
 async def test_a_server_without_dev_mode_says_how_to_start_it() -> None:
@@ -491,3 +546,12 @@ async def test_a_paused_engine_is_asked_for_no_answer() -> None:
     with scripted_vllm(covered=False, paused=True) as vllm:
         async with speaking_to(vllm) as engine:
             assert await engine.fingerprint() is None
+
+
+async def test_a_server_that_was_restarted_between_the_load_and_the_label_is_not_believed() -> None:
+    with scripted_vllm() as vllm:
+        async with speaking_to(vllm) as engine:
+            vllm.on("/is_paused", answer(200, {"is_paused": False}))
+            done = await refit(engine)
+    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
+    assert "not paused any more" in (done.reason or "")

@@ -100,9 +100,9 @@ def test_a_hand_over_between_gpus_is_not_chosen_since_no_plan_can_see_whether_th
 
 
 def test_the_plugin_is_looked_for_where_nobody_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("refitd_plan.planner.has_plugin", lambda: True)
+    monkeypatch.setattr("refitd_plan.planner.has_plugin", lambda _: True)
     assert plan("sglang:d1|fsdp:d1", gpus_per_node=1).rule == "hand-over"
-    monkeypatch.setattr("refitd_plan.planner.has_plugin", lambda: False)
+    monkeypatch.setattr("refitd_plan.planner.has_plugin", lambda _: False)
     made = plan("sglang:d1|fsdp:d1", gpus_per_node=1)
     assert made.rule == "colocated"
     assert any("--plugin" in text for text in made.assumptions)

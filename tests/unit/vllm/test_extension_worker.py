@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from refitd_vllm import plugin
-from refitd_vllm.reloading import UnknownReleaseError, processed, through_layers, undone
+from refitd_vllm.process import VllmProcess
+from refitd_vllm.reloading import UnknownReleaseError, packed_at_start, processed, through_layers, undone
 from refitd_vllm.worker import Worker
 
 LAYERWISE = "vllm.model_executor.model_loader.reload.layerwise"
@@ -105,6 +106,15 @@ def test_a_reload_that_raises_leaves_no_layer_apart(infos: dict[Any, Info]) -> N
     assert layer.weight is held
 
 
+@pytest.mark.parametrize(("kernel", "packed"), [("modular", True), (None, False)])
+def test_experts_that_are_packed_for_the_cpu_at_the_start_alone_are_named(kernel: str | None, *, packed: bool) -> None:
+    """A reload of vLLM 0.32.0 writes them unpacked to where packed ones are read."""
+    model: Any = linear("UnquantizedFusedMoEMethod")
+    model[0].quant_method.moe_kernel = kernel
+    assert (packed_at_start(model) is not None) is packed
+    assert not packed or "experts" in (packed_at_start(model) or "")
+
+
 def test_a_release_whose_reload_looks_otherwise_is_named(infos: dict[Any, Info]) -> None:
     delattr(sys.modules[LAYERWISE], "_place_kernel_tensors")
     with pytest.raises(UnknownReleaseError, match="_place_kernel_tensors"):
@@ -154,3 +164,34 @@ def test_the_entry_point_never_raises(monkeypatch: pytest.MonkeyPatch, caplog: p
     monkeypatch.setenv("REFITD_VLLM", "off")
     plugin.register()
     assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("part", "values", "named"),
+    [
+        ("parallel_config", {"pipeline_parallel_size": 2}, "pipeline parallelism"),
+        ("parallel_config", {"enable_eplb": True}, "--enable-eplb"),
+        ("speculative_config", {"method": "eagle3"}, "speculative decoding"),
+        ("lora_config", {"max_loras": 1}, "--enable-lora"),
+        (None, {}, None),
+    ],
+)
+def test_what_the_extension_cannot_do_right_it_leaves_to_vllm_by_name(
+    infos: dict[Any, Info], part: str | None, values: dict[str, Any], named: str | None
+) -> None:
+    parallel = SimpleNamespace(pipeline_parallel_size=1, enable_eplb=False)
+    config = SimpleNamespace(parallel_config=parallel, speculative_config=None, lora_config=None, instance_id="17")
+    if part == "parallel_config":
+        vars(parallel).update(values)
+    elif part is not None:
+        setattr(config, part, SimpleNamespace(**values))
+    runner = SimpleNamespace(get_model=torch.nn.Module)
+    aside = VllmProcess(SimpleNamespace(vllm_config=config, model_runner=runner)).aside()
+    assert (aside is None) if named is None else (named in (aside or ""))
+
+
+def test_a_rank_is_known_by_the_number_that_its_server_names_also_where_vllm_draws_another_after_the_start() -> None:
+    config = SimpleNamespace(instance_id="17")
+    process = VllmProcess(SimpleNamespace(vllm_config=config))
+    config.instance_id = "18"  # as an engine core does that holds the worker itself, on one GPU
+    assert process.seed == 17

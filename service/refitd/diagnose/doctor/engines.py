@@ -27,6 +27,7 @@ from refitd.discovery.place import Answer, EnginesFound, Silent, parse_place
 from refitd.engine.engines_file import EngineSpec
 from refitd.engine.plugin.rank_group import NO_PLUGIN
 from refitd.engine.port import ChangeCheck, Reached, Unreached
+from refitd.engine.registry import KINDS
 from refitd.policy.contest import is_one_server
 from refitd.root.threads import RootThreads
 from refitd.settings import Settings
@@ -37,8 +38,12 @@ _HUB = "HF_HUB_OFFLINE"
 _TRUE = frozenset({"1", "true", "yes", "on"})
 SKEW_SECONDS = 5.0  # a Date header has whole seconds, and the call takes its time
 _UNTOLD = frozenset({"None", "?"})  # as they stand in a configuration, which is made to be compared
-LOADS_WHOLE = "each of them through SGLang's loader, which is slow, and refuses deltas"
 LOADS_WHOLE_FIX = "the runbook's RefitdLoadsThroughLoader says for which models that is so, and what to do about others"
+
+
+def loads_whole(server: str) -> str:
+    """What it means that each load goes through a server's own loader. `server` is what sentences call its kind."""
+    return f"each of them through {server}'s loader, which is slow, and refuses deltas"
 
 
 async def ask_places(settings: Settings) -> list[Answer]:
@@ -127,6 +132,9 @@ def judge_engine(asked: EngineAnswers) -> Iterator[Finding]:
         return
     yield good(CheckName.REACHABLE, asked.name, f"{asked.seen.server} {_started_as(asked.seen)}")
     yield _plugin(asked.name, asked.seen)
+    for each in asked.seen.obstacles:
+        judge = failed if each.blocks else warning
+        yield judge(CheckName.UPDATES, asked.name, each.text, each.fix)
     match asked.change:
         case ChangeCheck(fault=str(text), advice=fix):
             yield failed(CheckName.CHANGES, asked.name, text, fix)
@@ -166,20 +174,20 @@ def _started_as(seen: Reached) -> str:
 
 def _plugin(name: str, seen: Reached) -> Finding:
     if seen.plugin is not None and seen.loader is not None and seen.loader.whole:
-        text = f"refitd {seen.plugin} inside it carries out its loads, {LOADS_WHOLE}: {seen.loader.reason}"
+        text = f"refitd {seen.plugin} inside it carries out its loads, {loads_whole(seen.server)}: {seen.loader.reason}"
         return warning(CheckName.PLUGIN, name, text, LOADS_WHOLE_FIX)
     if seen.plugin is not None:
         text = f"refitd {seen.plugin} inside it carries out its loads, and takes deltas in place"
         return good(CheckName.PLUGIN, name, text)
     if seen.stock_reason in {None, NO_PLUGIN}:
-        return good(
-            CheckName.PLUGIN,
-            name,
-            f"none speaks for it: its loads are {seen.server}'s own, and deltas reach it as copies",
-        )
+        text = f"none speaks for it: its loads are {seen.server}'s own, and deltas reach it as copies"
+        return good(CheckName.PLUGIN, name, f"{text}; for updates as transactions, {_inside(seen)}")
     text = f"its loads are {seen.server}'s own, though a plugin may be there: {seen.stock_reason}"
-    fix = "install this very refitd beside every rank, with REFITD_SGLANG_ROOT set to the root as the server sees it"
-    return warning(CheckName.PLUGIN, name, text, fix)
+    return warning(CheckName.PLUGIN, name, text, _inside(seen))
+
+
+def _inside(seen: Reached) -> str:
+    return next((kind.inside for kind in KINDS if kind.name == seen.server.lower()), "install refitd beside it")
 
 
 def _clock(name: str, skew: float | None) -> Finding:

@@ -30,6 +30,7 @@ class CheckName(StrEnum):
     CHANGES = "changes"
     ENGINE_CLOCK = "engine-clock"
     PLUGIN = "plugin"
+    UPDATES = "updates"
     SHARED_FILES = "shared-files"
     START_UP_MODEL = "start-up-model"
     HUB = "hub"

@@ -17,7 +17,7 @@ from ipaddress import ip_address
 
 import msgspec
 
-from refitd.diagnose.doctor.engines import LOADS_WHOLE, LOADS_WHOLE_FIX
+from refitd.diagnose.doctor.engines import LOADS_WHOLE_FIX, loads_whole
 from refitd.diagnose.doctor.finding import CheckName, CheckVerdict, Finding, failed, good, unknown, warning
 from refitd.diagnose.doctor.processes import is_service, listener
 from refitd.diagnose.journal import JournalFacts
@@ -246,9 +246,11 @@ def _serving(engine: Engine) -> str:
 
 
 def _loads(engine: Engine) -> str:
+    server = engine.server or "SGLang"  # the only one that a service knew which does not say it
+    proof = "" if engine.proof is None else f"; proof of what it serves: {engine.proof}"
     if engine.plugin is not None:
-        how = f", {LOADS_WHOLE}: {engine.through_loader}" if engine.loads_whole else ""
-        return f"refitd's plugin {engine.plugin} carries out its loads{how}"
+        how = f", {loads_whole(server)}: {engine.through_loader}" if engine.loads_whole else ""
+        return f"refitd's plugin {engine.plugin} carries out its loads{how}{proof}"
     if engine.stock_reason is None:
-        return "who carries out its loads is not known yet"
-    return f"its loads are SGLang's own: {engine.stock_reason}"
+        return f"who carries out its loads is not known yet{proof}"
+    return f"its loads are {server}'s own: {engine.stock_reason}{proof}"

@@ -114,7 +114,8 @@ class SglangEngine:
             if not server.dialect.supported:
                 oldest = ".".join(str(part) for part in OLDEST)
                 reason = f"{self._http.url} is SGLang {server.version}; refitd needs {oldest} or newer"
-                return Unreached(reason=reason, advice=access.way_in(reply))
+                advice = f"install SGLang {oldest} or newer"
+                return Unreached(reason=reason, advice=advice, recognised=True)
             self._server, self._last = server, info
             if server.dialect.names_startup or info.weight_version in _NEVER_TOLD:
                 self._startup_path = server.model_path or self._startup_path

@@ -34,4 +34,5 @@ def _connect(server: EngineServer) -> EnginePort:
 
 # Modules, scripts, and what SGLang calls its own processes (sglang::tokenizer_worker); the embedded engine imitates it.
 _PROGRAMS = r"(?:.*/)?sglang(?:\.\S+|::.*|/launch_server\.py)?|refitd_embedded(?:\.\S+)?"
-SGLANG = EngineKind(name="sglang", pause_modes=tuple(PAUSE_MODES), programs=_PROGRAMS, connect=_connect)
+_INSIDE = "install this very refitd beside every rank, with REFITD_SGLANG_ROOT set to the root as the server sees it"
+SGLANG = EngineKind(name="sglang", pause_modes=tuple(PAUSE_MODES), programs=_PROGRAMS, inside=_INSIDE, connect=_connect)

@@ -5,7 +5,7 @@ stands before them. A call that names no method is refused as incomplete (400) w
 """
 
 from refitd.engine.http import CallFailure, NoReply, Reply, Transport
-from refitd.engine.port import ChangeCheck
+from refitd.engine.port import ChangeCheck, Obstacle, Unreached
 from refitd.engine.vllm.info import DEV_MODE, is_dead, said
 
 SECONDS = 5.0
@@ -31,6 +31,18 @@ def way_in(read: Reply | NoReply) -> str:
             return "see its log: it does not answer, or has not yet while it loads"
 
 
+def unreached(fault: Obstacle | str, read: Reply | NoReply) -> Unreached:
+    """What a probe says of a server that lacks something, or cannot be driven.
+
+    Args:
+        fault: what it lacks, or why nothing can be said.
+        read: its answer to /weight_info.
+    """
+    if isinstance(fault, Obstacle):
+        return Unreached(reason=fault.text, advice=fault.fix, recognised=True)
+    return Unreached(reason=fault, advice=way_in(read))
+
+
 async def check_changes(http: Transport) -> ChangeCheck:
     """See `EnginePort`."""
     reply = await http.post(_CALL, {}, SECONDS)
@@ -50,11 +62,11 @@ async def check_changes(http: Transport) -> ChangeCheck:
     return ChangeCheck(fault=text, advice=advice, date=reply.date)
 
 
-async def generates(http: Transport) -> bool | None:
-    """See `EnginePort`."""
+async def generates(http: Transport, *, sleeps: bool) -> bool | None:
+    """See `EnginePort`. One that `sleeps` may be asleep where it says that it is paused: that is not told apart."""
     reply = await http.get("/is_paused", SECONDS)
     paused = (reply.data or {}).get("is_paused") if isinstance(reply, Reply) and reply.ok else None
-    return not paused if isinstance(paused, bool) else None
+    return None if not isinstance(paused, bool) or (paused and sleeps) else not paused
 
 
 async def asleep(http: Transport) -> str | None:

@@ -23,7 +23,7 @@ No call carries vLLM's own `timeout`: one that expires kills the engine.
 import asyncio
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from refitd.engine.dialing import Guard
@@ -37,6 +37,7 @@ from refitd.engine.port import (
     UNNAMED,
     ChangeCheck,
     Coming,
+    Obstacle,
     Offered,
     Outcome,
     Reached,
@@ -50,7 +51,8 @@ from refitd.engine.vllm import access, proof
 from refitd.engine.vllm.calls import CALL_SECONDS, ask_how_started, done, freshen
 from refitd.engine.vllm.contents import fingerprint, read_trial
 from refitd.engine.vllm.info import Capabilities, ServerInfo, read_label, said
-from refitd.engine.vllm.loads import Loads
+from refitd.engine.vllm.loads import LoadedBefore, Loads
+from refitd.engine.vllm.obstacles import obstacles, stock_reason
 from refitd.engine.vllm.reply import Failed, Loaded, Unclear, Untouched, refusal, said_by_extension, what_happened
 
 PROBE_SECONDS = 5.0
@@ -59,15 +61,6 @@ OFFER_SECONDS = 10.0  # to look at a trainer's memory: nothing of it is read yet
 NEVER_LABELLED = "default"
 PAUSE_MODES = ("keep", "wait", "abort")
 """What a server does with requests in flight, the best first. It survives a load with each of them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Served:
-    """What the engine serves, as far as it is known: `fingerprint` is None until it was computed."""
-
-    path: str
-    label: str
-    fingerprint: str | None = None
 
 
 class VllmEngine:
@@ -108,7 +101,7 @@ class VllmEngine:
         self._several_ranks = several_ranks
         self._plugin = PluginClient(root, allow_dtype_cast=allow_dtype_cast, leads=leads)
         self._server: ServerInfo | None = None
-        self._last: _Served | None = None
+        self._last: LoadedBefore | None = None
         self._loads = Loads(self._http, load_timeout)
         self._was_away = True  # whether another process may answer than at the last probe
 
@@ -130,25 +123,27 @@ class VllmEngine:
         served = "" if isinstance(label, str) else label.weight_version
         is_new = self._was_away or self._last is None or served != self._last.label
         if is_new and (fault := await self._look(served)) is not None:
-            return Unreached(reason=fault, advice=access.way_in(reply))
+            return access.unreached(fault, reply)
         if self._server is None or self._last is None or isinstance(label, str):
             return Unreached(reason=label if isinstance(label, str) else f"{self._http.url} was not recognised")
         await self._plugin.look(self._server.launch)
+        plugged = self._plugin.release is not None
         return Reached(
             model_path=self._last.path,
             weight_version=served,
             server_version=self._server.version,
             # What the extension computes and what vLLM does cannot be compared: each has records of its own.
-            configuration=self._server.configuration + (" refitd" if self._plugin.release is not None else ""),
+            configuration=self._server.configuration + (" refitd" if plugged else ""),
             startup_path=self._server.model_path,
             plugin=self._plugin.release,
             takes_offers=self._plugin.takes_offers,
-            stock_reason=self._plugin.reason,
+            stock_reason=stock_reason(self._can, self._plugin.reason),
             process=self._server.process,
             address=reply.address if isinstance(reply, Reply) else None,
             led_by=self._plugin.led_by,
             loader=self._plugin.loader,
             server="vLLM",
+            obstacles=tuple(obstacles(self._can, plugged=plugged, several_ranks=self._several_ranks)),
         )
 
     async def refit(self, target: Target, on_stage: Callable[[Stage], None]) -> Refit:
@@ -160,12 +155,12 @@ class VllmEngine:
             return Refit(outcome=Outcome.UNREACHABLE, resumed=False, reason=fault)
         if (lost := self._loads.lost) is not None:
             return _tainted(lost, watch)
+        if not target.repairs and self._can.sleeps and (asleep := await access.asleep(self._http)) is not None:
+            return Refit(outcome=Outcome.UNREACHABLE, resumed=True, reason=asleep)
         plugged = self._plugin.vouches_for(target)
         reason = refusal(self._can, target, plugged=plugged, several_ranks=self._several_ranks)
         if reason is not None:
             return await self._as_before(reason, target, watch, needs_full=target.in_place)
-        if not target.repairs and self._can.sleeps and (asleep := await access.asleep(self._http)) is not None:
-            return Refit(outcome=Outcome.UNREACHABLE, resumed=True, reason=asleep)
         with watch.during(Stage.PREPARE) if plugged else nullcontext():
             prepared = await self._prepare(target) if plugged else None
         if isinstance(prepared, PrepareRefused):
@@ -234,7 +229,7 @@ class VllmEngine:
 
     async def generates(self) -> bool | None:
         """See `Engine`."""
-        return await access.generates(self._http)
+        return await access.generates(self._http, sleeps=self._can.sleeps)
 
     async def check_changes(self) -> ChangeCheck:
         """See `Engine`."""
@@ -244,20 +239,20 @@ class VllmEngine:
     def _can(self) -> Capabilities:
         return Capabilities() if self._server is None else self._server.capabilities
 
-    async def _look(self, label: str) -> str | None:
-        """Learn how the server was started; why that cannot be said, None where it was."""
+    async def _look(self, label: str) -> Obstacle | str | None:
+        """Learn how the server was started; what it lacks or why that cannot be said, None where it was."""
         server = await ask_how_started(self._http)
-        if isinstance(server, str):
+        if not isinstance(server, ServerInfo):
             return server
         if self._server is not None and server.process != self._server.process:
             self._loads = Loads(self._http, self._load_timeout)
         self._server, self._was_away = server, False
         if self._last is None or self._last.label != label:
             path = server.model_path if label == NEVER_LABELLED else UNNAMED
-            self._last = _Served(path=path, label=label)
+            self._last = LoadedBefore(path=path, label=label)
         return None
 
-    async def _before(self, target: Target) -> _Served | None:
+    async def _before(self, target: Target) -> LoadedBefore | None:
         """What can be loaded and proved again when the load fails; None where that is not known."""
         last = self._last
         if target.repairs or last is None or last.path == UNNAMED or self._can.ranks > 1:
@@ -332,7 +327,7 @@ class VllmEngine:
             case Failed(reason) | Unclear(reason):
                 return _tainted(reason, watch)
 
-    async def _load(self, target: Target, before: _Served | None, watch: Stopwatch) -> Refit:
+    async def _load(self, target: Target, before: LoadedBefore | None, watch: Stopwatch) -> Refit:
         with watch.during(Stage.LOAD):
             happened = await self._loads.load(target.path, self._can.ranks, torn=target.repairs)
         match happened:
@@ -347,11 +342,15 @@ class VllmEngine:
             case Unclear(reason):
                 return _tainted(reason, watch)
 
-    async def _restore(self, reason: str, before: _Served | None, watch: Stopwatch) -> Refit:
+    async def _restore(self, reason: str, before: LoadedBefore | None, watch: Stopwatch) -> Refit:
         """Load what it served before, while no request runs: the next one would end the engine."""
         if before is None:
             return _tainted(f"{reason}; its weights are lost: where the next load fails as well, restart it", watch)
-        again = Target(path=before.path, label=before.label, fingerprint=before.fingerprint)
+        again = Target(path=before.path, label=before.label, fingerprint=before.fingerprint, unchanged=before.unchanged)
+        if not await again.unchanged():
+            return _tainted(
+                f"{reason}; and the files of what it served before are no longer those that were checked", watch
+            )
         with watch.during(Stage.LOAD):
             happened = await self._loads.load(again.path, self._can.ranks)
         if not isinstance(happened, Loaded):
@@ -387,7 +386,7 @@ class VllmEngine:
         if doubt is not None:
             await self._pause("keep")
             return _tainted(f"loaded, but {doubt}", watch)
-        self._last = _Served(path=target.path, label=target.label, fingerprint=found)
+        self._last = LoadedBefore(path=target.path, label=target.label, fingerprint=found, unchanged=target.unchanged)
         return Refit(outcome=Outcome.ACK, resumed=resumed, fingerprint=found, timings=watch.milliseconds)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 
 from refitd.engine.http import NoReply, Reply, Transport
+from refitd.engine.port import Obstacle
 from refitd.engine.vllm.info import (
     CHECKER,
     LORA,
@@ -19,8 +20,8 @@ CALL_SECONDS = 30.0  # pause, resume, caches, label: seconds at most on a server
 RESET_EVERY_SECONDS = 0.05
 
 
-async def ask_how_started(http: Transport) -> ServerInfo | str:
-    """How a server was started and which routes it has, or a sentence on why that cannot be said."""
+async def ask_how_started(http: Transport) -> ServerInfo | Obstacle | str:
+    """How a server was started and which routes it has, what a vLLM lacks, or why nothing can be said."""
     routes = (*NEEDED, CHECKER, LORA)
     version, info, *found = await asyncio.gather(
         http.get("/version", CALL_SECONDS),
@@ -44,7 +45,7 @@ async def freshen(http: Transport, label: str, *, multimodal: bool) -> str | Non
         label: what it is to be.
         multimodal: whether the server keeps what its encoders computed.
     """
-    if (fault := await _empty_caches(http, multimodal=multimodal)) is not None:
+    if (fault := await empty_caches(http, multimodal=multimodal)) is not None:
         return fault
     reply = await http.post("/update_weight_version", {"new_version": label}, CALL_SECONDS)
     if not done(reply, "new_version", label):
@@ -52,10 +53,20 @@ async def freshen(http: Transport, label: str, *, multimodal: bool) -> str | Non
     named = read_label(await http.get("/weight_info", CALL_SECONDS), http.url)
     if isinstance(named, str):
         return named
-    return None if named.weight_version == label else f"it says weight_version {named.weight_version!r}, not {label!r}"
+    if named.weight_version != label:
+        return f"it says weight_version {named.weight_version!r}, not {label!r}"
+    # A server that was restarted since the load would have its start-up weights under this label.
+    held = await http.get("/is_paused", CALL_SECONDS)
+    if isinstance(held, Reply) and held.ok and (held.data or {}).get("is_paused") is True:
+        return None
+    return "it is not paused any more: it was restarted, or another program has resumed it, during the update"
 
 
-async def _empty_caches(http: Transport, *, multimodal: bool) -> str | None:
+async def empty_caches(http: Transport, *, multimodal: bool) -> str | None:
+    """Empty what other weights have computed, with requests running; why that did not go well, None where it did.
+
+    `multimodal`: whether the server keeps what its encoders computed.
+    """
     path = "/reset_prefix_cache?reset_running_requests=true&reset_external=true"
     try:
         async with asyncio.timeout(CALL_SECONDS):

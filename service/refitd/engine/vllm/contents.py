@@ -18,11 +18,9 @@ import msgspec
 import xxhash
 
 from refitd.engine.http import NoReply, Reply
-from refitd.engine.port import BY_PLUGIN
+from refitd.engine.port import ANSWERED, BY_PLUGIN, CHECKED
 from refitd.engine.vllm.info import is_dead, said
 
-CHECKED = "vllm:"
-ANSWERED = "vllm-answers:"
 NEAR = 0.5  # natural logarithms: two log-probabilities of one token that differ by more are of different weights
 PROMPT = [*range(1, 17)]  # token ids in every vocabulary; no tokenizer is needed
 TRIAL: dict[str, Any] = {
@@ -125,13 +123,6 @@ def agree(some: str, other: str) -> bool | None:
     if "-" not in (digest, digest_2) and digest != digest_2:
         return False
     return len(scores) == len(scores_2) and all(abs(x - y) <= NEAR for x, y in zip(scores, scores_2, strict=True))
-
-
-def proves(found: str | None) -> str:
-    """What a fingerprint rests on, for people."""
-    if found is None:
-        return "nothing"
-    return "digests of all parameters" if found.startswith(CHECKED) else "answers to a fixed prompt"
 
 
 def _parts(text: str) -> tuple[str, list[float]]:

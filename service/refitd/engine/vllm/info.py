@@ -17,7 +17,8 @@ import msgspec
 
 from refitd.engine.http import NoReply, Reply
 from refitd.engine.plugin.rank_group import Launch
-from refitd.engine.port import Process
+from refitd.engine.port import Obstacle, Process
+from refitd.text import one_line
 
 DEV_MODE = "VLLM_SERVER_DEV_MODE=1"
 OLDEST = "0.27.1"
@@ -25,6 +26,8 @@ NEEDED = ("/collective_rpc", "/pause", "/resume", "/reset_prefix_cache", "/updat
 """The routes, all POST, without which a server cannot be updated."""
 CHECKER = "/weight_checker"
 LORA = "/v1/load_lora_adapter"
+_NO_DRAFT = frozenset({"ngram", "ngram_gpu", "suffix"})  # methods of speculative decoding without a draft model
+_MOST_DIGITS = 20  # of a number that a server's clock may tell, in nanoseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,25 +36,33 @@ class Capabilities:
 
     Attributes:
         checker: whether it computes digests of its parameters.
-        lora: whether it loads adapters at run time.
+        lora: whether it serves adapters (`--enable-lora`).
+        loads_lora: whether it has the route that loads adapters at run time.
+        cached_loras: adapters that it holds in memory; any other is read from its folder at each request for it.
         extension: the class that its workers were extended with (`--worker-extension-cls`); None without one.
         ranks: processes that hold its weights, over tensor, pipeline and data parallelism.
+        stages: pipeline stages.
         replicas: data-parallel replicas behind this one server.
         sleeps: whether it can be put to sleep, so that its weights may not be in memory.
         multimodal: whether it caches encoder outputs that a load makes stale.
         draft: whether a draft model stands beside the model, which a stock reload leaves as it is.
         moves_experts: whether it moves experts between ranks while it serves.
+        packs_experts: whether it packed experts when it started, which no reload does again.
     """
 
     checker: bool = False
     lora: bool = False
+    loads_lora: bool = False
+    cached_loras: int = 0
     extension: str | None = None
     ranks: int = 1
+    stages: int = 1
     replicas: int = 1
     sleeps: bool = False
     multimodal: bool = False
     draft: bool = False
     moves_experts: bool = False
+    packs_experts: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +92,7 @@ class _Parallel(msgspec.Struct, frozen=True):
     data_parallel_size: int = 1
     enable_expert_parallel: bool = False
     enable_eplb: bool = False
+    is_moe_model: bool | None = None
     worker_extension_cls: str = ""
 
     @property
@@ -93,17 +105,30 @@ class _Device(msgspec.Struct, frozen=True):
     device: str = "?"
 
 
+class _Lora(msgspec.Struct, frozen=True):
+    max_loras: int = 1
+    max_cpu_loras: int | None = None
+
+
 class _Config(msgspec.Struct, frozen=True):
     model_config: _Model
     parallel_config: _Parallel
     device_config: _Device = _Device()
     speculative_config: Any = None
-    lora_config: Any = None
+    lora_config: _Lora | None = None
     instance_id: str | None = None
 
     @property
+    def drafts(self) -> bool:
+        """Whether a draft model proposes tokens: some methods look them up in the prompt instead."""
+        told = self.speculative_config
+        method = cast("dict[str, Any]", told).get("method") if isinstance(told, dict) else None
+        return told is not None and method not in _NO_DRAFT
+
+    @property
     def numbered(self) -> bool:
-        return self.instance_id is not None and self.instance_id.isdecimal()
+        number = self.instance_id
+        return number is not None and number.isascii() and number.isdecimal() and len(number) <= _MOST_DIGITS
 
     def configuration(self, version: str) -> str:
         """All that decides which tensors a server holds, in what shape."""
@@ -142,8 +167,8 @@ def read_label(reply: Reply | NoReply, url: str) -> Label | str:
     return _read(reply, Label, url, "/weight_info")
 
 
-def missing(version: str, routes: Mapping[str, bool], url: str) -> str | None:
-    """Why a server with these routes cannot be updated, and how to start it; None where it can.
+def missing(version: str, routes: Mapping[str, bool], url: str) -> Obstacle | None:
+    """What a server lacks with which it could be updated; None where it lacks nothing.
 
     Args:
         version: the release that it reports.
@@ -151,11 +176,13 @@ def missing(version: str, routes: Mapping[str, bool], url: str) -> str | None:
         url: of the server.
     """
     if not any(routes.get(route) for route in NEEDED):
-        return f"{url} is vLLM {version} without its routes for weights: start it with {DEV_MODE} in its environment"
+        fix = f"start vLLM with {DEV_MODE} in its environment"
+        return Obstacle(text=f"{url} is vLLM {version} without its routes for weights: {fix}", fix=fix)
     lacking = [route for route in NEEDED if not routes.get(route)]
-    if lacking:
-        return f"{url} is vLLM {version} and has no {', '.join(lacking)}; refitd needs {OLDEST} or newer"
-    return None
+    if not lacking:
+        return None
+    text = f"{url} is vLLM {version} and has no {', '.join(lacking)}; refitd needs {OLDEST} or newer"
+    return Obstacle(text=text, fix=f"install vLLM {OLDEST} or newer, and start it with {DEV_MODE}")
 
 
 def read_server_info(version: str, reply: Reply | NoReply, routes: Mapping[str, bool], url: str) -> ServerInfo | str:
@@ -181,14 +208,20 @@ def read_server_info(version: str, reply: Reply | NoReply, routes: Mapping[str, 
         launch=Launch(port=0, seed=int(told.instance_id or "") if told.numbered else None, ranks=parallel.group),
         capabilities=Capabilities(
             checker=routes.get(CHECKER, False),
-            lora=routes.get(LORA, False) and told.lora_config is not None,
+            lora=told.lora_config is not None,
+            loads_lora=routes.get(LORA, False),
+            cached_loras=0
+            if told.lora_config is None
+            else told.lora_config.max_cpu_loras or told.lora_config.max_loras,
             extension=parallel.worker_extension_cls or None,
             ranks=parallel.group * parallel.data_parallel_size,
+            stages=parallel.pipeline_parallel_size,
             replicas=parallel.data_parallel_size,
             sleeps=model.enable_sleep_mode,
             multimodal=model.multimodal_config is not None,
-            draft=told.speculative_config is not None,
+            draft=told.drafts,
             moves_experts=parallel.enable_eplb,
+            packs_experts=told.device_config.device == "cpu" and bool(parallel.is_moe_model),
         ),
     )
 
@@ -212,10 +245,10 @@ def _read(reply: Reply | NoReply, form: type[_Form], url: str, path: str) -> _Fo
 
 
 def said(reply: Reply) -> str:
-    """What an error says, at most 500 characters: vLLM nests the message."""
+    """What an error says, in one line of at most 500 characters: vLLM nests the message."""
     error = (reply.data or {}).get("error")
     message = cast("dict[str, Any]", error).get("message") if isinstance(error, dict) else None
-    return message[:500] if isinstance(message, str) else reply.short_message
+    return one_line(message[:500] if isinstance(message, str) else reply.short_message)
 
 
 def is_dead(reply: Reply) -> bool:

@@ -3,10 +3,23 @@
 from refitd.engine.kind import EngineKind, EngineServer
 from refitd.engine.port import EnginePort
 from refitd.engine.vllm.adapter import PAUSE_MODES, VllmEngine
+from refitd.engine.vllm.adapters import VllmAdapters
+from refitd.engine.vllm.obstacles import INSIDE
 
 
 def _connect(server: EngineServer) -> EnginePort:
     access = server.access
+    if access.lora is not None:
+        return VllmAdapters(
+            server.url,
+            name=access.lora,
+            keep=access.lora_keep,
+            api_key=server.api_key,
+            admin_key=server.admin_key,
+            load_timeout=access.load_timeout,
+            guard=server.guard,
+            several_ranks=access.vllm_stock_ranks,
+        )
     return VllmEngine(
         server.url,
         api_key=server.api_key,
@@ -23,4 +36,4 @@ def _connect(server: EngineServer) -> EnginePort:
 
 # `vllm serve`, `python -m vllm.entrypoints…`, and what vLLM calls its own processes (VLLM::EngineCore).
 _PROGRAMS = r"(?:.*/)?vllm(?:\.\S+)?|VLLM::.*"
-VLLM = EngineKind(name="vllm", pause_modes=PAUSE_MODES, programs=_PROGRAMS, connect=_connect)
+VLLM = EngineKind(name="vllm", pause_modes=PAUSE_MODES, programs=_PROGRAMS, inside=INSIDE, connect=_connect)

@@ -4,13 +4,29 @@ What a load that failed has read goes into the next one, which fails of it or an
 failure a checkpoint counts as loaded only by a load that began after one that went well.
 """
 
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from refitd.engine.http import NoReply, Reply, Transport
+from refitd.engine.port import never_change
 from refitd.engine.vllm.calls import CALL_SECONDS
 from refitd.engine.vllm.reply import CONTROL, Failed, Loaded, Loading, Unclear, Untouched, not_aligned, what_happened
 
 TRIES = 4  # loads of one checkpoint after one that failed: most engines that come back have done so at the second
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedBefore:
+    """What the engine serves, as far as it is known: `fingerprint` is None until it was computed.
+
+    `unchanged` says whether the files at `path` are still those that were checked.
+    """
+
+    path: str
+    label: str
+    fingerprint: str | None = None
+    unchanged: Callable[[], Awaitable[bool]] = field(default=never_change, compare=False)
 
 
 class Loads:

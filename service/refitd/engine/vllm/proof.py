@@ -15,18 +15,21 @@ async def digests_of(http: Transport, *, checker: bool) -> Digests | NoReply | N
     return read_digests(await http.post(CHECKER, {"action": "checksum"}, CHECK_SECONDS)) if checker else None
 
 
-async def ask(http: Transport) -> Reply | NoReply:
-    """Have a fixed prompt scored, as a client would."""
-    return await http.ask("/v1/completions", TRIAL, TRIAL_SECONDS)
+async def ask(http: Transport, adapter: str | None = None) -> Reply | NoReply:
+    """Have a fixed prompt scored, as a client would; by an adapter where one is named."""
+    return await http.ask("/v1/completions", TRIAL | ({} if adapter is None else {"model": adapter}), TRIAL_SECONDS)
 
 
-async def fingerprint_of(http: Transport, alike: str | None, *, checker: bool) -> str | None:
+async def fingerprint_of(
+    http: Transport, alike: str | None, *, checker: bool, adapter: str | None = None
+) -> str | None:
     """The fingerprint of what a server holds; None where it cannot be told, as by answers of one that is paused.
 
     Args:
         http: to the server.
         alike: is returned where the contents agree with it: scores are never equal to the last digit.
         checker: whether it computes digests.
+        adapter: which adapter answers; None for the model itself.
     """
     digests = await digests_of(http, checker=checker)
     if isinstance(digests, NoReply):
@@ -36,14 +39,23 @@ async def fingerprint_of(http: Transport, alike: str | None, *, checker: bool) -
     paused = await http.get("/is_paused", CALL_SECONDS)
     if not isinstance(paused, Reply) or (paused.data or {}).get("is_paused") is not False:
         return None
-    answer = read_trial(await ask(http))
+    answer = read_trial(await ask(http, adapter))
     found = None if isinstance(answer, str) else fingerprint(digests, answer)
     return alike if found is not None and alike is not None and agree(found, alike) else found
 
 
-async def answered(http: Transport, digests: Digests | None, target: Target) -> tuple[str | None, str | None]:
-    """The fingerprint by an answer, and why the answer is not the target's; None for each where there is none."""
-    reply = await ask(http)
+async def answered(
+    http: Transport, digests: Digests | None, target: Target, adapter: str | None = None
+) -> tuple[str | None, str | None]:
+    """The fingerprint by an answer, and why the answer is not the target's; None for each where there is none.
+
+    Args:
+        http: to the server.
+        digests: of its parameters; None where it has none, or they say nothing of an adapter.
+        target: what was loaded.
+        adapter: which adapter answers; None for the model itself.
+    """
+    reply = await ask(http, adapter)
     if isinstance(reply, NoReply) and reply.lost is CallFailure.TIMED_OUT:
         return None, None  # many requests are before it: that says nothing of the weights
     answer = read_trial(reply)

@@ -16,6 +16,8 @@ from refitd.engine.http import CallFailure, NoReply, Reply
 from refitd.engine.plugin.answers import fingerprint, worst
 from refitd.engine.port import Target
 from refitd.engine.vllm.info import DEV_MODE, Capabilities, is_dead, said
+from refitd.engine.vllm.obstacles import obstacles
+from refitd.text import one_line
 from refitd_client.contract.plugin import NEEDS_FULL, NEEDS_LEADER, UpdateOutcome, answers_in
 
 CONTROL = "get_supported_tasks"
@@ -98,20 +100,21 @@ def said_by_extension(reply: Reply | NoReply, ranks: int) -> Loading:
         return happened if isinstance(happened, Unclear) else Unclear("its workers do not answer as the extension")
     told = cast("list[dict[str, Any]]", found)
     if reasons := [str(each.get("reason")) for each in told if each.get("ok") is not True]:
-        return Unclear(f"the extension could not carry out the load: {reasons[0][:500]}")
+        return Unclear(f"the extension could not carry out the load: {one_line(reasons[0][:500])}")
     answers = [answer for each in told for answer in answers_in(str(each.get("message")))]
     answer = worst(answers, ranks)
+    reason = one_line(answer.reason[:500])
     match answer.outcome:
         case UpdateOutcome.SERVED:
             how = "load" if any(each.how == "load" for each in answers) else answer.how
             return Loaded(answer.version, fingerprint([each.contents for each in answers]), how)
         case UpdateOutcome.REFUSED:
             full, led = answer.needs == NEEDS_FULL, answer.needs == NEEDS_LEADER
-            return Untouched(f"the engine refused: {answer.reason}", needs_full=full, led=led)
+            return Untouched(f"the engine refused: {reason}", needs_full=full, led=led)
         case UpdateOutcome.RESTORED:
-            return Untouched(f"the load failed, and what was there is back: {answer.reason}")
+            return Untouched(f"the load failed, and what was there is back: {reason}")
         case UpdateOutcome.UNKNOWN:
-            return Unclear(f"the load failed, and what it left behind is not known: {answer.reason}")
+            return Unclear(f"the load failed, and what it left behind is not known: {reason}")
         case _:
             assert_never(answer.outcome)
 
@@ -136,23 +139,13 @@ def refusal(can: Capabilities, target: Target, *, plugged: bool, several_ranks: 
         plugged: whether refitd's extension loads it.
         several_ranks: whether the operator allows several processes that hold weights without the extension.
     """
-    if can.replicas > 1:
-        return f"it has {can.replicas} data-parallel replicas behind one address: start a server for each of them"
-    if plugged:
-        return None
-    if target.offered is not None:
+    for obstacle in obstacles(can, plugged=plugged, several_ranks=several_ranks):
+        if obstacle.blocks:
+            return f"{obstacle.text}: {obstacle.fix}"
+    if target.offered is not None and not plugged:
         return "it cannot load from a trainer's memory: that takes refitd's extension in vLLM"
-    if target.in_place:
+    if target.in_place and not plugged:
         return "a delta cannot be written into what it serves: that takes refitd's extension in vLLM"
-    if can.moves_experts:
-        return (
-            "it moves experts between its processes (--enable-eplb), which a reload does not follow: start it without"
-        )
-    if can.ranks > 1 and not several_ranks:
-        return (
-            f"{can.ranks} processes hold its weights, and after one failure vLLM takes their answers for those of "
-            "other calls, so a mixture can look like a success: start one process, or allow that (--vllm-stock-ranks)"
-        )
     return None
 
 

@@ -1,0 +1,62 @@
+"""The callback in the place of TRL's broadcast, without a trainer: what it refuses, and what it leaves behind.
+
+`test_vllm_trl.py` has the trainer and a real vLLM. TRL is imported in a process of its own, where the folder
+`tests/vllm` is not taken for vLLM.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.thorough, pytest.mark.timeout(300)]
+
+SCRIPT = """
+import sys, torch
+from pathlib import Path
+from types import SimpleNamespace as Plain
+from refitd_client.errors import RefitError, ServiceUnreachableError
+from refitd_client.trainers.trl import RefitServerCallback
+
+root, state = Path(sys.argv[1]), Plain(is_world_process_zero=True, global_step=0)
+def refused(kind, call, *arguments):
+    try:
+        call(*arguments)
+    except kind as error:
+        return str(error)
+    raise SystemExit(f"{call} was taken")
+def callback(**arguments):
+    return RefitServerCallback(root, "exp/trial", "http://127.0.0.1:9", **arguments)
+"""
+REFUSED = """
+for settings in ({}, {"use_vllm": False}, {"use_vllm": True, "vllm_mode": "colocate"}):
+    assert "vllm_mode='server'" in refused(ValueError, callback().on_init_end, Plain(**settings), state, None)
+refit = callback()
+refit.on_init_end(Plain(use_vllm=True, vllm_mode="server"), state, None)
+assert "does not make the client" in refused(RefitError, refit.on_train_begin, None, state, None)
+"""
+MERGED = """
+merged = []
+def named():
+    merged.append(True)
+    yield "lm_head.weight", torch.zeros(2, 2)
+    merged.append(False)
+refit = callback(wait=0.01)
+refused(ServiceUnreachableError, refit.update, 1, named())
+assert merged == [True, False], merged
+assert [path.name for path in (root / "exp/trial").glob("v*")] == ["v000000"]
+"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(REFUSED, id="a-trainer-that-does-not-ask-a-server-for-rollouts-is-refused"),
+        pytest.param(MERGED, id="adapters-leave-the-weights-again-also-where-publishing-fails"),
+    ],
+)
+def test_what_stands_in_for_the_broadcast(body: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SCRIPT + body, str(tmp_path / "root")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,214 @@
+"""LoRA adapters on a real vLLM: what answers them is the newest, late and running requests get what they asked for, and
+no adapter that is bad, evicted or unloaded ends the engine."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from refitd.engine.port import Outcome, Refit, Target
+from refitd.engine.vllm.adapters import VllmAdapters
+from refitd_client import VersionRejectedError
+from support.adapters import write_adapter
+from support.jobs import PATIENCE, Job, running
+from support.servers import API_KEY
+from support.servers import KIT as SGLANG_KIT
+from support.subject import ignore_stage
+from support.vllm import PROMPT, WIDTH, VllmServer
+
+pytestmark = [pytest.mark.vllm, pytest.mark.e2e, pytest.mark.timeout(600)]
+
+LONG = 900  # tokens, which take longer than two updates
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("vllm-models")
+    subprocess.run(
+        [sys.executable, str(SGLANG_KIT / "make-models"), str(folder), str(WIDTH)], check=True, capture_output=True
+    )
+    return folder / "model_a"
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[VllmServer]:
+    """One for all tests, with as few adapters in memory as vLLM holds unless it is told otherwise: one."""
+    with VllmServer(tmp_path_factory.mktemp("lora"), model, "--enable-lora", "--max-lora-rank", "8") as server:
+        yield server
+
+
+@pytest.fixture
+def job(engine: Any, tmp_path: Path) -> Generator[Job]:
+    with running(tmp_path, engine, "--lora", "actor", "--keep-last", "1") as job:
+        yield job
+    for name in names_of(engine):
+        call(engine, "/v1/unload_lora_adapter", {"lora_name": name}).raise_for_status()
+
+
+def call(engine: VllmServer, path: str, body: dict[str, Any]) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {API_KEY}"}
+    return httpx.post(f"{engine.url}{path}", json=body, headers=headers, timeout=PATIENCE, trust_env=False)
+
+
+def names_of(engine: VllmServer) -> set[str]:
+    headers = {"Authorization": f"Bearer {API_KEY}"}
+    cards = httpx.get(f"{engine.url}/v1/models", headers=headers, timeout=PATIENCE, trust_env=False).json()["data"]
+    return {card["id"] for card in cards if card["parent"] is not None}
+
+
+def order(adapter: str | None, tokens: int) -> dict[str, Any]:
+    body = {"prompt": PROMPT, "temperature": 0, "max_tokens": tokens, "ignore_eos": True, "return_token_ids": True}
+    return body | ({} if adapter is None else {"model": adapter})
+
+
+def answer(engine: VllmServer, adapter: str | None) -> list[int]:
+    reply = call(engine, "/v1/completions", order(adapter, 8))
+    assert reply.status_code == 200, reply.text
+    return reply.json()["choices"][0]["token_ids"]
+
+
+def streamed(engine: VllmServer, adapter: str, begun: Event) -> list[int]:
+    """A long answer that comes as a stream; `begun` is set when there is something of it."""
+    body, headers = order(adapter, LONG) | {"stream": True}, {"Authorization": f"Bearer {API_KEY}"}
+    so_far: list[int] = []
+    with httpx.stream("POST", f"{engine.url}/v1/completions", json=body, headers=headers, timeout=PATIENCE) as reply:
+        for line in reply.raise_for_status().iter_lines():
+            if line.startswith("data: {"):
+                so_far += json.loads(line.removeprefix("data: "))["choices"][0]["token_ids"] or []
+                begun.set()
+    assert len(so_far) == LONG
+    return so_far
+
+
+def test_requests_that_name_the_adapter_get_it_and_others_the_model(
+    model: Path, tmp_path: Path, engine: VllmServer, job: Job
+) -> None:
+    plain = answer(engine, None)
+    answers: list[list[int]] = []
+    for step in (1, 2, 3):
+        job.serve(write_adapter(tmp_path / f"adapter{step}", model, step), step)
+        answers.append(answer(engine, f"actor-v{step}"))
+    assert len({tuple(each) for each in (plain, *answers)}) == 4
+    assert answer(engine, None) == plain
+    # vLLM holds one adapter in memory, and reads the other that it lists from its folder: that is still there.
+    job.client.reclaim()
+    assert answer(engine, "actor-v2") == answers[1], "a request that comes late still gets what it was made for"
+    assert answer(engine, "actor-v3") == answers[2]
+    seen = job.engine_now
+    assert (seen.server, seen.server_version, seen.proof) == ("vLLM", "0.32.0", "answers to a fixed prompt")
+    with pytest.raises(VersionRejectedError, match="rank 8 want"):
+        job.serve(write_adapter(tmp_path / "wrong", model, 4, r=8), 4)
+    assert answer(engine, "actor-v3") == answers[2]
+
+
+def test_a_request_in_flight_is_answered_to_its_end_by_the_adapter_that_is_unloaded_meanwhile(
+    model: Path, tmp_path: Path, engine: VllmServer, job: Job
+) -> None:
+    adapters = [write_adapter(tmp_path / f"adapter{step}", model, step) for step in (1, 2, 3)]
+    job.serve(adapters[0], 1)
+    expected, begun = streamed(engine, "actor-v1", Event()), Event()
+    with ThreadPoolExecutor() as threads:
+        late = threads.submit(streamed, engine, "actor-v1", begun)
+        assert begun.wait(PATIENCE)
+        for step in (2, 3):
+            job.publish(adapters[step - 1], step)
+        assert late.result() == expected
+    job.until(lambda event: event.subject.endswith("~v000003") and event.text.startswith("served"))
+    assert answer(engine, "actor-v3")
+
+
+def rewritten(folder: Path, change: Callable[[Tensors], None]) -> None:
+    tensors = load_file(folder / "adapter_model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+def without_one(tensors: Tensors) -> None:
+    del tensors[min(tensors)]
+
+
+def not_finite(tensors: Tensors) -> None:
+    tensors[max(tensors)].fill_(float("nan"))
+
+
+def torn(folder: Path) -> None:
+    os.truncate(folder / "adapter_model.safetensors", 3000)
+
+
+# What vLLM makes of adapters that the service's validation keeps away from it. A 200 is no proof of anything.
+BAD: dict[str, tuple[Callable[[Path], None], Outcome, str]] = {
+    "missing": (lambda folder: rewritten(folder, without_one), Outcome.ACK, ""),
+    "empty": (lambda folder: rewritten(folder, Tensors.clear), Outcome.NACK, "answered 500"),
+    "torn": (torn, Outcome.NACK, "incomplete metadata"),
+    "gone": (shutil.rmtree, Outcome.NACK, "No adapter found"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+async def test_an_adapter_that_is_bad_is_not_listed_and_the_one_before_answers_on(
+    name: str, model: Path, tmp_path: Path, engine: VllmServer
+) -> None:
+    spoil, outcome, reason = BAD[name]
+    good, bad = (write_adapter(tmp_path / each, model, step) for step, each in ((6, "good"), (7, "bad")))
+    spoil(bad)
+    adapters = VllmAdapters(engine.url, name="actor", keep=2, api_key=API_KEY)
+
+    async def refit(folder: Path, label: str) -> Refit:
+        return await adapters.refit(Target(path=str(folder), label=label), ignore_stage)
+
+    try:
+        assert (await refit(good, "6")).outcome is Outcome.ACK
+        before = answer(engine, "actor-v6")
+        done = await refit(bad, "7")
+        assert (done.outcome, done.resumed) == (outcome, True), done.reason
+        assert reason in (done.reason or "")
+        assert names_of(engine) == {"actor-v6"} | ({"actor-v7"} if outcome is Outcome.ACK else set())
+        assert answer(engine, "actor-v6") == before
+    finally:
+        await adapters.aclose()
+        for listed in names_of(engine):
+            call(engine, "/v1/unload_lora_adapter", {"lora_name": listed})
+
+
+async def test_a_step_that_was_done_again_is_answered_by_the_new_adapter(
+    model: Path, tmp_path: Path, engine: VllmServer
+) -> None:
+    first, again = (write_adapter(tmp_path / each, model, step) for step, each in ((1, "first"), (2, "again")))
+    adapters = VllmAdapters(engine.url, name="actor", api_key=API_KEY)
+    try:
+        one = await adapters.refit(Target(path=str(first), label="5"), ignore_stage)
+        before = answer(engine, "actor-v5")
+        two = await adapters.refit(Target(path=str(again), label="5"), ignore_stage)
+        assert (one.outcome, two.outcome) == (Outcome.ACK, Outcome.ACK)
+        assert answer(engine, "actor-v5") != before
+        assert one.fingerprint != two.fingerprint
+    finally:
+        await adapters.aclose()
+        call(engine, "/v1/unload_lora_adapter", {"lora_name": "actor-v5"})
+
+
+async def test_an_adapter_whose_answers_are_no_numbers_is_unloaded_and_the_engine_is_not_believed(
+    model: Path, tmp_path: Path, engine: VllmServer
+) -> None:
+    """The last test: NaN stays behind in the engine."""
+    bad = write_adapter(tmp_path / "bad", model, 7)
+    rewritten(bad, not_finite)
+    adapters = VllmAdapters(engine.url, name="actor", api_key=API_KEY)
+    try:
+        done = await adapters.refit(Target(path=str(bad), label="7"), ignore_stage)
+    finally:
+        await adapters.aclose()
+    assert (done.outcome, names_of(engine)) == (Outcome.TAINTED, set())
+    assert "Out of range float values" in (done.reason or "")

@@ -1,0 +1,91 @@
+"""API, commands, metrics and doctor say what an engine's server is, and what proves the version that it serves."""
+
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
+
+from refitd.cli import render, top
+from refitd.diagnose.doctor.service import judge_service_engines
+from refitd.engine.port import proof_by
+from refitd.policy.observe import compared
+from refitd_client.contract.states import EngineState
+from support.records import engine
+from support.services import serving
+from support.stand_in_service import make_engine
+
+VLLM = {"server": "vLLM", "server_version": "0.32.0", "stock_reason": "no plugin speaks for it"}
+
+
+def as_text(shown: object) -> str:
+    console = Console(width=200, no_color=True)
+    with console.capture() as capture:
+        console.print(shown)
+    return capture.get()
+
+
+async def test_the_api_explain_and_metrics_say_vllm_and_what_proves_what_it_serves(tmp_path: Path) -> None:
+    async with serving(tmp_path, names=("a", "b")) as stage:
+        vllm = stage.engines["a"]
+        vllm.server, vllm.release, vllm.proof = "vLLM", "0.32.0", "vllm:xxh3:"
+        await stage.served(1)
+        listed = {each["id"]: each for each in (await stage.http.get("/v1/engines")).json()["items"]}
+        told = {name: (await stage.http.get(f"/v1/explain/{name}")).json()["sentences"] for name in ("a:1", "b:1")}
+        text = (await stage.http.get("/metrics")).text
+    shown = {name: [each[key] for key in ("server", "server_version", "proof")] for name, each in listed.items()}
+    assert shown == {"a:1": ["vLLM", "0.32.0", "digests of parameters"], "b:1": ["SGLang", "0.5.23", None]}
+    assert "It is vLLM 0.32.0, stock; proof of what it serves: digests of parameters." in told["a:1"]
+    assert "It is SGLang 0.5.23, stock; proof of what it serves: none." in told["b:1"]
+    labels = {
+        sample.labels["engine"]: sample.labels
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "refitd_engine_info"
+    }
+    expected = {"server": "vLLM", "release": "0.32.0", "plugin": "", "proof": "digests of parameters"}
+    assert labels["a:1"] == {"run": "run", "engine": "a:1"} | expected
+
+
+def test_tables_say_the_server_where_one_is_not_sglang() -> None:
+    stock = make_engine("a", **VLLM, proof="digests of parameters")
+    plugged = make_engine("b", server="vLLM", server_version="0.32.0", plugin="0.1.0", proof=proof_by("plugin:xxh3:1"))
+    sglang = make_engine("c", server="SGLang", server_version="0.5.23")
+    listed = as_text(render.engines_table([stock, plugged, sglang], {}))
+    for row, words in zip(
+        listed.splitlines()[2:],
+        (["vLLM 0.32.0", "digests", "stock"], ["vLLM 0.32.0", "fingerprints", "plugin"], ["SGLang 0.5.23", "-"]),
+        strict=True,
+    ):
+        assert all(word in row for word in words), listed
+    assert "SERVER" not in as_text(render.engines_table([sglang, make_engine("d")], {}))
+    live = as_text(top._engines([stock, sglang], 8, "2026-11-23T00:00:00Z"))  # pyright: ignore[reportPrivateUsage]
+    assert "vLLM 0.32.0" in live
+    assert "SERVER" not in as_text(top._engines([sglang], 8, "2026-11-23T00:00:00Z"))  # pyright: ignore[reportPrivateUsage]
+
+
+def test_doctor_repeats_what_the_service_says_of_a_vllm_server() -> None:
+    (told,) = judge_service_engines([make_engine(**VLLM, proof="answers to a fixed prompt")])
+    said = "its loads are vLLM's own: no plugin speaks for it; proof of what it serves: answers to a fixed prompt"
+    assert told.text.endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("fingerprint", "proof"),
+    [
+        ("plugin:xxh3:1", "fingerprints of refitd's plugin"),
+        ("vllm:xxh3:1", "digests of parameters"),
+        ("vllm-answers:-:-1.0", "answers to a fixed prompt"),
+        ("xxh3:1", "checksums of tensors"),
+        (None, None),
+    ],
+)
+def test_each_kind_of_fingerprint_has_words(fingerprint: str | None, proof: str | None) -> None:
+    assert proof_by(fingerprint) == proof
+
+
+def test_an_engine_that_was_away_has_the_proof_of_the_record_that_it_agrees_with() -> None:
+    away = engine(serving="run~v000001", state=EngineState.IN_SYNC)
+    assert compared(away, "vllm:xxh3:1", "vllm:xxh3:1", None).proof == "digests of parameters"
+    assert compared(away, None, "vllm:xxh3:1", None).proof is None
+    assert compared(away, "vllm:xxh3:1", None, None).serving is None

@@ -1,0 +1,56 @@
+"""Plans for engines that are vLLM: nothing that was measured with SGLang alone is claimed of them."""
+
+from pathlib import Path
+
+import pytest
+
+from refitd_client import plan
+from refitd_plan.transport import WeightTransport
+from support.command_line import answer
+from support.planning_page import CONFIGS
+
+
+@pytest.mark.parametrize(
+    ("allocation", "transport"),
+    [
+        ("vllm:d1|fsdp:d1", WeightTransport.HANDOVER),
+        ("vllm.d1p1t1+d1p1t1", WeightTransport.HANDOVER),
+        ("vllm:d4+fsdp:d4", WeightTransport.NCCL),
+    ],
+)
+def test_an_allocation_may_name_vllm(allocation: str, transport: WeightTransport) -> None:
+    made = plan(allocation, gpus_per_node=8 if "d4" in allocation else 1, plugin=True)
+    assert made.transport is transport
+    assert "not measured with vLLM" in made.costs_of
+    assert made.environment["engine"]["VLLM_SERVER_DEV_MODE"] == "1"
+
+
+def test_a_hand_over_is_chosen_where_trainer_and_vllm_share_a_gpu_and_refitd_is_inside() -> None:
+    assert plan("vllm:d1|fsdp:d1", gpus_per_node=1, plugin=True).transport is WeightTransport.HANDOVER
+    ways = {way.transport: way for way in plan("vllm:d1|fsdp:d1", gpus_per_node=1, plugin=False).ways}
+    assert "plugin inside the engine" in (ways[WeightTransport.HANDOVER].hinders or "")
+
+
+def test_what_stock_servers_cost_is_said_where_refitd_is_not_inside() -> None:
+    stock = plan("vllm:d1+fsdp:d1", gpus_per_node=2, plugin=False).advice
+    assert any("--vllm-stock-ranks" in line for line in stock)
+    inside = plan("vllm:d1+fsdp:d1", gpus_per_node=2, plugin=True).advice
+    assert not any("stock" in line for line in inside)
+
+
+def test_a_vllm_takes_its_share_of_all_of_the_gpu() -> None:
+    made = plan("vllm:d1+fsdp:d1", gpus_per_node=2, gpu_memory=80.0, model=CONFIGS["Qwen2.5-7B"], context_length=4096)
+    assert made.memory is not None
+    engine = next(each for each in made.memory.processes if each.role == "generation")
+    assert engine.total == pytest.approx(0.92 * 80.0, abs=0.01)
+    assert any("gpu_memory_utilization" in line for line in made.assumptions)
+    assert made.sglang_flags == ()
+    assert made.vllm_flags[:4] == ("--tensor-parallel-size", "1", "--gpu-memory-utilization", "0.92")
+
+
+def test_an_areal_configuration_keeps_vllm_s_settings_in_a_section_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "grpo.yaml"
+    file.write_text("rollout: {backend: 'vllm:d1'}\nactor: {backend: 'fsdp:d1'}\nvllm: {gpu_memory_utilization: 0.5}\n")
+    made = answer("plan", "--areal", str(file), "--gpus-per-node", "1", "--gpu-memory", "44.4")
+    assert made["allocation"] == "vllm:d1+fsdp:d1"
+    assert made["vllm_flags"][-4:] == ["--max-model-len", "32768", "--max-num-seqs", "256"]

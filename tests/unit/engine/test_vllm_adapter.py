@@ -555,3 +555,13 @@ async def test_a_server_that_was_restarted_between_the_load_and_the_label_is_not
             done = await refit(engine)
     assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
     assert "not paused any more" in (done.reason or "")
+
+
+async def test_a_server_that_another_program_labels_during_a_load_is_not_believed() -> None:
+    with scripted_vllm() as vllm:
+        async with speaking_to(vllm) as engine:
+            await engine.probe()
+            vllm.on("/weight_info", answer(200, {"weight_version": "38"}), answer(200, {"weight_version": "41"}))
+            done = await refit(engine)
+    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
+    assert "another program has labelled it '41'" in (done.reason or "")

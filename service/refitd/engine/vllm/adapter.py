@@ -48,7 +48,7 @@ from refitd.engine.port import (
     Unreached,
 )
 from refitd.engine.vllm import access, proof
-from refitd.engine.vllm.calls import CALL_SECONDS, ask_how_started, done, freshen
+from refitd.engine.vllm.calls import CALL_SECONDS, ask_how_started, done, freshen, label_of
 from refitd.engine.vllm.contents import fingerprint, read_trial
 from refitd.engine.vllm.info import Capabilities, ServerInfo, read_label, said
 from refitd.engine.vllm.loads import LoadedBefore, Loads
@@ -102,6 +102,7 @@ class VllmEngine:
         self._plugin = PluginClient(root, allow_dtype_cast=allow_dtype_cast, leads=leads)
         self._server: ServerInfo | None = None
         self._last: LoadedBefore | None = None
+        self._labelled: str | None = None  # what the server was labelled when the last load began
         self._loads = Loads(self._http, load_timeout)
         self._was_away = True  # whether another process may answer than at the last probe
 
@@ -186,6 +187,7 @@ class VllmEngine:
             back = await self._back(fault, target, watch)
             await self._plugin.forget()
             return back
+        self._labelled = await label_of(self._http)
         return await (self._transact(target, watch) if plugged else self._load(target, before, watch))
 
     async def _prepare(self, target: Target) -> Preparation:
@@ -369,7 +371,7 @@ class VllmEngine:
             answered: the fingerprint in the extension's answers, which is proof.
         """
         with watch.during(Stage.VERIFY):
-            doubt = await freshen(self._http, target.label, multimodal=self._can.multimodal)
+            doubt = await freshen(self._http, target.label, self._labelled, multimodal=self._can.multimodal)
             digests = None if answered is not None else await proof.digests_of(self._http, checker=self._can.checker)
             unchanged = await target.unchanged()
         if isinstance(digests, NoReply):

@@ -37,16 +37,25 @@ async def ask_how_started(http: Transport) -> ServerInfo | Obstacle | str:
     return read_server_info(release.version, info, exists, http.url)
 
 
-async def freshen(http: Transport, label: str, *, multimodal: bool) -> str | None:
+async def label_of(http: Transport) -> str | None:
+    """The label that a server has; None where it does not say."""
+    told = read_label(await http.get("/weight_info", CALL_SECONDS), http.url)
+    return None if isinstance(told, str) else told.weight_version
+
+
+async def freshen(http: Transport, label: str, found: str | None, *, multimodal: bool) -> str | None:
     """Empty what other weights have computed, and set the label; why that did not go well, None where it did.
 
     Args:
         http: to the server.
         label: what it is to be.
+        found: what it was before the load. Another one now says that another program has loaded something since.
         multimodal: whether the server keeps what its encoders computed.
     """
     if (fault := await empty_caches(http, multimodal=multimodal)) is not None:
         return fault
+    if (now := await label_of(http)) != found:
+        return f"another program has labelled it {now!r} since the load began"
     reply = await http.post("/update_weight_version", {"new_version": label}, CALL_SECONDS)
     if not done(reply, "new_version", label):
         return f"its label was not set: {_why(reply)}"

@@ -113,7 +113,7 @@ class VllmEngine:
     async def probe(self) -> Reached | Unreached:
         """See `Engine`. Asks how the server was started only when it may be another process than before.
 
-        The label is told by the process that generates, so a server that loads does not answer before it has.
+        The process that generates answers for the label, so a server that loads does not answer before it has.
         """
         reply = await self._http.get("/weight_info", PROBE_SECONDS)
         label = read_label(reply, self._http.url)

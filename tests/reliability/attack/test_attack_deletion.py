@@ -73,11 +73,13 @@ async def test_a_data_set_in_a_folder_that_is_called_like_a_version_is_never_del
 
 async def test_a_notice_that_names_a_tree_of_somebody_s_has_nothing_of_it_deleted(tmp_path: Path) -> None:
     async with serving(tmp_path, settle=0.0, settle_timeout=0.01, reclaim_foreign=True) as stage:
-        for name in ("thesis.tex", "data/a.bin", "data/v000003/b.bin", ".git/HEAD", "model.bin", "notes.json"):
+        for name in ("thesis.tex", "data/a.bin", ".git/HEAD", "model.bin", "notes.json"):
             write(stage.root / "precious" / name)
-        before = tree(stage.root / "precious")
         notice = {"run": "run", "step": 1, "path": "precious"}
         assert (await stage.http.post("/v1/versions", json=notice)).status_code in {200, 202}
+        # After the notice: a scan that finds this folder first makes the notice, of a folder above it, a conflict.
+        write(stage.root / "precious/data/v000003/b.bin")
+        before = tree(stage.root / "precious")
         await stage.rejected("run~v000001")
         evidence_is_old(stage)
         found = await told(stage, "precious")

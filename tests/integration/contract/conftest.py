@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from support.habits import HABITS, Fate
+from support.habits import HABITS, TORN, Fate
 from support.plugged import PluggedSglang
+from support.points import taken
 from support.servers import SGLANG_VENV, VLLM_VENV, EmbeddedServer, EngineServer
 from support.subject import Subject
 from support.vllm import OneVllm
@@ -19,10 +20,7 @@ REAL += [pytest.param(kind, marks=pytest.mark.vllm) for kind in VLLM]
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> None:
-    """A test of a fate is held against the pairs of engine and checkpoint that meet it: `support.habits`.
-
-    Where each failure costs a restart of two ranks, all but one are for `-m vllm`, which leaves out nothing.
-    """
+    """A test of a fate is held against the pairs of engine and checkpoint that meet it: `support.habits`."""
     others: list[Any] = []
     for item in items:
         if (mark := item.get_closest_marker("fate")) is None:
@@ -30,11 +28,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> No
         kind, model = (item.callspec.params[name] for name in ("kind", "model"))
         if HABITS[kind].fates[model] is not mark.args[0]:
             others.append(item)
-        elif mark.args[0] is Fate.LOST and not HABITS[kind].loads_again and model != "nowhere":
+        elif _is_thorough(mark.args[0], kind, model):
             item.add_marker(pytest.mark.thorough)
     if others:
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item not in others]
+
+
+def _is_thorough(fate: Fate, kind: str, model: str) -> bool:
+    """Whether it costs the restart of a real engine, and `make sglang` or `make vllm` leaves it out.
+
+    Of the checkpoints that end an SGLang `make sglang` takes a third, others with other commits (`support.points`). Of
+    those after which two ranks of a vLLM have to be restarted `make vllm` takes one.
+    """
+    if fate is Fate.DEAD:
+        return not HABITS[kind].starts_at_once and model not in taken(TORN)
+    return fate is Fate.LOST and not HABITS[kind].loads_again and model != "nowhere"
 
 
 @pytest.fixture(scope="session", params=["embedded", "embedded-defects", *REAL])

@@ -1,7 +1,6 @@
 """The plugin in a real SGLang: what a stock server serves, dies of or mixes up, and what it does instead."""
 
 import shutil
-from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from support.sockets import ask
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 
-RUN = "exp/trial"
+RUN = "by/hand"
 A, B, C = 1, 2, 3
 STEPS = {A: "model_a", B: "model_b", C: "model_a"}
 BAD = [
@@ -37,10 +36,15 @@ BAD = [
 
 
 @pytest.fixture(scope="module")
-def root(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A root with good versions of both models, and bad ones from step 100 on."""
-    root = tmp_path_factory.mktemp("root")
-    (root / ".refitd").mkdir()
+def server(sglang_plugged: PluggedSglang) -> PluggedSglang:
+    """The one of all tests: none of these ends it."""
+    return sglang_plugged
+
+
+@pytest.fixture(scope="module")
+def root(server: PluggedSglang, models: Path) -> Path:
+    """Its root, with good versions of both models, and bad ones from step 100 on."""
+    root = server.root
     with WeightPublisher(root, RUN) as publisher:
         for step, model in STEPS.items():
             publisher.publish(models / model, step=step)
@@ -57,12 +61,6 @@ def changed(root: Path, models: Path, step: int, base: int, seed: int) -> tuple[
     return version(root, step), after
 
 
-@pytest.fixture(scope="module")
-def server(root: Path, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[PluggedSglang]:
-    with PluggedSglang(tmp_path_factory.mktemp("plugged"), models / "model_a", root=root) as server:
-        yield server
-
-
 def version(root: Path, step: int) -> Path:
     return root / RUN / f"v{step:06d}"
 
@@ -73,9 +71,17 @@ def serving_b(server: PluggedSglang, root: Path) -> None:
         assert server.update(version(root, step), str(step)).outcome is UpdateOutcome.SERVED
 
 
+def without_a_plan(server: PluggedSglang, root: Path) -> None:
+    """Have it forget its plan by a failure: the next update is a load, by which it learns one again."""
+    serving_b(server, root)
+    server.fail("copy 0")
+    assert server.update(version(root, C)).outcome is UpdateOutcome.RESTORED
+
+
 def test_a_version_is_served_as_a_stock_load_serves_it_by_the_loader_and_by_replay(
     server: PluggedSglang, root: Path, models: Path
 ) -> None:
+    without_a_plan(server, root)
     stock = {}
     for model in ("model_a", "model_b"):
         assert server.load(models / model) == (
@@ -87,7 +93,7 @@ def test_a_version_is_served_as_a_stock_load_serves_it_by_the_loader_and_by_repl
     hows = set()
     for step in (A, B, A, B):
         answer = server.update(version(root, step), str(step))
-        assert (answer.outcome, answer.version) == (UpdateOutcome.SERVED, f"exp~trial~v{step:06d}")
+        assert (answer.outcome, answer.version) == (UpdateOutcome.SERVED, f"by~hand~v{step:06d}")
         assert (server.checksum, server.generate()) == stock[STEPS[step]]
         assert server.labels == (str(version(root, step)), str(step))
         hows.add(answer.how)
@@ -138,10 +144,10 @@ def test_a_version_that_vanishes_after_it_was_prepared_is_refused(server: Plugge
 
 @pytest.mark.parametrize("fault", ["copy 1", "copy 20", "loader 0", "loader 5"])
 def test_a_load_that_fails_after_the_first_write_is_undone(server: PluggedSglang, root: Path, fault: str) -> None:
-    serving_b(server, root)
-    if fault.startswith("loader"):  # a failure makes it learn its plan again, by a load
-        server.fail("copy 0")
-        assert server.update(version(root, C)).outcome is UpdateOutcome.RESTORED
+    if fault.startswith("loader"):
+        without_a_plan(server, root)
+    else:
+        serving_b(server, root)
     before = server.state
     server.fail(fault)
     answer = server.update(version(root, C), "77")
@@ -179,10 +185,10 @@ def test_the_channel_says_who_is_there_and_prepares_while_the_engine_serves(serv
     hello = ask(channel, do="hello")
     assert (hello["protocol"], hello["state"], hello["sglang"]) == (1, "on", RELEASE)
     assert (hello["port"], hello["rank"], hello["ranks"]) == (server.port, 0, 1)
-    assert (hello["served"], hello["plan"]["proven"]) == ("exp~trial~v000002", True)
+    assert (hello["served"], hello["plan"]["proven"]) == ("by~hand~v000002", True)
     assert hello["pid"] == server.scheduler.pid
     ready = ask(channel, do="prepare", path=f"{RUN}/v000003")
-    assert (ready["ok"], ready["version"]) == (True, "exp~trial~v000003")
+    assert (ready["ok"], ready["version"]) == (True, "by~hand~v000003")
     refused = ask(channel, do="prepare", path=f"{RUN}/v{100 + BAD.index('bad_trunc'):06d}")
     assert (refused["ok"], "torn-file" in refused["reason"]) == (False, True)
     assert not ask(channel, do="prepare", path="../../etc")["ok"]
@@ -201,7 +207,7 @@ def test_a_delta_is_served_as_a_stock_load_of_its_result_serves_it(
     assert ask(channel, do="hello")["no_deltas"] == ""
     assert ask(channel, do="prepare", path=f"{RUN}/v000050")["kind"] == "delta"
     answer = server.update(folder, "50")
-    assert (answer.outcome, answer.how, answer.version) == (UpdateOutcome.SERVED, "delta", "exp~trial~v000050")
+    assert (answer.outcome, answer.how, answer.version) == (UpdateOutcome.SERVED, "delta", "by~hand~v000050")
     assert (server.checksum, server.generate()) == stock
     assert server.labels == (str(folder), "50")
     before = server.state

@@ -1,6 +1,7 @@
 """The plugin in a real SGLang: what a stock server serves, dies of or mixes up, and what it does instead."""
 
 import shutil
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -42,15 +43,16 @@ def server(sglang_plugged: PluggedSglang) -> PluggedSglang:
 
 
 @pytest.fixture(scope="module")
-def root(server: PluggedSglang, models: Path) -> Path:
-    """Its root, with good versions of both models, and bad ones from step 100 on."""
+def root(server: PluggedSglang, models: Path) -> Generator[Path]:
+    """Its root, with good versions of both models, and bad ones from step 100 on. At the end it has a plan again."""
     root = server.root
     with WeightPublisher(root, RUN) as publisher:
         for step, model in STEPS.items():
             publisher.publish(models / model, step=step)
     for step, model in enumerate(BAD, start=100):
         forge(root, RUN, step, models / model)
-    return root
+    yield root
+    serving_b(server, root)
 
 
 def changed(root: Path, models: Path, step: int, base: int, seed: int) -> tuple[Path, Path]:

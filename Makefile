@@ -41,8 +41,9 @@ demo: $(READY) ## watch two engines follow a trainer that really learns, on this
 
 test: $(READY) ## run the tests that hold every promise: unit, integration, reliability, end to end
 	@tests/prometheus/install .promtool || echo "the alert rules are not tested: the tests say why"
-	@tests/stage unit $(PYTEST) -n 2 tests/unit tests/repository -m '$(QUICK)' $(ARGS)
-	@tests/stage processes $(PYTEST) -n 3 tests/integration tests/docs tests/reliability tests/e2e -m '$(QUICK)' $(ARGS)
+	@tests/beside \
+	  tests/stage unit $(PYTEST) -n 1 tests/unit tests/repository -m '$(QUICK)' $(ARGS) + \
+	  tests/stage processes $(PYTEST) -n 3 tests/integration tests/docs tests/reliability tests/e2e -m '$(QUICK)' $(ARGS)
 
 thorough: $(READY) ## run what make test leaves out: every crash point, mutants, sweeps of attacks, the commands of the pages
 	@REFITD_EVERY_POINT=1 REFITD_SIMULATION_STEPS=12000 \

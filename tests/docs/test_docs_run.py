@@ -44,9 +44,9 @@ class Engines(Server):
 
     name = "engines"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, model: Path) -> None:
         super().__init__(folder)
-        self.model = folder / "tiny"
+        self.model = model
         self.port = free_ports(3)[0]
         self.ready = re.compile(rf" ready on http://127\.0\.0\.1:{self.port + 2}$".encode())  # the last of them
 
@@ -56,11 +56,17 @@ class Engines(Server):
 
 
 @pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> Generator[Engines]:
-    """On a model of their own, for all pages."""
-    server = Engines(tmp_path_factory.mktemp("engines"))
-    subprocess.run([sys.executable, "-m", "refitd_embedded", "--make-model", str(server.model)], check=True)
-    with server:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all pages."""
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    subprocess.run([sys.executable, "-m", "refitd_embedded", "--make-model", str(folder)], check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def engines(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[Engines]:
+    """For all pages but the one that starts its own."""
+    with Engines(tmp_path_factory.mktemp("engines"), model) as server:
         yield server
 
 
@@ -185,14 +191,16 @@ def test_the_page_that_is_run_in_ranks_shows_nothing_but_python() -> None:
         if runnable(page)
     ],
 )
-def test_the_commands_of_a_page_do_what_it_says(page: Path, engines: Engines, tmp_path: Path) -> None:
+def test_the_commands_of_a_page_do_what_it_says(
+    page: Path, model: Path, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     given, blocks = GIVENS.get(name_of(page), Given()), runnable(page)
     service, facade, other, own = free_ports(4)
-    engine = own if name_of(page) == STARTS_ITS_OWN else engines.port
+    engine = own if name_of(page) == STARTS_ITS_OWN else request.getfixturevalue("engines").port
     ports = {"8700": service, "8701": other, "31000": facade, "31001": other}
     ports |= {str(30000 + number): engine + number for number in range(3)}
     stage = Stage(folder=tmp_path, elsewhere=Elsewhere(folder=tmp_path, ports=ports, words=given.words), given=given)
-    stage.prepare(blocks, engines.model)
+    stage.prepare(blocks, model)
     status, said = run(stage, stage.script(blocks))
     for block in blocks:  # first: what went wrong in one of them is why a later command fails
         shown, heard = stage.elsewhere(block.text), tmp_path / f"console-{block.line}.txt"

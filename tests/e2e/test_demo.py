@@ -124,6 +124,7 @@ def test_a_run_that_is_stopped_leaves_nothing_behind(
     assert list(tmp_path.glob("refitd-demo-*")) == []
 
 
+@pytest.mark.thorough
 def test_an_engine_that_dies_ends_the_run_with_its_name() -> None:
     with running() as (started, children):
         engine = named(children, "refitd_embedded")[0]

@@ -3,7 +3,6 @@ it brings them to the target, lets go of those that are named no more, and keeps
 """
 
 import shutil
-import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from support.servers import EmbeddedServer, ServerError
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
-HASTY = (sys.executable, hasty.__file__)
 ALLOWED = ("--engine-allow", "127.0.0.0/8,localhost")  # so that what is found is sent the keys
 
 
@@ -79,7 +77,7 @@ def test_engines_come_and_go_with_their_records_in_the_dns(models: Path, tmp_pat
         at = f"dns://{host}:{port}"
         flags = ["--discover", f"{at}/rollout.test?port={one.port}", "--discover", f"{at}/_sglang._tcp.test?type=SRV"]
         flags += ALLOWED
-        with running(tmp_path, one, *flags, named=False, by=HASTY) as job:
+        with running(tmp_path, one, *flags, named=False, first=hasty.ask_often) as job:
             by_address = Found(one, "127.0.0.1", *record(address, "127.0.0.1"))
             follow(job, models, by_address, Found(two, "localhost", *record(service, f"0 0 {two.port} localhost.")))
 
@@ -88,7 +86,9 @@ def test_engines_come_and_go_with_the_workers_of_a_router(models: Path, tmp_path
     with (
         two_engines(tmp_path, models / "model_a") as (one, two),
         RouterServer(tmp_path) as router,
-        running(tmp_path, one, "--discover", f"sglang-router+{router.url}", *ALLOWED, named=False, by=HASTY) as job,
+        running(
+            tmp_path, one, "--discover", f"sglang-router+{router.url}", *ALLOWED, named=False, first=hasty.ask_often
+        ) as job,
     ):
         workers = [
             Found(engine, "127.0.0.1", partial(router.add, engine), partial(router.remove, engine))

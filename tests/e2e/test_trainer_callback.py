@@ -98,6 +98,7 @@ def test_every_n_steps_and_on_each_save_and_a_training_that_is_resumed_begins_a_
     assert (newest.generation, newest.step) == (2, 4)
 
 
+@pytest.mark.thorough  # tests/unit/trainers holds that errors="log" ends no training
 def test_what_fails_to_be_published_is_told_and_the_training_goes_on(models: Path, tmp_path: Path, job: Job) -> None:
     other = TRAINER.replace("trainer = ", "model.resize_token_embeddings(2000); trainer = ")
     told, ended = (other + TWO_LINES.format(every=1, errors=errors) + TRAIN for errors in ("log", "raise"))

@@ -185,3 +185,33 @@ def test_a_stage_says_in_one_line_how_it_ended_and_shows_what_it_printed_only_wh
     ]
     assert said("echo trace; echo '4 passed, 1 rerun in 1.23s'", 0)[1] == "trace", "it is a test to be mended"
     assert said("exit 2", 2) == ["unit S  exit status 2"]
+
+
+def beside(folder: Path, *commands: str) -> subprocess.CompletedProcess[str]:
+    words = [word for command in commands for word in ("+", "bash", "-c", command)][1:]
+    return subprocess.run([TREE / "tests/beside", *words], cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_stages_run_side_by_side_and_the_first_that_fails_ends_the_others(tmp_path: Path) -> None:
+    for name in ("one", "two", "begun", "never"):
+        os.mkfifo(tmp_path / name)  # who opens one waits for the other end
+    assert beside(tmp_path, "echo > one; read < two; exit 0", "read < one; echo > two").returncode == 0
+    waits = os.open(tmp_path / "never", os.O_RDWR)
+    try:
+        waiting = "trap 'echo interrupted; exit 130' INT; echo > begun; read -t 60 < never"
+        failed = beside(tmp_path, waiting, "read < begun; exit 3")
+    finally:
+        os.close(waits)
+    assert (failed.returncode, failed.stdout) == (1, "interrupted\n")
+
+
+def test_a_stage_that_is_interrupted_says_nothing_after_the_one_that_failed(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "begun")
+    os.mkfifo(tmp_path / "never")
+    waits = os.open(tmp_path / "never", os.O_RDWR)
+    try:
+        order = "trap 'echo much; exit 2' INT; echo > begun; read -t 60 < never"
+        failed = beside(tmp_path, f'{TREE}/tests/stage unit bash -c "{order}"', "read < begun; echo why; exit 1")
+    finally:
+        os.close(waits)
+    assert (failed.returncode, failed.stdout) == (1, "why\n")

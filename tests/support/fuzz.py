@@ -1,7 +1,7 @@
 """What the fuzzers share: bytes that are nearly right, and what a parser may do with them.
 
 It begins with bytes that are right and changes bytes, tokens and lengths: that gets deeper than noise. Derandomized:
-the same cases each time. `REFITD_FUZZ` is how many (default: 400 of each); where it is set, others each time.
+the same cases each time. `REFITD_FUZZ` is how many (default: 150 of each); where it is set, others each time.
 """
 
 import os
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 CASES = int(os.environ.get("REFITD_FUZZ", "0"))
 FUZZ = settings(
-    max_examples=CASES or 400,
+    max_examples=CASES or 150,
     derandomize=not CASES,
     database=None,
     deadline=None,

@@ -1,7 +1,7 @@
 """The main job on real processes: a refitd that keeps an engine on what a trainer publishes, and questions about it."""
 
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,11 +130,11 @@ def running(
     root: Path | None = None,
     run: str = RUN,
     named: bool = True,
-    by: Sequence[str] = (),
+    first: Callable[[], object] | None = None,
 ) -> Generator[Job]:
     """Run a refitd for one engine, which it is told of or has to find, on a root of its own unless one is given.
 
-    `by` are words before its command line: see `RefitdServer`.
+    What `first` is for: see `RefitdServer`.
     """
     keys = folder / "keys"
     keys.mkdir(exist_ok=True)
@@ -147,7 +147,7 @@ def running(
         flags = (*flags, flag, str(keys / flag))
     quick = ("--probe-interval", "0.2", "--scan-interval", "0.2", "--settle", "0.2", "--settle-timeout", "2")
     with (
-        RefitdServer(folder, root, [engine.url] if named else [], *quick, *flags, by=by) as refitd,
+        RefitdServer(folder, root, [engine.url] if named else [], *quick, *flags, first=first) as refitd,
         RefitClient(refitd.url, token=TOKEN) as client,
     ):
         job = Job(root, refitd, engine, client, run)

@@ -103,12 +103,18 @@ def stream(content: bytes) -> Step:
     return step
 
 
+class _Threading(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128  # of five, a client that opens more connections at once waits a second for one of them
+
+
 @contextmanager
 def serve(*steps: Step, port: int = 0) -> Iterator[Server]:
     """Serve on loopback, on a free port unless one is given."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # headers and body are two packets, and the second would wait 40 ms
 
         def log_message(self, *_: object) -> None:
             pass
@@ -120,8 +126,7 @@ def serve(*steps: Step, port: int = 0) -> Iterator[Server]:
 
         do_GET = do_POST = do_PUT = do_DELETE = _serve  # noqa: N815 - the names that http.server calls
 
-    http = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    http.daemon_threads = True
+    http = _Threading(("127.0.0.1", port), Handler)
     server = Server(url=f"http://127.0.0.1:{http.server_port}", steps=list(steps))
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()

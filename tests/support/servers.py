@@ -10,8 +10,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -239,18 +240,34 @@ class SglangServer(EngineServer):
 
 
 class RefitdServer(Server):
-    """`refitd serve`, started by way of other words where there are some: in a namespace, with another clock."""
+    """`refitd serve`.
+
+    Args:
+        by: words before its command line, such as `prlimit`: it then has an interpreter of its own.
+        first: what its process does before it becomes refitd, such as to enter a namespace.
+    """
 
     name = "refitd"
 
-    def __init__(self, folder: Path, root: Path, engines: Sequence[str], *flags: str, by: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        root: Path,
+        engines: Sequence[str],
+        *flags: str,
+        by: Sequence[str] = (),
+        first: Callable[[], object] | None = None,
+    ) -> None:
         super().__init__(folder)
         self._by = by
+        self._first = first
         named = [word for url in engines for word in ("--engine", url)]
         self._arguments = ["--root", str(root), "--state", str(folder / "state"), *named, *flags]
 
     def _begun(self) -> "subprocess.Popen[bytes] | Forked":
-        return self._in_an_interpreter() if self._by else forked_refitd(self.command(self.port), self.environment())
+        if self._by:
+            return self._in_an_interpreter()
+        return forked_refitd(self.command(self.port), self.environment(), self._first)
 
     def command(self, port: int) -> Sequence[str]:
         return [*self._by, sys.executable, "-m", "refitd", "serve", *self._arguments, "--port", str(port)]
@@ -270,12 +287,19 @@ def refitd_ended(*words: str) -> tuple[int, str]:
     return ended(main, ["refitd", *words], _environment())
 
 
-def forked_refitd(command: Sequence[str], environment: dict[str, str]) -> Forked:
-    """`python -m refitd …` in a process that need not import the service first."""
+def forked_refitd(
+    command: Sequence[str], environment: dict[str, str], first: Callable[[], object] | None = None
+) -> Forked:
+    """`python -m refitd …` in a process that need not import the service, and does `first` before."""
     from refitd.__main__ import main  # as above
 
     _, _, _, *words = command
-    return Forked(main, ["refitd", *words], environment)
+    return Forked(main if first is None else partial(_after, first, main), ["refitd", *words], environment)
+
+
+def _after(first: Callable[[], object], main: Callable[[], int | None]) -> int | None:
+    first()
+    return main()
 
 
 def _environment() -> dict[str, str]:

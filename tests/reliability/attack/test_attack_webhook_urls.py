@@ -3,9 +3,11 @@ umask and no mode of its folders hides what it writes.
 """
 
 import base64
+import os
 import stat
 import threading
 from collections.abc import Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -22,7 +24,6 @@ from support.servers import RefitdServer
 pytestmark = [pytest.mark.e2e]
 
 SECRET_PATH = "hooks-a-secret"
-WITHOUT_UMASK = ("sh", "-c", 'umask 000; exec "$@"', "sh")
 
 
 def files_of(*folders: Path) -> Iterator[Path]:
@@ -57,7 +58,7 @@ def test_other_users_see_no_url_of_a_webhook_and_write_nothing_of_the_services(t
             "--scan-interval",
             "0.2",
         ]
-        with RefitdServer(tmp_path, root, [], *flags, by=WITHOUT_UMASK) as service:
+        with RefitdServer(tmp_path, root, [], *flags, first=partial(os.umask, 0)) as service:
             assert told.wait(PATIENCE), service.tail()
             shown = [
                 httpx.get(f"{service.url}{path}", trust_env=False).text

@@ -18,6 +18,7 @@ from refitd.state.journal.journal import JOURNAL_NAME, Journal
 from refitd.state.journal.recovery import open_journal
 from refitd.state.store import Store
 from refitd_client.contract.wire import Event
+from support.points import EVERY, taken
 from support.records import version
 
 STEPS = 40  # versions that are written again and again
@@ -100,6 +101,7 @@ def check(moment: Moment, files: dict[str, bytes], folder: Path) -> int:
     return count
 
 
+@pytest.mark.points
 def test_power_loss_with_unsynced_writes_leaves_of_the_journal_a_prefix_with_all_that_was_durable(
     library: ctypes.CDLL, tmp_path: Path
 ) -> None:
@@ -111,7 +113,7 @@ def test_power_loss_with_unsynced_writes_leaves_of_the_journal_a_prefix_with_all
     moved = [effect for effect in effects[first:] if isinstance(effect, Written) and effect.file == JOURNAL_NAME]
     assert len(moved) > 3 * STEPS, "SQLite moved its log into the database, in each session and in between"
     tried, ahead = 0, 0
-    for moment in moments(effects, choose(effects, chance), chance, SAMPLES):
+    for moment in moments(effects, {*taken(sorted(choose(effects, chance)))}, chance, SAMPLES):
         for number, files in enumerate(moment.states):
             folder = tmp_path / "after"
             try:
@@ -122,7 +124,7 @@ def test_power_loss_with_unsynced_writes_leaves_of_the_journal_a_prefix_with_all
             shutil.rmtree(folder)
             tried += 1
     print(f"seed {SEED}: {tried} states after a power cut, {len(effects)} effects")
-    assert tried > 200
+    assert tried > (200 if EVERY else 60)
     assert ahead > 0, "some states held more than was promised: the cuts were not all clean ones"
 
 

@@ -10,7 +10,10 @@ from refitd_client import PublishError, RankLostError, ShardedPublisher
 from refitd_client.files import durable
 from refitd_client.sharded import follower
 from support import published, sharded_cases
+from support.points import taken
 from support.ranks import attempted, run_ranks
+
+KILLED = [(1, "_open"), (1, "write_at"), (1, "sync"), (2, "_digest"), (0, "write_at"), (0, "rename")]
 
 
 def _die(rank: int, size: int, root: Path, who: int, where: str) -> list[Exception | None]:
@@ -30,9 +33,8 @@ def _go_on(rank: int, size: int, root: Path) -> None:
         publisher.publish(sharded_cases.fsdp2(rank, size), step=2)
 
 
-@pytest.mark.parametrize(
-    ("who", "where"), [(1, "_open"), (1, "write_at"), (1, "sync"), (2, "_digest"), (0, "write_at"), (0, "rename")]
-)
+@pytest.mark.points
+@pytest.mark.parametrize(("who", "where"), [*taken(KILLED)])
 def test_a_rank_that_is_killed_in_mid_publish_ends_in_an_error_on_the_others_and_no_version(
     tmp_path: Path, who: int, where: str
 ) -> None:

@@ -3,10 +3,13 @@
 Whoever made it sees what is mounted there through /proc, so the trainer and the engine of a test stay outside.
 """
 
+import ctypes
 import errno
+import os
 import subprocess
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,10 +23,7 @@ class Room:
 
     def __init__(self, holder: "subprocess.Popen[str]") -> None:
         self._holder = holder
-        self.enter: Sequence[str] = (
-            *("nsenter", f"--target={holder.pid}", "--user", "--mount", "--preserve-credentials"),
-            "--",
-        )
+        self.enter = partial(_enter, holder.pid)
 
     def seen(self, path: Path) -> Path:
         """Where a path of the namespace is seen from outside."""
@@ -49,8 +49,19 @@ class Room:
 
     def do(self, *words: str) -> None:
         """Run a command in there."""
-        done = subprocess.run([*self.enter, *words], capture_output=True, text=True, check=False)
+        enter = ("nsenter", f"--target={self._holder.pid}", "--user", "--mount", "--preserve-credentials", "--")
+        done = subprocess.run([*enter, *words], capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}"
+
+
+def _enter(holder: int) -> None:
+    """Let this process, which has one thread, go on in the namespaces of another."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    spaces = [os.open(f"/proc/{holder}/ns/{kind}", os.O_RDONLY) for kind in ("user", "mnt")]
+    for space in spaces:
+        if libc.setns(space, 0) != 0:
+            raise OSError(ctypes.get_errno(), "setns")
+        os.close(space)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Where a real refitd is put to the test: on a root and a state folder of the test's choice, with a real engine."""
 
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,6 +128,7 @@ def standing(
     state: Path | None = None,
     engines: Sequence[str] | None = None,
     by: Sequence[str] = (),
+    first: Callable[[], object] | None = None,
 ) -> Generator[Stand]:
     """Run a refitd for the engine, or for `engines`. `seen` is where the test and the engine see the root."""
     root = root or folder / "root"
@@ -143,7 +144,9 @@ def standing(
     words += ["--base-model", str(subject.models[0]), "--path-map", str(seen), *QUICK, *flags]
     urls = [subject.server.url] if engines is None else engines
     with (
-        RefitdServer(folder, root, urls, *words, "--state", str(state or folder / "state"), by=by) as refitd,
+        RefitdServer(
+            folder, root, urls, *words, "--state", str(state or folder / "state"), by=by, first=first
+        ) as refitd,
         RefitClient(refitd.url, token=TOKEN) as client,
     ):
         stand = Stand(seen, refitd, subject.server, client)

@@ -48,7 +48,7 @@ def test_event_watches_that_run_out_lose_no_version(watches: int, engine: Subjec
     """The kernel gives no watch at all at the start; or none for the folders that come later."""
     with room() as where:
         where.do("sh", "-c", f"echo {watches} > /proc/sys/user/max_inotify_watches")
-        with standing(tmp_path, engine, by=where.enter) as stand:
+        with standing(tmp_path, engine, first=where.enter) as stand:
             publish_unannounced(stand.root, engine, 1)
             stand.is_served(1)
             publish_unannounced(stand.root, engine, 2)

@@ -19,7 +19,7 @@ def test_a_vanished_mount_of_the_root_deletes_and_loses_nothing_and_is_picked_up
         disk = where.tmpfs(tmp_path / "disk", "size=64m")
         root = where.bind(disk, tmp_path / "root")
         kept = where.seen(disk)
-        with standing(tmp_path, engine, *KEEP_ONE, root=root, seen=where.seen(root), by=where.enter) as stand:
+        with standing(tmp_path, engine, *KEEP_ONE, root=root, seen=where.seen(root), first=where.enter) as stand:
             stand.serve(engine.model(1), 1)
             stand.client.pin(id_of(1))
             stand.serve(engine.model(2), 2)
@@ -47,7 +47,7 @@ def test_a_vanished_mount_at_the_start_deletes_nothing_and_is_picked_up_when_it_
         disk = where.tmpfs(tmp_path / "disk", "size=64m")
         root = where.bind(disk, tmp_path / "root")
         kept = where.seen(disk)
-        with standing(tmp_path, engine, *KEEP_ONE, root=root, seen=where.seen(root), by=where.enter) as stand:
+        with standing(tmp_path, engine, *KEEP_ONE, root=root, seen=where.seen(root), first=where.enter) as stand:
             stand.serve(engine.model(1), 1)
             before = sorted(path.relative_to(kept) for path in kept.rglob("*.safetensors"))
             stand.refitd.stop()
@@ -76,7 +76,7 @@ def test_a_root_in_memory_that_a_reboot_has_emptied_is_begun_anew(engine: Subjec
     """It is mounted, where it was before, and there is nothing in it: that is how it is, and nobody has to be asked."""
     with room() as where:
         root = where.tmpfs(tmp_path / "root", "size=64m")
-        with standing(tmp_path, engine, root=root, seen=where.seen(root), by=where.enter) as stand:
+        with standing(tmp_path, engine, root=root, seen=where.seen(root), first=where.enter) as stand:
             stand.serve(engine.model(1), 1)
             stand.refitd.stop()
             where.unmount(root)
@@ -101,7 +101,7 @@ def test_a_vanished_mount_of_the_state_folder_forgets_no_notice_that_was_answere
     with room() as where:
         disk = where.tmpfs(tmp_path / "disk", "size=64m")
         state = where.bind(disk, tmp_path / "state")
-        with standing(tmp_path, engine, state=state, by=where.enter) as stand:
+        with standing(tmp_path, engine, state=state, first=where.enter) as stand:
             stand.serve(engine.model(1), 1)
             where.unmount(state)
             answered = [1]

@@ -40,7 +40,7 @@ def test_enospc_a_root_that_is_full_takes_no_version_leaves_nothing_behind_and_g
 ) -> None:
     with room() as where:
         root, seen = small_root(where, tmp_path)
-        with standing(tmp_path, engine, root=root, seen=seen, by=where.enter) as stand:
+        with standing(tmp_path, engine, root=root, seen=seen, first=where.enter) as stand:
             stand.serve(engine.model(1), 1)
             filler = fill(seen)
             refuses_for_space(stand, engine, 2, fill_at_first=False)
@@ -61,7 +61,7 @@ def test_enospc_a_root_that_is_full_is_given_room_by_collecting(used_up: str, en
     with room() as where:
         root, seen = where.tmpfs(tmp_path / "small", "size=2m,nr_inodes=200"), where.seen(tmp_path / "small")
         flags = ("--keep-last", "1", "--reclaim-interval", "0.5")
-        with standing(tmp_path, engine, *flags, root=root, seen=seen, by=where.enter) as stand:
+        with standing(tmp_path, engine, *flags, root=root, seen=seen, first=where.enter) as stand:
             stand.serve(engine.model(1), 1)
             stand.client.pin(id_of(1))
             stand.serve(engine.model(2), 2)
@@ -82,7 +82,7 @@ def test_a_state_folder_that_cannot_be_written_answers_507_and_goes_on_by_itself
     with room() as where:
         state = where.tmpfs(tmp_path / "state", LARGE)
         flags = ("--keep-last", "1", "--reclaim-interval", "0.5")
-        with standing(tmp_path, engine, *flags, state=state, by=where.enter) as stand:
+        with standing(tmp_path, engine, *flags, state=state, first=where.enter) as stand:
             stand.serve(engine.model(1), 1)
             filler = block(stand, where.seen(state), how)
             with WeightPublisher(stand.root, RUN) as publisher:
@@ -124,7 +124,7 @@ def test_erofs_a_root_that_becomes_read_only_serves_what_is_there_and_loses_noth
         root = where.bind(disk, tmp_path / "root")
         seen = where.seen(root)
         flags = ("--keep-last", "1", "--reclaim-interval", "0.5")
-        with standing(tmp_path, engine, *flags, root=root, seen=seen, by=where.enter) as stand:
+        with standing(tmp_path, engine, *flags, root=root, seen=seen, first=where.enter) as stand:
             stand.serve(engine.model(1), 1)
             stand.client.pin(id_of(1))
             stand.serve(engine.model(2), 2)
@@ -161,7 +161,7 @@ def test_a_start_on_a_disk_that_cannot_be_written_is_refused_in_a_sentence(
         if how == "enospc":
             fill(where.seen(place))
         at: Any = {"root": place, "seen": where.seen(place)} if which == "root" else {"state": place}
-        with pytest.raises(ServerError) as refused, standing(tmp_path, engine, by=where.enter, **at):
+        with pytest.raises(ServerError) as refused, standing(tmp_path, engine, first=where.enter, **at):
             pass
         told = str(refused.value)
         assert "refitd does not start" in told, told

@@ -397,7 +397,7 @@ async def test_a_rank_that_does_not_get_ready_in_time_does_not_hold_up_the_updat
     put(root, 1)
     go_on = threading.Event()
     monkeypatch.setattr(RankEngine, "prepare", lambda *_, **__: go_on.wait(30))
-    async with speaking_to(sglang, root, load_timeout=0.3) as engine:
+    async with speaking_to(sglang, root, load_timeout=2) as engine:
         done = await refit(engine, target(root, 1))
     go_on.set()
     assert (done.outcome, sglang.holds(1)) == (Outcome.ACK, True)  # checked in the pause

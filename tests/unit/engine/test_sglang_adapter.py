@@ -88,7 +88,7 @@ async def test_after_a_load_that_nobody_can_judge_nothing_more_is_sent(reply: St
 async def test_a_load_without_an_answer_is_waited_for_before_the_next_one() -> None:
     with scripted_sglang() as sglang:
         sglang.on(LOAD, silence)
-        async with speaking_to(sglang, load_timeout=0.3) as engine:
+        async with speaking_to(sglang, load_timeout=1) as engine:
             late = await refit(engine)
             assert (late.outcome, late.resumed) == (Outcome.TAINTED, False)
             sglang.on("/server_info", silence)

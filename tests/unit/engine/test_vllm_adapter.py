@@ -216,7 +216,7 @@ async def test_an_engine_that_loads_only_at_the_last_try_is_not_believed() -> No
 
 async def test_a_load_that_may_still_run_is_waited_for_before_anything_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     with scripted_vllm() as vllm:
-        async with speaking_to(vllm, load_timeout=0.2) as engine:
+        async with speaking_to(vllm, load_timeout=1) as engine:
             await engine.probe()
             vllm.on(LOAD, silence)
             late = await refit(engine)

@@ -60,8 +60,7 @@ def is_left(marks: list[ast.expr]) -> bool:
 WANT_A_REAL_ENGINE = [  # make sglang, make vllm
     "| an engine that dies between prepare and commit",
     "| a bad checkpoint that reaches a vLLM with refitd inside past the service's checks",
-    "| a rank of a vLLM with refitd inside that alone fails, refuses or hangs",
-    "| the service killed, gone in mid-load, or one of two on a vLLM",
+    "| a rank of a vLLM with refitd inside that alone fails, refuses, hangs or dies",
 ]
 
 

@@ -36,7 +36,7 @@ PORT = 30000
 class Rank:
     """One rank that was started on the weights of seed 0, its channel in `root`."""
 
-    def __init__(self, root: Path, startup: Path, rank: int, size: int, **args: Any) -> None:
+    def __init__(self, root: Path | None, startup: Path, rank: int, size: int, **args: Any) -> None:
         self.model = TinyModel(rank, size)
         named = {"tp_size": size, "port": PORT, "random_seed": SEED, **args}
         self.updater = Updater(

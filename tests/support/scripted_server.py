@@ -3,6 +3,7 @@
 A real service cannot be made to hang up in the middle of an answer at a chosen request; this can.
 """
 
+import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Step = Callable[[BaseHTTPRequestHandler], None]
+PATIENCE = 30.0  # seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +31,26 @@ class Server:
     url: str
     steps: list[Step]
     seen: list[Seen] = field(default_factory=list)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    turn: threading.Condition = field(default_factory=threading.Condition)
+    stop_listening: Callable[[], None] = lambda: None
 
     def next_step(self, seen: Seen) -> Step:
-        with self.lock:
+        with self.turn:
             self.seen.append(seen)
+            self.turn.notify_all()
             return self.steps.pop(0) if len(self.steps) > 1 else self.steps[0]
+
+    async def until(self, path: str, times: int = 1) -> None:
+        """Wait until a path was called so many times."""
+
+        def called() -> bool:
+            return sum(seen.path == path for seen in self.seen) >= times
+
+        def wait() -> bool:
+            with self.turn:
+                return self.turn.wait_for(called, PATIENCE)
+
+        assert await asyncio.to_thread(wait)
 
 
 def answer(status: int, body: Any = None, **headers: str) -> Step:
@@ -73,7 +89,7 @@ def hang_up(handler: BaseHTTPRequestHandler) -> None:
 
 def silence(handler: BaseHTTPRequestHandler) -> None:
     """Say nothing until the client has had enough."""
-    handler.connection.settimeout(30)
+    handler.connection.settimeout(PATIENCE)
     with suppress(OSError):
         handler.connection.recv(1)
     handler.close_connection = True
@@ -122,7 +138,9 @@ def serve(*steps: Step, port: int = 0) -> Iterator[Server]:
         def _serve(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             headers = {name.lower(): value for name, value in self.headers.items()}
-            server.next_step(Seen(method=self.command, path=self.path, headers=headers, body=body))(self)
+            self.seen = Seen(method=self.command, path=self.path, headers=headers, body=body)
+            with suppress(ConnectionError):  # the client has gone
+                server.next_step(self.seen)(self)
 
         do_GET = do_POST = do_PUT = do_DELETE = _serve  # noqa: N815 - the names that http.server calls
 
@@ -130,9 +148,14 @@ def serve(*steps: Step, port: int = 0) -> Iterator[Server]:
     server = Server(url=f"http://127.0.0.1:{http.server_port}", steps=list(steps))
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    try:
-        yield server
-    finally:
+
+    def stop_listening() -> None:
         http.shutdown()
         thread.join()
         http.server_close()
+
+    server.stop_listening = stop_listening
+    try:
+        yield server
+    finally:
+        stop_listening()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from .scripted_server import Server, Step, answer, page, serve
+from .scripted_server import Seen, Server, Step, answer, page, serve
 
 POSTED = frozenset(
     {
@@ -77,7 +77,7 @@ def config(**changes: Any) -> dict[str, Any]:
 class ScriptedVllm:
     """`script` maps routes to the steps to come; a route without one does its work.
 
-    `covered`: its digests cover all parameters, as on a GPU.
+    `covered`: its digests cover all parameters, as on a GPU. `dead`: its engine is, as /health says.
     """
 
     server: Server
@@ -90,6 +90,7 @@ class ScriptedVllm:
     told: dict[str, Any] = field(default_factory=config)
     ranks: int = 1
     adapters: dict[str, str] = field(default_factory=dict)
+    dead: bool = False
     script: dict[str, list[Step]] = field(default_factory=dict)
 
     @property
@@ -119,7 +120,7 @@ class ScriptedVllm:
 
     def step(self, handler: BaseHTTPRequestHandler) -> None:
         """Take one call."""
-        seen = self.server.seen[-1]
+        seen: Seen = vars(handler)["seen"]  # not the last one: calls come at once
         path = handler.path.partition("?")[0]
         body = json.loads(seen.body) if seen.body else {}
         if path in self.absent:
@@ -157,8 +158,11 @@ class ScriptedVllm:
             case "/v1/unload_lora_adapter":
                 del self.adapters[body["lora_name"]]
                 return page(200, b"Success: LoRA adapter removed successfully.")
+            case "/health":
+                return page(503 if self.dead else 200, b"")
             case _:
-                return answer(200, self._told(path))
+                told = self._told(path)
+                return answer(404, {"detail": "Not Found"}) if told is None else answer(200, told)
 
     def _told(self, path: str) -> Any:
         match path:
@@ -180,7 +184,7 @@ class ScriptedVllm:
                 linear = self.loaded if self.covered else OF_NOTHING
                 return {"checksums": {f"{name}.norm.weight": self.loaded, f"{name}.qkv_proj.weight": linear}}
             case _:
-                return {}
+                return {} if path in POSTED else None
 
     def _call(self, body: dict[str, Any]) -> Step:
         if body["method"] == "reload_weights":

@@ -68,17 +68,19 @@ class ProbedEngine:
     def __init__(self, adapters: Sequence[EnginePort]) -> None:
         self._adapters = adapters
         self._picked = adapters[0]
+        self._was_reached = False
 
     async def probe(self) -> Reached | Unreached:
         """See `EnginePort`."""
         seen = await self._picked.probe()
         if isinstance(seen, Reached):
+            self._was_reached = True
             return seen
         others = [adapter for adapter in self._adapters if adapter is not self._picked]
         answers = await asyncio.gather(*(adapter.probe() for adapter in others))
         for adapter, answer in zip(others, answers, strict=True):
             if isinstance(answer, Reached):
-                self._picked = adapter
+                self._picked, self._was_reached = adapter, True
                 return answer
         for answer in answers:
             if isinstance(answer, Unreached) and answer.recognised:
@@ -86,13 +88,19 @@ class ProbedEngine:
         reasons = [seen.reason, *(answer.reason for answer in answers if isinstance(answer, Unreached))]
         return Unreached(reason="; ".join(dict.fromkeys(reasons)), advice=seen.advice)
 
+    async def _adapter(self) -> EnginePort:
+        """The adapter of the server that is there, which a start after a kill in mid-load has not probed yet."""
+        if not self._was_reached:
+            await self.probe()
+        return self._picked
+
     async def refit(self, target: Target, on_stage: Callable[[Stage], None]) -> Refit:
         """See `EnginePort`."""
-        return await self._picked.refit(target, on_stage)
+        return await (await self._adapter()).refit(target, on_stage)
 
     async def prefetch(self, version: Coming | Offered) -> None:
         """See `EnginePort`."""
-        await self._picked.prefetch(version)
+        await (await self._adapter()).prefetch(version)
 
     async def cancel_prefetch(self) -> None:
         """See `EnginePort`."""
@@ -100,23 +108,23 @@ class ProbedEngine:
 
     async def fingerprint(self, alike: str | None = None) -> str | None:
         """See `EnginePort`."""
-        return await self._picked.fingerprint(alike)
+        return await (await self._adapter()).fingerprint(alike)
 
     async def trial(self, label: str) -> str | None:
         """See `EnginePort`."""
-        return await self._picked.trial(label)
+        return await (await self._adapter()).trial(label)
 
     async def resume(self) -> bool:
         """See `EnginePort`."""
-        return await self._picked.resume()
+        return await (await self._adapter()).resume()
 
     async def generates(self) -> bool | None:
         """See `EnginePort`."""
-        return await self._picked.generates()
+        return await (await self._adapter()).generates()
 
     async def check_changes(self) -> ChangeCheck:
         """See `EnginePort`."""
-        return await self._picked.check_changes()
+        return await (await self._adapter()).check_changes()
 
     async def aclose(self) -> None:
         """See `EnginePort`."""

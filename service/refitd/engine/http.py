@@ -74,19 +74,26 @@ class Reply:
 
 
 class CallFailure(Enum):
-    """How a call ended without a reply. After all but `NEVER_SENT` the server may have begun to act."""
+    """How a call ended without a reply. After all but `NEVER_SENT` the server may have begun to act; after `DIED` it
+    does not act any more.
+    """
 
     NEVER_SENT = auto()
     NO_ANSWER = auto()
     TIMED_OUT = auto()
+    DIED = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class NoReply:
-    """Why there is no reply, as a sentence; `lost` says whether the server can have begun to act."""
+    """Why there is no reply, as a sentence; `lost` says whether the server can have begun to act.
+
+    `nothing_listens`: every address of the server refused the connection.
+    """
 
     lost: CallFailure
     reason: str
+    nothing_listens: bool = False
 
 
 class KeyRefusedError(Exception):
@@ -197,7 +204,8 @@ class Transport:
         except TimeoutError:
             return NoReply(CallFailure.TIMED_OUT, f"{self.url}{path} did not answer within {within:g} s")
         except (httpcore.ConnectError, httpcore.UnsupportedProtocol) as error:
-            return NoReply(CallFailure.NEVER_SENT, f"{self.url} cannot be reached: {_spoken(error, self._server)}")
+            reason = f"{self.url} cannot be reached: {_spoken(error, self._server)}"
+            return NoReply(CallFailure.NEVER_SENT, reason, nothing_listens=_errors(error) == {errno.ECONNREFUSED})
         except _TooLargeError:
             return NoReply(CallFailure.NO_ANSWER, f"{self.url}{path} answered with more than {MAX_BODY_BYTES} bytes")
         except (httpcore.NetworkError, httpcore.ProtocolError, OSError, ValueError) as error:
@@ -250,10 +258,15 @@ def _address(stream: httpcore.AsyncNetworkStream) -> str:
 
 def _spoken(error: Exception, server: str) -> str:
     """Why the connection failed, in the operating system's words."""
-    numbers = {int(number) for number in _CONNECT_FAILED.findall(str(error))}  # a name may have several addresses
+    numbers = _errors(error)
     if numbers == {errno.ECONNREFUSED}:
         return f"connection refused (is the {server} running there?)"
     return os.strerror(numbers.pop()).lower() if len(numbers) == 1 else str(error)
+
+
+def _errors(error: Exception) -> set[int]:
+    """What each address of a name answered."""
+    return {int(number) for number in _CONNECT_FAILED.findall(str(error))}
 
 
 @functools.cache

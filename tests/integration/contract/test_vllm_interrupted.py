@@ -1,14 +1,15 @@
-"""What is left when an update of a real vLLM breaks off: a rank refuses or hangs, the client goes away, there are
+"""What is left when an update of a real vLLM breaks off: a rank refuses, hangs or dies, the client goes away, there are
 two services. Nothing mixed is served, and what is left paused says what to do."""
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from refitd.engine.plugin.leading import Leads
-from refitd.engine.port import Outcome, Reached, Stage
+from refitd.engine.port import Outcome, Reached, Stage, Unreached
 from refitd_client.contract.plugin import Owner
 from support.servers import VLLM_VENV
 from support.subject import ignore_stage
@@ -30,7 +31,7 @@ def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def of_kinds(kinds: list[str]) -> pytest.MarkDecorator:
+def of_kinds(kinds: list[Any]) -> pytest.MarkDecorator:
     """The tests that are for these kinds."""
     return pytest.mark.parametrize("kind", kinds, indirect=True, scope="session")
 
@@ -92,6 +93,34 @@ async def test_a_rank_that_alone_hangs_leaves_nothing_that_answers(subject: Vllm
     assert (late.outcome, late.resumed) == (Outcome.TAINTED, False)
     assert "did not answer within 3 s" in (late.reason or "")
     await assert_silent_until_repaired(subject, answer)
+
+
+@of_kinds([*TWO_PLUGGED, pytest.param("vllm", marks=pytest.mark.thorough)])
+async def test_an_engine_whose_rank_dies_in_mid_load_counts_as_gone_and_takes_updates_once_it_was_started_again(
+    subject: VllmSubject,
+) -> None:
+    """With two ranks vLLM does not answer the load, and its server hangs on without taking connections."""
+    answer = await loaded_a(subject)
+    server = server_of(subject)
+    worker = server.workers[-1]
+
+    def on_stage(stage: Stage) -> None:
+        if stage is Stage.LOAD and worker.is_running():  # a stock server is told to load what it served before as well
+            worker.kill()
+
+    died = await subject.engine.refit(subject.target("model_b", "2"), on_stage)
+    assert (died.outcome, died.resumed) == (Outcome.TAINTED, False)
+    seen = await subject.engine.probe()
+    while isinstance(seen, Unreached) and "start it" not in seen.advice:  # its server is about to end
+        seen = await subject.engine.probe()
+    assert isinstance(seen, Unreached)
+    server.restart()
+    back = await subject.engine.probe()
+    assert isinstance(back, Reached)
+    assert (back.model_path, back.weight_version) == (str(subject.models / "model_a"), "default")
+    assert await subject.answer() == answer
+    assert (await subject.refit("model_b", "3", repairs=True)).outcome is Outcome.ACK
+    assert await subject.answer() != answer
 
 
 @of_kinds(ALL)

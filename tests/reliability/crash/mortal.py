@@ -6,6 +6,7 @@ Nothing of it runs on: no `finally`, no last write. Effects have names, which go
     before POST /pause_generation        a call to an engine: before it,
     sent POST /pause_generation          when it was sent and nobody has waited for the answer,
     heard POST /pause_generation         and after the engine has acted and answered, when nobody has heard
+    before plugin prepare, heard plugin prepare     the same of a request to refitd's plugin in the engine
     mkdir trash, rename v000001, fsync   a change of the file system, before it
 """
 
@@ -21,6 +22,7 @@ from typing import Any
 
 from refitd.engine.dialing import Stream
 from refitd.engine.http import Reply, Transport
+from refitd.engine.plugin import channels
 from refitd.state.journal.journal import Journal
 from refitd.state.journal.writes import JournalWrite
 
@@ -75,7 +77,7 @@ class Life:
         Journal._commit = counted
 
     def watch_calls(self) -> None:
-        """Count the calls to engines."""
+        """Count the calls to engines, and to the plugin in them."""
         send = Transport._send
 
         async def counted(transport: Transport, method: str, path: str, *rest: Any) -> Reply:
@@ -86,6 +88,15 @@ class Life:
             return reply
 
         Transport._send = counted
+        ask = channels.ask
+
+        async def counted_ask(folder: int, name: str, access: Any, request: dict[str, Any], within: float) -> Any:
+            self.effect(f"before plugin {request['do']}")
+            reply = await ask(folder, name, access, request, within)
+            self.effect(f"heard plugin {request['do']}")
+            return reply
+
+        channels.ask = counted_ask
         read = Stream.read
 
         async def awaited(stream: Stream, *rest: Any, **named: Any) -> bytes:

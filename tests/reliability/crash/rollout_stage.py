@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import httpx
 import sqlalchemy as sa
@@ -15,7 +15,7 @@ from refitd.state.journal.journal import JOURNAL_NAME
 from refitd.state.journal.schema import attempts, unpack
 from refitd.state.records import AttemptRecord
 from refitd_client import WeightPublisher
-from support.servers import ADMIN_KEY, API_KEY, EngineServer
+from support.servers import ADMIN_KEY, API_KEY
 
 RUN = "run"
 PROMPT = [5, 6, 7]
@@ -23,12 +23,50 @@ READS = ("/model_info", "/generate")
 SLOW: dict[str, Any] = {"probe_interval": 3600.0, "scan_interval": 3600.0, "reclaim_interval": 3600.0, "watch": "poll"}
 
 
+class Engine(Protocol):
+    """A server at an address."""
+
+    @property
+    def url(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Calls:
+    """What is sent to an engine in an update, in order: the pause first, the resume last. To resume one whose contents
+    are known needs no intent. `asked`: what its plugin is asked.
+    """
+
+    order: tuple[str, ...]
+    load: str
+    asked: tuple[str, ...] = ()
+
+    @property
+    def pause(self) -> str:
+        return self.order[0]
+
+    @property
+    def resume(self) -> str:
+        return self.order[-1]
+
+    @property
+    def points(self) -> list[str]:
+        """Where a service can die."""
+        sent = [f"{when} {call}" for call in self.order for when in ("before", "sent", "heard")]
+        return sent + [f"{when} plugin {request}" for request in self.asked for when in ("before", "heard")]
+
+
+_LOAD = "POST /update_weights_from_disk"
+_ORDER = ("POST /pause_generation", "POST /weights_checker", _LOAD, "GET /model_info", "POST /continue_generation")
+
+
 @dataclass
 class Stage:
     """An engine, a root, and services that die on them. `answers` are those of each model, from a clean load."""
 
+    update: ClassVar[Calls] = Calls(_ORDER, _LOAD)
+
     folder: Path
-    engine: EngineServer
+    engine: Engine
     models: list[Path]
     answers: list[list[int]]
     http: httpx.Client
@@ -38,7 +76,7 @@ class Stage:
 
     def __post_init__(self) -> None:
         self.root, self.state = self.folder / "root", self.folder / "state"
-        self.root.mkdir()
+        self.root.mkdir(exist_ok=True)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -121,15 +159,6 @@ class Stage:
 
 def question() -> dict[str, Any]:
     return {"input_ids": PROMPT, "sampling_params": {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}}
-
-
-@dataclass(frozen=True)
-class Calls:
-    """What is sent to an engine in an update. To resume one whose contents are known needs no intent."""
-
-    pause: str
-    load: str
-    resume: str
 
 
 @dataclass

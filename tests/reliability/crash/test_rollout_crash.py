@@ -1,7 +1,7 @@
 """kill -9 at every journal and HTTP step of a rollout: the service, restarted, brings the engine to the target.
 
-The service runs as `refitd serve` runs it, in a process of its own that kills itself; the engine is a real one, with
-SGLang's habits: it goes on with a load whose caller is gone.
+The service runs as `refitd serve` runs it, in a process of its own that kills itself. The engine goes on with a load
+whose caller is gone: the embedded one, with SGLang's habits; and a vLLM of a few lines, stock or with the plugin.
 """
 
 from collections.abc import Generator
@@ -11,15 +11,13 @@ from pathlib import Path
 import httpx
 import pytest
 import tiny_models
+from mini_stage import mini_stage
 from nursery import PATIENCE, Nursery
-from rollout_stage import Calls, Remains, Stage, mended_since, question
+from rollout_stage import Remains, Stage, mended_since, question
 
 from support import points
 from support.servers import EmbeddedServer
 
-LOAD = "POST /update_weights_from_disk"
-CALLS = ("POST /pause_generation", "POST /weights_checker", LOAD, "GET /model_info", "POST /continue_generation")
-UPDATE = Calls(pause=CALLS[0], load=LOAD, resume=CALLS[-1])
 LOAD_SECONDS = 0.03  # long enough for a service to be back while the load of the one before still runs
 
 
@@ -35,31 +33,40 @@ def engine(variants: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Ge
         yield engine
 
 
+VLLM = ("vllm", "vllm-plugged")
+
+
 @pytest.fixture
-def stage(tmp_path: Path, engine: EmbeddedServer, variants: list[Path]) -> Generator[Stage]:
+def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Stage]:
     with httpx.Client(timeout=PATIENCE, trust_env=False) as http:
-        stage = Stage(tmp_path, engine, variants, [], http)
+        if request.param != "embedded":
+            with mini_stage(tmp_path, http, LOAD_SECONDS, plugged=request.param == "vllm-plugged") as stage:
+                yield stage
+            return
+        models = request.getfixturevalue("variants")
+        stage = Stage(tmp_path, request.getfixturevalue("engine"), models, [], http)
         stage.ask_engine("POST", "/continue_generation", {})  # a test that failed may have left it paused
-        for model in variants:
+        for model in models:
             order = {"model_path": str(model), "load_format": "auto"}
             stage.ask_engine("POST", "/update_weights_from_disk", order)
             stage.answers.append(stage.ask_engine("POST", "/generate", question())["output_ids"])
-        assert len({tuple(answer) for answer in stage.answers}) == len(variants)
+        assert len({tuple(answer) for answer in stage.answers}) == len(models)
         yield stage
 
 
-def every_point() -> Generator[str]:
+def every_point(stage: Stage) -> Generator[str]:
     """Every call of a rollout, and batches of the journal for as long as the test asks for them."""
-    yield from (f"{when} {call}" for call in CALLS for when in ("before", "sent", "heard"))
+    yield from stage.update.points
     yield from (f"{when} {number}" for number in count(1) for when in ("commit", "committed"))
 
 
 @pytest.mark.points
+@pytest.mark.parametrize("stage", ["embedded", *VLLM], indirect=True)
 def test_kill_9_at_every_journal_and_http_step_of_a_rollout(stage: Stage) -> None:
     """Each rollout dies at another effect, until all calls and all commits were had."""
     died: list[str] = []
     with Nursery(stage.folder, stage.settings) as nursery:
-        point = next(following := points.taken(every_point()))
+        point = next(following := points.taken(every_point(stage)))
         service = nursery.bring_up(die_on=point)
         stage.publish()
         stage.announce(service)
@@ -74,7 +81,7 @@ def test_kill_9_at_every_journal_and_http_step_of_a_rollout(stage: Stage) -> Non
             died.append(point)
             assert point in service.effects
             remains = Remains.of(stage.state)
-            remains.check(service.effects, version, UPDATE)
+            remains.check(service.effects, version, stage.update)
             assert not answered or version in remains.versions, "a notice is lost"
             point = next(following)
             service = nursery.bring_up(die_on=point)
@@ -88,17 +95,26 @@ def test_kill_9_at_every_journal_and_http_step_of_a_rollout(stage: Stage) -> Non
     print(f"died at {len(died)} effects: {', '.join(died)}")
     assert point.startswith("commit"), "every call was had"
     # The notice, the intent and the end each wait for a commit; what else there is may share one.
-    assert len(died) >= (3 * len(CALLS) + 2 * 3) // points.STRIDE, "and every commit"
+    assert len(died) >= (len(stage.update.points) + 2 * 3) // points.STRIDE, "and every commit"
 
 
 @pytest.mark.points
-@pytest.mark.parametrize("begun", [False, True], ids=["on its first start", "after a kill in mid-load"])
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("stage", "begun"),
+    [
+        pytest.param("embedded", False, id="on its first start"),
+        pytest.param("embedded", True, id="after a kill in mid-load"),
+        *(pytest.param(kind, True, marks=pytest.mark.thorough, id=f"{kind} after a kill in mid-load") for kind in VLLM),
+    ],
+    indirect=["stage"],
+)
 def test_kill_9_at_every_journal_and_http_step_of_a_start(stage: Stage, begun: bool) -> None:
     """The service dies again and again, one effect later each time, on what the one before has left."""
     died, done = list[str](), list[str]()
     with Nursery(stage.folder, stage.settings) as nursery:
         if begun:
-            service = nursery.bring_up(die_on=f"sent {LOAD}")
+            service = nursery.bring_up(die_on=f"sent {stage.update.load}")
             stage.publish()
             stage.announce(service)
             stage.check_whole(service)
@@ -115,10 +131,11 @@ def test_kill_9_at_every_journal_and_http_step_of_a_start(stage: Stage, begun: b
                 nursery.bury()
             died.append(service.effects[number - 1])
             done += service.effects
-            Remains.of(stage.state).check(done, version, UPDATE)
+            Remains.of(stage.state).check(done, version, stage.update)
         stage.check_service(service)
         stage.check_engine()
     print(f"died at {len(died)} effects: {', '.join(died)}")
     # Effects overlap, so the same number is not the same effect in two lives, and no life need die at the load itself:
     # the test of a rollout dies at each call by name. Here each life got one effect further, past a whole load.
-    assert {f"{when} {LOAD}" for when in ("before", "sent", "heard")} <= {*done, *service.effects}
+    load = stage.update.load
+    assert {f"{when} {load}" for when in ("before", "sent", "heard")} <= {*done, *service.effects}

@@ -1,6 +1,7 @@
 """kill -9 before, during and after each call of an update of a real vLLM: the service that is started next mends it.
 
-On one rank, without refitd inside: what the service sends is the same on several.
+On one rank: what the service sends is the same on several. With refitd inside only around what the extension does:
+`test_rollout_crash.py` has every point.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from mini_stage import VLLM_CALLS, VLLM_LOAD
 from nursery import PATIENCE, Nursery
 from rollout_stage import RUN, Calls, Remains, Stage, mended_since
 
@@ -23,12 +25,10 @@ pytestmark = [
     pytest.mark.skipif(VLLM_VENV is None, reason="REFITD_VLLM_VENV names no vLLM: make vllm"),
 ]
 
-UPDATE = Calls(pause="POST /pause?mode=keep", load="POST /collective_rpc", resume="POST /resume")
-RESET = "POST /reset_prefix_cache?reset_running_requests=true&reset_external=true"
-CALLS = (UPDATE.pause, UPDATE.load, RESET, "POST /update_weight_version", UPDATE.resume)
+INSIDE = ["heard plugin prepare", f"sent {VLLM_LOAD}", f"heard {VLLM_LOAD}"]
 
 
-@pytest.fixture(scope="session", params=["vllm"])
+@pytest.fixture(scope="session", params=["vllm", "vllm-plugged"])
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -36,7 +36,15 @@ def kind(request: pytest.FixtureRequest) -> str:
 class VllmStage(Stage):
     """A vLLM, a root, and services that die on it."""
 
+    update = Calls(VLLM_CALLS, VLLM_LOAD)
     subject: VllmSubject
+
+    @property
+    def points(self) -> list[str]:
+        """Where services die on it."""
+        if self.subject.root is not None:
+            return INSIDE
+        return list(points.taken(each for each in self.update.points if "POST" in each))
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -57,7 +65,8 @@ def stage(kind: str, one_vllm: OneVllm, vllm_models: Path, tmp_path: Path) -> Ge
     models = [vllm_models / name for name in ("model_a", "model_b")]
     with httpx.Client(timeout=PATIENCE, trust_env=False) as http:
         stage = VllmStage(tmp_path, server, models, [], http)
-        stage.subject = VllmSubject(server, vllm_models)
+        stage.subject = one_vllm.subject(kind)
+        stage.root = stage.subject.root or stage.root
         stage.answers = asyncio.run(_answers(stage.subject))
         yield stage
 
@@ -75,7 +84,7 @@ async def _answers(subject: VllmSubject) -> list[list[int]]:
 def test_kill_9_at_every_call_of_an_update_of_a_vllm(stage: VllmStage) -> None:
     died: list[str] = []
     with Nursery(stage.folder, stage.settings) as nursery:
-        for point in points.taken(f"{when} {call}" for call in CALLS for when in ("before", "sent", "heard")):
+        for point in stage.points:
             service = nursery.bring_up(die_on=point)
             if not died:
                 stage.publish()
@@ -87,7 +96,7 @@ def test_kill_9_at_every_call_of_an_update_of_a_vllm(stage: VllmStage) -> None:
             nursery.bury()
             died.append(point)
             remains = Remains.of(stage.state)
-            remains.check(service.effects, version, UPDATE)
+            remains.check(service.effects, version, stage.update)
             service = nursery.bring_up()
             assert stage.announce(service)
             stage.check_whole(service)

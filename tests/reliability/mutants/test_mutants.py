@@ -247,6 +247,34 @@ MUTANTS = [
         '            return Untouched(f"the load failed, and what it left',
         "tests/unit/engine/test_vllm_extension_answers.py",
     ),
+    Mutant(
+        "repairs a vLLM as an SGLang after a start",
+        "service/refitd/engine/connect.py",
+        "        if not self._was_reached:",
+        "        if False:",
+        "tests/unit/engine/test_engine_kinds.py",
+    ),
+    Mutant(
+        "waits for the answer of a vLLM whose engine has died",
+        "service/refitd/engine/vllm/watched.py",
+        "            if isinstance(seen, Reply) and seen.status == 503 and not seen.text:",
+        "            if False:",
+        "tests/unit/engine/test_vllm_watched.py --timeout 20",
+    ),
+    Mutant(
+        "takes a proxy's word that a vLLM has died",
+        "service/refitd/engine/vllm/watched.py",
+        " and seen.status == 503 and not seen.text:",
+        " and seen.status == 503:",
+        "tests/unit/engine/test_vllm_watched.py",
+    ),
+    Mutant(
+        "takes one refused connection for a vLLM's end",
+        "service/refitd/engine/vllm/watched.py",
+        "REFUSALS = 3",
+        "REFUSALS = 1",
+        "tests/unit/engine/test_vllm_watched.py",
+    ),
 ]
 
 

@@ -67,6 +67,18 @@ async def test_the_adapter_whose_probe_reaches_the_server_speaks_to_it() -> None
     assert {name: (each.probes, each.resumes) for name, each in adapters.items()} == {"first": (1, 0), "second": (2, 1)}
 
 
+async def test_a_call_before_the_first_probe_goes_to_the_adapter_of_the_server_as_well() -> None:
+    """A service that was killed in mid-load repairs the engine before it probes it."""
+    server = {"is": "down"}
+    adapters, connect = fleet(server)
+    engine = connect(EngineSpec(url="http://a:1"))
+    await engine.resume()
+    server["is"] = "second"
+    await engine.resume()
+    await engine.resume()
+    assert {name: (each.probes, each.resumes) for name, each in adapters.items()} == {"first": (2, 1), "second": (2, 2)}
+
+
 async def test_a_server_that_another_kind_replaced_gets_its_adapter() -> None:
     server = {"is": "first"}
     adapters, connect = fleet(server)

@@ -27,7 +27,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from refitd.engine.dialing import Guard
-from refitd.engine.http import CallFailure, NoReply, Reply, Transport
+from refitd.engine.http import CallFailure, NoReply, Reply
 from refitd.engine.plugin.answers import fingerprint as answered_fingerprint
 from refitd.engine.plugin.client import PluginClient
 from refitd.engine.plugin.leading import Leads
@@ -54,6 +54,7 @@ from refitd.engine.vllm.info import Capabilities, ServerInfo, read_label, said
 from refitd.engine.vllm.loads import LoadedBefore, Loads
 from refitd.engine.vllm.obstacles import obstacles, stock_reason
 from refitd.engine.vllm.reply import Failed, Loaded, Unclear, Untouched, refusal, said_by_extension, what_happened
+from refitd.engine.vllm.watched import WatchedTransport
 
 PROBE_SECONDS = 5.0
 AHEAD_SECONDS = 60.0  # to prepare a version that may turn out to be bad; the caller may give up before
@@ -95,7 +96,7 @@ class VllmEngine:
             allow_dtype_cast: whether the engine may cast tensors to its own dtype.
             leads: the lease that the service asks the extension for; None for a reader that leads no engine.
         """
-        self._http = Transport(url, api_key=api_key, admin_key=admin_key, guard=guard)
+        self._http = WatchedTransport(url, api_key=api_key, admin_key=admin_key, guard=guard)
         self._mode = pause_mode if pause_mode in PAUSE_MODES else PAUSE_MODES[0]
         self._load_timeout = load_timeout
         self._several_ranks = several_ranks

@@ -22,13 +22,14 @@ from typing import Any
 
 from refitd.engine.adapters import PROBE_SECONDS, AdapterProof, ListedAdapter, NamedAdapters
 from refitd.engine.dialing import Guard
-from refitd.engine.http import NoReply, Reply, Transport
+from refitd.engine.http import NoReply, Reply
 from refitd.engine.port import ChangeCheck, Obstacle, Outcome, Reached, Refit, Target, Unreached
 from refitd.engine.vllm import access, proof
 from refitd.engine.vllm.calls import ask_how_started, empty_caches
 from refitd.engine.vllm.contents import read_trial
 from refitd.engine.vllm.info import LORA, Capabilities, Label, ServerInfo, read_label, said
 from refitd.engine.vllm.obstacles import adapter_obstacles, lacking_for_adapters
+from refitd.engine.vllm.watched import WatchedTransport
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class VllmAdapters(NamedAdapters):
         guard: Guard | None = None,
         several_ranks: bool = False,
     ) -> None:
-        http = Transport(url, api_key=api_key, admin_key=admin_key, guard=guard)
+        http = WatchedTransport(url, api_key=api_key, admin_key=admin_key, guard=guard)
         super().__init__(http, name=name, keep=keep, load_timeout=load_timeout)
         self._several_ranks = several_ranks
         self._known: _Known | None = None

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from refitd.engine.http import NoReply, Reply, Transport
+from refitd.engine.http import CallFailure, NoReply, Reply, Transport
 from refitd.engine.port import never_change
 from refitd.engine.vllm.calls import CALL_SECONDS
 from refitd.engine.vllm.reply import CONTROL, Failed, Loaded, Loading, Unclear, Untouched, not_aligned, what_happened
@@ -53,7 +53,7 @@ class Loads:
             return None
         reply = await self._http.get("/weight_info", self._within)
         if isinstance(reply, NoReply):
-            return f"a load may still be running: {reply.reason}"
+            return reply.reason if reply.lost is CallFailure.DIED else f"a load may still be running: {reply.reason}"
         self._running = False
         return None
 
@@ -87,7 +87,7 @@ class Loads:
         """Have refitd's extension load a version; the extension itself sees to what was left behind."""
         self._running = True
         reply = await self._call("refitd_update", path=path)
-        self._running = isinstance(reply, NoReply)
+        self._running = isinstance(reply, NoReply) and reply.lost is not CallFailure.DIED
         return reply
 
     async def _once(self, path: str, ranks: int) -> Loading:

@@ -77,6 +77,8 @@ def what_happened(reply: Reply | NoReply, ranks: int) -> Loading:
     if isinstance(reply, NoReply):
         if reply.lost is CallFailure.NEVER_SENT:
             return Untouched(reply.reason, reachable=False)
+        if reply.lost is CallFailure.DIED:
+            return Unclear(reply.reason)
         return Unclear(f"{reply.reason}: it may have loaded, in part or in full", running=True)
     if reply.status in _NOT_DONE:
         return Untouched(_NOT_DONE[reply.status])

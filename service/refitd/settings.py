@@ -335,6 +335,7 @@ class Settings(BaseSettings):
             admin_key=self.engine_admin_key_file,
             lora=self.lora,
             lora_keep=self.lora_keep,
+            path_map=self.path_map,
             vllm_stock_ranks=self.vllm_stock_ranks,
         )
 

@@ -107,7 +107,10 @@ def plan(
             "the rest begins again at the first, as AReaL's local launcher does",
         )
     if plugin is None and not now.plugin and hinders_handover(replace(now, plugin=True)) is None:
-        assumptions.append("SGLang has no plugin of refitd's: the two are not together in this environment (--plugin)")
+        engine = ENGINE_NAMES[wanted.engine]
+        assumptions.append(
+            f"{engine} has no plugin of refitd's: the two are not together in this environment (--plugin)"
+        )
     if rule.transport is WeightTransport.HANDOVER:
         assumptions.append("the service goes by --strategy all: engines that go in turns get the files")
     if shape is not None:

@@ -55,10 +55,15 @@ class Channel:
         self.name = socket_name(rank, os.getpid(), secrets.token_hex(4))
         self._handle = handle
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._listens = threading.Event()
 
     def open(self) -> None:
         """Start to listen, now or as soon as the root has the service's folder."""
         threading.Thread(target=self._run, name="refitd-channel", daemon=True).start()
+
+    def is_open(self, within: float) -> bool:
+        """Whether it listens. Waits for that so many seconds."""
+        return self._listens.wait(within)
 
     def _run(self) -> None:
         while True:
@@ -77,9 +82,11 @@ class Channel:
                 listener.bind(f"/proc/self/fd/{folder}/{self.name}")  # a socket's own path may have 107 bytes only
                 os.chmod(self.name, 0o660, dir_fd=folder)
                 listener.listen(MAX_CONNECTIONS)
+                self._listens.set()
                 while True:
                     self._accept(listener)
             finally:
+                self._listens.clear()
                 with suppress(OSError):
                     os.unlink(self.name, dir_fd=folder)
                 os.close(folder)

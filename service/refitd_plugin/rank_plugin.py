@@ -16,6 +16,7 @@ from refitd_plugin.settings import PluginSettings
 from refitd_plugin.source import place_of
 
 logger = logging.getLogger("refitd_plugin")
+_OPENING_SECONDS = 2.0  # for a thread to begin and a socket to be made; the engine computes nothing meanwhile
 
 
 def plugin_release() -> str:
@@ -31,7 +32,7 @@ class RankPlugin:
 
     def __init__(self, process: EngineProcess, settings: PluginSettings) -> None:
         """Open the channel, where the settings name the root. Otherwise the first update does."""
-        self._process, self._settings = process, settings
+        self.process, self._settings = process, settings
         self._channel: Channel | None = None
         self.aside = process.aside()
         self.engine: RankEngine | None = None
@@ -56,11 +57,24 @@ class RankPlugin:
         logger.info("refitd: %s", answer.log_line)
         return replace(answer, plugin=plugin_release())
 
+    def open(self, root: Path) -> str | None:
+        """Open the channel, unless it is open; why the service cannot have this rank load, None where it can.
+
+        Args:
+            root: refitd's root, where the settings do not name it.
+        """
+        place = root if self._channel is None else self._channel.root
+        if not (place / SERVICE_FOLDER).is_dir():
+            return f"this server sees no root of refitd at {place}: mount it there, or set the variable that names it"
+        self._open_channel(place)
+        opened = self._channel is not None and self._channel.is_open(_OPENING_SECONDS)
+        return self.aside if opened else f"it could not make its socket in {place}: the log of this server says why"
+
     def _open_channel(self, root: Path | None) -> None:
         """Open it once, when the root is known."""
         if self._channel is None and root is not None:
             if self.engine is not None:
                 self.engine.root = root
-            handler = RequestHandler(root, self._process, self.engine, self.aside, plugin_release())
-            self._channel = Channel(root, self._process.rank, handler.handle)
+            handler = RequestHandler(root, self.process, self.engine, self.aside, plugin_release())
+            self._channel = Channel(root, self.process.rank, handler.handle)
             self._channel.open()

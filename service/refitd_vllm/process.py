@@ -17,9 +17,9 @@ class VllmProcess:
 
     def __init__(self, worker: Any) -> None:
         self._worker = worker
-        # As at the load of the model: an engine core that holds the worker itself draws another afterwards, and the
-        # server names this one.
-        self._instance = str(worker.vllm_config.instance_id)
+        # The number by which the server names itself. This is right at the load of the model: an engine core that holds
+        # the worker itself draws another afterwards. A plugin that is made later is told it.
+        self.instance = str(worker.vllm_config.instance_id)
         self._feed: TensorFeed | None = None
 
     @property
@@ -43,7 +43,7 @@ class VllmProcess:
     @property
     def seed(self) -> int | None:
         """See `EngineProcess`. vLLM's seed is 0 where none is given; its `instance_id` is another at each start."""
-        return int(self._instance) if self._instance.isdecimal() else None
+        return int(self.instance) if self.instance.isdecimal() else None
 
     @property
     def rank(self) -> int:

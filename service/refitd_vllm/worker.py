@@ -5,6 +5,7 @@ those of the next call.
 """
 
 import logging
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,13 +17,18 @@ _PLUGINS: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 class Worker:
     """Mixed into vLLM's worker class. vLLM refuses a class that has a name of its worker's."""
 
-    def refitd_open(self) -> dict[str, Any]:
-        """Say what is here, and open the channel where the root is known."""
+    def refitd_open(self, instance: str = "", root: str = "") -> dict[str, Any]:
+        """Open the channel, where that is not done when the model is loaded; why refitd does not load, if so.
+
+        Args:
+            instance: the number by which the server names itself (`instance_id` of its configuration).
+            root: refitd's root as this process sees it, for a server that was started without REFITD_VLLM_ROOT.
+        """
         try:
-            rank = plugin_of(self)
+            reason = _opened(self, instance, root)
         except Exception as error:
             return _failed(error)
-        return {"ok": rank.aside is None, "reason": rank.aside or ""}
+        return {"ok": reason is None, "reason": reason or ""}
 
     def refitd_update(self, path: str) -> dict[str, Any]:
         """Carry out an update to the version in a folder; what each rank answers is the engine's answer.
@@ -47,6 +53,16 @@ def plugin_of(worker: Any) -> Any:
             logger.warning("refitd stands aside, updates are vLLM's own: %s", rank.aside)
         _PLUGINS[worker] = rank
     return _PLUGINS[worker]
+
+
+def _opened(worker: Any, instance: str, root: str) -> str | None:
+    from refitd_plugin.settings import read_settings
+
+    if not read_settings(_SETTINGS).on:
+        return f"it is switched off ({_SETTINGS}=off)"
+    rank = plugin_of(worker)
+    rank.process.instance = instance or rank.process.instance
+    return rank.open(Path(root)) if root else rank.aside
 
 
 def _updated(worker: Any, path: str) -> dict[str, Any]:

@@ -27,6 +27,7 @@ KIT = REPOSITORY / "tests/vllm"
 FAULTS = "support.vllm_faults:register"
 WIDTH = 128  # of the models: vLLM's attention on the CPU takes heads of 32 elements and more
 _TWO = ["--tensor-parallel-size", "2"]
+BY_CLASS = ["--worker-extension-cls", "refitd_vllm.Worker"]
 _IN_PLACE = {"UNPACKED": "1"}  # linear layers are not repacked, as on a GPU: loads are copies that are learned
 # How each kind is started.
 STARTED: dict[str, tuple[list[str], dict[str, str]]] = {
@@ -36,6 +37,8 @@ STARTED: dict[str, tuple[list[str], dict[str, str]]] = {
     "vllm-plugged-two-ranks": (_TWO, {"BIND": "0|1"} | _IN_PLACE),
     "vllm-plugged-in-place": ([], _IN_PLACE),
     "vllm-plugged-two-ranks-repacked": (_TWO, {"BIND": "0|1"}),
+    "vllm-plugged-by-class": (BY_CLASS, {}),
+    "vllm-plugged-by-class-two-ranks": ([*_TWO, *BY_CLASS], {"BIND": "0|1"} | _IN_PLACE),
 }
 
 
@@ -99,7 +102,10 @@ class VllmServer(EngineServer):
 
 
 class PluggedVllm(VllmServer):
-    """A vLLM as if refitd were installed in its environment, with a plugin of the tests that makes loads fail."""
+    """A vLLM as if refitd were installed in its environment, with a plugin of the tests that makes loads fail.
+
+    One that names refitd's class has no plugin of refitd, and no variable that names the root.
+    """
 
     name = "vllm-plugged"
 
@@ -108,7 +114,9 @@ class PluggedVllm(VllmServer):
         self.root = root
         self._fault = folder / "fault"
         self._site = folder / "site"
-        for name, entry in (("refitd", "refitd_vllm.plugin:register"), ("refitd-faults", FAULTS)):
+        entries = {"refitd": "refitd_vllm.plugin:register", "refitd-faults": FAULTS}
+        self._by_class = BY_CLASS[0] in flags
+        for name, entry in () if self._by_class else entries.items():
             info = self._site / f"{name.replace('-', '_')}-0.1.0.dist-info"
             info.mkdir(parents=True, exist_ok=True)
             (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1.0\n")
@@ -117,8 +125,8 @@ class PluggedVllm(VllmServer):
     def environment(self) -> dict[str, str]:
         folders = [self._site, *(REPOSITORY / name for name in ("client", "service", "tests"))]
         path = os.pathsep.join(str(folder) for folder in folders)
-        mine = {"PYTHONPATH": path, "FAULT_FILE": str(self._fault), "REFITD_VLLM_ROOT": str(self.root)}
-        return super().environment() | mine
+        mine = {"PYTHONPATH": path, "FAULT_FILE": str(self._fault)}
+        return super().environment() | mine | ({} if self._by_class else {"REFITD_VLLM_ROOT": str(self.root)})
 
     def fail(self, after: int, rank: int = 0) -> None:
         """Let the next load of a rank fail after so many tensors."""

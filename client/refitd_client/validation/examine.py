@@ -270,7 +270,7 @@ class _Examination:
             with self._folder.open(name, self._listing[name]) as fd:
                 return read(fd, self._listing[name].size)
         except TornFileError as error:
-            text = f"{shown(name)}: {error}: it is still being written, or its writing was cut off"
+            text = f"{shown(name)}: {error}: it is not written to its end"
             self._faults.append(Defect(Code.TORN_FILE, text))
         except HeaderRefusedError as error:
             text = f"{shown(name)}: {error}: write it with the safetensors library"

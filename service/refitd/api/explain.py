@@ -189,7 +189,7 @@ def explain_engine(engine: EngineRecord, store: Store, targets: Targets) -> list
 
 def _its_server(engine: EngineRecord) -> list[str]:
     """Say what its server is, what proves its contents, and what carries out its loads."""
-    sentences = [f"It is {engine.what_it_is}."] if engine.what_it_is else []
+    sentences = [f"It {engine.what_it_is}."] if engine.what_it_is else []
     if engine.plugin is not None or engine.stock_reason is not None:
         sentences.append(f"It {engine.how_it_loads}.")
     return sentences

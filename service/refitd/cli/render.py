@@ -10,6 +10,7 @@ from typing import assert_never
 from rich.text import Text
 
 from refitd.cli.table import Table
+from refitd.engine.port import NOT_COMPARED
 from refitd.text import clean, size_of, spoken
 from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import EngineState, Standing, VersionState, WaitOutcome
@@ -158,7 +159,7 @@ def engines_table(engines: Iterable[Engine], targets: Mapping[str, Version], now
             engine_state(engine),
             step(engine),
             steps_behind(engine, targets.get(engine.run or "")),
-            *((server_of(engine), cell((engine.proof or "").partition(" ")[0])) if others else ()),
+            *((server_of(engine), proof_of(engine)) if others else ()),
             *((how_it_loads(engine),) if looked else ()),
             words=cell(why_there(engine, now)),
         )
@@ -210,6 +211,12 @@ def several_kinds(engines: Iterable[Engine]) -> bool:
 def server_of(engine: Engine) -> Text:
     """What its server is, with its release."""
     return cell(f"{engine.server or ''} {engine.server_version or ''}".strip())
+
+
+def proof_of(engine: Engine) -> Text:
+    """What proves what it serves, in a word; `refitd explain` has the sentence."""
+    word = (engine.proof or "").partition(" ")[0]
+    return cell("recorded" if NOT_COMPARED in (engine.proof or "") else word)
 
 
 def how_it_loads(engine: Engine) -> str:

@@ -52,7 +52,8 @@ def connector(
 
     def connect(spec: EngineSpec) -> EnginePort:
         keys = key_files(access, spec, is_named)
-        server = EngineServer(url=spec.url, **keys, guard=guard, leads=leads, access=access)
+        root = spec.root or access.path_map or str(access.root)
+        server = EngineServer(url=spec.url, **keys, guard=guard, leads=leads, root=root, access=access)
         adapters = [kind.connect(server) for kind in kinds if spec.engine in {None, kind.name}]
         return adapters[0] if len(adapters) == 1 else ProbedEngine(adapters)
 
@@ -68,7 +69,7 @@ class ProbedEngine:
     def __init__(self, adapters: Sequence[EnginePort]) -> None:
         self._adapters = adapters
         self._picked = adapters[0]
-        self._was_reached = False
+        self._was_reached = False  # the picked one: what others say of its server is of no use while it is away
 
     async def probe(self) -> Reached | Unreached:
         """See `EnginePort`."""
@@ -85,6 +86,8 @@ class ProbedEngine:
         for answer in answers:
             if isinstance(answer, Unreached) and answer.recognised:
                 return answer
+        if self._was_reached or seen.recognised:
+            return seen
         reasons = [seen.reason, *(answer.reason for answer in answers if isinstance(answer, Unreached))]
         return Unreached(reason="; ".join(dict.fromkeys(reasons)), advice=seen.advice)
 

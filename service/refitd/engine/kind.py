@@ -22,6 +22,7 @@ class EngineAccess:
         admin_key: file with the default key for changes; None where engines want none.
         lora: name of the adapter that engines get in place of a model; None for models.
         lora_keep: how many versions of an adapter stay loaded.
+        path_map: where engines see the root; None where they see it as the service does.
         vllm_stock_ranks: whether a vLLM server without refitd's extension is updated where several processes hold its
             weights.
     """
@@ -34,6 +35,7 @@ class EngineAccess:
     admin_key: Path | None = None
     lora: str | None = None
     lora_keep: int = 1
+    path_map: str | None = None
     vllm_stock_ranks: bool = False
 
 
@@ -47,6 +49,7 @@ class EngineServer:
         admin_key: file with its key for changes; None where it wants none.
         guard: says which addresses may be called.
         leads: the lease that the service asks plugins for; None for a reader that leads no engine.
+        root: where the server sees the root.
         access: how all engines are driven.
     """
 
@@ -55,6 +58,7 @@ class EngineServer:
     admin_key: Path | None
     guard: Guard
     leads: Leads | None
+    root: str
     access: EngineAccess
 
 

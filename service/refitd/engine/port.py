@@ -220,6 +220,7 @@ class Refit:
     `needs_full`: it is a NACK of a delta that is good, and that cannot be written into what the engine holds; `led`: it
     is one because another service leads the engine. `overwritten`: it is TAINTED because another writer loaded
     something at the same time, which says nothing against the version. `may_read` as in `Reached`, after an ACK.
+    `recorded`: no clean load of the version was on record, so that its fingerprint was compared with none.
     """
 
     outcome: Outcome
@@ -229,6 +230,7 @@ class Refit:
     needs_full: bool = False
     led: bool = False
     overwritten: bool = False
+    recorded: bool = False
     may_read: tuple[str, ...] = ()
     timings: dict[str, float] = field(default_factory=dict[str, float])
 
@@ -286,6 +288,7 @@ BY_PLUGIN = "plugin:"
 """The prefix of fingerprints that refitd's plugin computes; the others are made of what the server itself tells."""
 CHECKED = "vllm:"
 ANSWERED = "vllm-answers:"
+NOT_COMPARED = "recorded, not yet compared"
 _PROOFS = {
     BY_PLUGIN: "fingerprints of refitd's plugin",
     ANSWERED: "answers to a fixed prompt",
@@ -294,11 +297,18 @@ _PROOFS = {
 }
 
 
-def proof_by(fingerprint: str | None) -> str | None:
-    """What proves contents that have this fingerprint, for people; None where nothing does."""
+def proof_by(fingerprint: str | None, *, recorded: bool = False) -> str | None:
+    """What proves contents that have this fingerprint, for people; None where nothing does.
+
+    `recorded`: it is the first of its version. The plugin holds its own against the version's files, and so proves them
+    all the same; any other will prove later loads, and proves nothing of this one.
+    """
     if fingerprint is None:
         return None
-    return next((proof for prefix, proof in _PROOFS.items() if fingerprint.startswith(prefix)), None)
+    proof = next((proof for prefix, proof in _PROOFS.items() if fingerprint.startswith(prefix)), None)
+    if proof is None or not recorded or fingerprint.startswith(BY_PLUGIN):
+        return proof
+    return f"{proof} ({NOT_COMPARED})"
 
 
 def comparable(some: str, other: str | None) -> bool:

@@ -69,13 +69,17 @@ def after_probe(
         loads_whole=seen.loader is not None and seen.loader.whole,
     )
     if not engine.known:
-        # Contents stay unknown. One that was given up is tried again when something has happened to it: it was away, or
-        # it names another model than before. That it names its start-up model proves nothing: a failed load changes no
-        # name.
-        if engine.state is EngineState.QUARANTINED and not moved:
+        # Contents stay unknown. One that was given up is tried again when something has happened to it: it was away or
+        # restarted, or it names another model than before. That it names its start-up model proves nothing: a failed
+        # load changes no name.
+        restarted = seen.process.is_as(before.process) is False
+        if engine.state is EngineState.QUARANTINED and not moved and not restarted:
             return engine
-        if engine.state in {EngineState.QUARANTINED, EngineState.UNREACHABLE}:
-            engine = forgiven(replace(engine, taints=0))
+        if restarted or engine.state in {EngineState.QUARANTINED, EngineState.UNREACHABLE}:
+            # Why it was given up or did not answer is over.
+            since = "it was restarted since" if restarted else "it has answered again since"
+            reason = f"a load left its contents unknown, and {since}: it is loaded again"
+            engine = forgiven(replace(engine, taints=0, reason=reason))
         return replace(engine, state=EngineState.TAINTED)
     named, named_before = (seen.model_path, seen.weight_version), (before.model_path, before.weight_version)
     if engine.serving is not None and (expected is None or named != (expected.path, expected.label)):
@@ -100,7 +104,8 @@ def compared(engine: EngineRecord, recorded: str | None, found: str | None, targ
         target: the id of the version that the engine should serve.
     """
     if recorded is None or found == recorded:  # where there is a record, an answer that is lost proves nothing
-        return replace(engine, proof=proof_by(recorded))
+        first = proof_by(recorded, recorded=True)  # where this engine gave the record, it agrees with itself
+        return replace(engine, proof=first if engine.proof == first else proof_by(recorded))
     reason = f"its contents are not those of {engine.serving}, whatever its label says"
     return standing(replace(engine, serving=None, reason=reason), target)
 
@@ -133,7 +138,7 @@ def after_refit(engine: EngineRecord, version: str, refit: Refit, now: float) ->
                 # One that does not answer a resume may be gone: another process could be resumed in its place.
                 state=EngineState.IN_SYNC if refit.resumed else EngineState.PROBING,
                 serving=version,
-                proof=proof_by(refit.fingerprint),
+                proof=proof_by(refit.fingerprint, recorded=refit.recorded),
                 may_read=refit.may_read,
                 held=None,
                 known=True,

@@ -332,7 +332,8 @@ class Loads:
                 self._store.put_engine(verifying, "VERIFYING: has loaded")
 
         try:
-            return await self._engine.refit(target, on_stage)
+            refit = await self._engine.refit(target, on_stage)
+            return replace(refit, recorded=target.fingerprint is None)
         except asyncio.CancelledError:
             refit = Refit(outcome=Outcome.TAINTED, resumed=False, reason="the service was stopped in mid-update")
             self._close(before, version, refit, attempt)

@@ -146,12 +146,16 @@ class EngineRecord:
 
     @property
     def what_it_is(self) -> str:
-        """Its server and release, whether refitd is inside, and what proves its contents; "" until it was reached."""
+        """Its server and release, whether refitd is inside, and what proves its contents: a sentence without a subject.
+
+        "" until it was reached. One that does not answer may be another by now.
+        """
         if not self.server:
             return ""
         kind = "stock" if self.plugin is None else f"with refitd {self.plugin} inside"
         proof = "" if self.serving is None else f"; proof of what it serves: {self.proof or 'none'}"
-        return f"{self.server} {self.release or 'of an unknown release'}, {kind}{proof}"
+        told = f"{self.server} {self.release or 'of an unknown release'}, {kind}{proof}"
+        return f"was {told}, when it was last reached" if self.state is EngineState.UNREACHABLE else f"is {told}"
 
     @property
     def how_it_loads(self) -> str:
@@ -159,7 +163,9 @@ class EngineRecord:
         if self.plugin is not None:
             how = "" if self.through_loader is None else f", {self.what_is_slow}"
             return f"loads through refitd's plugin {self.plugin}{how}"
-        return f"loads as {self.server} does by itself: {self.stock_reason or 'it was not asked for a plugin yet'}"
+        if not self.server:
+            return "has not said yet what carries out its loads"
+        return f"loads as {self.server} does by itself" + (f": {self.stock_reason}" if self.stock_reason else "")
 
 
 NOT_SENT = "NOT_SENT"  # the outcome of an attempt that the engine was never told to load

@@ -14,13 +14,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from refitd.engine.http import Reply as HttpReply
+from refitd.engine.load_reply import Loaded, Unclear
 from refitd.engine.plugin.rank_group import read_handshake
 from refitd.engine.port import Reached, Unreached
 from refitd.engine.sglang.adapter import SglangEngine
-from refitd.engine.vllm.contents import Answer as Scores
-from refitd.engine.vllm.contents import Digests, agree, fingerprint, read_digests, read_trial
+from refitd.engine.vllm.contents import Digests, Scores, agree, fingerprint, read_digests, read_trial
 from refitd.engine.vllm.info import read_label, read_release, read_server_info
-from refitd.engine.vllm.reply import Failed, Loaded, Unclear, not_aligned, said_by_extension, what_happened
+from refitd.engine.vllm.reply import Failed, not_aligned, said_by_extension, what_happened
 from refitd_client.contract.plugin import MAX_LINE, Answer, Handshake, PluginRequest, UpdateOutcome
 from refitd_client.transport.ipc.offer import (
     DevicePlace,

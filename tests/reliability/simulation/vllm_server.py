@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 from refitd.engine.http import Reply
 from refitd.engine.vllm.adapter import VllmEngine
 from refitd.engine.vllm.contents import PROMPT
-from refitd.engine.vllm.loads import Loads
+from refitd.engine.vllm.loads import ProcessLoads
 from refitd_client.contract.plugin import Answer, UpdateOutcome
 from support.scripted_vllm import DEAD, OF_NOTHING, POSTED, SHAPE, config
 
@@ -57,7 +57,7 @@ class _Engine(VllmEngine):
         if server.plugged:
             self._plugin = SimBeside(server, alive)
         self._http: Any = SimTransport(server, alive)
-        self._loads = Loads(self._http, LOAD_TIMEOUT)
+        self._loads = ProcessLoads(self._http, LOAD_TIMEOUT)
 
 
 @dataclass

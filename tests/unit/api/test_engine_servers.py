@@ -1,5 +1,6 @@
 """API, commands, metrics and doctor say what an engine's server is, and what proves the version that it serves."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from support.records import engine
 from support.services import serving
 from support.stand_in_service import make_engine
 
+PROOF = "fingerprints of refitd's plugin"
 VLLM = {"server": "vLLM", "server_version": "0.32.0", "stock_reason": "no plugin speaks for it"}
 
 
@@ -28,14 +30,14 @@ def as_text(shown: object) -> str:
 async def test_the_api_explain_and_metrics_say_vllm_and_what_proves_what_it_serves(tmp_path: Path) -> None:
     async with serving(tmp_path, names=("a", "b")) as stage:
         vllm = stage.engines["a"]
-        vllm.server, vllm.release, vllm.proof = "vLLM", "0.32.0", "vllm:xxh3:"
+        vllm.server, vllm.release, vllm.proof = "vLLM", "0.32.0", "plugin:xxh3:"
         await stage.served(1)
         listed = {each["id"]: each for each in (await stage.http.get("/v1/engines")).json()["items"]}
         told = {name: (await stage.http.get(f"/v1/explain/{name}")).json()["sentences"] for name in ("a:1", "b:1")}
         text = (await stage.http.get("/metrics")).text
     shown = {name: [each[key] for key in ("server", "server_version", "proof")] for name, each in listed.items()}
-    assert shown == {"a:1": ["vLLM", "0.32.0", "digests of parameters"], "b:1": ["SGLang", "0.5.23", None]}
-    assert "It is vLLM 0.32.0, stock; proof of what it serves: digests of parameters." in told["a:1"]
+    assert shown == {"a:1": ["vLLM", "0.32.0", PROOF], "b:1": ["SGLang", "0.5.23", None]}
+    assert f"It is vLLM 0.32.0, stock; proof of what it serves: {PROOF}." in told["a:1"]
     assert "It is SGLang 0.5.23, stock; proof of what it serves: none." in told["b:1"]
     labels = {
         sample.labels["engine"]: sample.labels
@@ -43,8 +45,23 @@ async def test_the_api_explain_and_metrics_say_vllm_and_what_proves_what_it_serv
         for sample in family.samples
         if sample.name == "refitd_engine_info"
     }
-    expected = {"server": "vLLM", "release": "0.32.0", "plugin": "", "proof": "digests of parameters"}
+    expected = {"server": "vLLM", "release": "0.32.0", "plugin": "", "proof": PROOF}
     assert labels["a:1"] == {"run": "run", "engine": "a:1"} | expected
+
+
+async def test_what_the_first_load_of_a_version_has_recorded_proves_later_loads_and_not_that_one(
+    tmp_path: Path,
+) -> None:
+    """One engine after the other: the first has nothing that its answers could be compared with."""
+    async with serving(tmp_path, names=("a", "b"), strategy="rolling") as stage:
+        for vllm in stage.engines.values():
+            vllm.server, vllm.release, vllm.proof = "vLLM", "0.32.0", "vllm-answers:"
+        await stage.served(1)
+        listed = {each["id"]: each["proof"] for each in (await stage.http.get("/v1/engines")).json()["items"]}
+        told = [(await stage.http.get(f"/v1/explain/{name}")).json()["sentences"] for name in ("a:1", "b:1")]
+    first = "answers to a fixed prompt (recorded, not yet compared)"
+    assert sorted(listed.values()) == ["answers to a fixed prompt", first]
+    assert sum(f"It is vLLM 0.32.0, stock; proof of what it serves: {first}." in each for each in told) == 1
 
 
 def test_tables_say_the_server_where_one_is_not_sglang() -> None:
@@ -58,10 +75,25 @@ def test_tables_say_the_server_where_one_is_not_sglang() -> None:
         strict=True,
     ):
         assert all(word in row for word in words), listed
+    first = make_engine("a", **VLLM, proof=proof_by("vllm-answers:-:-1.0", recorded=True))
+    assert "recorded" in as_text(render.engines_table([first], {})).splitlines()[2]
     assert "SERVER" not in as_text(render.engines_table([sglang, make_engine("d")], {}))
     live = as_text(top._engines([stock, sglang], 8, "2026-11-23T00:00:00Z"))  # pyright: ignore[reportPrivateUsage]
     assert "vLLM 0.32.0" in live
     assert "SERVER" not in as_text(top._engines([sglang], 8, "2026-11-23T00:00:00Z"))  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_stock_server_in_which_no_plugin_is_looked_for_is_said_to_load_by_itself() -> None:
+    """As with adapters, which are the server's own."""
+    told = engine(server="vLLM", release="0.32.0")
+    assert told.how_it_loads == "loads as vLLM does by itself"
+    (found,) = judge_service_engines([make_engine(server="vLLM", server_version="0.32.0")])
+    assert found.text.endswith("its loads are vLLM's own")
+
+
+def test_what_was_known_of_a_server_that_does_not_answer_is_said_in_the_past() -> None:
+    gone = engine(server="vLLM", release="0.32.0", state=EngineState.UNREACHABLE)
+    assert gone.what_it_is == "was vLLM 0.32.0, stock, when it was last reached"
 
 
 def test_doctor_repeats_what_the_service_says_of_a_vllm_server() -> None:
@@ -87,5 +119,7 @@ def test_each_kind_of_fingerprint_has_words(fingerprint: str | None, proof: str 
 def test_an_engine_that_was_away_has_the_proof_of_the_record_that_it_agrees_with() -> None:
     away = engine(serving="run~v000001", state=EngineState.IN_SYNC)
     assert compared(away, "vllm:xxh3:1", "vllm:xxh3:1", None).proof == "digests of parameters"
+    first = replace(away, proof=proof_by("vllm:xxh3:1", recorded=True))
+    assert compared(first, "vllm:xxh3:1", "vllm:xxh3:1", None) == first, "it agrees with what it has recorded itself"
     assert compared(away, None, "vllm:xxh3:1", None).proof is None
     assert compared(away, "vllm:xxh3:1", None, None).serving is None

@@ -9,7 +9,6 @@ import pytest
 from refitd.engine.vllm.info import NEEDED
 from support.checkpoints import publish, tensors, write_model
 from support.command_line import refitd
-from support.scripted_server import answer
 from support.scripted_vllm import ScriptedVllm, config, scripted_vllm
 
 WEIGHTS = frozenset({*NEEDED, "/weight_info", "/server_info", "/is_paused"})
@@ -26,7 +25,6 @@ def job(tmp_path: Path) -> list[str]:
 
 def found(job: list[str], vllm: ScriptedVllm, *flags: str) -> dict[tuple[str, str], dict[str, Any]]:
     """What doctor says of the engine, by check and verdict."""
-    vllm.on("/collective_rpc", *[answer(400, {"error": {"message": "Missing 'method'"}})] * 4)
     run = refitd("doctor", *job, "--engine", vllm.url, *flags, "--json")
     listed = json.loads(run.stdout)["findings"]
     return {(each["check"], each["verdict"]): each for each in listed if each["subject"] in vllm.url}
@@ -101,6 +99,14 @@ def test_ranks_that_the_operator_allows_are_in_nothing_s_way(job: list[str]) -> 
     with scripted_vllm(told=config(tensor_parallel_size=2)) as vllm:
         said = found(job, vllm, "--vllm-stock-ranks")
     assert not any(check == "updates" for check, _ in said)
+
+
+def test_a_server_of_adapters_is_not_told_to_take_refitd_inside_which_would_stand_aside(job: list[str]) -> None:
+    told = changed("model_config")
+    told["vllm_config"]["lora_config"] = {"max_loras": 1}
+    with scripted_vllm(told=told) as vllm:
+        said = found(job, vllm, "--lora", "actor")["plugin", "ok"]
+    assert said["text"] == "its loads are vLLM's own"
 
 
 def test_an_extension_whose_channel_is_not_in_the_root_wants_the_root(job: list[str]) -> None:

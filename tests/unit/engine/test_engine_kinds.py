@@ -1,5 +1,6 @@
 """Which adapter speaks to an engine: the one of the kind that the operator says, or whose probe reaches it."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +13,8 @@ from refitd.engine.kind import EngineAccess, EngineKind, EngineServer
 from refitd.engine.port import EnginePort, Reached, Unreached
 from refitd.engine.registry import KINDS, PAUSE_MODES
 from refitd.settings import Settings
+from support.scripted_server import Step, answer
+from support.scripted_vllm import DEAD, error, scripted_vllm
 
 ACCESS = EngineAccess(root=Path("/root"), load_timeout=1, pause_mode="auto")
 
@@ -104,6 +107,53 @@ async def test_what_the_adapter_says_that_recognises_the_server_counts() -> None
     _, connect = fleet({"is": "old second"})
     seen = await connect(EngineSpec(url="http://a:1")).probe()
     assert seen == Unreached(reason="too old", advice="install a newer one", recognised=True)
+
+
+async def test_of_a_server_that_was_reached_only_its_own_adapter_says_why_it_does_not_answer() -> None:
+    server = {"is": "second"}
+    _, connect = fleet(server)
+    engine = connect(EngineSpec(url="http://a:1"))
+    assert isinstance(await engine.probe(), Reached)
+    server["is"] = "in trouble"
+    seen = await engine.probe()
+    assert seen == Unreached(reason="no second")
+
+
+@pytest.mark.parametrize(
+    ("route", "reply", "reason"),
+    [
+        ("/weight_info", error(500, DEAD), "its engine has died: restart it"),
+        ("/server_info", answer(200, {"vllm_config": None}), "/server_info has another form"),
+    ],
+)
+async def test_a_vllm_that_cannot_be_driven_is_not_said_to_lack_the_routes_of_sglang(
+    route: str, reply: Step, reason: str
+) -> None:
+    with scripted_vllm(absent=frozenset({"/model_info", "/health"})) as vllm:
+        vllm.on(route, reply)
+        engine = connector(ACCESS, lambda *_: None, lambda _: True)(EngineSpec(url=vllm.url))
+        seen = await engine.probe()
+        await engine.aclose()
+    assert isinstance(seen, Unreached)
+    assert reason in seen.reason
+    assert "/model_info" not in seen.reason
+    assert "SGLang" not in seen.reason + seen.advice
+
+
+@pytest.mark.parametrize(
+    ("root", "path_map", "there"), [(None, None, "/root"), (None, "/mnt/all", "/mnt/all"), ("/one", "/mnt/all", "/one")]
+)
+def test_an_adapter_is_told_where_its_server_sees_the_root(root: str | None, path_map: str | None, there: str) -> None:
+    servers: list[EngineServer] = []
+
+    def connect(server: EngineServer) -> EnginePort:
+        servers.append(server)
+        return cast("EnginePort", Answering("one", {}))
+
+    kind = EngineKind(name="one", inside="", pause_modes=("abort",), programs="one", connect=connect)
+    access = replace(ACCESS, path_map=path_map)
+    connector(access, lambda *_: None, lambda _: True, kinds=[kind])(EngineSpec(url="http://a:1", root=root))
+    assert [server.root for server in servers] == [there]
 
 
 def test_the_adapter_of_a_kind_that_is_said_is_the_only_one() -> None:

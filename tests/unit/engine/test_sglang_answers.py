@@ -3,7 +3,8 @@
 import pytest
 
 from refitd.engine.http import Reply
-from refitd.engine.sglang.reply import FullyLoaded, Loading, NotFlushed, Unclear, Untouched, what_happened
+from refitd.engine.load_reply import Loaded, Unclear, Untouched
+from refitd.engine.sglang.reply import Loading, NotFlushed, what_happened
 from refitd_client.contract.plugin import MARK, Answer, UpdateOutcome
 
 NOT_FLUSHED = "Weights were updated, but the cache was not flushed because requests are still running or queued."
@@ -24,7 +25,7 @@ def happened(status: int, *said: str, ranks: int | None = None) -> Loading:
 
 
 def test_what_was_served_is_told_with_version_and_fingerprint() -> None:
-    assert happened(200, f"{SERVED} Weight version updated to 7.") == FullyLoaded(VERSION, "plugin:xxh3:1")
+    assert happened(200, f"{SERVED} Weight version updated to 7.") == Loaded(VERSION, "plugin:xxh3:1")
 
 
 def test_data_parallel_ranks_answer_in_any_order() -> None:
@@ -32,11 +33,11 @@ def test_data_parallel_ranks_answer_in_any_order() -> None:
     together = happened(200, some, other)
     assert together == happened(200, other, some)
     assert together != happened(200, some, some)
-    assert isinstance(together, FullyLoaded)
+    assert isinstance(together, Loaded)
 
 
 def test_contents_that_a_rank_does_not_tell_are_none() -> None:
-    assert happened(200, SERVED, answer(UpdateOutcome.SERVED, contents="")) == FullyLoaded(VERSION, None)
+    assert happened(200, SERVED, answer(UpdateOutcome.SERVED, contents="")) == Loaded(VERSION, None)
 
 
 @pytest.mark.parametrize("said", [[REFUSED], [RESTORED], [REFUSED, REFUSED], [REFUSED, RESTORED]])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from refitd.engine.http import CallFailure, NoReply, Reply
-from refitd.engine.sglang.info import ModelInfo, ServerInfo, read_model_info, read_server_info
+from refitd.engine.sglang.info import ModelInfo, SglangServerInfo, read_model_info, read_server_info
 
 URL = "http://e:30000"
 MODEL_INFO = {"model_path": "/root/v7", "tokenizer_path": "/m", "is_generation": True, "weight_version": "7"}
@@ -30,7 +30,7 @@ def test_a_server_without_labels_is_read_too() -> None:
 
 def test_how_it_was_started_is_read() -> None:
     info = read_server_info(ok(SERVER_INFO), URL)
-    assert isinstance(info, ServerInfo)
+    assert isinstance(info, SglangServerInfo)
     assert (info.version, info.model_path, info.dialect.pause_mode("auto")) == ("0.5.23", "/models/base", "retract")
 
 
@@ -58,8 +58,8 @@ def test_fingerprints_are_compared_only_between_servers_that_hold_tensors_alike(
     change: dict[str, Any], same: bool
 ) -> None:
     one, other = read_server_info(ok(SERVER_INFO), URL), read_server_info(ok(SERVER_INFO | change), URL)
-    assert isinstance(one, ServerInfo)
-    assert isinstance(other, ServerInfo)
+    assert isinstance(one, SglangServerInfo)
+    assert isinstance(other, SglangServerInfo)
     assert (one.configuration == other.configuration) is same
 
 

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from refitd.engine.http import CallFailure, NoReply, Reply
-from refitd.engine.sglang.reply import FullyLoaded, Loading, NotFlushed, Unclear, Untouched, what_happened
+from refitd.engine.load_reply import Loaded, Unclear, Untouched
+from refitd.engine.sglang.reply import Loading, NotFlushed, what_happened
 
 SUCCEEDED = "Succeeded to update model weights."
 LABELLED = "Succeeded to update model weights. Weight version updated to 7."
@@ -35,9 +36,9 @@ def replied(status: int, data: dict[str, Any]) -> Reply:
 @pytest.mark.parametrize(
     ("reply", "kind"),
     [
-        (said(200, SUCCEEDED), FullyLoaded),
-        (said(200, LABELLED), FullyLoaded),
-        (said(200, f"{SUCCEEDED} | {SUCCEEDED}"), FullyLoaded),
+        (said(200, SUCCEEDED), Loaded),
+        (said(200, LABELLED), Loaded),
+        (said(200, f"{SUCCEEDED} | {SUCCEEDED}"), Loaded),
         (said(400, NO_FILES), Untouched),
         (said(400, f"{NO_FILES} | {NO_FILES}"), Untouched),
         (replied(400, VALIDATION), Untouched),

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ import pytest
 from refitd.engine.port import UNNAMED, Outcome, Reached, Refit, Stage, Target, Unreached
 from refitd.engine.vllm import proof
 from refitd.engine.vllm.adapter import VllmEngine
+from refitd.policy.observe import Expected, after_probe
+from support.records import engine as record
 from support.scripted_server import Step, answer, cut, hang_up, page, silence
 from support.scripted_vllm import DEAD, SHAPE, ScriptedVllm, config, error, scripted_vllm
 
@@ -534,10 +537,11 @@ async def test_it_says_whether_it_generates_and_whether_it_can_be_changed() -> N
             assert await engine.generates() is False
             vllm.on("/is_paused", hang_up, answer(404, {"detail": "Not Found"}))
             assert [await engine.generates() for _ in range(2)] == [None, None]
-            missing = answer(400, {"error": {"message": "Missing 'method' in request body", "code": 400}})
-            vllm.on("/collective_rpc", missing, answer(403, {}), answer(404, {}), error(500, DEAD), hang_up)
-            checks = [await engine.check_changes() for _ in range(5)]
+            checks = [await engine.check_changes()]
+            vllm.on("get_supported_tasks", answer(403, {}), answer(404, {}), error(500, DEAD), hang_up, page(200))
+            checks += [await engine.check_changes() for _ in range(5)]
     assert checks[0].fault is None
+    assert set(vllm.changes) == {"get_supported_tasks"}, "a call that is refused as incomplete leaves a traceback"
     assert all(check.fault and check.advice for check in checks[1:])
     assert "VLLM_SERVER_DEV_MODE=1" in checks[2].advice
 
@@ -555,6 +559,61 @@ async def test_a_server_that_was_restarted_between_the_load_and_the_label_is_not
             done = await refit(engine)
     assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
     assert "not paused any more" in (done.reason or "")
+
+
+@pytest.mark.parametrize(
+    ("at", "before"), [("/reset_prefix_cache", 0), ("/is_paused", 0), ("/weight_checker", 1), ("/v1/completions", 1)]
+)
+async def test_a_server_that_another_program_loads_and_labels_after_a_load_is_not_believed(
+    at: str, before: int
+) -> None:
+    """Two services, each with a label of its own: up to the last proof the label is looked at again."""
+    with scripted_vllm(covered=at != "/v1/completions") as vllm:
+
+        def works(handler: BaseHTTPRequestHandler) -> None:
+            vllm.work(at, handler.path, {})(handler)
+
+        def intrudes(handler: BaseHTTPRequestHandler) -> None:
+            vllm.loaded, vllm.label = "/other/v41", "41"
+            works(handler)
+
+        async with speaking_to(vllm) as engine:
+            await engine.probe()
+            vllm.on(at, *[works] * before, intrudes)
+            done = await refit(engine)
+    assert (done.outcome, done.resumed, done.overwritten) == (Outcome.TAINTED, False, True)
+    assert "another program has labelled it '41'" in (done.reason or "")
+    assert done.fingerprint is None, "it is of what the other one has loaded"
+
+
+async def test_a_label_that_is_gone_is_a_restart_and_speaks_against_the_version() -> None:
+    with scripted_vllm() as vllm:
+        async with speaking_to(vllm) as engine:
+            await refit(engine, Target(path="/root/v6", label="6"))
+            was, restarted = answer(200, {"weight_version": "6"}), answer(200, {"weight_version": "default"})
+            vllm.on("/weight_info", was, restarted)
+            done = await refit(engine)
+    assert (done.outcome, done.overwritten) == (Outcome.TAINTED, False)
+    assert "it was restarted" in (done.reason or "")
+
+
+async def test_of_two_services_that_label_one_load_both_the_one_whose_label_is_gone_knows_it() -> None:
+    """No call sets a label on a condition. The service that does not find its own label loads anew."""
+    with scripted_vllm() as vllm:
+
+        def intrudes(handler: BaseHTTPRequestHandler) -> None:
+            vllm.loaded, vllm.label = "/other/v41", "41"
+            vllm.work(LABEL, handler.path, {"new_version": "7"})(handler)
+
+        async with speaking_to(vllm) as engine, speaking_to(vllm) as other:
+            vllm.on(LABEL, intrudes)
+            done = await refit(engine)
+            seen = await other.probe()
+    assert done.outcome is Outcome.ACK
+    assert isinstance(seen, Reached)
+    known = after_probe(record(serving="o~v41"), seen, Expected(path="/other/v41", label="41"), "o~v41", 0.0)
+    assert (known.serving, known.contests) == (None, 1)
+    assert "another writer" in (known.contest or "")
 
 
 async def test_a_server_that_another_program_labels_during_a_load_is_not_believed() -> None:

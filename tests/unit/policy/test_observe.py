@@ -1,6 +1,8 @@
 """What a probe or a refit says about an engine."""
 
-from refitd.engine.port import UNNAMED, Outcome, Reached, Refit, Unreached
+from dataclasses import replace
+
+from refitd.engine.port import UNNAMED, Outcome, Process, Reached, Refit, Unreached
 from refitd.policy.observe import QUARANTINE_AFTER, Expected, after_probe, after_refit
 from refitd_client.contract.states import EngineState
 from support.records import engine
@@ -83,6 +85,19 @@ def test_a_quarantined_engine_that_was_restarted_is_brought_up_again() -> None:
     assert (after.state, after.known, after.taints) == (EngineState.TAINTED, False, 0)
     away = after_probe(seen, Unreached(reason="refused"), None, "v7", NOW)
     assert after_probe(away, reached(), None, "v7", NOW).state is EngineState.TAINTED
+
+
+def test_why_an_engine_was_given_up_or_did_not_answer_is_not_said_of_its_next_process() -> None:
+    first, second = Process(started="one"), Process(started="two")
+    broken = engine(state=EngineState.QUARANTINED, known=False, taints=QUARANTINE_AFTER, process=first, reason="torn")
+    still = after_probe(broken, replace(reached(), process=first), None, "v7", NOW)
+    assert (still.state, still.reason) == (EngineState.QUARANTINED, "torn")
+    anew = after_probe(broken, replace(reached(), process=second), None, "v7", NOW)
+    assert (anew.state, anew.known, anew.taints) == (EngineState.TAINTED, False, 0)
+    assert "it was restarted since" in (anew.reason or "")
+    away = after_probe(broken, Unreached(reason="refused"), None, "v7", NOW)
+    again = after_probe(away, replace(reached(), process=first), None, "v7", NOW)
+    assert "it has answered again since" in (again.reason or "")
 
 
 def test_a_quarantined_engine_that_names_its_start_up_model_is_not_known_because_of_that() -> None:

@@ -110,7 +110,7 @@ def test_an_empty_folder_is_refused(root: Path, judged: Judged) -> None:
 
 def test_a_torn_file_is_refused_by_name(root: Path, judged: Judged) -> None:
     halve(two_shards(root) / TWO)
-    refused(judged(), Code.TORN_FILE, TWO)
+    refused(judged(), Code.TORN_FILE, TWO, "it is not written to its end")
 
 
 def test_a_missing_shard_is_refused_by_name(root: Path, judged: Judged) -> None:

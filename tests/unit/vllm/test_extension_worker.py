@@ -1,6 +1,8 @@
 """What vLLM's worker class gets, without vLLM: methods that return, and layers that are put together again."""
 
+import os
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -11,6 +13,7 @@ from refitd_vllm import plugin
 from refitd_vllm.process import VllmProcess
 from refitd_vllm.reloading import UnknownReleaseError, packed_at_start, processed, through_layers, undone
 from refitd_vllm.worker import Worker
+from support.sockets import ask
 
 LAYERWISE = "vllm.model_executor.model_loader.reload.layerwise"
 METHODS = ("refitd_open", "refitd_update")
@@ -188,6 +191,50 @@ def test_what_the_extension_cannot_do_right_it_leaves_to_vllm_by_name(
     runner = SimpleNamespace(get_model=torch.nn.Module)
     aside = VllmProcess(SimpleNamespace(vllm_config=config, model_runner=runner)).aside()
     assert (aside is None) if named is None else (named in (aside or ""))
+
+
+class Extensible:
+    """A worker, as vLLM holds it."""
+
+    def __init__(self, instance: str) -> None:
+        parallel = SimpleNamespace(pipeline_parallel_size=1, enable_eplb=False, world_size=1, data_parallel_size=1)
+        self.vllm_config = SimpleNamespace(
+            parallel_config=parallel, speculative_config=None, lora_config=None, instance_id=instance,
+            model_config=SimpleNamespace(model="/base", revision=None, enable_sleep_mode=False),
+        )  # fmt: skip
+        self.model_runner = SimpleNamespace(get_model=torch.nn.Module)
+        self.rank = 0
+
+
+def opened(worker: Extensible, **arguments: str) -> dict[str, Any]:
+    return vars(Worker)["refitd_open"](worker, **arguments)
+
+
+def test_a_channel_that_is_opened_late_is_that_of_the_server_and_in_the_root_that_the_call_names(
+    infos: dict[Any, Info], tmp_path: Path
+) -> None:
+    """In an engine core that holds the worker itself, another number was drawn by then."""
+    worker = Extensible("18")
+    missing = opened(worker, instance="17", root=str(tmp_path))
+    assert missing["ok"] is False
+    assert f"no root of refitd at {tmp_path}" in missing["reason"]
+    (tmp_path / ".refitd").mkdir()
+    assert opened(worker, instance="17", root=str(tmp_path)) == {"ok": True, "reason": ""}
+    assert opened(worker, instance="17", root=str(tmp_path)) == {"ok": True, "reason": ""}
+    (name,) = os.listdir(tmp_path / ".refitd/engines")
+    assert ask(tmp_path / ".refitd/engines" / name, do="hello")["seed"] == 17
+
+
+def test_a_rank_that_stands_aside_or_is_switched_off_says_so_when_it_is_asked_for_a_channel(
+    infos: dict[Any, Info], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".refitd").mkdir()
+    aside = Extensible("17")
+    aside.vllm_config.parallel_config.enable_eplb = True
+    assert "--enable-eplb" in opened(aside, root=str(tmp_path))["reason"]
+    monkeypatch.setenv("REFITD_VLLM", "off")
+    off = opened(Extensible("17"), root=str(tmp_path))
+    assert off == {"ok": False, "reason": "it is switched off (REFITD_VLLM=off)"}
 
 
 def test_a_rank_is_known_by_the_number_that_its_server_names_also_where_vllm_draws_another_after_the_start() -> None:

@@ -179,7 +179,9 @@ def _plugin(name: str, seen: Reached) -> Finding:
     if seen.plugin is not None:
         text = f"refitd {seen.plugin} inside it carries out its loads, and takes deltas in place"
         return good(CheckName.PLUGIN, name, text)
-    if seen.stock_reason in {None, NO_PLUGIN}:
+    if seen.stock_reason is None:  # none was looked for, as with adapters
+        return good(CheckName.PLUGIN, name, f"its loads are {seen.server}'s own")
+    if seen.stock_reason == NO_PLUGIN:
         text = f"none speaks for it: its loads are {seen.server}'s own, and deltas reach it as copies"
         return good(CheckName.PLUGIN, name, f"{text}; for updates as transactions, {_inside(seen)}")
     text = f"its loads are {seen.server}'s own, though a plugin may be there: {seen.stock_reason}"

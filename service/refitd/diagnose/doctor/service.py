@@ -251,6 +251,7 @@ def _loads(engine: Engine) -> str:
     if engine.plugin is not None:
         how = f", {loads_whole(server)}: {engine.through_loader}" if engine.loads_whole else ""
         return f"refitd's plugin {engine.plugin} carries out its loads{how}{proof}"
-    if engine.stock_reason is None:
+    if engine.stock_reason is None and engine.server is None:
         return f"who carries out its loads is not known yet{proof}"
-    return f"its loads are {server}'s own: {engine.stock_reason}{proof}"
+    why = "" if engine.stock_reason is None else f": {engine.stock_reason}"
+    return f"its loads are {server}'s own{why}{proof}"

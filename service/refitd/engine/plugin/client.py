@@ -19,6 +19,8 @@ from refitd.engine.plugin.prepared import (
 from refitd.engine.plugin.rank_group import EngineRankGroup, Launch, Stock
 from refitd.engine.port import Coming, LoaderUse, Offered, Target, VersionFiles
 
+AHEAD_SECONDS = 60.0  # to prepare a version that may turn out to be bad; the caller may give up before
+OFFER_SECONDS = 10.0  # to look at a trainer's memory: nothing of it is read yet
 CONTENTS_SECONDS = 120.0  # to fingerprint all tensors, while the engine serves
 
 
@@ -76,6 +78,19 @@ class PluginClient:
             self._early, self._waiting = None, True
             members = self._rank_group.members
             self._early = Prefetched(members, request, await self._channels.ask_all(members, request, within))
+
+    async def prepare_for(self, target: Target, within: float) -> Preparation:
+        """Have what an engine is to serve prepared while it serves: a version's files, or an offer.
+
+        Args:
+            target: what it is to serve.
+            within: seconds to prepare files; an offer is only looked at.
+        """
+        if target.offered is not None:
+            return await self.take(target.offered, OFFER_SECONDS)
+        if target.files is not None:
+            return await self.prepare(target.files, within)
+        return Unprepared("nothing is known of its files")
 
     async def prepare(self, files: VersionFiles, within: float) -> Preparation:
         """Have a version prepared while the engine serves. Gives up after `within` seconds."""

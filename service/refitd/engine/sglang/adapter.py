@@ -21,9 +21,10 @@ from typing import Any, assert_never
 
 from refitd.engine.dialing import Guard
 from refitd.engine.http import CallFailure, NoReply, Reply, Transport
-from refitd.engine.plugin.client import PluginClient
+from refitd.engine.load_reply import Loaded, Unclear, Untouched
+from refitd.engine.plugin.client import AHEAD_SECONDS, OFFER_SECONDS, PluginClient
 from refitd.engine.plugin.leading import Leads
-from refitd.engine.plugin.prepared import Preparation, PrepareRefused, Unprepared
+from refitd.engine.plugin.prepared import PrepareRefused
 from refitd.engine.port import (
     BY_PLUGIN,
     ChangeCheck,
@@ -42,19 +43,17 @@ from refitd.engine.sglang.info import (
     OLDEST,
     Dialect,
     ModelInfo,
-    ServerInfo,
+    SglangServerInfo,
     dialect_of,
     read_model_info,
     read_server_info,
 )
-from refitd.engine.sglang.reply import FullyLoaded, NotFlushed, Unclear, Untouched, fingerprint, was_done, what_happened
+from refitd.engine.sglang.reply import NotFlushed, fingerprint, was_done, what_happened
 from refitd.engine.sglang.verify import TRIAL, TRIAL_SECONDS, Says, digest_of, doubt, trial_fault
 
 CALL_SECONDS = 30.0  # pause, resume, flush: seconds at most on a server that works
 FLUSH_EVERY_SECONDS = 0.05
 PROBE_SECONDS = 5.0
-AHEAD_SECONDS = 60.0  # to prepare a version that may turn out to be bad; the caller may give up before
-OFFER_SECONDS = 10.0  # to look at a trainer's memory: nothing of it is read yet
 CHECK_SECONDS = 120.0  # to hash all tensors
 _NEVER_TOLD = (None, "default")  # labels of a server that was never given one
 
@@ -92,7 +91,7 @@ class SglangEngine:
         self._plugin = PluginClient(root, allow_dtype_cast=allow_dtype_cast, leads=leads)
         self._pause_mode = pause_mode
         self._load_timeout = load_timeout
-        self._server: ServerInfo | None = None
+        self._server: SglangServerInfo | None = None
         self._last: ModelInfo | None = None
         self._startup_path: str | None = None
         self._unsettled = False  # whether a load was sent whose end is not known
@@ -149,7 +148,7 @@ class SglangEngine:
             return await self._as_before(reason, None, target, watch, needs_full=True)
         if self._plugin.vouches_for(target) or target.offered is not None:
             with watch.during(Stage.PREPARE):
-                prepared = await self._prepare(target)
+                prepared = await self._plugin.prepare_for(target, self._load_timeout)
             if isinstance(prepared, PrepareRefused):
                 needs_full = target.in_place and prepared.needs_full
                 return await self._as_before(prepared.reason, None, target, watch, needs_full=needs_full)
@@ -171,13 +170,6 @@ class SglangEngine:
             await self._plugin.forget()
             return back
         return await self._load(target, before, watch)
-
-    async def _prepare(self, target: Target) -> Preparation:
-        if target.offered is not None:
-            return await self._plugin.take(target.offered, OFFER_SECONDS)
-        if target.files is not None:
-            return await self._plugin.prepare(target.files, self._load_timeout)
-        return Unprepared("nothing is known of its files")
 
     async def prefetch(self, version: Coming | Offered) -> None:
         """See `Engine`."""
@@ -307,7 +299,7 @@ class SglangEngine:
                 # Requests that were paused in place hold on to what the old weights computed. Retracted ones do not.
                 await self._http.post("/pause_generation", {"mode": "retract"}, CALL_SECONDS)
                 return await self._load(target, before, watch, again=True)
-            case FullyLoaded(version, found, how):
+            case Loaded(version, found, how):
                 self._plugin.was_loaded(how)
                 wanted = target.offered or target.files
                 if version is not None and wanted is not None and version != wanted.version:

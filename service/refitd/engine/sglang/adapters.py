@@ -10,7 +10,7 @@ from refitd.engine.dialing import Guard
 from refitd.engine.http import NoReply, Reply, Transport
 from refitd.engine.port import ChangeCheck, Reached, Refit, Target, Unreached
 from refitd.engine.sglang import access
-from refitd.engine.sglang.info import ServerInfo, read_model_info, read_server_info
+from refitd.engine.sglang.info import SglangServerInfo, read_model_info, read_server_info
 from refitd.engine.sglang.verify import TRIAL, TRIAL_SECONDS, trial_fault
 
 CALL_SECONDS = 30.0
@@ -35,7 +35,7 @@ class SglangAdapters(NamedAdapters):
     ) -> None:
         http = Transport(url, api_key=api_key, admin_key=admin_key, guard=guard)
         super().__init__(http, name=name, keep=keep, load_timeout=load_timeout)
-        self._server: ServerInfo | None = None
+        self._server: SglangServerInfo | None = None
 
     async def probe(self) -> Reached | Unreached:
         """See `Engine`. It serves the adapter that was proved last, else the newest that it lists, else the model."""

@@ -143,7 +143,7 @@ class _Launch(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerInfo:
+class SglangServerInfo:
     """How a server was started. Fingerprints of servers with equal `configuration` can be compared."""
 
     version: str
@@ -164,7 +164,7 @@ def read_model_info(reply: Reply | NoReply, url: str) -> ModelInfo | str:
         return f"{url} is no SGLang server: its /model_info has another form ({error})"
 
 
-def read_server_info(reply: Reply | NoReply, url: str) -> ServerInfo | str:
+def read_server_info(reply: Reply | NoReply, url: str) -> SglangServerInfo | str:
     """How it was started, or a sentence on why that cannot be said."""
     if isinstance(fault := _fault(reply, url, "/server_info"), str):
         return fault
@@ -175,7 +175,7 @@ def read_server_info(reply: Reply | NoReply, url: str) -> ServerInfo | str:
     if launch.tokenizer_worker_num > 1:
         # Each worker has labels of its own: half of all probes would see an engine that was never told anything.
         return f"{url} runs {launch.tokenizer_worker_num} tokenizer workers: start it with --tokenizer-worker-num 1"
-    return ServerInfo(
+    return SglangServerInfo(
         version=launch.version,
         configuration=launch.configuration,
         model_path=launch.model_path,

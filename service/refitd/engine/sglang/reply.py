@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from refitd.engine.http import CallFailure, NoReply, Reply
+from refitd.engine.load_reply import Loaded, Unclear, Untouched
 from refitd.engine.plugin.answers import fingerprint, worst
 from refitd_client.contract.plugin import MARK, NEEDS_FULL, NEEDS_LEADER, Answer, UpdateOutcome, answers_in
 
@@ -29,44 +30,13 @@ _REFUSED = {
 
 
 @dataclass(frozen=True, slots=True)
-class FullyLoaded:
-    """It says that it loaded everything. Its plugin says the version, the fingerprint of its contents, and how it was
-    loaded (docs/plugin.md).
-    """
-
-    version: str | None = None
-    fingerprint: str | None = None
-    how: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class NotFlushed:
     """New weights, but the cache holds what the old ones computed, and path and label are the old ones."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Untouched:
-    """It refused before the first write, or was never called. `vouched`: its plugin says so, or has restored all.
-    `needs_full` and `led` as in `Refit`.
-    """
-
-    reason: str
-    reachable: bool = True
-    vouched: bool = False
-    needs_full: bool = False
-    led: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Unclear:
-    """It is not known what it serves now."""
-
-    reason: str
-
-
-Loading = FullyLoaded | NotFlushed | Untouched | Unclear
+Loading = Loaded | NotFlushed | Untouched | Unclear
 
 
 def what_happened(reply: Reply | NoReply, ranks: int = 1) -> Loading:
@@ -94,7 +64,7 @@ def _said_by_plugin(reply: Reply, answers: list[Answer], ranks: int) -> Loading:
     match answer.outcome:
         case UpdateOutcome.SERVED if _succeeded(reply):
             how = "load" if any(each.how == "load" for each in answers) else answer.how
-            return FullyLoaded(answer.version, fingerprint([each.contents for each in answers]), how)
+            return Loaded(answer.version, fingerprint([each.contents for each in answers]), how)
         case UpdateOutcome.SERVED:
             return Unclear(f"the engine answered {reply.status}: {reply.short_message}")
         case UpdateOutcome.REFUSED:
@@ -111,7 +81,7 @@ def _said_by_plugin(reply: Reply, answers: list[Answer], ranks: int) -> Loading:
 def _answered(reply: Reply, ranks: list[str]) -> Loading:
     """Decide by the sentences of all data-parallel ranks, which SGLang joins. If they differ it is unclear."""
     if _succeeded(reply):
-        return FullyLoaded()
+        return Loaded()
     # SGLang answers a request of a wrong form so, before it reaches the scheduler.
     is_validation = reply.status in {400, 422} and reply.data is not None and reply.data.get("object") == "error"
     if is_validation or all(_REFUSES in rank for rank in ranks):

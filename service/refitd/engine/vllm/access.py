@@ -1,12 +1,14 @@
 """Whether a vLLM server can be changed, generates or sleeps, by calls that change nothing.
 
 vLLM asks for its key at /v1 alone, so its routes for weights are open to everybody who reaches them, unless a proxy
-stands before them. A call that names no method is refused as incomplete (400) where it arrives.
+stands before them. Whether one lets changes pass is asked by a method of the workers that changes nothing: with
+VLLM_SERVER_DEV_MODE=1 the server's log has a traceback of each call that it refuses as incomplete.
 """
 
 from refitd.engine.http import CallFailure, NoReply, Reply, Transport
 from refitd.engine.port import ChangeCheck, Obstacle, Unreached
-from refitd.engine.vllm.info import DEV_MODE, is_dead, said
+from refitd.engine.vllm.info import DEV_MODE, Label, is_dead, read_label, said
+from refitd.engine.vllm.reply import CONTROL, results
 
 SECONDS = 5.0
 _CALL = "/collective_rpc"
@@ -40,15 +42,16 @@ def unreached(fault: Obstacle | str, read: Reply | NoReply) -> Unreached:
     """
     if isinstance(fault, Obstacle):
         return Unreached(reason=fault.text, advice=fault.fix, recognised=True)
-    return Unreached(reason=fault, advice=way_in(read))
+    is_vllm = isinstance(read, Reply) and (is_dead(read) or isinstance(read_label(read, ""), Label))
+    return Unreached(reason=fault, advice=way_in(read), recognised=is_vllm)
 
 
 async def check_changes(http: Transport) -> ChangeCheck:
     """See `EnginePort`."""
-    reply = await http.post(_CALL, {}, SECONDS)
+    reply = await http.post(_CALL, {"method": CONTROL}, SECONDS)
     if isinstance(reply, NoReply):
         return ChangeCheck(fault=reply.reason, advice="see the engine's log: it answers reads and not this")
-    if reply.status == 400:
+    if reply.ok and results(reply) is not None:
         return ChangeCheck(date=reply.date)
     if reply.status in _UNAUTHORISED:
         text = f"the key that it got, if any, does not open changes ({reply.status})"
@@ -57,7 +60,7 @@ async def check_changes(http: Transport) -> ChangeCheck:
         text = f"it has no {_CALL} ({reply.status})"
         advice = f"start vLLM with {DEV_MODE} in its environment"
     else:
-        text = f"a call that names no method was answered with {reply.status}: {said(reply)}"
+        text = f"a call that changes nothing was answered with {reply.status}: {said(reply)}"
         advice = "is this vLLM itself, of a release that refitd knows?"
     return ChangeCheck(fault=text, advice=advice, date=reply.date)
 

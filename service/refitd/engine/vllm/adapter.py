@@ -28,10 +28,11 @@ from pathlib import Path
 
 from refitd.engine.dialing import Guard
 from refitd.engine.http import CallFailure, NoReply, Reply
+from refitd.engine.load_reply import Loaded, Unclear, Untouched
 from refitd.engine.plugin.answers import fingerprint as answered_fingerprint
-from refitd.engine.plugin.client import PluginClient
+from refitd.engine.plugin.client import AHEAD_SECONDS, OFFER_SECONDS, PluginClient
 from refitd.engine.plugin.leading import Leads
-from refitd.engine.plugin.prepared import Preparation, PrepareRefused, Unprepared
+from refitd.engine.plugin.prepared import PrepareRefused
 from refitd.engine.port import (
     BY_PLUGIN,
     UNNAMED,
@@ -48,18 +49,16 @@ from refitd.engine.port import (
     Unreached,
 )
 from refitd.engine.vllm import access, proof
-from refitd.engine.vllm.calls import CALL_SECONDS, ask_how_started, done, freshen, label_of
-from refitd.engine.vllm.contents import fingerprint, read_trial
-from refitd.engine.vllm.info import Capabilities, ServerInfo, read_label, said
-from refitd.engine.vllm.loads import LoadedBefore, Loads
+from refitd.engine.vllm.calls import CALL_SECONDS, AnotherWriter, ask_how_started, done, freshen, label_of, relabelled
+from refitd.engine.vllm.contents import fingerprint
+from refitd.engine.vllm.extension import ExtensionChannel
+from refitd.engine.vllm.info import NEVER_LABELLED, Capabilities, VllmServerInfo, read_label, said
+from refitd.engine.vllm.loads import LoadedBefore, ProcessLoads
 from refitd.engine.vllm.obstacles import obstacles, stock_reason
-from refitd.engine.vllm.reply import Failed, Loaded, Unclear, Untouched, refusal, said_by_extension, what_happened
+from refitd.engine.vllm.reply import Failed, refusal, said_by_extension, what_happened
 from refitd.engine.vllm.watched import WatchedTransport
 
 PROBE_SECONDS = 5.0
-AHEAD_SECONDS = 60.0  # to prepare a version that may turn out to be bad; the caller may give up before
-OFFER_SECONDS = 10.0  # to look at a trainer's memory: nothing of it is read yet
-NEVER_LABELLED = "default"
 PAUSE_MODES = ("keep", "wait", "abort")
 """What a server does with requests in flight, the best first. It survives a load with each of them."""
 
@@ -78,6 +77,7 @@ class VllmEngine:
         guard: Guard | None = None,
         several_ranks: bool = False,
         root: Path | None = None,
+        root_there: str | None = None,
         allow_dtype_cast: bool = False,
         leads: Leads | None = None,
     ) -> None:
@@ -93,6 +93,7 @@ class VllmEngine:
             guard: says which addresses may be called.
             several_ranks: whether a server without the extension whose weights several processes hold is updated.
             root: where the extension's sockets are, as the service sees it.
+            root_there: the same as the server sees it; None where it sees it so, too.
             allow_dtype_cast: whether the engine may cast tensors to its own dtype.
             leads: the lease that the service asks the extension for; None for a reader that leads no engine.
         """
@@ -101,10 +102,12 @@ class VllmEngine:
         self._load_timeout = load_timeout
         self._several_ranks = several_ranks
         self._plugin = PluginClient(root, allow_dtype_cast=allow_dtype_cast, leads=leads)
-        self._server: ServerInfo | None = None
+        opens = root is not None and leads is not None
+        self._channel = ExtensionChannel(self._http, root_there or str(root), opens=opens)
+        self._server: VllmServerInfo | None = None
         self._last: LoadedBefore | None = None
         self._labelled: str | None = None  # what the server was labelled when the last load began
-        self._loads = Loads(self._http, load_timeout)
+        self._loads = ProcessLoads(self._http, load_timeout)
         self._was_away = True  # whether another process may answer than at the last probe
 
     async def aclose(self) -> None:
@@ -121,14 +124,14 @@ class VllmEngine:
         no_route = isinstance(reply, Reply) and reply.status in {404, 405}
         if isinstance(label, str) and not no_route:
             self._was_away = True
-            return Unreached(reason=label, advice=access.way_in(reply))
+            return access.unreached(label, reply)
         served = "" if isinstance(label, str) else label.weight_version
         is_new = self._was_away or self._last is None or served != self._last.label
         if is_new and (fault := await self._look(served)) is not None:
             return access.unreached(fault, reply)
         if self._server is None or self._last is None or isinstance(label, str):
             return Unreached(reason=label if isinstance(label, str) else f"{self._http.url} was not recognised")
-        await self._plugin.look(self._server.launch)
+        self._loads.lost = await self._channel.find(self._plugin, self._server) or self._loads.lost
         plugged = self._plugin.release is not None
         return Reached(
             model_path=self._last.path,
@@ -139,7 +142,7 @@ class VllmEngine:
             startup_path=self._server.model_path,
             plugin=self._plugin.release,
             takes_offers=self._plugin.takes_offers,
-            stock_reason=stock_reason(self._can, self._plugin.reason),
+            stock_reason=stock_reason(self._can, self._plugin.reason, self._channel.fault, opens=self._channel.opens),
             process=self._server.process,
             address=reply.address if isinstance(reply, Reply) else None,
             led_by=self._plugin.led_by,
@@ -164,7 +167,7 @@ class VllmEngine:
         if reason is not None:
             return await self._as_before(reason, target, watch, needs_full=target.in_place)
         with watch.during(Stage.PREPARE) if plugged else nullcontext():
-            prepared = await self._prepare(target) if plugged else None
+            prepared = await self._plugin.prepare_for(target, self._load_timeout) if plugged else None
         if isinstance(prepared, PrepareRefused):
             needs_full = target.in_place and prepared.needs_full
             return await self._as_before(prepared.reason, target, watch, needs_full=needs_full)
@@ -191,13 +194,6 @@ class VllmEngine:
         self._labelled = await label_of(self._http)
         return await (self._transact(target, watch) if plugged else self._load(target, before, watch))
 
-    async def _prepare(self, target: Target) -> Preparation:
-        if target.offered is not None:
-            return await self._plugin.take(target.offered, OFFER_SECONDS)
-        if target.files is not None:
-            return await self._plugin.prepare(target.files, self._load_timeout)
-        return Unprepared("nothing is known of its files")
-
     async def prefetch(self, version: Coming | Offered) -> None:
         """See `Engine`. A server without the extension can prepare nothing."""
         await self._plugin.prefetch(version, OFFER_SECONDS if isinstance(version, Offered) else AHEAD_SECONDS)
@@ -216,15 +212,7 @@ class VllmEngine:
 
     async def trial(self, label: str) -> str | None:
         """See `Engine`."""
-        answer = read_trial(await proof.ask(self._http))
-        if isinstance(answer, str):
-            return answer
-        named = read_label(await self._http.get("/weight_info", CALL_SECONDS), self._http.url)
-        if isinstance(named, str):
-            return f"a trial was answered, but not by which version: {named}"
-        if named.weight_version != label:
-            return f"a trial was answered by version {named.weight_version!r}, not {label!r}"
-        return None
+        return await proof.tried(self._http, label)
 
     async def resume(self) -> bool:
         """See `Engine`."""
@@ -245,10 +233,10 @@ class VllmEngine:
     async def _look(self, label: str) -> Obstacle | str | None:
         """Learn how the server was started; what it lacks or why that cannot be said, None where it was."""
         server = await ask_how_started(self._http)
-        if not isinstance(server, ServerInfo):
+        if not isinstance(server, VllmServerInfo):
             return server
         if self._server is not None and server.process != self._server.process:
-            self._loads = Loads(self._http, self._load_timeout)
+            self._loads = ProcessLoads(self._http, self._load_timeout)
         self._server, self._was_away = server, False
         if self._last is None or self._last.label != label:
             path = server.model_path if label == NEVER_LABELLED else UNNAMED
@@ -378,19 +366,26 @@ class VllmEngine:
         if isinstance(digests, NoReply):
             return _tainted(f"loaded, but its parameters cannot be verified: {digests.reason}", watch)
         found = answered or fingerprint(digests, None)
-        doubt = doubt or proof.doubt(found, target, unchanged=unchanged)
+        # While digests were computed another program may have labelled what it has loaded: they are of that.
+        doubt = doubt or proof.doubt(found, target, unchanged=unchanged) or await relabelled(self._http, target.label)
         if doubt is not None:
-            return _tainted(f"loaded, but {doubt}", watch)
+            return _doubted(doubt, watch)
         with watch.during(Stage.RESUME):
             resumed = await asyncio.shield(self.resume())
         if found is None and resumed:
             with watch.during(Stage.VERIFY):
                 found, doubt = await proof.answered(self._http, digests, target)
+                other = await relabelled(self._http, target.label)
+                doubt = doubt or (other if isinstance(other, AnotherWriter) else None)
         if doubt is not None:
             await self._pause("keep")
-            return _tainted(f"loaded, but {doubt}", watch)
+            return _doubted(doubt, watch)
         self._last = LoadedBefore(path=target.path, label=target.label, fingerprint=found, unchanged=target.unchanged)
         return Refit(outcome=Outcome.ACK, resumed=resumed, fingerprint=found, timings=watch.milliseconds)
+
+
+def _doubted(doubt: AnotherWriter | str, watch: Stopwatch) -> Refit:
+    return replace(_tainted(f"loaded, but {doubt}", watch), overwritten=isinstance(doubt, AnotherWriter))
 
 
 def _tainted(reason: str, watch: Stopwatch) -> Refit:

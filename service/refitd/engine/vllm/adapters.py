@@ -27,7 +27,7 @@ from refitd.engine.port import ChangeCheck, Obstacle, Outcome, Reached, Refit, T
 from refitd.engine.vllm import access, proof
 from refitd.engine.vllm.calls import ask_how_started, empty_caches
 from refitd.engine.vllm.contents import read_trial
-from refitd.engine.vllm.info import LORA, Capabilities, Label, ServerInfo, read_label, said
+from refitd.engine.vllm.info import LORA, Capabilities, Label, VllmServerInfo, read_label, said
 from refitd.engine.vllm.obstacles import adapter_obstacles, lacking_for_adapters
 from refitd.engine.vllm.watched import WatchedTransport
 
@@ -36,7 +36,7 @@ from refitd.engine.vllm.watched import WatchedTransport
 class _Known:
     """A process of the server: how it was started, and the label of the model beneath its adapters."""
 
-    server: ServerInfo
+    server: VllmServerInfo
     label: str
 
 
@@ -129,7 +129,7 @@ class VllmAdapters(NamedAdapters):
     async def _look(self, label: Label | str) -> Obstacle | str | None:
         """Learn how the server was started; what it lacks or why that cannot be said, None where it was."""
         server = await ask_how_started(self._http)
-        if not isinstance(server, ServerInfo):
+        if not isinstance(server, VllmServerInfo):
             return server
         if isinstance(label, str):
             return label

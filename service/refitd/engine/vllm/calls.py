@@ -1,6 +1,7 @@
 """Calls to a vLLM server that take several requests: how it was started, caches and label for new weights."""
 
 import asyncio
+from dataclasses import dataclass
 
 from refitd.engine.http import NoReply, Reply, Transport
 from refitd.engine.port import Obstacle
@@ -8,7 +9,8 @@ from refitd.engine.vllm.info import (
     CHECKER,
     LORA,
     NEEDED,
-    ServerInfo,
+    NEVER_LABELLED,
+    VllmServerInfo,
     missing,
     read_label,
     read_release,
@@ -20,7 +22,17 @@ CALL_SECONDS = 30.0  # pause, resume, caches, label: seconds at most on a server
 RESET_EVERY_SECONDS = 0.05
 
 
-async def ask_how_started(http: Transport) -> ServerInfo | Obstacle | str:
+@dataclass(frozen=True, slots=True)
+class AnotherWriter:
+    """How it shows that another program has loaded or labelled something since a load began."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+async def ask_how_started(http: Transport) -> VllmServerInfo | Obstacle | str:
     """How a server was started and which routes it has, what a vLLM lacks, or why nothing can be said."""
     routes = (*NEEDED, CHECKER, LORA)
     version, info, *found = await asyncio.gather(
@@ -43,7 +55,7 @@ async def label_of(http: Transport) -> str | None:
     return None if isinstance(told, str) else told.weight_version
 
 
-async def freshen(http: Transport, label: str, found: str | None, *, multimodal: bool) -> str | None:
+async def freshen(http: Transport, label: str, found: str | None, *, multimodal: bool) -> AnotherWriter | str | None:
     """Empty what other weights have computed, and set the label; why that did not go well, None where it did.
 
     Args:
@@ -54,21 +66,34 @@ async def freshen(http: Transport, label: str, found: str | None, *, multimodal:
     """
     if (fault := await empty_caches(http, multimodal=multimodal)) is not None:
         return fault
-    if (now := await label_of(http)) != found:
-        return f"another program has labelled it {now!r} since the load began"
+    if (fault := await relabelled(http, found)) is not None:
+        return fault
     reply = await http.post("/update_weight_version", {"new_version": label}, CALL_SECONDS)
     if not done(reply, "new_version", label):
         return f"its label was not set: {_why(reply)}"
-    named = read_label(await http.get("/weight_info", CALL_SECONDS), http.url)
-    if isinstance(named, str):
-        return named
-    if named.weight_version != label:
-        return f"it says weight_version {named.weight_version!r}, not {label!r}"
+    if (fault := await relabelled(http, label)) is not None:
+        return fault
     # A server that was restarted since the load would have its start-up weights under this label.
     held = await http.get("/is_paused", CALL_SECONDS)
     if isinstance(held, Reply) and held.ok and (held.data or {}).get("is_paused") is True:
         return None
     return "it is not paused any more: it was restarted, or another program has resumed it, during the update"
+
+
+async def relabelled(http: Transport, label: str | None) -> AnotherWriter | str | None:
+    """Why a server has another label than it had or was given; None where it has that one.
+
+    No call sets a label on a condition, so it is looked at before and after.
+    """
+    named = read_label(await http.get("/weight_info", CALL_SECONDS), http.url)
+    if isinstance(named, str):
+        return named
+    now = named.weight_version
+    if now == label:
+        return None
+    if now == NEVER_LABELLED:
+        return f"its label {label!r} is gone: it was restarted since the load began"
+    return AnotherWriter(f"another program has labelled it {now!r}, and not {label!r}")
 
 
 async def empty_caches(http: Transport, *, multimodal: bool) -> str | None:

@@ -76,13 +76,13 @@ class _Completion(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Scores:
     """The log-probabilities of the prompt's tokens, the first of which has none."""
 
-    scores: tuple[float, ...]
+    values: tuple[float, ...]
 
 
-def read_trial(reply: Reply | NoReply) -> Answer | str:
+def read_trial(reply: Reply | NoReply) -> Scores | str:
     """The answer to `TRIAL`, or a sentence on why it is not in order."""
     if isinstance(reply, NoReply):
         return f"no answer to a trial: {reply.reason}"
@@ -99,16 +99,16 @@ def read_trial(reply: Reply | NoReply) -> Answer | str:
         return "a trial brought no tokens"
     if not all(math.isfinite(score) for score in scores):
         return "a trial brought tokens whose log-probability is no number"
-    return Answer(scores[: len(PROMPT) - 1])
+    return Scores(scores[: len(PROMPT) - 1])
 
 
-def fingerprint(digests: Digests | None, answer: Answer | None) -> str | None:
+def fingerprint(digests: Digests | None, answer: Scores | None) -> str | None:
     """One text for what is known; None where the digests do not cover all and there is no answer."""
     if digests is not None and digests.whole:
         return f"{CHECKED}{digests.digest}"
     if answer is None:
         return None
-    scores = ",".join(f"{score:.3f}" for score in answer.scores)
+    scores = ",".join(f"{score:.3f}" for score in answer.values)
     return f"{ANSWERED}{'-' if digests is None else digests.digest}:{scores}"
 
 

@@ -25,6 +25,7 @@ OLDEST = "0.27.1"
 NEEDED = ("/collective_rpc", "/pause", "/resume", "/reset_prefix_cache", "/update_weight_version")
 """The routes, all POST, without which a server cannot be updated."""
 CHECKER = "/weight_checker"
+NEVER_LABELLED = "default"
 LORA = "/v1/load_lora_adapter"
 _NO_DRAFT = frozenset({"ngram", "ngram_gpu", "suffix"})  # methods of speculative decoding without a draft model
 _MOST_DIGITS = 20  # of a number that a server's clock may tell, in nanoseconds
@@ -66,7 +67,7 @@ class Capabilities:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerInfo:
+class VllmServerInfo:
     """How a server was started. Contents of servers with equal `configuration` can be compared."""
 
     version: str
@@ -152,7 +153,7 @@ class Release(msgspec.Struct, frozen=True):
 
 
 class Label(msgspec.Struct, frozen=True):
-    """The answer to /weight_info: `weight_version` is "default" until somebody sets it."""
+    """The answer to /weight_info: `weight_version` is `NEVER_LABELLED` until a program sets it."""
 
     weight_version: str
 
@@ -185,7 +186,9 @@ def missing(version: str, routes: Mapping[str, bool], url: str) -> Obstacle | No
     return Obstacle(text=text, fix=f"install vLLM {OLDEST} or newer, and start it with {DEV_MODE}")
 
 
-def read_server_info(version: str, reply: Reply | NoReply, routes: Mapping[str, bool], url: str) -> ServerInfo | str:
+def read_server_info(
+    version: str, reply: Reply | NoReply, routes: Mapping[str, bool], url: str
+) -> VllmServerInfo | str:
     """How it was started, or a sentence on why that cannot be said.
 
     Args:
@@ -199,7 +202,7 @@ def read_server_info(version: str, reply: Reply | NoReply, routes: Mapping[str, 
         return answer
     told = answer.vllm_config
     model, parallel = told.model_config, told.parallel_config
-    return ServerInfo(
+    return VllmServerInfo(
         version=version,
         configuration=told.configuration(version),
         model_path=model.model,

@@ -29,6 +29,7 @@ def _connect(server: EngineServer) -> EnginePort:
         guard=server.guard,
         several_ranks=access.vllm_stock_ranks,
         root=access.root,
+        root_there=server.root,
         allow_dtype_cast=access.allow_dtype_cast,
         leads=server.leads,
     )

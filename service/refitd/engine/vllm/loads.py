@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from refitd.engine.http import CallFailure, NoReply, Reply, Transport
+from refitd.engine.load_reply import Loaded, Unclear, Untouched
 from refitd.engine.port import never_change
 from refitd.engine.vllm.calls import CALL_SECONDS
-from refitd.engine.vllm.reply import CONTROL, Failed, Loaded, Loading, Unclear, Untouched, not_aligned, what_happened
+from refitd.engine.vllm.reply import CONTROL, Failed, Loading, not_aligned, what_happened
 
 TRIES = 4  # loads of one checkpoint after one that failed: most engines that come back have done so at the second
 
@@ -29,7 +30,7 @@ class LoadedBefore:
     unchanged: Callable[[], Awaitable[bool]] = field(default=never_change, compare=False)
 
 
-class Loads:
+class ProcessLoads:
     """Sends loads, one at a time.
 
     Attributes:

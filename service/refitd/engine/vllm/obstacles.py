@@ -7,8 +7,8 @@ from refitd.engine.vllm.info import Capabilities
 
 EXTENSION = "refitd_vllm."  # how the classes begin with which refitd extends vLLM's workers
 INSIDE = (
-    "install this very refitd in the server's environment, or have it there and start vLLM with --worker-extension-cls "
-    "refitd_vllm.Worker, with REFITD_VLLM_ROOT set to the root as the server sees it"
+    "install this very refitd in the server's environment, and start vLLM with --worker-extension-cls "
+    "refitd_vllm.Worker, or with REFITD_VLLM_ROOT set to the root as the server sees it"
 )
 
 
@@ -83,13 +83,18 @@ def adapter_obstacles(can: Capabilities, keep: int, *, several_ranks: bool) -> I
         yield Obstacle(text=text, fix=f"start it with --max-cpu-loras {keep + 1} or more", blocks=False)
 
 
-def stock_reason(can: Capabilities, found: str | None) -> str | None:
+def stock_reason(can: Capabilities, found: str | None, unopened: str | None, *, opens: bool) -> str | None:
     """Why its loads are vLLM's own.
 
     Args:
         can: what the server can do.
         found: what the search for refitd's ranks says; None where they were found, or not searched for.
+        unopened: why the extension has not opened its channel, as far as it was asked.
+        opens: whether the asker has a channel opened that is not open: the service does, commands do not.
     """
     if found is None or not (can.extension or "").startswith(EXTENSION):
         return found
-    return f"{found}, though vLLM was started with --worker-extension-cls {can.extension}"
+    later = "; the service has its channel opened when it first reaches the server"
+    if opens:
+        later = "" if unopened is None else f"; its channel was not opened: {unopened}"
+    return f"{found}, though vLLM was started with --worker-extension-cls {can.extension}{later}"

@@ -4,7 +4,7 @@ from refitd.engine.http import CallFailure, NoReply, Reply, Transport
 from refitd.engine.port import Target
 from refitd.engine.vllm.calls import CALL_SECONDS
 from refitd.engine.vllm.contents import TRIAL, Digests, agree, fingerprint, read_digests, read_trial
-from refitd.engine.vllm.info import CHECKER
+from refitd.engine.vllm.info import CHECKER, read_label
 
 CHECK_SECONDS = 120.0  # to hash all parameters
 TRIAL_SECONDS = 60.0
@@ -65,6 +65,19 @@ async def answered(
     if found is not None and target.fingerprint is not None and agree(found, target.fingerprint) is False:
         return found, "its answers are not those that a clean load of this version gave"
     return found, None
+
+
+async def tried(http: Transport, label: str) -> str | None:
+    """Why the answer to a fixed prompt is not in order, or of another version than `label` says; None where it is."""
+    answer = read_trial(await ask(http))
+    if isinstance(answer, str):
+        return answer
+    named = read_label(await http.get("/weight_info", CALL_SECONDS), http.url)
+    if isinstance(named, str):
+        return f"a trial was answered, but not by which version: {named}"
+    if named.weight_version != label:
+        return f"a trial was answered by version {named.weight_version!r}, not {label!r}"
+    return None
 
 
 def doubt(found: str | None, target: Target, *, unchanged: bool) -> str | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, assert_never, cast
 
 from refitd.engine.http import CallFailure, NoReply, Reply
+from refitd.engine.load_reply import Loaded, Unclear, Untouched
 from refitd.engine.plugin.answers import fingerprint, worst
 from refitd.engine.port import Target
 from refitd.engine.vllm.info import DEV_MODE, Capabilities, is_dead, said
@@ -31,42 +32,10 @@ _NOT_DONE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """Every process says that it has loaded. Where the extension did, it says the version and the fingerprint of what
-    they hold, and how it was loaded (docs/plugin.md).
-    """
-
-    version: str | None = None
-    fingerprint: str | None = None
-    how: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Untouched:
-    """The call was not sent, no process has heard of it, or the extension says so.
-
-    `needs_full` and `led` as in `Refit`.
-    """
-
-    reason: str
-    reachable: bool = True
-    needs_full: bool = False
-    led: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Failed:
     """The reload has ended and failed. A good one may save the engine as long as no request runs."""
 
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Unclear:
-    """It is not known what happened, or whether it still happens."""
-
-    reason: str
-    running: bool = False
 
 
 Loading = Loaded | Untouched | Failed | Unclear
@@ -119,6 +88,26 @@ def said_by_extension(reply: Reply | NoReply, ranks: int) -> Loading:
             return Unclear(f"the load failed, and what it left behind is not known: {reason}")
         case _:
             assert_never(answer.outcome)
+
+
+def not_opened(reply: Reply | NoReply, ranks: int) -> Unclear | str | None:
+    """Why the channel of refitd's extension is not open in each of so many processes, or cannot be used.
+
+    `Unclear` where the answers are not those of the extension: with several processes they are those of other calls,
+    or will be. None where it is open in all.
+    """
+    if isinstance(reply, NoReply):
+        return reply.reason
+    if reply.status in _NOT_DONE:
+        return _NOT_DONE[reply.status]
+    answers = results(reply) if reply.ok else None
+    if answers is None or len(answers) != ranks or not all(isinstance(each, dict) for each in answers):
+        heard = f"{reply.status}: {said(reply)}" if answers is None else str(answers)[:200]
+        return Unclear(f"its workers did not answer as the extension ({heard}): has it the same refitd? restart it")
+    for rank, answer in enumerate(cast("list[dict[str, Any]]", answers)):
+        if answer.get("ok") is not True:
+            return f"rank {rank} says: {one_line(str(answer.get('reason'))[:500])}"
+    return None
 
 
 def not_aligned(reply: Reply | NoReply, ranks: int) -> str | None:

@@ -69,9 +69,9 @@ soak: $(READY) ## a million steps of the simulation and unseen cases for the uni
 	@seed=$(SEED); echo "the first case of the simulation is $$seed: 'make soak SEED=$$seed' takes the same steps"; \
 	REFITD_SIMULATION_SEED=$$seed REFITD_SIMULATION_STEPS=$(or $(STEPS),$(REFITD_SIMULATION_STEPS),1000000) REFITD_SIMULATION_SHARES=40 $(BIN)/python -m pytest tests/reliability/simulation -q -n auto $(ARGS)
 
-chaos: $(READY) ## kill the real publisher, service and engines at random times, under load (SGLang among them)
+chaos: $(READY) ## kill the real publisher, service and engines at random times, under load (SGLang among them, and vLLM where it is)
 	@tests/sglang/install .venv-sglang
-	@REFITD_SGLANG_VENV=.venv-sglang $(BIN)/python tests/reliability/chaos/main.py $(ARGS)
+	@REFITD_SGLANG_VENV=.venv-sglang REFITD_VLLM_VENV=$(wildcard .venv-vllm) $(BIN)/python tests/reliability/chaos/main.py $(ARGS)
 
 bench: $(READY) ## measure publishing, loading and the service itself
 	@$(BIN)/python tests/bench/main.py $(ARGS)
@@ -101,7 +101,8 @@ sglang: $(READY) ## run the contract tests against a real SGLang, on the CPU (1.
 
 vllm: $(READY) ## run the contract tests against a real vLLM, on the CPU (3.4 GB the first time; ARGS='-m vllm': more models)
 	@tests/vllm/install .venv-vllm
-	@REFITD_VLLM_VENV=.venv-vllm REFITD_AREAL_VENV=$(wildcard .venv-areal) $(BIN)/python -m pytest tests -m 'vllm and not thorough' $(ARGS)
+	@REFITD_VLLM_VENV=.venv-vllm REFITD_AREAL_VENV=$(wildcard .venv-areal) $(BIN)/python -m pytest -m 'vllm and not thorough' \
+	  tests/integration/contract tests/reliability/crash tests/e2e $(ARGS)
 
 areal: $(READY) ## run the released AReaL's own client against a facade (1.7 GB the first time)
 	@tests/areal/install .venv-areal

@@ -1,7 +1,5 @@
 """The released AReaL's own client for vLLM against a facade of a real vLLM: not an imitation."""
 
-import subprocess
-import sys
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,8 +11,7 @@ import pytest
 from support.areal import ArealServer, released_areal
 from support.jobs import PATIENCE, RUN, Job, running
 from support.servers import API_KEY, AREAL_VENV
-from support.servers import KIT as SGLANG_KIT
-from support.vllm import PROMPT, WIDTH, VllmServer
+from support.vllm import PROMPT, VllmServer
 
 pytestmark = [
     *(pytest.mark.vllm, pytest.mark.areal, pytest.mark.e2e, pytest.mark.timeout(600)),
@@ -22,24 +19,19 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("vllm-models")
-    subprocess.run([sys.executable, str(SGLANG_KIT / "make-models"), str(folder), str(WIDTH)], check=True)
-    return folder
-
-
 @pytest.fixture
-def job(models: Path, tmp_path: Path) -> Generator[Job]:
+def job(vllm_models: Path, tmp_path: Path) -> Generator[Job]:
     (tmp_path / "vllm").mkdir()
-    server: Any = VllmServer(tmp_path / "vllm", models / "model_a")
+    server: Any = VllmServer(tmp_path / "vllm", vllm_models / "model_a")
     with server, running(tmp_path, server) as job:
         yield job
 
 
-def test_the_released_areal_updates_a_vllm_through_the_facade(models: Path, tmp_path: Path, job: Job) -> None:
+def test_the_released_areal_updates_a_vllm_through_the_facade(vllm_models: Path, tmp_path: Path, job: Job) -> None:
     with ArealServer(tmp_path, job, "--engine", f"{job.engine.url}=0") as facade:
-        start, first, second = released_areal("vllm", facade.url, tmp_path, models / "model_b", models / "model_a")
+        start, first, second = released_areal(
+            "vllm", facade.url, tmp_path, vllm_models / "model_b", vllm_models / "model_a"
+        )
         a_pause_ends_what_runs(facade.url)
     assert (first["version"], second["version"]) == (1, 2)
     assert first["deleted"]

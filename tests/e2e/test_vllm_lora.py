@@ -4,8 +4,6 @@ no adapter that is bad, evicted or unloaded ends the engine."""
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,9 +21,9 @@ from refitd_client import VersionRejectedError
 from support.adapters import write_adapter
 from support.jobs import PATIENCE, Job, running
 from support.servers import API_KEY
-from support.servers import KIT as SGLANG_KIT
 from support.subject import ignore_stage
-from support.vllm import PROMPT, WIDTH, VllmServer
+from support.vllm import VllmServer
+from support.vllm_lora import answer, call, names_of, order
 
 pytestmark = [pytest.mark.vllm, pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -34,12 +32,8 @@ Tensors = dict[str, torch.Tensor]
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("vllm-models")
-    subprocess.run(
-        [sys.executable, str(SGLANG_KIT / "make-models"), str(folder), str(WIDTH)], check=True, capture_output=True
-    )
-    return folder / "model_a"
+def model(vllm_models: Path) -> Path:
+    return vllm_models / "model_a"
 
 
 @pytest.fixture(scope="module")
@@ -55,28 +49,6 @@ def job(engine: Any, tmp_path: Path) -> Generator[Job]:
         yield job
     for name in names_of(engine):
         call(engine, "/v1/unload_lora_adapter", {"lora_name": name}).raise_for_status()
-
-
-def call(engine: VllmServer, path: str, body: dict[str, Any]) -> httpx.Response:
-    headers = {"Authorization": f"Bearer {API_KEY}"}
-    return httpx.post(f"{engine.url}{path}", json=body, headers=headers, timeout=PATIENCE, trust_env=False)
-
-
-def names_of(engine: VllmServer) -> set[str]:
-    headers = {"Authorization": f"Bearer {API_KEY}"}
-    cards = httpx.get(f"{engine.url}/v1/models", headers=headers, timeout=PATIENCE, trust_env=False).json()["data"]
-    return {card["id"] for card in cards if card["parent"] is not None}
-
-
-def order(adapter: str | None, tokens: int) -> dict[str, Any]:
-    body = {"prompt": PROMPT, "temperature": 0, "max_tokens": tokens, "ignore_eos": True, "return_token_ids": True}
-    return body | ({} if adapter is None else {"model": adapter})
-
-
-def answer(engine: VllmServer, adapter: str | None) -> list[int]:
-    reply = call(engine, "/v1/completions", order(adapter, 8))
-    assert reply.status_code == 200, reply.text
-    return reply.json()["choices"][0]["token_ids"]
 
 
 def streamed(engine: VllmServer, adapter: str, begun: Event) -> list[int]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import subprocess
-import sys
 import sysconfig
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -11,8 +10,7 @@ from typing import Any
 import pytest
 
 from support.jobs import RUN, TOKEN, running
-from support.servers import KIT as SGLANG_KIT
-from support.vllm import REPOSITORY, VLLM_VENV, WIDTH, VllmServer, VllmSubject
+from support.vllm import REPOSITORY, VLLM_VENV, VllmServer, VllmSubject
 
 pytestmark = [pytest.mark.vllm, pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -57,26 +55,21 @@ class OpenVllm(VllmServer):
         return [*words[:place], *words[place + 2 :], "--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1"]
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("vllm-models")
-    subprocess.run([sys.executable, str(SGLANG_KIT / "make-models"), str(folder), str(WIDTH)], check=True)
-    return folder
-
-
 @pytest.fixture
-def server(models: Path, tmp_path: Path) -> Generator[VllmServer]:
+def server(vllm_models: Path, tmp_path: Path) -> Generator[VllmServer]:
     (tmp_path / "vllm").mkdir()
-    with OpenVllm(tmp_path / "vllm", models / "model_a") as server:
+    with OpenVllm(tmp_path / "vllm", vllm_models / "model_a") as server:
         yield server
 
 
-def test_grpo_learns_from_the_rollouts_of_a_vllm_that_refitd_updates(server: Any, models: Path, tmp_path: Path) -> None:
-    subject = VllmSubject(server, models)
+def test_grpo_learns_from_the_rollouts_of_a_vllm_that_refitd_updates(
+    server: Any, vllm_models: Path, tmp_path: Path
+) -> None:
+    subject = VllmSubject(server, vllm_models)
     before = asyncio.run(subject.answer())
     with running(tmp_path, server) as job:
         python = Path(VLLM_VENV or "").absolute() / "bin/python"
-        places = [str(models / "model_a"), str(tmp_path / "out"), server.url]
+        places = [str(vllm_models / "model_a"), str(tmp_path / "out"), server.url]
         words = [str(job.root), RUN, job.refitd.url, TOKEN, *places]
         packages = [sysconfig.get_paths()["purelib"], str(REPOSITORY / "client")]
         command = [str(python), "-c", SCRIPT + TWO_LINES + TRAIN, *words, *packages]

@@ -75,6 +75,18 @@ def test_make_thorough_runs_in_the_same_folders_what_make_test_leaves_out() -> N
     assert "-m '(thorough or points) and not sglang'" in rest
 
 
+def test_make_vllm_runs_in_all_folders_that_have_tests_of_a_real_vllm() -> None:
+    """It collects those alone: what is collected from all of `tests` takes a third of a minute."""
+    recipes = (TREE / "Makefile").read_text().split("\n\n")
+    recipe = next(each for each in recipes if each.startswith("vllm: "))
+    folders = [TREE / name for name in re.findall(r" (tests/\w+(?:/\w+)?)(?= )", recipe)]
+    marked = [
+        file for file in (TREE / "tests").rglob("*.py") if re.search(r'(?<!")pytest\.mark\.vllm', file.read_text())
+    ]
+    assert marked
+    assert not [file for file in marked if not any(file.is_relative_to(folder) for folder in folders)]
+
+
 def test_ci_runs_the_verbs_that_a_person_runs() -> None:
     script = (TREE / ".ci/run").read_text()
     lanes = " ".join(

@@ -69,7 +69,8 @@ def _maker(architecture: str, width: int) -> Callable[[], Any]:
         "qwen2-tied": lambda: t.Qwen2ForCausalLM(t.Qwen2Config(**tied)),
         "qwen3": lambda: t.Qwen3ForCausalLM(t.Qwen3Config(**sizes, **head)),
         "llama": lambda: t.LlamaForCausalLM(t.LlamaConfig(**sizes)),
-        "gemma2": lambda: t.Gemma2ForCausalLM(t.Gemma2Config(**tied, **head)),
+        # What its layers add is normalised: beside it embeddings that are tied have to be small, or each token repeats.
+        "gemma2": lambda: t.Gemma2ForCausalLM(t.Gemma2Config(**tied | head | {"initializer_range": 0.02})),
         "qwen3-moe": lambda: t.Qwen3MoeForCausalLM(t.Qwen3MoeConfig(**sizes, **_EXPERTS, num_experts=4)),
     }
     return makers[architecture]

@@ -20,6 +20,7 @@ import psutil
 
 from support.forked import Forked, ended
 from support.sockets import free_port
+from support.vllm_template import ForkedVllm
 
 SGLANG_VENV = os.environ.get("REFITD_SGLANG_VENV")
 AREAL_VENV = os.environ.get("REFITD_AREAL_VENV")
@@ -31,6 +32,7 @@ _TOO_LONG = (subprocess.TimeoutExpired, TimeoutError)
 START_SECONDS = 500.0  # SGLang takes about 20 on two idle cores, and far more on busy ones
 STOP_SECONDS = 15.0
 TAIL = 30  # lines
+Process = subprocess.Popen[bytes] | Forked | ForkedVllm
 
 
 class ServerError(Exception):
@@ -46,7 +48,7 @@ class Server:
     def __init__(self, folder: Path) -> None:
         self.log = folder / f"{self.name}.log"
         self.port = 0
-        self._process: subprocess.Popen[bytes] | Forked | None = None
+        self._process: Process | None = None
         self._reader: threading.Thread | None = None
         self._up = threading.Event()
 
@@ -63,7 +65,7 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     @property
-    def process(self) -> "subprocess.Popen[bytes] | Forked":
+    def process(self) -> Process:
         if self._process is None:
             raise ServerError(f"{self.name} was not started")
         return self._process
@@ -87,7 +89,7 @@ class Server:
             raise ServerError(f"{self.name} does not come up; the end of {self.log}:\n{self.tail()}")
         return self
 
-    def _begun(self) -> "subprocess.Popen[bytes] | Forked":
+    def _begun(self) -> Process:
         return self._in_an_interpreter()
 
     def _in_an_interpreter(self) -> "subprocess.Popen[bytes]":
@@ -147,7 +149,7 @@ class Server:
         if self._reader is not None:
             self._reader.join(STOP_SECONDS)
 
-    def _read(self, process: "subprocess.Popen[bytes] | Forked", up: threading.Event) -> None:
+    def _read(self, process: Process, up: threading.Event) -> None:
         assert process.stdout is not None
         if process.stdin is not None:
             process.stdin.close()
@@ -192,7 +194,7 @@ class EmbeddedServer(EngineServer):
 
     name = "embedded"
 
-    def _begun(self) -> "subprocess.Popen[bytes] | Forked":
+    def _begun(self) -> Process:
         from refitd_embedded.__main__ import main  # here, because every test imports this module
 
         _, _, _, *words = self.command(self.port)
@@ -206,7 +208,7 @@ class EmbeddedServer(EngineServer):
 class EmbeddedProgram(EmbeddedServer):
     """The same with an interpreter of its own, for tests of what reads the command lines of processes."""
 
-    def _begun(self) -> "subprocess.Popen[bytes] | Forked":
+    def _begun(self) -> Process:
         return self._in_an_interpreter()
 
 
@@ -264,7 +266,7 @@ class RefitdServer(Server):
         named = [word for url in engines for word in ("--engine", url)]
         self._arguments = ["--root", str(root), "--state", str(folder / "state"), *named, *flags]
 
-    def _begun(self) -> "subprocess.Popen[bytes] | Forked":
+    def _begun(self) -> Process:
         if self._by:
             return self._in_an_interpreter()
         return forked_refitd(self.command(self.port), self.environment(), self._first)
@@ -276,7 +278,7 @@ class RefitdServer(Server):
 class RefitdProgram(RefitdServer):
     """The same with an interpreter of its own, for tests of its memory and of its command line."""
 
-    def _begun(self) -> "subprocess.Popen[bytes] | Forked":
+    def _begun(self) -> Process:
         return self._in_an_interpreter()
 
 

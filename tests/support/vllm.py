@@ -21,24 +21,46 @@ from refitd_client.contract.plugin import Answer, answers_in
 
 from .servers import API_KEY, VLLM_VENV, EngineServer, ServerError, free_port
 from .subject import PROMPT, Streamed, Subject
+from .vllm_template import ForkedVllm, template
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-KIT = REPOSITORY / "tests/vllm"
+_BIN = Path(VLLM_VENV or "").absolute() / "bin"
 FAULTS = "support.vllm_faults:register"
 WIDTH = 128  # of the models: vLLM's attention on the CPU takes heads of 32 elements and more
+_BIND = "VLLM_CPU_OMP_THREADS_BIND"
 _TWO = ["--tensor-parallel-size", "2"]
 BY_CLASS = ["--worker-extension-cls", "refitd_vllm.Worker"]
 _IN_PLACE = {"UNPACKED": "1"}  # linear layers are not repacked, as on a GPU: loads are copies that are learned
+FLAGS = [
+    "--host",
+    "127.0.0.1",
+    "--dtype",
+    "bfloat16",
+    "--max-model-len",
+    "1024",
+    "--max-num-seqs",
+    "8",
+    "--enforce-eager",
+]
+ENVIRONMENT = {
+    "VLLM_SERVER_DEV_MODE": "1",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GB
+    _BIND: "nobind",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+}
 # How each kind is started.
 STARTED: dict[str, tuple[list[str], dict[str, str]]] = {
     "vllm": ([], {}),
-    "vllm-two-ranks": (_TWO, {"BIND": "0|1"}),
+    "vllm-two-ranks": (_TWO, {_BIND: "0|1"}),
     "vllm-plugged": ([], {}),
-    "vllm-plugged-two-ranks": (_TWO, {"BIND": "0|1"} | _IN_PLACE),
+    "vllm-plugged-two-ranks": (_TWO, {_BIND: "0|1"} | _IN_PLACE),
     "vllm-plugged-in-place": ([], _IN_PLACE),
-    "vllm-plugged-two-ranks-repacked": (_TWO, {"BIND": "0|1"}),
+    "vllm-plugged-two-ranks-repacked": (_TWO, {_BIND: "0|1"}),
     "vllm-plugged-by-class": (BY_CLASS, {}),
-    "vllm-plugged-by-class-two-ranks": ([*_TWO, *BY_CLASS], {"BIND": "0|1"} | _IN_PLACE),
+    "vllm-plugged-by-class-two-ranks": ([*_TWO, *BY_CLASS], {_BIND: "0|1"} | _IN_PLACE),
 }
 
 
@@ -57,11 +79,15 @@ class VllmServer(EngineServer):
         self._environment = environment
 
     def command(self, port: int) -> Sequence[str]:
-        venv = Path(VLLM_VENV or "").absolute()
-        return [str(KIT / "serve"), str(venv), str(self.model), str(port), *self._flags]
+        return ["vllm", "serve", str(self.model), "--port", str(port), *FLAGS, *self._flags]
 
     def environment(self) -> dict[str, str]:
-        return super().environment() | self._environment
+        path = f"{_BIN}{os.pathsep}{os.environ['PATH']}"
+        return super().environment() | ENVIRONMENT | {"PATH": path} | self._environment
+
+    def _begun(self) -> ForkedVllm:
+        _, *words = self.command(self.port)
+        return ForkedVllm(template(_BIN / "python"), words, self.environment())
 
     def stop(self) -> None:
         """SIGKILL: it takes seconds to end by itself, and has nothing that is looked at afterwards."""

@@ -21,7 +21,6 @@ pytestmark = [
 ]
 
 Served = tuple[list[VllmSubject], list[int]]  # and what it answers on model_a
-MORE = ("gemma2", "qwen2-tied", "qwen3")  # each takes a server of its own
 
 
 @asynccontextmanager
@@ -42,7 +41,7 @@ async def served(architecture: str, one_vllm: OneVllm, tokenizer: Path, folder: 
             await inside.engine.aclose()
 
 
-@pytest.mark.parametrize("architecture", ["llama", *(pytest.param(name, marks=pytest.mark.thorough) for name in MORE)])
+@pytest.mark.parametrize("architecture", ["gemma2", "llama", "qwen2-tied", "qwen3"])
 async def test_an_update_gives_the_answers_of_a_server_that_was_started_on_that_checkpoint(
     architecture: str, one_vllm: OneVllm, vllm_models: Path, tmp_path: Path
 ) -> None:

@@ -6,13 +6,17 @@
                and a clean engine is asked whether it is
     wrong      anything else
 
+vLLM tells no versions. An answer of one that is no version's in whole is spanning where it begins as a version's: what
+follows the longest such beginning is a claim.
+
 An engine cannot go back: `floor` is what it was known to serve when the question was sent.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from chaos.book import Book, Published
+from chaos.book import AT_START, Book, Published
+from chaos.plan import VLLM
 from refitd_client.contract.naming import Order
 
 Tokens = tuple[int, ...]
@@ -79,6 +83,8 @@ Verdict = Right | Spanning | Wrong
 
 def judge(answer: Answer, book: Book, expected: Expected) -> Verdict:
     """Decide about one answer."""
+    if answer.engine == VLLM:
+        return _judge_unlabelled(answer, book, expected)
     if not _is_cut_cleanly(answer):
         return Wrong(f"its parts {answer.spans} do not make up {len(answer.tokens)} tokens labelled {answer.label!r}")
     if len(answer.spans) == 1:
@@ -86,6 +92,18 @@ def judge(answer: Answer, book: Book, expected: Expected) -> Verdict:
     if answer.retractions == 0:
         return Wrong("it claims to span two versions, and was never held by an update")
     return _judge_parts(answer, book, expected)
+
+
+def _judge_unlabelled(answer: Answer, book: Book, expected: Expected) -> Verdict:
+    able = [each for each in (AT_START, *sorted(book.versions)) if each.order >= answer.floor]
+    first = max(able, key=lambda version: (_common(answer, version, expected), version.order))
+    end = _common(answer, first, expected)
+    if end == len(answer.tokens):
+        return Right(first)
+    if end == 0:
+        return Wrong(f"it begins as no answer of a version{_looks_like(answer, book, expected)}")
+    models = tuple(dict.fromkeys(version.model for version in able))
+    return Spanning((Claim(models, answer.prompt, answer.tokens[:end], answer.tokens[end:]),))
 
 
 def _is_cut_cleanly(answer: Answer) -> bool:
@@ -124,11 +142,13 @@ def _able(answer: Answer, label: str, book: Book) -> list[Published]:
 def _looks_like(answer: Answer, book: Book, expected: Expected) -> str:
     """For whoever has to find out: whose answer begins most like it."""
 
-    def common(version: Published) -> int:
-        pairs = zip(expected(version.model, answer.prompt), answer.tokens, strict=False)
-        return next((place for place, (one, other) in enumerate(pairs) if one != other), len(answer.tokens))
-
     every = [*book.labelled("default"), *sorted(book.versions)]
-    best = max(every, key=lambda version: (common(version), version.order))
-    held = f"held {answer.retractions} times"
-    return f"; its first {common(best)} tokens are those of {best.name} ({best.model}); {held}; floor {answer.floor}"
+    best = max(every, key=lambda version: (_common(answer, version, expected), version.order))
+    begins = f"its first {_common(answer, best, expected)} tokens are those of {best.name} ({best.model})"
+    return f"; {begins}; held {answer.retractions} times; floor {answer.floor}"
+
+
+def _common(answer: Answer, version: Published, expected: Expected) -> int:
+    """With how many tokens of a version's answer it begins."""
+    pairs = zip(expected(version.model, answer.prompt), answer.tokens, strict=False)
+    return next((place for place, (one, other) in enumerate(pairs) if one != other), len(answer.tokens))

@@ -76,5 +76,7 @@ def left_paused(stack: Stack) -> list[str]:
     wanted = stack.reference.expected(stack.book.newest.model, 0)
     paused = [engine.url for engine in stack.client.engines().items if engine.paused]
     return [
-        name for name, engine in stack.engines.items() if engine.url in paused or answer_now(engine.url, 0) != wanted
+        name
+        for name, engine in stack.engines.items()
+        if engine.url in paused or answer_now(name, engine.url, 0) != wanted
     ]

@@ -11,7 +11,8 @@ import httpx
 
 from chaos.answers import Answer, Span
 from chaos.book import AT_START
-from chaos.reference import PROMPTS, question
+from chaos.plan import VLLM
+from chaos.reference import PROMPTS, route_and_body
 from refitd_client.contract.naming import Order
 from support.servers import API_KEY
 
@@ -93,15 +94,36 @@ def ask(http: httpx.Client, asked: Asked, prompt: int) -> Answer | str:
     floor, sent = asked.floor, time.monotonic()
     headers = {"Authorization": f"Bearer {API_KEY}"}
     try:
-        reply = http.post("/generate", json=question(PROMPTS[prompt]), headers=headers)
+        route, body = route_and_body(asked.name, PROMPTS[prompt])
+        reply = http.post(route, json=body, headers=headers)
     except httpx.TransportError:
         return "connection lost"
     if reply.status_code != 200:
         return f"status {reply.status_code}"
     data = reply.json()
+    if asked.name == VLLM:
+        return read_unlabelled(data, asked.name, prompt, floor, sent)
     if data["meta_info"]["finish_reason"]["type"] != "length":
         return f"ended by {data['meta_info']['finish_reason']['type']}"
     return read(data, asked.name, prompt, floor, sent)
+
+
+def read_unlabelled(data: dict[str, Any], engine: str, prompt: int, floor: Order, sent: float) -> Answer | str:
+    """The answer in vLLM's reply, which does not say which weights gave it."""
+    choice = data["choices"][0]
+    if choice["finish_reason"] != "length":
+        return f"ended by {choice['finish_reason']}"
+    return Answer(
+        engine=engine,
+        prompt=prompt,
+        tokens=tuple(choice["token_ids"]),
+        label="",
+        spans=(),
+        retractions=0,
+        floor=floor,
+        sent=sent,
+        received=time.monotonic(),
+    )
 
 
 def read(data: dict[str, Any], engine: str, prompt: int, floor: Order, sent: float) -> Answer:

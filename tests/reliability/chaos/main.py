@@ -4,7 +4,7 @@
 
 Exit status 1 when an answer was wrong, a version was lost or leaked, an engine was left paused or a round did not end
 in sync. With REFITD_SGLANG_VENV a real SGLang is one of the engines; `--sglang-rounds` of the rounds catch it in the
-middle of a load.
+middle of a load. With REFITD_VLLM_VENV a real vLLM is one of them.
 """
 
 import sys

@@ -10,6 +10,9 @@ SLICES = 7  # of a load by a real SGLang; it takes about ten
 MAX_DELAY = 1.0
 
 
+VLLM = "vllm"  # one that tells no versions
+
+
 class Victim(Enum):
     """Who is killed."""
 
@@ -138,7 +141,7 @@ def _stream(seed: str, number: int, chance: random.Random, engines: list[str], s
         seed=seed,
         victim=Victim.STREAM,
         point=Point.UPDATING,
-        engine=sglang or chance.choice(engines),
+        engine=sglang or chance.choice([name for name in engines if name != VLLM]),
         delay=chance.uniform(0.0, 0.01),
         frozen=sglang is not None and chance.random() < 0.6,
     )

@@ -11,6 +11,7 @@ import httpx
 
 from chaos.answers import Claim, Tokens
 from chaos.models import NAMES
+from chaos.plan import VLLM
 from support.servers import ADMIN_KEY, API_KEY
 
 ANSWER_TOKENS = 16
@@ -28,6 +29,14 @@ def question(prompt: list[int], tokens: int = ANSWER_TOKENS) -> dict[str, object
     """The body of a greedy request."""
     params = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
     return {"input_ids": prompt, "sampling_params": params}
+
+
+def route_and_body(engine: str, prompt: list[int]) -> tuple[str, dict[str, object]]:
+    """The route and the body of a greedy request to an engine."""
+    if engine != VLLM:
+        return "/generate", question(prompt)
+    body: dict[str, object] = {"prompt": prompt, "temperature": 0, "max_tokens": ANSWER_TOKENS, "ignore_eos": True}
+    return "/v1/completions", body | {"return_token_ids": True}
 
 
 @dataclass
@@ -97,12 +106,13 @@ def agree(one: Reference, other: Reference) -> None:
                 raise UnfitReferenceError(f"{one.url} and {other.url} answer prompt {number} differently with {model}")
 
 
-def answer_now(url: str, prompt: int) -> Tokens:
-    """What an engine answers to a prompt at this moment."""
+def answer_now(engine: str, url: str, prompt: int) -> Tokens:
+    """What an engine at a URL answers to a prompt at this moment."""
     headers = {"Authorization": f"Bearer {API_KEY}"}
-    body = question(PROMPTS[prompt])
-    reply = httpx.post(f"{url}/generate", json=body, headers=headers, timeout=60.0, trust_env=False)
-    return tuple(reply.raise_for_status().json()["output_ids"])
+    route, body = route_and_body(engine, PROMPTS[prompt])
+    reply = httpx.post(f"{url}{route}", json=body, headers=headers, timeout=60.0, trust_env=False)
+    said = reply.raise_for_status().json()
+    return tuple(said["choices"][0]["token_ids"] if engine == VLLM else said["output_ids"])
 
 
 @contextmanager

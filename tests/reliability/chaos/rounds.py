@@ -180,6 +180,8 @@ def _stale(stack: Stack, round_: Round) -> str | None:
         return None
     newest = stack.book.newest
     for number in range(len(PROMPTS)):
-        if answer_now(stack.engines[round_.engine].url, number) != stack.reference.expected(newest.model, number):
+        if answer_now(round_.engine, stack.engines[round_.engine].url, number) != stack.reference.expected(
+            newest.model, number
+        ):
             return f"{round_.engine} answers prompt {number} with something stale after {newest.id}"
     return None

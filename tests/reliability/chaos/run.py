@@ -23,6 +23,7 @@ from chaos.start import running
 from chaos.summary import USUAL_ROUNDS, judge_all, summary
 from chaos.tally import Tally
 from support.servers import SGLANG_VENV
+from support.vllm import VLLM_VENV
 
 WARM_UP_SECONDS = 120.0
 WIDTH = 110  # characters
@@ -80,6 +81,8 @@ def _run(arguments: argparse.Namespace, folder: Path, console: Console) -> tuple
     console.print(f"seed {arguments.seed}; logs in {folder}")
     if sglang is None:
         console.print("REFITD_SGLANG_VENV is not set: no real SGLang is among the engines")
+    if not VLLM_VENV:
+        console.print("REFITD_VLLM_VENV is not set: no real vLLM is among the engines")
     tally = Tally()
     with running(folder, models.make(folder / "models"), str(arguments.seed)) as stack:
         _warm_up(stack)

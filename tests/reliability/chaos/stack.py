@@ -21,11 +21,7 @@ from refitd_client.contract.naming import MANIFEST_NAME, Order
 from refitd_client.contract.states import EngineState
 from refitd_client.contract.wire import Engine
 from refitd_client.errors import ServiceError
-from support.servers import (
-    EngineServer,
-    RefitdServer,
-    Server,
-)
+from support.servers import RefitdServer, Server
 
 SGLANG = "sglang"
 
@@ -48,7 +44,7 @@ class Stack:
 
     root: Path
     models: Path
-    engines: dict[str, EngineServer]
+    engines: dict[str, Server]
     refitd: RefitdServer
     client: RefitClient
     trainer: Trainer
@@ -113,8 +109,11 @@ class Stack:
         moment, newest = time.monotonic(), self.book.newest
         for name, asked in self.load.asked.items():
             asked.floor = newest.order
-            if self.load.answer_sent_after(name, moment, within) is None:
+            answer = self.load.answer_sent_after(name, moment, within)
+            if answer is None:
                 return f"{name} is in sync and does not answer"
+            if not answer.spans and answer.tokens != self.reference.expected(newest.model, answer.prompt):
+                return f"{name} is in sync with {newest.id} and answers {answer.tokens} to prompt {answer.prompt}"
         return None
 
 

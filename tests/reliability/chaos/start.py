@@ -10,11 +10,13 @@ from chaos.follower import Follower
 from chaos.load import Load
 from chaos.midload import MidLoad
 from chaos.models import START_UP
-from chaos.reference import Reference, agree
+from chaos.plan import VLLM
+from chaos.reference import PROMPTS, Reference, UnfitReferenceError, agree, answer_now
 from chaos.stack import SGLANG, Stack
 from chaos.trainer import Trainer
 from refitd_client import RefitClient
-from support.servers import ADMIN_KEY, API_KEY, SGLANG_VENV, EmbeddedServer, EngineServer, RefitdServer, SglangServer
+from support.servers import ADMIN_KEY, API_KEY, SGLANG_VENV, EmbeddedServer, RefitdServer, Server, SglangServer
+from support.vllm import VLLM_VENV, VllmServer
 
 TOKEN = "of-the-service"
 LOAD_DELAYS = {"embedded-1": 0.03, "embedded-2": 0.08}  # seconds, so that a kill hits in mid-load
@@ -36,7 +38,7 @@ def running(folder: Path, models: Path, seed: str) -> Generator[Stack]:
     """Start everything; end everything, whatever happens."""
     with ExitStack() as cleanup:
         reference = _reference(folder, models, cleanup)
-        engines: dict[str, EngineServer] = {
+        engines: dict[str, Server] = {
             name: EmbeddedServer(_made(folder / name), models / START_UP, "--defects", "--load-delay", str(delay))
             for name, delay in LOAD_DELAYS.items()
         }
@@ -49,6 +51,11 @@ def running(folder: Path, models: Path, seed: str) -> Generator[Stack]:
             cleanup.callback(sglang.kill)
             stale = _check_kind(sglang.start(), models, reference)
             engines[SGLANG], mid_load = sglang, MidLoad(sglang)
+        if VLLM_VENV:
+            vllm = VllmServer(_made(folder / VLLM), models / START_UP, "--dtype", "float32")
+            cleanup.callback(vllm.kill)
+            _check_answers(vllm.start(), reference)
+            engines[VLLM] = vllm
         stack = _with_service(folder, models, seed, engines, reference, mid_load, cleanup)
         stack.stale_updates = stale
         yield stack
@@ -71,11 +78,18 @@ def _check_kind(sglang: SglangServer, models: Path, reference: Reference) -> int
     return stale
 
 
+def _check_answers(vllm: VllmServer, reference: Reference) -> None:
+    """A clean vLLM has to answer as the reference does."""
+    for number in range(len(PROMPTS)):
+        if answer_now(VLLM, vllm.url, number) != reference.expected(START_UP, number):
+            raise UnfitReferenceError(f"{VLLM} answers prompt {number} differently with {START_UP}")
+
+
 def _with_service(
     folder: Path,
     models: Path,
     seed: str,
-    engines: dict[str, EngineServer],
+    engines: dict[str, Server],
     reference: Reference,
     mid_load: MidLoad | None,
     cleanup: ExitStack,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from chaos.answers import Answer, Claim, Right, Spanning, Verdict, Wrong
 from chaos.book import AT_START
-from chaos.plan import Victim
+from chaos.plan import VLLM, Victim
 from chaos.rounds import Outcome
 
 
@@ -27,7 +27,7 @@ class Tally:
             case Right(version):
                 self.answers["of start-up weights" if version == AT_START else "of one version"] += 1
             case Spanning(claims):
-                self.answers["known as spanning"] += 1
+                self.answers["spanning, untold" if answer.engine == VLLM else "known as spanning"] += 1
                 self.claims += [(claim, answer) for claim in claims]
             case Wrong(reason):
                 return self.is_wrong(answer, reason)

@@ -1,9 +1,12 @@
 """How chaos tells a right answer from a wrong one. Were it lenient, its zeros would mean nothing."""
 
+from dataclasses import replace
+
 import pytest
 
 from chaos.answers import Answer, Claim, Right, Span, Spanning, Tokens, Wrong, judge
 from chaos.book import AT_START, Book, Published
+from chaos.plan import VLLM
 from refitd_client.contract.naming import Order
 
 MODELS = {"m0": (1, 2, 3, 4), "m1": (5, 6, 7, 8), "m2": (5, 6, 9, 9)}
@@ -89,3 +92,20 @@ def test_a_spanning_answer_that_does_not_add_up_is_wrong(odd: Answer, why: str) 
     verdict = judge(odd, book(SEVEN, EIGHT), expected)
     assert isinstance(verdict, Wrong)
     assert why in verdict.reason
+
+
+def test_an_answer_of_a_vllm_names_no_version_and_is_one_versions_or_goes_on_as_another() -> None:
+    """Where an update has cut it in two nothing says so, and what comes after is a claim. Others have to say it."""
+
+    def unlabelled(tokens: Tokens, floor: Order = AT_START.order, engine: str = VLLM) -> Answer:
+        return replace(answer(tokens, ("7", 0, 4), floor=floor), engine=engine, label="", spans=())
+
+    both = book(SEVEN, EIGHT)
+    assert judge(unlabelled((5, 6, 7, 8)), both, expected) == Right(SEVEN)
+    cut = judge(unlabelled((1, 2, 7, 8)), both, expected)
+    assert cut == Spanning((Claim(("m0", "m1", "m2"), 0, (1, 2), (7, 8)),))
+    late = judge(unlabelled((5, 6, 0, 8), floor=EIGHT.order), both, expected)
+    assert late == Spanning((Claim(("m2",), 0, (5, 6), (0, 8)),))
+    assert isinstance(judge(unlabelled((9, 9, 9, 9)), both, expected), Wrong)
+    assert isinstance(judge(unlabelled((1, 2, 3, 4), floor=SEVEN.order), both, expected), Wrong)
+    assert isinstance(judge(unlabelled((5, 6, 7, 8), engine="sglang"), both, expected), Wrong)

@@ -48,7 +48,7 @@ def test_the_words_of_a_handshake(root: Path, startup: Path) -> None:
     rank = Rank(startup, port=30000, random_seed=7)
     rank.answer(version(root, 1))
     installed = rank.plugin.rank_of(rank.updater)
-    handler = RequestHandler(root, installed._process, installed.engine, None, rank_plugin.plugin_release())
+    handler = RequestHandler(root, installed.process, installed.engine, None, rank_plugin.plugin_release())
     said = handler.handle(PluginRequest(do="hello"))
     assert set(said) == {
         "ok", "protocol", "plugin", "sglang", "state", "reason", "host", "pid", "port", "seed", "rank", "ranks",
@@ -64,7 +64,7 @@ def test_the_words_of_a_handshake(root: Path, startup: Path) -> None:
 
 def test_the_words_of_a_prepare(root: Path, startup: Path) -> None:
     installed = (rank := Rank(startup)).plugin.rank_of(rank.updater)
-    handler = RequestHandler(root, installed._process, installed.engine, None, "0.1.0")
+    handler = RequestHandler(root, installed.process, installed.engine, None, "0.1.0")
     version(root, 1)
     said = handler.handle(PluginRequest(do="prepare", path="run/v000001"))
     assert set(said) == {"ok", "bytes", "ms", "stages", "version", "kind", "digest", "signature"}

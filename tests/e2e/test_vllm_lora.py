@@ -79,7 +79,8 @@ def test_requests_that_name_the_adapter_get_it_and_others_the_model(
     assert answer(engine, "actor-v2") == answers[1], "a request that comes late still gets what it was made for"
     assert answer(engine, "actor-v3") == answers[2]
     seen = job.engine_now
-    assert (seen.server, seen.server_version, seen.proof) == ("vLLM", "0.32.0", "answers to a fixed prompt")
+    assert (seen.server, seen.server_version) == ("vLLM", "0.32.0")
+    assert seen.proof == "answers to a fixed prompt (recorded, not yet compared)"
     with pytest.raises(VersionRejectedError, match="rank 8 want"):
         job.serve(write_adapter(tmp_path / "wrong", model, 4, r=8), 4)
     assert answer(engine, "actor-v3") == answers[2]

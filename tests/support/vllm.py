@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from refitd.engine.port import Reached
 from refitd.engine.vllm.adapter import VllmEngine
 from refitd.engine.vllm.contents import agree
+from refitd_client.contract.naming import ROOT_NAME, SERVICE_FOLDER
 from refitd_client.contract.plugin import Answer, answers_in
 
 from .servers import API_KEY, VLLM_VENV, EngineServer, ServerError, free_port
@@ -194,6 +195,8 @@ class OneVllm:
             self._server, self._kind = self._made(kind), kind
         if not self._server.is_running:
             self._server.restart()
+        if isinstance(self._server, PluggedVllm):  # the service of the next test has a journal of its own
+            (self._server.root / SERVICE_FOLDER / ROOT_NAME).unlink(missing_ok=True)
         return self._server
 
     def subject(self, kind: str) -> "VllmSubject":

@@ -2,6 +2,7 @@
 two services. Nothing mixed is served, and what is left paused says what to do."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,12 +157,13 @@ async def test_of_two_services_the_engine_names_to_the_second_the_one_that_leads
         )
         for number in (1, 2)
     ]
-    first, second = (subject.adapter(leads=each) for each in leads)
+    first, second, ending = (subject.adapter(leads=each) for each in (*leads, replace(leads[0], seconds=0.001)))
     try:
         seen, other = await first.probe(), await second.probe()
+        await ending.probe()  # the next test finds an engine that no service leads
     finally:
-        await first.aclose()
-        await second.aclose()
+        for each in (first, second, ending):
+            await each.aclose()
     assert isinstance(seen, Reached)
     assert isinstance(other, Reached)
     assert seen.led_by is None

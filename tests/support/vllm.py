@@ -196,7 +196,8 @@ class OneVllm:
         if not self._server.is_running:
             self._server.restart()
         if isinstance(self._server, PluggedVllm):  # the service of the next test has a journal of its own
-            (self._server.root / SERVICE_FOLDER / ROOT_NAME).unlink(missing_ok=True)
+            for name in (ROOT_NAME, "journal"):  # which root it is, and where its journal lies
+                (self._server.root / SERVICE_FOLDER / name).unlink(missing_ok=True)
         return self._server
 
     def subject(self, kind: str) -> "VllmSubject":

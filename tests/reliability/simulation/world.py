@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import random
 import tempfile
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +22,7 @@ from refitd.policy.strategy import Strategy, StrategyName
 from refitd.problem import ProblemError
 from refitd.settings import Settings
 from refitd.state.journal.journal import JournalError
+from refitd.state.records import EngineRecord
 from refitd_client.contract.naming import Order, parse_version_folder, version_folder, version_id
 from refitd_client.contract.states import EngineState, Kind, Standing
 from refitd_client.contract.wire import Move, NewEngine, Notice, OneRun, Rollback, Rollouts
@@ -434,13 +435,17 @@ class World:
             self.close_run(closed=False)
             self.wait(HEAL_SECONDS)
         assert self.life is not None
-        engines = self.life.store.engines.values()
-        if given_up := [each.id.removesuffix(":1") for each in engines if each.state.value == "QUARANTINED"]:
-            self._restart(given_up)
-        for each in list(engines):
-            if each.state is EngineState.CONTESTED:  # as an operator would, told by the alert
-                self.promises.is_seen(each)
-                self.life.fleet.resync(each.id)
+        tended: set[str] = set()  # each engine is tended once: what is found again after that is a failure
+        # One that waited for its turn behind another is found broken only after that one was restarted.
+        while waiting := [each for each in self.life.store.engines.values() if _wants_operator(each, tended)]:
+            tended.update(f"{each.id} {each.state}" for each in waiting)
+            if given_up := [each for each in waiting if each.state is EngineState.QUARANTINED]:
+                self._restart([each.id.removesuffix(":1") for each in given_up])
+            for each in waiting:
+                if each.state is EngineState.CONTESTED:
+                    self.promises.is_seen(each)
+                    self.life.fleet.resync(each.id)
+            self.wait(HEAL_SECONDS)
         self.wait(HEAL_SECONDS)
         self.promises.hold_in_the_end()
 
@@ -462,6 +467,12 @@ class World:
     def trace(self) -> list[str]:
         """What has happened, to compare two runs of one seed."""
         return self.promises.trace
+
+
+def _wants_operator(engine: EngineRecord, tended: Collection[str]) -> bool:
+    """Whether an alert asks for somebody to restart or resync an engine, and nobody has done that yet."""
+    asks = engine.state in {EngineState.QUARANTINED, EngineState.CONTESTED}
+    return asks and f"{engine.id} {engine.state}" not in tended
 
 
 def _memory() -> str | None:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refitd_client.checkpoint.header import METADATA_KEY, Entry
+from refitd_client.checkpoint.strict_header import NO_NAME, is_name
 from refitd_client.errors import InvalidWeightsError
 
 DTYPES = {
@@ -116,6 +117,8 @@ def entry_of(name: str, dtype: str, shape: tuple[int, ...]) -> Entry:
     """
     if name == METADATA_KEY:
         raise refused(name, "has a name that safetensors keeps for itself: rename it")
+    if not is_name(name):
+        raise InvalidWeightsError(f"tensor {name[:200]!a} has a name that is {NO_NAME}: rename it", tensor=name)
     if dtype not in DTYPES:
         raise refused(name, f"has dtype {dtype}, which cannot be served: convert it, or leave it out")
     if dtype == "float4_e2m1fn_x2":  # torch counts pairs, the file counts elements

@@ -30,6 +30,7 @@ def _run(_: int, __: int, root: Path, examples: list[str]) -> None:
 
 def _run_as_torchrun(rank: int, size: int, root: Path, examples: list[str], port: int) -> None:
     """In an environment as torchrun makes it, where nobody has made a process group yet."""
+    distributed.barrier()  # a group that one rank leaves while another still connects fails there
     distributed.destroy_process_group()
     place = {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()})

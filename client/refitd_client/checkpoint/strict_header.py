@@ -24,6 +24,7 @@ from refitd_client.files.plain_file import read_at
 MAX_HEADER_BYTES = 32 * 2**20
 MAX_TENSORS = 200_000
 MAX_NAME_LENGTH = 1024
+NO_NAME = f"empty, longer than {MAX_NAME_LENGTH} or not printable"
 _SHOWN = 200  # characters of a name in a sentence
 MAX_METADATA_BYTES = 2**20
 _MAX_ENTRY_BYTES = 4096
@@ -204,11 +205,14 @@ def _metadata(value: bytes) -> dict[str, str]:
     return metadata
 
 
+def is_name(name: str) -> bool:
+    """Whether a version may hold a tensor of this name; one that it may not is `NO_NAME`."""
+    return 0 < len(name) <= MAX_NAME_LENGTH and name.isprintable()
+
+
 def _spec(name: str, value: bytes) -> TensorSpec:
-    if not name or len(name) > MAX_NAME_LENGTH or not name.isprintable():
-        raise HeaderRefusedError(
-            f"{_named(name)} has a name that is empty, longer than {MAX_NAME_LENGTH} or not printable"
-        )
+    if not is_name(name):
+        raise HeaderRefusedError(f"{_named(name)} has a name that is {NO_NAME}")
     if len(value) > _MAX_ENTRY_BYTES or value.count(b'"') != _QUOTES:
         raise HeaderRefusedError(f"{_named(name)} is described by more than a dtype, a shape and data_offsets")
     try:

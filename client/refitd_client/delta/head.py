@@ -17,6 +17,7 @@ import msgspec
 from refitd_client.checkpoint import header
 from refitd_client.checkpoint.header import METADATA_KEY, Entry
 from refitd_client.checkpoint.pairs import OBJECTS, STRINGS, PairsRefusedError, pairs, text
+from refitd_client.checkpoint.strict_header import NO_NAME, is_name
 from refitd_client.contract.naming import parse_version_id
 from refitd_client.delta import gap
 from refitd_client.delta.change import DeltaRefusedError, elements_of, index_type
@@ -27,7 +28,6 @@ from refitd_client.delta.layout import (
     INDICES,
     MAX_DIMENSIONS,
     MAX_HEADER_BYTES,
-    MAX_NAME_LENGTH,
     MAX_SIZE,
     MAX_TENSORS,
     UNSIGNED,
@@ -197,8 +197,8 @@ def _decoded(value: bytes, kind: type[_KindT], quotes: int, what: str) -> _KindT
 
 
 def _check_row(name: str, row: TensorRecord, encoding: Encoding) -> None:
-    if not name or len(name) > MAX_NAME_LENGTH or not name.isprintable():
-        raise DeltaRefusedError(f"{named(name)} has a name that is empty, too long or not printable")
+    if not is_name(name):
+        raise DeltaRefusedError(f"{named(name)} has a name that is {NO_NAME}")
     if row.dtype not in header.BITS:
         raise DeltaRefusedError(f"{named(name)} has dtype {_shown(row.dtype)!r}, which no version has")
     is_sane = len(row.shape) <= MAX_DIMENSIONS and all(0 <= size <= MAX_SIZE for size in row.shape)

@@ -221,6 +221,12 @@ def test_a_distributed_tensor_is_refused_with_the_way_to_gather_it(publisher: We
         distributed.destroy_process_group()
 
 
+@pytest.mark.parametrize("name", ["a" * 1025, "a\nb", "a\u202eb"])
+def test_a_name_that_the_service_would_reject_is_refused(publisher: WeightPublisher, name: str) -> None:
+    with pytest.raises(InvalidWeightsError, match="empty, longer than 1024 or not printable: rename it"):
+        publisher.publish({name: torch.ones(1), "w": torch.ones(1)}, step=1)
+
+
 @pytest.mark.parametrize("weights", [{}, {1: torch.ones(1)}, {"__metadata__": torch.ones(1)}, 3, None])
 def test_what_is_no_state_dict_is_refused(publisher: WeightPublisher, weights: Any) -> None:
     """Also one without tensors."""

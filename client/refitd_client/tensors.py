@@ -241,6 +241,30 @@ def _read(held: TensorRef, dtype: str) -> NDArray[np.uint8]:
     return here.view(torch.uint8).numpy()
 
 
+_SMALL = 2**16  # bytes of a tensor from which a call for it alone is worth its while
+
+
+def joins(one: TensorSource, other: TensorSource) -> bool:
+    """Whether `read_together` reads two tensors: small ones of one dtype, whose bytes lie there in host memory."""
+    return one.entry.dtype == other.entry.dtype and _is_small(one) and _is_small(other)
+
+
+def _is_small(source: TensorSource) -> bool:
+    torch: Any = sys.modules.get("torch")
+    if torch is None or source.held is None or not source.is_view or source.place != HOST:
+        return False
+    plain = source.held.value.__class__ in {torch.Tensor, torch.nn.Parameter}
+    return plain and 0 < source.entry.nbytes <= _SMALL
+
+
+def read_together(sources: Sequence[TensorSource]) -> NDArray[np.uint8]:
+    """The bytes of tensors that join, one after the other, by one call of torch: five calls a tensor take longer."""
+    torch: Any = sys.modules["torch"]
+    with torch.no_grad():  # parameters as they are, without a detached view of each
+        values = [source.held.value.reshape(-1) for source in sources if source.held is not None]
+        return torch.cat(values).view(torch.uint8).numpy()
+
+
 def memory_of(tensor: Any) -> Hashable | None:
     """Equal for tensors with the same bytes, dtype, shape and strides; None for one without bytes."""
     if tensor.numel() == 0:

@@ -136,9 +136,12 @@ class ChangeHistory:
 
     def since(self, base: str, last: StepChanges) -> StepChanges:
         """All changes since a known version, up to and with `last`, which was not added yet."""
+        steps = self._after(base, last)
+        if len(steps) == 1:
+            return last
         parts: dict[str, list[Indices]] = {}
         before: dict[str, int] = {}
-        for step in self._after(base, last):
+        for step in steps:
             for name, indices in step.indices.items():
                 parts.setdefault(name, []).append(indices)
                 before.setdefault(name, step.before[name])

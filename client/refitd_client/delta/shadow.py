@@ -18,8 +18,9 @@ import numpy as np
 
 from refitd_client.checkpoint.finite import any_nonfinite, count_nonfinite
 from refitd_client.delta.change import Indices, changed
-from refitd_client.fingerprint import Bits, bits_of, fingerprint, share, width_of
+from refitd_client.fingerprint import Bits, bits_of, fingerprint, fingerprints_together, terms, width_of
 from refitd_client.tensors import HOST, TensorSource
+from refitd_client.write.plan import Run, runs_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,7 +49,10 @@ class ShadowDiff:
     def add(self, other: "ShadowDiff", most: int) -> None:
         """Add the changes of other tensors. If they are more than `most` elements together, `found` is dropped."""
         self.count += other.count
-        self.found = {} if self.count > most else self.found | other.found
+        if self.count > most:
+            self.found = {}
+        else:
+            self.found |= other.found
         self.shifts |= other.shifts
         self.anew |= other.anew
         self.nonfinite |= other.nonfinite
@@ -77,46 +81,94 @@ class Shadow(Protocol):
         ...
 
 
+class _Copies:
+    """The copies of a run's tensors, one after the other: of tensor `i` the elements `begins[i]` to `begins[i + 1]`.
+
+    Small tensors are compared together: the dozen calls that one takes cost more than its elements.
+    """
+
+    def __init__(self, run: Run) -> None:
+        """Copy the tensors."""
+        width = width_of(run.entries[0].dtype)
+        self.run = run
+        self.begins = np.cumsum([0, *(entry.nbytes // width for entry in run.entries)])
+        self._bits = _bits(run).copy()
+
+    def fingerprints(self) -> dict[str, int]:
+        """The fingerprint of each tensor."""
+        if len(self.run.entries) == 1:
+            return {self.run.entries[0].name: fingerprint(self._bits)}
+        found = fingerprints_together(self._bits, np.diff(self.begins))
+        return {entry.name: each for entry, each in zip(self.run.entries, found, strict=True)}
+
+    def at(self, number: int, indices: Indices) -> Bits:
+        """The copy's bits at some indices of one of the tensors."""
+        return self._bits[self.begins[number] : self.begins[number + 1]][indices]
+
+    def update(self) -> ShadowDiff:
+        """Compare the tensors with the copies, and bring these up to date."""
+        now = _bits(self.run)
+        at = changed(self._bits, now)
+        if len(at) == 0:
+            return ShadowDiff()
+        values, old = now[at], self._bits[at]
+        self._bits[at] = values
+        cuts = np.searchsorted(at, self.begins)
+        touched = np.flatnonzero(cuts[1:] > cuts[:-1])
+        starts = cuts[touched]
+        indices = at - np.repeat(self.begins[touched].astype(at.dtype), np.diff(starts, append=len(at)))
+        shifts = np.add.reduceat(terms(indices, values) - terms(indices, old), starts).tolist()
+        diff, dtype = ShadowDiff(count=len(at)), self.run.entries[0].dtype
+        is_finite = not any_nonfinite(dtype, values.view(np.uint8))
+        for number, shift in zip(touched.tolist(), shifts, strict=True):
+            name, here = self.run.entries[number].name, slice(cuts[number], cuts[number + 1])
+            diff.found[name] = ChangedElements(indices=indices[here], values=values[here])
+            diff.shifts[name] = shift
+            if not is_finite and (count := count_nonfinite(dtype, values[here].view(np.uint8))):
+                diff.nonfinite[name] = count
+        return diff
+
+
 class HostShadow:
     """Copies in host memory of tensors in host memory."""
 
     def __init__(self) -> None:
-        self._copies: dict[str, Bits] = {}
+        self._sources: Sequence[TensorSource] = ()
+        self._copies: list[_Copies] = []
+        self._places: dict[str, tuple[_Copies, int]] = {}
 
     def keep(self, sources: Sequence[TensorSource]) -> dict[str, int]:
         """As `Shadow`."""
-        self._copies = {source.entry.name: _bits(source).copy() for source in sources}
-        return {name: fingerprint(bits) for name, bits in self._copies.items()}
+        self._sources = sources
+        self._copies = [_Copies(run) for run in runs_of(sources)]
+        self._places = {
+            entry.name: (copies, number) for copies in self._copies for number, entry in enumerate(copies.run.entries)
+        }
+        return {name: each for copies in self._copies for name, each in copies.fingerprints().items()}
 
     def find(self, sources: Sequence[TensorSource], most: int) -> ShadowDiff:
         """As `Shadow`."""
+        if any(now is not before for now, before in zip(sources, self._sources, strict=True)):
+            now = {source.entry.name: source for source in sources}
+            for copies in self._copies:
+                copies.run = Run(offset=0, sources=[now[entry.name] for entry in copies.run.entries])
+            self._sources = sources
         diff = ShadowDiff()
-        for source in sources:
-            name, dtype = source.entry.name, source.entry.dtype
-            now, copy = _bits(source), self._copies[name]
-            indices = changed(copy, now)
-            if len(indices) == 0:
-                continue
-            values = now[indices]
-            shift = (share(indices, values) - share(indices, copy[indices])) % 2**64
-            copy[indices] = values
-            data = values.view(np.uint8)
-            tensor = ShadowDiff(
-                count=len(indices),
-                found={name: ChangedElements(indices=indices, values=values)},
-                shifts={name: shift},
-                nonfinite={name: count_nonfinite(dtype, data)} if any_nonfinite(dtype, data) else {},
-            )
-            diff.add(tensor, most)
+        for copies in self._copies:
+            diff.add(copies.update(), most)
         return diff
 
     def gather(self, wanted: Mapping[str, Indices]) -> dict[str, Bits]:
         """As `Shadow`."""
-        return {name: self._copies[name][indices] for name, indices in wanted.items()}
+        found: dict[str, Bits] = {}
+        for name, indices in wanted.items():
+            copies, number = self._places[name]
+            found[name] = copies.at(number, indices)
+        return found
 
     def close(self) -> None:
         """As `Shadow`."""
-        self._copies.clear()
+        self._copies, self._places, self._sources = [], {}, ()
 
 
 class Shadows:
@@ -176,5 +228,5 @@ def _by_place(sources: Sequence[TensorSource]) -> Mapping[str, list[TensorSource
     return parts
 
 
-def _bits(source: TensorSource) -> Bits:
-    return bits_of(np.ascontiguousarray(source.read()), width_of(source.entry.dtype))
+def _bits(run: Run) -> Bits:
+    return bits_of(np.ascontiguousarray(run.read()), width_of(run.entries[0].dtype))

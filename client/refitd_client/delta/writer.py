@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby, islice
 from threading import Event
 from typing import Any, cast
 
@@ -32,6 +33,7 @@ from refitd_client.fingerprint import to_text, width_of
 from refitd_client.lanes import in_lanes, lanes_for
 
 _CHUNK = 2**22  # bytes digested and written at a time
+_SMALL = 2**14  # bytes of an array that are copied faster than it is found out where they lie
 _MANY = 2**17  # changes from which on it is worth waking threads to pack them
 _OTHER_BYTES = 1000  # of a header, or of one tensor in it, beside names and shapes: over twice what it really takes
 
@@ -131,12 +133,20 @@ def fits_surely(entries: Iterable[Entry], compression: Compression) -> bool:
 
 
 def _joined(arrays: Iterable[NDArray[Any]]) -> Iterator[NDArray[np.uint8]]:
-    """The bytes of arrays. Those that lie one behind the other in another array come as one.
+    """The bytes of arrays: small neighbours copied together, and without a copy those that one array holds in a row.
 
     The arrays that a GPU has sent lie so. A thread that digests releases the interpreter's lock for each piece, and has
-    to take it again, among others: few large pieces are better than hundreds of small ones.
+    to take it again, among others: few large pieces are better than thousands of small ones.
     """
+    for is_small, group in groupby(arrays, key=lambda array: array.nbytes < _SMALL):
+        if not is_small:
+            yield from _in_a_row(group)
+            continue
+        while part := list(islice(group, _CHUNK // _SMALL)):
+            yield np.frombuffer(b"".join(array.data for array in part), np.uint8)
 
+
+def _in_a_row(arrays: Iterable[NDArray[Any]]) -> Iterator[NDArray[np.uint8]]:
     def between() -> Iterator[NDArray[np.uint8]]:
         if isinstance(base, np.ndarray):
             memory = cast("NDArray[Any]", base).view(np.uint8)

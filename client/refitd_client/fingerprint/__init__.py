@@ -7,7 +7,17 @@
 """
 
 from refitd_client.contract.manifest import to_text
-from refitd_client.fingerprint.host import Bits, TrackedWrites, bits_of, fingerprint, share, updated, width_of
+from refitd_client.fingerprint.host import (
+    Bits,
+    TrackedWrites,
+    bits_of,
+    fingerprint,
+    fingerprints_together,
+    share,
+    terms,
+    updated,
+    width_of,
+)
 from refitd_client.fingerprint.tensors import Scan, ScanInput, begin_scan, fingerprints, scan
 
 __all__ = [
@@ -19,8 +29,10 @@ __all__ = [
     "bits_of",
     "fingerprint",
     "fingerprints",
+    "fingerprints_together",
     "scan",
     "share",
+    "terms",
     "to_text",
     "updated",
     "width_of",

@@ -362,5 +362,5 @@ def _fingerprinted(path: Path) -> tuple[ManifestFile, dict[str, int]]:
         for entry, offset in located:
             for begin in range(0, entry.nbytes, PIECE):
                 data = read_at(fd, min(PIECE, entry.nbytes - begin), offset + begin)
-                proof.add(entry, begin, np.frombuffer(data, np.uint8))
+                proof.add([entry], begin, np.frombuffer(data, np.uint8))
     return ManifestFile(size=size, digest=proof.digest), proof.fingerprints

@@ -127,12 +127,12 @@ class TensorShards:
     def _check(self, staging: Staging, shard: Shard, file: StagedShard, stop: Event) -> None:
         """Check and digest a shard that was filled."""
         checks = self._checks(shard)
-        for offset, source in shard.placed:
-            for begin in range(0, source.entry.nbytes, PIECE):
+        for run in shard.runs:
+            for begin in range(0, run.size, PIECE):
                 if stop.is_set():
                     return
-                piece = file.get(offset + begin, min(PIECE, source.entry.nbytes - begin))
-                checks.add(source.entry, begin, piece)
+                piece = file.get(run.offset + begin, min(PIECE, run.size - begin))
+                checks.add(run.entries, begin, piece)
         staging.fingerprints.update(checks.fingerprints)
         staging.seal(file, shard.size, checks.digest)
 
@@ -142,11 +142,11 @@ def _fill(staging: Staging, shard: Shard, file: StagedShard, checks: ShardChecks
     # The header into a slot as well, though it should be there: a slot's bytes mean nothing.
     file.put(0, np.frombuffer(shard.header, dtype=np.uint8))
     staging.meter.add(len(shard.header))
-    for offset, source in shard.placed:
-        for begin, piece in _pieces(source.read(), stop):
-            file.put(offset + begin, piece)  # first: it fetches the piece from memory faster than a check does
+    for run in shard.runs:
+        for begin, piece in _pieces(run.read(), stop):
+            file.put(run.offset + begin, piece)  # first: it fetches the piece from memory faster than a check does
             if checks is not None:
-                checks.add(source.entry, begin, piece)
+                checks.add(run.entries, begin, piece)
             staging.meter.add(len(piece))
 
 

@@ -236,7 +236,7 @@ class DeviceShards:
         for begin in range(0, entry.nbytes, PIECE):
             if stop.is_set():
                 return
-            checks.add(entry, begin, file.file.get(offset + begin, min(PIECE, entry.nbytes - begin)))
+            checks.add([entry], begin, file.file.get(offset + begin, min(PIECE, entry.nbytes - begin)))
         self._staging.fingerprints.update(checks.fingerprints)
         self._done(file)
 

@@ -19,6 +19,8 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -30,8 +32,8 @@ from refitd_client.checkpoint.finite import any_nonfinite, count_nonfinite
 from refitd_client.checkpoint.header import Entry
 from refitd_client.contract.manifest import FileDigest
 from refitd_client.errors import InvalidWeightsError
-from refitd_client.fingerprint import bits_of, fingerprint, width_of
-from refitd_client.tensors import TensorSource, refused
+from refitd_client.fingerprint import Bits, bits_of, fingerprint, fingerprints_together, width_of
+from refitd_client.tensors import TensorSource, joins, read_together, refused
 
 Rename = Mapping[str, str | None] | Callable[[str], str | None]
 
@@ -126,7 +128,60 @@ PIECE = 2**20
 copy, and enough for threads to be seldom in each other's way: they take turns at the interpreter between these."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+_TOGETHER = 2**18  # bytes of a run: with what the checks make of them they stay in the processor's cache
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Neighbours in a file that are read, written, checked and digested together; a large tensor is one by itself.
+
+    A call costs microseconds, which is more than the bytes of a small tensor do. `offset` is of its first byte.
+    """
+
+    offset: int
+    sources: Sequence[TensorSource]
+
+    @cached_property
+    def entries(self) -> list[Entry]:
+        """Its tensors, without their bytes."""
+        return [source.entry for source in self.sources]
+
+    @cached_property
+    def size(self) -> int:
+        """Its bytes."""
+        return sum(entry.nbytes for entry in self.entries)
+
+    @cached_property
+    def _is_together(self) -> bool:
+        return all(joins(one, other) for one, other in pairwise(self.sources))
+
+    def read(self) -> NDArray[np.uint8]:
+        """Its bytes."""
+        if len(self.sources) == 1:
+            return self.sources[0].read()
+        if self._is_together:
+            return read_together(self.sources)
+        return np.concatenate([source.read() for source in self.sources])
+
+
+def runs_of(sources: Iterable[TensorSource], offset: int = 0) -> list[Run]:
+    """Runs of tensors that lie one after the other, the first at byte `offset`."""
+    runs: list[Run] = []
+    together: list[TensorSource] = []
+    room = 0
+    for source in sources:
+        size = source.entry.nbytes
+        if together and size <= room and joins(together[-1], source):
+            together.append(source)
+        else:
+            together, room = [source], _TOGETHER
+            runs.append(Run(offset=offset, sources=together))
+        room -= size
+        offset += size
+    return runs
+
+
+@dataclass(frozen=True, kw_only=True)
 class Shard:
     """One file: its name, the bytes before the tensors, and the tensors as they lie in it."""
 
@@ -134,15 +189,15 @@ class Shard:
     header: bytes
     sources: Sequence[TensorSource]
 
-    @property
+    @cached_property
     def entries(self) -> list[Entry]:
         """Its tensors, without their bytes."""
         return [source.entry for source in self.sources]
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Its bytes."""
-        return len(self.header) + sum(source.entry.nbytes for source in self.sources)
+        return len(self.header) + sum(entry.nbytes for entry in self.entries)
 
     @property
     def placed(self) -> Iterator[tuple[int, TensorSource]]:
@@ -151,6 +206,11 @@ class Shard:
         for source in self.sources:
             yield offset, source
             offset += source.entry.nbytes
+
+    @cached_property
+    def runs(self) -> list[Run]:
+        """Its tensors in the order of the file, small neighbours of one dtype together."""
+        return runs_of(self.sources, len(self.header))
 
 
 def cut(sources: Sequence[TensorSource], *, max_shard_bytes: int | None) -> list[Shard]:
@@ -215,21 +275,49 @@ class ShardChecks:
         """The digest of the bytes so far, as the manifest has it."""
         return self._digest.text
 
-    def add(self, entry: Entry, begin: int, piece: NDArray[np.uint8]) -> None:
-        """Take the bytes of tensor `entry` from its byte `begin` on.
+    def add(self, entries: Sequence[Entry], begin: int, piece: NDArray[np.uint8]) -> None:
+        """Take bytes of a run.
+
+        Args:
+            entries: the run's tensors: one, or several of one dtype.
+            begin: the byte of a single tensor that the piece begins with; several come in one piece.
+            piece: the bytes.
 
         Raises:
-            InvalidWeightsError: they were its last, it has elements that are NaN or infinite, and that is refused.
+            InvalidWeightsError: they end a tensor that has elements that are NaN or infinite, and that is refused.
         """
-        if self._check_finite and any_nonfinite(entry.dtype, piece):
-            self._bad += count_nonfinite(entry.dtype, piece)
-        if self._bad and begin + len(piece) == entry.nbytes:
-            raise not_finite(entry.name, self._bad)
+        last = entries[-1]
+        if self._check_finite and any_nonfinite(last.dtype, piece):
+            for entry, part in _parts(entries, piece):
+                self._bad += count_nonfinite(entry.dtype, part)
+                if self._bad and (len(entries) > 1 or begin + len(part) == entry.nbytes):
+                    raise not_finite(entry.name, self._bad)
+        if self._bad and begin + len(piece) == last.nbytes:
+            raise not_finite(last.name, self._bad)
         self._digest.update(piece.data)
-        if entry.name in self.fingerprints:
-            width = width_of(entry.dtype)
-            more = fingerprint(bits_of(piece, width), first=begin // width)
-            self.fingerprints[entry.name] = (self.fingerprints[entry.name] + more) % 2**64
+        if last.name in self.fingerprints:
+            self._fingerprint(entries, begin, bits_of(piece, width_of(last.dtype)))
+
+    def _fingerprint(self, entries: Sequence[Entry], begin: int, bits: Bits) -> None:
+        if len(entries) > 1:
+            sizes = np.array([entry.nbytes // bits.itemsize for entry in entries])
+            names = (entry.name for entry in entries)
+            self.fingerprints.update(zip(names, fingerprints_together(bits, sizes), strict=True))
+            return
+        name = entries[0].name
+        more = fingerprint(bits, first=begin // bits.itemsize)
+        self.fingerprints[name] = (self.fingerprints[name] + more) % 2**64
+
+
+def _parts(entries: Sequence[Entry], piece: NDArray[np.uint8]) -> Iterator[tuple[Entry, NDArray[np.uint8]]]:
+    """The bytes of each tensor in a piece of a run."""
+    if len(entries) == 1:
+        yield entries[0], piece
+        return
+    begin = 0
+    for entry in entries:
+        yield entry, piece[begin : begin + entry.nbytes]
+        begin += entry.nbytes
 
 
 def not_finite(name: str, count: int) -> InvalidWeightsError:

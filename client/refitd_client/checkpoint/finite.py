@@ -10,6 +10,7 @@ NaN only (all bits but the sign), the FNUZ types have one NaN where -0 would be,
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from threading import Lock
 from typing import Any
 
@@ -122,8 +123,6 @@ class Search:
         self._header = header or Header({}, 0, {})
         self._runs = list(_runs(self._header))
         self._ends = [run.end for run in self._runs]
-        self._names = [name for name, spec in self._header.tensors.items() if spec.end > spec.start]
-        self._starts = [self._header.data_start + self._header.tensors[name].start for name in self._names]
         self._found: dict[int, tuple[int, int]] = {}
         self._lock = Lock()
 
@@ -152,6 +151,14 @@ class Search:
                         self._found[tensor] = min(first, index), count + 1
             at += 1
 
+    @cached_property
+    def _names(self) -> list[str]:
+        return [name for name, spec in self._header.tensors.items() if spec.end > spec.start]
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return [self._header.data_start + self._header.tensors[name].start for name in self._names]
+
     @property
     def found(self) -> tuple[NonFinite, ...]:
         """What was found so far, in the order of the file."""
@@ -159,14 +166,7 @@ class Search:
 
 
 def _runs(header: Header) -> Iterator[_Run]:
-    run: _Run | None = None
-    for spec in header.tensors.values():
-        width, start, end = width_of_number(spec.dtype), header.data_start + spec.start, header.data_start + spec.end
-        if run is not None and run.dtype == spec.dtype and run.end == start:
-            run = _Run(run.dtype, run.width, run.start, end)
-            continue
-        if run is not None:
-            yield run
-        run = _Run(spec.dtype, width, start, end) if width is not None and end > start else None
-    if run is not None:
-        yield run
+    for dtype, start, end in header.stretches:
+        width = width_of_number(dtype)
+        if width is not None and end > start:
+            yield _Run(dtype, width, header.data_start + start, header.data_start + end)

@@ -9,15 +9,18 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from hashlib import sha256
 
 import msgspec
 
 from refitd_client.checkpoint.fault import Code, Defect, shown
 from refitd_client.checkpoint.pairs import STRINGS, PairsRefusedError, pairs, text
-from refitd_client.checkpoint.strict_header import MAX_TENSORS
+from refitd_client.checkpoint.strict_header import MAX_TENSORS, BoundedCache
 from refitd_client.contract.naming import INDEX_NAME
 
 MAX_INDEX_BYTES = 64 * 2**20
+_REMEMBERED = 64  # indexes: those of the runs' layouts, which every version repeats
+_REMEMBERED_BYTES = 32 * 2**20  # of their text; parsed they take about twice as much
 SAFETENSORS = ".safetensors"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _NUMBERED = re.compile(r"(.*)-(\d{5,7})-of-(\d{5,7})\.safetensors", re.DOTALL)
@@ -52,6 +55,9 @@ class WeightFiles:
     faults: tuple[Defect, ...]
 
 
+_parsed: BoundedCache[bytes, Index] = BoundedCache(_REMEMBERED, _REMEMBERED_BYTES)
+
+
 class _Document(msgspec.Struct):
     weight_map: msgspec.Raw
     metadata: msgspec.Raw = msgspec.Raw(b"{}")
@@ -71,6 +77,15 @@ def parse_index(data: bytes) -> Index:
     """
     if len(data) > MAX_INDEX_BYTES:
         raise IndexRefusedError(f"it is larger than {MAX_INDEX_BYTES} bytes")
+    key = sha256(data).digest()
+    index = _parsed.get(key)
+    if index is None:  # one that was refused is parsed, and refused, each time
+        index = _parse(data)
+        _parsed.put(key, index, len(data))
+    return index
+
+
+def _parse(data: bytes) -> Index:
     try:
         document = msgspec.json.decode(data, type=_Document)
         if _says_delta(bytes(document.metadata)):

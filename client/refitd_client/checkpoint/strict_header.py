@@ -12,6 +12,7 @@ that was accepted is cached by its whole text and by how much data follows it: n
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from threading import Lock
 from typing import Generic, TypeVar
 
@@ -65,7 +66,7 @@ class TensorSpec:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Header:
     """What a header says. Tensors are in the order of their data; the data begins at byte `data_start` of the file.
 
@@ -75,6 +76,17 @@ class Header:
     tensors: Mapping[str, TensorSpec]
     data_start: int
     metadata: Mapping[str, str]
+
+    @cached_property
+    def stretches(self) -> list[tuple[str, int, int]]:
+        """The data by dtype: neighbouring tensors of one dtype are one stretch, bytes `start` to `end` of the data."""
+        found: list[tuple[str, int, int]] = []
+        for spec in self.tensors.values():
+            if found and (found[-1][0], found[-1][2]) == (spec.dtype, spec.start):
+                found[-1] = spec.dtype, found[-1][1], spec.end
+            else:
+                found.append((spec.dtype, spec.start, spec.end))
+        return found
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):

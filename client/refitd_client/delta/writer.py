@@ -143,7 +143,7 @@ def _joined(arrays: Iterable[NDArray[Any]]) -> Iterator[NDArray[np.uint8]]:
             yield from _in_a_row(group)
             continue
         while part := list(islice(group, _CHUNK // _SMALL)):
-            yield np.frombuffer(b"".join(array.data for array in part), np.uint8)
+            yield np.frombuffer(b"".join(each.data for each in part), np.uint8)
 
 
 def _in_a_row(arrays: Iterable[NDArray[Any]]) -> Iterator[NDArray[np.uint8]]:

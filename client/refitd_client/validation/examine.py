@@ -14,14 +14,13 @@ from typing import TypeVar
 from refitd_client.checkpoint.fault import Code, Defect, shown
 from refitd_client.checkpoint.index import (
     MAX_INDEX_BYTES,
-    Index,
     IndexOfDeltaError,
     IndexRefusedError,
-    check_index,
     lay_out,
     parse_index,
 )
-from refitd_client.checkpoint.inventory import Inventory, Reference, duplicates, inventory_of
+from refitd_client.checkpoint.inventory import Inventory, Reference
+from refitd_client.checkpoint.layout import MOST_OF_A_KIND, CheckpointLayout, layout_of
 from refitd_client.checkpoint.opening import CONFIG_NAME, ChangedError, FileStat, Folder, OpeningRefusedError, counts
 from refitd_client.checkpoint.strict_header import (
     MAX_TENSORS,
@@ -55,8 +54,8 @@ from refitd_client.validation.validate import Evidence, Options, Structure, judg
 
 T = TypeVar("T")
 MAX_BESIDE_BYTES = 2**30  # of a configuration or a tokenizer. Every byte is read, also of a hole in a sparse file
+NO_LAYOUT = CheckpointLayout({}, None)  # of what has no weight files of its own
 MAX_HEADERS_BYTES = 2**26  # of all files of a version; 200,000 tensors take 20 MB
-_MOST_OF_A_KIND = 3  # one tensor in the wrong place often means all of them
 
 
 def signature(root: Path, path: str) -> str:
@@ -182,7 +181,7 @@ class _Examination:
 
     def glance(self) -> Structure:
         """Read the manifest alone."""
-        return self._made(self._manifest(), {})
+        return self._made(self._manifest(), NO_LAYOUT)
 
     def confirms(self, seen: Structure) -> bool:
         """Whether an earlier examination saw these very files, and all of it agreed. Nothing is read.
@@ -197,8 +196,8 @@ class _Examination:
         manifest = self._manifest()
         if manifest is not None and manifest.kind is Kind.DELTA:
             # It has no index and no headers: its tensors are those of its base.
-            self._faults += islice(check_files(manifest, self._listing), _MOST_OF_A_KIND)
-            return self._made(manifest, {})
+            self._faults += islice(check_files(manifest, self._listing), MOST_OF_A_KIND)
+            return self._made(manifest, NO_LAYOUT)
         adapter = index = None
         if is_adapter(self._listing):
             adapter = self._document(ADAPTER_CONFIG_NAME, MAX_CONFIG_BYTES, Code.BAD_HEADER, parse_adapter)
@@ -206,13 +205,14 @@ class _Examination:
             index = self._document(INDEX_NAME, MAX_INDEX_BYTES, Code.BAD_INDEX, parse_index)
         layout = lay_out(self._listing.keys(), index)
         self._faults += layout.faults
-        headers = self._headers(layout.weights)
-        for faults in _disagreements(self._listing, manifest, index, headers):
-            self._faults += islice(faults, _MOST_OF_A_KIND)
-        return self._made(manifest, headers, adapter)
+        read = layout_of(self._headers(layout.weights), index)
+        if manifest is not None:
+            self._faults += islice(check_manifest(manifest, self._listing, read), MOST_OF_A_KIND)
+        self._faults += [*read.duplicates, *read.disagreements]
+        return self._made(manifest, read, adapter)
 
     def _made(
-        self, manifest: Manifest | None, headers: Mapping[str, Header], adapter: AdapterConfig | None = None
+        self, manifest: Manifest | None, layout: CheckpointLayout, adapter: AdapterConfig | None = None
     ) -> Structure:
         return Structure(
             path=self._path,
@@ -220,8 +220,8 @@ class _Examination:
             files=self._files,
             manifest=manifest,
             has_manifest=MANIFEST_NAME in self._listing,
-            headers=headers,
-            inventory=inventory_of(headers),
+            headers=layout.headers,
+            inventory=layout.inventory,
             faults=tuple(self._faults),
             adapter=adapter,
         )
@@ -282,35 +282,23 @@ class _Examination:
         return None
 
 
-def _disagreements(
-    listing: Mapping[str, FileStat], manifest: Manifest | None, index: Index | None, headers: Mapping[str, Header]
-) -> Iterator[Iterator[Defect]]:
-    if manifest is not None:
-        yield check_manifest(manifest, listing, headers)
-    yield duplicates(headers)
-    if index is not None:
-        yield check_index(index, {name: header.tensors for name, header in headers.items()})
-
-
-def check_manifest(
-    manifest: Manifest, listing: Mapping[str, FileStat], headers: Mapping[str, Header]
-) -> Iterator[Defect]:
+def check_manifest(manifest: Manifest, listing: Mapping[str, FileStat], layout: CheckpointLayout) -> Iterator[Defect]:
     """How files, sizes and tensors differ from what the manifest says. Pure; `validate` compares digests.
 
     Args:
         manifest: the manifest.
         listing: the files beside it.
-        headers: the headers of the weight files.
+        layout: the weight files.
     """
     yield from check_files(manifest, listing)
-    for name in manifest.files.keys() - headers.keys():
+    for name in manifest.files.keys() - layout.headers.keys():
         if name in listing and listing[name].size > MAX_BESIDE_BYTES:
             size = listing[name].size
             yield _mismatch(f"{shown(name)} has {size} bytes; beside weights at most {MAX_BESIDE_BYTES} are read")
-    specs = (spec for header in headers.values() for spec in header.tensors.values())
-    found = TensorsSummary.of((spec.dtype, spec.end - spec.start) for spec in specs)
-    if found != manifest.tensors:
-        yield _mismatch(f"the files hold {_in_words(found)}, and {MANIFEST_NAME} says {_in_words(manifest.tensors)}")
+    if layout.summary != manifest.tensors:
+        yield _mismatch(
+            f"the files hold {_in_words(layout.summary)}, and {MANIFEST_NAME} says {_in_words(manifest.tensors)}"
+        )
 
 
 def check_files(manifest: Manifest, listing: Mapping[str, FileStat]) -> Iterator[Defect]:

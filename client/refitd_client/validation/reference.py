@@ -14,8 +14,9 @@ from typing import TypeVar
 import msgspec
 
 from refitd_client.checkpoint.fault import shown
-from refitd_client.checkpoint.index import MAX_INDEX_BYTES, Index, IndexRefusedError, check_index, lay_out, parse_index
-from refitd_client.checkpoint.inventory import LM_HEAD, Inventory, Reference, duplicates, inventory_of
+from refitd_client.checkpoint.index import MAX_INDEX_BYTES, Index, IndexRefusedError, lay_out, parse_index
+from refitd_client.checkpoint.inventory import LM_HEAD, Inventory, Reference
+from refitd_client.checkpoint.layout import layout_of
 from refitd_client.checkpoint.opening import CONFIG_NAME
 from refitd_client.checkpoint.strict_header import Header, HeaderRefusedError, read_header
 from refitd_client.contract.naming import INDEX_NAME
@@ -56,13 +57,10 @@ def read_reference(path: Path) -> Reference:
         headers = {} if layout.faults else {name: _header(path, name) for name in layout.weights}
     except (HeaderRefusedError, IndexRefusedError) as error:
         raise ReferenceRefusedError(f"the base model in {path} cannot be used: {error}") from error
-    faults = [*layout.faults, *duplicates(headers)]
-    if index is not None:
-        faults += check_index(index, {name: header.tensors for name, header in headers.items()})
-    if faults:
+    read = layout_of(headers, index)
+    if faults := [*layout.faults, *read.duplicates, *read.disagreements]:
         raise ReferenceRefusedError(f"the base model in {path} cannot be used: {faults[0].reason}")
-    inventory = inventory_of(headers)
-    return Reference(inventory, _is_tied(path, inventory), str(path))
+    return Reference(read.inventory, _is_tied(path, read.inventory), str(path))
 
 
 def _is_folder(path: Path) -> bool:

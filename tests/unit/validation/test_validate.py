@@ -8,6 +8,7 @@ import pytest
 from refitd_client.checkpoint.fault import Code, Defect
 from refitd_client.checkpoint.finite import NonFinite
 from refitd_client.checkpoint.inventory import Inventory, Reference, Tensor, inventory_of
+from refitd_client.checkpoint.layout import CheckpointLayout
 from refitd_client.checkpoint.opening import FileStat
 from refitd_client.checkpoint.strict_header import Header, TensorSpec
 from refitd_client.contract.manifest import Manifest, ManifestFile, TensorsSummary, digest_of_files
@@ -182,7 +183,7 @@ LISTING = {FILE: FileStat(124, 1, 1, REGULAR), "refit.json": FileStat(9, 1, 3, R
 
 
 def claims(listing: dict[str, FileStat], **changes: Any) -> list[tuple[Code, str]]:
-    faults = check_manifest(replace(MANIFEST, **changes), listing, {FILE: HEADER})
+    faults = check_manifest(replace(MANIFEST, **changes), listing, CheckpointLayout({FILE: HEADER}, None))
     return [(fault.code, fault.reason) for fault in faults]
 
 

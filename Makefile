@@ -74,7 +74,7 @@ chaos: $(READY) ## kill the real publisher, service and engines at random times,
 	@REFITD_SGLANG_VENV=.venv-sglang REFITD_VLLM_VENV=$(wildcard .venv-vllm) $(BIN)/python tests/reliability/chaos/main.py $(ARGS)
 
 bench: $(READY) ## measure publishing, loading and the service itself
-	@$(BIN)/python tests/bench/main.py $(ARGS)
+	@PYTHONPATH=tests $(BIN)/python tests/bench/main.py $(ARGS)
 
 bench-paint: $(READY) ## measure how soon the dashboard shows something, in a real Chromium
 	@tests/browser/install .venv

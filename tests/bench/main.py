@@ -17,6 +17,7 @@ from figures import Figure, report
 from fleet import fleet
 from footprint import footprint
 from latency import notice, watch
+from many_tensors import many_tensors
 from paint import paint
 from publish import publish
 from rich.console import Console
@@ -29,6 +30,7 @@ SCENARIOS: dict[str, Callable[[Path], list[Figure]]] = {
     "watch": watch,
     "update": update,
     "publish": publish,
+    "tensors": many_tensors,
     "fleet": fleet,
     "stream": stream,
     "footprint": footprint,

@@ -29,6 +29,7 @@ from refitd_client.delta.layout import (
     Metadata,
     TensorRecord,
 )
+from refitd_client.errors import InvalidWeightsError
 from refitd_client.fingerprint import to_text, width_of
 from refitd_client.lanes import in_lanes, lanes_for
 
@@ -109,9 +110,10 @@ def encode(
     )
     located = [(name, dtype, array.shape, array.nbytes) for _, name, dtype, array in placed]
     digest = DIGEST_ENTRY.name, DIGEST_ENTRY.dtype, DIGEST_ENTRY.shape, DIGEST_ENTRY.nbytes
-    head = header.encode_sized([*located, digest], metadata=msgspec.to_builtins(metadata))
-    if len(head) > MAX_HEADER_BYTES:
-        raise DeltaRefusedError(f"the delta's header takes {len(head)} bytes; at most {MAX_HEADER_BYTES} are read")
+    try:
+        head = header.encode_sized([*located, digest], metadata=msgspec.to_builtins(metadata))
+    except InvalidWeightsError as error:
+        raise DeltaRefusedError(f"{len(rows)} tensors changed, which is too much for a delta's header") from error
     return EncodedDelta(head=head, arrays=[array for *_, array in placed])
 
 

@@ -10,8 +10,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 from refitd_client import InvalidWeightsError, WeightPublisher
+from refitd_client.checkpoint import header
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME
+from refitd_client.delta import writer
 from refitd_client.delta.shadow import Shadows
 from refitd_client.fingerprint import bits_of, fingerprint, fingerprints_together, to_text, width_of
 from refitd_client.tensors import TensorSource, casts, torch_source
@@ -121,6 +123,22 @@ def test_a_delta_of_many_small_tensors_says_which_are_not_finite(publisher: Weig
     tensors["n008"][3] += 1
     with pytest.raises(InvalidWeightsError, match="n007 has 1 changed values that are NaN or infinite"):
         publisher.publish(tensors, step=2, delta="auto")
+
+
+def test_a_step_that_changes_too_many_tensors_for_a_deltas_header_goes_out_in_full(
+    publisher: WeightPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The header of a full version names each tensor once, and that of a delta three times."""
+    tensors = state()
+    for module in (header, writer):
+        monkeypatch.setattr(module, "MAX_HEADER_BYTES", 60_000)
+    publisher.publish(tensors, step=1, delta="auto")
+    for tensor in tensors.values():
+        if tensor.is_contiguous():
+            tensor.detach().view(-1)[:1] += 1
+    publication = publisher.publish(tensors, step=2, delta="auto")
+    assert publication.why_full is not None
+    assert "too much for a delta's header" in publication.why_full
 
 
 @pytest.mark.parametrize("dtype", ["U8", "BF16", "F32", "F64"])

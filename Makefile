@@ -5,7 +5,7 @@
 #   V=1                 what tests print, also of stages that pass
 #   ARGS='-k rollback -x'         further arguments of pytest, of the demo or of the benchmark
 .DEFAULT_GOAL := help
-.PHONY: help demo test thorough check simulation fuzz soak chaos bench bench-paint bench-gpu bench-gpu2 bench-plan density sglang vllm areal plugin-releases browser screenshots docs docs-links reference clean
+.PHONY: help demo test thorough check simulation fuzz soak chaos bench bench-paint bench-gpu bench-gpu2 bench-plan density sglang vllm areal trainers plugin-releases browser screenshots docs docs-links reference clean
 .DELETE_ON_ERROR:
 
 PYTHON ?=
@@ -51,8 +51,8 @@ thorough: $(READY) ## run what make test leaves out: every crash point, mutants,
 	  tests/repository tests/integration tests/docs tests/reliability tests/e2e $(ARGS)
 
 check: $(READY) ## lint, formatting, imports between packages, and types
-	@$(BIN)/ruff check client service tests docs
-	@$(BIN)/ruff format --check client service tests docs
+	@$(BIN)/ruff check client service tests docs examples
+	@$(BIN)/ruff format --check client service tests docs examples
 	@$(BIN)/lint-imports --no-cache --no-logo
 	@$(BIN)/pyright
 
@@ -108,6 +108,10 @@ areal: $(READY) ## run the released AReaL's own client against a facade (1.7 GB 
 	@tests/areal/install .venv-areal
 	@REFITD_AREAL_VENV=.venv-areal $(BIN)/python -m pytest tests/e2e -m areal $(ARGS)
 
+trainers: $(READY) ## run the released trainers' own code with refitd in it: verl, and a job of Ray (1.5 GB the first time)
+	@tests/trainers/install .venv-trainers
+	@REFITD_TRAINERS_VENV=.venv-trainers $(BIN)/python -m pytest tests/e2e -m trainers $(ARGS)
+
 ifeq ($(origin SGLANG_PYTHON),file)
 plugin-releases: $(READY) ## run the plugin's tests inside older releases of SGLang as well (minutes each; SGLANG_PYTHON=… on a GPU)
 	@tests/sglang/install .venv-sglang
@@ -145,7 +149,7 @@ reference: $(READY) ## write the pages of settings, commands, API and SDK in doc
 	@PYTHONPATH=docs $(BIN)/python -m generate
 
 clean: ## remove what these verbs made: environments and caches
-	@rm -rf .venv .venv-sglang .venv-vllm .venv-areal .sglang .promtool .pytest_cache .ruff_cache .hypothesis build dist
+	@rm -rf .venv .venv-sglang .venv-vllm .venv-areal .venv-trainers .sglang .promtool .pytest_cache .ruff_cache .hypothesis build dist
 	@find client service tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is made last, so that a half-built environment is never taken for a good one.

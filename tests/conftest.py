@@ -1,5 +1,5 @@
-"""What the tests with real servers share. A test of a real SGLang or vLLM, or of the released AReaL, exists only where
-REFITD_SGLANG_VENV, REFITD_VLLM_VENV or REFITD_AREAL_VENV names one."""
+"""What the tests with real servers share. A test of a real SGLang or vLLM, or of released trainers, exists only where
+REFITD_SGLANG_VENV, REFITD_VLLM_VENV, REFITD_AREAL_VENV or REFITD_TRAINERS_VENV names one."""
 
 import fcntl
 import os
@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
-from support.servers import AREAL_VENV, KIT, SGLANG_VENV, VLLM_VENV, SglangServer
+from support.servers import AREAL_VENV, KIT, SGLANG_VENV, TRAINERS_VENV, VLLM_VENV, SglangServer
 
 if TYPE_CHECKING:
     from support.plugged import PluggedSglang
@@ -36,6 +36,7 @@ collect_ignore_glob = [
     *([] if SGLANG_VENV else ["e2e/test_sglang_*.py"]),
     *([] if VLLM_VENV else ["e2e/test_vllm_*.py"]),
     *([] if AREAL_VENV else ["e2e/test_areal_released.py"]),
+    *([] if TRAINERS_VENV else ["e2e/test_trainers_*.py"]),
 ]
 
 

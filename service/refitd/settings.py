@@ -96,7 +96,7 @@ class Settings(BaseSettings):
     trainers: Annotated[list[Trainer], NoDecode, BeforeValidator(_split)] = Field(
         default=[],
         description="Trainers whose own folders in the root are versions as well: slime, miles, prime-rl, grail, "
-        "transformers, areal",
+        "openrlhf, transformers, areal",
     )
     base_model: Path | None = Field(
         default=None,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TREE = Path(__file__).parents[2]
-PAGES = (TREE / "README.md", *sorted((TREE / "docs").rglob("*.md")))
+PAGES = (TREE / "README.md", TREE / "examples/README.md", *sorted((TREE / "docs").rglob("*.md")))
 SHELL = frozenset({"sh", "bash", "console"})
 EXECUTABLE = SHELL | {"python"}
 

@@ -78,9 +78,9 @@ GIVENS: Mapping[str, Given] = {
         words={"--root DIR": "--root /mnt/weights", "--engine URL": "--engine http://127.0.0.1:30000", **RUNNING},
     ),
     "docs/trainers.md": Given(
-        before="mkdir -p /data/run/exp/trial /tmp/areal/name_resolve/$USER/exp/trial /data/checkpoints\n"
-        "cp -rL /models/tiny /data/run/exp/trial/weight_update\n",
+        before="mkdir -p /data/run/exp/trial\ncp -rL /models/tiny /data/run/exp/trial/weight_update\n"
     ),
+    "docs/areal.md": Given(before="mkdir -p /tmp/areal/name_resolve/$USER/exp/trial /data/checkpoints\n"),
     "docs/webhooks.md": Given(before="mkdir -p /run/secrets\n", names=SIGNED),
     "docs/planning.md": Given(before=SERVICE.replace("/mnt", "/shared")),
 }

@@ -41,6 +41,12 @@ SGLANGS = {
     "--skip-server-warmup",
 }
 VLLMS = {"--enable-eplb", "--enable-sleep-mode", "--max-cpu-loras", "--max-loras", "--worker-extension-cls"}
+SLIMES = {
+    "--hf-checkpoint",
+    "--rollout-external-engine-addrs",
+    "--update-weight-disk-keep-files",
+    "--update-weight-transport",
+}
 KNOWN = EXECUTABLE | {"text", "yaml", "json", "mermaid", "{toctree}", "flat", "gap", ""}
 
 
@@ -87,7 +93,7 @@ def test_no_sentence_shows_a_command_of_a_program_that_nobody_has_thought_of() -
 def test_an_option_in_a_sentence_is_one_of_refitd_s_or_says_here_whose_it_is(page: Path) -> None:
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     named = set(re.findall(r"`(--[a-z][\w-]*)", text))
-    assert named <= options() | SGLANGS | VLLMS | {"--cpus", "--device"}  # Docker's, and a benchmark's
+    assert named <= options() | SGLANGS | VLLMS | SLIMES | {"--cpus", "--device"}  # Docker's, and a benchmark's
 
 
 def program_of(line: str) -> str | None:

@@ -15,8 +15,8 @@ from support.servers import EmbeddedServer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
-TRAINERS = "slime,prime-rl,grail,transformers,areal"
-PATHS = ("weight_v000001", "step_2", "checkpoint-3/FULL", "checkpoint-4", "weight_update_v5")
+TRAINERS = "slime,prime-rl,grail,transformers,areal,openrlhf"
+PATHS = ("weight_v000001", "step_2", "checkpoint-3/FULL", "checkpoint-4", "weight_update_v5", "global_step6_hf")
 
 
 def write_as_trainers_do(model: Path, folder: Path) -> None:
@@ -62,7 +62,7 @@ def test_each_trainer_s_folders_are_served_when_they_are_complete_and_never_dele
         now = served_by(job.engine)
         assert (now.path, now.label) == (str(run / name), str(step))
         answers.append(now.answer)
-    assert answers[0] == answers[2] == answers[4] != answers[1] == answers[3]
+    assert answers[0] == answers[2] == answers[4] != answers[1] == answers[3] == answers[5]
     plan = job.client.reclaim()
     assert all((run / name).is_dir() for name in PATHS)
     assert all(any("--reclaim-foreign" in why for why in item.reasons) for item in plan.items if item.version)

@@ -18,7 +18,7 @@ TREE = Path(__file__).resolve().parents[2]
 LOCKS = TREE / "deploy/locks"
 # Which extras a lock is for. torch is in a lock of its own: its CPU build comes from another index.
 EXTRAS = {"service": ["service"], "embedded": ["service", "embedded"], "dev": ["dev", "docs", "browser"]}
-TESTED = ("sglang", "areal", "vllm")  # what the contract is tested against, with environments of their own
+TESTED = ("sglang", "areal", "vllm", "trainers")  # what the contract is tested against, with environments of their own
 NAMES = (*EXTRAS, "build", "torch", *TESTED, *(f"{name}-alone" for name in TESTED))
 ENVIRONMENTS = [
     {

@@ -26,7 +26,7 @@ VERBS = [
     "bench-gpu2",
     "bench-plan",
 ]
-VERBS += ["density", "sglang", "vllm", "areal", "plugin-releases", "browser", "screenshots"]
+VERBS += ["density", "sglang", "vllm", "areal", "trainers", "plugin-releases", "browser", "screenshots"]
 VERBS += ["docs", "docs-links", "reference", "clean"]
 
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
@@ -92,15 +92,16 @@ def test_ci_runs_the_verbs_that_a_person_runs() -> None:
     lanes = " ".join(
         " ".join(re.findall(r'"([^"]+)"', line)) for line in re.findall(r"^beside .*$", script, re.MULTILINE)
     )
-    verbs = {"check", "docs", "test", "thorough", "simulation", "fuzz", "browser", "sglang", "vllm", "areal"}
-    assert set(lanes.split()) == verbs | {"venv", "chromium", "environments"}
+    verbs = {"check", "docs", "test", "thorough", "simulation", "fuzz", "browser"}
+    others = {"sglang", "vllm", "areal", "trainers", "venv", "chromium", "environments"}
+    assert set(lanes.split()) == verbs | others
     assert '*) make "$1" ;;' in script
 
 
 def test_ci_takes_what_simulation_and_fuzzers_find_the_first_time() -> None:
     arm = re.search(r"^ +(.+)\) make \"\$1\" \"\$again\"", (TREE / ".ci/run").read_text(), re.MULTILINE)
     assert arm is not None
-    assert arm[1].split(" | ") == ["test", "thorough", "browser", "sglang", "vllm", "areal"]
+    assert arm[1].split(" | ") == ["test", "thorough", "browser", "sglang", "vllm", "areal", "trainers"]
 
 
 def test_the_package_pins_torch_for_nobody() -> None:
@@ -154,7 +155,7 @@ echo "made $*"
 
 def test_ci_ends_the_other_lane_when_a_verb_fails_and_prints_what_that_verb_said_last(tmp_path: Path) -> None:
     """With a `make` that only says what it is asked for, one verb that fails, and one that would take a minute."""
-    for name in ("prometheus", "browser", "sglang", "vllm", "areal"):
+    for name in ("prometheus", "browser", "sglang", "vllm", "areal", "trainers"):
         place = tmp_path / "tests" / name
         place.mkdir(parents=True)
         (place / "install").write_text("#!/bin/bash\n")

@@ -14,7 +14,7 @@ from .forked import Forked
 from .jobs import RUN, TOKEN, Job
 from .servers import AREAL_VENV, Server, forked_refitd
 
-TRAIN = Path(__file__).resolve().parents[1] / "areal/train.py"
+TRAIN = Path(__file__).resolve().parents[2] / "examples/areal/train.py"
 
 
 class ArealServer(Server):

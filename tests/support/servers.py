@@ -25,6 +25,7 @@ from support.vllm_template import ForkedVllm
 SGLANG_VENV = os.environ.get("REFITD_SGLANG_VENV")
 AREAL_VENV = os.environ.get("REFITD_AREAL_VENV")
 VLLM_VENV = os.environ.get("REFITD_VLLM_VENV")
+TRAINERS_VENV = os.environ.get("REFITD_TRAINERS_VENV")
 API_KEY = "opens-reads"
 ADMIN_KEY = "opens-changes"
 KIT = Path(__file__).resolve().parents[1] / "sglang"

@@ -90,7 +90,8 @@ def _parse(data: bytes) -> Index:
         document = msgspec.json.decode(data, type=_Document)
         if _says_delta(bytes(document.metadata)):
             raise IndexOfDeltaError(
-                "it says delta_encoding: engines load full checkpoints, have the trainer write those"
+                "it says delta_encoding, and engines load full checkpoints: have the trainer write those, or publish "
+                "its deltas by the hook refitd_client.trainers.slime"
             )
         return Index(_file_of(bytes(document.weight_map)))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, PairsRefusedError) as error:

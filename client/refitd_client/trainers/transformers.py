@@ -77,6 +77,7 @@ class RefitCallback(TrainerCallback):
         self._raises = errors == "raise"
         self._publisher: WeightPublisher | ShardedPublisher | None = None
         self._published: int | None = None
+        self._version_id: str | None = None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -89,7 +90,7 @@ class RefitCallback(TrainerCallback):
         model = kwargs["model"]
         _check_whole(model)
         self._close()
-        self._published, self.last_error = None, None
+        self._published, self._version_id, self.last_error = None, None, None
         if _is_sharded(model):
             self._publisher = ShardedPublisher(*self._place, **self._options)
         elif state.is_world_process_zero:
@@ -117,6 +118,7 @@ class RefitCallback(TrainerCallback):
         try:
             self._published = step
             publication = _published(publisher, model, step)
+            self._version_id = publication.version_id
             if self._wait and state.is_world_process_zero:  # every rank of a sharded publication has it; one asks
                 publication.wait(self._wait)
             self.last_error = None

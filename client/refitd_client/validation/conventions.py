@@ -3,6 +3,7 @@
     weight_v000012/       slime, miles   complete when model.safetensors.index.json is there: it is written last
     step_12/              prime-rl       complete when the empty file STABLE is there
     checkpoint-12/FULL/   grail          complete when READY-* is there, in the folder above
+    global_step12_hf/     openrlhf       no marker: as of transformers, whose save_pretrained writes it
     checkpoint-12/        transformers   no marker: complete when headers, index and files agree and nothing changes
     weight_update_v12/    areal          no marker in the folder; its name-resolve record is another matter
 
@@ -27,6 +28,7 @@ class Trainer(StrEnum):
     MILES = "miles"
     PRIME_RL = "prime-rl"
     GRAIL = "grail"
+    OPENRLHF = "openrlhf"
     TRANSFORMERS = "transformers"
     AREAL = "areal"
 
@@ -80,6 +82,7 @@ _CONVENTIONS = (
         inner="FULL",
         marker=Marker("READY-*", "grail", above=True),
     ),
+    _Convention(frozenset({Trainer.OPENRLHF}), re.compile(rf"global_step{_NUMBER}_hf")),
     _Convention(frozenset({Trainer.TRANSFORMERS}), re.compile(rf"checkpoint-{_NUMBER}")),
     _Convention(frozenset({Trainer.AREAL}), re.compile(rf"weight_update_v{_NUMBER}")),
 )

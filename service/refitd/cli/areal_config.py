@@ -93,7 +93,7 @@ def read_areal(file: Path, given: Collection[str] = ()) -> Read:
         advice=tuple(
             f"AReaL: {key}.type has to be separation: with colocation it takes the engines' memory away and gives it "
             "back at each step, which 'refitd areal' answers with 409. Both can be on one GPU all the same, each with "
-            "its share of the memory: start the engines yourself (docs/trainers.md)"
+            "its share of the memory: start the engines yourself (docs/areal.md)"
             for key in sharing
         ),
     )

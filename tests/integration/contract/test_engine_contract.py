@@ -10,7 +10,7 @@ import pytest
 
 from refitd.engine.port import EnginePort, Outcome, Process, Reached, Refit, Stage, Unreached
 from refitd.engine.sglang.adapter import SglangEngine
-from support.servers import API_KEY, EmbeddedServer, EngineServer
+from support.servers import ADMIN_KEY, API_KEY, EmbeddedServer, EngineServer
 from support.subject import Streamed, Subject, ignore_stage
 
 pytestmark = pytest.mark.timeout(400)
@@ -149,6 +149,24 @@ async def test_resume_is_harmless_on_an_engine_that_is_not_paused(subject: Subje
     assert await subject.engine.resume()
     assert await subject.engine.resume()
     assert await subject.answer()
+
+
+async def test_an_engine_that_its_trainer_holds_paused_is_updated_and_the_trainer_resumes_it_last(
+    subject: Subject,
+) -> None:
+    """As verl does: it ends all requests and pauses the engine, has refitd update it, and then resumes it itself."""
+    pause, resume = (
+        ("/pause?mode=abort", "/resume") if "vllm" in subject.kind else ("/pause_generation", "/continue_generation")
+    )
+    await subject.refit("model_a", "1")
+    before = await subject.answer()
+    async with subject.http() as http:
+        http.headers["Authorization"] = f"Bearer {ADMIN_KEY}"
+        (await http.post(pause, json={})).raise_for_status()
+        refit = await subject.refit("model_b", "2")
+        (await http.post(resume, json={})).raise_for_status()
+    assert (refit.outcome, refit.resumed) == (Outcome.ACK, True)
+    assert await subject.answer() != before
 
 
 async def test_a_key_that_opens_nothing_is_named_by_the_probe(subject: Subject) -> None:

@@ -34,6 +34,7 @@ def test_the_page_has_every_trainer_s_folder_and_what_completes_it() -> None:
         ("slime/weight_v1000000", "slime", 1_000_000, INDEX_NAME),
         ("out/broadcasts/step_12", "out/broadcasts", 12, "STABLE"),
         ("grail/checkpoint-12/FULL", "grail", 12, "READY-*"),
+        ("ckpt/ppo/global_step12_hf", "ckpt/ppo", 12, None),
         ("trl/checkpoint-12", "trl", 12, None),
         ("exp/trial/weight_update_v12", "exp/trial", 12, None),
     ],
@@ -50,7 +51,7 @@ def test_a_trainer_s_folder_says_run_step_and_marker(path: str, run: str, step: 
     "path",
     [
         *("weight_v000012", "a/weight_v12", "a/step_07", "a/step_", "a/checkpoint-x", "a/v000012", "a/step_1/x"),
-        *("a/FULL", f"a/step_{'9' * 30}", "checkpoint-1/FULL", "a/weight_update"),
+        *("a/FULL", "a/best_global_step1_hf", f"a/step_{'9' * 30}", "checkpoint-1/FULL", "a/weight_update"),
     ],
 )
 def test_what_is_called_otherwise_is_no_trainer_s(path: str) -> None:

@@ -1,0 +1,234 @@
+"""TRL's GRPOTrainer with rollouts from the SGLang engines that refitd updates.
+
+>>> from refitd_client.trainers.trl_rollouts import RefitRollouts
+>>> refit = RefitRollouts("/shared/weights", "grpo/trial", "http://127.0.0.1:8700")
+>>> trainer = GRPOTrainer(..., rollout_func=refit, callbacks=[refit])
+
+TRL calls `rollout_func` for completions. Before the first ones of a step the weights of that step are published, and
+the call waits until engines serve them. Then each rank sends its prompts to the engines' `/generate`, in equal shares
+to those that serve the version. A request that fails or is aborted is sent again, to the engines that serve it then.
+
+For a server of vLLM there is `refitd_client.trainers.trl`.
+"""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, cast
+
+import httpx
+from accelerate.utils import gather_object  # pyright: ignore[reportMissingTypeStubs]
+from transformers import TrainerControl, TrainerState, TrainingArguments
+from trl.data_utils import is_conversational
+
+from refitd_client.errors import InvalidWeightsError, PublishError, RefitError, ServiceError
+from refitd_client.http.client import RefitClient
+from refitd_client.trainers.transformers import RefitCallback
+
+_PAUSE = 0.5  # seconds before engines are asked for once more
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """One completion: its tokens, the logarithms of their probabilities, and the label of the weights it ended on."""
+
+    tokens: list[int]
+    logprobs: list[float | None]
+    weight_version: str | None
+
+
+class RefitRollouts(RefitCallback):
+    """Is both: the trainer's `rollout_func`, and one of its `callbacks`.
+
+    Reward functions get the label of the weights that each completion ended on, the step, as `weight_version`.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        run: str,
+        service_url: str,
+        *,
+        wait: float = 300.0,
+        timeout: float = 1800.0,
+        engine_urls: Sequence[str] | None = None,
+        engine_key: str | None = None,
+        every: int | None = None,
+        **publisher: Any,
+    ) -> None:
+        """Check the arguments. The run is taken when the training begins.
+
+        Args:
+            root: the folder that the service watches.
+            run: the run's name, such as `experiment/trial`.
+            service_url: the service that updates the engines.
+            wait: seconds to wait after each publication until engines serve it. On several ranks it has to be shorter
+                than the process group's own time limit, because the other ranks wait for rank 0.
+            timeout: seconds for the completions of one call.
+            engine_urls: where to send requests, such as to a router; by default to the engines of which the service
+                knows that they serve the step.
+            engine_key: the engines' API key.
+            every: publish after every so many steps as well, also where no rollouts follow (1: the last one too).
+            publisher: further arguments of `WeightPublisher`, such as `dtype=torch.bfloat16` where the training is in
+                float32 and the engines are not.
+
+        Raises:
+            ValueError: `wait`, `timeout` or `every` is out of range.
+        """
+        if not (wait > 0 and timeout > 0):
+            raise ValueError(f"wait is {wait} and timeout {timeout}: both are positive numbers of seconds")
+        super().__init__(root, run, service_url, every=every, wait=wait, errors="raise", **publisher)
+        self._timeout, self._engine_urls = timeout, engine_urls
+        access = {name: publisher[name] for name in ("token", "token_file") if name in publisher}
+        self._service = RefitClient(service_url, **access)
+        headers = {} if engine_key is None else {"Authorization": f"Bearer {engine_key}"}
+        self._http = httpx.Client(headers=headers, timeout=httpx.Timeout(10.0, read=timeout), trust_env=False)
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Take the run.
+
+        Raises:
+            InvalidWeightsError: the weights cannot be published as they are held, or are an adapter.
+            RefitError: as `WeightPublisher` raises it.
+        """
+        if hasattr(kwargs["model"], "peft_config"):
+            raise InvalidWeightsError(
+                "RefitRollouts publishes whole models, and peft wraps this one: generate with 'vllm serve' and "
+                "RefitServerCallback, which publishes the merged weights"
+            )
+        super().on_train_begin(args, state, control, **kwargs)
+
+    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
+        """Return one completion for each prompt, from the weights of the trainer's step.
+
+        Args:
+            prompts: of this rank; a prompt of which several completions are wanted is there as often.
+            trainer: the GRPOTrainer.
+
+        Raises:
+            RefitError: the version was not published, is not served, or the completions took longer than `timeout`.
+        """
+        if trainer.tools:
+            raise PublishError("RefitRollouts makes no turns with tools: TRL would generate them with its own model")
+        version = self._serve(trainer)
+        prompt_ids = _token_ids(prompts, trainer)
+        answers = self._complete(prompt_ids, _sampling(trainer), version)
+        return {
+            "prompt_ids": prompt_ids,
+            "completion_ids": [answer.tokens for answer in answers],
+            "logprobs": [answer.logprobs for answer in answers],
+            "weight_version": [answer.weight_version for answer in answers],
+        }
+
+    def _serve(self, trainer: Any) -> str:
+        """Have engines serve the step; the version's id. All ranks go on, or none does: a rank alone would hang."""
+        reason: str | None = None
+        step = trainer.state.global_step
+        try:
+            self._publish(trainer.model, trainer.state)
+        except RefitError as error:
+            reason = str(error)
+        here = self._version_id if self._published == step else None
+        told = cast("list[tuple[str | None, str | None]]", gather_object([(here, reason)]))
+        for _, failed in told:
+            if failed is not None:
+                raise PublishError(f"step {step} has no rollouts: {failed}") from self.last_error
+        version = next((id_ for id_, _ in told if id_ is not None), None)
+        if version is None:
+            raise PublishError(f"step {step} is not published: give RefitRollouts to the trainer's callbacks as well")
+        return version
+
+    def _complete(self, prompts: list[list[int]], sampling: Mapping[str, Any], version: str) -> list[_Answer]:
+        """Send prompts until each has its answer. What is missing goes to the engines that there are then."""
+        answers: dict[int, _Answer] = {}
+        ends, why = time.monotonic() + self._timeout, f"no engine serves {version}"
+        while missing := [number for number in range(len(prompts)) if number not in answers]:
+            if time.monotonic() > ends:
+                many = f"{len(missing)} of {len(prompts)} completions"
+                raise ServiceError(f"{many} from {version} did not come within {self._timeout:g} s: {why}")
+            engines = self._serving(version)
+            shares = [(url, missing[place :: len(engines)]) for place, url in enumerate(engines)]
+            with ThreadPoolExecutor(max(len(shares), 1)) as threads:
+                calls = [
+                    threads.submit(self._generate, url, {number: prompts[number] for number in share}, sampling)
+                    for url, share in shares
+                    if share
+                ]
+            for call in calls:
+                got = call.result()
+                if isinstance(got, str):
+                    why = got
+                else:
+                    answers |= got
+            if len(answers) < len(prompts):
+                time.sleep(_PAUSE)
+        return [answers[number] for number in range(len(prompts))]
+
+    def _serving(self, version: str) -> Sequence[str]:
+        if self._engine_urls is not None:
+            return self._engine_urls
+        return [engine.url for engine in self._service.engines().items if engine.version == version]
+
+    def _generate(
+        self, url: str, prompts: Mapping[int, list[int]], sampling: Mapping[str, Any]
+    ) -> dict[int, _Answer] | str:
+        """Ask one engine for one answer to each prompt; those that came whole, or why there are none.
+
+        Raises:
+            ServiceError: the engine refuses the prompts.
+        """
+        body = {"input_ids": list(prompts.values()), "sampling_params": sampling, "return_logprob": True}
+        try:
+            reply = self._http.post(f"{url.rstrip('/')}/generate", json=body)
+            if reply.status_code == HTTPStatus.BAD_REQUEST:
+                raise ServiceError(f"{url} refuses the prompts: {reply.text[:500]}")
+            answers = reply.raise_for_status().json()
+        except httpx.HTTPError as error:
+            return f"{url}: {error or type(error).__name__}"
+        read = zip(prompts, map(_read, answers), strict=True)
+        return {number: answer for number, answer in read if answer is not None}
+
+
+def _read(answer: Mapping[str, Any]) -> _Answer | None:
+    """What SGLang answers to one prompt; None if it was aborted."""
+    meta = answer["meta_info"]
+    if meta["finish_reason"]["type"] == "abort":
+        return None
+    pairs = meta["output_token_logprobs"]
+    return _Answer([pair[1] for pair in pairs], [pair[0] for pair in pairs], meta.get("weight_version"))
+
+
+def _token_ids(prompts: list[Any], trainer: Any) -> list[list[int]]:
+    """As TRL makes them of text and of conversations."""
+    tokenizer = trainer.processing_class
+    if not is_conversational({"prompt": prompts[0]}):
+        return tokenizer(text=prompts)["input_ids"]
+    made = tokenizer.apply_chat_template(
+        conversation=prompts,
+        chat_template=trainer.chat_template,
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=True,
+        **trainer.chat_template_kwargs,
+    )
+    return made["input_ids"]
+
+
+def _sampling(trainer: Any) -> dict[str, Any]:
+    """The trainer's settings in SGLang's names. `generation_kwargs` are passed on as they are."""
+    args = trainer.args
+    return {
+        "max_new_tokens": args.max_completion_length,
+        "temperature": args.temperature,
+        "top_p": args.top_p,
+        "top_k": args.top_k or -1,
+        "min_p": args.min_p or 0.0,
+        "repetition_penalty": args.repetition_penalty,
+        "stop_token_ids": trainer.eos_token_ids,
+        **(args.generation_kwargs or {}),
+    }

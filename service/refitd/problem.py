@@ -18,6 +18,7 @@ class Slug(Enum):
     PATH_UNREADABLE = ("path-unreadable", 422, "The directory cannot be read")
     VERSION_CONFLICT = ("version-conflict", 409, "The step has been published with other content")
     VERSION_NOT_GOOD = ("version-not-good", 409, "The version cannot be served")
+    NOT_COMPARABLE = ("not-comparable", 409, "The versions cannot be compared")
     OTHER_ROOT = ("other-root", 409, "The service watches another root")
     RUN_NOT_FOLLOWED = ("run-not-followed", 409, "No engine follows the run")
     RUN_OPEN = ("run-open", 409, "The engine follows a run that has not ended")

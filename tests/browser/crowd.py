@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
 from fastapi import FastAPI
+from playwright.async_api import Page, expect
 
 from refitd.api.api import build_api
 from refitd.api.context import Service
@@ -18,12 +20,17 @@ from refitd.settings import Settings
 from refitd.state.journal.journal import Journal
 from refitd.state.records import AttemptRecord
 from refitd.state.store import Store
-from refitd_client.contract.states import EngineState
+from refitd.state.version import VersionRecord
+from refitd_client.contract.states import EngineState, Kind, VersionState
 from refitd_client.contract.wire import Reclaimable, ReclaimPlan
+from support.attackers import QuietServer
 from support.records import engine, version
 
 VERSIONS, ENGINES = 1000, 200
 STAGES = {"pause": 4.0, "load": 300.0, "verify": 80.0, "resume": 2.0}
+EVERY = timedelta(seconds=30)
+LOADED = 20  # the newest versions, whose loads there are
+REJECTED = VERSIONS - 5
 
 
 class _Plan:
@@ -48,6 +55,13 @@ class _Plan:
         return await self.plan()
 
 
+async def opened(page: Page, server: QuietServer) -> None:
+    """Open the dashboard and wait until it has everything."""
+    await page.goto(f"http://127.0.0.1:{server.port}/")
+    await expect(page.locator("header .link")).to_have_text("live")
+    await expect(page.locator("table.log tbody tr").first).to_be_visible()
+
+
 @asynccontextmanager
 async def crowd(tmp_path: Path) -> AsyncIterator[tuple[FastAPI, Store]]:
     """The API, and the store behind it."""
@@ -70,19 +84,57 @@ async def crowd(tmp_path: Path) -> AsyncIterator[tuple[FastAPI, Store]]:
 def _fill(store: Store) -> None:
     store.faults.set_root(None)
     store.faults.set_fleet(None)
-    now = store.clock.now()
+    now = datetime.now(UTC)
     for step in range(1, VERSIONS + 1):
-        timings = {"publish": 400.0, "seen": 3.0, "validate": 90.0} | STAGES
-        store.put_version(version(step, created_at=now, bytes=3 * 10**9, served_at=now, timings=timings), "sealed")
+        seen = now - (VERSIONS - step) * EVERY
+        store.put_version(_version(step, seen), "sealed")
+        for number in range(ENGINES) if step > VERSIONS - LOADED else ():
+            store.close_attempt(_load(step, number, seen))
     target = f"run~v{VERSIONS:06d}"
     for number in range(ENGINES):
         name = f"gpu-{number:03d}"
-        load = AttemptRecord(id=name, engine=name, version=target, started_at=now, outcome="ACK", timings=STAGES)
-        store.close_attempt(load)
-        record = engine(name, serving=target, last_attempt=load)
+        record = engine(name, serving=target, last_attempt=_load(VERSIONS, number, now))
         if number % 2:
             record = replace(record, server="vLLM", release="0.32.0", proof="answers to a fixed prompt")
         if number % 50 == 7:
             record = replace(record, state=EngineState.UNREACHABLE, reason="connection refused", serving="run~v000998")
         store.put_engine(record, "added")
     store.start_rollout("run", target, "newest good version")
+
+
+def _version(step: int, seen: datetime) -> VersionRecord:
+    """One of every ten is full, the others are deltas; one is rejected."""
+    timings = {"publish": 400.0 + step % 7 * 30, "seen": 3.0, "validate": 90.0 + step % 5 * 10} | STAGES
+    at, is_full = _text(seen), step % 10 == 0
+    if step == REJECTED:
+        return version(step, created_at=at, state=VersionState.REJECTED, reason="a tensor has 1 non-finite value")
+    return version(
+        step,
+        created_at=at,
+        bytes=3 * 10**9 if is_full else 40 * 10**6 + step % 9 * 10**6,
+        kind=Kind.FULL if is_full else Kind.DELTA,
+        density=0.01 + step % 9 * 0.002,
+        why_full="10 deltas were published since the last full version" if is_full else None,
+        served_at=_text(seen + timedelta(seconds=2)),
+        timings=timings,
+    )
+
+
+def _load(step: int, number: int, seen: datetime) -> AttemptRecord:
+    began = seen + timedelta(milliseconds=200 + number * 5 % 400)
+    has_failed = number == 3 and step == VERSIONS - 8
+    timings = STAGES | {"load": 300.0 + number * 7 % 120 + step % 5 * 20}
+    return AttemptRecord(
+        id=f"{step}-{number}",
+        engine=f"gpu-{number:03d}",
+        version=f"run~v{step:06d}",
+        started_at=_text(began),
+        outcome="NACK" if has_failed else "ACK",
+        reason="the engine refused: out of memory" if has_failed else None,
+        kind=Kind.FULL if step % 10 == 0 else Kind.DELTA,
+        timings=timings,
+    )
+
+
+def _text(at: datetime) -> str:
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")

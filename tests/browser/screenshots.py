@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -26,11 +27,13 @@ from refitd_client import RefitClient, WeightPublisher
 from refitd_embedded.demo.processes import Child
 
 RUN = "grpo-7b"
-STEPS = range(4191, 4201)
-DELAYS = (0.35, 0.4, 0.4, 0.45, 0.5, 0.55)  # seconds that each engine's load takes longer
-AWAY = 4  # the engine that is stopped before the last two steps
-DESK = {"width": 1280, "height": 1200}
-PHONE = {"width": 390, "height": 844}
+STEPS = range(4173, 4201)
+DELAYS = (0.1, 0.12, 0.14, 0.16, 0.18, 0.2)  # seconds that each engine's load takes longer
+AWAY = 4  # the engine that is stopped before the last steps
+TRAINING = 1.0  # seconds of a step
+WHOLE = 9  # after so many steps one changes everything
+DESK = {"width": 1280, "height": 1330}
+PHONE = {"width": 390, "height": 1350}
 
 
 def main(out: Path) -> None:
@@ -85,10 +88,12 @@ def _history(root: Path, base: Path, url: str, away: ExitStack) -> None:
     with WeightPublisher(root, RUN, url, base_model=base) as publisher, RefitClient(url) as client:
         for step in STEPS:
             for tensor in weights.values():
-                tensor.add_(0.0005)
-            if step == STEPS[-2]:
+                changed = tensor if step % WHOLE == 0 else tensor.flatten()[:: 60 + step % 7 * 20]
+                changed.add_(0.01)
+            if step == STEPS[-4]:
                 away.close()
-            publisher.publish(weights, step=step).wait(timeout=120)
+            time.sleep(TRAINING)
+            publisher.publish(weights, step=step, delta="auto").wait(timeout=120)
         client.pin(f"{RUN}~v{STEPS[-5]:06d}")
         _bad(root, base, STEPS[-1] + 1)
         rejected = client.wait(f"{RUN}~v{STEPS[-1] + 1:06d}", timeout=60)
@@ -119,10 +124,8 @@ async def _picture(browser: Browser, url: str, file: Path, **look: Any) -> None:
     page = await (await browser.new_context(**look)).new_page()
     await page.goto(url)
     await page.locator("table.log tbody tr").first.wait_for()
-    await page.locator("table.disk tbody tr").first.wait_for()
-    if look["viewport"] == DESK:
-        await page.get_by_role("button", name=f"{STEPS[-1]:,}", exact=True).click()
-        await page.locator("table.loads tbody tr").first.wait_for()
+    await page.locator(".reasons li").first.wait_for()
+    await page.locator(".lanes svg[role=img]").nth(3).wait_for()
     await page.screenshot(path=file)
     await page.context.close()
 

@@ -161,12 +161,17 @@ class DeltaFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claims:
-    """What a manifest says beside its files: its kind, its base, its tensors' fingerprints, and its delta."""
+    """What a manifest says beside its files: its kind, its base, its tensors' fingerprints, and its delta.
+
+    `why_full` and `density` as in `Manifest`.
+    """
 
     kind: Kind = Kind.FULL
     base: str | None = None
     fingerprints: dict[str, str] = field(default_factory=dict[str, str])
     delta: DeltaFacts | None = None
+    why_full: str | None = None
+    density: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +179,8 @@ class Manifest:
     """The content of `refit.json`. `files` names everything in the directory but the manifest itself.
 
     `fingerprints` are those of all tensors by name, as 16 hexadecimal digits, or of none. `base` is a version's id.
+    `why_full` says why it is no delta, where one was asked for; `density` is the share of all elements that changed
+    since the version that was published before. Both are for people: nothing is decided by them.
     """
 
     run: str
@@ -188,6 +195,8 @@ class Manifest:
     metadata: dict[str, str] = field(default_factory=dict[str, str])
     fingerprints: dict[str, str] = field(default_factory=dict[str, str])
     delta: DeltaFacts | None = None
+    why_full: str | None = None
+    density: float | None = None
 
     @property
     def order(self) -> Order:

@@ -115,6 +115,7 @@ class Attempt:
     """One try to bring an engine to a version. `outcome` is None while it runs, `timings` are known at its end.
 
     `outcome` is ACK (serves it), NACK (refused, untouched), TAINTED (contents unknown), UNREACHABLE or NOT_SENT.
+    `kind` is what was loaded: `delta` in place; None where an earlier release has recorded the load.
     """
 
     engine: str
@@ -122,6 +123,7 @@ class Attempt:
     started_at: str
     outcome: str | None = None
     reason: str | None = None
+    kind: Kind | None = None
     timings: dict[str, float] = field(default_factory=dict[str, float])
 
 

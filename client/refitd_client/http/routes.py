@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote
 
+from refitd_client.contract.history import EnginePast, History, VersionsCompared
 from refitd_client.contract.states import VersionState
 from refitd_client.contract.wire import (
     Attempt,
@@ -126,6 +127,35 @@ def attempts(version_id: str, limit: int = 500) -> Call[Page[Attempt]]:
     """How engines were brought to a version: its newest loads, each with the time of its stages."""
     params = {"limit": str(limit)}
     return Call(method="GET", path=_path("versions", version_id, "attempts"), result=Page[Attempt], params=params)
+
+
+def history(run: str | None = None, limit: int = 1000) -> Call[History]:
+    """The last updates, newest first, with percentiles of pauses and of the time to serve.
+
+    Args:
+        run: only updates of this run.
+        limit: how many, at most 1,000.
+    """
+    return Call(method="GET", path="/v1/history", result=History, params=_params(run=run, limit=limit))
+
+
+def engine_history(engine_id: str, limit: int = 200) -> Call[EnginePast]:
+    """The newest `limit` loads of an engine, and the times for which it was away."""
+    params = {"limit": str(limit)}
+    return Call(method="GET", path=_path("history", "engines", engine_id), result=EnginePast, params=params)
+
+
+def compare(first: str, second: str, *, norms: bool = False) -> Call[VersionsCompared]:
+    """What differs between two versions.
+
+    Args:
+        first: the id of the earlier version.
+        second: the id of the later one.
+        norms: also read the values, for the norms of layers and of their changes; that may take a minute.
+    """
+    params, patience = {"norms": str(norms).lower()}, 120.0 if norms else 30.0
+    path = _path("versions", first, "compare", second)
+    return Call(method="GET", path=path, result=VersionsCompared, params=params, patience=patience)
 
 
 def pause(run: str) -> Call[RunGlance]:

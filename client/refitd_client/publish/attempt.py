@@ -13,7 +13,7 @@ Whatever stops it before the commit, deltas begin anew: what they were compared 
 import logging
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Literal
@@ -113,6 +113,8 @@ class VersionWriter:
             base=claims.base,
             fingerprints=claims.fingerprints or fitting_fingerprints(staging.fingerprints),
             delta=claims.delta,
+            why_full=claims.why_full,
+            density=claims.density,
         )
         with self.laps.lap("commit"):
             # Before the name: a version that may have been seen counts, even when it is gone after a crash.
@@ -289,7 +291,7 @@ class PublishAttempt:
         with self._laps.lap("encode") if offer.is_delta else nullcontext():
             content = offer.content()
         self._needed = content.size
-        return content
+        return replace(content, claims=replace(content.claims, why_full=offer.why_full, density=offer.density))
 
     def _require_space(self, content: Content) -> None:
         folder, free = self.context.folder, free_bytes(self.context.folder.path)

@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import TypeAdapter
 
-from refitd.api import engines, errors, health, log, operations, overview, versions, web_pages
+from refitd.api import compare, engines, errors, health, history, log, operations, overview, versions, web_pages
 from refitd.api.auth import LOOKS, OPEN, Door, Gate
 from refitd.api.context import Service
 from refitd.api.feed import Feed, Streams
@@ -38,6 +38,8 @@ def routes() -> FastAPI:
         operations.rollout_routes,
         operations.reclaim_routes,
         log.router,
+        history.router,
+        compare.router,
         log.delivery_routes,
         health.router,
     ):
@@ -53,6 +55,8 @@ def build_api(service: Service) -> FastAPI:
     app.state.service = service
     app.state.streams = Streams()
     app.state.feed = Feed(service.store)
+    app.state.comparer = compare.Comparer(service)
+    app.state.history = history.PastUpdates()
     app.state.overview = overview.Cached(wants_token=service.settings.wants_token)
     app.state.telemetry = service.telemetry or Telemetry(service.store)
     app.state.telemetry.registry.register(StoreCollector(service, app.state.telemetry.unserved))

@@ -141,5 +141,6 @@ def present_attempt(record: AttemptRecord) -> Attempt:
         started_at=record.started_at,
         outcome=record.outcome,
         reason=record.reason,
+        kind=record.kind,
         timings=record.timings,
     )

@@ -27,7 +27,7 @@ from refitd.policy.chain import NoBase
 from refitd.state.journal.journal import JournalError
 from refitd.state.observer import Notifier
 from refitd.state.store import Store
-from refitd.state.version import VersionRecord
+from refitd.state.version import VersionRecord, with_making
 from refitd_client.checkpoint.fault import Code
 from refitd_client.checkpoint.inventory import Reference
 from refitd_client.contract.naming import Order, version_folder
@@ -364,6 +364,7 @@ class Judge:
         if seen is not None and seen.manifest is not None:
             both = completed(record.metadata, seen.manifest.metadata)
             metadata = record.metadata if both is None else both
+            record = with_making(record, seen.manifest)
             if both is None:
                 notes.append(f"the metadata in refit.json is left out: a version's has at most {LIMITS}")
         sealed = replace(

@@ -54,6 +54,9 @@ export const overview = () => ask("GET", "/v1/overview");
 export const versions = (query) => ask("GET", `/v1/versions?${given(query)}`);
 export const attempts = (version) => ask("GET", `/v1/versions/${id(version)}/attempts`);
 export const explain = (subject) => ask("GET", `/v1/explain/${id(subject)}`);
+export const history = (query) => ask("GET", `/v1/history?${given(query)}`);
+export const engineHistory = (engine, limit) => ask("GET", `/v1/history/engines/${id(engine)}?limit=${limit}`);
+export const compare = (first, second, norms) => ask("GET", `/v1/versions/${id(first)}/compare/${id(second)}?norms=${norms}`);
 export const log = (query) => ask("GET", `/v1/log?${given(query)}`);
 export const plan = () => ask("GET", "/v1/reclaim/plan");
 

@@ -5,6 +5,7 @@ import { disk } from "./disk.js";
 import { engines } from "./engines.js";
 import { glance, header, notice } from "./glance.js";
 import { start } from "./live.js";
+import { history } from "./history.js";
 import { log, showLog } from "./log.js";
 import { drawWith } from "./store.js";
 import { updates } from "./updates.js";
@@ -19,7 +20,7 @@ function page(state) {
     const text = { refused: "The service wants a token.", lost: "The service does not answer." }[state.link.state];
     return html`<p class="waiting">${text ?? "Asking the service …"}</p>`;
   }
-  return html`${notice(state)} ${glance(state)} ${engines(state)} ${updates(state)}
+  return html`${notice(state)} ${glance(state)} ${engines(state)} ${history(state)} ${updates(state)}
     <div class="two">${disk(state)} ${log(state)}</div>`;
 }
 

@@ -10,7 +10,7 @@ const place = () => document.getElementById("dialogs");
  * false. The focus is on "Cancel": Enter alone changes nothing.
  */
 export function confirm({ title, detail, verb, danger = false }) {
-  return open(
+  return show(
     title,
     (close) => html`<div class="detail">${detail}</div>
       <menu>
@@ -30,7 +30,7 @@ export function ask({ title, fields, verb }) {
     event.preventDefault();
     close(new FormData(event.target));
   };
-  return open(
+  return show(
     title,
     (close) => html`<form @submit=${take(close)}>
       ${fields}
@@ -51,7 +51,7 @@ export function askForToken(problem) {
     if (token !== "") keepToken(token);
     close(token !== "");
   };
-  return open(
+  return show(
     "The service wants a token",
     (close) => html`<form @submit=${take(close)}>
       <p class="detail">${wanted(problem)}</p>
@@ -76,14 +76,17 @@ function wanted(problem) {
 
 let asking = Promise.resolve();
 
-// One question at a time: the next one waits.
-function open(title, content, otherwise) {
-  const answer = asking.then(() => show(title, content, otherwise));
+/**
+ * Show a dialog; one at a time, the next one waits. `content` makes what is in it, and gets what closes it with an
+ * answer. Resolves to that answer, or to `otherwise` where the dialog is closed without one.
+ */
+export function show(title, content, otherwise) {
+  const answer = asking.then(() => opened(title, content, otherwise));
   asking = answer;
   return answer;
 }
 
-function show(title, content, otherwise) {
+function opened(title, content, otherwise) {
   const before = document.activeElement;
   return new Promise((resolve) => {
     let answer = otherwise;

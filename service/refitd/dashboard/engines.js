@@ -4,37 +4,29 @@ import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { repeat } from "./vendor/lit-html/directives/repeat.js";
 import * as api from "./api.js";
 import { confirm } from "./dialogs.js";
+import { ORDER, chosen } from "./fleet.js";
 import { folded } from "./folded.js";
+import { CROWD, grid } from "./grid.js";
 import { clock, count, plural, span, words } from "./format.js";
 import { act, unfold } from "./live.js";
 import { mark, stateWord } from "./marks.js";
 import { moveEngine } from "./move.js";
 import { pager } from "./pager.js";
-import { PAGE, change } from "./store.js";
+import { ENGINES_PAGE, change } from "./store.js";
 import { bar, placed, total } from "./timeline.js";
 
-// States that need an operator first, the healthy ones last.
-const TROUBLED = ["CONTESTED", "QUARANTINED", "TAINTED", "NACKED", "UNREACHABLE"];
-const ORDER = [...TROUBLED, "PROBING", "UPDATING", "VERIFYING", "BEHIND", "IN_SYNC"];
-
-export const byNeed = (one, other) =>
-  ORDER.indexOf(one.state) - ORDER.indexOf(other.state) || one.id.localeCompare(other.id, "en", { numeric: true });
-
-/** The engines that are asked for. */
-export function chosen(engines, { state, text }) {
-  const words = text.trim().toLowerCase();
-  const fits = (engine) => `${engine.id} ${engine.url} ${engine.reason ?? ""}`.toLowerCase().includes(words);
-  return engines.filter((engine) => (state === null || engine.state === state) && fits(engine)).sort(byNeed);
-}
+const CROWD_PAGE = 8;
 
 /** The section. */
 export function engines({ overview, engines: filter, open }) {
   const all = overview.engines;
   const found = chosen(all, filter);
-  const pages = Math.max(1, Math.ceil(found.length / PAGE));
+  const isCrowd = all.length >= CROWD;
+  const rows = isCrowd ? CROWD_PAGE : ENGINES_PAGE; // the grid shows the others
+  const pages = Math.max(1, Math.ceil(found.length / rows));
   const page = Math.min(filter.page, pages - 1);
-  const first = page * PAGE;
-  const shown = found.slice(first, first + PAGE);
+  const first = page * rows;
+  const shown = found.slice(first, first + rows);
   const runs = new Set(all.map((engine) => engine.run)).size > 1;
   const max = Math.max(...shown.map((engine) => total(engine.last_attempt?.timings ?? {})), 1);
   return html`<section aria-labelledby="engines-title">
@@ -43,6 +35,7 @@ export function engines({ overview, engines: filter, open }) {
       ${states(all, filter)}
       ${all.length > 8 ? search(filter) : nothing}
     </div>
+    ${isCrowd ? grid(all, filter.only, chooseOne) : nothing}
     ${all.length === 0
       ? html`<p class="empty">No engines. Start the service with <code>--engine URL</code>, or
           <code>refitd engines add URL</code>.</p>`
@@ -77,9 +70,9 @@ export function engines({ overview, engines: filter, open }) {
 
 function states(all, filter) {
   const counts = ORDER.map((state) => [state, all.filter((engine) => engine.state === state).length]);
-  const choose = (state) => () => change(({ engines }) => Object.assign(engines, { state, page: 0 }));
+  const choose = (state) => () => change(({ engines }) => Object.assign(engines, { state, only: null, page: 0 }));
   return html`<div class="chips" role="group" aria-label="Show engines by state">
-    <button type="button" aria-pressed=${filter.state === null} @click=${choose(null)}>all ${count(all.length)}</button>
+    <button type="button" aria-pressed=${filter.state === null && filter.only === null} @click=${choose(null)}>all ${count(all.length)}</button>
     ${counts
       .filter(([state, number]) => number > 0 || state === filter.state)
       .map(
@@ -91,10 +84,14 @@ function states(all, filter) {
   </div>`;
 }
 
+// A cell of the grid that is clicked again lets all engines be shown again.
+const chooseOne = (id) =>
+  change(({ engines }) => Object.assign(engines, { state: null, text: "", only: engines.only === id ? null : id, page: 0 }));
+
 function search(filter) {
   const take = (event) => {
     const text = event.target.value;
-    change(({ engines }) => Object.assign(engines, { text, page: 0 }));
+    change(({ engines }) => Object.assign(engines, { text, only: null, page: 0 }));
   };
   return html`<input type="search" aria-label="Search engines" placeholder="name, address, reason" .value=${filter.text}
     @input=${take} />`;

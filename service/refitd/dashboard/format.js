@@ -42,3 +42,18 @@ export const words = (state) => state.replaceAll("_", " ");
 
 /** "1 engine", "3 engines". */
 export const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
+
+/** The time of day of an instant on an axis: with so many digits of seconds, null for none; or the day alone. */
+export function instant(moment, { digits = null, date = false } = {}) {
+  const at = new Date(moment);
+  if (date) return at.toLocaleDateString("en-GB", { day: "numeric", month: "short" });
+  const seconds = digits === null ? {} : { second: "2-digit", fractionalSecondDigits: digits || undefined };
+  const parts = { hour: "2-digit", minute: "2-digit", ...seconds };
+  return at.toLocaleTimeString("en-GB", { hour12: false, ...parts });
+}
+
+/** A share as a percentage with two digits: 0.42 %, 12 %. */
+export function share(value) {
+  if (value === null || value === undefined) return "–";
+  return `${Number((value * 100).toPrecision(2))} %`;
+}

@@ -2,11 +2,17 @@
 
 import * as api from "./api.js";
 import { askForToken } from "./dialogs.js";
+import { laneEngines } from "./lanes.js";
 import { LOG_PAGE, PAGE, addToLog, change, state } from "./store.js";
 import { follow } from "./stream.js";
+import { merged } from "./window.js";
 
 const PACE = 1000;
 const PLAN_PACE = 5000;
+const PAST_PACE = 2000;
+const ALL_UPDATES = 1000;
+const NEW_UPDATES = 50; // that are asked for again: what is older does not change
+const LANE_LOADS = 200;
 const ANYWAY = 15_000; // also without an event: a reason or a time-out may have changed
 
 /** A question to the service that is asked at most once in `pace` milliseconds, however often it is wanted. */
@@ -45,6 +51,8 @@ const overview = new Question(() => taken(api.overview(), (found) => change((sta
 const versions = new Question(loadVersions, PACE);
 const plan = new Question(loadPlan, PLAN_PACE);
 const unfolded = new Question(loadUnfolded, PACE);
+const past = new Question(loadPast, PAST_PACE);
+const stale = new Set(); // engines whose lanes are not as they were
 
 async function taken(answer, take) {
   try {
@@ -87,6 +95,35 @@ export async function loadLog({ older = false } = {}) {
   );
 }
 
+let isWhole = false; // whether the service has told all updates, with all their loads
+
+async function loadPast() {
+  const limit = isWhole ? NEW_UPDATES : ALL_UPDATES;
+  await taken(api.history({ limit }), ({ updates, complete }) => {
+    isWhole = complete;
+    change(({ history }) => (history.updates = merged(history.updates, updates)));
+  });
+  for (const engine of laneEngines(state).here) {
+    if (stale.has(engine.id) || state.history.lanes[engine.id] === undefined) await loadLane(engine.id);
+  }
+  if (!isWhole) past.want();
+}
+
+async function loadLane(engine) {
+  stale.delete(engine);
+  const zoom = state.history.zoom;
+  const limit = zoom === null ? LANE_LOADS : ALL_UPDATES;
+  await taken(api.engineHistory(engine, limit), (found) => change(({ history }) => (history.lanes[engine] = found)));
+}
+
+// What was zoomed to may begin before the loads that are known.
+function lookBack() {
+  for (const [engine, { more, loads }] of Object.entries(state.history.lanes)) {
+    if (more && loads.length < ALL_UPDATES) stale.add(engine);
+  }
+  past.want();
+}
+
 async function loadUnfolded() {
   const { open } = state;
   if (open === null) return;
@@ -105,7 +142,7 @@ export function unfold(kind, id) {
 }
 
 /** Ask for everything again. */
-export const lookAtAll = () => Promise.all([overview.now(), versions.now(), plan.now(), unfolded.now(), loadLog()]);
+export const lookAtAll = () => Promise.all([overview.now(), versions.now(), plan.now(), unfolded.now(), loadLog(), past.now()]);
 
 function hear(events) {
   change((state) => {
@@ -114,6 +151,8 @@ function hear(events) {
   });
   overview.want();
   versions.want();
+  for (const { kind, subject } of events) if (kind === "engine") stale.add(subject);
+  past.want();
   if (events.some(({ kind }) => kind === "version" || kind === "rollout")) plan.want();
   if (state.open !== null) unfolded.want();
 }
@@ -185,6 +224,9 @@ export async function start() {
   await follow({ from: state.overview.event, hear, tell, hurry });
   following = false;
 }
+
+addEventListener("lanes-wanted", () => past.want());
+addEventListener("zoomed", lookBack);
 
 setInterval(() => {
   if (!document.hidden && state.link.state === "live") overview.want();

@@ -1,18 +1,21 @@
 // The state of the page, in one place. Code that changes it calls `change`, and the page is drawn again before the next frame.
 
-export const PAGE = 25;
-export const DISK_PAGE = 12;
-export const LOG_PAGE = 20;
+const isNarrow = matchMedia("(max-width: 700px)").matches; // a phone: lists begin shorter
+
+export const PAGE = isNarrow ? 5 : 25; // versions
+export const ENGINES_PAGE = isNarrow ? 10 : 25;
+export const LOG_PAGE = 100;
 
 export const state = {
   link: { state: "connecting" }, // see stream.js
   heardAt: null, // when the service last said anything
   overview: null,
   run: null, // the run whose versions are shown; null shows all
-  engines: { state: null, text: "", page: 0 },
+  engines: { state: null, text: "", only: null, page: 0 }, // `only` is the id of the one that was chosen in the grid
   versions: { items: null, next: null, before: [] }, // `before` are the cursors of the pages that were left
-  plan: { items: null, freed: 0, kept: 0, foreign: 0, budget: null, problem: null, page: 0 },
-  log: { items: null, more: null, subject: null },
+  plan: { items: null, freed: 0, kept: 0, foreign: 0, budget: null, problem: null },
+  history: { updates: null, zoom: null, lanes: {}, page: 0, width: null }, // `zoom`: see window.js
+  log: { items: null, more: null, subject: null, open: {}, groups: isNarrow ? 5 : 10 },
   open: null, // what is unfolded: {id, sentences, attempts}
   notice: null, // {bad, text}: what came of the last action
 };

@@ -77,9 +77,9 @@ export function axis(max) {
   </svg>`;
 }
 
-/** What the colours mean. */
-export const legend = () => html`<ul class="legend" aria-label="Stages of an update">
-  ${Object.entries(STAGES).map(
+/** What the colours of the stages of some updates mean. */
+export const legend = (updates) => html`<ul class="legend" aria-label="Stages of an update">
+  ${Object.entries(STAGES).filter(([name]) => updates.some(({ timings }) => name in timings)).map(
     ([name, meaning]) =>
       html`<li title=${meaning}>
         <svg class="key" viewBox="0 0 12 16" aria-hidden="true">

@@ -3,6 +3,7 @@
 import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { repeat } from "./vendor/lit-html/directives/repeat.js";
 import * as api from "./api.js";
+import { compareVersion } from "./compare.js";
 import { confirm } from "./dialogs.js";
 import { showLogOf } from "./engines.js";
 import { folded } from "./folded.js";
@@ -25,7 +26,7 @@ export function updates({ overview, versions, run, open }) {
     <div class="bar-of-section">
       <h2 id="updates-title">Updates</h2>
       ${runs.length > 1 ? choice(runs, run) : nothing}
-      ${legend()}
+      ${items.length > 0 ? legend(items) : nothing}
     </div>
     ${versions.items !== null && items.length === 0 ? html`<p class="empty">No versions yet.</p>` : nothing}
     ${items.length === 0 ? nothing : table(items, overview, open, max, runs.length > 1)}
@@ -143,6 +144,7 @@ function detail(version, open, columns) {
         <button type="button" ?disabled=${version.state !== "SEALED" || version.barred} @click=${() => rollBack(version.run, version.id)}>
           Roll back to it …
         </button>
+        <button type="button" ?disabled=${gone} @click=${() => compareVersion(version)}>Compare …</button>
         <a href="#log" @click=${() => showLogOf(version.id)}>Its log</a>
       </div>
     </td>

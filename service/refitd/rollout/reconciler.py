@@ -230,12 +230,13 @@ class Loads:
 
     async def by_files(self, version: VersionRecord) -> None:
         """Load a version's files, or the copy that holds it."""
-        attempt = self._store.open_attempt(self._entry.id, version.id)  # from here on the version is leased
+        in_place = takes_in_place(self._entry.record.to_load, version, self._store.versions)
+        kind = Kind.FULL if version.kind is Kind.DELTA and not in_place else version.kind
+        attempt = self._store.open_attempt(self._entry.id, version.id, kind)  # from here on the version is leased
         with bound_contextvars(version=version.id, attempt=attempt.id, **self._rollout_of(version)):
             before = self._updating(f"loads {version.id}")
             # Right before each load, because the files may have been rewritten or deleted since they were sealed; and
             # the disk writes the intent meanwhile.
-            in_place = takes_in_place(before.to_load, version, self._store.versions)
             path = self._files.seen_path(version, in_place=in_place)
             unchanged, unwritten, _ = await asyncio.gather(
                 self._files.check(version, in_place=in_place), self._entry.written(), self._files.warm(version)
@@ -252,7 +253,7 @@ class Loads:
 
     async def from_memory(self, version: VersionRecord, offer: str) -> None:
         """Load from the trainer's memory, once: an engine whose load fails waits for the files."""
-        attempt = self._store.open_attempt(self._entry.id, version.id)
+        attempt = self._store.open_attempt(self._entry.id, version.id, Kind.HANDOVER)
         with bound_contextvars(version=version.id, attempt=attempt.id, **self._rollout_of(version)):
             try:
                 await self._take(attempt, version, Offered(version=version.id, path=version.path, offer=offer))

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from refitd.engine.port import UNTOLD, Process
 from refitd.root.mark import RootMark
-from refitd_client.contract.states import EngineState, RolloutState
+from refitd_client.contract.states import EngineState, Kind, RolloutState
 
 
 class Source(StrEnum):
@@ -27,6 +27,8 @@ class AttemptRecord:
     """One try to bring an engine to a version. Written before the first call (`outcome` None), closed after the last.
 
     One that is found open when the service starts belonged to a process that died: the engine is TAINTED.
+    `kind` is what it was to load: DELTA is one in place, HANDOVER from its trainer's memory. It is None in attempts
+    that an earlier release wrote.
     """
 
     id: str
@@ -35,6 +37,7 @@ class AttemptRecord:
     started_at: str
     outcome: str | None = None
     reason: str | None = None
+    kind: Kind | None = None
     timings: dict[str, float] = field(default_factory=dict[str, float])
 
 

@@ -21,7 +21,7 @@ from refitd.state.observer import Notifier, Observer
 from refitd.state.records import NEW, AttemptRecord, EngineRecord, RolloutRecord, given_back, in_mid_load, left_behind
 from refitd.state.version import VersionRecord
 from refitd.state.version_index import ListOrder, Runs, VersionIndex
-from refitd_client.contract.states import EngineState, VersionState
+from refitd_client.contract.states import EngineState, Kind, VersionState
 from refitd_client.contract.wire import Event
 
 # States that are logged as warnings.
@@ -280,9 +280,10 @@ class Store:
         del self.removed[address]
         self.journal.append(writes.drop_engine(address))
 
-    def open_attempt(self, engine: str, version: str) -> AttemptRecord:
+    def open_attempt(self, engine: str, version: str, kind: Kind | None = None) -> AttemptRecord:
         """Write the intent to load. Await `durable()` before the first call to the engine."""
-        attempt = AttemptRecord(id=uuid.uuid4().hex, engine=engine, version=version, started_at=self.clock.now())
+        now, id_ = self.clock.now(), uuid.uuid4().hex
+        attempt = AttemptRecord(id=id_, engine=engine, version=version, kind=kind, started_at=now)
         self.journal.append(writes.put_attempt(attempt))
         self.loading[engine] = attempt
         for observer in self._observers:

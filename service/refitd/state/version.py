@@ -3,9 +3,11 @@
 from dataclasses import dataclass, field, replace
 
 from refitd_client.checkpoint.fault import Code
+from refitd_client.contract.manifest import Manifest
 from refitd_client.contract.naming import Order, version_id
 from refitd_client.contract.states import Kind, VersionState
 
+_WHY_LENGTH = 300  # characters of a foreign text that are kept
 EVIDENCE = frozenset({VersionState.REJECTED, VersionState.LOST})
 
 
@@ -23,7 +25,8 @@ class VersionRecord:
     trainer's memory, before its files were there. `unended` counts the validations that began and did not end, because
     the service died meanwhile; it is written down before each begins. `bad_for` are the seconds for which it has been
     REJECTED or LOST while the service ran, as far as they are written down. `state_before` and `reason_before` are the
-    state and the reason that it had before it was RETIRED, None until then.
+    state and the reason that it had before it was RETIRED, None until then. `density` is the share of elements that
+    changed since the version before, and `why_full` why it is no delta, as far as its publisher says so.
     """
 
     run: str
@@ -52,6 +55,8 @@ class VersionRecord:
     pinned: bool = False
     barred: bool = False
     served_at: str | None = None
+    density: float | None = None
+    why_full: str | None = None
     allow_missing: bool = False
     allow_extra: bool = False
     metadata: dict[str, str] = field(default_factory=dict[str, str])
@@ -99,3 +104,15 @@ class VersionRecord:
         if self.fingerprints is not None and other.fingerprints is not None:
             return self.fingerprints != other.fingerprints
         return self.shards is not None and self.shards == other.shards and self.weights != other.weights
+
+
+def with_making(record: VersionRecord, manifest: Manifest) -> VersionRecord:
+    """The record with what its manifest says of how the version was made. That is shown, and decides nothing."""
+    density, delta = manifest.density, manifest.delta
+    if density is None and delta is not None:  # written before manifests said so: against the base
+        density = delta.changed / max(1, delta.elements)
+    is_share = density is not None and 0 <= density <= 1
+    why = None if manifest.why_full is None else manifest.why_full[:_WHY_LENGTH]
+    if why is not None and not why.isprintable():  # some terminal may show it
+        why = ascii(why)[1:-1]
+    return replace(record, density=density if is_share else None, why_full=why)

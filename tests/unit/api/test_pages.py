@@ -76,7 +76,7 @@ def test_every_module_is_there_and_fetched_at_once_instead_of_one_after_the_othe
     assert preloaded == {path for path in DASHBOARD if path.endswith(".js")}
     for path in preloaded:
         source = (FOLDER / path.removeprefix("/assets/")).read_text()
-        for imported in re.findall(r'(?:from|import)\s*"([^"]+)"', source):
+        for imported in re.findall(r'(?:from|import)\s*"([^"\s]+)"', source):
             target = (FOLDER / path.removeprefix("/assets/")).parent / imported
             assert target.resolve().is_file(), (path, imported)
 

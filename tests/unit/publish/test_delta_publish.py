@@ -88,6 +88,8 @@ def test_a_small_step_after_a_served_version_is_a_delta(publisher: WeightPublish
     assert sorted(path.name for path in second.path.iterdir()) == ["refit.json", "weights.refit-delta"]
     assert same(applied(second, old), state)
     manifest = parse_manifest((second.path / "refit.json").read_bytes())
+    assert (manifest.density, manifest.why_full) == (5 / 2100, None)
+    assert parse_manifest((first.path / "refit.json").read_bytes()).why_full == FIRST
     assert (manifest.kind, manifest.base) == (Kind.DELTA, first.version_id)
     assert manifest.fingerprints == {name: to_text(fingerprints([tensor])[0]) for name, tensor in state.items()}
     assert manifest.tensors == parse_manifest((first.path / "refit.json").read_bytes()).tensors

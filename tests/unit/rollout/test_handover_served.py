@@ -66,6 +66,13 @@ async def test_what_an_engine_took_is_served_and_is_good_only_when_its_files_are
         assert good is not None
         assert good.id == TWO
         assert stage.engines["a"].taken == [TWO]
+        one, two = reversed((await stage.http.get("/v1/history")).json()["updates"])
+        assert (one["kind"], one["done"], two["kind"], two["done"]) == (
+            "full",
+            {"full": 1},
+            "handover",
+            {"handover": 1},
+        )
         assert len(stage.engines["a"].loads) == 2  # and not once more by its files
 
 

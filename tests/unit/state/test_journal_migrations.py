@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
+from refitd.api.history import PastUpdates
 from refitd.clock import SystemClock
 from refitd.diagnose.doctor.finding import CheckVerdict
 from refitd.diagnose.doctor.service import judge_service
@@ -103,6 +104,18 @@ async def test_versions_pins_rollbacks_engines_and_the_log_come_through_a_migrat
     )
     store.journal.close()
     assert dump(copy_of(path, schema_of(name))) == before, "the copy is what the journal was"
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_past_updates_are_read_from_a_journal_of_each_schema_there_ever_was(name: str, root: Path, state: Path) -> None:
+    old_journal(name, state)
+    journal = open_journal(state, root)
+    updates, complete = journal.read(lambda connection: PastUpdates().read(connection, None, 1000, ()))
+    journal.close()
+    assert complete
+    assert sorted(update.step for update in updates) == [1, 2, 3, 4, 5, 6], "the deleted one as well"
+    assert sum(update.loads for update in updates) >= 1
+    assert all(update.density is None and update.why_full is None for update in updates)
 
 
 @pytest.mark.parametrize("name", OLD)

@@ -3,7 +3,7 @@
 Each raises RecordDamagedError where a record is not what was written.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import sqlalchemy as sa
 
@@ -107,11 +107,23 @@ def read_open_attempts(connection: sa.Connection) -> list[AttemptRecord]:
     return [unpack(row, AttemptRecord) for row in connection.scalars(query)]
 
 
-def read_attempts(connection: sa.Connection, *, version: str, limit: int) -> list[AttemptRecord]:
-    """The newest attempts to bring engines to a version, the oldest of them first."""
+def read_attempts(
+    connection: sa.Connection, *, limit: int, version: str | None = None, engine: str | None = None
+) -> list[AttemptRecord]:
+    """The newest attempts to bring engines to a version, or those of an engine, the oldest of them first."""
     rowid = sa.literal_column("rowid", sa.Integer)  # a row is written when its attempt begins, and keeps its place
-    query = sa.select(attempts.c.record).where(attempts.c.version == version).order_by(rowid.desc()).limit(limit)
+    query = sa.select(attempts.c.record).order_by(rowid.desc()).limit(limit)
+    if version is not None:
+        query = query.where(attempts.c.version == version)
+    if engine is not None:
+        query = query.where(attempts.c.engine == engine)
     return [unpack(row, AttemptRecord) for row in reversed(connection.scalars(query).all())]
+
+
+def count_attempts(connection: sa.Connection, version_ids: Sequence[str]) -> dict[str, int]:
+    """How many attempts there were to bring engines to each of some versions, where there were any."""
+    query = sa.select(attempts.c.version, sa.func.count()).where(attempts.c.version.in_(version_ids))
+    return {row[0]: row[1] for row in connection.execute(query.group_by(attempts.c.version))}
 
 
 def read_fingerprints(connection: sa.Connection) -> list[tuple[str, str, str]]:

@@ -1,0 +1,148 @@
+"""The wire types of what has been: past updates, one engine's past, and what differs between two versions.
+
+Times of day are RFC 3339 strings in UTC, durations are milliseconds. Each type is what one GET answers or lists.
+"""
+
+from dataclasses import dataclass, field
+
+from refitd_client.contract.states import EngineState, Kind, VersionState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """The median, the 95th percentile (nearest rank) and the largest of `count` durations."""
+
+    count: int
+    p50: float
+    p95: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastUpdate:
+    """One version and how engines came to it.
+
+    `created_at` is when the service first saw it, `served_at` when it was first proved on every reachable engine of its
+    run. `kind` is HANDOVER for a version that engines took from its trainer's memory. `density` is the share of
+    elements that changed since the version before, `why_full` why it is no delta, where its publisher said so.
+
+    `loads` counts all loads of it; `done` those that engines took, by what was loaded; `failed` those that failed, by
+    outcome. An engine that declines a hand-over loads the files later: that is no failure.
+    `pause` is for how long engines stood still in the loads that they took; `served` is the time from the start of
+    publishing until an engine was done, without engines that came only after `served_at`. Both are None where nothing
+    was measured.
+    """
+
+    id: str
+    run: str
+    generation: int
+    step: int
+    kind: Kind
+    state: VersionState
+    created_at: str
+    served_at: str | None = None
+    reason: str | None = None
+    bytes: int | None = None
+    density: float | None = None
+    why_full: str | None = None
+    timings: dict[str, float] = field(default_factory=dict[str, float])
+    loads: int = 0
+    done: dict[str, int] = field(default_factory=dict[str, int])
+    failed: dict[str, int] = field(default_factory=dict[str, int])
+    pause: Spread | None = None
+    served: Spread | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """Past updates, the newest first, at most 1,000.
+
+    `complete` is False while the service still reads the loads of some of them: those have no `pause` and `served` yet.
+    Ask again for them.
+    """
+
+    at: str
+    updates: list[PastUpdate]
+    complete: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastLoad:
+    """One load of an engine. `ms` is None while it runs, and `pause` is the part of it in which the engine stood still.
+
+    `outcome` is as in `Attempt`. `kind` is what was loaded, None where an earlier release recorded the load.
+    """
+
+    version: str
+    step: int | None
+    at: str
+    ms: float | None = None
+    pause: float | None = None
+    outcome: str | None = None
+    kind: Kind | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outage:
+    """A time for which an engine could not be updated, was left alone, or had unknown contents.
+
+    `until` is None while it lasts.
+    """
+
+    state: EngineState
+    since: str
+    until: str | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePast:
+    """One engine's newest loads and outages, the oldest first. `more`: it has older ones."""
+
+    engine: str
+    loads: list[PastLoad]
+    outages: list[Outage]
+    more: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerChange:
+    """What differs in one layer. `layer` is the module's name, such as `model.layers.3` or `lm_head`.
+
+    `changed_tensors` and `changed` count tensors and elements that differ, None where that is not known without reading
+    them. `norm` is the Euclidean norm of the layer in the first version, `distance` that of the difference; both are
+    None unless they were asked for.
+    """
+
+    layer: str
+    tensors: int
+    elements: int
+    changed_tensors: int | None = None
+    changed: int | None = None
+    norm: float | None = None
+    distance: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionsCompared:
+    """What differs between two versions. `added`, `removed` and `reshaped` name at most 100 tensors each.
+
+    `tensors` and `bytes` are those of the first and of the second version; a delta's `bytes` are its own files'.
+    `changed_tensors` is None unless both manifests have fingerprints. `density` is the share of elements that differ,
+    known where the second version is a delta on the first. `notes` say what could not be compared, and why.
+    """
+
+    first: str
+    second: str
+    tensors: tuple[int, int]
+    bytes: tuple[int | None, int | None]
+    added: list[str]
+    removed: list[str]
+    reshaped: list[str]
+    layers: list[LayerChange]
+    changed_tensors: int | None = None
+    density: float | None = None
+    norm: float | None = None
+    distance: float | None = None
+    notes: list[str] = field(default_factory=list[str])

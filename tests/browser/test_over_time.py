@@ -1,0 +1,232 @@
+"""Updates over time in a real Chromium: charts that zoom, a lane for each engine, a grid for many, and comparisons."""
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+from crowd import ENGINES, REJECTED, VERSIONS, crowd, opened
+from playwright.async_api import Browser, Locator, Page, expect
+
+from support.attackers import QuietServer, listening
+from support.services import Stage, serving
+
+pytestmark = [pytest.mark.browser]
+
+
+async def drawn(page: Page, server: QuietServer) -> Locator:
+    """Open the dashboard; return its section of charts and lanes once they are there."""
+    await opened(page, server)
+    section = page.locator("section.history")
+    await expect(section.locator("canvas").first).to_be_visible()
+    await expect(section.locator(".lanes svg[role=img]").first).to_be_visible()
+    return section
+
+
+async def trained(stage: Stage, steps: int) -> None:
+    for step in range(1, steps + 1):
+        await stage.served(step)
+
+
+async def test_dragging_over_a_chart_zooms_all_charts_and_lanes_and_a_double_click_goes_back(
+    page: Page, tmp_path: Path
+) -> None:
+    async with crowd(tmp_path) as (api, _), listening(api) as server:
+        section = await drawn(page, server)
+        await expect(section.locator("p.told")).to_contain_text("100 updates in sight, 2 with a failure")
+        await expect(section.locator(".lanes g text")).to_have_count(0)  # too narrow for a number
+        chart = section.locator(".u-over").first
+        box = await chart.bounding_box()
+        assert box is not None
+        await page.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + 40)
+        await page.mouse.down()
+        await page.mouse.move(box["x"] + box["width"] * 0.99, box["y"] + 40, steps=4)
+        await page.mouse.up()
+        await expect(section.locator("p.told")).to_contain_text("9 updates in sight, 2 with a failure")
+        await expect(section.locator(".lanes g text").first).to_be_visible()
+        await expect(section.get_by_role("button", name="Follow the newest updates")).to_have_attribute(
+            "aria-pressed", "false"
+        )
+        await chart.dblclick()
+        await expect(section.locator("p.told")).to_contain_text("100 updates in sight")
+
+
+async def test_the_keyboard_zooms_and_moves_through_all_thousand_updates(page: Page, tmp_path: Path) -> None:
+    async with crowd(tmp_path) as (api, _), listening(api) as server:
+        section = await drawn(page, server)
+        told = section.locator("p.told")
+        await section.get_by_role("button", name="Show all updates").press("Enter")
+        await expect(told).to_contain_text(f"{VERSIONS:,} updates in sight")
+        for name, expected in (("Zoom in", "500"), ("Earlier", "500"), ("Zoom in", "250"), ("Zoom out", "500")):
+            await section.get_by_role("button", name=name).press("Enter")
+            await expect(told).to_contain_text(f"{expected} updates in sight")
+        await section.get_by_role("button", name="Follow the newest updates").press("Enter")
+        await expect(told).to_contain_text("100 updates in sight")
+
+
+async def test_an_update_that_is_pointed_at_is_told_with_its_percentiles_its_size_and_why_it_is_full(
+    page: Page, tmp_path: Path
+) -> None:
+    async with crowd(tmp_path) as (api, _), listening(api) as server:
+        section = await drawn(page, server)
+        readout = section.locator(".readout")
+        await expect(readout).to_contain_text(f"Step {VERSIONS:,}")
+        await expect(readout).to_contain_text("full, because 10 deltas were published")
+        chart = section.locator(".u-over").first
+        box = await chart.bounding_box()
+        assert box is not None
+        share = (REJECTED - (VERSIONS - 99)) / 99  # of the way from the oldest to the newest that is shown
+        room = 0.5 / 100
+        await page.mouse.move(box["x"] + box["width"] * (room + share * (1 - 2 * room)), box["y"] + 40)
+        await expect(readout).to_contain_text(f"Step {REJECTED}")
+        await expect(readout).to_contain_text("REJECTED: a tensor has 1 non-finite value")
+        await page.mouse.move(10, 10)
+        await expect(readout).to_contain_text(f"Step {VERSIONS:,}")
+        reasons = section.locator("details.why-full")
+        await expect(reasons.locator("summary")).to_have_text("Why 10 versions went out in full")
+        await reasons.locator("summary").click()
+        await expect(reasons.locator("li")).to_have_text(re.compile(r"^10 times: … deltas were published"))
+        names = [await each.get_attribute("aria-label") for each in await section.locator(".charts [role=img]").all()]
+        assert [name.partition(" of ")[0] for name in names if name] == ["Stages", "Pause", "Publish to served", "Size"]
+        assert all(f"step {VERSIONS:,}: " in (name or "") for name in names)
+
+
+async def test_a_lane_shows_what_an_engine_served_its_loads_and_when_it_was_away(page: Page, tmp_path: Path) -> None:
+    async with serving(tmp_path, names=("a", "b")) as stage, listening(stage.api) as server:
+        await trained(stage, 2)
+        stage.engines["b"].down = True
+        async with asyncio.timeout(10):
+            while stage.store.engines["b:1"].state != "UNREACHABLE":
+                await stage.store.changed.wait_after(stage.store.changed.count, within=0.05)
+        section = await drawn(page, server)
+        lanes = section.locator(".lanes svg[role=img]")
+        await expect(lanes).to_have_count(2)
+        await expect(lanes.nth(1)).to_have_attribute(
+            "aria-label", "b:1: serves step 2; 2 loads in sight, 0 failed, 1 outage"
+        )
+        await expect(lanes.nth(1).locator("rect.loading")).to_have_count(2)
+        await expect(lanes.nth(1).locator("title").filter(has_text="UNREACHABLE since")).to_have_count(1)
+        await expect(lanes.nth(0).locator("title").filter(has_text="serves step 2, the newest")).to_have_count(1)
+        stage.engines["b"].down = False
+        await stage.served(3)
+        await expect(lanes.nth(1)).to_have_attribute(
+            "aria-label", "b:1: serves step 3; 3 loads in sight, 0 failed, 1 outage"
+        )
+
+
+async def test_an_engine_falls_behind_in_its_lane_from_when_a_newer_step_was_published(
+    page: Page, tmp_path: Path
+) -> None:
+    """The page's own function, on figures whose answer is known."""
+    async with serving(tmp_path) as stage, listening(stage.api) as server:
+        await stage.served(1)
+        await drawn(page, server)
+        found = await page.evaluate(
+            """async () => {
+              const { stretches } = await import("/assets/lanes.js");
+              const at = (second) => new Date(second * 1000).toISOString();
+              const update = (step, second) => ({ id: `v${step}`, created_at: at(second) });
+              const load = (step, second, outcome) =>
+                ({ version: `v${step}`, step, at: at(second), ms: 1000, outcome });
+              const loads = [load(1, 10, "ACK"), load(2, 25, "NACK"), load(3, 39, "ACK")];
+              const updates = [update(1, 5), update(2, 20), update(3, 30)];
+              const outages = [{ state: "TAINTED", since: at(55) }];
+              return stretches({ loads, outages }, updates, 60_000).map(
+                ({ step, from, to, behind }) => [step, from / 1000, to / 1000, behind]);
+            }"""
+        )
+    assert found == [[1, 11, 20, 0], [1, 20, 30, 1], [1, 30, 40, 2], [3, 40, 55, 0]]
+
+
+async def test_two_hundred_engines_are_a_grid_in_which_each_is_found_by_mouse_and_keyboard(
+    page: Page, tmp_path: Path
+) -> None:
+    async with crowd(tmp_path) as (api, _), listening(api) as server:
+        await opened(page, server)
+        cells = page.locator(".grid button")
+        await expect(cells).to_have_count(ENGINES)
+        away = page.get_by_role("button", name="gpu-007: UNREACHABLE, step 998, 2 steps behind")
+        await expect(away).to_have_class("bad")
+        await away.click()
+        row = page.locator("table.engines tbody th")
+        await expect(row).to_have_count(1)
+        await expect(row).to_have_text("gpu-007 vLLM")
+        await expect(page.locator(".lanes svg[role=img]")).to_have_count(1)
+        await expect(page.locator(".lanes .name")).to_have_text("gpu-007")
+        await page.keyboard.press("ArrowRight")
+        await expect(cells.nth(8)).to_be_focused()
+        await page.keyboard.press("Enter")
+        await expect(row.filter(has_text="gpu-008")).to_have_count(1)
+        await page.keyboard.press("End")
+        await expect(cells.last).to_be_focused()
+        await page.keyboard.press("Home")
+        await expect(cells.first).to_be_focused()
+        await expect(page.locator(".grid button[tabindex='0']")).to_have_count(1)
+        await cells.nth(8).click()  # once more: all are shown again
+        await expect(page.get_by_role("navigation", name="Pages of engines")).to_contain_text(f"of {ENGINES}")
+
+
+async def test_on_a_phone_the_page_of_two_engines_has_less_than_two_thousand_pixels(
+    browser: Browser, tmp_path: Path
+) -> None:
+    async with serving(tmp_path, names=("a", "b"), keep_last=3) as stage, listening(stage.api) as server:
+        await trained(stage, 8)
+        stage.engines["b"].down = True  # and what is wrong is said
+        await stage.served(9)
+        page = await (await browser.new_context(viewport={"width": 360, "height": 740}, has_touch=True)).new_page()
+        await drawn(page, server)
+        await expect(page.locator(".run h2")).to_contain_text("TROUBLED")
+        await expect(page.locator(".reasons li").first).to_be_visible()
+        assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert await page.evaluate("document.documentElement.scrollHeight") < 2000
+
+
+async def test_decisions_of_one_rollout_stand_together_and_fold(page: Page, tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage, listening(stage.api) as server:
+        await trained(stage, 3)
+        await opened(page, server)
+        groups = page.locator("table.log tr.group")
+        await expect(groups.nth(0)).to_contain_text("rollout 3: step 3")
+        await expect(groups.nth(0)).to_contain_text("COMPLETE")
+        await expect(groups.nth(1)).to_contain_text("rollout 2: step 2")
+        second = page.locator("table.log tbody").nth(1)
+        await expect(second.locator("tr")).to_have_count(1)
+        await second.locator("button.fold").click()
+        await expect(second.locator("tr").nth(1)).to_contain_text("served: step 2")
+        await second.get_by_role("button", name="more").click()
+        await expect(second.locator("tr").last).to_contain_text("run~v000002")
+        await expect(second).not_to_contain_text("v000003")
+
+
+async def test_disk_is_one_bar_and_its_reasons_unfold_into_places(page: Page, tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage, listening(stage.api) as server:
+        await trained(stage, 4)
+        await opened(page, server)
+        reasons = page.locator(".reasons > li")
+        await expect(reasons).to_have_count(3)
+        await expect(reasons.nth(0)).to_contain_text("delete")
+        await expect(reasons.nth(0)).to_contain_text("2 places")
+        await expect(page.locator("svg.disk rect.stage")).to_have_count(3)
+        await expect(reasons.nth(0).locator(".sentences")).to_be_hidden()
+        await reasons.nth(0).locator("summary").click()
+        await expect(reasons.nth(0).locator(".sentences li").first).to_contain_text("run/v00000")
+
+
+async def test_two_versions_are_compared_by_layer_and_by_their_values_where_that_is_asked_for(
+    page: Page, tmp_path: Path
+) -> None:
+    async with serving(tmp_path, keep_last=5) as stage, listening(stage.api) as server:
+        await trained(stage, 3)
+        await opened(page, server)
+        await page.get_by_role("button", name="3", exact=True).click()
+        await page.get_by_role("button", name="Compare …").click()
+        dialog = page.get_by_role("dialog", name="Compare step 3")
+        await expect(dialog.get_by_label("with")).to_have_value("run~v000002")
+        await expect(dialog.locator("tbody tr")).to_have_count(4)
+        await dialog.get_by_label("with").select_option("run~v000001")
+        await expect(dialog.locator("tbody tr")).to_have_count(4)
+        await dialog.get_by_role("button", name="Read the values …").click()
+        await expect(dialog.locator("thead")).to_contain_text("Moved")
+        await expect(dialog.locator("tbody tr").first).to_contain_text(" %")
+        await dialog.get_by_role("button", name="Close").click()
+        await expect(dialog).to_have_count(0)

@@ -4,7 +4,7 @@
 GPU takes no more host memory than its largest tensor.
 
 A cast rounds each element by itself, so casting a part and taking a part of the cast are the same. Integers, booleans
-and 8-bit floats (whose scales only the model knows) are never cast.
+and 8-bit floats (whose scales only the model knows) are never cast. `fp8_block` is no cast: `write/fp8_blocks.py`.
 
 torch is not imported: a caller with a tensor has imported it. Nothing here can create a CUDA context: `torch.cuda` is
 not called, tensors in host memory are read where they are, and one on a GPU comes with the context that it lives in.
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refitd_client.checkpoint.header import METADATA_KEY, Entry
-from refitd_client.checkpoint.strict_header import NO_NAME, is_name
+from refitd_client.contract.naming import NO_NAME, is_tensor_name
 from refitd_client.errors import InvalidWeightsError
 
 DTYPES = {
@@ -34,6 +34,7 @@ DTYPES = {
 
 TORCH_NAMES = {name: torch for torch, name in DTYPES.items()}
 FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
+FP8_BLOCK = "fp8_block"
 
 HOST = "host"
 
@@ -70,7 +71,10 @@ class TensorSource:
 
 @dataclass(frozen=True, slots=True)
 class Casts:
-    """The first pattern that a published name matches decides; without one the dtype stays. Dtypes by torch's names."""
+    """The first pattern that a published name matches decides; without one the dtype stays. Dtypes by torch's names.
+
+    `FP8_BLOCK` decides about weights that can be quantised; the others go on to the next pattern.
+    """
 
     rules: tuple[tuple[str, str], ...] = ()
 
@@ -78,13 +82,22 @@ class Casts:
         """The dtype in which a tensor is published."""
         if dtype not in FLOATS:
             return dtype
-        return next((new for pattern, new in self.rules if fnmatchcase(name, pattern)), dtype)
+        return next((new for pattern, new in self.rules if new != FP8_BLOCK and fnmatchcase(name, pattern)), dtype)
+
+    @property
+    def has_fp8_block(self) -> bool:
+        """Whether any weights are to be quantised."""
+        return any(new == FP8_BLOCK for _, new in self.rules)
+
+    def is_fp8_block(self, name: str) -> bool:
+        """Whether a weight of this name is to be quantised, if it can be."""
+        return next((new for pattern, new in self.rules if fnmatchcase(name, pattern)), None) == FP8_BLOCK
 
 
 def casts(dtype: Any) -> Casts:
     """Read a caller's `dtype`: one for all tensors, a mapping of patterns (`*.router.*`) to dtypes, or None.
 
-    Dtypes are torch's (`torch.bfloat16`) or their names (`"bfloat16"`).
+    Dtypes are torch's (`torch.bfloat16`), their names (`"bfloat16"`) or `"fp8_block"`.
 
     Raises:
         ValueError: weights cannot be cast to a dtype.
@@ -94,8 +107,8 @@ def casts(dtype: Any) -> Casts:
     rules = cast("Mapping[Any, Any]", dtype) if isinstance(dtype, Mapping) else {"*": dtype}
     named = {str(pattern): str(new).removeprefix("torch.") for pattern, new in rules.items()}
     for name in named.values():
-        if name not in FLOATS:
-            raise ValueError(f"dtype {name}: weights are cast to one of {', '.join(sorted(FLOATS))}")
+        if name not in FLOATS | {FP8_BLOCK}:
+            raise ValueError(f"dtype {name}: weights are cast to one of {', '.join(sorted(FLOATS))}, or to {FP8_BLOCK}")
     return Casts(tuple(named.items()))
 
 
@@ -117,7 +130,7 @@ def entry_of(name: str, dtype: str, shape: tuple[int, ...]) -> Entry:
     """
     if name == METADATA_KEY:
         raise refused(name, "has a name that safetensors keeps for itself: rename it")
-    if not is_name(name):
+    if not is_tensor_name(name):
         raise InvalidWeightsError(f"tensor {name[:200]!a} has a name that is {NO_NAME}: rename it", tensor=name)
     if dtype not in DTYPES:
         raise refused(name, f"has dtype {dtype}, which cannot be served: convert it, or leave it out")

@@ -5,6 +5,7 @@ SGLang's own update function gets a version's tensors in place of files: its loa
 Some models can be loaded only once. SGLang has quantisation methods that transpose and pack what was loaded, and leave
 parameters behind that no loader knows (`process_weights_after_loading`). To load such a model again fails in its midst,
 and stock SGLang ends with it: seen of fp8 on a GPU (0.5.12.post1), and of awq and blockwise_int8 on a CPU (0.5.23).
+A checkpoint in fp8 blocks stays as it was loaded on Ada and Hopper GPUs. On Blackwell DeepGEMM gets other scales.
 """
 
 import importlib.metadata
@@ -131,6 +132,11 @@ def loaded_once(model: Any, config: Any) -> str | None:
         if getattr(module, "quant_method", None) is None:
             continue
         for own, parameter in module.named_parameters(recurse=False):
+            if own.endswith("weight_scale_inv") and parameter.dtype is torch.int32:
+                return (
+                    f"{name}.{own} holds scales that SGLang has rounded and packed for DeepGEMM, and into that no "
+                    "weights can be loaded. Start it with SGLANG_ENABLE_JIT_DEEPGEMM=0"
+                )
             if own.endswith("weight") and getattr(parameter, "weight_loader", None) is None:
                 return (
                     f"{name}.{own} is not what SGLang's loader left there: quantisation {method} has put another in "

@@ -19,8 +19,10 @@ from refitd_client.fingerprint.torch_ops import flat_bits
 from refitd_client.validation.examine import structure
 
 Weights = dict[str, Any]
-_BITS = {"BF16": 16, "F32": 32, "F16": 16}
-_NAMES = {"torch.bfloat16": "BF16", "torch.float32": "F32", "torch.float16": "F16"}
+_BITS = {"BF16": 16, "F32": 32, "F16": 16, "F8_E4M3": 8}
+_NAMES = {
+    "torch.bfloat16": "BF16", "torch.float32": "F32", "torch.float16": "F16", "torch.float8_e4m3fn": "F8_E4M3",
+}  # fmt: skip
 
 
 def forge(root: Path, run: str, step: int, files: Path) -> Path:

@@ -8,6 +8,8 @@ again …     once more when the old weights are put back
 
 It also lets SGLang compute its checksums on a CPU, and stage weights around a load as it does on a GPU: STAGED=itself
 copies each tensor onto itself, STAGED=back moves it to other memory and back, as SGLang does with offloaded weights.
+FP8=1 serves fp8 in blocks, which SGLang's build for the CPU does on processors with AMX alone: loads are those of a GPU
+before Blackwell, and the kernel is torch's own arithmetic. On a GPU it changes nothing.
 """
 
 import os
@@ -29,6 +31,8 @@ def register() -> None:
     _wait_for_no_gpu()
     if "STAGED" in os.environ:
         _stage_as_on_a_gpu(os.environ["STAGED"])
+    if "FP8" in os.environ:
+        _serve_fp8_without_its_kernels()
     from refitd_plugin import loading, patch, tensor_feed
 
     original_replay, original_given, original_write = (
@@ -80,6 +84,27 @@ def _stage_as_on_a_gpu(how: str) -> None:
         post_load._TensorState = state
     process_device = torch.device("cpu") if how == "itself" else indexed
     loader.device_loading_context = lambda module, _: post_load.stage_module_for_post_load(module, process_device)
+
+
+def _serve_fp8_without_its_kernels() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    fp8: Any = import_module("sglang.srt.layers.quantization.fp8")
+    fp8._is_cpu = False
+
+    def apply(self: Any, layer: Any, x: Any, bias: Any = None) -> Any:
+        return torch.nn.functional.linear(x, dequantised(layer.weight, layer.weight_scale_inv).to(x.dtype), bias)
+
+    fp8.Fp8LinearMethod.apply = apply
+
+
+def dequantised(weight: Any, scales: Any) -> Any:
+    """A matrix in fp8 blocks as float32."""
+    rows, columns = weight.shape
+    each = scales.repeat_interleave(128, 0)[:rows].repeat_interleave(128, 1)[:, :columns]
+    return weight.float() * each
 
 
 def _failing(what: str, items: Any) -> Any:

@@ -3,6 +3,8 @@
 FAULT_FILE=PATH   where PATH.RANK exists the next load of that rank raises after so many tensors as it says,
                   and where PATH.RANK.refuse exists it refuses the next version
 UNPACKED=1        linear layers on the CPU keep their weights as they were loaded, as on a GPU
+FP8=1             fp8 in blocks is served without AMX: the kernel is torch's own arithmetic, on weights that are turned
+                  after they were loaded, since vLLM's kernels too keep them in another form
 """
 
 import os
@@ -22,10 +24,12 @@ def register() -> None:
             layer.cpu_linear = torch.nn.functional.linear
 
         utils.dispatch_cpu_unquantized_gemm = unpacked
+    if "FP8" in os.environ:
+        _serve_fp8_without_its_kernels()
     if "FAULT_FILE" in os.environ:
-        qwen2: Any = import_module("vllm.model_executor.models.qwen2").Qwen2ForCausalLM
-        load = qwen2.load_weights
-        qwen2.load_weights = lambda self, weights: load(self, _failing(weights, _left()))
+        for name in ("2", "3"):
+            module: Any = import_module(f"vllm.model_executor.models.qwen{name}")
+            _let_fail(getattr(module, f"Qwen{name}ForCausalLM"))
         loading: Any = import_module("refitd_plugin.loading")
         replay = loading.replay
 
@@ -45,6 +49,34 @@ def register() -> None:
             return fit(self, call)
 
         engine.RankEngine._fit = refusing
+
+
+def _serve_fp8_without_its_kernels() -> None:
+    import torch
+
+    from support.plugin_faults import dequantised
+
+    linear: Any = import_module("vllm.model_executor.kernels.linear")
+    replace: Any = import_module("vllm.model_executor.utils").replace_parameter
+
+    class Turning(linear.CPUFp8BlockScaledMMKernel):
+        @classmethod
+        def is_supported(cls, compute_capability: Any = None) -> tuple[bool, None]:
+            return True, None
+
+        def process_weights_after_loading(self, layer: Any) -> None:
+            replace(layer, "weight", layer.weight.data.t().contiguous())
+
+        def apply_weights(self, layer: Any, x: Any, bias: Any = None, **_: Any) -> Any:
+            weight = dequantised(layer.weight.t(), layer.weight_scale_inv)
+            return torch.nn.functional.linear(x, weight.to(x.dtype), bias)
+
+    linear._POSSIBLE_FP8_BLOCK_KERNELS[linear.PlatformEnum.CPU] = [Turning]
+
+
+def _let_fail(model: Any) -> None:
+    load = model.load_weights
+    model.load_weights = lambda self, weights: load(self, _failing(weights, _left()))
 
 
 def _left() -> int | None:

@@ -17,13 +17,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refitd_client.checkpoint.strict_header import Header
+from refitd_client.checkpoint.strict_header import Header, is_scales
 
 Rule = tuple[int, int]
 """A mask and a pattern: an element is NaN or infinite if its bits under the mask are the pattern."""
 
 NO_RULE: Rule = (0, 1)
 """The rule that no element meets."""
+
+_SCALES = "F32>0"  # a dtype of this module alone
 
 _RULES: dict[str, tuple[type[np.unsignedinteger[Any]], int, int]] = {
     "F64": (np.uint64, 0x7FF0_0000_0000_0000, 0x7FF0_0000_0000_0000),
@@ -36,6 +38,7 @@ _RULES: dict[str, tuple[type[np.unsignedinteger[Any]], int, int]] = {
     "F8_E4M3FNUZ": (np.uint8, 0xFF, 0x80),
     "F8_E8M0": (np.uint8, 0xFF, 0xFF),
     "C64": (np.uint32, 0x7F80_0000, 0x7F80_0000),  # each of the two numbers that an element is
+    _SCALES: (np.uint32, 0x7F80_0000, 0x7F80_0000),
 }
 _NUMBERS = {"C64": 2}  # numbers in an element, where these are more than one
 
@@ -48,11 +51,16 @@ _SIGNED: dict[type[np.unsignedinteger[Any]], type[np.signedinteger[Any]]] = {
 _ENDS = {
     dtype: (_SIGNED[bits], pattern, bits, pattern | 1 << (8 * bits().itemsize - 1))
     for dtype, (bits, mask, pattern) in _RULES.items()
-    if mask == pattern and dtype != "F8_E8M0"
+    if mask == pattern and dtype not in {"F8_E8M0", _SCALES}
 }
 """The least non-finite value of either sign where bits are read as signed integers, and as unsigned ones."""
 
 _largest = np.maximum.reduce  # `max()` calls it after some Python code, for which other threads wait
+
+
+def kind_of(name: str, dtype: str) -> str:
+    """The `dtype` for the functions below. For scales another one: their zero and negative values count as well."""
+    return _SCALES if is_scales(name, dtype) else dtype
 
 
 def rule_of(dtype: str) -> Rule:
@@ -88,6 +96,8 @@ def count_nonfinite(dtype: str, data: NDArray[np.uint8]) -> int:
 def where_nonfinite(dtype: str, data: NDArray[np.uint8]) -> NDArray[np.bool_]:
     """Which numbers (`width_of_number`) of a `dtype` that has such values are NaN or infinite."""
     bits, mask, pattern = _RULES[dtype]
+    if dtype == _SCALES:  # positive finite numbers are 1 to 0x7F7F_FFFF
+        return data.view(bits) - bits(1) >= bits(0x7F7F_FFFF)
     return (data.view(bits) & bits(mask)) == bits(pattern)
 
 
@@ -166,7 +176,8 @@ class Search:
 
 
 def _runs(header: Header) -> Iterator[_Run]:
-    for dtype, start, end in header.stretches:
-        width = width_of_number(dtype)
+    for dtype, are_scales, start, end in header.stretches:
+        kind = _SCALES if are_scales else dtype
+        width = width_of_number(kind)
         if width is not None and end > start:
-            yield _Run(dtype, width, header.data_start + start, header.data_start + end)
+            yield _Run(kind, width, header.data_start + start, header.data_start + end)

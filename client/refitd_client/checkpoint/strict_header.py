@@ -19,19 +19,20 @@ from typing import Generic, TypeVar
 import msgspec
 
 from refitd_client.checkpoint.pairs import OBJECTS, STRINGS, PairsRefusedError, pairs, text
+from refitd_client.contract.naming import NO_NAME, is_tensor_name
 from refitd_client.files.plain_file import read_at
 
 # Publishers write no larger one. The format allows 100 MB; 200,000 tensors take 20 MB.
 MAX_HEADER_BYTES = 32 * 2**20
 MAX_TENSORS = 200_000
-MAX_NAME_LENGTH = 1024
-NO_NAME = f"empty, longer than {MAX_NAME_LENGTH} or not printable"
 _SHOWN = 200  # characters of a name in a sentence
 MAX_METADATA_BYTES = 2**20
 _MAX_ENTRY_BYTES = 4096
 _MAX_SIZE = 2**63 - 1  # of a file, in bytes
 _QUOTES = 8  # around three keys and a dtype; more means that a key comes twice
 METADATA_KEY = "__metadata__"
+SCALES_END = "weight_scale_inv"
+"""How the names of scales end, by which the blocks of a weight in fp8 are multiplied: float32, and above 0."""
 _REMEMBERED = 1024  # headers
 _REMEMBERED_BYTES = 16 * 2**20  # of their text; parsed they take two to four times as much
 _PAIR_BYTES = 256  # at most, for a pair of the metadata whose text takes seven
@@ -78,15 +79,21 @@ class Header:
     metadata: Mapping[str, str]
 
     @cached_property
-    def stretches(self) -> list[tuple[str, int, int]]:
-        """The data by dtype: neighbouring tensors of one dtype are one stretch, bytes `start` to `end` of the data."""
-        found: list[tuple[str, int, int]] = []
-        for spec in self.tensors.values():
-            if found and (found[-1][0], found[-1][2]) == (spec.dtype, spec.start):
-                found[-1] = spec.dtype, found[-1][1], spec.end
+    def stretches(self) -> list[tuple[str, bool, int, int]]:
+        """Neighbours of one dtype as one: dtype, whether they are scales, bytes `start` to `end` of the data."""
+        found: list[tuple[str, bool, int, int]] = []
+        for name, spec in self.tensors.items():
+            kind = spec.dtype, is_scales(name, spec.dtype)
+            if found and (*found[-1][:2], found[-1][3]) == (*kind, spec.start):
+                found[-1] = *kind, found[-1][2], spec.end
             else:
-                found.append((spec.dtype, spec.start, spec.end))
+                found.append((*kind, spec.start, spec.end))
         return found
+
+
+def is_scales(name: str, dtype: str) -> bool:
+    """Whether a tensor holds the scales by which the blocks of a weight in fp8 are multiplied."""
+    return dtype == "F32" and name.endswith(SCALES_END)
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
@@ -217,13 +224,8 @@ def _metadata(value: bytes) -> dict[str, str]:
     return metadata
 
 
-def is_name(name: str) -> bool:
-    """Whether a version may hold a tensor of this name; one that it may not is `NO_NAME`."""
-    return 0 < len(name) <= MAX_NAME_LENGTH and name.isprintable()
-
-
 def _spec(name: str, value: bytes) -> TensorSpec:
-    if not is_name(name):
+    if not is_tensor_name(name):
         raise HeaderRefusedError(f"{_named(name)} has a name that is {NO_NAME}")
     if len(value) > _MAX_ENTRY_BYTES or value.count(b'"') != _QUOTES:
         raise HeaderRefusedError(f"{_named(name)} is described by more than a dtype, a shape and data_offsets")

@@ -1,4 +1,4 @@
-"""Names: of runs, of versions on disk and on the wire, and of slots.
+"""Names: of runs, of versions on disk and on the wire, of tensors, and of slots.
 
 A version is (run, generation, step). Its directory is `v000123`, or `v000123.g2` from the second generation on;
 its id is one URL-safe word made of both. Order is by (generation, step) and never by clocks.
@@ -47,6 +47,14 @@ MAX_STEP = 10**12
 _VERSION = re.compile(r"v(\d{6,13})(?:\.g([1-9]\d{0,8}))?")
 _SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SEPARATOR = "~"  # in no run name, and unreserved in URLs (RFC 3986, 2.3)
+_MAX_TENSOR_NAME = 1024  # characters
+NO_NAME = f"empty, longer than {_MAX_TENSOR_NAME} or not printable"
+"""What a tensor's name is that `is_tensor_name` refuses."""
+
+
+def is_tensor_name(name: str) -> bool:
+    """Whether a version may hold a tensor of this name."""
+    return 0 < len(name) <= _MAX_TENSOR_NAME and name.isprintable()
 
 
 class InvalidNameError(ValueError):

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from refitd_client.checkpoint.finite import any_nonfinite, count_nonfinite
+from refitd_client.checkpoint.finite import any_nonfinite, count_nonfinite, kind_of
 from refitd_client.checkpoint.header import BITS, Entry
 from refitd_client.fingerprint import Bits, bits_of, fingerprint, to_text, updated, width_of
 from refitd_client.lanes import in_lanes, lanes_for
@@ -191,28 +191,29 @@ def check_fits(changed: Mapping[str, tuple[str, tuple[int, ...]]], entries: Mapp
 
 
 def nonfinite_in(changes: Mapping[str, Change]) -> dict[str, int]:
-    """How many new values are NaN or infinite, by tensor; tensors without any are left out.
+    """How many new values are NaN or infinite (of scales: or not above 0), by tensor; tensors without any are left out.
 
     Nearly every delta has none. So values that lie together in memory, as in a file, are first checked together, and
     not in some hundred steps.
     """
-    by_dtype: dict[str, list[NDArray[Any]]] = {}
-    for change in changes.values():
-        by_dtype.setdefault(change.dtype, []).append(change.values)
-    joined = {dtype: together(arrays) for dtype, arrays in by_dtype.items()}
-    if all(values is not None and not _has_nonfinite(dtype, values) for dtype, values in joined.items()):
+    kinds = {name: kind_of(name, change.dtype) for name, change in changes.items()}
+    by_kind: dict[str, list[NDArray[Any]]] = {}
+    for name, change in changes.items():
+        by_kind.setdefault(kinds[name], []).append(change.values)
+    joined = {kind: together(arrays) for kind, arrays in by_kind.items()}
+    if all(values is not None and not _has_nonfinite(kind, values) for kind, values in joined.items()):
         return {}
-    counted = {name: count_nonfinite(each.dtype, _bytes(each.values)) for name, each in changes.items()}
+    counted = {name: count_nonfinite(kinds[name], _bytes(each.values)) for name, each in changes.items()}
     return {name: count for name, count in counted.items() if count}
 
 
-def _has_nonfinite(dtype: str, values: NDArray[Any]) -> bool:
+def _has_nonfinite(kind: str, values: NDArray[Any]) -> bool:
     """Whether any value is NaN or infinite, checked on as many cores as that is worth."""
     begins = range(0, len(values), _AT_A_TIME)
     found = [False] * len(begins)
 
     def check(number: int, _: Event) -> None:
-        found[number] = any_nonfinite(dtype, _bytes(values[begins[number] : begins[number] + _AT_A_TIME]))
+        found[number] = any_nonfinite(kind, _bytes(values[begins[number] : begins[number] + _AT_A_TIME]))
 
     in_lanes([partial(check, number) for number in range(len(begins))], lanes=lanes_for(len(begins)))
     return any(found)

@@ -17,8 +17,7 @@ import msgspec
 from refitd_client.checkpoint import header
 from refitd_client.checkpoint.header import METADATA_KEY, Entry
 from refitd_client.checkpoint.pairs import OBJECTS, STRINGS, PairsRefusedError, pairs, text
-from refitd_client.checkpoint.strict_header import NO_NAME, is_name
-from refitd_client.contract.naming import parse_version_id
+from refitd_client.contract.naming import NO_NAME, is_tensor_name, parse_version_id
 from refitd_client.delta import gap
 from refitd_client.delta.change import DeltaRefusedError, elements_of, index_type
 from refitd_client.delta.layout import (
@@ -197,7 +196,7 @@ def _decoded(value: bytes, kind: type[_KindT], quotes: int, what: str) -> _KindT
 
 
 def _check_row(name: str, row: TensorRecord, encoding: Encoding) -> None:
-    if not is_name(name):
+    if not is_tensor_name(name):
         raise DeltaRefusedError(f"{named(name)} has a name that is {NO_NAME}")
     if row.dtype not in header.BITS:
         raise DeltaRefusedError(f"{named(name)} has dtype {_shown(row.dtype)!r}, which no version has")

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Literal
 
+from refitd_client.checkpoint.opening import CONFIG_NAME
 from refitd_client.contract.manifest import Manifest, ManifestRefusedError, fitting_fingerprints, parse_manifest
 from refitd_client.contract.naming import INDEX_NAME, MANIFEST_NAME, Order, version_folder, version_id
 from refitd_client.contract.states import Kind
@@ -99,6 +100,9 @@ class VersionWriter:
                     file.write(content.index)
             for path in content.companions:
                 staging.copy(path)
+            if content.config:
+                with staging.file(CONFIG_NAME) as file:
+                    file.write(content.config)
         times["write"] = max(0.0, times["write"] - times.get("sync", 0.0))
         claims = content.claims
         manifest = Manifest(

@@ -38,7 +38,7 @@ from refitd_client.publish.tracing import PublishTrace
 from refitd_client.tensors import casts
 from refitd_client.transport.ipc import exporter
 from refitd_client.transport.ipc.handover import Handed
-from refitd_client.write.content import BaseModel, WeightsReader
+from refitd_client.write.content import BaseModel, WeightsReader, fp8_blocks
 from refitd_client.write.plan import Rename
 from refitd_client.write.version_folder import Progress
 
@@ -91,7 +91,8 @@ class WeightPublisher:
             check_finite: refuse tensors with NaN or infinity. Checkpoints in folders are left to the service to check.
             dtype: publish floating-point tensors in this dtype (`torch.bfloat16`), or by the first matching pattern of
                 a mapping (`{"*.router.*": torch.float32, "*": torch.bfloat16}`) from published names to dtypes.
-                Checkpoints in folders keep theirs.
+                With `"fp8_block"` linear layers' weights are quantised for engines that serve fp8 in blocks
+                (docs/publishing.md). Checkpoints in folders keep theirs.
             rename: published names for the trainer's, as a mapping or a function; None leaves a tensor out. Marks of
                 wrappers (`_fsdp_wrapped_module.`, `_orig_mod.`, DDP's `module.`) are taken off before.
             fingerprints: have each full version's manifest name the tensors' fingerprints, which engines can be held
@@ -108,7 +109,8 @@ class WeightPublisher:
         Raises:
             NameRefusedError: the run's name is no safe relative one.
             RunBusyError: another publisher has the run.
-            PublishError: `base_model` is no model's folder, or the run's record is damaged.
+            PublishError: `base_model` is no model's folder, or quantised in another way than `dtype` says, or the run's
+                record is damaged.
             StorageError: the run's folder cannot be made, read or locked.
             ValueError: the URL, the token, a dtype, `shadow`, `engines` or `max_shard_bytes` cannot be one.
         """
@@ -120,13 +122,15 @@ class WeightPublisher:
             raise ValueError(f"engines is {engines!r}: it is 'mine', or None")
         if engines is not None and service_url is None:
             raise ValueError("engines='mine' needs the service_url of the service that has the engines")
+        base, rules = BaseModel(Path(base_model)) if base_model is not None else None, casts(dtype)
         reader = WeightsReader(
-            base_model=BaseModel(Path(base_model)) if base_model is not None else None,
+            base_model=base,
             max_shard_bytes=max_shard_bytes,
             check_finite=check_finite,
-            casts=casts(dtype),
+            casts=rules,
             rename=rename,
             fingerprinted=fingerprints,
+            blocks=fp8_blocks(rules, base),
         )
         connection = None if service_url is None else connect_to(service_url, token=token, token_file=token_file)
         self._folder = RunFolder(Path(root).absolute(), run)

@@ -88,6 +88,8 @@ class ShardedPublisher:
         if rank_timeout <= 0:
             raise ValueError(f"rank_timeout is {rank_timeout}; it is a positive number of seconds")
         options = NamingOptions(casts=casts(dtype), rename=rename)
+        if options.casts.has_fp8_block:
+            raise ValueError("dtype fp8_block takes whole weights: gather them, and use a WeightPublisher on one rank")
         self._run = run
         self._connection: Connection | None = None
         if service_url is not None:

@@ -17,11 +17,12 @@ from math import prod
 from threading import Event
 
 from refitd_client.checkpoint.fault import Code, Defect, shown
-from refitd_client.checkpoint.finite import any_nonfinite, count_nonfinite
+from refitd_client.checkpoint.finite import any_nonfinite, count_nonfinite, kind_of
 from refitd_client.checkpoint.header import BITS
 from refitd_client.checkpoint.inventory import Inventory
 from refitd_client.checkpoint.opening import FileStat, Folder, check_unchanged
 from refitd_client.checkpoint.strict_header import BITS as ALL_BITS
+from refitd_client.checkpoint.strict_header import SCALES_END
 from refitd_client.contract.manifest import Manifest, TensorsSummary
 from refitd_client.contract.naming import DELTA_NAME, version_id
 from refitd_client.delta import DeltaFile, DeltaRefusedError
@@ -129,6 +130,7 @@ def content_faults(manifest: Manifest, delta: DeltaContents, base: Base) -> Iter
             )
     for name, count in list(delta.non_finite.items())[:_FEW]:
         text = f"tensor {shown(name)} has {count} new value{'s' * (count > 1)} that are NaN or infinite"
+        text += ", or scales not above 0" * name.endswith(SCALES_END)
         yield Defect(Code.NON_FINITE, f"{text}: the trainer has diverged or wrote damage")
 
 
@@ -191,8 +193,8 @@ def _nonfinite(delta: DeltaFile, stop: Event) -> dict[str, int]:
                 raise ReadingStoppedError
             if failed.is_set():
                 return
-            if any_nonfinite(dtype := delta.head.rows[name].dtype, bits := values.view("u1")):
-                found[name] = found.get(name, 0) + count_nonfinite(dtype, bits)
+            if any_nonfinite(kind := kind_of(name, delta.head.rows[name].dtype), bits := values.view("u1")):
+                found[name] = found.get(name, 0) + count_nonfinite(kind, bits)
 
     longest_first = sorted(delta.head.rows, key=lambda name: -delta.head.rows[name].changed)
     in_lanes([partial(look, name) for name in longest_first], lanes=lanes_for(len(longest_first)))

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from refitd_client.checkpoint.fault import Code, Defect
-from refitd_client.checkpoint.inventory import LM_HEAD, Difference, Inventory, Reference, compare, listed
+from refitd_client.checkpoint.inventory import LM_HEAD, Difference, Different, Inventory, Reference, compare, listed
 from refitd_client.checkpoint.opening import FileStat
-from refitd_client.checkpoint.strict_header import Header
+from refitd_client.checkpoint.strict_header import SCALES_END, Header
 from refitd_client.contract.manifest import Manifest, digest_of_files
 from refitd_client.contract.naming import ADAPTER_CONFIG_NAME, ADAPTER_NAME, Order
 from refitd_client.contract.states import Kind
@@ -233,10 +233,30 @@ def _tensor_faults(structure: Structure, reference: Reference, options: Options)
         allow_extra=options.allow_extra,
         allow_dtype_cast=options.allow_dtype_cast,
     )
+    yield from _quantisation_faults(differences, structure.inventory, reference)
     for kind, (code, advice) in _ADVICE.items():
         found = [difference for difference in differences if difference.kind is kind]
         if found:
             yield Defect(code, f"{listed(found)} (the model is {reference.source}): {advice}")
+
+
+def _quantisation_faults(differences: list[Different], checkpoint: Inventory, reference: Reference) -> Iterator[Defect]:
+    """Weights that are in fp8 blocks on one side alone. That scales are missing or extra follows from it."""
+    for each in differences:
+        if each.kind is not Difference.DTYPE:
+            continue
+        scales = each.name.removesuffix("weight") + SCALES_END
+        if (scales in checkpoint.tensors) == (scales in reference.inventory.tensors):
+            continue
+        advice = (
+            "the engines serve it in fp8, in blocks of 128 by 128: publish with dtype='fp8_block' and the engines' "
+            "model as base_model, or publish a checkpoint in this form"
+            if scales in reference.inventory.tensors
+            else "the engines serve it unquantised: publish without dtype='fp8_block', or with the fp8 model that they "
+            "serve as base_model"
+        )
+        yield Defect(Code.WRONG_DTYPE, f"{each} (the model is {reference.source}): {advice}")
+        return
 
 
 _ADVICE = {
@@ -275,7 +295,8 @@ def _content_faults(
     if contents.non_finite:
         sentences = [
             f"tensor {each.tensor} in {each.file} has {each.count} non-finite value{'s' * (each.count > 1)} (NaN or "
-            f"infinity), the first at flat index {each.index}"
+            f"infinity{', or a scale not above 0' * each.tensor.endswith(SCALES_END)}), the first at flat index "
+            f"{each.index}"
             for each in contents.non_finite[:_SHOWN]
         ]
         more = len(contents.non_finite) - _SHOWN

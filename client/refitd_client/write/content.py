@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from refitd_client import tensors as torch_tensors
 from refitd_client.checkpoint.header import Entry
+from refitd_client.checkpoint.opening import CONFIG_NAME
 from refitd_client.contract.manifest import Claims, TensorsSummary
 from refitd_client.contract.naming import ADAPTER_CONFIG_NAME, MANIFEST_NAME, ShardLayout
 from refitd_client.contract.states import Kind
@@ -28,6 +29,7 @@ from refitd_client.lanes import in_lanes, lanes_for
 from refitd_client.tensors import HOST, Casts, SameTensors, TensorSource, numpy_source, refused
 from refitd_client.write import plan as shard
 from refitd_client.write.device_shards import DeviceShards
+from refitd_client.write.fp8_blocks import Fp8Blocks
 from refitd_client.write.plan import (
     PIECE,
     Rename,
@@ -208,6 +210,17 @@ class BaseModel:
         return self._names
 
 
+def fp8_blocks(casts: Casts, base: BaseModel | None) -> Fp8Blocks | None:
+    """What quantises weights, if any are to be quantised.
+
+    Raises:
+        PublishError: the base model is quantised in another way.
+    """
+    if not casts.has_fp8_block:
+        return None
+    return Fp8Blocks(casts, None, None) if base is None else Fp8Blocks(casts, base.folder, base.inventory())
+
+
 class Weights(Protocol):
     """The shards of a version, from any source."""
 
@@ -237,7 +250,8 @@ class Weights(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """A version's shards, the content of their index, and the files to copy beside them.
+    """A version's shards, the content of their index, and the files to copy beside them. `config` is the content of
+    `config.json` where that is not copied.
 
     A delta has no index: a loader that finds one looks for the files that it names.
     """
@@ -245,12 +259,14 @@ class Content:
     weights: Weights
     index: bytes
     companions: Sequence[Path]
+    config: bytes = b""
     claims: Claims = field(default_factory=Claims)
 
     @property
     def size(self) -> int:
         """The bytes of all files but the manifest."""
-        return self.weights.size + len(self.index) + sum(path.stat().st_size for path in self.companions)
+        beside = len(self.index) + len(self.config) + sum(path.stat().st_size for path in self.companions)
+        return self.weights.size + beside
 
     @property
     def tensors(self) -> TensorsSummary:
@@ -289,8 +305,9 @@ class WeightsReader:
     casts: Casts
     rename: Rename | None
     fingerprinted: bool
-    _same: SameTensors[tuple[TensorShards, bytes]] = field(
-        default_factory=SameTensors[tuple[TensorShards, bytes]], init=False
+    blocks: Fp8Blocks | None = None
+    _same: SameTensors[tuple[TensorShards, bytes, bytes]] = field(
+        default_factory=SameTensors[tuple[TensorShards, bytes, bytes]], init=False
     )
 
     def content(self, weights: Any) -> Content:
@@ -311,7 +328,7 @@ class WeightsReader:
                 if not own:
                     raise InvalidWeightsError(f"{weights} holds an adapter without its {ADAPTER_CONFIG_NAME}")
                 return Content(weights=checkpoint, index=b"", companions=own, claims=Claims(kind=Kind.LORA))
-            return self._content(checkpoint, shard.index_json(checkpoint.tensors), companions)
+            return self._content(checkpoint, shard.index_json(checkpoint.tensors), b"", companions)
         if torch_tensors.is_module(weights):
             if self.rename is None and hasattr(weights, "peft_config"):
                 raise InvalidWeightsError(_WRAPPED)
@@ -335,22 +352,29 @@ class WeightsReader:
         made = self._same.again(state, (names, *second))
         if made is None:
             sources = {old: _source(new, state[old], self.casts) for old, new in names.items()}
+            blocks = self.blocks
+            published = [
+                part for each in sources.values() for part in ([each] if blocks is None else blocks.sources(each))
+            ]
             patterns = [f"^{re.escape(name)}$" for name in second_names(names, second)]
             inventory = self.base_model.inventory if self.base_model is not None else lambda: None
-            kept = without_second_names(list(sources.values()), inventory=inventory, second=patterns)
+            kept = without_second_names(published, inventory=inventory, second=patterns)
             shards = TensorShards(
                 shards=shard.cut(kept, max_shard_bytes=self.max_shard_bytes),
                 check_finite=self.check_finite,
                 fingerprinted=self.fingerprinted,
             )
-            made = shards, shard.index_json(shards.tensors)
+            config = b"" if blocks is None else blocks.config(source.entry for source in kept)
+            made = shards, shard.index_json(shards.tensors), config
             self._same.keep(state, (names, *second), [sources.get(name) for name in state], made)
         return self._content(*made, ())
 
-    def _content(self, weights: Weights, index: bytes, own: Sequence[Path]) -> Content:
+    def _content(self, weights: Weights, index: bytes, config: bytes, own: Sequence[Path]) -> Content:
         base = self.base_model.companions if self.base_model is not None else []
         companions = {path.name: path for path in [*base, *own]}  # the checkpoint's own win
-        return Content(weights=weights, index=index, companions=list(companions.values()))
+        if config:
+            companions.pop(CONFIG_NAME, None)
+        return Content(weights=weights, index=index, config=config, companions=list(companions.values()))
 
 
 def _source(name: str, value: Any, casts: Casts) -> TensorSource:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from refitd_client.checkpoint.finite import count_nonfinite
+from refitd_client.checkpoint.finite import any_nonfinite, count_nonfinite, kind_of
 from refitd_client.checkpoint.header import BITS
 from refitd_client.tensors import DTYPES
 
@@ -38,6 +38,17 @@ def test_large_types_are_judged_at_their_edges(dtype: type[np.floating]) -> None
     name = DTYPES[np.dtype(dtype).name]
     assert count_nonfinite(name, np.array(edges, dtype).view(np.uint8)) == 0
     assert count_nonfinite(name, np.concatenate([bad, np.array(edges, dtype)]).view(np.uint8)) == 4
+
+
+def test_of_scales_zero_and_negative_values_count_too() -> None:
+    """At their edges, by the name that they have."""
+    good = np.array([np.finfo(np.float32).max, np.finfo(np.float32).smallest_subnormal, 1.0], np.float32)
+    bad = np.array([0.0, -0.0, -1.0, np.finfo(np.float32).min, np.nan, -np.nan, np.inf, -np.inf], np.float32)
+    kind = kind_of("mlp.up_proj.weight_scale_inv", "F32")
+    assert not any_nonfinite(kind, good.view(np.uint8))
+    assert all(any_nonfinite(kind, np.append(good, each).view(np.uint8)) for each in bad)
+    assert count_nonfinite(kind, np.append(bad, good).view(np.uint8)) == len(bad)
+    assert (kind_of("mlp.up_proj.weight", "F32"), kind_of("weight_scale_inv", "F8_E8M0")) == ("F32", "F8_E8M0")
 
 
 def test_integers_are_always_finite() -> None:

@@ -36,6 +36,16 @@ def test_a_model_that_can_be_loaded_once_is_refused_before_the_pause_and_in_it(t
     assert "mlp.weight is not what SGLang's loader left there" in answer.reason
 
 
+def test_scales_that_were_packed_for_deepgemm_are_named_with_the_setting_that_avoids_it() -> None:
+    """On Blackwell. Elsewhere scales in blocks stay what they were, and are loaded again."""
+    model = torch.nn.Sequential(layer(knows_its_loader=True))
+    for dtype, refused in ((torch.float32, False), (torch.int32, True)):
+        scales = torch.nn.Parameter(torch.zeros(2, dtype=dtype), requires_grad=False)
+        model[0].register_parameter("weight_scale_inv", scales)
+        reason = loaded_once(model, SimpleNamespace(quantization="fp8")) or ""
+        assert ("0.weight_scale_inv" in reason, "SGLANG_ENABLE_JIT_DEEPGEMM=0" in reason) == (refused, refused)
+
+
 @pytest.mark.parametrize(("method", "knows"), [(None, False), ("w8a8_int8", True)], ids=["plain", "loadable"])
 def test_a_model_that_can_be_loaded_again_is_not_refused(method: str | None, knows: bool) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), layer(knows_its_loader=knows))

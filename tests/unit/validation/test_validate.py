@@ -117,6 +117,47 @@ def test_a_tensor_that_the_model_does_not_have_so_is_named(name: str, tensor: Te
     assert "/base" in found.reason
 
 
+UP, SCALES = "mlp.up_proj.weight", "mlp.up_proj.weight_scale_inv"
+PLAIN = Inventory({NORM: Tensor("BF16", (4,)), UP: Tensor("BF16", (256, 128), FILE)})
+FP8 = Inventory(
+    {NORM: Tensor("BF16", (4,)), UP: Tensor("F8_E4M3", (256, 128), FILE), SCALES: Tensor("F32", (2, 1), FILE)}
+)
+
+
+@pytest.mark.parametrize("options", [EXPECTED, Options(allow_missing=True, allow_extra=True, allow_dtype_cast=True)])
+@pytest.mark.parametrize(
+    ("checkpoint", "served", "advice"),
+    [
+        (PLAIN, FP8, "publish with dtype='fp8_block' and the engines' model as base_model"),
+        (FP8, PLAIN, "publish without dtype='fp8_block'"),
+    ],
+    ids=["bf16 for fp8", "fp8 for bf16"],
+)
+def test_weights_that_are_in_fp8_blocks_on_one_side_alone_are_wrong_and_the_dtype_to_publish_is_named(
+    checkpoint: Inventory, served: Inventory, advice: str, options: Options
+) -> None:
+    """Whatever else may differ: engines would cast them without their scales."""
+    found = judge(replace(STRUCTURE, inventory=checkpoint), Reference(served, tied=False, source="/base"), options)
+    assert isinstance(found, Invalid)
+    assert (found.code, found.reason.startswith(f"tensor {UP} in {FILE} is ")) == (Code.WRONG_DTYPE, True)
+    assert (SCALES in found.reason, advice in found.reason) == (False, True)
+
+
+def test_a_checkpoint_in_fp8_blocks_is_valid_for_a_model_in_fp8_blocks_and_a_part_of_it_where_parts_are_allowed() -> (
+    None
+):
+    reference = Reference(FP8, tied=False, source="/base")
+    assert judge(replace(STRUCTURE, inventory=FP8), reference, EXPECTED) is None
+    norm = replace(STRUCTURE, inventory=Inventory({NORM: Tensor("BF16", (4,))}))
+    assert judge(norm, reference, Options(allow_missing=True)) is None
+
+
+def test_scales_that_are_not_above_zero_are_invalid() -> None:
+    found = verdict(contents=Contents({FILE: "xxh3:aa"}, (NonFinite(FILE, SCALES, 3, 1),)))
+    assert isinstance(found, Invalid)
+    assert f"{SCALES} in {FILE} has 1 non-finite value (NaN or infinity, or a scale not above 0)" in found.reason
+
+
 def test_what_was_allowed_to_differ_is_noted() -> None:
     inventory = Inventory({NORM: Tensor("F32", (4,)), "bogus": Tensor("U8", (1,))})
     found = verdict(Options(allow_missing=True, allow_extra=True, allow_dtype_cast=True), inventory=inventory)

@@ -122,13 +122,13 @@ class VllmProcess:
         """Whether a load writes into the live parameters, so that what it does can be learned."""
         return processed(self.model) is None
 
-    def load(self, path: str, _: str) -> tuple[bool, str]:
-        """Load what is fed, under the name of a path. Raises whatever a loader raises."""
+    def load(self, path: str, _: str, *, in_place: bool) -> tuple[bool, str]:
+        """Load what is fed, under the name of a path. Raises what a loader raises. `in_place`: `writes_in_place`."""
         feed, runner, model = self._feed, self._worker.model_runner, self.model
         if feed is None:
             raise RuntimeError("nothing is fed to the load")
         with import_module("vllm.config").set_current_vllm_config(self._config):
-            if self.writes_in_place:
+            if in_place:
                 model.load_weights(feed.tensors())
             elif feed.how == "load":
                 through_layers(model, lambda: runner.reload_weights(weights_iterator=feed.tensors()))

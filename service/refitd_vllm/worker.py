@@ -5,6 +5,7 @@ those of the next call.
 """
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -78,7 +79,9 @@ def _updated(worker: Any, path: str) -> dict[str, Any]:
         return {"ok": False, "message": "", "reason": f"{path} is no version: it has no refit.json"}
     process = rank.engine.process
     undone(process.model)  # what a reload of vLLM's own may have left apart
-    answer = rank.update(rank.engine, UpdateCall(path, "auto", process.load, observable=process.writes_in_place))
+    in_place = process.writes_in_place  # once: it looks at every layer, and generation is paused
+    load = partial(process.load, in_place=in_place)
+    answer = rank.update(rank.engine, UpdateCall(path, "auto", load, observable=in_place))
     return {"ok": True, "message": answer.message, "reason": ""}
 
 

@@ -22,9 +22,11 @@ POSTED = frozenset(
         "/reset_mm_cache",
         "/reset_prefix_cache",
         "/resume",
+        "/sleep",
         "/update_weight_version",
         "/v1/load_lora_adapter",
         "/v1/unload_lora_adapter",
+        "/wake_up",
         "/weight_checker",
     }
 )
@@ -99,12 +101,19 @@ class ScriptedVllm:
 
     @property
     def changes(self) -> list[str]:
-        """The calls that change something, in order, a call through /collective_rpc by its method."""
+        """The calls that change something, in order, a call through /collective_rpc by its method.
+
+        The label is set while caches are emptied; here it stands behind that.
+        """
         calls: list[str] = []
         for seen in self.server.seen:
             if seen.method == "POST" and seen.path not in {"/weight_checker", "/v1/completions"}:
                 body = json.loads(seen.body)
                 calls.append(body["method"] if seen.path == "/collective_rpc" else seen.path)
+                at = len(calls) - 1
+                while at and "/reset_" in calls[at] and calls[at - 1] == "/update_weight_version":
+                    calls[at - 1 : at + 1] = reversed(calls[at - 1 : at + 1])
+                    at -= 1
         return calls
 
     @property
@@ -135,9 +144,8 @@ class ScriptedVllm:
     def work(self, path: str, whole: str, body: dict[str, Any]) -> Step:
         """Do what the call says."""
         match path:
-            case "/pause" | "/resume":
-                self.paused = path == "/pause"
-                return answer(200, {"status": "paused" if self.paused else "resumed"})
+            case "/pause" | "/resume" | "/sleep" | "/wake_up":
+                return self._paused(path, whole)
             case "/collective_rpc":
                 return self._call(body)
             case "/update_weight_version":
@@ -163,6 +171,16 @@ class ScriptedVllm:
             case _:
                 told = self._told(path)
                 return answer(404, {"detail": "Not Found"}) if told is None else answer(200, told)
+
+    def _paused(self, path: str, whole: str) -> Step:
+        self.paused = path in {"/pause", "/sleep"}
+        if path == "/sleep":
+            assert "level=0&" in whole, "any other level takes the weights out of its memory"
+            return answer(200, {"status": "sleeping", "level": 0})
+        if path == "/wake_up":
+            assert whole.endswith("?tags=scheduling"), "all else brings memory back"
+            return answer(200, {"status": "awake", "tags": ["scheduling"]})
+        return answer(200, {"status": "paused" if self.paused else "resumed"})
 
     def _told(self, path: str) -> Any:
         match path:

@@ -127,6 +127,11 @@ class NamedAdapters(ABC):
         """Folders that the server may read again when a request names an adapter. `listed`: the loaded adapters."""
         return ()
 
+    @property
+    def _may_read_more(self) -> bool:
+        """Whether it may read folders of adapters that were unloaded before this object was made."""
+        return False
+
     async def aclose(self) -> None:
         """See `Engine`. An unload that was sent ends all the same."""
         if self._unloading is not None:
@@ -164,6 +169,7 @@ class NamedAdapters(ABC):
             resumed=True,
             fingerprint=proof.fingerprint,
             may_read=self._may_read(listed),
+            may_read_more=self._may_read_more,
             timings=watch.milliseconds,
         )
 

@@ -162,7 +162,8 @@ class Reached:
     `address` is where the connection went, equal for two names of one server; `led_by` says which other service leads
     the engine, None where none does. `server` is what sentences call its kind, such as "SGLang".
     `obstacles` are what is in the way of its updates.
-    `may_read` are folders that it may read again, beside `model_path`.
+    `may_read` are folders that it may read again, beside `model_path`; where `may_read_more`, also those of before, of
+    which the adapter does not know because it was made since.
     """
 
     model_path: str
@@ -180,6 +181,7 @@ class Reached:
     server: str = ""
     obstacles: tuple[Obstacle, ...] = ()
     may_read: tuple[str, ...] = ()
+    may_read_more: bool = False
 
     def expecting(self, path: str, label: str) -> "Reached":
         """The same with `path`, where the server tells no path and the label is that of what is there."""
@@ -219,7 +221,8 @@ class Refit:
 
     `needs_full`: it is a NACK of a delta that is good, and that cannot be written into what the engine holds; `led`: it
     is one because another service leads the engine. `overwritten`: it is TAINTED because another writer loaded
-    something at the same time, which says nothing against the version. `may_read` as in `Reached`, after an ACK.
+    something at the same time, which says nothing against the version. `may_read` and `may_read_more` as in `Reached`,
+    after an ACK.
     `recorded`: no clean load of the version was on record, so that its fingerprint was compared with none.
     """
 
@@ -232,6 +235,7 @@ class Refit:
     overwritten: bool = False
     recorded: bool = False
     may_read: tuple[str, ...] = ()
+    may_read_more: bool = False
     timings: dict[str, float] = field(default_factory=dict[str, float])
 
 

@@ -54,7 +54,7 @@ def after_probe(
         weight_version=seen.weight_version,
         model_path=seen.model_path,
         named_before=None,
-        may_read=seen.may_read,
+        may_read=_readable(engine, seen) if seen.process.is_as(engine.process) is not False else seen.may_read,
         configuration=seen.configuration,
         startup_path=seen.startup_path or engine.startup_path,
         server=seen.server,
@@ -110,6 +110,12 @@ def compared(engine: EngineRecord, recorded: str | None, found: str | None, targ
     return standing(replace(engine, serving=None, reason=reason), target)
 
 
+def _readable(engine: EngineRecord, told: Reached | Refit) -> tuple[str, ...]:
+    """The folders that its process may read again, as far as its adapter or the record knows of them."""
+    before = engine.may_read if told.may_read_more else ()
+    return tuple(dict.fromkeys((*told.may_read, *before)))
+
+
 def _process(known: Process, told: Process) -> Process:
     """What is known of the process now: one that tells less for a moment is the one that told more."""
     if told.is_as(known) is False:
@@ -139,7 +145,7 @@ def after_refit(engine: EngineRecord, version: str, refit: Refit, now: float) ->
                 state=EngineState.IN_SYNC if refit.resumed else EngineState.PROBING,
                 serving=version,
                 proof=proof_by(refit.fingerprint, recorded=refit.recorded),
-                may_read=refit.may_read,
+                may_read=_readable(engine, refit),
                 held=None,
                 known=True,
                 reload=False,

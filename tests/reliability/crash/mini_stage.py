@@ -14,13 +14,13 @@ from support.mini_vllm import MiniVllm, mini_vllm
 MODELS = 3
 VLLM_LOAD = "POST /collective_rpc"
 VLLM_CALLS = (
-    "POST /pause?mode=keep",
+    "POST /sleep?level=0&mode=keep",
     VLLM_LOAD,
+    "GET /weight_info",
     "POST /reset_prefix_cache?reset_running_requests=true&reset_external=true",
     "POST /update_weight_version",
-    "GET /weight_info",
     "GET /is_paused",
-    "POST /resume",
+    "POST /wake_up?tags=scheduling",
 )
 
 

@@ -44,9 +44,12 @@ class _Said(Enum):
 
 
 class Digests(Enum):
-    """What the server's digests cover: nothing where the release has none, a part where layers are repacked."""
+    """What the server's digests cover: nothing where the release has none, a part where layers are repacked.
 
-    WHOLE = ("0.32.0", "cuda")
+    One release is newer than those in which it was read how they pause.
+    """
+
+    WHOLE = ("0.40.0", "cuda")
     PART = ("0.32.0", "cpu")
     NONE = ("0.30.0", "cuda")
 
@@ -69,7 +72,9 @@ class SimVllm(SimServer):
         "/weight_info": Call.PROBE,
         "/server_info": Call.STARTED,
         "/pause": Call.PAUSE,
+        "/sleep": Call.PAUSE,
         "/resume": Call.RESUME,
+        "/wake_up": Call.RESUME,
         "/weight_checker": Call.DIGESTS,
         "/reset_prefix_cache": Call.CACHES,
         "/update_weight_version": Call.LABEL,
@@ -192,11 +197,13 @@ class SimVllm(SimServer):
 
     def _changed(self, method: str, body: dict[str, Any]) -> Reply:
         match method:
-            case "/pause":
+            case "/pause" | "/sleep":
                 self.paused = True
-                return self._spoken([_Said.NOTHING] * self.ranks, status="paused")
+                return self._spoken([_Said.NOTHING] * self.ranks, status="paused" if method == "/pause" else "sleeping")
             case "/resume":
-                return self._resumed()
+                return self._resumed("resumed")
+            case "/wake_up":
+                return reply(200, status="sleeping") if self.asleep else self._resumed("awake")
             case "/reset_prefix_cache":
                 self._held = max(self._held - 1, 0)
                 return reply(200, success=not self._held)
@@ -206,7 +213,7 @@ class SimVllm(SimServer):
             case _:
                 raise AssertionError(f"nobody has told the simulation about {method}")
 
-    def _resumed(self) -> Reply:
+    def _resumed(self, status: str) -> Reply:
         """What was held goes on at once, by a forward."""
         self.paused = False
         if self._deadly or self.asleep:
@@ -214,7 +221,7 @@ class SimVllm(SimServer):
             asyncio.get_running_loop().call_later(self.chance.random() * 0.5, self._exit, self.boots)
         else:
             self.served(self)
-        return reply(200, status="resumed")
+        return reply(200, status=status)
 
     def _exit(self, boots: int) -> None:
         if self.boots == boots:

@@ -22,7 +22,8 @@ from support.scripted_vllm import DEAD, SHAPE, ScriptedVllm, config, error, scri
 
 TARGET = Target(path="/root/v7", label="7")
 REPAIR = Target(path="/root/v7", label="7", repairs=True)
-PAUSE, LOAD, RESUME, LABEL = "/pause?mode=keep", "reload_weights", "/resume", "/update_weight_version"
+PAUSE, LOAD, RESUME = "/sleep?level=0&mode=keep", "reload_weights", "/wake_up?tags=scheduling"
+LABEL = "/update_weight_version"
 RESET = "/reset_prefix_cache?reset_running_requests=true&reset_external=true"
 GOOD = [PAUSE, LOAD, RESET, LABEL, RESUME]
 REPAIRED = [PAUSE, LOAD, LOAD, RESET, LABEL, RESUME]  # the first takes in what is left of a load that failed
@@ -236,7 +237,7 @@ async def test_a_load_that_may_still_run_is_waited_for_before_anything_is_sent(m
 async def test_an_engine_that_does_not_pause_is_resumed_and_refuses(reply: Step) -> None:
     with scripted_vllm() as vllm:
         async with speaking_to(vllm) as engine:
-            vllm.on("/pause", reply)
+            vllm.on("/sleep", reply)
             done = await refit(engine)
     assert (done.outcome, done.resumed) == (Outcome.NACK, True)
     assert vllm.changes == [PAUSE, RESUME]
@@ -246,7 +247,7 @@ async def test_an_engine_that_does_not_pause_is_resumed_and_refuses(reply: Step)
 async def test_a_pause_that_broke_off_is_taken_back_where_contents_are_known(target: Target, *, resumed: bool) -> None:
     with scripted_vllm() as vllm:
         async with speaking_to(vllm) as engine:
-            vllm.on("/pause", hang_up)
+            vllm.on("/sleep", hang_up)
             done = await refit(engine, target)
     assert (done.outcome, done.resumed) == (Outcome.UNREACHABLE, resumed)
     assert vllm.changes == [PAUSE, RESUME][: 1 + resumed]
@@ -257,7 +258,7 @@ async def test_a_refit_that_is_cancelled_in_the_pause_resumes() -> None:
         async with speaking_to(vllm) as engine:
             await engine.probe()
             begun = asyncio.Event()
-            vllm.on("/pause", silence)
+            vllm.on("/sleep", silence)
             task = asyncio.create_task(engine.refit(TARGET, lambda _: begun.set()))
             await begun.wait()
             task.cancel()
@@ -319,7 +320,7 @@ async def test_the_setting_says_what_becomes_of_requests_in_flight(asked: str, s
     with scripted_vllm() as vllm:
         async with speaking_to(vllm, pause_mode=asked) as engine:
             await refit(engine)
-    assert vllm.changes[0] == f"/pause?mode={sent}"
+    assert vllm.changes[0] == f"/sleep?level=0&mode={sent}"
 
 
 async def test_no_answer_goes_on_through_a_step_that_was_done_again() -> None:
@@ -327,7 +328,7 @@ async def test_no_answer_goes_on_through_a_step_that_was_done_again() -> None:
         async with speaking_to(vllm) as engine:
             await refit(engine)
             await refit(engine, replace(TARGET, path="/root/v7.g2"))
-    assert vllm.changes == [*GOOD, "/pause?mode=abort", *GOOD[1:]]
+    assert vllm.changes == [*GOOD, "/sleep?level=0&mode=abort", *GOOD[1:]]
 
 
 TWO = config(tensor_parallel_size=2)
@@ -350,7 +351,7 @@ async def test_several_ranks_are_not_updated_unless_the_operator_allows_it() -> 
     ("call", "stale"),
     [
         ("get_supported_tasks", answer(200, {"results": [["generate"], None]})),
-        ("/pause", answer(500, {"error": "Failed to pause generation: Call to pause_scheduler method failed"})),
+        ("/sleep", error(500, "Call to sleep method failed: Worker failed with error ''")),
     ],
 )
 async def test_ranks_whose_answers_are_shifted_stay_paused_whatever_they_hold(call: str, stale: Step) -> None:
@@ -562,7 +563,7 @@ async def test_a_server_that_was_restarted_between_the_load_and_the_label_is_not
 
 
 @pytest.mark.parametrize(
-    ("at", "before"), [("/reset_prefix_cache", 0), ("/is_paused", 0), ("/weight_checker", 1), ("/v1/completions", 1)]
+    ("at", "before"), [(LOAD, 0), ("/is_paused", 0), ("/weight_checker", 1), ("/v1/completions", 1)]
 )
 async def test_a_server_that_another_program_loads_and_labels_after_a_load_is_not_believed(
     at: str, before: int
@@ -571,7 +572,9 @@ async def test_a_server_that_another_program_loads_and_labels_after_a_load_is_no
     with scripted_vllm(covered=at != "/v1/completions") as vllm:
 
         def works(handler: BaseHTTPRequestHandler) -> None:
-            vllm.work(at, handler.path, {})(handler)
+            route = "/collective_rpc" if at == LOAD else at
+            body = {"method": LOAD, "kwargs": {"weights_path": vllm.loaded}}
+            vllm.work(route, handler.path, body)(handler)
 
         def intrudes(handler: BaseHTTPRequestHandler) -> None:
             vllm.loaded, vllm.label = "/other/v41", "41"

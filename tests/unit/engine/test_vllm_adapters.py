@@ -11,6 +11,8 @@ import pytest
 from refitd.engine.port import Outcome, Reached, Refit, Target, Unreached
 from refitd.engine.vllm import proof
 from refitd.engine.vllm.adapters import VllmAdapters
+from refitd.policy.observe import after_probe, after_refit
+from support.records import engine as record
 from support.scripted_server import Step, answer, hang_up, page, silence
 from support.scripted_vllm import SHAPE, ScriptedVllm, config, error, scripted_vllm
 
@@ -87,6 +89,40 @@ async def test_the_newest_adapters_stay_and_their_folders_count_as_folders_that_
     # Requests for the one that was unloaded may be under way, and vLLM reads what it does not hold in memory.
     assert set(seen.may_read) == {"/root/v1", "/root/v2", "/root/v3"}
     assert set(done.may_read) == {"/root/v1", "/root/v2"}
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+async def test_folders_of_adapters_that_were_unloaded_count_after_a_restart_of_the_service_as_well(keep: int) -> None:
+    """Until as many were unloaded since as count. The journal knows of those before, the server lists none of them."""
+    known = record()
+    with scripted_vllm(told=lora()) as vllm:
+        async with speaking_to(vllm, keep=keep) as engine:
+            for label in range(1, 2 * keep + 1):
+                await refit(engine, Target(path=f"/root/v{label}", label=str(label)))
+            known = after_probe(known, await probed(engine), None, None, 0.0)
+        unloaded = {f"/root/v{label}" for label in range(1, keep + 1)}
+        assert unloaded < set(known.may_read)
+        async with speaking_to(vllm, keep=keep) as engine:
+            known = after_probe(known, await probed(engine), None, None, 0.0)
+            assert unloaded < set(known.may_read)
+            for label in range(2 * keep + 1, 3 * keep + 1):
+                done = await refit(engine, Target(path=f"/root/v{label}", label=str(label)))
+                known = after_refit(known, f"run~v{label}", done, 0.0)
+                assert unloaded < set(known.may_read), "requests for them may be under way"
+            known = after_probe(known, await probed(engine), None, None, 0.0)
+    assert set(known.may_read) == {f"/root/v{label}" for label in range(keep + 1, 3 * keep + 1)}
+
+
+async def test_a_server_that_was_restarted_reads_no_folder_of_before() -> None:
+    with scripted_vllm(told=lora()) as vllm:
+        async with speaking_to(vllm) as engine:
+            await refit(engine)
+            known = after_probe(record(), await probed(engine), None, None, 0.0)
+        vllm.adapters.clear()
+        vllm.told["vllm_config"]["instance_id"] = "1795396894577821545"
+        async with speaking_to(vllm) as engine:
+            known = after_probe(known, await probed(engine), None, None, 0.0)
+    assert known.may_read == ()
 
 
 async def test_a_step_that_was_done_again_is_never_loaded_in_place_and_finds_an_empty_cache() -> None:

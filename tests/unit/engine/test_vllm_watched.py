@@ -22,7 +22,7 @@ from support.scripted_vllm import DEAD, ScriptedVllm, config, error, scripted_vl
 
 TARGET = Target(path="/root/v7", label="7")
 REPAIR = Target(path="/root/v7", label="7", repairs=True)
-PAUSE, LOAD = "/pause?mode=keep", "reload_weights"
+PAUSE, LOAD = "/sleep?level=0&mode=keep", "reload_weights"
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +69,7 @@ async def test_an_engine_that_died_in_a_load_takes_an_update_once_it_was_restart
         async with speaking_to(vllm) as engine:
             vllm.on(LOAD, dies(vllm))
             await engine.refit(TARGET, lambda _: None)
-            vllm.on("/pause", error(500, DEAD))
+            vllm.on("/sleep", error(500, DEAD))
             still = await engine.refit(REPAIR, lambda _: None)
             vllm.dead = False
             back = await engine.refit(REPAIR, lambda _: None)
@@ -146,7 +146,7 @@ async def test_the_wait_for_a_load_of_before_ends_as_well() -> None:
 async def test_the_wait_for_requests_in_flight_ends_as_well() -> None:
     with scripted_vllm() as vllm:
         async with speaking_to(vllm, "wait") as engine:
-            vllm.on("/pause", dies(vllm))
+            vllm.on("/sleep", dies(vllm))
             done = await engine.refit(TARGET, lambda _: None)
     assert done.outcome is Outcome.UNREACHABLE
     assert done.reason == "its engine has died: restart it"

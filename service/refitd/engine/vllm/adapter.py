@@ -4,12 +4,14 @@ The transaction of one refit, and what is sent when it breaks off:
 
     settle    a load whose end is not known may still run: wait for it, send nothing beside it
     prepare   where the engine has refitd's extension: it checks the version while it serves; refused → no pause
-    pause     `keep`: requests stay where they are. Broke off → resume, contents are known
+    pause     `keep`: requests stay where they are. It is complete when the server says so: /is_paused says so before.
+              Broke off → resume, contents are known
     load      every process of the server reads the checkpoint; failed → what it served before is loaded again in the
               same pause and proved (NACK), else nothing is sent: the engine stays paused, its contents are unknown.
               What a load that failed has read goes into the next one, which fails of it or answers 200 all the same:
               after a failure one that succeeds is followed by another
-    verify    caches emptied, the label set, digests compared; doubt → the engine stays paused, its contents are unknown
+    verify    caches emptied and the label set, at once, digests compared; doubt → the engine stays paused, its contents
+              are unknown
     resume    lost → reported in the result, and the rollout tries again
     answers   only where its digests do not cover all parameters: a fixed prompt is scored, for which it has to run.
               Doubt → it is paused again, its contents are unknown
@@ -48,8 +50,7 @@ from refitd.engine.port import (
     Target,
     Unreached,
 )
-from refitd.engine.vllm import access, proof
-from refitd.engine.vllm.calls import CALL_SECONDS, AnotherWriter, ask_how_started, done, freshen, label_of, relabelled
+from refitd.engine.vllm import access, calls, proof
 from refitd.engine.vllm.contents import fingerprint
 from refitd.engine.vllm.extension import ExtensionChannel
 from refitd.engine.vllm.info import NEVER_LABELLED, Capabilities, VllmServerInfo, read_label, said
@@ -106,7 +107,7 @@ class VllmEngine:
         self._channel = ExtensionChannel(self._http, root_there or str(root), opens=opens)
         self._server: VllmServerInfo | None = None
         self._last: LoadedBefore | None = None
-        self._labelled: str | None = None  # what the server was labelled when the last load began
+        self._labelled: str | None = None  # what the server was labelled right before the last pause
         self._loads = ProcessLoads(self._http, load_timeout)
         self._was_away = True  # whether another process may answer than at the last probe
 
@@ -176,6 +177,7 @@ class VllmEngine:
     async def _paused_refit(self, target: Target, watch: Stopwatch, *, plugged: bool) -> Refit:
         before = None if plugged else await self._before(target)
         try:
+            self._labelled = await calls.label_of(self._http)
             with watch.during(Stage.PAUSE):
                 fault = await self._pause(self._mode_for(target))
                 if fault is None and self._can.ranks > 1 and not plugged:
@@ -191,7 +193,6 @@ class VllmEngine:
             back = await self._back(fault, target, watch)
             await self._plugin.forget()
             return back
-        self._labelled = await label_of(self._http)
         return await (self._transact(target, watch) if plugged else self._load(target, before, watch))
 
     async def prefetch(self, version: Coming | Offered) -> None:
@@ -216,7 +217,7 @@ class VllmEngine:
 
     async def resume(self) -> bool:
         """See `Engine`."""
-        return done(await self._http.post("/resume", {}, CALL_SECONDS), "status", "resumed")
+        return await calls.resume(self._http, at_once=self._can.pauses_at_once)
 
     async def generates(self) -> bool | None:
         """See `Engine`."""
@@ -232,7 +233,7 @@ class VllmEngine:
 
     async def _look(self, label: str) -> Obstacle | str | None:
         """Learn how the server was started; what it lacks or why that cannot be said, None where it was."""
-        server = await ask_how_started(self._http)
+        server = await calls.ask_how_started(self._http)
         if not isinstance(server, VllmServerInfo):
             return server
         if self._server is not None and server.process != self._server.process:
@@ -260,12 +261,10 @@ class VllmEngine:
         return "abort" if renewed else self._mode
 
     async def _pause(self, mode: str) -> NoReply | str | None:
-        within = self._load_timeout if mode == "wait" else CALL_SECONDS
-        reply = await self._http.post(f"/pause?mode={mode}", {}, within)
-        if isinstance(reply, NoReply):
+        within = self._load_timeout if mode == "wait" else calls.CALL_SECONDS
+        reply = await calls.pause(self._http, mode, within, at_once=self._can.pauses_at_once)
+        if not isinstance(reply, Reply):
             return reply
-        if done(reply, "status", "paused"):
-            return None
         happened = what_happened(reply, self._can.ranks)
         if isinstance(happened, Untouched | Unclear):
             return happened.reason
@@ -360,14 +359,16 @@ class VllmEngine:
             answered: the fingerprint in the extension's answers, which is proof.
         """
         with watch.during(Stage.VERIFY):
-            doubt = await freshen(self._http, target.label, self._labelled, multimodal=self._can.multimodal)
+            fresh = calls.freshen(self._http, target.label, self._labelled, multimodal=self._can.multimodal)
+            doubt, unchanged = await asyncio.gather(fresh, target.unchanged())
             digests = None if answered is not None else await proof.digests_of(self._http, checker=self._can.checker)
-            unchanged = await target.unchanged()
         if isinstance(digests, NoReply):
             return _tainted(f"loaded, but its parameters cannot be verified: {digests.reason}", watch)
         found = answered or fingerprint(digests, None)
-        # While digests were computed another program may have labelled what it has loaded: they are of that.
-        doubt = doubt or proof.doubt(found, target, unchanged=unchanged) or await relabelled(self._http, target.label)
+        doubt = doubt or proof.doubt(found, target, unchanged=unchanged)
+        if doubt is None and digests is not None:
+            # While they were computed another program may have labelled what it has loaded: they are of that.
+            doubt = await calls.relabelled(self._http, target.label)
         if doubt is not None:
             return _doubted(doubt, watch)
         with watch.during(Stage.RESUME):
@@ -375,8 +376,8 @@ class VllmEngine:
         if found is None and resumed:
             with watch.during(Stage.VERIFY):
                 found, doubt = await proof.answered(self._http, digests, target)
-                other = await relabelled(self._http, target.label)
-                doubt = doubt or (other if isinstance(other, AnotherWriter) else None)
+                other = await calls.relabelled(self._http, target.label)
+                doubt = doubt or (other if isinstance(other, calls.AnotherWriter) else None)
         if doubt is not None:
             await self._pause("keep")
             return _doubted(doubt, watch)
@@ -384,8 +385,8 @@ class VllmEngine:
         return Refit(outcome=Outcome.ACK, resumed=resumed, fingerprint=found, timings=watch.milliseconds)
 
 
-def _doubted(doubt: AnotherWriter | str, watch: Stopwatch) -> Refit:
-    return replace(_tainted(f"loaded, but {doubt}", watch), overwritten=isinstance(doubt, AnotherWriter))
+def _doubted(doubt: calls.AnotherWriter | str, watch: Stopwatch) -> Refit:
+    return replace(_tainted(f"loaded, but {doubt}", watch), overwritten=isinstance(doubt, calls.AnotherWriter))
 
 
 def _tainted(reason: str, watch: Stopwatch) -> Refit:

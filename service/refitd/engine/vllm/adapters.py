@@ -4,7 +4,8 @@ What vLLM 0.32.0 was seen to do, and what follows from it:
 
 - It reads an adapter that it does not hold in memory (`--max-cpu-loras`, 1 unless it is given) from its folder when a
   request names it, and dies where the folder is gone. So the folders that it lists, and those of the adapters that were
-  unloaded last, of which requests may still be under way, count as folders that it may read (`Reached.may_read`).
+  unloaded last, of which requests may still be under way, count as folders that it may read (`Reached.may_read`). It
+  does not list the latter: after a restart of the service the record knows them (`Reached.may_read_more`).
 - A name that is loaded with `load_inplace` keeps that flag: vLLM reads the folder again at each step of each request,
   and continues running requests with other weights. So a name that is in use is unloaded and loaded anew; requests that
   are under way end with the adapter that they began with, and the prefix cache is emptied.
@@ -91,6 +92,7 @@ class VllmAdapters(NamedAdapters):
             server="vLLM",
             obstacles=tuple(self._obstacles),
             may_read=self._may_read(listed),
+            may_read_more=self._may_read_more,
         )
 
     async def fingerprint(self, alike: str | None = None) -> str | None:
@@ -140,6 +142,10 @@ class VllmAdapters(NamedAdapters):
 
     def _may_read(self, listed: Sequence[ListedAdapter]) -> tuple[str, ...]:
         return tuple(dict.fromkeys([*(each.path for each in listed), *self._unloaded]))
+
+    @property
+    def _may_read_more(self) -> bool:
+        return len(self._unloaded) < self._keep
 
     async def _refusal(self) -> Refit | None:
         if self._was_away and isinstance(seen := await self.probe(), Unreached):

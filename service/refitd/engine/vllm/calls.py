@@ -10,6 +10,8 @@ from refitd.engine.vllm.info import (
     LORA,
     NEEDED,
     NEVER_LABELLED,
+    SLEEP,
+    WAKE,
     VllmServerInfo,
     missing,
     read_label,
@@ -34,7 +36,7 @@ class AnotherWriter:
 
 async def ask_how_started(http: Transport) -> VllmServerInfo | Obstacle | str:
     """How a server was started and which routes it has, what a vLLM lacks, or why nothing can be said."""
-    routes = (*NEEDED, CHECKER, LORA)
+    routes = (*NEEDED, CHECKER, LORA, SLEEP, WAKE)
     version, info, *found = await asyncio.gather(
         http.get("/version", CALL_SECONDS),
         http.get("/server_info?config_format=json", CALL_SECONDS),
@@ -47,6 +49,27 @@ async def ask_how_started(http: Transport) -> VllmServerInfo | Obstacle | str:
     if (fault := missing(release.version, exists, http.url)) is not None:
         return fault
     return read_server_info(release.version, info, exists, http.url)
+
+
+async def pause(http: Transport, mode: str, within: float, *, at_once: bool) -> Reply | NoReply | None:
+    """Have a server generate nothing. None where it says that nothing is computed any more, else what it says.
+
+    Args:
+        http: to the server.
+        mode: what becomes of requests in flight.
+        within: seconds at most.
+        at_once: by the route that answers as soon as that is so: `Capabilities.pauses_at_once`.
+    """
+    reply = await http.post(f"{SLEEP}?level=0&mode={mode}" if at_once else f"/pause?mode={mode}", {}, within)
+    return None if done(reply, "status", "sleeping" if at_once else "paused") else reply
+
+
+async def resume(http: Transport, *, at_once: bool) -> bool:
+    """Have a server generate again; whether it says that it does. `at_once`: as for `pause`."""
+    if not at_once:
+        return done(await http.post("/resume", {}, CALL_SECONDS), "status", "resumed")
+    # Not /resume: vLLM's metrics would call it asleep from then on.
+    return done(await http.post(f"{WAKE}?tags=scheduling", {}, CALL_SECONDS), "status", "awake")
 
 
 async def label_of(http: Transport) -> str | None:
@@ -64,18 +87,22 @@ async def freshen(http: Transport, label: str, found: str | None, *, multimodal:
         found: what it was before the load. Another one now says that another program has loaded something since.
         multimodal: whether the server keeps what its encoders computed.
     """
-    if (fault := await empty_caches(http, multimodal=multimodal)) is not None:
-        return fault
     if (fault := await relabelled(http, found)) is not None:
         return fault
-    reply = await http.post("/update_weight_version", {"new_version": label}, CALL_SECONDS)
+    # At once: nothing is computed in the pause, so the order in which the server takes them does not matter.
+    held_back, reply = await asyncio.gather(
+        empty_caches(http, multimodal=multimodal),
+        http.post("/update_weight_version", {"new_version": label}, CALL_SECONDS),
+    )
+    if held_back is not None:
+        return held_back
     if not done(reply, "new_version", label):
         return f"its label was not set: {_why(reply)}"
-    if (fault := await relabelled(http, label)) is not None:
+    fault, paused = await asyncio.gather(relabelled(http, label), http.get("/is_paused", CALL_SECONDS))
+    if fault is not None:
         return fault
     # A server that was restarted since the load would have its start-up weights under this label.
-    held = await http.get("/is_paused", CALL_SECONDS)
-    if isinstance(held, Reply) and held.ok and (held.data or {}).get("is_paused") is True:
+    if isinstance(paused, Reply) and paused.ok and (paused.data or {}).get("is_paused") is True:
         return None
     return "it is not paused any more: it was restarted, or another program has resumed it, during the update"
 

@@ -9,6 +9,7 @@ with VLLM_SERVER_DEV_MODE=1. What a server can do is read off the routes that it
 a route that takes only POST answers 405 where the route exists and 404 where it does not, and changes nothing.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -27,6 +28,8 @@ NEEDED = ("/collective_rpc", "/pause", "/resume", "/reset_prefix_cache", "/updat
 CHECKER = "/weight_checker"
 NEVER_LABELLED = "default"
 LORA = "/v1/load_lora_adapter"
+SLEEP, WAKE = "/sleep", "/wake_up"
+_SLEEP_PAUSES = ((0, 32), (0, 34))  # releases in which it was read that /sleep with level 0 pauses, and nothing else
 _NO_DRAFT = frozenset({"ngram", "ngram_gpu", "suffix"})  # methods of speculative decoding without a draft model
 _MOST_DIGITS = 20  # of a number that a server's clock may tell, in nanoseconds
 
@@ -45,6 +48,7 @@ class Capabilities:
         stages: pipeline stages.
         replicas: data-parallel replicas behind this one server.
         sleeps: whether it can be put to sleep, so that its weights may not be in memory.
+        pauses_at_once: whether /sleep with level 0 pauses. It answers when nothing runs any more, /pause 20 ms later.
         multimodal: whether it caches encoder outputs that a load makes stale.
         draft: whether a draft model stands beside the model, which a stock reload leaves as it is.
         moves_experts: whether it moves experts between ranks while it serves.
@@ -60,6 +64,7 @@ class Capabilities:
     stages: int = 1
     replicas: int = 1
     sleeps: bool = False
+    pauses_at_once: bool = False
     multimodal: bool = False
     draft: bool = False
     moves_experts: bool = False
@@ -221,12 +226,19 @@ def read_server_info(
             stages=parallel.pipeline_parallel_size,
             replicas=parallel.data_parallel_size,
             sleeps=model.enable_sleep_mode,
+            pauses_at_once=_sleep_pauses(version) and all(routes.get(route) for route in (SLEEP, WAKE)),
             multimodal=model.multimodal_config is not None,
             draft=told.drafts,
             moves_experts=parallel.enable_eplb,
             packs_experts=told.device_config.device == "cpu" and bool(parallel.is_moe_model),
         ),
     )
+
+
+def _sleep_pauses(version: str) -> bool:
+    number = re.match(r"(\d+)\.(\d+)", version)
+    first, beyond = _SLEEP_PAUSES
+    return number is not None and first <= (int(number[1]), int(number[2])) < beyond
 
 
 _Form = TypeVar("_Form", bound=msgspec.Struct)

@@ -46,6 +46,7 @@ test: $(READY) ## run the tests that hold every promise: unit, integration, reli
 	  tests/stage processes $(PYTEST) -n 3 tests/integration tests/docs tests/reliability tests/e2e -m '$(QUICK)' $(ARGS)
 
 thorough: $(READY) ## run what make test leaves out: every crash point, mutants, sweeps of attacks, the commands of the pages
+	@tests/envoy/install .envoy || echo "Envoy is not tested: the tests say why"
 	@REFITD_EVERY_POINT=1 REFITD_SIMULATION_STEPS=12000 \
 	tests/stage thorough $(PYTEST) -n 3 -m '(thorough or points) and not sglang' \
 	  tests/repository tests/integration tests/docs tests/reliability tests/e2e $(ARGS)
@@ -149,7 +150,7 @@ reference: $(READY) ## write the pages of settings, commands, API and SDK in doc
 	@PYTHONPATH=docs $(BIN)/python -m generate
 
 clean: ## remove what these verbs made: environments and caches
-	@rm -rf .venv .venv-sglang .venv-vllm .venv-areal .venv-trainers .sglang .promtool .pytest_cache .ruff_cache .hypothesis build dist
+	@rm -rf .venv .venv-sglang .venv-vllm .venv-areal .venv-trainers .sglang .promtool .envoy .pytest_cache .ruff_cache .hypothesis build dist
 	@find client service tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is made last, so that a half-built environment is never taken for a good one.

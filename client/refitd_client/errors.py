@@ -13,6 +13,7 @@
     │   ├── VersionRejectedError
     │   └── VersionLostError
     ├── EngineFailedError               engine: the version is good and engines did not take it
+    ├── UnlabelledAnswerError           engine: an answer that does not say which version generated it
     ├── PlanRefusedError                trainer: a plan whose inputs contradict each other
     ├── WaitTimeoutError                engine or service, by which of them is late
     └── ServiceError
@@ -130,6 +131,12 @@ class EngineFailedError(RefitError):
     def __init__(self, message: str, *, engines: tuple[EngineOnVersion, ...] = ()) -> None:
         super().__init__(message)
         self.engines = engines
+
+
+class UnlabelledAnswerError(RefitError, ValueError):
+    """An engine's answer does not say which version generated which of its tokens."""
+
+    fault: Fault = Fault.ENGINE
 
 
 class PlanRefusedError(RefitError, ValueError):

@@ -10,6 +10,7 @@ from typing import Any
 import refitd_client
 from generate.markdown import code, page, prose, table
 from refitd_client.errors import Fault, RefitError, WaitTimeoutError
+from refitd_client.rollout import TokenCounts, TokenSpan, spans
 from refitd_client.trainers.transformers import RefitCallback
 
 INTRODUCTION = """\
@@ -24,6 +25,9 @@ Everything that refitd raises of its own is a `RefitError`, and its message says
 After a `PublishError` nothing is visible, and the step can be published again. After a `ServiceProblemError` of
 `publish` the version is published all the same, and is the error's `publication`: `wait` on that when the cause is
 mended, and publish the next step (the same one again begins a new generation, by a new publisher).
+"""
+ANSWERS = """\
+In `refitd_client.rollout`: which version generated which tokens ([rollouts](../rollouts.md)).
 """
 DO = {
     Fault.TRAINER: "change what was passed, said or called; the same again fails again",
@@ -47,6 +51,9 @@ def sdk_page() -> str:
         "## Publishing",
         *(_entry(public[name]) for name in _PUBLISH),
         _entry(RefitCallback, module=True),
+        "## Answers of engines",
+        ANSWERS,
+        *(_entry(each) for each in (spans, TokenSpan, TokenCounts)),
         "## Asking the service, and planning",
         *(_entry(each) for each in others),
         "## Errors",

@@ -26,7 +26,8 @@ from refitd.catalog.references import References
 from refitd.catalog.watch import Watcher
 from refitd.clock import SystemClock
 from refitd.diagnose.preflight import keys_without_token, stranger
-from refitd.discovery.place import parse_place
+from refitd.discovery.place import parse_place, parse_router
+from refitd.discovery.router_workers import RouterKeeper
 from refitd.discovery.scout import Scout
 from refitd.engine.connect import connector
 from refitd.engine.plugin.leading import Leads, leads_of
@@ -198,6 +199,7 @@ def compose(
     materializer = Materializer(store, targets, facts, copies, most=settings.copies)
     warmer = Warmer(root, lambda: root_file_system(root), threads)
     before_load = BeforeLoad(catalog.check, materializer, warmer, targets.carriage)
+    is_named = named_by_operator(settings.operator_hosts, store.engines)
     fleet = Fleet(
         store,
         targets,
@@ -208,7 +210,7 @@ def compose(
         connect=connector(
             settings.engine_access,
             guard_of(settings.operator_hosts, store.engines),
-            named_by_operator(settings.operator_hosts, store.engines),
+            is_named,
             leads,
         ),
         check=before_load.check,
@@ -255,5 +257,6 @@ def compose(
             materializer.run,
             fleet.run,
             Scout(places, discovered, fleet.discovered, store.clock).run,
+            *(RouterKeeper(parse_router(text), store, targets, is_named).run for text in settings.routers),
         ),
     )

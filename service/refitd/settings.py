@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from refitd.discovery.place import parse_place
+from refitd.discovery.place import check_places, check_routers, refuse_both
 from refitd.engine.address import check_adapter_name, parse_allow_list
 from refitd.engine.engines_file import EngineSpec, check_engine, named_engines
 from refitd.engine.kind import EngineAccess
@@ -35,12 +35,6 @@ LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 def _split(value: object) -> object:
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-
-
-def _places(texts: list[str]) -> list[str]:
-    for text in texts:
-        parse_place(text)
-    return texts
 
 
 def _check_of_canary(url: str) -> str:
@@ -85,10 +79,15 @@ class Settings(BaseSettings):
     engines_file: Path | None = Field(
         default=None, description="YAML file of engines: url, run, keys, path map; watched"
     )
-    discover: Annotated[Urls, AfterValidator(_places)] = Field(
+    discover: Annotated[Urls, AfterValidator(check_places)] = Field(
         default=[],
         description="Places that name engines: dns:NAME?port=N, dns:NAME?type=SRV, sglang-router+http://HOST:PORT, "
         "areal:/RECORD_ROOT/USER/EXPERIMENT/TRIAL; hosts beyond loopback need --engine-allow",
+    )
+    routers: Annotated[Urls, AfterValidator(check_routers)] = Field(
+        default=[],
+        description="Routers whose workers are kept to the engines that requests may go to: "
+        "sglang-router+http://HOST:PORT?run=RUN&max_behind=N",
     )
     run: Annotated[str | None, BeforeValidator(_run)] = Field(
         default=None, description="Run that engines without one of their own follow (default: the only run in the root)"
@@ -251,6 +250,7 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"host {self.host} is reachable from other machines: set a token (REFITD_TOKEN or --token-file) first"
             )
+        refuse_both(self.discover, self.routers)
         self._check_strategy()
         self._check_webhooks()
         if self.path_map is not None and not self.path_map.startswith("/"):

@@ -32,14 +32,20 @@ ELSEWHERE = {
 SGLANGS = {
     "--api-key",
     "--admin-api-key",
+    "--disaggregation-decode-enable-offload-kvcache",
+    "--enable-lmcache",
     "--enable-lora",
     "--enable-memory-saver",
+    "--enable-unified-cache-external-linker",
+    "--hicache-storage-backend",
     "--lora-paths",
     "--max-loaded-loras",
     "--max-lora-rank",
+    "--radix-cache-backend",
     "--sleep-on-idle",
     "--skip-server-warmup",
 }
+SGLANG_ROUTERS = {"--health-check-endpoint", "--service-discovery", "--worker-urls"}
 VLLMS = {"--enable-eplb", "--enable-sleep-mode", "--max-cpu-loras", "--max-loras", "--worker-extension-cls"}
 SLIMES = {
     "--hf-checkpoint",
@@ -93,7 +99,8 @@ def test_no_sentence_shows_a_command_of_a_program_that_nobody_has_thought_of() -
 def test_an_option_in_a_sentence_is_one_of_refitd_s_or_says_here_whose_it_is(page: Path) -> None:
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     named = set(re.findall(r"`(--[a-z][\w-]*)", text))
-    assert named <= options() | SGLANGS | VLLMS | SLIMES | {"--cpus", "--device"}  # Docker's, and a benchmark's
+    of_others = SGLANGS | SGLANG_ROUTERS | VLLMS | SLIMES | {"--cpus", "--device"}  # Docker's, and a benchmark's
+    assert named <= options() | of_others
 
 
 def program_of(line: str) -> str | None:

@@ -1,5 +1,6 @@
 """deploy/kubernetes: manifests by Kubernetes' own schemas, whose parts fit each other and refitd's settings."""
 
+import copy
 import json
 import re
 import shutil
@@ -252,6 +253,26 @@ def test_the_sample_of_a_trainer_is_let_in_and_can_publish() -> None:
     (secret,) = [volume["secret"] for volume in template["spec"]["volumes"] if "secret" in volume]
     assert secret["items"] == [{"key": "write", "path": "write"}]
     assert settings["REFITD_TOKEN_FILE"] == "/run/secrets/refitd/write"
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_the_sample_of_a_gate_fits_the_schemas_and_asks_the_fleets_service_for_each_pods_engine(release: str) -> None:
+    patch, service, policy = yaml.safe_load_all((SAMPLES / "gate.yaml").read_text())
+    (engines,) = copy.deepcopy(of_kind("fleet", "StatefulSet"))
+    (mine,), (patched,) = (each["spec"]["template"]["spec"]["containers"] for each in (engines, patch))
+    assert (patch["metadata"]["name"], patched["name"]) == (engines["metadata"]["name"], mine["name"])
+    mine["env"] += patched["env"]
+    mine["readinessProbe"] = patched["readinessProbe"]
+    for document in (engines, service, policy):
+        kubernetes_validate.validate(document, release, strict=True)
+    assert service["spec"]["selector"] == engines["spec"]["selector"]["matchLabels"]
+    (refitds,) = [each for each in of_kind("fleet", "Service") if each["metadata"]["name"] == "refitd"]
+    *_, command = patched["readinessProbe"]["exec"]["command"]
+    assert (
+        f'"http://refitd:{refitds["spec"]["ports"][0]["port"]}/v1/engines/$POD_IP:30000/gate?max_behind=1"' in command
+    )
+    assert {"name": "REFITD_DISCOVER", "value": "dns:sglang?port=30000"} in refitd("fleet")[1]["env"]
+    assert policy["spec"]["podSelector"] == {"matchLabels": refitds["spec"]["selector"]}
 
 
 @cache

@@ -16,7 +16,7 @@ PRODUCT = {
     "service/refitd_vllm": "vllm",
 }
 FOLDERS = {"unit", "integration", "reliability", "e2e", "docs", "repository", "bench", "browser", "gpu"}
-KITS = {"areal", "journals", "prometheus", "sglang", "support", "trainers", "vllm"}  # what tests are made with
+KITS = {"areal", "envoy", "journals", "prometheus", "sglang", "support", "trainers", "vllm"}  # what tests are made with
 PARTS = {
     "integration": {"contract", "embedded", "plugin", "processes", "surface"},
     "reliability": {"attack", "chaos", "crash", "faults", "mutants", "simulation"},

@@ -14,6 +14,7 @@ from .scripted_server import Server, Step, answer, serve
 
 DONE = "Succeeded to update model weights."
 NO_FILES = "Failed to get weights iterator: Cannot find any model weights with `/root/v7`."
+CLEARED = b"Hierarchical cache storage backend cleared.\n"
 
 
 def said(status: int, message: str) -> Step:
@@ -23,12 +24,13 @@ def said(status: int, message: str) -> Step:
 
 @dataclass
 class ScriptedSglang:
-    """`script` maps routes to the steps to come; a route without one does its work."""
+    """`script` maps routes to the steps to come; a route without one does its work. `flags`: how it was started."""
 
     server: Server
     version: str = "0.5.23"
     served: dict[str, str] = field(default_factory=lambda: {"model_path": "/base", "weight_version": "default"})
     launched: str = "/base"
+    flags: dict[str, Any] = field(default_factory=dict)
     ranks: list[dict[str, str]] = field(default_factory=lambda: [{"w": "/base"}])
     script: dict[str, list[Step]] = field(default_factory=dict)
 
@@ -66,7 +68,9 @@ class ScriptedSglang:
             case "/model_info":
                 return answer(200, self.served)
             case "/server_info":
-                return answer(200, {"version": self.version, "model_path": self.launched})
+                return answer(200, {"version": self.version, "model_path": self.launched, **self.flags})
+            case "/hicache/storage-backend/clear":
+                return answer(200, CLEARED)
             case "/weights_checker":
                 return answer(200, {"success": True, "ranks": [{"checksums": rank} for rank in self.ranks]})
             case "/update_weights_from_disk":

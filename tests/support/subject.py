@@ -71,15 +71,23 @@ class Subject:
 
     async def stream(self, tokens: int, begun: asyncio.Event) -> Streamed:
         """Ask for a long answer; say when it has begun."""
+        meta = (await self.last_event(tokens, begun))["meta_info"]
+        return Streamed(meta["completion_tokens"], meta["finish_reason"]["type"], meta["weight_version"])
+
+    async def last_event(self, tokens: int, begun: asyncio.Event) -> dict[str, Any]:
+        """Ask for a long answer of which the engine says which version generated which tokens; its last event."""
         params = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
-        body = {"input_ids": PROMPT, "sampling_params": params, "stream": True}
-        meta: dict[str, Any] = {}
-        async with self.http() as http, http.stream("POST", "/generate", json=body) as response:
+        return await self.events("/generate", {"input_ids": PROMPT, "sampling_params": params, "stream": True}, begun)
+
+    async def events(self, route: str, body: dict[str, Any], begun: asyncio.Event) -> dict[str, Any]:
+        """Follow a stream to its end; its last event."""
+        last: dict[str, Any] = {}
+        async with self.http() as http, http.stream("POST", route, json=body) as response:
             async for line in response.aiter_lines():
                 if line.startswith("data: {"):
-                    meta = json.loads(line.removeprefix("data: "))["meta_info"]
+                    last = json.loads(line.removeprefix("data: "))
                     begun.set()
-        return Streamed(meta["completion_tokens"], meta["finish_reason"]["type"], meta["weight_version"])
+        return last
 
     async def named(self) -> tuple[str, str]:
         """The path and the label of what it serves, asked past the adapter where the server tells both."""

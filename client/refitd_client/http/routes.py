@@ -191,9 +191,15 @@ def deliveries(before: str | None = None, limit: int = 50) -> Call[Page[Delivery
     return Call(method="GET", path="/v1/deliveries", result=Page[Delivery], params=params)
 
 
-def engines() -> Call[Page[Engine]]:
-    """The fleet."""
-    return Call(method="GET", path="/v1/engines", result=Page[Engine])
+def engines(run: str | None = None, serves: str | None = None) -> Call[Page[Engine]]:
+    """The fleet.
+
+    Args:
+        run: only engines that follow this run.
+        serves: only engines that answer with this step now ("120"), or with this step or a later one (">=120").
+    """
+    params = _params(run=run, serves=serves)
+    return Call(method="GET", path="/v1/engines", result=Page[Engine], params=params)
 
 
 def engine(engine_id: str) -> Call[Engine]:

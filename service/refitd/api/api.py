@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import TypeAdapter
 
-from refitd.api import compare, engines, errors, health, history, log, operations, overview, versions, web_pages
+from refitd.api import compare, engines, errors, gate, health, history, log, operations, overview, versions, web_pages
 from refitd.api.auth import LOOKS, OPEN, Door, Gate
 from refitd.api.context import Service
 from refitd.api.feed import Feed, Streams
@@ -33,6 +33,7 @@ def routes() -> FastAPI:
         overview.router,
         versions.router,
         operations.rollback_routes,
+        gate.router,  # before the routes whose engine's name may have slashes
         engines.router,
         operations.run_routes,
         operations.rollout_routes,

@@ -1,8 +1,9 @@
 """Routes of engines: the fleet."""
 
 from collections.abc import Sequence
+from typing import Annotated
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Response
 
 from refitd.api.context import Service, ServiceOf, engine_id_of
 from refitd.api.present import present_engine
@@ -10,6 +11,7 @@ from refitd.engine.address import AddressRefusedError, check_url, host_of
 from refitd.engine.dialing import refused
 from refitd.policy.binding import move
 from refitd.policy.roster import guard_of
+from refitd.policy.traffic import Demand
 from refitd.problem import ProblemError, Slug
 from refitd.state.records import EngineRecord
 from refitd_client.contract.naming import InvalidNameError, check_run
@@ -19,9 +21,25 @@ router = APIRouter(prefix="/v1/engines", tags=["engines"])
 
 
 @router.get("")
-async def list_engines(service: ServiceOf) -> Page[Engine]:
-    """All engines."""
-    return Page(items=[_present(service, engine_id) for engine_id in sorted(service.store.engines)])
+async def list_engines(
+    service: ServiceOf,
+    run: str | None = None,
+    serves: Annotated[str | None, Query(pattern=r"^(>=)?[0-9]{1,13}$")] = None,
+) -> Page[Engine]:
+    """All engines; with `run` those that follow it; with `serves` those that answer with a version now.
+
+    `serves=120` means step 120, `serves=>=120` (in a URL `serves=%3E%3D120`) that step or a later one, of the newest
+    generation of the engine's run. Such an engine's gate is open, whatever its run's target is.
+    """
+    demand = None
+    if serves is not None:
+        demand = Demand(run=run, step=int(serves.removeprefix(">=")), or_later=serves.startswith(">="))
+    found = [
+        engine
+        for _, engine in sorted(service.store.engines.items())
+        if (run is None or engine.run == run) and (demand is None or service.targets.shut(engine, demand) is None)
+    ]
+    return Page(items=[present_engine(engine, service.store, service.targets) for engine in found])
 
 
 @router.post("", status_code=201)

@@ -16,6 +16,7 @@ from refitd.api.context import Service
 from refitd.api.health import faults_of
 from refitd.api.present import steps_behind
 from refitd.observe.telemetry import Unserved
+from refitd.policy.traffic import Demand
 from refitd.state.records import EngineRecord
 from refitd_client.contract.states import EngineState, VersionState
 
@@ -91,6 +92,9 @@ class StoreCollector(Collector):
             "The trainer's steps from what an engine serves to its run's target",
             labels=labels,
         )
+        opened = GaugeMetricFamily(
+            "refitd_engine_open", "1 while requests may go to an engine, however far it is behind", labels=labels
+        )
         contests = GaugeMetricFamily(
             "refitd_engine_contests", "How often another writer has changed its weights or label lately", labels=labels
         )
@@ -103,12 +107,13 @@ class StoreCollector(Collector):
             contests.add_metric(of, engine.contests)
             state.add_metric([*of, engine.state.value], 1)
             known.add_metric(of, engine.known)
+            opened.add_metric(of, self._targets.shut(engine, Demand()) is None)
             slow = engine.through_loader is not None
             loader.add_metric([*of, "all"], slow and engine.loads_whole)
             loader.add_metric([*of, "some"], slow and not engine.loads_whole)
             if (steps := steps_behind(engine, self._targets)) is not None:
                 behind.add_metric(of, steps)
-        yield from (state, known, contests, loader, behind, info)
+        yield from (state, known, opened, contests, loader, behind, info)
 
     def _of_runs(self) -> Iterator[Metric]:
         target = GaugeMetricFamily("refitd_target_step", "Step that the run's engines should serve", labels=["run"])

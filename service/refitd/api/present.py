@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from refitd.policy.traffic import steps_from
 from refitd.rollout.targets import Targets
 from refitd.state.records import AttemptRecord, EngineRecord, RolloutRecord
 from refitd.state.store import Store
@@ -94,7 +95,7 @@ def steps_behind(engine: EngineRecord, targets: Targets) -> int | None:
         return None
     if (serving[0], serving[1].generation) != (target.run, target.order.generation):
         return None
-    return max(0, target.order.step - serving[1].step)
+    return steps_from(serving[1], target.order)
 
 
 def present_engine(record: EngineRecord, store: Store, targets: Targets) -> Engine:

@@ -22,7 +22,7 @@ from refitd.settings import Settings, Size
 # In this order in --help; a setting that is in none is under "Other".
 PANELS: Mapping[str, tuple[str, ...]] = {
     "Weights": ("root", "run", "trainers", "lora", "lora_keep", "base_model", "path_map"),
-    "Engines": ("engines", "engines_file", "discover", "engine_allow"),
+    "Engines": ("engines", "engines_file", "discover", "engine_allow", "routers"),
     "API": (
         "host",
         "port",
@@ -55,6 +55,7 @@ PANELS: Mapping[str, tuple[str, ...]] = {
 _SPECIAL_NAMES = {  # one at a time, and repeatable
     "engines": "engine",
     "discover": "discover",
+    "routers": "router",
     "webhooks": "webhook",
     "allowed_hosts": "allowed-host",
 }
@@ -62,6 +63,7 @@ _VALUES: Mapping[str, str] = {
     "engines": "URL",
     "pause_mode": "|".join(PAUSE_MODES),
     "discover": "PLACE",
+    "routers": "ROUTER",
     "webhooks": "URL",
     "lora": "NAME",
     "path_map": "PATH",

@@ -15,6 +15,7 @@ from refitd.policy.goals import (
 )
 from refitd.policy.next_action import Goals, RefitTo
 from refitd.policy.strategy import Strategy, StrategyName
+from refitd.policy.traffic import Demand, Shut, shut
 from refitd.state.observer import Notifier, Observer
 from refitd.state.records import EngineRecord, RolloutRecord
 from refitd.state.store import Store
@@ -78,6 +79,11 @@ class Targets(Observer):
         goals = replace(goals, serving=store.versions.get(engine.serving or ""))
         offer = offered_to(engine, self._offers.get(engine.run), store.versions)
         return goals if offer is None else replace(goals, offered=RefitTo(store.versions[offer.version], offer.path))
+
+    def shut(self, engine: EngineRecord, demand: Demand) -> Shut | None:
+        """Why no requests may go to an engine; None where they may."""
+        target = self.of_run(engine.run).target if engine.run else None
+        return shut(engine, self._store.versions.get(engine.serving or ""), target, demand)
 
     def carry(self, version: VersionRecord, path: str) -> None:
         """A copy at `path` holds a delta: engines may go there."""

@@ -10,6 +10,7 @@ import pytest
 
 from refitd.engine.port import EnginePort, Outcome, Process, Reached, Refit, Stage, Unreached
 from refitd.engine.sglang.adapter import SglangEngine
+from refitd_client.rollout import spans
 from support.servers import ADMIN_KEY, API_KEY, EmbeddedServer, EngineServer
 from support.subject import Streamed, Subject, ignore_stage
 
@@ -142,6 +143,17 @@ async def test_requests_in_flight_are_all_answered_in_full_when_weights_change_u
     await engine.aclose()
     label = "2" if subject.habits.labels_answers else None
     assert [answer.result() for answer in answers] == [Streamed(TOKENS, "length", label)] * REQUESTS
+
+
+async def test_an_answer_says_which_of_its_tokens_which_version_generated(subject: Subject) -> None:
+    await subject.refit("model_a", "1", repairs=True)
+    begun = asyncio.Event()
+    asked = asyncio.create_task(subject.last_event(TOKENS, begun))
+    await begun.wait()
+    assert (await subject.refit("model_b", "2")).outcome is Outcome.ACK
+    before, after = spans(await asked, run="run")
+    assert (before.version, after.version) == ("run~v000001", "run~v000002")
+    assert (before.start, before.end, after.end) == (0, after.start, TOKENS)
 
 
 async def test_resume_is_harmless_on_an_engine_that_is_not_paused(subject: Subject) -> None:

@@ -3,6 +3,7 @@
 The transaction of one refit, and what is sent when it breaks off:
 
     settle    a load whose end is not known may still run: wait for it, send nothing beside it
+    clear     prefixes beyond the GPU, here and before verify (`stores`): broke off → nothing was paused
     prepare   where the engine has refitd's plugin: it checks the version while it serves; refused → nothing was paused
     pause     broke off → resume, contents are known
     load      refused → prove untouched → resume; unclear → nothing: the engine stays paused, its contents are unknown
@@ -49,6 +50,7 @@ from refitd.engine.sglang.info import (
     read_server_info,
 )
 from refitd.engine.sglang.reply import NotFlushed, fingerprint, was_done, what_happened
+from refitd.engine.sglang.stores import PrefixStores, clear
 from refitd.engine.sglang.verify import TRIAL, TRIAL_SECONDS, Says, digest_of, doubt, trial_fault
 
 CALL_SECONDS = 30.0  # pause, resume, flush: seconds at most on a server that works
@@ -92,6 +94,7 @@ class SglangEngine:
         self._pause_mode = pause_mode
         self._load_timeout = load_timeout
         self._server: SglangServerInfo | None = None
+        self._stores = PrefixStores()
         self._last: ModelInfo | None = None
         self._startup_path: str | None = None
         self._unsettled = False  # whether a load was sent whose end is not known
@@ -115,7 +118,7 @@ class SglangEngine:
                 reason = f"{self._http.url} is SGLang {server.version}; refitd needs {oldest} or newer"
                 advice = f"install SGLang {oldest} or newer"
                 return Unreached(reason=reason, advice=advice, recognised=True)
-            self._server, self._last = server, info
+            self._server, self._last, self._stores = server, info, server.stores
             if server.dialect.names_startup or info.weight_version in _NEVER_TOLD:
                 self._startup_path = server.model_path or self._startup_path
         await self._plugin.look(self._server.launch)
@@ -134,6 +137,7 @@ class SglangEngine:
             led_by=self._plugin.led_by,
             loader=self._plugin.loader,
             server="SGLang",
+            obstacles=tuple(self._stores.obstacles()),
         )
 
     async def refit(self, target: Target, on_stage: Callable[[Stage], None]) -> Refit:
@@ -236,6 +240,8 @@ class SglangEngine:
         return recorded if recorded is not None and not recorded.startswith(BY_PLUGIN) else await self._contents()
 
     async def _pause(self, target: Target) -> NoReply | str | None:
+        if (fault := await clear(self._http, self._stores)) is not None:
+            return fault
         # Answers say which part came from which label. Where a trainer did a step again the label stays as it is: no
         # answer may continue through such a load, since its parts could not be told apart afterwards.
         says = self._last
@@ -329,6 +335,8 @@ class SglangEngine:
 
     async def _said(self, target: Target, found: str | None) -> tuple[ModelInfo | str, str | NoReply | None]:
         """What it serves, and the fingerprint. One request set path and label with what the plugin answered for."""
+        if (kept := await clear(self._http, self._stores)) is not None:
+            return kept.reason if isinstance(kept, NoReply) else kept, None
         if found is not None:
             return ModelInfo(model_path=target.path, weight_version=target.label), found
         reply, contents = await asyncio.gather(self._http.get("/model_info", PROBE_SECONDS), self._contents())

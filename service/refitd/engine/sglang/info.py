@@ -25,6 +25,7 @@ from xxhash import xxh3_128_hexdigest
 from refitd.engine.http import NoReply, Reply
 from refitd.engine.plugin.rank_group import Launch
 from refitd.engine.port import Process
+from refitd.engine.sglang.stores import PrefixStores, read_stores
 
 OLDEST = (0, 5, 7)
 _CHECKSUMS = (0, 5, 12)
@@ -152,6 +153,7 @@ class SglangServerInfo:
     dialect: Dialect
     launch: Launch
     process: Process
+    stores: PrefixStores
 
 
 def read_model_info(reply: Reply | NoReply, url: str) -> ModelInfo | str:
@@ -182,6 +184,7 @@ def read_server_info(reply: Reply | NoReply, url: str) -> SglangServerInfo | str
         dialect=dialect_of(launch.version),
         launch=launch.launch,
         process=launch.process,
+        stores=read_stores(fault),
     )
 
 

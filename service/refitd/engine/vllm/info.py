@@ -31,6 +31,11 @@ LORA = "/v1/load_lora_adapter"
 SLEEP, WAKE = "/sleep", "/wake_up"
 _SLEEP_PAUSES = ((0, 32), (0, 34))  # releases in which it was read that /sleep with level 0 pauses, and nothing else
 _NO_DRAFT = frozenset({"ngram", "ngram_gpu", "suffix"})  # methods of speculative decoding without a draft model
+# They have no `reset_cache` (0.32.0), and vLLM takes that for success. Those that hand prefixes on, and keep none, are
+# not among them.
+_NEVER_RESET = frozenset(
+    {"ExampleConnector", "FlexKVConnectorV1", "HF3FSKVConnector", "LMCacheConnectorV1", "LMCacheMPConnector"}
+)
 _MOST_DIGITS = 20  # of a number that a server's clock may tell, in nanoseconds
 
 
@@ -53,6 +58,7 @@ class Capabilities:
         draft: whether a draft model stands beside the model, which a stock reload leaves as it is.
         moves_experts: whether it moves experts between ranks while it serves.
         packs_experts: whether it packed experts when it started, which no reload does again.
+        keeps_prefixes: its KV connector, where that keeps prefixes and a reset of the prefix cache does not reach it.
     """
 
     checker: bool = False
@@ -69,6 +75,7 @@ class Capabilities:
     draft: bool = False
     moves_experts: bool = False
     packs_experts: bool = False
+    keeps_prefixes: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +129,7 @@ class _Config(msgspec.Struct, frozen=True):
     device_config: _Device = _Device()
     speculative_config: Any = None
     lora_config: _Lora | None = None
+    kv_transfer_config: Any = None
     instance_id: str | None = None
 
     @property
@@ -130,6 +138,19 @@ class _Config(msgspec.Struct, frozen=True):
         told = self.speculative_config
         method = cast("dict[str, Any]", told).get("method") if isinstance(told, dict) else None
         return told is not None and method not in _NO_DRAFT
+
+    @property
+    def keeps_prefixes(self) -> str | None:
+        """The KV connector that no reset reaches, alone or among several; None where there is none."""
+        told: list[Any] = [self.kv_transfer_config]
+        for each in told:  # grows: one connector may stand for several
+            if isinstance(each, dict):
+                connector = cast("dict[str, Any]", each)
+                if (name := connector.get("kv_connector")) in _NEVER_RESET:
+                    return name
+                extra = cast("dict[str, Any]", connector.get("kv_connector_extra_config") or {})
+                told += cast("list[Any]", extra.get("connectors") or [])
+        return None
 
     @property
     def numbered(self) -> bool:
@@ -231,6 +252,7 @@ def read_server_info(
             draft=told.drafts,
             moves_experts=parallel.enable_eplb,
             packs_experts=told.device_config.device == "cpu" and bool(parallel.is_moe_model),
+            keeps_prefixes=told.keeps_prefixes,
         ),
     )
 

@@ -23,6 +23,10 @@ def obstacles(can: Capabilities, *, plugged: bool, several_ranks: bool) -> Itera
     if can.replicas > 1:
         text = f"it has {can.replicas} data-parallel replicas behind one address"
         yield Obstacle(text=text, fix="start a server for each of them, without --data-parallel-size")
+    if can.keeps_prefixes is not None:
+        text = f"its {can.keeps_prefixes} keeps prefixes that vLLM does not clear: they would outlive the weights"
+        fix = "start it with another KV connector (OffloadingConnector, MooncakeStoreConnector) or with none"
+        yield Obstacle(text=text, fix=fix)
     if not plugged:
         yield from _of_stock(can, several_ranks=several_ranks)
     if can.sleeps:

@@ -5,7 +5,7 @@
 #   V=1                 what tests print, also of stages that pass
 #   ARGS='-k rollback -x'         further arguments of pytest, of the demo or of the benchmark
 .DEFAULT_GOAL := help
-.PHONY: help demo test thorough check simulation fuzz soak chaos bench bench-paint bench-gpu bench-gpu2 bench-plan density sglang vllm areal trainers plugin-releases browser screenshots docs docs-links reference clean
+.PHONY: help demo test thorough check simulation fuzz soak chaos bench bench-paint bench-gpu bench-gpu2 bench-plan density sglang vllm areal trainers plugin-releases browser screenshots demo-svg docs docs-links reference clean
 .DELETE_ON_ERROR:
 
 PYTHON ?=
@@ -36,7 +36,7 @@ DOCS := .venv/.docs
 help: ## show this list
 	@awk -F ':[^#]*## ' '/^[a-z0-9-]+:[^#]*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(READY) ## watch two engines follow a trainer that really learns, on this machine
+demo: $(READY) ## watch two engines follow a trainer that really learns, and what breaks end well (ARGS='--plain': for logs)
 	@$(BIN)/refitd demo $(ARGS)
 
 test: $(READY) ## run the tests that hold every promise: unit, integration, reliability, end to end
@@ -140,6 +140,9 @@ screenshots: $(READY) ## take the README's pictures anew, of a stack that really
 	@tests/browser/install .venv
 	@PYTHONPATH=tests $(BIN)/python tests/browser/screenshots.py docs/images
 
+demo-svg: $(READY) ## take the README's terminal session anew, of a demo that really runs
+	@$(BIN)/python tests/browser/recorded_demo.py docs/images/demo.svg
+
 docs: $(DOCS) ## build the documentation into build/docs: every warning and every broken link within it is an error
 	@$(BIN)/sphinx-build -b html -E -q -W --keep-going docs build/docs && echo "build/docs/index.html"
 
@@ -155,17 +158,24 @@ clean: ## remove what these verbs made: environments and caches
 
 # The stamp is made last, so that a half-built environment is never taken for a good one.
 .venv/.ready: pyproject.toml constraints.txt deploy/make-venv deploy/install-torch
-	@echo "setting up .venv (about a minute the first time) ..."
+	@echo "setting up .venv, once, in about a minute:"
+	@echo "  1/3 a virtual environment"
 	@deploy/make-venv .venv
+	@echo "  2/3 torch (200 MB)"
 	@deploy/install-torch .venv
+	@echo "  3/3 refitd and what it needs"
 	@$(BIN)/python -m pip install -qq -c constraints.txt -e '.[dev]'
 	@touch $@
 
 .venv/.locked: pyproject.toml deploy/make-venv deploy/install-torch deploy/locks/dev.txt deploy/locks/torch.txt
-	@echo "setting up .venv from deploy/locks (about a minute the first time) ..."
+	@echo "setting up .venv from deploy/locks, once, in about a minute:"
+	@echo "  1/4 a virtual environment"
 	@deploy/make-venv .venv
+	@echo "  2/4 what refitd needs"
 	@$(BIN)/python -m pip install -qq --require-hashes --no-deps --only-binary :all: -r deploy/locks/dev.txt
+	@echo "  3/4 torch (200 MB)"
 	@deploy/install-torch .venv
+	@echo "  4/4 refitd"
 	@$(BIN)/python -m pip install -qq --no-deps --no-build-isolation -e .
 	@$(BIN)/python -m pip check
 	@touch $@

@@ -4,7 +4,6 @@ Each page is a pure function of what the code says of itself: whatever changes t
 holds the pages against the code says so.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from generate.api import api_page
@@ -16,7 +15,7 @@ FOLDER = Path(__file__).parents[1] / "reference"
 NOTE = "<!-- Written from the code by `make reference` (docs/generate). Do not edit. -->\n\n"
 
 
-def pages() -> Mapping[Path, str]:
+def pages() -> dict[Path, str]:
     """Each page of the reference, whole."""
     made = {"settings.md": settings_page(), "cli.md": commands_page(), "api.md": api_page(), "sdk.md": sdk_page()}
     return {FOLDER / name: NOTE + text for name, text in made.items()}

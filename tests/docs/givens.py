@@ -57,8 +57,6 @@ GIVENS: Mapping[str, Given] = {
         names=MODEL,
         words={
             **THREE_STEPS,
-            "resync ID": "resync 127.0.0.1:30000",
-            "move ID --run R": f"move 127.0.0.1:30000 --run {RUN}",
             "rollback RUN": "rollback RUN --yes",  # nobody is there to be asked
             "--root DIR": "--root /mnt/weights",
             "publish DIR": "publish /models/tiny",

@@ -9,11 +9,13 @@ import typer.main
 
 import refitd_client
 from generate import pages
+from generate.pictures import pictures
 from refitd.cli.app import app
 from refitd.cli.flags import variable
 from refitd.settings import Settings
 
 PAGES = pages()
+PICTURES = pictures()
 NAMES = ("settings", "cli", "api", "sdk")
 TREE = Path(__file__).parents[2]
 
@@ -21,6 +23,11 @@ TREE = Path(__file__).parents[2]
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_a_page_of_the_reference_is_what_the_code_says(path: Path) -> None:
     assert path.read_text() == PAGES[path], f"{path.relative_to(TREE)} is stale: run 'make reference' and commit it"
+
+
+@pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.name)
+def test_a_picture_shows_the_figures_of_the_benchmarks(path: Path) -> None:
+    assert path.read_text() == PICTURES[path], f"{path.relative_to(TREE)} is stale: run 'make reference' and commit it"
 
 
 def test_nobody_wrote_a_page_of_the_reference_by_hand() -> None:

@@ -29,4 +29,4 @@ def test_no_kind_of_state_is_forgotten() -> None:
     kinds = {
         kind for kind in vars(states).values() if isinstance(kind, EnumMeta) and kind.__module__ == states.__name__
     }
-    assert kinds - {states.Kind, states.WaitOutcome} == HEADINGS.keys()
+    assert kinds - {states.Kind, states.WaitOutcome, states.LogSeverity} == HEADINGS.keys()

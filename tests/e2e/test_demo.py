@@ -97,6 +97,22 @@ def test_with_publishing_the_engines_learn_and_serve_exactly_what_they_claim(
     assert rows[-1]["disk_bytes"] < 8 * VERSION_BYTES
 
 
+def test_an_engine_that_is_killed_comes_back_to_the_current_step_and_a_nan_reaches_no_engine(demo: Demo) -> None:
+    status, lines, summary = demo(steps=STEPS)
+    assert status == 0, lines
+    rows = [line for line in lines if line["kind"] == "step"]
+    killed_at, nan_at = 3, 8
+    assert [row["staleness"] for row in rows] == [int(row["step"] == nan_at) for row in rows]
+    assert None in rows[killed_at]["served_by"].values()
+    killed, broken = summary["incidents"]
+    assert (killed["step"], killed["what"], killed["as_promised"]) == (killed_at, "engine-b was killed", True)
+    assert killed["ended"].startswith("back on step ")
+    assert (broken["step"], broken["ended"]) == (nan_at, "REJECTED, and no engine loaded it")
+    assert any("has 1 non-finite value" in line["text"] for line in lines if line["kind"] == "told")
+    counted = summary["versions"]
+    assert (counted["published"], counted["served"], counted["rejected"]) == (STEPS + 1, STEPS, 1)
+
+
 @pytest.mark.thorough
 def test_without_publishing_the_engines_stay_where_they_started(demo: Demo) -> None:
     status, rows, summary = demo(publish=False, steps=STEPS)
@@ -105,7 +121,7 @@ def test_without_publishing_the_engines_stay_where_they_started(demo: Demo) -> N
     assert all(row["reward"] < 3 * CHANCE for row in rows)
     assert [row["staleness"] for row in rows] == list(range(STEPS + 1))
     assert all(row["served"] == 0 and row["publish_ms"] is None for row in rows)
-    assert summary["versions"] == {"published": 0, "served": 0, "collected": 0}
+    assert summary["versions"] == {"published": 0, "served": 0, "rejected": 0, "collected": 0}
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ VERBS = [
     "bench-gpu2",
     "bench-plan",
 ]
-VERBS += ["density", "sglang", "vllm", "areal", "trainers", "plugin-releases", "browser", "screenshots"]
+VERBS += ["density", "sglang", "vllm", "areal", "trainers", "plugin-releases", "browser", "screenshots", "demo-svg"]
 VERBS += ["docs", "docs-links", "reference", "clean"]
 
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")

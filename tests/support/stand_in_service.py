@@ -17,6 +17,7 @@ import msgspec
 import uvicorn
 from fastapi import FastAPI, Request, Response
 
+from refitd.api.feed import encode
 from refitd_client.contract.naming import Order, version_id
 from refitd_client.contract.states import EngineState, Kind, RolloutState, Standing, VersionState, WaitOutcome
 from refitd_client.contract.wire import (
@@ -129,6 +130,7 @@ class StandIn:
     faults: Faults = field(default_factory=Faults)
     runs: list[RunGlance] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    news: list[Event] = field(default_factory=list)
     deliveries: list[Delivery] = field(default_factory=list)
     trouble: Problem | None = None
     asked: list[str] = field(default_factory=list)
@@ -307,6 +309,15 @@ def _app(state: StandIn) -> FastAPI:  # noqa: C901 - a table of routes
     @app.get("/v1/log")
     async def log() -> Response:
         return _say(Page(items=state.events))
+
+    @app.get("/v1/events")
+    async def events(request: Request) -> Response:
+        """What is new since the reader's last event; then 204, which ends a stream (WHATWG)."""
+        last = int(request.headers["last-event-id"])
+        news = [event for event in state.news if event.seq > last]
+        if not news:
+            return Response(status_code=204)
+        return Response(b"".join(map(encode, news)), media_type="text/event-stream")
 
     @app.post("/v1/rollouts/{what}")
     async def rollouts(what: str, request: Request) -> Response:

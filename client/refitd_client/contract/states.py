@@ -61,6 +61,13 @@ class EngineState(StrEnum):
     CONTESTED = "CONTESTED"  # another writer loads weights into it: nothing is loaded for a while, then not at all
 
 
+class LogSeverity(StrEnum):
+    """How grave an entry of the log is: the level of the service's own log line about it."""
+
+    INFO = "info"
+    WARNING = "warning"  # something failed, was refused, or cannot be reached
+
+
 class DeliveryState(StrEnum):
     """The progress of a webhook."""
 

@@ -10,6 +10,7 @@ from refitd_client.contract.states import (
     DeliveryState,
     EngineState,
     Kind,
+    LogSeverity,
     RolloutState,
     Standing,
     VersionState,
@@ -360,7 +361,11 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One entry of the journal's log, as the event stream sends it. `seq` is its number, for Last-Event-ID."""
+    """One entry of the journal's log, as the event stream sends it. `seq` is its number, for Last-Event-ID.
+
+    `run` is the run that it concerns: for an engine, the run that it followed then. None for the root and the journal,
+    and in entries of releases that did not write it.
+    """
 
     seq: int
     at: str
@@ -368,6 +373,8 @@ class Event:
     subject: str
     text: str
     data: dict[str, Any] = field(default_factory=dict[str, Any])
+    run: str | None = None
+    severity: LogSeverity = LogSeverity.INFO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote
 
 from refitd_client.contract.history import EnginePast, History, VersionsCompared
-from refitd_client.contract.states import VersionState
+from refitd_client.contract.states import LogSeverity, VersionState
 from refitd_client.contract.wire import (
     Attempt,
     Delivery,
@@ -173,15 +173,26 @@ def overview() -> Call[Overview]:
     return Call(method="GET", path="/v1/overview", result=Overview)
 
 
-def log(subject: str | None = None, before: str | None = None, limit: int = 50) -> Call[Page[Event]]:
-    """A page of the log of decisions, newest first.
+def log(
+    subject: str | None = None,
+    before: str | None = None,
+    limit: int = 50,
+    *,
+    run: str | None = None,
+    engine: str | None = None,
+    severity: LogSeverity | None = None,
+) -> Call[Page[Event]]:
+    """A page of the log of decisions, newest first. With a filter it may be short, or empty, before the last.
 
     Args:
         subject: only entries about this run, version or engine.
         before: `next_cursor` of the page before.
         limit: entries on a page.
+        run: only what concerns this run: its versions, its rollouts, and engines while they followed it.
+        engine: only entries about this engine.
+        severity: only entries that are at least so grave.
     """
-    params = _params(subject=subject, before=before, limit=limit)
+    params = _params(subject=subject, run=run, engine=engine, severity=severity, before=before, limit=limit)
     return Call(method="GET", path="/v1/log", result=Page[Event], params=params)
 
 

@@ -19,8 +19,10 @@ from refitd.rollout.targets import Targets
 from refitd.state.delivery import DeliveryRecord, subject_of
 from refitd.state.journal import reads
 from refitd.state.journal.journal import JournalError
+from refitd.state.log_entry import LogFilter
 from refitd.state.store import Store
 from refitd_client.contract.naming import parse_version_id
+from refitd_client.contract.states import LogSeverity
 from refitd_client.contract.wire import Delivery, Event, Explanation, Page, ReclaimPlan
 
 router = APIRouter(prefix="/v1", tags=["log"])
@@ -35,17 +37,25 @@ _UNBUFFERED = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 async def list_events(
     service: ServiceOf,
     subject: str | None = None,
+    run: str | None = None,
+    engine: str | None = None,
+    severity: LogSeverity | None = None,
     before: Annotated[int | None, Query(ge=0, le=2**63 - 1)] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
 ) -> Page[Event]:
-    """The log of decisions, newest first. `subject` is the id of a version or an engine, `before` a `next_cursor`."""
+    """The log of decisions, newest first. `subject` is the id of a version or an engine, `before` a `next_cursor`.
+
+    `run` asks for what concerns a run: its versions, its rollouts, and engines while they followed it. `engine` asks
+    for entries about one engine, `severity` for those that are at least so grave. A page of a filter that few entries
+    fit may be short, or empty, before the last: go on while there is a `next_cursor`.
+    """
+    wanted = LogFilter(run=run, engine=engine, severity=severity)
     await service.store.durable()
-    found = await asyncio.to_thread(
+    found, more = await asyncio.to_thread(
         service.store.journal.read,
-        lambda connection: reads.read_log(connection, before=before, limit=limit + 1, subject=subject),
+        lambda connection: reads.read_log(connection, before=before, limit=limit, subject=subject, wanted=wanted),
     )
-    more = str(found[limit - 1].seq) if len(found) > limit else None
-    return Page(items=found[:limit], next_cursor=more)
+    return Page(items=found, next_cursor=None if more is None else str(more))
 
 
 @router.get(

@@ -134,7 +134,7 @@ class Arrivals:
             )
         self._store.faults.leave_out(runs, fault)
         if fault is not None and before is None:
-            self._store.say("root", "root", fault)
+            self._store.say("root", "root", fault, is_fault=True)
         elif fault is None and before is not None:
             self._store.say("root", "root", "all folders of the root are taken in again")
 

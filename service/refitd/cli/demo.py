@@ -15,6 +15,7 @@ Workdir = Annotated[
     Path | None, typer.Option("--workdir", metavar="DIR", help="Where to work; else a temporary folder")
 ]
 Engine = Annotated[str, typer.Option("--engine", metavar="embedded|vllm", help="Two embedded engines, or one vLLM")]
+Plain = Annotated[bool, typer.Option("--plain", help="Print lines for a log, also on a terminal")]
 Lines = Annotated[bool, typer.Option("--json", help="Print a line of JSON for each step, and a summary")]
 
 
@@ -24,9 +25,12 @@ def demo(
     engine: Engine = KINDS[0],
     publish: Publish = True,
     workdir: Workdir = None,
+    plain: Plain = False,
     json: Lines = False,
 ) -> None:
     """Watch two engines follow a trainer that really learns, on this machine's CPU, with everything between them real.
+
+    In between an engine is killed, and weights with a NaN are published. The end says how both ended.
 
     The rollouts that it learns from come from the engines alone. With --no-publish they stay on the weights that they
     began with, and the reward must not climb: that is what refitd is for. With --engine vllm one vLLM takes the place
@@ -40,5 +44,7 @@ def demo(
     """
     if find_spec("torch") is None:  # said before the demo starts processes that would each find out
         raise ModuleNotFoundError("the demo trains with torch", name="torch")
-    options = DemoOptions(steps=steps, seed=seed, engine=engine, publish=publish, workdir=workdir, json=json)
+    options = DemoOptions(
+        steps=steps, seed=seed, engine=engine, publish=publish, workdir=workdir, plain=plain, json=json
+    )
     raise typer.Exit(main(options))

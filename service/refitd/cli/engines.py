@@ -8,7 +8,6 @@ from refitd.cli import render
 from refitd.cli.exits import EXIT_CODES_HELP
 from refitd.cli.options import Command, EngineId, Group, Json, TokenFile, Url, Yes, calls_service
 from refitd.cli.output import Output, agree
-from refitd.cli.status import targets_of
 from refitd.clock import SystemClock
 from refitd_client.contract.states import EngineState
 from refitd_client.contract.wire import NewEngine, RunGlance
@@ -50,7 +49,7 @@ def engines(context: typer.Context, url: Url = None, token_file: TokenFile = Non
 def list_engines(out: Output, client: RefitClient) -> None:
     """List engines: what each serves, how far behind it is, and why."""
     page = client.engines()
-    targets = {} if out.json else targets_of(client, (run for run in client.overview().runs if run.engines))
+    targets = {} if out.json else {run.run: run.target for run in client.overview().runs}
     out.show(page, render.engines_table(page.items, targets, SystemClock().now()))
 
 

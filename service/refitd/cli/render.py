@@ -3,8 +3,9 @@
 A run's standing is the verdict that `refitd status`, `refitd top` and the dashboard all give.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
+from textwrap import wrap
 from typing import assert_never
 
 from rich.text import Text
@@ -13,8 +14,8 @@ from refitd.cli.table import Table
 from refitd.engine.port import NOT_COMPARED
 from refitd.text import clean, size_of, spoken
 from refitd_client.contract.naming import parse_version_id
-from refitd_client.contract.states import EngineState, Standing, VersionState, WaitOutcome
-from refitd_client.contract.wire import Engine, Explanation, Version, WaitResult
+from refitd_client.contract.states import EngineState, LogSeverity, Standing, VersionState, WaitOutcome
+from refitd_client.contract.wire import Engine, Event, Explanation, Version, WaitResult
 
 _NAMED = 3  # ids that a sentence names; the others it counts
 
@@ -87,25 +88,40 @@ _ENGINE_STYLES: Mapping[EngineState, str] = {
 }
 
 
-def versions_table(versions: Iterable[Version]) -> Table:
-    """Versions, one a line."""
+def versions_table(versions: Iterable[Version], told: Collection[str] = ()) -> Table:
+    """Versions, one a line. A reason that one of the sentences `told` ends with is not said again."""
     table = Table("VERSION", "STEP", "STATE", "SIZE", "ENGINES", "SEEN", right={"STEP", "SIZE"}, words="WHY")
     for version in versions:
         table.add_row(
             cell(version.id),
-            str(version.step),
+            f"{version.step:,}",
             version_state(version),
             size(version.bytes),
             engines_on(version),
             when(version.created_at),
-            words=cell(why(version)),
+            words=cell(_not_again(why(version), told)),
         )
     return table
+
+
+def _not_again(reason: str | None, told: Collection[str]) -> str | None:
+    return "see above" if reason and any(sentence.endswith(reason) for sentence in told) else reason
 
 
 def when(instant: str) -> str:
     """Month, day and time of an instant in UTC, which are enough for people. JSON has the whole."""
     return clean(instant)[5:19].replace("T", " ") + "Z"
+
+
+def when_exactly(instant: str) -> str:
+    """As `when`, with milliseconds: many entries of the log are of one second."""
+    return clean(instant)[5:23].replace("T", " ").removesuffix("Z") + "Z"
+
+
+def event_line(event: Event, at: str) -> Text:
+    """One entry of the log in a line that begins with `at`, its time."""
+    style = "yellow" if event.severity is LogSeverity.WARNING else ""
+    return Text.assemble((f"{at} ", "dim"), sentence(event.subject, "cyan"), " ", sentence(event.text, style))
 
 
 def why(version: Version) -> str | None:
@@ -141,35 +157,60 @@ def engines_on(version: Version) -> str:
     return f"{sum(engine.serves for engine in version.engines)}/{len(version.engines)}"
 
 
-def engines_table(engines: Iterable[Engine], targets: Mapping[str, Version], now: str | None = None) -> Table:
-    """Engines, one a line. `targets` maps runs to the versions that their engines should serve; `now` is an instant."""
+def engines_table(
+    engines: Iterable[Engine],
+    targets: Mapping[str, str | None],
+    now: str | None = None,
+    columns: Collection[str] | None = None,
+    *,
+    cut: bool = False,
+) -> Table:
+    """Engines, one a line: for `refitd engines`, `status` and `top` alike.
+
+    Args:
+        engines: in the order in which they stand.
+        targets: the version that the engines of each run should serve.
+        now: an instant, which tells how long an engine has been away.
+        columns: those to show; by default those that say something of these engines.
+        cut: each row is one line.
+    """
     engines = list(engines)
-    # An engine that was given no name is called by its address: to say that twice leaves no room for the reason.
-    urls = any(_address(engine) != engine.id for engine in engines)
-    looked = any(engine.plugin or engine.stock_reason for engine in engines)
-    others = several_kinds(engines)
-    loads = (*(("SERVER", "PROOF") if others else ()), *(("LOADS",) if looked else ()))
-    columns = ("ENGINE", *(("URL",) if urls else ()), "RUN", "STATE", "STEP", "BEHIND", *loads)
-    table = Table(*columns, right={"STEP", "BEHIND"}, words="WHY")
+    shown: dict[str, Callable[[Engine], str | Text]] = {
+        "ENGINE": lambda engine: cell(engine.id),
+        "URL": lambda engine: cell(None if _address(engine) == engine.id else engine.url),
+        "RUN": lambda engine: cell(engine.run),
+        "STATE": engine_state,
+        "STEP": step,
+        "BEHIND": lambda engine: steps_behind(engine, targets.get(engine.run or "")),
+        "TOOK": last_load,
+        "SERVER": server_of,
+        "PROOF": proof_of,
+        "LOADS": how_it_loads,
+    }
+    columns = listed_columns(engines) if columns is None else columns
+    titles = [title for title in shown if title in columns]
+    table = Table(*titles, right={"STEP", "BEHIND", "TOOK"}, words="WHY", cut=cut)
     for engine in engines:
-        table.add_row(
-            cell(engine.id),
-            *((cell(None if _address(engine) == engine.id else engine.url),) if urls else ()),
-            cell(engine.run),
-            engine_state(engine),
-            step(engine),
-            steps_behind(engine, targets.get(engine.run or "")),
-            *((server_of(engine), proof_of(engine)) if others else ()),
-            *((how_it_loads(engine),) if looked else ()),
-            words=cell(why_there(engine, now)),
-        )
+        words = why_there(engine, now) or ("" if cut else NOTHING)
+        table.add_row(*(shown[title](engine) for title in titles), words=sentence(words))
     return table
 
 
-def step(engine: Engine, shown: str = "{}") -> str:
+def listed_columns(engines: Collection[Engine]) -> set[str]:
+    """The columns of a list of engines."""
+    columns = {"ENGINE", "RUN", "STATE", "STEP", "BEHIND"}
+    # An engine that was given no name is called by its address: to say that twice leaves no room for the reason.
+    if any(_address(engine) != engine.id for engine in engines):
+        columns.add("URL")
+    if any(engine.plugin or engine.stock_reason for engine in engines):
+        columns.add("LOADS")
+    return columns | ({"SERVER", "PROOF"} if several_kinds(engines) else set())
+
+
+def step(engine: Engine) -> str:
     """What an engine serves. Before anything was published that is what it was started with."""
     if engine.step is not None:
-        return shown.format(engine.step)
+        return f"{engine.step:,}"
     return "start-up" if engine.state is EngineState.IN_SYNC else NOTHING
 
 
@@ -232,23 +273,35 @@ def through_loader(engine: Engine) -> str | None:
     return f"each load goes through {server}'s loader: {engine.through_loader}" if engine.loads_whole else None
 
 
-def steps_behind(engine: Engine, target: Version | None) -> str:
-    """How stale an engine is, in steps of the trainer. Steps of different generations cannot be compared."""
-    if target is None:
+def last_load(engine: Engine) -> str:
+    """How long its last load took."""
+    load = engine.last_attempt
+    return NOTHING if load is None or load.outcome is None else span(sum(load.timings.values()))
+
+
+def steps_behind(engine: Engine, target: str | None) -> str:
+    """How stale an engine is, in steps of the trainer. Steps of different generations cannot be compared.
+
+    Args:
+        engine: the engine.
+        target: the version that it should serve; None where there is none.
+    """
+    aim = parse_version_id(target or "")
+    if aim is None:
         return NOTHING
-    if engine.version == target.id:
+    if engine.version == target:
         return "0"
     if engine.step is None:
         if not engine.known:
             return "unknown contents"
         return NOTHING if engine.state in _NOT_OURS else "start-up weights"
     served = parse_version_id(engine.version or "")
-    if served is not None and served[0] != target.run:
+    if served is not None and served[0] != aim[0]:
         return "other run"
-    if served is not None and served[1].generation != target.generation:
+    if served is not None and served[1].generation != aim[1].generation:
         return "other generation"
-    behind = target.step - engine.step
-    return str(behind) if behind >= 0 else f"{-behind} ahead"
+    behind = aim[1].step - engine.step
+    return f"{behind:,}" if behind >= 0 else f"{-behind:,} ahead"
 
 
 def explanation(explained: Explanation) -> Text:
@@ -282,6 +335,26 @@ def size(count: int | None) -> str:
 def sentence(text: str, style: str = "") -> Text:
     """A line of text that may hold what others wrote."""
     return Text(clean(text), style=style)
+
+
+def line(*parts: str | Text | tuple[str, str]) -> Text:
+    """A line that is cut at the edge of the window."""
+    return Text.assemble(*parts, overflow="ellipsis", no_wrap=True)
+
+
+def told(text: str, width: int | None, begin: str, style: str = "") -> list[Text]:
+    """A sentence in as many lines as it needs: what to do stands at its end.
+
+    Args:
+        text: the sentence.
+        width: columns that there are; None for as many as it takes.
+        begin: stands before it; the other lines are indented as far.
+        style: of all of it.
+    """
+    plain = sentence(text).plain
+    rest = " " * len(begin)
+    lines = [begin + plain] if width is None else wrap(plain, width, initial_indent=begin, subsequent_indent=rest)
+    return [line((each, style)) for each in lines]
 
 
 def cell(text: str | None) -> Text:

@@ -73,20 +73,21 @@ def status(out: Output, client: RefitClient, limit: Limit = 5) -> None:
     refitd status --json | jq '.runs[] | {run, in_sync, engines}'
     """
     summary = look(client, limit)
-    targets = {run.run: run.target for run in summary.runs if run.target is not None}
+    targets = {run.run: run.target.id for run in summary.runs if run.target is not None}
+    told = [reason for run in summary.runs for reason in run.reasons]
     closed = [run.run for run in summary.runs if run.standing is Standing.CLOSED]
     out.show(
         summary,
         _headline(summary),
         *(render.sentence(fault, "bold red") for fault in summary.faults.sentences),
-        *(line for run in summary.runs if run.run not in closed for line in _run_lines(run)),
+        *(line for run in summary.runs if run.run not in closed for line in _run_lines(run, out.console.width)),
         *(render.sentence(line, "dim") for line in render.closed_runs(closed)),
         "",
         render.engines_table(summary.engines, targets, SystemClock().now())
         if summary.engines
         else render.sentence("No engines.", "dim"),
         "",
-        render.versions_table(summary.versions) if summary.versions else render.sentence("No versions.", "dim"),
+        render.versions_table(summary.versions, told) if summary.versions else render.sentence("No versions.", "dim"),
     )
     if not summary.ready:
         raise typer.Exit(ExitCode.UNREACHABLE)
@@ -99,10 +100,10 @@ def _headline(summary: StatusSummary) -> Text:
     return line if summary.standing is None else line.append(", ").append_text(render.shown_standing(summary.standing))
 
 
-def _run_lines(run: RunSummary) -> list[Text]:
-    """A run in one line, and below it the reasons of its standing."""
+def _run_lines(run: RunSummary, width: int) -> list[Text]:
+    """A run in one line, and below it the reasons of its standing, in lines of `width` columns."""
     first = Text.assemble(render.shown_standing(run.standing), " ", _run_line(run))
-    return [first, *(render.sentence(f"    {reason}") for reason in run.reasons)]
+    return [first, *(line for reason in run.reasons for line in render.told(reason, width, "    "))]
 
 
 def _run_line(run: RunSummary) -> Text:
@@ -115,7 +116,7 @@ def _run_line(run: RunSummary) -> Text:
     alone = ", in memory alone as yet" if run.target.in_memory else ""
     paused = "" if run.paused_since is None else f", paused since {run.paused_since}: refitd resume {run.run}"
     told = (render.sentence(paused, "yellow"), lost, alone)
-    return Text.assemble(name, f" → step {run.target.step} ({run.target.id}), served by ", count, *told)
+    return Text.assemble(name, f" → step {run.target.step:,} ({run.target.id}), served by ", count, *told)
 
 
 def look(client: RefitClient, limit: int) -> StatusSummary:

@@ -9,7 +9,6 @@ import tty
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from textwrap import wrap
 from typing import Annotated, Any, Self
 
 import typer
@@ -22,7 +21,7 @@ from refitd.cli.options import calls_service
 from refitd.cli.output import Output
 from refitd.cli.table import Table
 from refitd_client.contract.states import EngineState, Standing
-from refitd_client.contract.wire import Engine, Event, Overview, RunGlance, Version
+from refitd_client.contract.wire import Event, Overview, RunGlance, Version
 from refitd_client.errors import ServiceError, UnauthorizedError
 from refitd_client.http.client import RefitClient
 
@@ -165,14 +164,14 @@ def screen(glance: Glance, height: int | None = None, width: int | None = None) 
     """
     top = [_headline(glance, is_live=height is not None)]
     for fault in glance.overview.faults.sentences:
-        top += _told(fault, width, "▲ ", "bold red")
+        top += render.told(fault, width, "▲ ", "bold red")
     closed = [run.run for run in glance.overview.runs if run.standing is Standing.CLOSED]
     for run in glance.overview.runs:
         top += [] if run.standing is Standing.CLOSED else _run(run, width)
     top += [render.sentence(line, "dim") for line in render.closed_runs(closed)]
     room = None if height is None else height - len(top) - _ENGINES_FRAME
     engines, versions, events = _shares(room, len(glance.overview.engines), len(glance.versions), len(glance.events))
-    parts: list[RenderableType] = [*top, "", _engines(glance.overview.engines, engines, glance.overview.at)]
+    parts: list[RenderableType] = [*top, "", _engines(glance.overview, engines)]
     if versions:
         parts += ["", _updates(glance.versions[:versions], width)]
     if events:
@@ -199,55 +198,25 @@ def _headline(glance: Glance, *, is_live: bool) -> Text:
     else:
         word = render.sentence(f"✕ not live since {at} UTC: {glance.lost}; trying again", "bold red")
     leave = ("  q ends this", "dim") if is_live else ""
-    return _line(("refitd ", "bold"), render.sentence(glance.url), "  ", word, leave)
-
-
-def _line(*parts: str | Text | tuple[str, str]) -> Text:
-    """A line that is cut at the edge of the window."""
-    return Text.assemble(*parts, overflow="ellipsis", no_wrap=True)
-
-
-def _told(text: str, width: int | None, begin: str, style: str = "") -> list[Text]:
-    """A sentence in as many lines as it needs: what to do stands at its end."""
-    told = render.sentence(text).plain
-    rest = " " * len(begin)
-    lines = [begin + told] if width is None else wrap(told, width, initial_indent=begin, subsequent_indent=rest)
-    return [_line((line, style)) for line in lines]
+    return render.line(("refitd ", "bold"), render.sentence(glance.url), "  ", word, leave)
 
 
 def _run(run: RunGlance, width: int | None) -> list[Text]:
-    first = _line(render.shown_standing(run.standing), " ", render.sentence(f"{run.run}:"), " ", (run.headline, "bold"))
-    return [first, *(line for reason in run.reasons for line in _told(reason, width, "    "))]
-
-
-def _engines(engines: Sequence[Engine], most: int, now: str) -> RenderableType:
-    if not engines:
-        return render.sentence("No engines.", "dim")
-    ordered = sorted(engines, key=lambda engine: (_NEED.index(engine.state), engine.id))
-    several = len({engine.run for engine in engines}) > 1
-    servers = render.several_kinds(engines)
-    columns = (
-        "ENGINE",
-        "STATE",
-        "STEP",
-        "BEHIND",
-        "LOAD",
-        *(("SERVER",) if servers else ()),
-        *(("RUN",) if several else ()),
+    first = render.line(
+        render.shown_standing(run.standing), " ", render.sentence(f"{run.run}:"), " ", (run.headline, "bold")
     )
-    table = Table(*columns, right={"STEP", "BEHIND", "LOAD"}, words="WHY", cut=True)
-    for engine in ordered[:most]:
-        load = engine.last_attempt
-        table.add_row(
-            render.sentence(engine.id),
-            render.engine_state(engine),
-            render.step(engine, "{:,}"),
-            render.NOTHING if engine.behind is None else str(engine.behind),
-            render.NOTHING if load is None or load.outcome is None else render.span(sum(load.timings.values())),
-            *((render.server_of(engine),) if servers else ()),
-            *((render.sentence(engine.run or render.NOTHING),) if several else ()),
-            words=render.sentence(render.why_there(engine, now) or ""),
-        )
+    return [first, *(line for reason in run.reasons for line in render.told(reason, width, "    "))]
+
+
+def _engines(overview: Overview, most: int) -> RenderableType:
+    if not overview.engines:
+        return render.sentence("No engines.", "dim")
+    engines = sorted(overview.engines, key=lambda engine: (_NEED.index(engine.state), engine.id))
+    columns = render.listed_columns(engines) - {"URL", "PROOF"} | {"TOOK"}
+    if len({engine.run for engine in engines}) == 1:
+        columns.remove("RUN")
+    targets = {run.run: run.target for run in overview.runs}
+    table = render.engines_table(engines[:most], targets, overview.at, columns, cut=True)
     rest = len(engines) - most
     return table if rest <= 0 else Group(table, render.sentence(f"and {rest} more", "dim"))
 
@@ -259,7 +228,7 @@ def _updates(versions: Sequence[Version], width: int | None) -> RenderableType:
     told = [f"{letter} {name}" for name, (letter, _) in STAGES.items()]
     serving, standing_still = ([each for each in told if each[0].isupper() is still] for still in (False, True))
     still = f"in capitals the engine stands still: {', '.join(standing_still)}"
-    return Group(table, _line((", ".join(serving), "dim")), _line((still, "dim")))
+    return Group(table, render.line((", ".join(serving), "dim")), render.line((still, "dim")))
 
 
 def _bars(versions: Sequence[Version], width: int) -> Table:
@@ -301,5 +270,4 @@ def bar(timings: Mapping[str, float], longest: float, width: int = BAR) -> Text:
 
 
 def _event(event: Event) -> Text:
-    at = event.at.partition("T")[2].partition(".")[0]
-    return _line((f"{at} ", "dim"), render.sentence(event.subject, "cyan"), " ", render.sentence(event.text))
+    return render.line(render.event_line(event, event.at.partition("T")[2].removesuffix("Z")))

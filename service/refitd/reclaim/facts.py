@@ -161,7 +161,7 @@ class StoreWriter:
         before = self._store.faults.disk
         self._store.faults.set_disk(fault)
         if fault is not None and before is None:
-            self._store.say("root", "root", fault)
+            self._store.say("root", "root", fault, is_fault=True)
         elif fault is None and before is not None:
             self._store.say("root", "root", "all that is kept fits the disk budget again")
 

@@ -108,7 +108,7 @@ class EngineEntry:
         if not self.is_named:
             raise RemovedError
         if before.how_it_loads != after.how_it_loads:
-            self.store.say("engine", self.id, after.how_it_loads, state=after.state.value)
+            self.store.say("engine", self.id, after.how_it_loads, of_run=after.run, state=after.state.value)
         changed = (before.state, before.serving, before.reason) != (after.state, after.serving, after.reason)
         self.store.put_engine(after, log_line(after) if changed else None)
 

@@ -17,25 +17,13 @@ from refitd.root.mark import RootMark
 from refitd.state.faults import InputFaults
 from refitd.state.journal import reads, writes
 from refitd.state.journal.journal import Journal
+from refitd.state.log_entry import named, run_of, severity_of
 from refitd.state.observer import Notifier, Observer
 from refitd.state.records import NEW, AttemptRecord, EngineRecord, RolloutRecord, given_back, in_mid_load, left_behind
 from refitd.state.version import VersionRecord
 from refitd.state.version_index import ListOrder, Runs, VersionIndex
-from refitd_client.contract.states import EngineState, Kind, VersionState
+from refitd_client.contract.states import EngineState, Kind, LogSeverity, VersionState
 from refitd_client.contract.wire import Event
-
-# States that are logged as warnings.
-_GRAVE = frozenset(
-    {
-        VersionState.REJECTED,
-        VersionState.LOST,
-        EngineState.NACKED,
-        EngineState.TAINTED,
-        EngineState.QUARANTINED,
-        EngineState.CONTESTED,
-        EngineState.UNREACHABLE,
-    }
-)
 
 log = structlog.get_logger("refitd")
 
@@ -121,7 +109,7 @@ class Store:
         for attempt in self.journal.read(reads.read_open_attempts):
             self._taint(attempt)
         if self.origin.cause is not None and self.last_event == 0:
-            self.say("journal", "journal", f"rebuilding: {self.origin.cause}")
+            self.say("journal", "journal", f"rebuilding: {self.origin.cause}", is_fault=True)
 
     def _taint(self, attempt: AttemptRecord) -> None:
         """Close an attempt whose process died: how the load ended is not known, and neither are the contents."""
@@ -244,7 +232,7 @@ class Store:
         if before is None and record.url in self.removed:  # whose knowledge of the address the record has taken over
             self._forget(record.url)
         if text is not None:
-            self.say("engine", record.id, text, state=record.state.value)
+            self.say("engine", record.id, text, of_run=record.run, state=record.state.value)
         self.changed.notify()
 
     def drop_engine(self, engine_id: str) -> None:
@@ -259,7 +247,7 @@ class Store:
         for observer in self._observers:
             observer.engine_dropped(engine)
         self.journal.append(writes.drop_engine(engine_id))
-        self.say("engine", engine_id, "removed")
+        self.say("engine", engine_id, "removed", of_run=engine.run)
         self.changed.notify()
 
     def leave(self, engine: EngineRecord) -> None:
@@ -373,28 +361,33 @@ class Store:
             self.origin = replace(self.origin, root=root)
             self.journal.append(writes.put_origin(self.origin))
 
-    def say(self, kind: str, subject: str, text: str, **data: Any) -> None:
+    def say(
+        self, kind: str, subject: str, text: str, *, of_run: str | None = None, is_fault: bool = False, **data: Any
+    ) -> None:
         """Add to the log of decisions, which is also the event stream.
 
         Args:
             kind: what it is about: "version", "engine", "rollout", "run", "root" or "journal".
             subject: the id of that.
             text: what was decided or happened.
+            of_run: the run that it concerns, where the subject does not name it.
+            is_fault: something is wrong, which `data` does not show by its state.
             data: more, for programs.
         """
         self.last_event += 1
-        event = Event(seq=self.last_event, at=self.clock.now(), kind=kind, subject=subject, text=text, data=data)
+        event = Event(
+            seq=self.last_event,
+            at=self.clock.now(),
+            kind=kind,
+            subject=subject,
+            text=text,
+            data=data,
+            run=of_run or run_of(kind, subject),
+            severity=LogSeverity.WARNING if is_fault else severity_of(data),
+        )
         self.journal.append(writes.put_event(event))
-        tell = log.warning if data.get("state") in _GRAVE else log.info
-        named: dict[str, Any] = {}  # under the names that the tasks' own log lines use
-        match kind:
-            case "version" | "engine":
-                named = {kind: subject}
-            case "rollout":
-                named = {"version": subject, "rollout": data["number"]}
-            case _:
-                pass
-        tell(text, kind=kind, subject=subject, **named, **data)
+        tell = log.warning if event.severity is LogSeverity.WARNING else log.info
+        tell(text, kind=kind, subject=subject, **named(event), **data)
         for observer in self._observers:
             observer.decided(event)
         self.changed.notify()

@@ -10,17 +10,19 @@ trainer computes with the version that they claim to serve.
        └────────────── answers, log-probabilities ──────────────┘
 
 `policy` is the model and what it learns, `trainer` the loss; `rollouts` asks the engines, `vllm` starts a vLLM and asks
-it, `agreement` checks what they say; `processes` starts and stops everything; `run` is the run, `table` what is printed
-of it.
+it, `agreement` checks what they say; `incidents` kills an engine and publishes a NaN; `processes` starts and stops
+everything; `run` is the run, `table` what is printed of it.
 
 Importing this package imports no torch.
 """
 
+import platform
 import sys
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
-STEPS = 40
+STEPS = 30
 """Gradient steps after which most answers are right."""
 KINDS = ("embedded", "vllm")
 """The kinds of engines that the demo can start."""
@@ -35,6 +37,7 @@ class DemoOptions:
         seed: of the first weights, the task and the sampling.
         publish: whether the weights of each step are published. Without, the engines' reward must not climb.
         json: print a line of JSON for each step and a summary, instead of a table.
+        plain: print lines and draw nothing again, also on a terminal.
         workdir: a folder without a run in it, to work in and to keep; else a temporary one.
         service_url: the running service to use, instead of starting one; with `engines` and `root`.
         engines: URLs of that service's engines.
@@ -48,6 +51,7 @@ class DemoOptions:
     seed: int = 0
     publish: bool = True
     json: bool = False
+    plain: bool = False
     workdir: Path | None = None
     service_url: str | None = None
     engines: tuple[str, ...] = ()
@@ -86,7 +90,8 @@ def main(options: DemoOptions) -> int:
     """Run the demo and print how it goes; the exit status. Progress and errors go to stderr, the rest to stdout.
 
     Returns:
-        0 if what was promised happened: the reward climbed with publishing, or did not climb without. 1 if not, or
+        0 if what was promised happened: the reward climbed with publishing, or did not climb without; an engine that
+        the demo killed came back to the current step, and no engine loaded the NaN that it published. 1 if not, or
         if an engine's log-probabilities are not those of the version that it claims. 2 if the run was not possible.
         130 after Ctrl-C. SIGTERM and SIGHUP raise SystemExit(143) and (129), once everything is stopped.
     """
@@ -95,8 +100,12 @@ def main(options: DemoOptions) -> int:
     except ValueError as problem:
         print(f"refitd demo: {problem}", file=sys.stderr)
         return 2
+    from refitd_embedded.demo.processes import on_stderr
+
     # Before torch is imported, which takes seconds of its own.
     print(options.preparation(), file=sys.stderr, flush=True)
-    from refitd_embedded.demo.run import run
+    with on_stderr("environment") as ready:
+        from refitd_embedded.demo.run import run
 
+        ready(f"Python {platform.python_version()}, torch {version('torch')}")
     return run(options)

@@ -9,7 +9,8 @@ from refitd_embedded.demo import KINDS, STEPS, DemoOptions, main
 
 DESCRIPTION = """\
 Train a small policy by policy gradient on this machine's CPU. Its rollouts come from two engines over HTTP, which
-refitd keeps on the newest weights. Prints a table: reward, version served, staleness, publish and refit times, disk."""
+refitd keeps on the newest weights. Prints a table: reward, version served, staleness, publish and refit times, disk.
+On a stack of its own it kills an engine and publishes a NaN, and says how both ended."""
 EPILOG = """\
 examples:
   python -m refitd_embedded.demo
@@ -35,6 +36,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--seed", type=int, default=0, metavar="N", help="of first weights, task and sampling (%(default)s)")
     add("--no-publish", dest="publish", action="store_false", help="keep the weights from the engines")
     add("--json", action="store_true", help="a line of JSON for each step, and a summary")
+    add("--plain", action="store_true", help="lines for a log, also on a terminal")
     add("--workdir", type=Path, metavar="DIR", help="where to work, kept afterwards (a temporary folder)")
     add("--service-url", metavar="URL", help="use this service, with --engines and --root")
     add("--engines", type=_urls, default=(), metavar="URL,URL", help="the engines of that service")

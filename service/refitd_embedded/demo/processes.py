@@ -1,7 +1,8 @@
 """The demo's own stack: its engines and the service, as processes that are stopped again whatever happens.
 
 Each child has a process group of its own, so that Ctrl-C reaches the demo alone and it decides who stops when; and a
-log file in the work folder, which is quoted when a child dies.
+log file in the work folder, which is quoted when a child dies. What is waited for before the first row is shown on
+stderr, line by line: on a terminal the line moves, elsewhere it is printed when it is done.
 """
 
 import os
@@ -11,16 +12,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Protocol, Self, TypeVar
+
+from refitd_embedded.demo.table import is_live
 
 READY = re.compile(r" ready on (http://[^\s\"]+)")  # in a line of its own, or in a line of a log in JSON
 START_SECONDS = 60.0
 STOP_SECONDS = 15.0
 LOOK_SECONDS = 0.05
 TAIL = 15  # lines
+NAME_WIDTH = 13  # characters
 Found = TypeVar("Found")
 
 
@@ -66,12 +70,16 @@ class Child:
         start_seconds: float | None = None,
     ) -> None:
         begins = [sys.executable, "-m"] if program is None else [program]
-        self._name, self._arguments = name, [*begins, *arguments]
+        self.name, self._arguments = name, [*begins, *arguments]
         self._variables, self._start_seconds = dict(variables or {}), start_seconds
         self._log = logs / f"{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
+        self._start()
+        return self
+
+    def _start(self) -> None:
         # Settings in the environment are for the user's own service, not for this one.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("REFITD_")}
         with self._log.open("wb") as log:
@@ -83,7 +91,13 @@ class Child:
                 env=environment | self._variables,
                 process_group=0,
             )
-        return self
+
+    def kill_and_restart(self) -> None:
+        """End it by SIGKILL and start it again, as a supervisor does. It listens where it did; it is not waited for."""
+        if self._process is not None:
+            _signal(self._process, signal.SIGKILL)
+            self._process.wait()
+        self._start()
 
     def __exit__(self, *_: object) -> None:
         if self._process is not None:
@@ -91,7 +105,10 @@ class Child:
 
     def url(self) -> str:
         """Wait until its log says that it is ready, and return the URL there. Raises ProcessError."""
-        return self.until(lambda: READY.search(self._log.read_text(errors="replace")))[1]
+        url = self.until(lambda: READY.search(self._log.read_text(errors="replace")))[1]
+        if "--port" in self._arguments:  # that is where it listens from now on: others know it by its address
+            self._arguments[self._arguments.index("--port") + 1] = url.rpartition(":")[2].rstrip("/")
+        return url
 
     def until(self, ready: Callable[[], Found | None]) -> Found:
         """Wait until it is ready, and return what `ready` found. Raises ProcessError."""
@@ -100,7 +117,7 @@ class Child:
         while (found := ready()) is None:
             self.check()
             if time.monotonic() > ends:
-                raise ProcessError(f"{self._name} is not ready after {seconds:g} s.{self._tail()}")
+                raise ProcessError(f"{self.name} is not ready after {seconds:g} s.{self._tail()}")
             time.sleep(LOOK_SECONDS)
         return found
 
@@ -108,21 +125,54 @@ class Child:
         """Raise ProcessError if it has died."""
         status = None if self._process is None else self._process.poll()
         if status is not None:
-            raise ProcessError(f"{self._name} ended with status {status}.{self._tail()}")
+            raise ProcessError(f"{self.name} ended with status {status}.{self._tail()}")
 
     def _tail(self) -> str:
         lines = self._log.read_text(errors="replace").splitlines()[-TAIL:]
-        return "".join(f"\n  {self._name}: {line}" for line in lines) or f" Its log {self._log} is empty."
+        return "".join(f"\n  {self.name}: {line}" for line in lines) or f" Its log {self._log} is empty."
+
+
+class SetUp(Protocol):
+    """Shows what is waited for within a block, and at its end what `ready` was called with."""
+
+    def __call__(self, name: str, /) -> AbstractContextManager[Callable[[str], None]]:
+        """Begin to wait for `name`."""
+        ...
 
 
 @contextmanager
-def own_stack(workdir: Path, model: Path, *, on_vllm: bool = False) -> Generator[Stack]:
+def unseen(_name: str, /) -> Generator[Callable[[str], None]]:
+    """Show nothing."""
+    yield lambda _: None
+
+
+@contextmanager
+def on_stderr(name: str, /) -> Generator[Callable[[str], None]]:
+    """One line for the name, what became ready, and how long it took."""
+    came = [""]
+    began = time.monotonic()
+    with _spinner(name) if is_live(sys.stderr.isatty()) else nullcontext():
+        yield came.append
+    took = time.monotonic() - began
+    line = f"  {name:<{NAME_WIDTH}}{came[-1]}".rstrip()
+    print(f"{line}  {took:.1f} s", file=sys.stderr, flush=True)
+
+
+def _spinner(name: str) -> AbstractContextManager[object]:
+    from rich.console import Console
+
+    return Console(stderr=True).status(f"{name} …")
+
+
+@contextmanager
+def own_stack(workdir: Path, model: Path, *, on_vllm: bool = False, progress: SetUp = unseen) -> Generator[Stack]:
     """Start engines on `model` and a service for them, and stop them at the end.
 
     Args:
         workdir: the folder for the root, the service's state and the logs.
         model: the checkpoint to begin with.
         on_vllm: start one vLLM in the place of two embedded engines.
+        progress: shows what is waited for.
 
     Raises:
         ProcessError: one does not start, or there is no vLLM.
@@ -134,16 +184,24 @@ def own_stack(workdir: Path, model: Path, *, on_vllm: bool = False) -> Generator
         if on_vllm:
             from refitd_embedded.demo import vllm
 
-            engines, urls = vllm.start(running, workdir, model)
+            with progress("vllm"):
+                engines, urls = vllm.start(running, workdir, model)
         else:
             words = ["refitd_embedded", "--model-path", str(model), "--port", "0", "--max-running-requests", "256"]
             engines = [running.enter_context(Child(name, words, logs)) for name in ("engine-a", "engine-b")]
-            urls = [child.url() for child in engines]
+            urls = list[str]()
+            for child in engines:
+                with progress(child.name) as ready:
+                    urls.append(child.url())
+                    ready(urls[-1])
         flags = {"--root": root, "--state": workdir / "state", "--base-model": model, "--port": 0}
         words = ["refitd", "serve", *(word for name, value in flags.items() for word in (name, str(value)))]
         words += [word for url in urls for word in ("--engine", url)]
         service = running.enter_context(Child("refitd", words, logs))
-        yield Stack(service_url=service.url(), engines=tuple(urls), root=root, children=(*engines, service))
+        with progress("service") as ready:
+            service_url = service.url()
+            ready(f"{service_url} (the dashboard, too, until the demo ends)")
+        yield Stack(service_url=service_url, engines=tuple(urls), root=root, children=(*engines, service))
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -116,6 +116,14 @@ class Engines:
         self._runner.run(self._http.aclose())
         self._runner.close()
 
+    def leave_out(self, url: str) -> None:
+        """Ask the others only."""
+        self._urls.remove(url.rstrip("/"))
+
+    def take_back(self, url: str) -> None:
+        """Ask it again, too."""
+        self._urls.append(url.rstrip("/"))
+
     def answer(self, questions: Sequence[Question]) -> list[Rollout]:
         """Answers in the questions' order. Raises RolloutError, and what `check` raises."""
         return self._runner.run(self._all(questions))

@@ -22,11 +22,19 @@ from pathlib import Path
 
 import torch
 
-from refitd_client import Publication, RefitError, ServiceUnreachableError, WaitTimeoutError, WeightPublisher
+from refitd_client import (
+    Publication,
+    RefitError,
+    ServiceUnreachableError,
+    VersionRejectedError,
+    WaitTimeoutError,
+    WeightPublisher,
+)
 from refitd_embedded.demo import DemoOptions, policy, rollouts, vllm
 from refitd_embedded.demo.agreement import DisagreementError, VersionCopies, largest_difference, served_by
+from refitd_embedded.demo.incidents import Incidents
 from refitd_embedded.demo.policy import problems
-from refitd_embedded.demo.processes import ProcessError, Stack, own_stack
+from refitd_embedded.demo.processes import ProcessError, Stack, on_stderr, own_stack
 from refitd_embedded.demo.rollouts import Engines, Question, Rollout, RolloutError
 from refitd_embedded.demo.table import Counts, DemoSummary, StepRow, display, summarise
 from refitd_embedded.demo.trainer import PolicyTrainer, TrainingBatch, advantages
@@ -50,18 +58,32 @@ class Releases:
     check: Callable[[], None]
     published: list[Publication] = field(default_factory=list[Publication])
     served: int = 0
+    rejected: int = 0
 
-    def release(self, trainer: PolicyTrainer) -> tuple[float, float] | None:
-        """Publish the trainer's weights and wait until engines serve them: milliseconds of both."""
+    def release(self, trainer: PolicyTrainer, incidents: Incidents) -> tuple[float | None, float | None]:
+        """Publish the trainer's weights and wait until engines serve them: milliseconds of both, as far as it came."""
         if self.publisher is None:
-            return None
+            return None, None
+        broken = incidents.broken(trainer)
+        incidents.kill(trainer.step)
         began = time.perf_counter()
-        publication = self.publisher.publish(trainer.policy, step=trainer.step)
+        publication = self.publisher.publish(trainer.policy if broken is None else broken, step=trainer.step)
         self.published.append(publication)
         safe = time.perf_counter()
-        self._wait(publication)
-        self.served += 1
-        return (safe - began) * 1e3, (time.perf_counter() - safe) * 1e3
+        served = None
+        try:
+            self._wait(publication)
+        except VersionRejectedError:
+            if broken is None:
+                raise
+            self.rejected += 1
+        else:
+            self.served += 1
+            served = (time.perf_counter() - safe) * 1e3
+        if broken is not None:
+            incidents.judged(publication)
+        incidents.look(trainer.step)
+        return (safe - began) * 1e3, served
 
     def _wait(self, publication: Publication) -> None:
         ends = time.monotonic() + SERVED_SECONDS
@@ -79,18 +101,17 @@ class Releases:
     def counts(self) -> Counts:
         """So far. A version whose folder is gone has been collected."""
         collected = sum(not publication.path.exists() for publication in self.published)
-        return Counts(published=len(self.published), served=self.served, collected=collected)
+        return Counts(published=len(self.published), served=self.served, rejected=self.rejected, collected=collected)
 
 
 def rows(
-    trainer: PolicyTrainer, stack: Stack, engines: Engines, releases: Releases, *, steps: int, seed: int
+    trainer: PolicyTrainer, incidents: Incidents, releases: Releases, *, steps: int, seed: int
 ) -> Generator[StepRow]:
     """Take gradient steps; a row before each and one after the last.
 
     Args:
         trainer: owns the policy.
-        stack: whose root's disk use is shown.
-        engines: answer the questions.
+        incidents: what is broken; its engines answer the questions.
         releases: publishes the policy.
         steps: how many gradient steps to take.
         seed: of the questions.
@@ -103,15 +124,15 @@ def rows(
     history, source = VersionCopies(trainer.policy), random.Random(seed)  # noqa: S311 - a task, no secret
     while True:
         history.remember(trainer.step, trainer.policy)
-        times = releases.release(trainer) or (None, None)
-        rollouts = engines.answer(questions(source))
+        times = releases.release(trainer, incidents)
+        rollouts = incidents.engines.answer(questions(source))
         marks = [rollout.problem.marks(rollout.answer) for rollout in rollouts]
         yield StepRow(
             step=trainer.step,
             reward=sum(map(sum, marks)) / sum(map(len, marks)),
-            served_by=served_by(history, rollouts),
+            served_by=dict.fromkeys(url.rstrip("/") for url in incidents.stack.engines) | served_by(history, rollouts),
             difference=largest_difference(history, rollouts),
-            disk_bytes=held(stack.root),
+            disk_bytes=held(incidents.stack.root),
             publish_ms=times[0],
             refit_ms=times[1],
         )
@@ -166,24 +187,32 @@ def run(options: DemoOptions) -> int:
 
 
 def _run(options: DemoOptions, workdir: Path, began: float) -> DemoSummary:
-    model = options.model or policy.write(policy.fresh(options.seed), workdir / "base")
-    trainer = PolicyTrainer(load(model))
-    with _stack(options, workdir, model) as stack, display(as_json=options.json, then=options.then) as shown:
+    with on_stderr("model") as ready:
+        model = options.model or policy.write(policy.fresh(options.seed), workdir / "base")
+        trainer = PolicyTrainer(load(model))
+        ready(f"{sum(tensor.numel() for tensor in trainer.policy.parameters()):,} weights")
+    with _stack(options, workdir, model) as stack, display(options, stack.service_url) as shown:
         publishing = WeightPublisher(stack.root, RUN, stack.service_url, base_model=model) if options.publish else None
         with (
             publishing or nullcontext() as publisher,
             Engines(stack.engines, stack.check, asks=vllm.ask if options.on_vllm else rollouts.ask) as engines,
         ):
             releases, seen = Releases(publisher, stack.check), list[StepRow]()
+            incidents = Incidents(stack, workdir, engines, shown, options.steps, options.publish)
             try:
-                for row in rows(trainer, stack, engines, releases, steps=options.steps, seed=options.seed):
+                for row in rows(trainer, incidents, releases, steps=options.steps, seed=options.seed):
                     seen.append(row)
                     shown.row(row)
+                incidents.settle(trainer.step)
             except (RefitError, RolloutError):
                 stack.check()  # a child that died is the better explanation
                 raise
         summary = summarise(
-            seen, publishing=options.publish, versions=releases.counts(), seconds=time.monotonic() - began
+            seen,
+            publishing=options.publish,
+            versions=releases.counts(),
+            incidents=incidents.seen,
+            seconds=time.monotonic() - began,
         )
         shown.summary(summary)
     return summary
@@ -202,7 +231,7 @@ def _workdir(options: DemoOptions) -> Generator[Path]:
 @contextmanager
 def _stack(options: DemoOptions, workdir: Path, model: Path) -> Generator[Stack]:
     if options.service_url is None or options.root is None:
-        with own_stack(workdir, model.absolute(), on_vllm=options.on_vllm) as stack:
+        with own_stack(workdir, model.absolute(), on_vllm=options.on_vllm, progress=on_stderr) as stack:
             yield stack
     else:
         yield Stack(service_url=options.service_url, engines=options.engines, root=options.root)

@@ -3,7 +3,6 @@
 A run has a row for each step, a summary, and a verdict whether what was promised happened.
 """
 
-import importlib.util
 import json
 import os
 import sys
@@ -11,7 +10,12 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.util import find_spec
 from statistics import fmean
+from textwrap import wrap
+from typing import Protocol
+
+from refitd_embedded.demo import DemoOptions
 
 WINDOW = 5
 CLIMB = 0.1
@@ -22,6 +26,8 @@ LEGEND = (
     "publish, refit: ms · disk: MB · Δ log p: trainer against engine, the largest",
 )
 BAR = 8  # with the columns it fits into 80
+WIDTH = 80
+_FRAME = 7  # lines: the head, those around the table's titles, the legend, and an empty one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,15 +35,15 @@ class StepRow:
     """One step, counted in gradient steps that the trainer had taken when it asked for rollouts.
 
     `reward` is the engines' mean, in [0, 1]. `served_by` has, for each engine's URL, the oldest version among its
-    rollouts, as the step that made it; `served` is the oldest of these. `publish_ms` is until the version was safe on
-    disk, `refit_ms` from there until every engine was proved to serve it; None without publishing. `disk_bytes` is what
-    the root holds, `difference` the largest between an engine's log-probability and the trainer's own for the version
-    claimed, in nats.
+    rollouts, as the step that made it, and None where it gave none; `served` is the oldest of these. `publish_ms` is
+    until the version was safe on disk, `refit_ms` from there until every engine was proved to serve it; None without
+    publishing, and where the version was rejected. `disk_bytes` is what the root holds, `difference` the largest
+    between an engine's log-probability and the trainer's own for the version claimed, in nats.
     """
 
     step: int
     reward: float
-    served_by: dict[str, int]
+    served_by: dict[str, int | None]
     difference: float
     disk_bytes: int
     publish_ms: float | None = None
@@ -46,7 +52,7 @@ class StepRow:
     @property
     def served(self) -> int:
         """The oldest version that any engine answered with."""
-        return min(self.served_by.values())
+        return min(step for step in self.served_by.values() if step is not None)
 
     @property
     def staleness(self) -> int:
@@ -56,16 +62,30 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """Versions: published, proved to be served, and deleted again by the service."""
+    """Versions: published, proved to be served, rejected, and deleted again by the service."""
 
     published: int = 0
     served: int = 0
+    rejected: int = 0
     collected: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """Something that the demo broke by itself: the step at which it was broken, what it was, and how it ended."""
+
+    step: int
+    what: str
+    ended: str
+    as_promised: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DemoSummary:
-    """A run as a whole. `first_reward` and `last_reward` are means over a few steps, `seconds` is all of it."""
+    """A run as a whole. `first_reward` and `last_reward` are means over a few steps, `seconds` is all of it.
+
+    `incidents` are those that the demo caused.
+    """
 
     steps: int
     publishing: bool
@@ -75,6 +95,7 @@ class DemoSummary:
     largest_difference: float
     largest_staleness: int
     seconds: float
+    incidents: Sequence[Incident] = ()
 
     @property
     def climbed(self) -> bool:
@@ -83,11 +104,21 @@ class DemoSummary:
 
     @property
     def as_promised(self) -> bool:
-        """With publishing the reward climbs; without, engines serve what they started on, and it does not."""
-        return self.climbed == self.publishing
+        """With publishing the reward climbs; without, engines serve what they started on, and it does not.
+
+        Each incident ended as refitd promises.
+        """
+        return self.climbed == self.publishing and all(incident.as_promised for incident in self.incidents)
 
 
-def summarise(rows: Sequence[StepRow], *, publishing: bool, versions: Counts, seconds: float) -> DemoSummary:
+def summarise(
+    rows: Sequence[StepRow],
+    *,
+    publishing: bool,
+    versions: Counts,
+    seconds: float,
+    incidents: Sequence[Incident] = (),
+) -> DemoSummary:
     """The summary of a run.
 
     Args:
@@ -95,6 +126,7 @@ def summarise(rows: Sequence[StepRow], *, publishing: bool, versions: Counts, se
         publishing: whether versions were published.
         versions: how many were published, served and collected.
         seconds: what it took.
+        incidents: how those ended that the demo caused.
     """
     window = max(1, min(WINDOW, len(rows) // 2))
     return DemoSummary(
@@ -106,6 +138,7 @@ def summarise(rows: Sequence[StepRow], *, publishing: bool, versions: Counts, se
         largest_difference=max(row.difference for row in rows),
         largest_staleness=max(row.staleness for row in rows),
         seconds=seconds,
+        incidents=sorted(incidents, key=lambda incident: incident.step),
     )
 
 
@@ -123,12 +156,32 @@ def verdict(summary: DemoSummary) -> str:
             return f"The engines' reward climbed, {change}, with nothing published: a fault."
 
 
+class Display(Protocol):
+    """Where a run is shown."""
+
+    def row(self, row: StepRow) -> None:
+        """Show one more row."""
+        ...
+
+    def tell(self, step: int, text: str) -> None:
+        """Show that something happened at a step: a failure, or how it ended."""
+        ...
+
+    def summary(self, summary: DemoSummary) -> None:
+        """Show how the run ended."""
+        ...
+
+
 class JsonLines:
-    """`{"kind": "step", …}` for each row and `{"kind": "summary", …}` at the end."""
+    """`{"kind": "step", …}` for each row, `{"kind": "told", …}` for a failure, `{"kind": "summary", …}` at the end."""
 
     def row(self, row: StepRow) -> None:
         """Show one more row."""
         self._print({"kind": "step", **asdict(row), "served": row.served, "staleness": row.staleness})
+
+    def tell(self, step: int, text: str) -> None:
+        """Show that something happened."""
+        self._print({"kind": "told", "step": step, "text": text})
 
     def summary(self, summary: DemoSummary) -> None:
         """Show how it ended."""
@@ -153,24 +206,39 @@ class PlainLines:
             self._headed = True
         print(_line(cells(row)), flush=True)
 
+    def tell(self, step: int, text: str) -> None:
+        """Show that something happened."""
+        print(*told(step, text), sep="\n", flush=True)
+
     def summary(self, summary: DemoSummary) -> None:
         """Show how it ended."""
         print("", *closing(summary), self._then, sep="\n", flush=True)
 
 
 class LiveTable:
-    """A table that grows in place; when the terminal is too low for it, its last rows. `refresh` redraws it;
-    `then` is the last line.
+    """A table that grows in place; when the terminal is too low for it, its last rows.
+
+    Args:
+        refresh: redraws it.
+        height: lines of the terminal.
+        then: the last line.
+        head: the first line.
     """
 
-    def __init__(self, refresh: Callable[[object], None], height: Callable[[], int], then: str) -> None:
-        self._refresh, self._height, self._then = refresh, height, then
+    def __init__(self, refresh: Callable[[object], None], height: Callable[[], int], then: str, head: str = "") -> None:
+        self._refresh, self._height, self._then, self._head = refresh, height, then, head
         self._rows: list[StepRow] = []
+        self._told: list[str] = []
         self._end: list[str] = []
 
     def row(self, row: StepRow) -> None:
         """Show one more row."""
         self._rows.append(row)
+        self._draw()
+
+    def tell(self, step: int, text: str) -> None:
+        """Show that something happened."""
+        self._told += told(step, text)
         self._draw()
 
     def summary(self, summary: DemoSummary) -> None:
@@ -187,28 +255,47 @@ class LiveTable:
         table = Table(*COLUMNS, "", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
         for column in table.columns[:-1]:
             column.justify = "right"
-        for row in self._rows[-max(5, self._height() - 12) :]:
+        below = [*self._told, *self._end]
+        for row in self._rows[-max(3, self._height() - len(below) - _FRAME) :]:
             table.add_row(
                 *cells(row), Text(bar(row.reward), style="green"), style="" if row.staleness == 0 else "yellow"
             )
+        head = (Text(line, style="bold") for line in (self._head,) if line)
         legend = (Text(line, style="dim") for line in LEGEND)  # no caption: that is as narrow as the table
-        self._refresh(Group(table, *legend, *map(Text, self._end)))
+        happened = (Text(line, style="cyan") for line in self._told)
+        self._refresh(Group(*head, table, *legend, *happened, *map(Text, self._end)))
 
 
 @contextmanager
-def display(*, as_json: bool, then: str | None = None) -> Generator[JsonLines | PlainLines | LiveTable]:
-    """The display that fits: JSON, a live table on a terminal, else lines. `then` is the last line, None for advice."""
-    last = what_next() if then is None else then
-    if as_json:
+def display(options: DemoOptions, service_url: str = "") -> Generator[Display]:
+    """The display that fits: JSON, a live table on a terminal, else lines.
+
+    Args:
+        options: `json`, `plain`, and `then`: the last line, None for advice.
+        service_url: where the dashboard is.
+    """
+    last = what_next() if options.then is None else options.then
+    if options.json:
         yield JsonLines()
-    elif sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
+    elif is_live(sys.stdout.isatty()) and not options.plain:
         from rich.live import Live
 
         with Live(auto_refresh=False) as live:
             refresh = partial(live.update, refresh=True)
-            yield LiveTable(refresh, lambda: live.console.height, last)  # pyright: ignore[reportArgumentType]
+            head = f"Dashboard: {service_url}"
+            yield LiveTable(refresh, lambda: live.console.height, last, head)  # pyright: ignore[reportArgumentType]
     else:
         yield PlainLines(last)
+
+
+def is_live(is_terminal: bool) -> bool:
+    """Whether lines can be drawn again, and Rich is there to do it."""
+    return is_terminal and os.environ.get("TERM") != "dumb" and find_spec("rich") is not None
+
+
+def told(step: int, text: str) -> list[str]:
+    """What happened at a step, in lines of a narrow terminal."""
+    return wrap(f"step {step}: {text}", WIDTH, subsequent_indent="    ", break_on_hyphens=False)
 
 
 def cells(row: StepRow) -> list[str]:
@@ -216,7 +303,7 @@ def cells(row: StepRow) -> list[str]:
     return [
         str(row.step),
         f"{row.reward:.3f}",
-        "/".join(map(str, row.served_by.values())),
+        "/".join("-" if step is None else str(step) for step in row.served_by.values()),
         str(row.staleness),
         _milliseconds(row.publish_ms),
         _milliseconds(row.refit_ms),
@@ -235,9 +322,11 @@ def closing(summary: DemoSummary) -> list[str]:
     versions = summary.versions
     return [
         verdict(summary),
-        f"Versions: {versions.published} published, {versions.served} served, {versions.collected} collected.",
-        f"At most: {summary.largest_difference:.1e} between log-probabilities, {summary.largest_staleness} steps "
-        f"stale. {summary.seconds:.0f} s.",
+        *(f"Step {incident.step}, {incident.what}: {incident.ended}." for incident in summary.incidents),
+        f"Versions: {versions.published} published, {versions.served} served, {versions.rejected} rejected, "
+        f"{versions.collected} deleted again.",
+        f"At most: {summary.largest_difference:.1e} between log-probabilities, {summary.largest_staleness} "
+        f"{'step' if summary.largest_staleness == 1 else 'steps'} stale. {summary.seconds:.0f} s.",
     ]
 
 

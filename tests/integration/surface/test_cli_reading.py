@@ -1,5 +1,6 @@
 """Commands that only look: status, versions, engines, explain."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from rich.console import Console
 from refitd.cli import render
 from refitd.cli.status import StatusSummary
 from refitd_client.contract.states import EngineState, Standing, VersionState
-from refitd_client.contract.wire import Engine, Explanation, Faults, Page, Problem, Version
+from refitd_client.contract.wire import Attempt, Engine, Explanation, Faults, Page, Problem, Version
 from support.command_line import answer, refitd
 from support.stand_in_service import StandIn, make_engine, make_run, make_version, on_version, stand_in
 
@@ -124,6 +125,19 @@ class TestStatus:
         service.versions = [deleted, *served, rejected]
         summary = answer("status", "--limit", "3", "--url", service.url, kind=StatusSummary)
         assert [version.id for version in summary.versions] == ["exp~v000031", "exp~v000003.g3", "exp~v000002.g3"]
+
+    def test_it_says_once_why_a_version_was_rejected(self, service: StandIn) -> None:
+        nan = "tensor w has 1 non-finite value"
+        service.versions = [make_version(6, state=VersionState.REJECTED, reason=nan), make_version(5)]
+        service.versions.append(make_version(4, state=VersionState.REJECTED, reason="shape of w"))
+        service.runs = [make_run(target="exp~v000005", reasons=[f"Step 6 is REJECTED: {nan}"])]
+        shown = refitd("status", "--url", service.url).stdout
+        assert shown.count(nan) == 1
+        narrow = refitd("status", "--url", service.url, env={"COLUMNS": "40"}).stdout
+        assert "    Step 6 is REJECTED: tensor w has 1\n    non-finite value\n" in narrow
+        assert line_with(shown, "exp~v000006")[-2:] == ["see", "above"]
+        assert "shape of w" in shown
+        assert nan in refitd("versions", "--url", service.url).stdout
 
     def test_what_was_rolled_back_from_says_so_where_others_have_a_reason(self, service: StandIn) -> None:
         service.versions = [make_version(5, barred=True), make_version(4, barred=True, reason="the canary failed")]
@@ -348,28 +362,28 @@ def test_sizes(count: int | None, text: str) -> None:
 
 
 def test_steps_of_different_generations_and_runs_are_not_subtracted() -> None:
-    assert render.steps_behind(make_engine(version="old~v000009", step=9), make_version(3)) == "other run"
-    target = make_version(3, generation=2)
+    assert render.steps_behind(make_engine(version="old~v000009", step=9), make_version(3).id) == "other run"
+    target = make_version(3, generation=2).id
     assert render.steps_behind(make_engine(version="exp~v000009", step=9), target) == "other generation"
     assert render.steps_behind(make_engine(), None) == "-"
 
 
 def test_an_engine_that_missed_a_rollback_is_ahead() -> None:
-    assert render.steps_behind(make_engine(version="exp~v000009", step=9), make_version(7)) == "2 ahead"
+    assert render.steps_behind(make_engine(version="exp~v000009", step=9), make_version(7).id) == "2 ahead"
 
 
 def test_what_nobody_vouches_for_is_not_called_start_up_weights() -> None:
     assert (
         render.steps_behind(
-            make_engine(state=EngineState.TAINTED, version=None, step=None, known=False), make_version(3)
+            make_engine(state=EngineState.TAINTED, version=None, step=None, known=False), make_version(3).id
         )
         == "unknown contents"
     )
     away = make_engine(state=EngineState.UNREACHABLE, version=None, step=None)  # and what it holds is no secret
-    assert render.steps_behind(away, make_version(3)) == "-"
-    assert render.steps_behind(replace(away, known=False), make_version(3)) == "unknown contents"
+    assert render.steps_behind(away, make_version(3).id) == "-"
+    assert render.steps_behind(replace(away, known=False), make_version(3).id) == "unknown contents"
     assert (
-        render.steps_behind(make_engine(state=EngineState.BEHIND, version=None, step=None), make_version(3))
+        render.steps_behind(make_engine(state=EngineState.BEHIND, version=None, step=None), make_version(3).id)
         == "start-up weights"
     )
 
@@ -393,3 +407,44 @@ def test_each_state_of_a_version_can_be_shown(state: VersionState) -> None:
 @pytest.mark.parametrize("state", list(EngineState))
 def test_each_state_of_an_engine_can_be_shown(state: EngineState) -> None:
     assert state.value in as_text(render.engines_table([make_engine(state=state)], {}))
+
+
+def test_engines_and_top_say_the_same_of_an_engine_in_the_same_words(service: StandIn) -> None:
+    service.versions = [make_version(4200)]
+    load = Attempt(engine="late", version="exp~v004198", started_at="", outcome="ACK", timings={"load": 41.0})
+    service.engines = [
+        make_engine(
+            "late",
+            step=4198,
+            last_attempt=load,
+            server="vLLM",
+            server_version="0.32.0",
+            plugin="0.1.0",
+            through_loader="a cast",
+            loads_whole=True,
+        ),
+        make_engine("new", state=EngineState.BEHIND, version=None, step=None),
+        make_engine("ahead", version="exp~v004300", step=4300),
+        make_engine("lost", state=EngineState.TAINTED, version=None, step=None, known=False, paused=True),
+        make_engine("moved", version="old~v000009", step=9, run="exp"),
+    ]
+    tables: list[dict[str, dict[str, str]]] = []
+    for words in (("engines",), ("top", "--once"), ("status",)):
+        lines = refitd(*words, "--url", service.url).stdout.splitlines()
+        start = next(number for number, line in enumerate(lines) if line.startswith("ENGINE "))
+        head = {title: lines[start].index(title) for title in lines[start].split()}
+        cut = [re.split(r" {2,}", line.strip()) for line in lines[start + 2 : start + 7]]
+        assert all(len(row) >= len(head) - 1 for row in cut), head
+        tables.append({row[0]: dict(zip(head, row, strict=False)) for row in cut})
+    listed, live, glance = tables
+    shared = {"ENGINE", "STATE", "STEP", "BEHIND", "SERVER", "LOADS"}
+    assert {name: {title: row[title] for title in shared} for name, row in listed.items()} == {
+        name: {title: row[title] for title in shared} for name, row in live.items()
+    }
+    assert glance == listed
+    assert {name: row["BEHIND"] for name, row in live.items()} == {
+        "late": "2", "new": "start-up weights", "ahead": "100 ahead", "lost": "unknown contents", "moved": "other run",
+    }  # fmt: skip
+    assert live["late"]["TOOK"] == "41 ms"
+    assert live["lost"]["STATE"] == "TAINTED paused"
+    assert live["late"]["LOADS"] == listed["late"]["LOADS"] == "loader"

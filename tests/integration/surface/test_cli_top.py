@@ -25,7 +25,8 @@ def service() -> Iterator[StandIn]:
             make_engine("gpu-1", state=EngineState.UNREACHABLE, behind=1, reason="timed out", last_attempt=load),
         ]
         state.versions = [make_version(2, timings=TIMINGS)]
-        state.runs = [make_run(standing=Standing.TROUBLED, headline="1 of 2.", reasons=["gpu-1 is UNREACHABLE"])]
+        trouble = {"standing": Standing.TROUBLED, "headline": "1 of 2.", "reasons": ["gpu-1 is UNREACHABLE"]}
+        state.runs = [make_run(target="exp~v000003", **trouble)]
         state.events = [
             Event(seq=1, at="2026-11-21T12:00:00.5Z", kind="version", subject="exp~v000002", text="served\x1b[2J")
         ]
@@ -110,9 +111,9 @@ def test_where_engines_follow_several_runs_each_says_which() -> None:
     seen = Glance(url="http://x", overview=make_overview(state), versions=[], events=[])
     lines = drawn(seen).splitlines()
     head = next(line for line in lines if line.startswith("ENGINE"))
-    assert head.split() == ["ENGINE", "STATE", "STEP", "BEHIND", "LOAD", "RUN", "WHY"]
-    rows = {line.split()[0]: line[head.index("RUN") :].split() for line in lines if line.startswith("gpu-")}
-    assert rows == {"gpu-0": ["monday"], "gpu-1": ["-", "follows", "no", "run"]}
+    assert head.split() == ["ENGINE", "RUN", "STATE", "STEP", "BEHIND", "TOOK", "WHY"]
+    rows = {line.split()[0]: line.split()[1] for line in lines if line.startswith("gpu-")}
+    assert rows == {"gpu-0": "monday", "gpu-1": "-"}
     state.engines, state.runs = state.engines[:1], state.runs[:1]
     assert "RUN" not in drawn(Glance(url="http://x", overview=make_overview(state), versions=[], events=[]))
 

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -104,6 +105,25 @@ async def test_the_log_is_paged_newest_first_and_by_subject(tmp_path: Path) -> N
         assert seen == list(range(stage.store.last_event, 0, -1))
         mine = (await stage.http.get("/v1/log", params={"subject": id_})).json()["items"]
         assert {event["subject"] for event in mine} == {id_}
+
+
+async def test_the_log_is_asked_by_run_engine_and_severity(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        await stage.served(1)
+        diverged = tensors(2)
+        diverged["layer.0.weight"][0, 0] = float("nan")
+        publish(stage.root, "run", 2, diverged)
+        await stage.until("run~v000002", lambda record: record.state is VersionState.REJECTED)
+
+        async def asked(**wanted: str) -> list[dict[str, Any]]:
+            return (await stage.http.get("/v1/log", params=wanted)).json()["items"]
+
+        assert {event["run"] for event in await asked(run="run")} == {"run"}
+        assert {"a:1", "run~v000001", "run~v000002"} <= {event["subject"] for event in await asked(run="run")}
+        assert {(event["kind"], event["subject"]) for event in await asked(engine="a:1")} == {("engine", "a:1")}
+        assert [event["data"]["state"] for event in await asked(severity="warning")] == ["REJECTED"]
+        assert await asked(run="other") == []
+        assert (await stage.http.get("/v1/log", params={"severity": "loud"})).status_code == 422
 
 
 async def test_paused_rollouts_bring_no_engine_to_a_newer_version_until_they_are_resumed(tmp_path: Path) -> None:

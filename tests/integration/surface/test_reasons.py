@@ -79,7 +79,7 @@ def test_an_engine_that_another_writer_loads_is_not_said_to_serve_its_start_up_w
     assert told in log_line(left)
     assert not any("start-up" in sentence for sentence in [*said, log_line(left)])
     shown = make_engine(state=EngineState.CONTESTED, version=None, step=None)
-    assert render.steps_behind(shown, make_version(3)) == "-", "WHY says what is known"
+    assert render.steps_behind(shown, make_version(3).id) == "-", "WHY says what is known"
 
 
 async def test_a_rejected_version_that_no_engine_served_was_not_rolled_back_from(tmp_path: Path) -> None:

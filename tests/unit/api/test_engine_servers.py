@@ -12,9 +12,10 @@ from refitd.diagnose.doctor.service import judge_service_engines
 from refitd.engine.port import proof_by
 from refitd.policy.observe import compared
 from refitd_client.contract.states import EngineState
+from refitd_client.contract.wire import Engine
 from support.records import engine
 from support.services import serving
-from support.stand_in_service import make_engine
+from support.stand_in_service import StandIn, make_engine, make_overview
 
 PROOF = "fingerprints of refitd's plugin"
 VLLM = {"server": "vLLM", "server_version": "0.32.0", "stock_reason": "no plugin speaks for it"}
@@ -78,9 +79,14 @@ def test_tables_say_the_server_where_one_is_not_sglang() -> None:
     first = make_engine("a", **VLLM, proof=proof_by("vllm-answers:-:-1.0", recorded=True))
     assert "recorded" in as_text(render.engines_table([first], {})).splitlines()[2]
     assert "SERVER" not in as_text(render.engines_table([sglang, make_engine("d")], {}))
-    live = as_text(top._engines([stock, sglang], 8, "2026-11-23T00:00:00Z"))  # pyright: ignore[reportPrivateUsage]
-    assert "vLLM 0.32.0" in live
-    assert "SERVER" not in as_text(top._engines([sglang], 8, "2026-11-23T00:00:00Z"))  # pyright: ignore[reportPrivateUsage]
+    assert "vLLM 0.32.0" in seen_live(stock, sglang)
+    assert "SERVER" not in seen_live(sglang)
+
+
+def seen_live(*engines: Engine) -> str:
+    state = StandIn()
+    state.engines = list(engines)
+    return as_text(top.screen(top.Glance(url="http://x", overview=make_overview(state), versions=[], events=[])))
 
 
 def test_a_stock_server_in_which_no_plugin_is_looked_for_is_said_to_load_by_itself() -> None:

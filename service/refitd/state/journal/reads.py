@@ -21,11 +21,15 @@ from refitd.state.journal.schema import (
     unpack,
     versions,
 )
+from refitd.state.log_entry import EVERYTHING, LogFilter
 from refitd.state.records import AttemptRecord, EngineRecord, Origin, RolloutRecord, RunRecord
 from refitd.state.version import VersionRecord
 from refitd.state.version_index import Row
 from refitd_client.contract.states import DeliveryState, VersionState
 from refitd_client.contract.wire import Event
+
+LOOKED_AT = 5000  # entries of the log that one page with a filter reads: a page takes tens of milliseconds at most
+_ROWS = 500
 
 
 def read_versions(
@@ -72,14 +76,42 @@ def read_events(connection: sa.Connection, *, after: int, limit: int, subject: s
     return [unpack(row, Event) for row in connection.scalars(query)]
 
 
-def read_log(connection: sa.Connection, *, before: int | None, limit: int, subject: str | None = None) -> list[Event]:
-    """The log, newest first: what came before event `before`, or the newest."""
-    query = sa.select(events.c.record).order_by(events.c.seq.desc()).limit(limit)
-    if before is not None:
-        query = query.where(events.c.seq < before)
+def read_log(
+    connection: sa.Connection,
+    *,
+    before: int | None,
+    limit: int,
+    subject: str | None = None,
+    wanted: LogFilter = EVERYTHING,
+) -> tuple[list[Event], int | None]:
+    """Return entries of the log, newest first, and the `before` of the page that follows; None where there is none.
+
+    A filter that few entries fit ends a page early: it looks at about `LOOKED_AT` entries.
+
+    Args:
+        connection: of the journal.
+        before: what came before this event; None for the newest.
+        limit: entries on a page.
+        subject: only those about this.
+        wanted: which of these.
+    """
+    rows = limit + 1 if wanted == EVERYTHING else _ROWS
+    newest_first = sa.select(events.c.record).order_by(events.c.seq.desc()).limit(rows)
     if subject is not None:
-        query = query.where(events.c.subject == subject)
-    return [unpack(row, Event) for row in connection.scalars(query)]
+        newest_first = newest_first.where(events.c.subject == subject)
+    found, at = list[Event](), before
+    for _ in range(0, LOOKED_AT, rows):
+        query = newest_first if at is None else newest_first.where(events.c.seq < at)
+        looked_at = [unpack(row, Event) for row in connection.scalars(query)]
+        for event in looked_at:
+            if wanted.fits(event):
+                if len(found) == limit:
+                    return found, at
+                found.append(event)
+            at = event.seq
+        if len(looked_at) < rows:
+            return found, None
+    return found, at
 
 
 def read_last_event(connection: sa.Connection) -> int:

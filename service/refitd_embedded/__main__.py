@@ -138,7 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--random-seed", type=int, default=0, metavar="N", help=seed)
     add("--threads", type=_positive, default=1, metavar="N", help="torch threads for one forward (%(default)s)")
     add("--load-delay", type=float, default=0.0, metavar="SECONDS", help="make each load take that much longer")
-    add("--enable-lora", action="store_true", help="take LoRA adapters in (their names and files; nothing is computed)")
+    add("--enable-lora", action="store_true", help="load LoRA adapters, and compute with the one that a request names")
     add("--defects", action="store_true", help="mishandle bad checkpoints as SGLang does (see the examples)")
     return parser
 

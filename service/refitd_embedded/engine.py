@@ -18,6 +18,7 @@ from typing import Literal, Self, TypeVar
 
 from refitd_embedded.config import read_eos_ids
 from refitd_embedded.defects import EngineDiedError
+from refitd_embedded.lora import Adapters
 from refitd_embedded.model import Decoder
 from refitd_embedded.reload import Labels, Reloader, Updated, UpdateOrder
 from refitd_embedded.request import GenerationRequest
@@ -98,7 +99,8 @@ class EmbeddedEngine:
         self.paused = False
         self.dead: str | None = None
         self.on_death: Callable[[str], None] = lambda last_words: logger.error("%s", last_words)
-        runner = Runner(decoder, options.seed)
+        runner = Runner(decoder, options.seed, enable_lora=options.enable_lora)
+        self.adapters = Adapters(decoder, enabled=options.enable_lora)
         self.scheduler = Scheduler(runner, eos, self.labels.weight_version, options.limits)
         self.reloader = Reloader(decoder, self.scheduler, self.labels, careless=options.defects)
         self.reloader.delay = options.load_delay

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from refitd_embedded.lora import Adapter
 from refitd_embedded.sampling import SamplingParams
 
 Finish = dict[str, Any]
@@ -33,6 +34,7 @@ class GenerationRequest:
     rid: str
     prompt: list[int]
     params: SamplingParams
+    adapter: Adapter | None = None
     return_logprob: bool = False
     stream: bool = False
     output: list[int] = field(default_factory=list[int])

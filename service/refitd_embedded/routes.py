@@ -45,7 +45,7 @@ def generate_routes(engine: EmbeddedEngine) -> APIRouter:
     @router.api_route("/generate", methods=["POST", "PUT"])
     async def generate(body: GenerateBody, http: HttpRequest) -> Response:
         try:
-            requests = requests_of(body, engine.bounds)
+            requests = requests_of(body, engine.bounds, engine.adapters.named(body.lora_path))
             batch = is_batch(body)
             if body.stream:
                 return StreamingResponse(_events(engine, requests, batch=batch), media_type="text/event-stream")

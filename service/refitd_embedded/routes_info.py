@@ -3,22 +3,20 @@
 /model_info and /ping are flag checks: they answer during a load. /server_info asks the scheduler, so it waits for one.
 /health generates a token, and waits behind a pause like any other request.
 
-Adapters have SGLang's routes and answers. This engine computes the model alone: it reads adapters and keeps their
-names, and /generate refuses `lora_path`.
+Adapters have SGLang's routes and answers.
 """
 
 import asyncio
 import time
 import uuid
-from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
-from safetensors import SafetensorError, safe_open
 
 from refitd_embedded.engine import EmbeddedEngine
+from refitd_embedded.lora import Adapters
 from refitd_embedded.request import GenerationRequest
 from refitd_embedded.sampling import SamplingParams
 
@@ -40,45 +38,12 @@ class UnloadLoraBody(BaseModel):
     lora_name: str
 
 
-class Adapters:
-    """The adapters by name, with their folders. One change at a time, as in SGLang."""
-
-    def __init__(self, *, enabled: bool) -> None:
-        self.enabled = enabled
-        self.folders: dict[str, str] = {}
-        self._turn = asyncio.Lock()
-
-    async def load(self, name: str, folder: str) -> str | None:
-        """Load an adapter. Returns why that failed; None where it did not."""
-        if not self.enabled:
-            return "LoRA is not enabled. Please set `--enable-lora` to enable LoRA."
-        async with self._turn:
-            if name in self.folders:
-                return f"Failed to load LoRA adapter {name} from {folder}: it is already loaded"
-            try:
-                await asyncio.to_thread(_read, Path(folder))
-            except (OSError, SafetensorError) as error:
-                return f"Failed to load LoRA adapter {name} from {folder}: {error}"
-            self.folders[name] = folder
-            return None
-
-    async def unload(self, name: str) -> str | None:
-        """Unload an adapter. Returns why that failed; None where it did not."""
-        if not self.enabled:
-            return "LoRA is not enabled. Please set `--enable-lora` to enable LoRA."
-        async with self._turn:
-            if self.folders.pop(name, None) is None:
-                return f"LoRA with name {name} does not exist. Loaded LoRAs: {set(self.folders)}"
-            return None
-
-
-def info_routes(engine: EmbeddedEngine, launch: dict[str, Any], adapters: Adapters) -> APIRouter:
+def info_routes(engine: EmbeddedEngine, launch: dict[str, Any]) -> APIRouter:
     """The routes, bound to one engine.
 
     Args:
         engine: what they report on.
         launch: what /server_info says of how it was started.
-        adapters: the engine's.
     """
     router = APIRouter()
     startup = {"tokenizer_e2e": time.process_time()}  # as SGLang's: no other process takes just as long to start
@@ -99,7 +64,7 @@ def info_routes(engine: EmbeddedEngine, launch: dict[str, Any], adapters: Adapte
     async def models() -> dict[str, Any]:
         card = _model_card(engine)
         more = card | {"parent": card["id"], "max_model_len": None}
-        own = [more | {"id": name, "root": folder} for name, folder in adapters.folders.items()]
+        own = [more | {"id": name, "root": folder} for name, folder in engine.adapters.folders.items()]
         return {"object": "list", "data": [card, *own]}
 
     @router.get("/v1/models/{name:path}")
@@ -139,13 +104,6 @@ def lora_routes(adapters: Adapters) -> APIRouter:
         return _said(await adapters.unload(body.lora_name), adapters)
 
     return router
-
-
-def _read(folder: Path) -> None:
-    (folder / "adapter_config.json").read_bytes()
-    with safe_open(folder / "adapter_model.safetensors", framework="np") as file:
-        for name in file.keys():  # noqa: SIM118 - no mapping
-            file.get_slice(name)[:]
 
 
 def _said(fault: str | None, adapters: Adapters) -> Response:

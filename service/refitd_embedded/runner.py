@@ -12,6 +12,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from refitd_embedded.config import DecoderConfig
+from refitd_embedded.lora import AdapterRows
 from refitd_embedded.model import Attend, Decoder, attend_causally
 from refitd_embedded.request import GenerationRequest
 from refitd_embedded.sampling import Sampler
@@ -108,8 +109,9 @@ class ForwardResult:
 class Runner:
     """The model, its cache and its source of randomness."""
 
-    def __init__(self, decoder: Decoder, seed: int) -> None:
+    def __init__(self, decoder: Decoder, seed: int, *, enable_lora: bool = False) -> None:
         self.decoder = decoder
+        self._adapters = AdapterRows(decoder) if enable_lora else None
         self._cache = KvCache(decoder.config, next(decoder.parameters()).dtype)
         self._rows: list[GenerationRequest] = []
         self._sampler: tuple[list[GenerationRequest], Sampler] | None = None
@@ -133,6 +135,7 @@ class Runner:
             ids[row, : lengths[row]] = torch.tensor(request.prompt + request.output)
         last = torch.tensor(lengths) - 1
         attend = self._cache.fill(len(self._rows), len(new), ids.shape[1])
+        self._adapt(new)
         hidden = self.decoder.hidden(ids, torch.arange(ids.shape[1]), attend)
         self._rows += new
         return self._draw(list(new), hidden[torch.arange(len(new)), last], last)
@@ -143,8 +146,14 @@ class Runner:
         self._settle(running)
         positions = torch.tensor([request.length - 1 for request in self._rows])
         ids = torch.tensor([[request.output[-1]] for request in self._rows])
+        self._adapt(self._rows)
         hidden = self.decoder.hidden(ids, positions[:, None], self._cache.extend(positions))
         return self._draw(list(self._rows), hidden[:, 0], positions)
+
+    def _adapt(self, requests: Sequence[GenerationRequest]) -> None:
+        """Have the next forward's rows computed with the adapters of these requests."""
+        if self._adapters is not None:
+            self._adapters.rows = [request.adapter for request in requests]
 
     def _settle(self, running: Sequence[GenerationRequest]) -> None:
         """Make the cache rows those of `running`, in the order they have."""

@@ -34,7 +34,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from refitd_embedded.engine import EmbeddedEngine
 from refitd_embedded.routes import control_routes, generate_routes, weights_routes
-from refitd_embedded.routes_info import Adapters, info_routes, lora_routes
+from refitd_embedded.routes_info import info_routes, lora_routes
 
 OPEN = ("/health", "/ready", "/metrics")
 ADMIN = frozenset(
@@ -107,9 +107,8 @@ def create_app(engine: EmbeddedEngine, *, keys: ApiKeys | None = None, launch: d
     app.include_router(generate_routes(engine))
     app.include_router(weights_routes(engine))
     app.include_router(control_routes(engine))
-    adapters = Adapters(enabled=engine.options.enable_lora)
-    app.include_router(lora_routes(adapters))
-    app.include_router(info_routes(engine, _launch(engine) | (launch or {}), adapters))
+    app.include_router(lora_routes(engine.adapters))
+    app.include_router(info_routes(engine, _launch(engine) | (launch or {})))
     app.add_exception_handler(RequestValidationError, _refused)
     app.add_exception_handler(HTTPException, _refused)
     app.add_middleware(BearerAuth, keys=keys or ApiKeys())

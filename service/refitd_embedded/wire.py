@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict
 
+from refitd_embedded.lora import Adapter
 from refitd_embedded.request import GenerationRequest
 from refitd_embedded.sampling import SamplingParams
 
@@ -26,7 +27,6 @@ UNSUPPORTED = {
     "return_hidden_states": "leave it out",
     "return_routed_experts": "leave it out",
     "return_sampling_mask": "leave it out",
-    "lora_path": "it serves the base model only",
     "session_params": "leave it out",
     "custom_logit_processor": "leave it out",
 }
@@ -44,6 +44,7 @@ class GenerateBody(BaseModel):
     sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None
     return_logprob: bool | list[bool] | None = None
     logprob_start_len: int | list[int] | None = None
+    lora_path: str | None = None
     stream: bool = False
 
 
@@ -106,8 +107,13 @@ class Bounds:
     context_length: int
 
 
-def requests_of(body: GenerateBody, bounds: Bounds) -> list[GenerationRequest]:
+def requests_of(body: GenerateBody, bounds: Bounds, adapter: Adapter | None = None) -> list[GenerationRequest]:
     """The requests of one call in the order of the answers.
+
+    Args:
+        body: of the call.
+        bounds: what prompts must fit.
+        adapter: the one that the call names.
 
     Raises ValueError, with SGLang's words where it has any.
     """
@@ -127,6 +133,7 @@ def requests_of(body: GenerateBody, bounds: Bounds) -> list[GenerationRequest]:
             rid=rid,
             prompt=prompt,
             params=_bounded(prompt, SamplingParams.parse(raw, bounds.vocab_size), bounds),
+            adapter=adapter,
             return_logprob=logprob,
             stream=body.stream,
         )

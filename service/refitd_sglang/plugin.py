@@ -3,6 +3,9 @@
 One function is wrapped, `update_weights_from_disk` of whatever object has it, and the end of `ModelRunner.__init__` is
 waited for, to open the channel before the first update. A folder without `refit.json`, an update that names some
 tensors only, and engines that the plugin does not handle go straight through to SGLang's own function.
+
+SGLang updates the model, and then a draft model from the same folder. A draft model that has a checkpoint of its own is
+left as it was started: for it the answer to the model's update is given once more.
 """
 
 import logging
@@ -53,19 +56,31 @@ class Plugin:
         self._layout = layout
         self._settings = settings
         self._ranks: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+        self._draft_is_apart: bool | None = None  # as started: SGLang before 0.5.18 changes the arguments in an update
+        self._answered: tuple[bool, str] = (True, "Succeeded to update model weights.")  # by the model's last update
         self._told: set[str] = set()
 
     def started(self, _: None, runner: Any, *args: Any, **kwargs: Any) -> None:
         """After `ModelRunner.__init__`. Never raises."""
+        from refitd_sglang.process import is_draft
+
         try:
-            self.rank_of(getattr(runner, "weight_updater", runner))
+            updater = getattr(runner, "weight_updater", runner)
+            if not self._is_left(updater) and not is_draft(updater):
+                self.rank_of(updater)
         except Exception:
             logger.warning("refitd could not look at the model", exc_info=True)
 
     def update(self, stock: Any, updater: Any, *args: Any, **kwargs: Any) -> tuple[bool, str]:
         """Around `update_weights_from_disk`. Raises only what stock SGLang raises where the plugin is inert."""
+        from refitd_sglang.process import is_draft
+
+        rank = call = None
         try:
-            rank, call = self.rank_of(updater), self._call(stock, updater, args, kwargs)
+            if self._is_left(updater):
+                return self._answered
+            if not is_draft(updater):
+                rank, call = self.rank_of(updater), self._call(stock, updater, args, kwargs)
         except Exception:
             self._warn("refitd stands aside: a call could not be understood", exc_info=True)
             rank = call = None
@@ -73,9 +88,21 @@ class Plugin:
         if engine is not None and call is None:
             engine.lost_track()
         if rank is None or engine is None or call is None:
-            return stock(updater, *args, **kwargs)
-        answer = rank.update(engine, call)
-        return answer.outcome is UpdateOutcome.SERVED, answer.message  # SGLang writes what failed into its log
+            self._answered = stock(updater, *args, **kwargs)
+        else:
+            answer = rank.update(engine, call)  # SGLang writes what failed into its log
+            self._answered = answer.outcome is UpdateOutcome.SERVED, answer.message
+        return self._answered
+
+    def _is_left(self, updater: Any) -> bool:
+        """Whether this is a draft model's with a checkpoint of its own, which is left as it was started."""
+        from refitd_sglang.process import draft_is_apart, is_draft, runner_of
+
+        if not is_draft(updater):
+            return False
+        if self._draft_is_apart is None:
+            self._draft_is_apart = draft_is_apart(runner_of(updater).server_args)
+        return self._draft_is_apart
 
     def rank_of(self, updater: Any) -> Any:
         """The `RankPlugin` of SGLang's object that has the wrapped function, made when it is first seen."""

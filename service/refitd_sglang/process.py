@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ import torch
 from refitd_plugin.tensor_feed import TensorFeed
 
 _ITERATOR = "_get_weights_iterator"
-_NO_DRAFT = {None, "", "NGRAM"}  # speculation without a model of its own
+_NO_DRAFT = {None, "", "NGRAM", "UNO"}  # speculation without a model of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +51,8 @@ class SglangProcess:
 
     @property
     def seed(self) -> int | None:
-        """See `EngineProcess`. Drawn anew at each start where none is given.
-
-        0.5.23 and newer keep what was decided beside what was given.
-        """
-        decided = getattr(self._args, "resolved_dict", None)
-        found = getattr(self._args, "random_seed", None) if decided is None else decided().get("random_seed")
+        """See `EngineProcess`. Drawn anew at each start where none is given."""
+        found = _decided(self._args, "random_seed")
         return found if isinstance(found, int) else None
 
     @property
@@ -70,8 +67,16 @@ class SglangProcess:
 
     @property
     def dp_rank(self) -> int | None:
-        """See `EngineProcess`."""
-        return getattr(runner_of(self.updater), "dp_rank", None)
+        """See `EngineProcess`. The newest releases keep it in the process, and not in the runner."""
+        runner = runner_of(self.updater)
+        if hasattr(runner, "dp_rank"):
+            return runner.dp_rank
+        try:
+            context: Any = import_module("sglang.srt.runtime_context")
+            place = context.get_parallel()
+        except ImportError:
+            return None
+        return place.dp_rank if place.dp_rank is not None or place.attn_dp_size == 1 else place.attn_dp_rank
 
     @property
     def model(self) -> Any:
@@ -101,9 +106,11 @@ class SglangProcess:
         """See `EngineProcess`."""
         if (getattr(self._args, "pp_size", 1) or 1) > 1:
             return "pipeline parallelism: SGLang updates one stage after the other, and no stage can wait for the next"
-        algorithm = getattr(self._args, "speculative_algorithm", None)
-        if algorithm not in _NO_DRAFT or getattr(runner_of(self.updater), "is_draft_worker", False):
-            return f"speculative decoding ({algorithm}): target and draft model are updated one after the other"
+        if getattr(self._args, "enable_eplb", False):
+            return "--enable-eplb: experts that have moved are not where a load writes them"
+        if has_draft(self._args) and not draft_is_apart(self._args):
+            algorithm = _decided(self._args, "speculative_algorithm")
+            return f"speculative decoding ({algorithm}): model and draft layers are updated one after the other"
         return None
 
     def loaded_once(self) -> str | None:
@@ -118,6 +125,28 @@ class SglangProcess:
     def _args(self) -> Any:
         """The server's arguments."""
         return runner_of(self.updater).server_args
+
+
+def _decided(args: Any, name: str) -> Any:
+    """A server's argument. 0.5.23 and newer keep what was decided beside what was given."""
+    decided = getattr(args, "resolved_dict", None)
+    return getattr(args, name, None) if decided is None else decided().get(name)
+
+
+def has_draft(args: Any) -> bool:
+    """Whether a server with these arguments has a draft model, or draft layers."""
+    return _decided(args, "speculative_algorithm") not in _NO_DRAFT
+
+
+def draft_is_apart(args: Any) -> bool:
+    """Whether the draft model has a checkpoint of its own, so that a version of the model holds nothing for it."""
+    draft, model = _decided(args, "speculative_draft_model_path"), _decided(args, "model_path")
+    return has_draft(args) and draft not in {None, "", model}
+
+
+def is_draft(updater: Any) -> bool:
+    """Whether SGLang's object that has the wrapped function is the one of the draft model."""
+    return bool(getattr(runner_of(updater), "is_draft_worker", False))
 
 
 def loaded_once(model: Any, config: Any) -> str | None:

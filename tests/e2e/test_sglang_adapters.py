@@ -4,15 +4,20 @@ import json
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
 import httpx
 import pytest
+from safetensors.torch import load_file, save_file
 
+from refitd.engine.port import Outcome, Target
+from refitd.engine.sglang.adapters import SglangAdapters
 from support.adapters import FLAGS, write_adapter
 from support.jobs import PATIENCE, PROMPT, Job, running
 from support.servers import ADMIN_KEY, API_KEY, KIT, SglangServer
+from support.subject import ignore_stage
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
 
@@ -55,8 +60,13 @@ def streamed(engine: SglangServer, adapter: str, begun: Event) -> list[int]:
     return so_far
 
 
-def answer(engine: SglangServer, adapter: str | None) -> list[int]:
-    body = {"input_ids": PROMPT, "sampling_params": {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}}
+def call(engine: SglangServer, route: str, body: dict[str, str]) -> None:
+    headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
+    httpx.post(f"{engine.url}{route}", json=body, headers=headers, timeout=PATIENCE, trust_env=False).raise_for_status()
+
+
+def answer(engine: SglangServer, adapter: str | None, prompt: list[int] = PROMPT) -> list[int]:
+    body = {"input_ids": prompt, "sampling_params": {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}}
     named = body | ({} if adapter is None else {"lora_path": adapter})
     reply = httpx.post(f"{engine.url}/generate", json=named, headers=HEADERS, timeout=PATIENCE, trust_env=False)
     return reply.raise_for_status().json()["output_ids"]
@@ -75,10 +85,7 @@ def job(engine: LoraServer, tmp_path: Path) -> Generator[Job]:
     with running(tmp_path, engine, "--lora", "actor") as job:
         yield job
     for name in names_of(engine):
-        order = {"lora_name": name}
-        headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
-        url = f"{engine.url}/unload_lora_adapter"
-        httpx.post(url, json=order, headers=headers, timeout=PATIENCE, trust_env=False).raise_for_status()
+        call(engine, "/unload_lora_adapter", {"lora_name": name})
 
 
 def test_requests_that_name_the_adapter_get_it_and_others_the_model(
@@ -109,3 +116,50 @@ def test_a_request_in_flight_is_answered_to_its_end_by_the_adapter_that_is_unloa
         assert not late.done(), "nothing was shown: it was answered before the update"
         assert late.result() == expected
     until(lambda: names_of(engine) == {"actor-v2", "actor-v3"})
+
+
+async def test_the_same_name_with_another_adapter_answers_anew_though_its_prefix_was_cached(
+    models: Path, tmp_path: Path, engine: LoraServer
+) -> None:
+    """As where a trainer does a step again. A prefix that the name's first adapter has computed is not used."""
+    folders = [write_adapter(tmp_path / f"adapter{seed}", models / "model_a", seed) for seed in (1, 2)]
+    adapter = SglangAdapters(engine.url, name="again", api_key=API_KEY, admin_key=ADMIN_KEY)
+    prompt = PROMPT * 16
+    answers: dict[str, list[int]] = {}
+    for label, folder in (("1", folders[0]), ("2", folders[1]), ("1", folders[1])):
+        done = await adapter.refit(Target(path=str(folder), label=label), ignore_stage)
+        assert (done.outcome, done.reason) == (Outcome.ACK, None)
+        for _ in range(2):  # the second one finds the prefix of the first
+            answers[f"{folder.name} as {label}"] = answer(engine, f"again-v{label}", prompt)
+    assert answers["adapter2 as 1"] == answers["adapter2 as 2"] != answers["adapter1 as 1"]
+    assert adapter._unloading is not None  # pyright: ignore[reportPrivateUsage]
+    await adapter._unloading  # pyright: ignore[reportPrivateUsage]
+    await adapter.aclose()
+    assert names_of(engine) == {"again-v1"}
+    call(engine, "/unload_lora_adapter", {"lora_name": "again-v1"})
+
+
+async def test_an_adapter_that_changes_nothing_yet_is_served_and_one_that_did_not_come_is_not(
+    models: Path, tmp_path: Path, engine: LoraServer
+) -> None:
+    """Before the first step B is zero. Files that say otherwise since the server read them are those of a step that it
+    does not compute with.
+    """
+    folder = write_adapter(tmp_path / "zero", models / "model_a", 1)
+    tensors = load_file(folder / "adapter_model.safetensors")
+    zero = {name: tensor * ("lora_A" in name) for name, tensor in tensors.items()}
+    save_file(zero, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    adapter = SglangAdapters(engine.url, name="first", api_key=API_KEY, admin_key=ADMIN_KEY)
+    target = Target(path=str(folder), label="1")
+    done = await adapter.refit(target, ignore_stage)
+    assert (done.outcome, done.reason) == (Outcome.ACK, None)
+
+    async def change_after_the_load() -> bool:
+        save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        return True
+
+    done = await adapter.refit(replace(target, unchanged=change_after_the_load), ignore_stage)
+    assert done.outcome is Outcome.NACK
+    assert "the server does not compute with it" in (done.reason or "")
+    await adapter.aclose()
+    assert names_of(engine) == set()

@@ -24,13 +24,13 @@ def said(status: int, message: str) -> Step:
 
 @dataclass
 class ScriptedSglang:
-    """`script` maps routes to the steps to come; a route without one does its work. `flags`: how it was started."""
+    """`script` maps routes to the steps to come; a route without one does its work. `told`: how it was started."""
 
     server: Server
     version: str = "0.5.23"
     served: dict[str, str] = field(default_factory=lambda: {"model_path": "/base", "weight_version": "default"})
     launched: str = "/base"
-    flags: dict[str, Any] = field(default_factory=dict)
+    told: dict[str, Any] = field(default_factory=dict)
     ranks: list[dict[str, str]] = field(default_factory=lambda: [{"w": "/base"}])
     script: dict[str, list[Step]] = field(default_factory=dict)
 
@@ -68,7 +68,7 @@ class ScriptedSglang:
             case "/model_info":
                 return answer(200, self.served)
             case "/server_info":
-                return answer(200, {"version": self.version, "model_path": self.launched, **self.flags})
+                return answer(200, {"version": self.version, "model_path": self.launched, **self.told})
             case "/hicache/storage-backend/clear":
                 return answer(200, CLEARED)
             case "/weights_checker":

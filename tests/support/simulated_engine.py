@@ -38,6 +38,7 @@ class SimulatedEngine:
         self.closed = False
         self.fault: str | None = None
         self.takes_offers = False
+        self.draft: str | None = None
         self.loader: LoaderUse | None = None
         self.taken: list[str] = []
         self.timings = {"load": 1.0}
@@ -61,6 +62,7 @@ class SimulatedEngine:
             configuration="simulated" if self.plugin is None else "simulated refitd",
             startup_path=self.base,
             takes_offers=self.takes_offers,
+            draft=self.draft,
             loader=self.loader,
             plugin=self.plugin,
             process=self.process,

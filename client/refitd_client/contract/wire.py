@@ -132,6 +132,7 @@ class Attempt:
 class Engine:
     """An engine (a replica) as the service sees it. `version` is what it is proven to serve.
 
+    `pair` are the URLs of other servers that are updated together with the one at `url`, as one engine.
     `behind` counts the trainer's steps from there to its run's target; None if they cannot be compared: on start-up
     weights or unknown contents, without a target, between generations and between runs.
     `server` and `server_version` are what its server is, such as "vLLM" and "0.32.0"; None until it was reached.
@@ -139,6 +140,7 @@ class Engine:
     `plugin` is the release of refitd's plugin that carries out its loads; None if the server does, for `stock_reason`.
     `through_loader` says why the plugin loads tensors through the server's loader, which takes longer and refuses
     deltas of them; None if it copies all, or has loaded nothing yet. `loads_whole`: it loads all of them so.
+    `draft` says what becomes of its draft model in an update, such as "left as started"; None where it has none.
     `in_memory` is that of the version it serves: after a restart it could not be brought back to it.
     `known` is False while its contents are unknown. `unreachable_since` is when it was first found not to answer, as
     far as the service that runs now has seen; None while it answers. `moved`: an operator has moved it to its run,
@@ -164,10 +166,12 @@ class Engine:
     stock_reason: str | None = None
     through_loader: str | None = None
     loads_whole: bool = False
+    draft: str | None = None
     in_memory: bool = False
     known: bool = True
     unreachable_since: str | None = None
     moved: bool = False
+    pair: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

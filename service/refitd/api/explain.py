@@ -192,6 +192,10 @@ def _its_server(engine: EngineRecord) -> list[str]:
     sentences = [f"It {engine.what_it_is}."] if engine.what_it_is else []
     if engine.plugin is not None or engine.stock_reason is not None:
         sentences.append(f"It {engine.how_it_loads}.")
+    if engine.pair:
+        sentences.append(f"Its servers are updated together: {', '.join(engine.urls)}.")
+    if engine.draft is not None:
+        sentences.append(f"Its draft model is {engine.draft}.")
     return sentences
 
 

@@ -110,6 +110,7 @@ def present_engine(record: EngineRecord, store: Store, targets: Targets) -> Engi
     return Engine(
         id=record.id,
         url=record.url,
+        pair=record.pair,
         state=record.state,
         run=record.run,
         version=record.serving,
@@ -127,6 +128,7 @@ def present_engine(record: EngineRecord, store: Store, targets: Targets) -> Engi
         stock_reason=record.stock_reason,
         through_loader=record.through_loader,
         loads_whole=record.loads_whole,
+        draft=record.draft,
         in_memory=serving is not None and serving.in_memory,
         known=record.known,
         unreachable_since=store.away_since.get(record.id),

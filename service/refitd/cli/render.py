@@ -218,7 +218,7 @@ def why_there(engine: Engine, now: str | None) -> str | None:
     """Why an engine is where it is; of one that does not answer also since when, and at the instant `now` how long."""
     if engine.unreachable_since is None:
         is_new = engine.state is EngineState.IN_SYNC and engine.version is None
-        return engine.reason or ("no version to serve yet" if is_new else through_loader(engine))
+        return engine.reason or ("no version to serve yet" if is_new else through_loader(engine) or _draft(engine))
     since = f"since {engine.unreachable_since[11:16]}Z"
     if now is not None:
         away = datetime.fromisoformat(now) - datetime.fromisoformat(engine.unreachable_since)
@@ -271,6 +271,10 @@ def through_loader(engine: Engine) -> str | None:
     """That its plugin loads all by the server's loader, which is slow, and why."""
     server = engine.server or "SGLang"  # the only one that a service knew which does not say it
     return f"each load goes through {server}'s loader: {engine.through_loader}" if engine.loads_whole else None
+
+
+def _draft(engine: Engine) -> str | None:
+    return None if engine.draft is None else f"draft: {engine.draft}"
 
 
 def last_load(engine: Engine) -> str:

@@ -22,6 +22,7 @@ engines:
     admin_key_file: /run/keys/admin # default: --engine-admin-key-file
     root: /mnt/weights              # as it sees the root
     engine: sglang                  # default: found out by asking it
+    pair: http://10.0.0.9:30000     # decodes what it prefills; a list of several
 
 """
 

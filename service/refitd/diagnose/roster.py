@@ -99,7 +99,7 @@ def roster_of(settings: Settings, records: Mapping[str, EngineRecord], found: Co
     if settings.engines_file is not None:
         specs |= {spec.id or engine_id(spec.url): spec for spec in _read_engines_file(settings.engines_file)}
     named = {spec.url for spec in specs.values()}
-    settled = frozenset(host_of(url) for url in named)
+    settled = frozenset(host_of(url) for spec in specs.values() for url in spec.urls)
     for record in records.values():
         if record.source in {Source.API, Source.DISCOVERED}:
             specs.setdefault(record.id, EngineSpec(url=record.url, id=record.id, run=record.run))

@@ -53,8 +53,9 @@ def connector(
     def connect(spec: EngineSpec) -> EnginePort:
         keys = key_files(access, spec, is_named)
         root = spec.root or access.path_map or str(access.root)
-        server = EngineServer(url=spec.url, **keys, guard=guard, leads=leads, root=root, access=access)
-        adapters = [kind.connect(server) for kind in kinds if spec.engine in {None, kind.name}]
+        server = EngineServer(url=spec.url, **keys, guard=guard, leads=leads, root=root, access=access, pair=spec.pair)
+        able = [kind for kind in kinds if spec.engine in {None, kind.name} and (kind.pairs or not spec.pair)]
+        adapters = [kind.connect(server) for kind in able]
         return adapters[0] if len(adapters) == 1 else ProbedEngine(adapters)
 
     return connect

@@ -9,6 +9,8 @@ engines:
     admin_key_file: /run/secrets/admin # changes; default: --engine-admin-key-file
     root: /mnt/weights                 # where this engine sees the root; default: --path-map
     engine: sglang                     # what server it is; default: found out by asking it
+  - url: http://10.0.0.6:30000         # servers of one policy's keys and values are one engine:
+    pair: http://10.0.0.7:30000        # --disaggregation-mode prefill the one, decode the other; a list of several
 
 Prometheus' own form (file-based service discovery, YAML or JSON) will do as well: `[{targets: [host:port, …], labels:
 {run: exp/trial, __scheme__: https}}]`. Other labels are ignored.
@@ -20,11 +22,24 @@ from pathlib import Path
 from typing import Annotated, Any, cast
 
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo
 
 from refitd.engine.address import check_engine_id, check_url, engine_id
-from refitd.engine.registry import check_kind
+from refitd.engine.registry import KINDS, check_kind
 from refitd_client.contract.naming import check_run
+
+_Urls = tuple[Annotated[str, AfterValidator(check_url)], ...]
+
+
+def _listed_urls(value: object) -> object:
+    return (value,) if isinstance(value, str) else value
+
+
+def _pairs(urls: tuple[str, ...], told: ValidationInfo) -> tuple[str, ...]:
+    kinds = [kind.name for kind in KINDS if kind.pairs]
+    if urls and told.data.get("engine") not in {None, *kinds}:
+        raise ValueError(f"only engines of kind {' or '.join(kinds)} are updated together with others")
+    return urls
 
 
 class EngineSpec(BaseModel):
@@ -39,6 +54,12 @@ class EngineSpec(BaseModel):
     admin_key_file: Path | None = None
     root: str | None = None
     engine: Annotated[str, AfterValidator(check_kind)] | None = None
+    pair: Annotated[_Urls, BeforeValidator(_listed_urls), AfterValidator(_pairs)] = ()
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Of all its servers."""
+        return (self.url, *self.pair)
 
 
 _KIND_AND_URL = re.compile(r"(?:([a-z][a-z0-9]*)=)?(.*)", re.DOTALL)
@@ -130,7 +151,8 @@ def parse_engines(text: str, path: Path | None = None) -> list[EngineSpec]:
     except ValidationError as error:
         faults = "; ".join(_sentence(fault) for fault in error.errors())
         raise EnginesFileError(f"{prefix}{faults} ({_FORM})") from error
-    names = [*(spec.id or engine_id(spec.url) for spec in specs), *(spec.url for spec in specs)]
+    urls = [url for spec in specs for url in spec.urls]
+    names = [*(spec.id or engine_id(spec.url) for spec in specs), *urls]
     if twice := {name for name in names if names.count(name) > 1}:
         raise EnginesFileError(f"{prefix}named twice: {', '.join(sorted(twice))}")
     return specs

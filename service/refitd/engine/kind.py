@@ -51,6 +51,7 @@ class EngineServer:
         leads: the lease that the service asks plugins for; None for a reader that leads no engine.
         root: where the server sees the root.
         access: how all engines are driven.
+        pair: URLs of the other servers that are updated together with it, as one engine.
     """
 
     url: str
@@ -60,6 +61,7 @@ class EngineServer:
     leads: Leads | None
     root: str
     access: EngineAccess
+    pair: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,7 @@ class EngineKind:
         programs: a pattern of the modules and scripts that its servers' processes run, by which doctor finds them.
         inside: how refitd gets into a server of this kind, for an operator.
         connect: makes the adapter for a server. It reads no file and calls no server yet.
+        pairs: whether it can update several servers as one engine.
     """
 
     name: str
@@ -79,3 +82,4 @@ class EngineKind:
     programs: str
     inside: str
     connect: Callable[[EngineServer], EnginePort]
+    pairs: bool = False

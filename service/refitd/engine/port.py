@@ -146,6 +146,10 @@ class Obstacle:
     blocks: bool = True
 
 
+DRAFT_LEFT = "left as started"
+DRAFT_UPDATED = "updated with the model"
+"""What becomes of the draft model of a server (speculative decoding) in an update."""
+
 UNNAMED = "(not named)"
 """The `model_path` of a server that tells the label of what it serves and not its path."""
 
@@ -164,6 +168,7 @@ class Reached:
     `obstacles` are what is in the way of its updates.
     `may_read` are folders that it may read again, beside `model_path`; where `may_read_more`, also those of before, of
     which the adapter does not know because it was made since.
+    `draft` says what becomes of its draft model in an update: `DRAFT_LEFT`, `DRAFT_UPDATED`, None where it has none.
     """
 
     model_path: str
@@ -182,6 +187,7 @@ class Reached:
     obstacles: tuple[Obstacle, ...] = ()
     may_read: tuple[str, ...] = ()
     may_read_more: bool = False
+    draft: str | None = None
 
     def expecting(self, path: str, label: str) -> "Reached":
         """The same with `path`, where the server tells no path and the label is that of what is there."""

@@ -67,6 +67,7 @@ def after_probe(
         taken=twin or seen.led_by,
         through_loader=None if seen.loader is None else seen.loader.reason,
         loads_whole=seen.loader is not None and seen.loader.whole,
+        draft=seen.draft,
     )
     if not engine.known:
         # Contents stay unknown. One that was given up is tried again when something has happened to it: it was away or

@@ -3,7 +3,7 @@
 `reconcile` holds the engines that the store knows against those that a source names now. What is known of an engine
 (unknown contents, loads that may still read, a resume that is owed) belongs to its address and outlives restarts and
 edits of the engines file; `refitd.state.records.left_behind` says what is kept while no source names the address. An
-engine with another address is another engine.
+engine with another address, or with other servers that are updated together with it, is another engine.
 
 An engine's run is set by its source and by moves. The last one holds:
 
@@ -48,7 +48,7 @@ def reconcile(
         record.id
         for record in records.values()
         if (record.source in sources and record.id not in named)
-        or (record.id in named and named[record.id].spec.url != record.url)
+        or (record.id in named and named[record.id].spec.urls != record.urls)
     ]
     keep = [_record(name, entry, None if name in drop else records.get(name)) for name, entry in named.items()]
     return Reconciled(drop=tuple(drop), keep=tuple(keep))
@@ -58,7 +58,15 @@ def _record(name: str, entry: NamedEngine, known: EngineRecord | None) -> Engine
     spec = entry.spec
     if known is None:
         named = spec.run is not None
-        return EngineRecord(id=name, url=spec.url, run=spec.run, run_named=named, said=spec.run, source=entry.source)
+        return EngineRecord(
+            id=name,
+            url=spec.url,
+            pair=spec.pair,
+            run=spec.run,
+            run_named=named,
+            said=spec.run,
+            source=entry.source,
+        )
     heard = replace(known, source=entry.source, said=spec.run)
     if known.moved and spec.run in {None, known.said}:
         return heard
@@ -90,7 +98,7 @@ def guard_of(hosts: OperatorHosts, engines: Mapping[str, EngineRecord]) -> Calla
         reason = refusal(host, address, allowed, settled)
         if reason is None or allowed.is_set:
             return reason
-        file = {host_of(engine.url) for engine in engines.values() if engine.source is Source.FILE}
+        file = {host_of(url) for engine in engines.values() if engine.source is Source.FILE for url in engine.urls}
         return refusal(host, address, allowed, settled | file)
 
     return guard

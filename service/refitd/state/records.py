@@ -51,6 +51,7 @@ class EngineRecord:
     `failures` counts refits in a row that did not end in ACK, `taints` those since its contents were last known whose
     end is not known either. `strikes` counts by version the loads that left this engine with unknown contents: the next
     clean load of another version does not forgive them. `unreachable_since` is in seconds of the monotonic clock.
+    `pair` are the URLs of other servers that are updated together with `url`, as one engine.
     `removed`: it is not named any more; its `id` is its address, and `unreachable_since` when it was removed.
     `run_named` is True where the operator has said which run it follows. `moved`: by a move, which holds against
     `said`, the run that its source named last (`policy/roster.py`).
@@ -59,6 +60,7 @@ class EngineRecord:
     `plugin` is the release of refitd's plugin that carries out its loads, None where they are the server's own, for
     `stock_reason`; `takes_offers`: it can copy weights from the memory of a trainer on its host. `through_loader` is
     why its plugin loads tensors through the server's loader, `loads_whole` that it loads all of them so.
+    `draft` says what becomes of its draft model in an update (`DRAFT_LEFT`, `DRAFT_UPDATED`), None where it has none.
     `beneath` is the full version that deltas were written into since, from which the plugin would put it back;
     `wants_full`: it takes no delta in place until it was given a full version.
     `held` is what it served before a load in the middle of which the service stopped, as long as its contents are
@@ -74,6 +76,7 @@ class EngineRecord:
 
     id: str
     url: str
+    pair: tuple[str, ...] = ()
     run: str | None = None
     run_named: bool = False
     moved: bool = False
@@ -99,6 +102,7 @@ class EngineRecord:
     stock_reason: str | None = None
     through_loader: str | None = None
     loads_whole: bool = False
+    draft: str | None = None
     beneath: str | None = None
     wants_full: bool = False
     reason: str | None = None
@@ -116,6 +120,11 @@ class EngineRecord:
     contests: int = 0
     contested_at: float | None = None
     taken: str | None = None
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Of all its servers."""
+        return (self.url, *self.pair)
 
     @property
     def to_load(self) -> "EngineRecord":

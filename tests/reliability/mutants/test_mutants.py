@@ -275,6 +275,34 @@ MUTANTS = [
         "REFUSALS = 1",
         "tests/unit/engine/test_vllm_watched.py",
     ),
+    Mutant(
+        "loads one of a pair while the other computes",
+        "service/refitd/engine/sglang/unit.py",
+        "        await self._decided.wait()\n",
+        "",
+        "tests/unit/engine/test_sglang_unit.py",
+    ),
+    Mutant(
+        "lets half a load of a pair count as a refusal",
+        "service/refitd/engine/sglang/unit.py",
+        " or (Outcome.ACK in found and len(found) > 1)",
+        "",
+        "tests/unit/engine/test_sglang_unit.py",
+    ),
+    Mutant(
+        "serves an adapter that the server does not compute with",
+        "service/refitd/engine/sglang/applied.py",
+        "if same := [each for each in others if found[each] == found[adapter]]:",
+        "if same := []:",
+        "tests/unit/engine/test_sglang_lora_applied.py",
+    ),
+    Mutant(
+        "writes into a draft model of its own",
+        "service/refitd_sglang/plugin.py",
+        "        return self._draft_is_apart\n",
+        "        return False\n",
+        "tests/unit/plugin/test_plugin_update.py",
+    ),
 ]
 
 

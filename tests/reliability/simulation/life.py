@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .world import World
 
 ADDED = "c"  # the engine that the API adds and removes
+PARTNER = "p"  # the server that decodes what engine a's own prefills, where that is a pair
 
 
 def url_of(name: str) -> str:
@@ -84,7 +85,7 @@ class Life:
             self.store,
             self.targets,
             root=MOUNT,
-            urls=[url_of(name) for name in world.servers if name != ADDED],
+            urls=[url_of(name) for name in world.servers if name not in {ADDED, PARTNER}],
             engines_file=None,
             probe_interval=settings.probe_interval,
             connect=self._connect,

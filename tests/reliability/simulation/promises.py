@@ -127,6 +127,7 @@ class Promises(Observer):
         """A server has begun to compute again, or has new weights."""
         self._held.update(server.tensors)
         self._computes_whole(server)
+        self._pairs_agree()
 
     def version_changed(self, before: VersionRecord | None, after: VersionRecord) -> None:
         """10: what a rollback goes to is not given up, whatever came after it that nobody served."""
@@ -233,6 +234,7 @@ class Promises(Observer):
         for server in self._world.servers.values():
             if server.answers:
                 self._computes_whole(server)
+        self._pairs_agree()
         if self._world.life is not None:
             self._engines_are_what_is_said()
             self._follow_events()
@@ -245,6 +247,20 @@ class Promises(Observer):
         assert len(contents) == 1, f"15: {server.name} answers with a mixture {server.tensors}"
         good = {BASE}.union(self._others, *self._contents.values(), *self._lent.values())
         assert contents <= good, f"2: {server.name} answers with {server.tensors}, which is no good version"
+
+    def _pairs_agree(self) -> None:
+        """16: no server decodes keys and values that another has computed with other weights.
+
+        One that was restarted, or written by another, is found by the next probe.
+        """
+        for server in self._world.servers.values():
+            other = server.partner
+            if other is None or not (server.is_as_loaded and other.is_as_loaded):
+                continue
+            for one, that in ((server, other), (other, server)):
+                assert not (one.loading and that.answers), f"16: {one.name} loads while {that.name} computes"
+            both = server.answers and other.answers
+            assert not both or server.tensors == other.tensors, f"16: {server.name} and {other.name} differ"
 
     def _engines_are_what_is_said(self) -> None:
         for engine in self._life.store.engines.values():
@@ -311,8 +327,9 @@ class Promises(Observer):
             # A fleet with a canary repairs nobody with what no canary has tried.
             nothing_to_repair_with = not engine.known and repair_with(engine, targets.of_engine(engine)) is None
             assert not server.paused or nothing_to_repair_with, f"9: left paused: {state}"
-            if engine.state is EngineState.IN_SYNC and engine.serving is not None:
-                self._holds(engine.serving, engine.id, server)  # probes have found out who is a new process
+            for each in (server, server.partner):
+                if engine.state is EngineState.IN_SYNC and engine.serving is not None and each is not None:
+                    self._holds(engine.serving, engine.id, each)  # probes have found out who is a new process
             # What a rollback goes to may lose what it stands on, and there is nothing else then.
             is_possible = target is not None and not targets.carriage.is_refused(target)
             if target is not None and target.state is VersionState.SEALED and is_possible:

@@ -31,6 +31,8 @@ class SimServer(ABC):
         calls: what a call to a path is, of those that may go wrong.
         tells_path: whether a probe learns the path of what it serves, whoever has set its label.
         ranks: processes that hold its weights.
+        role: "prefill" or "decode" of a server that does one of them for others.
+        partner: the server that is updated together with it, as one engine.
     """
 
     calls: ClassVar[dict[str, Call]]
@@ -54,6 +56,8 @@ class SimServer(ABC):
     foreign: bool = False  # whether it serves what another writer has loaded
     orders: int = 0  # loads that it was told to carry out
     ranks: int = 1
+    role: str | None = None
+    partner: "SimServer | None" = None
     faults: dict[Call, Fault] = field(default_factory=dict[Call, Fault])
     tasks: dict["asyncio.Task[Reply]", None] = field(default_factory=dict["asyncio.Task[Reply]", None])
 
@@ -78,6 +82,11 @@ class SimServer(ABC):
             self.tensors, self.foreign = (content,) * TENSORS, True
             self.path, self.label = f"/other/v{content:06d}", str(content)
             self.served(self)
+
+    @property
+    def is_as_loaded(self) -> bool:
+        """Whether it holds what the service has loaded last: it was not restarted since, nor written by another."""
+        return self.up and self.loaded_in == self.life
 
     @property
     def answers(self) -> bool:
@@ -128,9 +137,8 @@ def reply(status: int, /, **data: Any) -> Reply:
 class SimTransport:
     """The adapter's way to a server. A call that nobody waits for any more goes on in the server."""
 
-    url = "http://simulated"
-
     def __init__(self, server: SimServer, alive: Callable[[], bool]) -> None:
+        self.url = f"http://{server.name}:1"
         self._server = server
         self._alive = alive
 

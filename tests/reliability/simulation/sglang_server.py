@@ -10,7 +10,9 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from refitd.engine.http import Reply
+from refitd.engine.port import EnginePort
 from refitd.engine.sglang.adapter import SglangEngine
+from refitd.engine.sglang.unit import SglangMember, SglangUnit
 from refitd_client.contract.plugin import UpdateOutcome
 
 from .disk import Make
@@ -23,10 +25,14 @@ _NOT_FLUSHED = "Succeeded to update model weights, but cache was not flushed"
 
 class _Engine(SglangEngine):
     def __init__(self, server: SimServer, alive: Callable[[], bool]) -> None:
-        super().__init__(SimTransport.url, load_timeout=LOAD_TIMEOUT)
+        super().__init__(f"http://{server.name}:1", load_timeout=LOAD_TIMEOUT)
         if server.plugged:
             self._plugin = SimBeside(server, alive)
         self._http = SimTransport(server, alive)  # type: ignore[assignment]
+
+
+class _Member(_Engine, SglangMember):
+    pass
 
 
 class SimSglang(SimServer):
@@ -43,9 +49,13 @@ class SimSglang(SimServer):
         "/generate": Call.TRIAL,
     }
 
-    def connect(self, alive: Callable[[], bool]) -> SglangEngine:
+    def connect(self, alive: Callable[[], bool]) -> EnginePort:
         """See `SimServer`."""
-        return _Engine(self, alive)
+        return (
+            _Engine(self, alive)
+            if self.partner is None
+            else SglangUnit([_Member(each, alive) for each in (self, self.partner)])
+        )
 
     def sleeps(self, *, asleep: bool) -> None:
         """See `SimServer`. It is not asked to."""
@@ -68,7 +78,9 @@ class SimSglang(SimServer):
             await asyncio.sleep(45.0)
         match path:
             case "/server_info":
-                return reply(200, version="0.5.23", model_path=STARTUP, **self._told_of_process())
+                return reply(
+                    200, version="0.5.23", model_path=STARTUP, disaggregation_mode=self.role, **self._told_of_process()
+                )
             case "/pause_generation":
                 self.paused = True
                 return reply(200, message="paused")

@@ -56,7 +56,7 @@ class Digests(Enum):
 
 class _Engine(VllmEngine):
     def __init__(self, server: SimServer, alive: Callable[[], bool]) -> None:
-        super().__init__(SimTransport.url, load_timeout=LOAD_TIMEOUT, several_ranks=True)
+        super().__init__(f"http://{server.name}:1", load_timeout=LOAD_TIMEOUT, several_ranks=True)
         if server.plugged:
             self._plugin = SimBeside(server, alive)
         self._http: Any = SimTransport(server, alive)

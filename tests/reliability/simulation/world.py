@@ -30,7 +30,7 @@ from refitd_client.delta.plan import last_served
 
 from .disk import Make, SimDisk, SimFolder
 from .fault import Call, Fault
-from .life import ADDED, Life, url_of
+from .life import ADDED, PARTNER, Life, url_of
 from .offer import SimOffer
 from .promises import Promises
 from .server import SimServer
@@ -53,11 +53,18 @@ LOOK_SECONDS = 0.2  # between two looks at what should hold at any time; servers
 class World:
     """A simulation. Two engines are named by settings, a third comes and goes; each has refitd's plugin or not.
     Everything that is left to chance follows from `seed`. `waits`: the trainer says what it has written, and waits.
-    `vllm` holds the names of the engines that are vLLM; the others are SGLang.
+    `vllm` holds the names of the engines that are vLLM; the others are SGLang. `pair`: engine `a` is a unit of two
+    servers, one of which prefills for the other.
     """
 
     def __init__(
-        self, seed: int, *, strategy: StrategyName = StrategyName.ALL, waits: bool = False, vllm: str = ""
+        self,
+        seed: int,
+        *,
+        strategy: StrategyName = StrategyName.ALL,
+        waits: bool = False,
+        vllm: str = "",
+        pair: bool = False,
     ) -> None:
         self.waits = waits
         self.chance = random.Random(seed)
@@ -81,8 +88,11 @@ class World:
                 self.promises.served,
                 plugged=self.chance.random() < PLUGGED,
             )
-            for name in NAMES
+            for name in (*NAMES, *([PARTNER] if pair else []))
         }
+        if pair:
+            self.servers["a"].partner, self.servers["a"].role = self.servers[PARTNER], "prefill"
+            self.servers[PARTNER].role = "decode"
         self.lent: SimOffer | None = None
         self.generation, self.step = 1, 0
         self.trained: list[tuple[str, int]] = []  # what the trainer that runs now has published, with its contents

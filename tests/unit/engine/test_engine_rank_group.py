@@ -65,6 +65,14 @@ def test_data_parallel_ranks_have_ranks_of_their_own_unless_attention_alone_is_p
     )
 
 
+def test_with_attention_alone_in_parallel_the_first_rank_of_each_group_answers_an_update() -> None:
+    launch = Launch(port=30000, seed=42, ranks=4, dp_ranks=2, spread=False)
+    four = [member(rank=rank, ranks=4, dp_rank=rank // 2) for rank in (3, 1, 2, 0)]
+    rank_group = rank_group_of(launch, four, ())
+    assert isinstance(rank_group, EngineRankGroup)
+    assert [each.handshake.rank for each in rank_group.first] == [0, 2]
+
+
 @pytest.mark.parametrize("other", [{"host": "b"}, {"pid": 8}])
 def test_engines_that_cannot_be_told_apart_are_left_to_themselves(other: dict[str, Any]) -> None:
     assert "cannot be told apart" in why_stock(LAUNCH, member(), member(**other))

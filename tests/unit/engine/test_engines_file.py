@@ -109,3 +109,23 @@ def test_the_form_of_prometheus_will_do() -> None:
         EngineSpec(url="http://b:2", run="exp/trial"),
         EngineSpec(url="https://c:3"),
     ]
+
+
+@pytest.mark.parametrize("pair", ["http://b:2/", "[http://b:2]"])
+def test_servers_that_are_updated_together_are_one_entry(pair: str) -> None:
+    (spec,) = parse_engines(f"[{{url: http://a:1, pair: {pair}}}]")
+    assert spec.pair == ("http://b:2",)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[{url: http://a:1, pair: http://a:1}]", "named twice: http://a:1"),
+        ("[{url: http://a:1, pair: http://b:2}, http://b:2]", "named twice: http://b:2"),
+        ("[{url: http://a:1, pair: file:///etc}]", "engine 1, pair"),
+        ("[{url: http://a:1, engine: vllm, pair: http://b:2}]", "only engines of kind sglang"),
+    ],
+)
+def test_a_pair_that_cannot_be_updated_together_is_refused(text: str, why: str) -> None:
+    with pytest.raises(EnginesFileError, match=why):
+        parse_engines(text)

@@ -15,7 +15,7 @@ import pytest
 
 from refitd.engine import http
 from refitd.engine.port import Outcome, Reached, Refit, Stage, Target, Unreached
-from refitd.engine.sglang import adapter as pause
+from refitd.engine.sglang import calls
 from refitd.engine.sglang.adapter import SglangEngine
 from refitd_client.contract.plugin import Answer, UpdateOutcome
 from support.scripted_server import Step, answer, cut, hang_up, page, silence
@@ -438,7 +438,7 @@ async def test_a_server_that_dies_of_a_flush_is_told_to_load_only_when_a_flush_h
 
 
 async def test_a_server_that_would_die_of_the_load_is_let_go_on_instead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pause, "CALL_SECONDS", 0.3)
+    monkeypatch.setattr(calls, "CALL_SECONDS", 0.3)
     with scripted_sglang(version="0.5.21") as sglang:
         sglang.on(FLUSH, *[STILL_RUNNING] * 1000)
         async with speaking_to(sglang) as engine:

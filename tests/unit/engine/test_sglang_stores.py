@@ -31,7 +31,7 @@ async def refit(engine: SglangEngine) -> Refit:
 
 
 def stored(**flags: Any) -> Any:
-    return scripted_sglang(flags=flags)
+    return scripted_sglang(told=flags)
 
 
 @pytest.mark.parametrize("flags", [HICACHE, {"enable_hierarchical_cache": True}, {"enable_lmcache": True}])

@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,6 +51,53 @@ def test_an_update_that_names_some_tensors_is_sglangs_own(root: Path, startup: P
         return True
 
     assert "refitd" not in Rank(startup).update(version(root, 1), weight_name_filter=some)[1]
+
+
+def draft_of(rank: Rank) -> Updater:
+    """The draft model beside a rank's model, on weights of its own, as SGLang updates it after the model."""
+    draft = Updater(
+        TinyModel(), SimpleNamespace(model_path="/draft"), make_loader(), server_args=rank.updater.server_args
+    )
+    draft.__dict__["is_draft_worker"] = True
+    draft.model.load_weights(tiny_weights(9).items())
+    return draft
+
+
+@pytest.mark.parametrize("is_version", [True, False])
+def test_a_draft_model_with_a_checkpoint_of_its_own_is_never_written(
+    root: Path, startup: Path, is_version: bool
+) -> None:
+    own: dict[str, Any] = {"speculative_draft_model_path": "/draft", "model_path": str(startup)}
+    rank = Rank(startup, speculative_algorithm="EAGLE3", **own)
+    draft = draft_of(rank)
+    rank.plugin.started(None, rank.updater)
+    rank.plugin.started(None, draft)
+    before = values(draft.model)
+    for step in (1, 2, 3):
+        path = version(root, step)
+        if not is_version:
+            (path / "refit.json").unlink()
+        model = rank.update(path)
+        assert rank.plugin.update(Updater.update_weights_from_disk, draft, str(path), "auto") == model
+        assert (model[0], rank.holds(step)) == (True, True)
+    assert values(draft.model) == before
+    assert draft.model_config.model_path == "/draft"
+    assert (rank.plugin.rank_of(rank.updater).aside, list(rank.plugin._ranks)) == (None, [rank.updater])
+
+
+def test_draft_layers_of_the_models_own_checkpoint_are_updated_by_sglang_after_the_model(
+    root: Path, startup: Path
+) -> None:
+    rank = Rank(
+        startup, speculative_algorithm="EAGLE", speculative_draft_model_path=str(startup), model_path=str(startup)
+    )
+    draft = draft_of(rank)
+    rank.plugin.started(None, draft)
+    path = version(root, 1)
+    assert rank.update(path)[0]
+    assert rank.plugin.update(Updater.update_weights_from_disk, draft, str(path), "auto")[0]
+    assert rank.holds(1)
+    assert values(draft.model) == expected(tiny_weights(1))
 
 
 @pytest.mark.parametrize("args", [{"pp_size": 2}, {"speculative_algorithm": "EAGLE"}])

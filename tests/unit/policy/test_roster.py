@@ -1,12 +1,13 @@
 """Which engines there are: what the journal knows against what the operator names."""
 
 from dataclasses import replace
+from ipaddress import ip_address
 
 import pytest
 
 from refitd.engine.engines_file import EngineSpec
 from refitd.policy.binding import moved
-from refitd.policy.roster import NamedEngine, Reconciled, reconcile
+from refitd.policy.roster import NamedEngine, OperatorHosts, Reconciled, guard_of, reconcile
 from refitd.state.records import EngineRecord, Source
 from refitd_client.contract.states import EngineState
 from support.records import engine
@@ -58,6 +59,19 @@ def test_an_engine_that_is_named_no_more_is_dropped_by_who_named_it_and_by_nobod
 def test_another_address_is_another_engine() -> None:
     roster = hold(known(), named("http://b"))
     assert roster == Reconciled(drop=("a",), keep=(EngineRecord(id="a", url="http://b", source=Source.FILE),))
+
+
+def test_another_server_beside_it_is_another_engine_and_the_same_ones_are_not() -> None:
+    entry = NamedEngine(EngineSpec(url="http://a", pair=("http://b",)), Source.FILE)
+    new = EngineRecord(id="a", url="http://a", pair=("http://b",), source=Source.FILE)
+    assert hold(known(), entry) == Reconciled(drop=("a",), keep=(new,))
+    assert hold(known(pair=("http://b",)), entry) == Reconciled(drop=(), keep=(known(pair=("http://b",)),))
+
+
+def test_the_hosts_of_all_servers_of_an_engine_of_the_file_may_be_called() -> None:
+    guard = guard_of(OperatorHosts(), {"a": known(url="http://p", pair=("http://d",))})
+    address = ip_address("10.0.0.1")
+    assert [guard(host, address) is None for host in ("p", "d", "other")] == [True, True, False]
 
 
 def test_an_engine_that_somebody_else_names_now_stays_what_it_is() -> None:

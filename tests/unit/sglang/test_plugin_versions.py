@@ -107,10 +107,32 @@ def test_a_process_without_weights_is_left_alone(sglang: SimpleNamespace, monkey
     [
         ({}, False),
         ({"pp_size": 2}, True),
+        ({"enable_eplb": True}, True),
         ({"speculative_algorithm": "EAGLE"}, True),
+        ({"speculative_algorithm": "EAGLE", "speculative_draft_model_path": "/base", "model_path": "/base"}, True),
+        ({"speculative_algorithm": "EAGLE", "speculative_draft_model_path": "/draft", "model_path": "/base"}, False),
         ({"speculative_algorithm": "NGRAM"}, False),
     ],
 )
 def test_engines_whose_parts_are_updated_in_turn_are_left_to_sglang(args: dict[str, Any], aside: bool) -> None:
     updater = Updater(model=None, model_config=SimpleNamespace(), loader=object, server_args=SimpleNamespace(**args))
     assert (SglangProcess(updater, object).aside() is not None) == aside
+
+
+@pytest.mark.parametrize(
+    ("place", "dp_rank"),
+    [
+        ({"dp_rank": None, "attn_dp_size": 1, "attn_dp_rank": 0}, None),
+        ({"dp_rank": 1, "attn_dp_size": 1, "attn_dp_rank": 0}, 1),
+        ({"dp_rank": None, "attn_dp_size": 2, "attn_dp_rank": 1}, 1),
+    ],
+)
+def test_its_data_parallel_rank_is_known_where_the_process_alone_has_it(
+    place: dict[str, Any], dp_rank: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = SimpleNamespace(get_parallel=lambda: SimpleNamespace(**place))
+    monkeypatch.setitem(sys.modules, "sglang.srt.runtime_context", context)
+    updater = Updater(model=None, model_config=SimpleNamespace(), loader=object)
+    assert SglangProcess(updater, object).dp_rank == dp_rank
+    updater.__dict__["dp_rank"] = 7  # as in releases whose runner has it
+    assert SglangProcess(updater, object).dp_rank == 7

@@ -66,7 +66,10 @@ class EngineRankGroup:
     @property
     def first(self) -> tuple[Member, ...]:
         """Those who answer an update: the first tensor-parallel rank of each data-parallel one."""
-        return tuple(member for member in self.members if member.handshake.rank == 0)
+        found: dict[int | None, Member] = {}
+        for member in self.members:  # in order; with DP attention the first of a group need not be rank 0
+            found.setdefault(member.handshake.dp_rank, member)
+        return tuple(found.values())
 
 
 @dataclass(frozen=True, slots=True)

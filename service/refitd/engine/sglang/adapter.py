@@ -10,12 +10,14 @@ The transaction of one refit, and what is sent when it breaks off:
     verify    doubt → nothing, likewise
     resume    lost → reported in the result, and the rollout tries again
 
+A server that prefills for others, or decodes for them, takes these steps together with them (`unit.py`).
+
 With the plugin the answer to the load says what the engine holds, and there is nothing to prove: no checksums are
 computed before or after it, and it is not asked what it serves.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, assert_never
@@ -30,6 +32,7 @@ from refitd.engine.port import (
     BY_PLUGIN,
     ChangeCheck,
     Coming,
+    Obstacle,
     Offered,
     Outcome,
     Reached,
@@ -39,7 +42,7 @@ from refitd.engine.port import (
     Target,
     Unreached,
 )
-from refitd.engine.sglang import access
+from refitd.engine.sglang import access, calls
 from refitd.engine.sglang.info import (
     OLDEST,
     Dialect,
@@ -49,19 +52,22 @@ from refitd.engine.sglang.info import (
     read_model_info,
     read_server_info,
 )
-from refitd.engine.sglang.reply import NotFlushed, fingerprint, was_done, what_happened
+from refitd.engine.sglang.obstacles import draft_of, obstacles, refusal
+from refitd.engine.sglang.reply import NotFlushed, fingerprint, what_happened
 from refitd.engine.sglang.stores import PrefixStores, clear
-from refitd.engine.sglang.verify import TRIAL, TRIAL_SECONDS, Says, digest_of, doubt, trial_fault
+from refitd.engine.sglang.verify import TRIAL, TRIAL_SECONDS, Says, doubt, trial_fault
 
-CALL_SECONDS = 30.0  # pause, resume, flush: seconds at most on a server that works
-FLUSH_EVERY_SECONDS = 0.05
-PROBE_SECONDS = 5.0
-CHECK_SECONDS = 120.0  # to hash all tensors
 _NEVER_TOLD = (None, "default")  # labels of a server that was never given one
 
 
 class SglangEngine:
-    """One SGLang server behind the `Engine` port."""
+    """One SGLang server behind the `Engine` port.
+
+    Attributes:
+        in_unit: whether it is one of several servers that are updated together.
+    """
+
+    in_unit = False
 
     def __init__(
         self,
@@ -105,12 +111,12 @@ class SglangEngine:
 
     async def probe(self) -> Reached | Unreached:
         """See `Engine`. Asks for the launch settings only when the server may be another process than before."""
-        reply = await self._http.get("/model_info", PROBE_SECONDS)
+        reply = await self._http.get("/model_info", calls.PROBE_SECONDS)
         info = read_model_info(reply, self._http.url)
         if isinstance(info, str):
             return Unreached(reason=info, advice=access.way_in(reply))
         if self._server is None or info != self._last:
-            server = read_server_info(await self._http.get("/server_info", CALL_SECONDS), self._http.url)
+            server = read_server_info(await self._http.get("/server_info", calls.CALL_SECONDS), self._http.url)
             if isinstance(server, str):
                 return Unreached(reason=server, advice=access.way_in(reply))
             if not server.dialect.supported:
@@ -137,7 +143,8 @@ class SglangEngine:
             led_by=self._plugin.led_by,
             loader=self._plugin.loader,
             server="SGLang",
-            obstacles=tuple(self._stores.obstacles()),
+            obstacles=(*self._stores.obstacles(), *self._obstacles(self._server)),
+            draft=draft_of(self._server, self._startup_path),
         )
 
     async def refit(self, target: Target, on_stage: Callable[[Stage], None]) -> Refit:
@@ -147,9 +154,9 @@ class SglangEngine:
             return Refit(outcome=Outcome.UNREACHABLE, resumed=True, reason=seen.reason)
         if self._unsettled and (fault := await self._settle()) is not None:
             return Refit(outcome=Outcome.UNREACHABLE, resumed=False, reason=fault)
-        if target.in_place and self._plugin.release is None:
-            reason = "its plugin is gone, and only the plugin can write a delta into what it serves"
-            return await self._as_before(reason, None, target, watch, needs_full=True)
+        if (reason := self._refusal(target)) is not None:
+            needs_full = target.in_place and self._plugin.release is None
+            return await self._as_before(reason, None, target, watch, needs_full=needs_full)
         if self._plugin.vouches_for(target) or target.offered is not None:
             with watch.during(Stage.PREPARE):
                 prepared = await self._plugin.prepare_for(target, self._load_timeout)
@@ -160,13 +167,14 @@ class SglangEngine:
             await self._plugin.forget()  # what others wrote SGLang loads by itself
         try:
             with watch.during(Stage.PAUSE):
-                fault = await self._pause(target)
+                fault = await clear(self._http, self._stores) or await self._pause(target)
             before = None if fault is not None else await self._before(target)
             if isinstance(before, NoReply):
                 fault, before = before, None
+            fault = await self._others_paused() if fault is None else fault
         except asyncio.CancelledError:
             if not target.repairs:
-                await asyncio.shield(self.resume())  # no load was sent: its contents are known
+                await self._resume_after_refit()  # no load was sent: its contents are known
             await asyncio.shield(self._plugin.forget())
             raise
         if fault is not None:
@@ -196,8 +204,7 @@ class SglangEngine:
 
     async def resume(self) -> bool:
         """See `Engine`."""
-        reply = await self._http.post("/continue_generation", {"torch_empty_cache": False}, CALL_SECONDS)
-        return isinstance(reply, Reply) and was_done(reply)
+        return await calls.resume(self._http)
 
     async def generates(self) -> bool | None:
         """See `Engine`."""
@@ -216,21 +223,14 @@ class SglangEngine:
         return self._server.dialect if self._server is not None else dialect_of("unknown")
 
     async def _settle(self) -> str | None:
-        """Wait until a load whose end is not known has ended: /server_info goes through the loop that loads."""
-        reply = await self._http.get("/server_info", self._load_timeout)
-        if isinstance(reply, NoReply):
-            return f"a load may still be running: {reply.reason}"
-        self._unsettled = False
-        return None
+        """Wait until a load whose end is not known has ended."""
+        fault = await calls.settle(self._http, self._load_timeout)
+        self._unsettled = fault is not None
+        return fault
 
     async def _contents(self) -> str | NoReply | None:
         """The fingerprint. None means that the server cannot tell; that a server is lost is no reason to believe it."""
-        if not self._dialect.checksums:
-            return None
-        reply = await self._http.post("/weights_checker", {"action": "checksum"}, CHECK_SECONDS)
-        if isinstance(reply, NoReply):
-            return reply
-        return digest_of(reply.data.get("ranks")) if reply.ok and reply.data is not None else None
+        return await calls.contents(self._http) if self._dialect.checksums else None
 
     async def _before(self, target: Target) -> str | NoReply | None:
         """The fingerprint before the load, by which a refusal is proved. The plugin's word needs no proof."""
@@ -240,14 +240,30 @@ class SglangEngine:
         return recorded if recorded is not None and not recorded.startswith(BY_PLUGIN) else await self._contents()
 
     async def _pause(self, target: Target) -> NoReply | str | None:
-        if (fault := await clear(self._http, self._stores)) is not None:
-            return fault
         # Answers say which part came from which label. Where a trainer did a step again the label stays as it is: no
         # answer may continue through such a load, since its parts could not be told apart afterwards.
         says = self._last
         is_renewed = says is not None and says.weight_version == target.label and says.model_path != target.path
         mode = self._dialect.pause_mode("abort" if is_renewed else self._pause_mode)
-        return await pause(self._http, mode, drains=self._dialect.dies_of_flush)
+        return await calls.pause(self._http, mode, drains=self._dialect.dies_of_flush)
+
+    async def _others_paused(self) -> str | None:
+        """Wait until a load may be sent; why it may not, None where it may. One server alone waits for nothing."""
+        return None
+
+    async def _resume_after_refit(self) -> bool:
+        """Let it generate at the end of a refit, also where that is cancelled; False if the call did not succeed."""
+        return await asyncio.shield(self.resume())
+
+    def _refusal(self, target: Target) -> str | None:
+        """Why nothing is asked of it; None where the refit goes on."""
+        if target.in_place and self._plugin.release is None:
+            return "its plugin is gone, and only the plugin can write a delta into what it serves"
+        return None if self._server is None else refusal(self._obstacles(self._server))
+
+    def _obstacles(self, server: SglangServerInfo) -> Iterator[Obstacle]:
+        plugged, draft = self._plugin.release is not None, draft_of(server, self._startup_path)
+        return obstacles(server, draft, plugged=plugged, in_unit=self.in_unit)
 
     async def _back(self, fault: NoReply | str, target: Target, watch: Stopwatch) -> Refit:
         """The pause broke off: no load was sent, so its contents are as before; if they are known, it is resumed."""
@@ -256,7 +272,7 @@ class SglangEngine:
         resumed = fault.lost is CallFailure.NEVER_SENT
         if not resumed and not target.repairs:
             with watch.during(Stage.RESUME):
-                resumed = await asyncio.shield(self.resume())
+                resumed = await self._resume_after_refit()
         return Refit(outcome=Outcome.UNREACHABLE, resumed=resumed, reason=fault.reason, timings=watch.milliseconds)
 
     async def _as_before(
@@ -266,7 +282,7 @@ class SglangEngine:
         if target.repairs:
             return _tainted(reason, watch)
         with watch.during(Stage.RESUME):
-            resumed = await asyncio.shield(self.resume())
+            resumed = await self._resume_after_refit()
         return Refit(
             outcome=Outcome.NACK,
             resumed=resumed,
@@ -289,7 +305,7 @@ class SglangEngine:
             case Untouched(reason, led=True):
                 # What it holds is the leader's business: it is not left paused, whatever is known of it here.
                 with watch.during(Stage.RESUME):
-                    resumed = await asyncio.shield(self.resume())
+                    resumed = await self._resume_after_refit()
                 timings = watch.milliseconds
                 return Refit(outcome=Outcome.NACK, resumed=resumed, reason=reason, led=True, timings=timings)
             case Untouched(reason, vouched=True, needs_full=needs_full):
@@ -303,7 +319,7 @@ class SglangEngine:
                 return _tainted(reason, watch)
             case NotFlushed():
                 # Requests that were paused in place hold on to what the old weights computed. Retracted ones do not.
-                await self._http.post("/pause_generation", {"mode": "retract"}, CALL_SECONDS)
+                await calls.pause(self._http, "retract", drains=False)
                 return await self._load(target, before, watch, again=True)
             case Loaded(version, found, how):
                 self._plugin.was_loaded(how)
@@ -330,7 +346,7 @@ class SglangEngine:
             return replace(_tainted(f"loaded, but {reason}", watch), overwritten=info.model_path not in names)
         self._last = info
         with watch.during(Stage.RESUME):
-            resumed = await asyncio.shield(self.resume())
+            resumed = await self._resume_after_refit()
         return Refit(outcome=Outcome.ACK, resumed=resumed, fingerprint=contents, timings=watch.milliseconds)
 
     async def _said(self, target: Target, found: str | None) -> tuple[ModelInfo | str, str | NoReply | None]:
@@ -339,7 +355,7 @@ class SglangEngine:
             return kept.reason if isinstance(kept, NoReply) else kept, None
         if found is not None:
             return ModelInfo(model_path=target.path, weight_version=target.label), found
-        reply, contents = await asyncio.gather(self._http.get("/model_info", PROBE_SECONDS), self._contents())
+        reply, contents = await asyncio.gather(self._http.get("/model_info", calls.PROBE_SECONDS), self._contents())
         return read_model_info(reply, self._http.url), contents
 
     async def _untouched(
@@ -355,32 +371,6 @@ class SglangEngine:
             reason = f"{reason}; and {proof}"
             return _tainted(reason, watch)
         return await self._as_before(reason, after, target, watch)
-
-
-async def pause(http: Transport, mode: str, *, drains: bool) -> NoReply | str | None:
-    """Pause; why it could not be done, None where it was. `drains`: wait as well until nothing runs any more."""
-    reply = await http.post("/pause_generation", {"mode": mode}, CALL_SECONDS)
-    if isinstance(reply, NoReply):
-        return reply
-    if not was_done(reply):
-        happened = what_happened(reply)
-        return happened.reason if isinstance(happened, Untouched) else f"cannot be paused: {reply.short_message}"
-    return await _drained(http) if drains else None
-
-
-async def _drained(http: Transport) -> NoReply | str | None:
-    """Wait until a flush goes well: nothing runs any more, so the one that ends the load will not kill it."""
-    try:
-        async with asyncio.timeout(CALL_SECONDS):
-            while True:
-                reply = await http.post("/flush_cache", {}, CALL_SECONDS)
-                if isinstance(reply, NoReply):
-                    return reply
-                if reply.ok:
-                    return None
-                await asyncio.sleep(FLUSH_EVERY_SECONDS)
-    except TimeoutError:
-        return f"requests still run {CALL_SECONDS:g} s after the pause; SGLang before 0.5.22 would die of the load"
 
 
 def _tainted(reason: str, watch: Stopwatch) -> Refit:

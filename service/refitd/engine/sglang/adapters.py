@@ -1,17 +1,23 @@
-"""LoRA adapters on an SGLang server (`engine/adapters.py`). It proves by its list of adapters alone.
+"""LoRA adapters on an SGLang server (`engine/adapters.py`). It proves by its list of adapters, and by its answers.
 
-The server waits with an unload until no request uses the adapter, and loads nothing meanwhile.
+The server waits with an unload until no request uses the adapter, and loads nothing meanwhile. Each load has an id of
+its own in the server, under which prefixes are cached: what an adapter of the same name computed before is not used.
 """
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
-from refitd.engine.adapters import PROBE_SECONDS, AdapterProof, NamedAdapters
+from refitd.engine.adapters import PROBE_SECONDS, AdapterProof, ListedAdapter, NamedAdapters
 from refitd.engine.dialing import Guard
 from refitd.engine.http import NoReply, Reply, Transport
-from refitd.engine.port import ChangeCheck, Reached, Refit, Target, Unreached
+from refitd.engine.port import ChangeCheck, Outcome, Reached, Refit, Target, Unreached
 from refitd.engine.sglang import access
+from refitd.engine.sglang.applied import answered_instead, changes_nothing, is_same
 from refitd.engine.sglang.info import SglangServerInfo, read_model_info, read_server_info
+from refitd.engine.sglang.obstacles import adapter_obstacles, refusal
 from refitd.engine.sglang.verify import TRIAL, TRIAL_SECONDS, trial_fault
+from refitd_client.errors import InvalidWeightsError
 
 CALL_SECONDS = 30.0
 
@@ -32,10 +38,26 @@ class SglangAdapters(NamedAdapters):
         admin_key: str | Path | None = None,
         load_timeout: float = 600.0,
         guard: Guard | None = None,
+        root: Path | None = None,
+        root_there: str | None = None,
     ) -> None:
+        """Make no call yet.
+
+        Args:
+            url: of the server.
+            name: of the adapter.
+            keep: how many stay loaded.
+            api_key: opens requests, as for `Transport`.
+            admin_key: opens changes, as for `Transport`.
+            load_timeout: seconds that a load may take.
+            guard: says which addresses may be called.
+            root: the root as the service sees it, from which files are read where answers need an explanation.
+            root_there: the root as the server sees it.
+        """
         http = Transport(url, api_key=api_key, admin_key=admin_key, guard=guard)
         super().__init__(http, name=name, keep=keep, load_timeout=load_timeout)
         self._server: SglangServerInfo | None = None
+        self._root, self._root_there = root, root_there
 
     async def probe(self) -> Reached | Unreached:
         """See `Engine`. It serves the adapter that was proved last, else the newest that it lists, else the model."""
@@ -62,6 +84,7 @@ class SglangAdapters(NamedAdapters):
             startup_path=self._server.model_path,
             address=reply.address if isinstance(reply, Reply) else None,
             server="SGLang",
+            obstacles=tuple(adapter_obstacles(self._server)),
         )
 
     async def fingerprint(self, alike: str | None = None) -> str | None:
@@ -83,7 +106,10 @@ class SglangAdapters(NamedAdapters):
         return await access.check_changes(self._http)
 
     async def _refusal(self) -> Refit | None:
-        return None
+        if self._server is None and isinstance(seen := await self.probe(), Unreached):
+            return Refit(outcome=Outcome.UNREACHABLE, resumed=True, reason=seen.reason)
+        why = None if self._server is None else refusal(adapter_obstacles(self._server))
+        return None if why is None else Refit(outcome=Outcome.NACK, resumed=True, reason=why)
 
     async def _load(self, name: str, path: str) -> Reply | NoReply:
         return await self._change("/load_lora_adapter", {"lora_name": name, "lora_path": path})
@@ -95,4 +121,38 @@ class SglangAdapters(NamedAdapters):
         return told[:500] if isinstance(told, str) else reply.short_message
 
     async def _proof(self, name: str, target: Target, *, again: bool) -> AdapterProof:
-        return AdapterProof(None)
+        listed = await self._listed()
+        before = self._newest([each for each in listed if each.name != name]) if isinstance(listed, list) else None
+        others = [None] if before is None else [None, before.name]
+        same, doubt = await answered_instead(self._answer, name, others)
+        for other in same if doubt is None else ():
+            there = None if other is None else before
+            doubt = doubt or await asyncio.to_thread(self._unexplained, target.path, there)
+        if doubt is None:
+            return AdapterProof(None)
+        withdrawn = await self._unload(ListedAdapter(name, target.label, target.path)) is None
+        return AdapterProof(f"loaded, but {doubt}", withdrawn=withdrawn)
+
+    async def _answer(self, body: dict[str, Any]) -> Reply | NoReply:
+        return await self._http.ask("/generate", body, TRIAL_SECONDS)
+
+    def _unexplained(self, path: str, before: ListedAdapter | None) -> str | None:
+        """Why it is wrong that an adapter answers as the one before, or as the model alone; None where it is right."""
+        whose = "the model without it" if before is None else before.name
+        doubt = f"requests that name it are answered exactly as by {whose}"
+        try:
+            mine = self._here(path)
+            explained = changes_nothing(mine) if before is None else is_same(mine, self._here(before.path))
+        except (OSError, InvalidWeightsError) as error:
+            return f"{doubt}, and its files cannot be read to see whether they are alike: {error}"
+        if explained:
+            return None
+        differ = "its B matrices are not zero" if before is None else "the two differ"
+        return f"{doubt}, and {differ}: the server does not compute with it"
+
+    def _here(self, path: str) -> Path:
+        """A folder of the server's as the service sees it."""
+        there = None if self._root_there is None else self._root_there.rstrip("/") + "/"
+        if self._root is None or there is None or not path.startswith(there):
+            return Path(path)
+        return self._root / path.removeprefix(there)

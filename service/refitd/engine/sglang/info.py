@@ -4,6 +4,7 @@ A reply that is not SGLang's becomes a sentence, so that a gateway, a web page o
 What each release can do was read from the released wheels:
 
     0.5.7   a label sent with a load is kept while paused too; 0.5.6 drops it, and nothing older has pause modes
+    0.5.11  an update from disk is loaded into draft models as well
     0.5.12  /weights_checker with action "checksum"
     0.5.18  /server_info goes on naming the start-up model; before, it named the one that was loaded last
     0.5.21  a flush works while requests are retracted
@@ -28,12 +29,14 @@ from refitd.engine.port import Process
 from refitd.engine.sglang.stores import PrefixStores, read_stores
 
 OLDEST = (0, 5, 7)
+LOADS_DRAFTS = (0, 5, 11)
 _CHECKSUMS = (0, 5, 12)
 _NAMES_STARTUP = (0, 5, 18)
 _RETRACT_FLUSHES = (0, 5, 21)
 _SURVIVES_FLUSH = (0, 5, 22)
 PAUSE_MODES = {"retract": _RETRACT_FLUSHES, "in_place": _SURVIVES_FLUSH, "abort": OLDEST}
 """What a server does with requests in flight, the best first, and the first release that survives a load with it."""
+_NO_DRAFT = frozenset({"", "NGRAM", "UNO"})  # speculation without a model of its own
 _RELEASE = re.compile(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})(?!\d)(?:\.?(dev|rc|a|b))?")
 
 
@@ -51,6 +54,11 @@ class Dialect:
     dies_of_flush: bool
     checksums: bool
     names_startup: bool
+    release: tuple[int, int, int] | None = None
+
+    def has(self, since: tuple[int, int, int]) -> bool:
+        """Whether the server has what came with a release. One whose release is not known has it."""
+        return self.release is None or self.release >= since
 
     def pause_mode(self, wanted: str) -> str:
         """`wanted` where the server survives it, else ("auto" too) the best mode that it does survive."""
@@ -84,6 +92,7 @@ def dialect_of(version: str) -> Dialect:
         dies_of_flush=not has(_SURVIVES_FLUSH),
         checksums=has(_CHECKSUMS),
         names_startup=has(_NAMES_STARTUP),
+        release=release,
     )
 
 
@@ -109,6 +118,10 @@ class _Launch(msgspec.Struct, frozen=True):
     moe_dense_tp_size: int | None = None
     moe_runner_backend: str | None = None
     speculative_algorithm: str | None = None
+    speculative_draft_model_path: str | None = None
+    enable_eplb: bool | None = None
+    disaggregation_mode: str | None = None
+    disaggregation_bootstrap_port: int | None = None
     tokenizer_worker_num: int = 1
     port: int | str | None = None
     random_seed: int | str | None = None
@@ -145,7 +158,15 @@ class _Launch(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SglangServerInfo:
-    """How a server was started. Fingerprints of servers with equal `configuration` can be compared."""
+    """How a server was started. Fingerprints of servers with equal `configuration` can be compared.
+
+    Attributes:
+        stages: pipeline stages.
+        moves_experts: whether it moves experts between its ranks while it serves.
+        drafts: whether a draft model proposes tokens, or draft layers do; `draft_path` is where it was loaded from.
+        role: "prefill" or "decode" where these are apart, None for a server that does both.
+        bootstrap_port: where a prefill server is asked for keys and values.
+    """
 
     version: str
     configuration: str
@@ -154,6 +175,12 @@ class SglangServerInfo:
     launch: Launch
     process: Process
     stores: PrefixStores
+    stages: int = 1
+    moves_experts: bool = False
+    drafts: bool = False
+    draft_path: str | None = None
+    role: str | None = None
+    bootstrap_port: int | None = None
 
 
 def read_model_info(reply: Reply | NoReply, url: str) -> ModelInfo | str:
@@ -185,6 +212,12 @@ def read_server_info(reply: Reply | NoReply, url: str) -> SglangServerInfo | str
         launch=launch.launch,
         process=launch.process,
         stores=read_stores(fault),
+        stages=launch.pp_size,
+        moves_experts=bool(launch.enable_eplb),
+        drafts=(launch.speculative_algorithm or "").upper() not in _NO_DRAFT,
+        draft_path=launch.speculative_draft_model_path,
+        role=None if launch.disaggregation_mode in {None, "null"} else launch.disaggregation_mode,
+        bootstrap_port=launch.disaggregation_bootstrap_port,
     )
 
 

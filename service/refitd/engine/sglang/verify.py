@@ -84,6 +84,23 @@ def trial_fault(reply: Reply | NoReply, label: str) -> str | None:
 
     `label` is the weight_version that the answer must claim, where the server names one.
     """
+    meta = _read_trial(reply)
+    if isinstance(meta, str):
+        return meta
+    if meta.weight_version not in (None, label):
+        return f"a trial was answered by version {meta.weight_version!r}, not {label!r}"
+    return None
+
+
+def read_scores(reply: Reply | NoReply) -> tuple[tuple[float, int], ...] | str:
+    """The log-probability and the id of each token of an answer to `TRIAL`, or why the answer is not in order."""
+    meta = _read_trial(reply)
+    return (
+        meta if isinstance(meta, str) else tuple((logprob, token) for logprob, token, _ in meta.output_token_logprobs)
+    )
+
+
+def _read_trial(reply: Reply | NoReply) -> _Meta | str:
     if isinstance(reply, NoReply):
         return f"no answer to a trial: {reply.reason}"
     if not reply.ok:
@@ -96,6 +113,4 @@ def trial_fault(reply: Reply | NoReply, label: str) -> str | None:
         return "a trial brought no tokens"
     if not all(math.isfinite(logprob) for logprob, _, _ in meta.output_token_logprobs):
         return "a trial brought tokens whose log-probability is no number"
-    if meta.weight_version not in (None, label):
-        return f"a trial was answered by version {meta.weight_version!r}, not {label!r}"
-    return None
+    return meta

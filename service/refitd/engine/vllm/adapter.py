@@ -37,6 +37,7 @@ from refitd.engine.plugin.leading import Leads
 from refitd.engine.plugin.prepared import PrepareRefused
 from refitd.engine.port import (
     BY_PLUGIN,
+    DRAFT_LEFT,
     UNNAMED,
     ChangeCheck,
     Coming,
@@ -149,6 +150,7 @@ class VllmEngine:
             led_by=self._plugin.led_by,
             loader=self._plugin.loader,
             server="vLLM",
+            draft=DRAFT_LEFT if self._can.draft else None,
             obstacles=tuple(obstacles(self._can, plugged=plugged, several_ranks=self._several_ranks)),
         )
 

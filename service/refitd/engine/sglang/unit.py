@@ -1,0 +1,300 @@
+"""Several SGLang servers that are updated as one: some prefill prompts, and hand the keys and values to others, which
+decode. Keys and values of one policy must never be decoded by another (ADR 17).
+
+To the rollout a unit is one engine, with one record and one proof. A refit of it:
+
+    prepare   each member, while all serve
+    pause     all, each with `abort`, until a flush shows that no request in it holds keys and values
+    load      each member, when all are paused; verify each
+    resume    all, when each has proved the version, or when none was written to
+
+Where one member has loaded and another has not, the contents of the unit are unknown: all stay paused until a full load
+of every member was proved.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import cycle
+from typing import Any
+from urllib.parse import urlsplit
+
+from refitd.engine.http import NoReply, Reply
+from refitd.engine.port import (
+    ChangeCheck,
+    Coming,
+    Obstacle,
+    Offered,
+    Outcome,
+    Process,
+    Reached,
+    Refit,
+    Stage,
+    Stopwatch,
+    Target,
+    Unreached,
+)
+from refitd.engine.sglang import calls
+from refitd.engine.sglang.adapter import SglangEngine
+from refitd.engine.sglang.obstacles import refusal
+from refitd.engine.sglang.verify import TRIAL, TRIAL_SECONDS, trial_fault
+
+_AND = "+"  # between the fingerprints of members
+
+
+class Together:
+    """One refit of a unit: no member loads before all are paused."""
+
+    def __init__(self, members: Iterable[str]) -> None:
+        self._missing = set(members)
+        self._fault: str | None = None
+        self._decided = asyncio.Event()
+
+    @property
+    def fault(self) -> str | None:
+        """Why no member may load, None while none is known."""
+        return self._fault
+
+    @property
+    def may_load(self) -> bool:
+        """Whether loads may have been sent."""
+        return self._decided.is_set() and self._fault is None
+
+    def arrive(self, member: str, fault: str | None = None) -> None:
+        """A member is paused, or will not load for a `fault`. What it says later is not heard."""
+        if member in self._missing:
+            self._missing.remove(member)
+            self._fault = self._fault or fault
+        if not self._missing or self._fault is not None:
+            self._decided.set()
+
+    async def others_paused(self, member: str) -> str | None:
+        """Wait until all are paused, as this one is; why none may load, None where all may."""
+        self.arrive(member)
+        await self._decided.wait()
+        return self._fault
+
+
+class SglangMember(SglangEngine):
+    """One server of a unit. It is resumed with the others, and never by itself."""
+
+    in_unit = True
+    _together: Together | None = None
+
+    async def refit_in(self, together: Together, target: Target, on_stage: Callable[[Stage], None]) -> Refit:
+        """Take part in a refit of the unit."""
+        self._together, why = together, "it broke off"
+        try:
+            done = await self.refit(target, on_stage)
+            why = done.reason or why
+            return done
+        finally:
+            together.arrive(self.url, f"{self.url}: {why}")  # where it has ended before a load
+
+    @property
+    def url(self) -> str:
+        """Of the server."""
+        return self._http.url
+
+    @property
+    def role(self) -> str | None:
+        """Whether it prefills or decodes; None for a server that does both, or was not reached."""
+        return None if self._server is None else self._server.role
+
+    @property
+    def was_reached(self) -> bool:
+        """Whether it has said how it was started."""
+        return self._server is not None
+
+    async def answer(self, body: dict[str, Any]) -> Reply | NoReply:
+        """Send a request for tokens."""
+        return await self._http.ask("/generate", body, TRIAL_SECONDS)
+
+    @property
+    def bootstrap(self) -> dict[str, Any]:
+        """Where decode servers ask a prefill server for keys and values, as its router writes it into requests."""
+        port = None if self._server is None else self._server.bootstrap_port
+        return {"bootstrap_host": urlsplit(self.url).hostname, "bootstrap_port": port}
+
+    async def _pause(self, target: Target) -> NoReply | str | None:
+        return await calls.pause(self._http, "abort", drains=True)
+
+    async def _others_paused(self) -> str | None:
+        return None if self._together is None else await self._together.others_paused(self.url)
+
+    async def _resume_after_refit(self) -> bool:
+        return False
+
+
+class SglangUnit:
+    """Servers behind one `EnginePort`. The first one's URL is the unit's."""
+
+    def __init__(self, members: Sequence[SglangMember]) -> None:
+        self._members = members
+
+    async def probe(self) -> Reached | Unreached:
+        """See `EnginePort`. A unit is reached when every member is."""
+        seen = await asyncio.gather(*(member.probe() for member in self._members))
+        for each in seen:
+            if isinstance(each, Unreached):
+                return each
+        reached = [each for each in seen if isinstance(each, Reached)]
+        first = reached[0]
+        named = dict.fromkeys((each.model_path, each.weight_version) for each in reached)
+        return replace(
+            first,
+            # A name that no version has, where members name different ones: the unit serves no version then.
+            model_path=" and ".join(path for path, _ in named),
+            weight_version=first.weight_version if len(named) == 1 else None,
+            configuration=" and ".join(each.configuration for each in reached),
+            plugin=first.plugin if all(each.plugin for each in reached) else None,
+            takes_offers=False,
+            stock_reason=next((each.stock_reason for each in reached if each.stock_reason), None),
+            process=_one_process([each.process for each in reached]),
+            led_by=next((each.led_by for each in reached if each.led_by), None),
+            loader=max((e.loader for e in reached if e.loader), key=lambda loader: loader.whole, default=None),
+            obstacles=(*self._roles(), *(obstacle for each in reached for obstacle in each.obstacles)),
+            may_read=tuple(dict.fromkeys(path for path, _ in named)),
+            draft=next((each.draft for each in reached if each.draft), None),
+        )
+
+    async def refit(self, target: Target, on_stage: Callable[[Stage], None]) -> Refit:
+        """See `EnginePort`."""
+        are_known = all(member.was_reached for member in self._members)
+        if not are_known and isinstance(seen := await self.probe(), Unreached):
+            return Refit(outcome=Outcome.UNREACHABLE, resumed=True, reason=seen.reason)
+        watch = Stopwatch(on_stage)
+        if (blocked := refusal(self._roles())) is not None:
+            return await self._ended(Outcome.NACK, blocked, target, [], watch)
+        together = Together(member.url for member in self._members)
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(member.refit_in(together, _part(target, number, len(self._members)), on_stage))
+                    for number, member in enumerate(self._members)
+                ]
+        except asyncio.CancelledError:
+            if not together.may_load and not target.repairs:
+                await asyncio.shield(self.resume())
+            raise
+        refits = [task.result() for task in tasks]
+        outcome = outcome_of(refits)
+        told = [
+            refit.reason if refit.reason == together.fault else f"{member.url}: {refit.reason}"
+            for member, refit in zip(self._members, refits, strict=True)
+            if refit.outcome is not Outcome.ACK
+        ]
+        reason = "; ".join(dict.fromkeys(each for each in told if each)) or None
+        if any(refit.outcome is Outcome.ACK for refit in refits) and outcome is Outcome.TAINTED:
+            reason = f"a part of its servers serves it, and another does not: {reason}"
+        return await self._ended(outcome, reason, target, refits, watch)
+
+    async def _ended(
+        self, outcome: Outcome, reason: str | None, target: Target, refits: Sequence[Refit], watch: Stopwatch
+    ) -> Refit:
+        """The end of a refit: where the contents are known, all members are resumed."""
+        led, resumed = any(refit.led for refit in refits), False
+        if outcome is Outcome.ACK or (outcome is not Outcome.TAINTED and (led or not target.repairs)):
+            with watch.during(Stage.RESUME):
+                resumed = await asyncio.shield(self.resume())
+        timings = {
+            stage: max(each.timings.get(stage, 0.0) for each in refits) for each in refits for stage in each.timings
+        }
+        return Refit(
+            outcome=Outcome.TAINTED if outcome is Outcome.NACK and target.repairs and not led else outcome,
+            resumed=resumed,
+            reason=reason,
+            fingerprint=_joined([refit.fingerprint for refit in refits]) if outcome is Outcome.ACK else None,
+            needs_full=outcome is Outcome.NACK and any(refit.needs_full for refit in refits),
+            led=led,
+            overwritten=any(refit.overwritten for refit in refits),
+            timings=timings | watch.milliseconds,
+        )
+
+    async def prefetch(self, version: Coming | Offered) -> None:
+        """See `EnginePort`."""
+        await asyncio.gather(*(member.prefetch(version) for member in self._members))
+
+    async def cancel_prefetch(self) -> None:
+        """See `EnginePort`."""
+        await asyncio.gather(*(member.cancel_prefetch() for member in self._members))
+
+    async def fingerprint(self, alike: str | None = None) -> str | None:
+        """See `EnginePort`."""
+        parts = _parts(alike, len(self._members))
+        found = (member.fingerprint(part) for member, part in zip(self._members, parts, strict=True))
+        return _joined(await asyncio.gather(*found))
+
+    async def trial(self, label: str) -> str | None:
+        """See `EnginePort`. Asks each decode server, with a prefill server, as a router does."""
+        prefill = cycle([member for member in self._members if member.role == "prefill"])
+        for decode in [member for member in self._members if member.role == "decode"]:
+            first = next(prefill)
+            body = TRIAL | first.bootstrap | {"bootstrap_room": secrets.randbelow(2**63)}
+            replies = await asyncio.gather(first.answer(body), decode.answer(body))
+            if (fault := next((found for reply in replies if (found := trial_fault(reply, label))), None)) is not None:
+                return fault
+        return None
+
+    async def resume(self) -> bool:
+        """See `EnginePort`."""
+        return all(await asyncio.gather(*(member.resume() for member in self._members)))
+
+    async def generates(self) -> bool | None:
+        """See `EnginePort`. A unit generates when all its members do."""
+        told = await asyncio.gather(*(member.generates() for member in self._members))
+        return False if False in told else None if None in told else True
+
+    async def check_changes(self) -> ChangeCheck:
+        """See `EnginePort`. The first one that does not open is the unit's."""
+        found = await asyncio.gather(*(member.check_changes() for member in self._members))
+        return next((each for each in found if each.fault is not None), found[0])
+
+    async def aclose(self) -> None:
+        """See `EnginePort`."""
+        await asyncio.gather(*(member.aclose() for member in self._members))
+
+    def _roles(self) -> Iterator[Obstacle]:
+        """What is wrong with the members of the unit, as far as they were reached."""
+        for member in self._members:
+            if member.was_reached and member.role is None:
+                text = f"{member.url} prefills and decodes by itself, and is named as one of a pair"
+                yield Obstacle(text=text, fix="give it an entry of its own in the engines file")
+        if all(member.was_reached for member in self._members):
+            for role in sorted({"prefill", "decode"} - {member.role for member in self._members}):
+                text = f"none of its servers is started with --disaggregation-mode {role}"
+                yield Obstacle(text=text, fix="name all servers that share keys and values in one entry, with 'pair'")
+
+
+def outcome_of(refits: Sequence[Refit]) -> Outcome:
+    """How a refit of a unit ended, by those of its members. Pure."""
+    found = {refit.outcome for refit in refits}
+    if Outcome.TAINTED in found or (Outcome.ACK in found and len(found) > 1):
+        return Outcome.TAINTED
+    return Outcome.UNREACHABLE if Outcome.UNREACHABLE in found else found.pop()
+
+
+def _part(target: Target, number: int, members: int) -> Target:
+    """A target for one member. The fingerprints of a unit are those of its members, in order."""
+    return replace(
+        target,
+        fingerprint=_parts(target.fingerprint, members)[number],
+        not_fingerprint=_parts(target.not_fingerprint, members)[number],
+    )
+
+
+def _parts(fingerprint: str | None, members: int) -> list[str | None]:
+    parts = [] if fingerprint is None else fingerprint.split(_AND)
+    return [*parts] if len(parts) == members else [None] * members
+
+
+def _joined(fingerprints: Sequence[str | None]) -> str | None:
+    known = [each for each in fingerprints if each is not None]
+    return _AND.join(known) if len(known) == len(fingerprints) else None
+
+
+def _one_process(processes: Sequence[Process]) -> Process:
+    """What tells these processes from those of a unit of which one was restarted; nothing where one tells nothing."""
+    told = [each.started or (None if each.seed is None else str(each.seed)) for each in processes]
+    return Process(started=_joined(told))

@@ -16,8 +16,8 @@ from refitd_client.contract.naming import MAX_STEP, Order, version_id
 from refitd_client.errors import UnlabelledAnswerError
 
 _LACKS = (
-    "SGLang says it from 0.5.19 on, in /generate, /v1/completions and /v1/chat/completions; vLLM from 0.32 on in "
-    "/inference/v1/generate alone"
+    "SGLang says it from 0.5.19 on, in /generate, /v1/completions and /v1/chat/completions; vLLM 0.32 in "
+    "/inference/v1/generate alone, which takes vllm serve --enable-scale-out"
 )
 
 

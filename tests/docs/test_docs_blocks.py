@@ -55,7 +55,14 @@ SGLANGS = {
     "--tp-size",
 }
 SGLANG_ROUTERS = {"--health-check-endpoint", "--service-discovery", "--worker-urls"}
-VLLMS = {"--enable-eplb", "--enable-sleep-mode", "--max-cpu-loras", "--max-loras", "--worker-extension-cls"}
+VLLMS = {
+    "--enable-eplb",
+    "--enable-scale-out",
+    "--enable-sleep-mode",
+    "--max-cpu-loras",
+    "--max-loras",
+    "--worker-extension-cls",
+}
 SLIMES = {
     "--hf-checkpoint",
     "--rollout-external-engine-addrs",

@@ -83,6 +83,7 @@ class Subject:
         """Follow a stream to its end; its last event."""
         last: dict[str, Any] = {}
         async with self.http() as http, http.stream("POST", route, json=body) as response:
+            response.raise_for_status()
             async for line in response.aiter_lines():
                 if line.startswith("data: {"):
                     last = json.loads(line.removeprefix("data: "))

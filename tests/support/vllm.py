@@ -267,12 +267,6 @@ class VllmSubject(Subject):
                     begun.set()
         return Streamed(count, ended, None)
 
-    async def last_event(self, tokens: int, begun: asyncio.Event) -> dict[str, Any]:
-        """See `Subject`. Of vLLM's routes this one alone says it."""
-        params = {"temperature": 0, "max_tokens": tokens, "ignore_eos": True}
-        body = {"token_ids": PROMPT, "sampling_params": params, "stream": True}
-        return await self.events("/inference/v1/generate", body, begun)
-
     def begun_checkpoint(self) -> Path:
         """model_b in two shards, the second of which is cut off in the middle of a layer's gate and up projections."""
         folder = self.models / "b_begun"

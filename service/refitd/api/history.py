@@ -106,7 +106,7 @@ async def engine_history(
 
     def look(connection: sa.Connection) -> bytes:
         loads = reads.read_attempts(connection, engine=meant, limit=limit + 1)
-        events = reads.read_log(connection, before=None, limit=_EVENTS_A_LOAD * limit + 100, subject=meant)
+        events, _ = reads.read_log(connection, before=None, limit=_EVENTS_A_LOAD * limit + 100, subject=meant)
         if not loads and not events:
             raise ProblemError(Slug.UNKNOWN_ENGINE, f"no engine {meant}: 'refitd engines' lists what there is")
         past = engine_past(meant, loads[-limit:], reversed(events), more=len(loads) > limit)

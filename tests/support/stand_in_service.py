@@ -18,10 +18,10 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 
 from refitd.api.feed import encode
+from refitd_client.contract.history import Delivery
 from refitd_client.contract.naming import Order, version_id
 from refitd_client.contract.states import EngineState, Kind, RolloutState, Standing, VersionState, WaitOutcome
 from refitd_client.contract.wire import (
-    Delivery,
     Engine,
     EngineOnVersion,
     Event,

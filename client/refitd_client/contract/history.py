@@ -1,11 +1,11 @@
-"""The wire types of what has been: past updates, one engine's past, and what differs between two versions.
+"""The wire types of what has been: past updates, one engine's past, what differs between two versions, and webhooks.
 
 Times of day are RFC 3339 strings in UTC, durations are milliseconds. Each type is what one GET answers or lists.
 """
 
 from dataclasses import dataclass, field
 
-from refitd_client.contract.states import EngineState, Kind, VersionState
+from refitd_client.contract.states import DeliveryState, EngineState, Kind, VersionState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,3 +146,21 @@ class VersionsCompared:
     norm: float | None = None
     distance: float | None = None
     notes: list[str] = field(default_factory=list[str])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """A webhook to one URL. `to` names its host alone: the rest may be a secret. `reason`: why the last try failed.
+
+    `about` is the id of the version that it is about, or the run if it is about no version.
+    """
+
+    id: str
+    topic: str
+    to: str
+    state: DeliveryState
+    tries: int
+    created_at: str
+    ended_at: str | None = None
+    reason: str | None = None
+    about: str | None = None

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from refitd_client.contract.states import (
-    DeliveryState,
     EngineState,
     Kind,
     LogSeverity,
@@ -335,24 +334,6 @@ class ReclaimPlan:
     foreign_bytes: int = 0
     disk_budget: int | None = None
     done: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delivery:
-    """A webhook to one URL. `to` names its host alone: the rest may be a secret. `reason`: why the last try failed.
-
-    `about` is the id of the version that it is about, or the run if it is about no version.
-    """
-
-    id: str
-    topic: str
-    to: str
-    state: DeliveryState
-    tries: int
-    created_at: str
-    ended_at: str | None = None
-    reason: str | None = None
-    about: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

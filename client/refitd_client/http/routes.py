@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote
 
-from refitd_client.contract.history import EnginePast, History, VersionsCompared
+from refitd_client.contract.history import Delivery, EnginePast, History, VersionsCompared
 from refitd_client.contract.states import LogSeverity, VersionState
 from refitd_client.contract.wire import (
     Attempt,
-    Delivery,
     Engine,
     Event,
     Explanation,

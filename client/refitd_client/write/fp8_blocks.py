@@ -25,8 +25,10 @@ import msgspec
 from refitd_client.checkpoint.header import Entry
 from refitd_client.checkpoint.strict_header import SCALES_END
 from refitd_client.errors import PublishError
+from refitd_client.files.plain_file import read_plain
 from refitd_client.tensors import Casts, TensorSource, entry_of, refused
 
+_MAX_CONFIG_BYTES = 4 * 2**20
 BLOCK = 128
 LARGEST = 448.0  # of float8_e4m3fn
 
@@ -166,6 +168,6 @@ def _scales(blocks: Any) -> Any:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        return msgspec.json.decode(read_plain(path, _MAX_CONFIG_BYTES, follow=True), type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise PublishError(f"{path} cannot be read as a model's configuration: {error}") from error

@@ -21,9 +21,10 @@ from refitd.state.journal import reads
 from refitd.state.journal.journal import JournalError
 from refitd.state.log_entry import LogFilter
 from refitd.state.store import Store
+from refitd_client.contract.history import Delivery
 from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import LogSeverity
-from refitd_client.contract.wire import Delivery, Event, Explanation, Page, ReclaimPlan
+from refitd_client.contract.wire import Event, Explanation, Page, ReclaimPlan
 
 router = APIRouter(prefix="/v1", tags=["log"])
 delivery_routes = APIRouter(prefix="/v1", tags=["webhooks"])

@@ -13,8 +13,8 @@ from refitd.cli.options import Json, TokenFile, Url, connect
 from refitd.cli.output import Output, speaking
 from refitd.cli.render import BAD, BUSY, GOOD, cell, sentence, when
 from refitd.cli.table import Table
+from refitd_client.contract.history import Delivery
 from refitd_client.contract.states import DeliveryState
-from refitd_client.contract.wire import Delivery
 
 Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=500, help="The newest N")]
 Test = Annotated[

@@ -8,8 +8,9 @@ import msgspec
 import pytest
 from standardwebhooks.webhooks import Webhook  # the convention's own library, as a receiver uses it
 
+from refitd_client.contract.history import Delivery
 from refitd_client.contract.states import DeliveryState
-from refitd_client.contract.wire import Delivery, Page
+from refitd_client.contract.wire import Page
 from support.command_line import refitd
 from support.scripted_server import answer, serve
 from support.stand_in_service import stand_in

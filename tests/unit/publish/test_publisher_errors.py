@@ -28,6 +28,7 @@ EXAMPLES: list[errors.RefitError] = [
     errors.EngineFailedError("text", engines=(ENGINE,)),
     errors.PlanRefusedError("text"),
     errors.WaitTimeoutError("text", laggards=(ENGINE,)),
+    errors.UnlabelledAnswerError("text"),
     errors.ServiceError("text"),
     errors.ServiceUnreachableError("text"),
     errors.ServiceProblemError(PROBLEM),

@@ -22,8 +22,11 @@ from refitd.engine.sglang.verify import TRIAL, read_scores
 from refitd_client.checkpoint.header import locate
 from refitd_client.contract.naming import ADAPTER_CONFIG_NAME, ADAPTER_NAME
 from refitd_client.errors import InvalidWeightsError
+from refitd_client.files.plain_file import read_plain
+from refitd_client.validation.lora import MAX_CONFIG_BYTES
 
 ROUNDS = 3
+_MAX_ADAPTER_BYTES = 2**34
 _MAGNITUDE = {"F32": ("<u4", 0x7FFFFFFF), "F16": ("<u2", 0x7FFF), "BF16": ("<u2", 0x7FFF)}
 
 Ask = Callable[[dict[str, Any]], Awaitable[Reply | NoReply]]
@@ -87,14 +90,14 @@ def is_same(folder: Path, other: Path) -> bool:
 
 
 def _tensors(folder: Path) -> dict[str, tuple[str, bytes]]:
-    data = (folder / ADAPTER_NAME).read_bytes()
+    data = read_plain(folder / ADAPTER_NAME, _MAX_ADAPTER_BYTES)
     found = locate(folder / ADAPTER_NAME)
     return {name: (entry.dtype, data[start : start + entry.nbytes]) for name, (entry, start) in found.items()}
 
 
 def _scale(folder: Path) -> tuple[object, object]:
     try:
-        config = json.loads((folder / ADAPTER_CONFIG_NAME).read_bytes())
+        config = json.loads(read_plain(folder / ADAPTER_CONFIG_NAME, MAX_CONFIG_BYTES))
         return config.get("r"), config.get("lora_alpha")
     except (ValueError, AttributeError) as error:
         raise InvalidWeightsError(f"{folder} has no adapter's configuration: {error}") from error

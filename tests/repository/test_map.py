@@ -1,6 +1,7 @@
 """The folders of the tests: where the tests of a package are, and what a unit test does not start."""
 
 import ast
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -35,6 +36,12 @@ def test_the_folders_of_the_tests_are_those_of_the_map() -> None:
     assert folders_in(TESTS) == FOLDERS | KITS
     for folder, parts in PARTS.items():
         assert folders_in(TESTS / folder) == parts
+
+
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """pytest imports them by their names, and stops where all folders are collected at once and two names are one."""
+    names = Counter(file.name for file in TESTS.rglob("test_*.py"))
+    assert [name for name, times in names.items() if times > 1] == []
 
 
 def test_unit_tests_lie_in_folders_of_the_product_s_packages() -> None:

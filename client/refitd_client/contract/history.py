@@ -28,9 +28,10 @@ class PastUpdate:
 
     `loads` counts all loads of it; `done` those that engines took, by what was loaded; `failed` those that failed, by
     outcome. An engine that declines a hand-over loads the files later: that is no failure.
-    `pause` is for how long engines stood still in the loads that they took; `served` is the time from the start of
-    publishing until an engine was done, without engines that came only after `served_at`. Both are None where nothing
-    was measured.
+    `timings` are the stages of its publication and of the slowest load. `pause` is for how long engines stood still in
+    the loads that they took, from the call that pauses to the end of the one that resumes; `served` is the time from
+    the start of publishing until an engine was done, without engines that came only after `served_at`. Both are None
+    where nothing was measured.
     """
 
     id: str

@@ -224,7 +224,7 @@ MUTANTS = [
         "service/refitd/engine/vllm/adapter.py",
         "return await self._restore(reason, before, watch)",
         "return await self._as_before(reason, target, watch)",
-        "tests/reliability/simulation",
+        "tests/unit/engine/test_vllm_adapter.py tests/reliability/simulation",
     ),
     Mutant(
         "takes the answer of one of a vLLM's ranks for that of all",

@@ -18,7 +18,7 @@ import numpy as np
 
 from refitd_client.checkpoint.finite import any_nonfinite, count_nonfinite
 from refitd_client.delta.change import Indices, changed
-from refitd_client.fingerprint import Bits, bits_of, fingerprint, fingerprints_together, terms, width_of
+from refitd_client.fingerprint import Bits, bits_of, fingerprint, fingerprints_together, share, terms, width_of
 from refitd_client.tensors import HOST, TensorSource
 from refitd_client.write.plan import Run, runs_of
 
@@ -113,6 +113,20 @@ class _Copies:
             return ShadowDiff()
         values, old = now[at], self._bits[at]
         self._bits[at] = values
+        return self._diff(at, values, old) if len(self.run.entries) > 1 else self._diff_of_one(at, values, old)
+
+    def _diff_of_one(self, at: Indices, values: Bits, old: Bits) -> ShadowDiff:
+        """The changes of a tensor by itself, which may be all of a large one: `share` takes them in blocks."""
+        name, dtype, data = self.run.entries[0].name, self.run.entries[0].dtype, values.view(np.uint8)
+        return ShadowDiff(
+            count=len(at),
+            found={name: ChangedElements(indices=at, values=values)},
+            shifts={name: (share(at, values) - share(at, old)) % 2**64},
+            nonfinite={name: count_nonfinite(dtype, data)} if any_nonfinite(dtype, data) else {},
+        )
+
+    def _diff(self, at: Indices, values: Bits, old: Bits) -> ShadowDiff:
+        """The changes of several small tensors, by the elements' indices in all of them."""
         cuts = np.searchsorted(at, self.begins)
         touched = np.flatnonzero(cuts[1:] > cuts[:-1])
         starts = cuts[touched]

@@ -480,7 +480,7 @@ class World:
 
 
 def _wants_operator(engine: EngineRecord, tended: Collection[str]) -> bool:
-    """Whether an alert asks for somebody to restart or resync an engine, and nobody has done that yet."""
+    """Whether an alert asks the operator to restart or resync an engine, which was not done before."""
     asks = engine.state in {EngineState.QUARANTINED, EngineState.CONTESTED}
     return asks and f"{engine.id} {engine.state}" not in tended
 

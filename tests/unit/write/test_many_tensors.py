@@ -1,5 +1,6 @@
 """Small tensors are read, checked, digested and compared together, and each is published as if it came alone."""
 
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from refitd_client.contract.naming import MANIFEST_NAME
 from refitd_client.delta import writer
 from refitd_client.delta.shadow import Shadows
 from refitd_client.fingerprint import bits_of, fingerprint, fingerprints_together, to_text, width_of
-from refitd_client.tensors import TensorSource, casts, torch_source
+from refitd_client.tensors import DTYPES, TensorSource, casts, joins, read_together, torch_source
 from refitd_client.write.plan import PIECE, runs_of
 from support import published
 from support.stand_in_service import make_engine, stand_in
@@ -139,6 +140,27 @@ def test_a_step_that_changes_too_many_tensors_for_a_deltas_header_goes_out_in_fu
     publication = publisher.publish(tensors, step=2, delta="auto")
     assert publication.why_full is not None
     assert "too much for a delta's header" in publication.why_full
+
+
+def test_a_large_tensor_of_which_all_has_changed_takes_little_memory_beside_its_changes() -> None:
+    """Indices, values and old values are 8 bytes an element; what fingerprints are computed with comes in blocks."""
+    tensor = torch.zeros(2**22, dtype=torch.bfloat16)
+    shadows = Shadows(sources({"w": tensor}), stream=False)
+    tensor += 1
+    tracemalloc.start()
+    shadows.find(sources({"w": tensor}), most=2**22)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak / 2**22 < 20
+    assert {name: to_text(each) for name, each in shadows.fingerprints.items()} == expected({"w": tensor})
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_tensors_of_every_dtype_are_read_together_as_each_by_itself(name: str) -> None:
+    values = (torch.arange(64) % 2).to(torch.uint8).view(getattr(torch, name))
+    one, other = (torch_source(each, values.clone(), casts(None)) for each in ("a", "b"))
+    assert joins(one, other)
+    assert read_together([one, other]).tobytes() == one.read().tobytes() + other.read().tobytes()
 
 
 @pytest.mark.parametrize("dtype", ["U8", "BF16", "F32", "F64"])

@@ -2,6 +2,7 @@
 REFITD_SGLANG_VENV, REFITD_VLLM_VENV, REFITD_AREAL_VENV or REFITD_TRAINERS_VENV names one."""
 
 import fcntl
+import gc
 import os
 import signal
 import subprocess
@@ -19,11 +20,15 @@ from support.servers import AREAL_VENV, KIT, SGLANG_VENV, TRAINERS_VENV, VLLM_VE
 
 if TYPE_CHECKING:
     from support.plugged import PluggedSglang
+    from support.postgres import PostgresServer
     from support.vllm import OneVllm
 
 # A shell that runs the tests in the background has SIGINT ignored, and what the tests start would ignore it as well.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Several processes of tests compute on few cores, and threads of torch that wait for one another would spin there.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # The same cases each time and everywhere, however slow the machine; `make soak`, or --hypothesis-profile=default, draws
 # others. Hypothesis also draws constants from the modules that it takes for local, and which those are depends on the
@@ -38,6 +43,19 @@ collect_ignore_glob = [
     *([] if AREAL_VENV else ["e2e/test_areal_released.py"]),
     *([] if TRAINERS_VENV else ["e2e/test_trainers_*.py"]),
 ]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported and collected, a million objects in each worker, stays until the end: the garbage collector
+    looks at none of it, now or later, which takes half of the time to collect tests and some of the time to run them.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)
@@ -67,6 +85,17 @@ def _made_once(tmp_path_factory: pytest.TempPathFactory, name: str, *width: str)
                 subprocess.run([sys.executable, KIT / order[0], *order[1:]], check=True, capture_output=True)
             Path(making).rename(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def postgres() -> "Generator[PostgresServer]":
+    """A real PostgreSQL for all tests of this process; each has databases of its own."""
+    from support.postgres import ABSENT, programs, running_postgres
+
+    if programs() is None:
+        pytest.skip(ABSENT)
+    with running_postgres() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from refitd_client.contract.wire import Notice
 from refitd_client.delta.plan import DeltaRules
 from refitd_client.errors import (
+    BucketError,
     ConflictError,
     EngineFailedError,
     Fault,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncRefitClient",
+    "BucketError",
     "ConflictError",
     "DeltaRules",
     "EngineFailedError",

@@ -8,7 +8,8 @@
     │   ├── RunBusyError                trainer: another publisher has the run
     │   ├── RankLostError               trainer: a rank of a sharded publication is gone or late
     │   └── StorageError                storage: the file system would not
-    │       └── NoSpaceError
+    │       ├── NoSpaceError
+    │       └── BucketError             storage: the object store would not, or was not there
     ├── VersionFailedError              checkpoint: it is not, or no longer, fit to be served
     │   ├── VersionRejectedError
     │   └── VersionLostError
@@ -107,6 +108,17 @@ class NoSpaceError(StorageError):
         super().__init__(message)
         self.needed = needed
         self.free = free
+
+
+class BucketError(StorageError):
+    """The object store refused, or could not be reached. `may_heal`: the same call can succeed later.
+
+    The store's own text is not in it: that can hold credentials.
+    """
+
+    def __init__(self, message: str, *, may_heal: bool = False) -> None:
+        super().__init__(message)
+        self.may_heal = may_heal
 
 
 class VersionFailedError(RefitError):

@@ -136,12 +136,15 @@ def flow(palette: Palette) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transport:
-    """One transport from a trainer to its engine; times in milliseconds, None where they were not measured."""
+    """One transport from a trainer to its engine; times in milliseconds, None where they were not measured.
+
+    `held` is how long the trainer is held to publish, `pause` how long the engine stands still.
+    """
 
     name: str
     is_ours: bool = False
     held: float | None = None
-    load: float | None = None
+    pause: float | None = None
     answered: float | None = None
     instead: str = "not measured"
 
@@ -154,11 +157,11 @@ def transports() -> Mapping[str, Sequence[Transport]]:
     by_hand = Transport(
         name="by hand: save, reload, delete",
         held=today["stages"]["save_file"],
-        load=today["stages"]["reload"],
+        pause=today["stages"]["reload"],
         answered=today["p50"],
     )
     stock = Transport(
-        name="refitd, SGLang as it is", is_ours=True, held=held, load=ours["stages"]["load"], answered=ours["p50"]
+        name="refitd, SGLang as it is", is_ours=True, held=held, pause=_paused(ours["stages"]), answered=ours["p50"]
     )
     return {
         "One H200": (
@@ -190,18 +193,22 @@ def _plugged(name: str) -> list[Transport]:
             name=f"refitd inside: {words}",
             is_ours=True,
             held=found[f"{kind}: held ms"]["p50"],
-            load=found[f"{kind}: stages ms"]["load"],
+            pause=_paused(found[f"{kind}: stages ms"]),
             answered=found[f"{kind}: answered ms"]["p50"],
         )
         for kind, words in kinds.items()
     ]
 
 
+def _paused(stages: Mapping[str, float]) -> float:
+    return sum(stages[stage] for stage in ("pause", "load", "verify", "resume"))
+
+
 def speed(palette: Palette) -> str:
     """The time of an update by each transport, as bars, with how long trainer and engine are held up."""
     groups = transports()
     drawing = Drawing(
-        108 + sum(52 + LINE * len(group) for group in groups.values()),
+        126 + sum(52 + LINE * len(group) for group in groups.values()),
         "Milliseconds of an update, by transport",
         palette,
     )
@@ -211,14 +218,14 @@ def speed(palette: Palette) -> str:
     y = 66.0
     for title, group in groups.items():
         drawing.text(24, y, title, font_weight="600")
-        drawing.text(304, y, "trainer held", **right)
-        drawing.text(396, y, "engine loads", **right)
-        drawing.text(BAR_AT, y, "until it is answered", color=palette.faint, size=12)
+        drawing.text(304, y, "publish", **right)
+        drawing.text(396, y, "pause", **right)
+        drawing.text(BAR_AT, y, "answered", color=palette.faint, size=12)
         for transport in group:
             y += LINE
             drawing.text(24, y, transport.name)
             drawing.text(304, y, _number(transport.held), text_anchor="end")
-            drawing.text(396, y, _number(transport.load), text_anchor="end")
+            drawing.text(396, y, _number(transport.pause), text_anchor="end")
             if transport.answered is None:
                 drawing.text(BAR_AT, y, transport.instead, color=palette.faint)
                 continue
@@ -227,6 +234,7 @@ def speed(palette: Palette) -> str:
             drawing.text(BAR_AT + width + 8, y, _number(transport.answered))
         y += 52
     notes = (
+        "Publish: how long the trainer is held. Pause: how long the engine stands still (its stages, added).",
         "Empty: not measured. Medians; docs/benchmarks.md has each run with its machine and its command.",
         "By hand and SGLang as it is: one run. The others: runs of their own, on machines of the same kind.",
         "SGLang 0.5.12.post1; refitd inside on one H200: SGLang 0.5.23.",

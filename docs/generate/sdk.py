@@ -11,7 +11,6 @@ import refitd_client
 from generate.markdown import code, page, prose, table
 from refitd_client.errors import Fault, RefitError, WaitTimeoutError
 from refitd_client.rollout import TokenCounts, TokenSpan, spans
-from refitd_client.trainers.transformers import RefitCallback
 
 INTRODUCTION = """\
 # Python SDK
@@ -43,6 +42,8 @@ _DUNDER = {"__enter__", "__exit__", "__init__"}
 
 def sdk_page() -> str:
     """The page."""
+    from refitd_client.trainers.transformers import RefitCallback  # transformers, with peft, takes seconds to import
+
     public = {name: getattr(refitd_client, name) for name in refitd_client.__all__}
     errors = [each for each in public.values() if _is_error(each)]
     others = [each for name, each in public.items() if name not in _PUBLISH and not _is_error(each)]

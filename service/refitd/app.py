@@ -30,7 +30,11 @@ from refitd.discovery.place import parse_place, parse_router
 from refitd.discovery.router_workers import RouterKeeper
 from refitd.discovery.scout import Scout
 from refitd.engine.connect import connector
-from refitd.engine.plugin.leading import Leads, leads_of
+from refitd.engine.dialing import Guard
+from refitd.engine.plugin.leading import Leads, leads_of, leads_of_group
+from refitd.follow.connecting import connect_upstream
+from refitd.follow.follower import FollowedSources, UpstreamFollower
+from refitd.follow.puller import Puller
 from refitd.materialize.before_load import BeforeLoad, Warmer
 from refitd.materialize.disk import DiskCopies
 from refitd.materialize.materializer import Materializer
@@ -38,25 +42,33 @@ from refitd.observe.logs import configure_logs
 from refitd.observe.telemetry import Telemetry, tracing
 from refitd.observe.webhooks.delivery_task import Webhooks
 from refitd.policy.roster import guard_of, named_by_operator
+from refitd.push.pusher import Pusher
 from refitd.reclaim.facts import StoreFacts
 from refitd.reclaim.folders import DiskFolders
 from refitd.reclaim.sweep import Collector
 from refitd.rollout.canary import CanaryCheck, CanaryChecks, OperatorCheck
 from refitd.rollout.controller import RolloutController
 from refitd.rollout.fleet import Fleet
+from refitd.rollout.proving import RankProofs
 from refitd.rollout.targets import Targets
 from refitd.root.file_systems import mounts_now, root_file_system
 from refitd.root.mark import RootGuard, mark_root
 from refitd.root.ownership import Hold, StartRefusedError, check_state_folder, owned, state_owned
 from refitd.root.threads import RootThreads
 from refitd.settings import Settings
+from refitd.state.followers import Followers
+from refitd.state.journal.address import PostgresAddress
+from refitd.state.journal.journal import Journal
 from refitd.state.journal.recovery import open_journal
 from refitd.state.records import Source
 from refitd.state.store import Store
+from refitd_client.bucket.objects import Bucket
 from refitd_client.transport.ipc.offer_file import make_secret
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
+
+    from refitd.state.journal.leadership import HeldLead
 
 
 DRAIN_SECONDS = 20.0
@@ -74,6 +86,8 @@ def serve(settings: Settings) -> int:
     # Threads look at files and write the journal; the loop must not wait for its turn behind them (5 ms by default).
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
+        if settings.database is not None:
+            return _serve_in_group(settings, settings.database)
         with owned(settings.root) as hold:
             check_state_folder(settings.state_folder, named=settings.state is not None, mounts=mounts_now())
             with (
@@ -81,8 +95,7 @@ def serve(settings: Settings) -> int:
                 tracing(settings.otlp_endpoint) as tracer,
                 listening(settings.host, settings.port) as sockets,
             ):
-                if os.geteuid() == 0:
-                    log.warning("refitd runs as root and need not", advice=_NOT_ROOT)
+                _warn_of_root()
                 asyncio.run(_serve(settings, hold, sockets, tracer))
     except StartRefusedError as error:
         log.error("refitd does not start", reason=str(error))
@@ -90,16 +103,66 @@ def serve(settings: Settings) -> int:
     return 0
 
 
+def _warn_of_root() -> None:
+    if os.geteuid() == 0:
+        log.warning("refitd runs as root and need not", advice=_NOT_ROOT)
+
+
+def _serve_in_group(settings: Settings, database: PostgresAddress) -> int:
+    """The same for a service of a group, which stands by until it leads.
+
+    Raises:
+        StartRefusedError: it cannot.
+    """
+    try:
+        # Here, because its driver is an extra.
+        from refitd.group import lead_group
+    except ImportError as error:
+        why = f"--state {database.shown} needs PostgreSQL's driver ({error}): install refitd's extra postgres"
+        raise StartRefusedError(why) from error
+
+    async def run(hold: Hold, sockets: list[socket], tracer: "Tracer | None") -> None:
+        led = await lead_group(settings, database, sockets)
+        if led is None:
+            log.info("stopped")
+            return
+        try:
+            await _act(settings, hold, sockets, tracer, led.journal, led.lead)
+        finally:
+            led.lead.release()
+
+    with (
+        owned(settings.root, shared=True) as hold,
+        tracing(settings.otlp_endpoint) as tracer,
+        listening(settings.host, settings.port) as sockets,
+    ):
+        _warn_of_root()
+        asyncio.run(run(hold, sockets, tracer))
+    return 0
+
+
 async def _serve(settings: Settings, hold: Hold, sockets: list[socket], tracer: "Tracer | None") -> None:
     journal = await asyncio.to_thread(open_journal, settings.state_folder, settings.root.resolve())
+    await _act(settings, hold, sockets, tracer, journal)
+
+
+async def _act(
+    settings: Settings,
+    hold: Hold,
+    sockets: list[socket],
+    tracer: "Tracer | None",
+    journal: Journal,
+    lead: "HeldLead | None" = None,
+) -> None:
+    """Do the service's work until it is to stop. Closes the journal."""
     try:
-        store = await asyncio.to_thread(Store, journal, SystemClock())
-        targets = Targets(store, settings.rollout_strategy)
+        store = await asyncio.to_thread(Store, journal, SystemClock(), 0 if lead is None else lead.epoch)
+        targets = Targets(store, settings.rollout_strategy, follows=bool(settings.follow))
         guard = await asyncio.to_thread(_root_guard, settings, store, hold)
         telemetry = Telemetry(store, tracer)
         async with asyncio.TaskGroup() as group:
             writing = group.create_task(journal.run(), name="journal")
-            await _run(settings, store, targets, guard, sockets, telemetry)
+            await _run(settings, store, targets, guard, sockets, telemetry, lead)
             telemetry.close()
             writing.cancel()
     finally:
@@ -107,8 +170,10 @@ async def _serve(settings: Settings, hold: Hold, sockets: list[socket], tracer: 
     log.info("stopped")
 
 
-def _leads(settings: Settings) -> Leads | None:
+def _leads(settings: Settings, lead: "HeldLead | None") -> Leads | None:
     """Return the service's name for plugins; without one it leads no engine, and all else works."""
+    if lead is not None:
+        return leads_of_group(settings.root.resolve(), lead.service, lead.epoch, settings.probe_interval)
     try:
         return leads_of(settings.root.resolve(), settings.state_folder, settings.probe_interval)
     except OSError as error:
@@ -135,7 +200,10 @@ async def _run(
     guard: RootGuard,
     sockets: list[socket],
     telemetry: Telemetry,
+    lead: "HeldLead | None",
 ) -> None:
+    if lead is not None:
+        store.say("group", "group", f"{lead.leader.address} leads the group, with epoch {lead.epoch}", epoch=lead.epoch)
     by_api = [engine.id for engine in store.engines.values() if engine.source is Source.API]
     if (doubt := await asyncio.to_thread(stranger, settings, by_api)) is not None:
         log.warning("the canary is not there", reason=doubt)
@@ -145,8 +213,9 @@ async def _run(
         await asyncio.to_thread(make_secret, settings.root.resolve())
     except OSError as error:  # then no version is handed over from memory, and all else works
         log.warning("no secret for hand-overs from memory", reason=str(error))
-    leads = await asyncio.to_thread(_leads, settings)
-    parts = compose(settings, store, targets, guard, telemetry=telemetry, leads=leads)
+    leads = await asyncio.to_thread(_leads, settings, lead)
+    port: int = sockets[0].getsockname()[1]
+    parts = compose(settings, store, targets, guard, telemetry=telemetry, leads=leads, port=port, lead=lead)
     webhooks = await asyncio.to_thread(lambda: Webhooks(settings.webhook_rules, store, targets, telemetry))
     await parts.materializer.survey()  # before engines are asked: they go straight to a copy that is there already
     gc.collect()
@@ -180,6 +249,8 @@ def compose(
     *,
     telemetry: Telemetry,
     leads: Leads | None = None,
+    port: int = 0,
+    lead: "HeldLead | None" = None,
 ) -> Parts:
     """Make every part and hand it what it needs. Call it on the event loop.
 
@@ -190,12 +261,27 @@ def compose(
         guard: says why what is at the root's path is not the root.
         telemetry: what the service measures of itself.
         leads: what plugins hear of the service that loads their engines.
+        port: the one that the service listens on.
+        lead: of its group; no engine is called when that is over. None for a service alone.
     """
     root, threads = settings.root.resolve(), RootThreads()
     files = DiskFiles(root, guard, threads, settings.trainers)
-    catalog = Catalog(store, files, References(store, settings.base_model, threads), settings.catalog_rules)
+    proofs = RankProofs(store, targets, settings.prove)
+    references = References(store, settings.base_model, threads)
+    catalog = Catalog(store, files, references, settings.catalog_rules, proofs)
     copies = DiskCopies(root, settings.copies_folder, threads)
-    facts = StoreFacts(store, targets, files, catalog.judging)
+    followers = Followers(store.clock)
+    follower = _follower(settings, store, targets, catalog.nudge, port)
+    pusher = _pusher(settings, store, targets)
+    facts = StoreFacts(
+        store,
+        targets,
+        files,
+        catalog.judging,
+        pulling=followers.pulled,
+        upstream=frozenset if follower is None else lambda: follower.needs,
+        pushing=frozenset if pusher is None else lambda: pusher.uploading,
+    )
     materializer = Materializer(store, targets, facts, copies, most=settings.copies)
     warmer = Warmer(root, lambda: root_file_system(root), threads)
     before_load = BeforeLoad(catalog.check, materializer, warmer, targets.carriage)
@@ -209,12 +295,14 @@ def compose(
         probe_interval=settings.probe_interval,
         connect=connector(
             settings.engine_access,
-            guard_of(settings.operator_hosts, store.engines),
+            _while_leading(lead, guard_of(settings.operator_hosts, store.engines)),
             is_named,
             leads,
         ),
         check=before_load.check,
         warm=before_load.warm,
+        prove=catalog.read,
+        proofs=proofs,
         chance=random.Random(),  # noqa: S311 - jitter, not a secret
         discovers=bool(settings.discover),
     )
@@ -234,6 +322,7 @@ def compose(
         trainers=settings.trainers,
         kind=settings.kind,
         deltas=settings.takes_deltas,
+        upstreams=settings.follow,
     )
     return Parts(
         api=Service(
@@ -245,6 +334,9 @@ def compose(
             sweeper=collector.sweeper,
             materializer=materializer,
             telemetry=telemetry,
+            followers=followers,
+            follower=follower,
+            leader=None if lead is None else lead.leader,
         ),
         fleet=fleet,
         materializer=materializer,
@@ -257,6 +349,42 @@ def compose(
             materializer.run,
             fleet.run,
             Scout(places, discovered, fleet.discovered, store.clock).run,
+            *(() if follower is None else (follower.run,)),
+            *(() if pusher is None else (pusher.run,)),
             *(RouterKeeper(parse_router(text), store, targets, is_named).run for text in settings.routers),
         ),
     )
+
+
+def _follower(
+    settings: Settings, store: Store, targets: Targets, nudge: Callable[[], None], port: int
+) -> UpstreamFollower | None:
+    """What follows the upstreams of the settings, None where there are none."""
+    if not settings.follow:
+        return None
+    upstreams = [connect_upstream(url, token_file=settings.follow_token_file, leads=False) for url in settings.follow]
+    sources = FollowedSources(upstreams)
+    return UpstreamFollower(
+        store,
+        targets,
+        Puller(settings.root.resolve(), sources),
+        sources,
+        identity=settings.identity(port),
+        run=settings.run,
+        nudge=nudge,
+        quorum=settings.quorum,
+    )
+
+
+def _while_leading(lead: "HeldLead | None", guard: Guard) -> Guard:
+    """The guard of calls to engines; it also refuses each call of a service that does not lead its group any more."""
+    if lead is None:
+        return guard
+    return lambda host, address: lead.why_not() or guard(host, address)
+
+
+def _pusher(settings: Settings, store: Store, targets: Targets) -> Pusher | None:
+    """What pushes to the object store of the settings, None where there is none."""
+    if settings.push is None:
+        return None
+    return Pusher(store, targets, settings.root.resolve(), Bucket.at(settings.push), keep=settings.push_keep)

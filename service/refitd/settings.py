@@ -5,26 +5,29 @@ Secrets come from files. Durations are seconds, sizes are bytes (or '200GB', '1.
 
 import hashlib
 import os
-import re
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import NoDecode
 
 from refitd.discovery.place import check_places, check_routers, refuse_both
 from refitd.engine.address import check_adapter_name, parse_allow_list
 from refitd.engine.engines_file import EngineSpec, check_engine, named_engines
 from refitd.engine.kind import EngineAccess
 from refitd.engine.registry import check_pause_mode
-from refitd.observe.webhooks.rules import Topic, WebhookRules, check_receivers, read_receivers, read_secrets
+from refitd.follow.options import FollowSettings
+from refitd.observe.webhooks.rules import Topic, WebhookRules, check_receivers, check_signing, read_receivers
 from refitd.policy.admit import CatalogRules
 from refitd.policy.keep import KEEP_LAST, KeepRules
+from refitd.policy.proving import Prove
 from refitd.policy.roster import OperatorHosts
 from refitd.policy.spare_slots import ReclaimRules, SlotRules
 from refitd.policy.strategy import Strategy, StrategyName
+from refitd.push.options import PushSettings
 from refitd.root.file_systems import Watch, why_no_slots
-from refitd.text import bytes_in, is_web_address
+from refitd.state.journal.address import PostgresAddress, is_postgres
+from refitd.text import advertised_url, bytes_in, canary_check_url, collector_url, host_patterns
 from refitd.tokens import Tokens, tokens_from
 from refitd_client.contract.naming import check_run
 from refitd_client.contract.states import Kind
@@ -37,39 +40,20 @@ def _split(value: object) -> object:
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
-def _check_of_canary(url: str) -> str:
-    if is_web_address(url):
-        return url
-    encoded = "in a user or password write / as %2F, ? as %3F, # as %23 and @ as %40"
-    raise ValueError(f"canary_check must be an http:// or https:// URL with a host; {encoded}")
-
-
-def _collector(url: str) -> str:
-    if not url.startswith(("http://", "https://")):
-        raise ValueError("otlp_endpoint must be an http:// or https:// URL; traces go to <URL>/v1/traces")
-    return url
-
-
-def _host_names(names: list[str]) -> list[str]:
-    for name in names:
-        if not re.fullmatch(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", name):
-            advice = "write names (refitd.example) or *.example, without a port"
-            raise ValueError(f"{name!r} is no name of a host: {advice}")
-    return names
-
-
 def _run(value: object) -> object:
     return check_run(value) if isinstance(value, str) else value
+
+
+def _state(value: object) -> object:
+    return PostgresAddress(value) if isinstance(value, str) and is_postgres(value) else value
 
 
 Size = Annotated[int, BeforeValidator(bytes_in)]
 Urls = Annotated[list[str], NoDecode, BeforeValidator(_split)]
 
 
-class Settings(BaseSettings):
+class Settings(FollowSettings, PushSettings):
     """The settings of `refitd serve`."""
-
-    model_config = SettingsConfigDict(env_prefix="REFITD_", frozen=True, extra="forbid", hide_input_in_errors=True)
 
     root: Path = Field(description="Folder that trainers publish into: <root>/<run>/v000123/")
     engines: Annotated[Urls, AfterValidator(lambda texts: [check_engine(text) for text in texts])] = Field(
@@ -125,13 +109,25 @@ class Settings(BaseSettings):
 
     host: str = Field(default="127.0.0.1", description="Address to listen on; beyond loopback only with a token")
     port: int = Field(default=8700, ge=0, le=65535, description="Port to listen on (0: any free one, printed)")
-    allowed_hosts: Annotated[Urls, AfterValidator(_host_names)] = Field(
+    allowed_hosts: Annotated[Urls, AfterValidator(host_patterns)] = Field(
         default=[],
         description="Names (or *.patterns) that the service may be called by where no token is needed, besides "
         "addresses, localhost and --host (comma-separated in the environment)",
     )
-    state: Path | None = Field(
-        default=None, description="Folder of the journal (default: under the XDG state directory)"
+    state: Annotated[Path | PostgresAddress | None, BeforeValidator(_state)] = Field(
+        default=None,
+        description="Folder of the journal (default: under the XDG state directory), or the postgresql:// URL of the "
+        "database that a group of services shares (needs refitd[postgres])",
+    )
+    advertise: Annotated[str, AfterValidator(advertised_url)] | None = Field(
+        default=None,
+        description="URL by which clients reach this service of a group (default: its --host, or this machine's name)",
+    )
+    lease: float = Field(
+        default=3.0,
+        ge=1.0,
+        le=60.0,
+        description="Time without an answer of the database after which another service of the group takes over",
     )
     token: SecretStr | None = Field(default=None, description="Bearer token for everything that changes anything")
     token_file: Path | None = Field(
@@ -190,6 +186,11 @@ class Settings(BaseSettings):
     allow_dtype_cast: bool = Field(
         default=False, description="Let engines cast floating-point tensors to their own dtype"
     )
+    prove: Prove = Field(
+        default=Prove.ENGINE,
+        description="Who reads a version's tensors to prove them: the GPUs of engines with the plugin (where there are "
+        "none, the service), the service, or both",
+    )
 
     probe_interval: float = Field(default=2.0, gt=0, description="Time between looks at an engine that is in sync")
     load_timeout: float = Field(default=600.0, gt=0, description="Longest time that an engine may take to load")
@@ -208,7 +209,7 @@ class Settings(BaseSettings):
         default=1, ge=1, description="Engines that may be out of service at a time when rolling"
     )
     canary: str | None = Field(default=None, description="Engine that goes first (default: the first by name)")
-    canary_check: Annotated[str, AfterValidator(_check_of_canary)] | None = Field(
+    canary_check: Annotated[str, AfterValidator(canary_check_url)] | None = Field(
         default=None, description="URL that is asked (POST) whether a canary is good: 2xx yes, 4xx no"
     )
     quorum: int = Field(default=1, ge=1, description="Engines that must serve a version before it counts as served")
@@ -230,7 +231,7 @@ class Settings(BaseSettings):
     stalled_after: float = Field(
         default=600.0, gt=0, description="Time without a served version after which a run counts as stalled"
     )
-    otlp_endpoint: Annotated[str, AfterValidator(_collector)] | None = Field(
+    otlp_endpoint: Annotated[str, AfterValidator(collector_url)] | None = Field(
         default=None,
         description="OpenTelemetry collector that gets a trace of each version, over HTTP, such as "
         "http://127.0.0.1:4318 (needs refitd[otel])",
@@ -252,6 +253,7 @@ class Settings(BaseSettings):
             )
         refuse_both(self.discover, self.routers)
         self._check_strategy()
+        self.check_follow()
         self._check_webhooks()
         if self.path_map is not None and not self.path_map.startswith("/"):
             raise ValueError("path_map must be an absolute path")
@@ -263,19 +265,11 @@ class Settings(BaseSettings):
             receivers = self.receivers
         except OSError as error:
             raise ValueError(f"the webhooks file {error.filename} cannot be read: {error.strerror}") from error
-        if not receivers:
-            if of_webhooks := self.model_fields_set & {"webhook_secret_file", "webhook_events", "stalled_after"}:
-                flag = "--" + min(of_webhooks).replace("_", "-")
-                raise ValueError(f"{flag} is for --webhook (REFITD_WEBHOOKS) or --webhooks-file, and there is none")
-            return
-        if self.webhook_secret_file is None:
-            raise ValueError("--webhook needs --webhook-secret-file (REFITD_WEBHOOK_SECRET_FILE): they are signed")
-        if not self.webhook_events:
-            raise ValueError("--webhook-events (REFITD_WEBHOOK_EVENTS) is empty: then nothing would be told")
-        try:
-            read_secrets(self.webhook_secret_file)
-        except OSError as error:
-            raise ValueError(f"the secret file {error.filename} cannot be read: {error.strerror}") from error
+        if receivers:
+            check_signing(self.webhook_secret_file, self.webhook_events)
+        elif of_webhooks := self.model_fields_set & {"webhook_secret_file", "webhook_events", "stalled_after"}:
+            flag = "--" + min(of_webhooks).replace("_", "-")
+            raise ValueError(f"{flag} is for --webhook (REFITD_WEBHOOKS) or --webhooks-file, and there is none")
 
     def _check_strategy(self) -> None:
         """Refuse settings that the strategy does not use."""
@@ -311,6 +305,7 @@ class Settings(BaseSettings):
             allow_dtype_cast=self.allow_dtype_cast,
             kind=self.kind,
             deltas=self.takes_deltas,
+            prove=self.prove,
         )
 
     @property
@@ -351,9 +346,14 @@ class Settings(BaseSettings):
         return ReclaimRules(interval=self.reclaim_interval, incoming_ttl=self.incoming_ttl, keep=keep, slots=slots)
 
     @property
+    def database(self) -> PostgresAddress | None:
+        """The database of the group that this service belongs to; None for a service alone."""
+        return self.state if isinstance(self.state, PostgresAddress) else None
+
+    @property
     def state_folder(self) -> Path:
-        """The folder of the journal: one for each root, on local disk."""
-        if self.state is not None:
+        """The folder of the journal of a service alone: one for each root, on local disk."""
+        if isinstance(self.state, Path):
             return self.state
         base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
         name = hashlib.sha256(str(self.root.resolve()).encode()).hexdigest()[:12]

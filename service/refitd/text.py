@@ -1,6 +1,7 @@
 """Text for people: what others wrote, durations, sizes; and URLs without what can be a secret. Pure."""
 
 import base64
+import re
 from urllib.parse import unquote, urlsplit
 
 _BYTES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
@@ -87,3 +88,50 @@ def size_of(count: int) -> str:
     while value >= 999.95 and unit < len(_UNITS) - 1:
         value, unit = value / 1000, unit + 1
     return f"{count} B" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
+
+
+def canary_check_url(url: str) -> str:
+    """Return a URL that canaries are judged by.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if is_web_address(url):
+        return url
+    encoded = "in a user or password write / as %2F, ? as %3F, # as %23 and @ as %40"
+    raise ValueError(f"canary_check must be an http:// or https:// URL with a host; {encoded}")
+
+
+def collector_url(url: str) -> str:
+    """Return a collector's URL.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise ValueError("otlp_endpoint must be an http:// or https:// URL; traces go to <URL>/v1/traces")
+    return url
+
+
+def host_patterns(names: list[str]) -> list[str]:
+    """Return names and patterns of hosts, such as `*.example`.
+
+    Raises:
+        ValueError: one is none.
+    """
+    for name in names:
+        if not re.fullmatch(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", name):
+            advice = "write names (refitd.example) or *.example, without a port"
+            raise ValueError(f"{name!r} is no name of a host: {advice}")
+    return names
+
+
+def advertised_url(url: str) -> str:
+    """Return a service's own URL, without a slash at its end.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if is_web_address(url):
+        return url.rstrip("/")
+    raise ValueError("advertise must be an http:// or https:// URL with a host, such as http://hub-1:8700")

@@ -11,6 +11,10 @@ Such copies change nothing that a load leaves behind, if
     a tensor is moved, and its twin is copied back while nothing was written to either; or
     plain copies from the checkpoint overwrite all of the place later, and nothing reads it before.
 
+A few bytes may also be read, if the load leaves them as they were and no checkpoint writes to them: then what comes of
+them is the same after each load. The scales of SGLang's KV cache are such (Qwen2 in fp8): its hook reads them after
+each load, also where no checkpoint has any.
+
 Everything else that is done with old contents makes the result depend on them. Then no copies can stand for the load.
 """
 
@@ -23,6 +27,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from refitd_plugin.spans import Covered, Span, TooManyStretchesError, stretches
 
+_FEW = 16  # bytes of a tensor that may be read: a scale
 Layout = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 """Address, size of an element, shape and strides: what `stretches` takes."""
 
@@ -76,11 +81,11 @@ def unaccounted(written: Iterable[Span], tensors: Iterable[torch.Tensor]) -> int
 
 @dataclass(frozen=True, slots=True)
 class _Twin:
-    """A tensor with the contents of one of the model's, which lay at `home`, and how much was written before."""
+    """A tensor with the contents of one of the model's, which is `source`, and how much was written before."""
 
     storage: StorageWeakRef
     layout: Layout
-    home: Layout
+    source: torch.Tensor
     copies: int
     written: int
 
@@ -106,6 +111,7 @@ class OldContents:
         self._copies, self._written, self._computing = copies, written, computing
         self._twins: dict[int, _Twin] = {}
         self._stale: list[_Stale] = []
+        self._constants: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def is_in(self, tensor: torch.Tensor) -> bool:
         """Whether some bytes of one of the model's tensors are not from this load."""
@@ -116,9 +122,8 @@ class OldContents:
     def moved(self, source: torch.Tensor, twin: torch.Tensor) -> None:
         """Old contents of one of the model's tensors were moved, bit for bit."""
         storage = twin.untyped_storage()
-        layouts = layout_of(twin), layout_of(source)
         written = len(self._copies), len(self._written)
-        self._twins[storage.data_ptr()] = _Twin(StorageWeakRef(storage), *layouts, *written)
+        self._twins[storage.data_ptr()] = _Twin(StorageWeakRef(storage), layout_of(twin), source.detach(), *written)
 
     def is_twin(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor lies in memory that old contents were moved to."""
@@ -127,7 +132,7 @@ class OldContents:
     def is_moved_back(self, target: torch.Tensor, source: torch.Tensor) -> bool:
         """Whether a copy puts back what was moved, and finds what it puts there."""
         twin = self._twin(source)
-        if twin is None or (twin.layout, twin.home) != (layout_of(source), layout_of(target)):
+        if twin is None or (twin.layout, layout_of(twin.source)) != (layout_of(source), layout_of(target)):
             return False
         place = _covered(target)
         since = Covered([*self._written[twin.written :], *spans_of(copies_into(place, self._copies[twin.copies :]))])
@@ -137,13 +142,30 @@ class OldContents:
         """Old contents were copied to another place in the model."""
         self._stale.append(_Stale(_covered(target), len(self._copies)))
 
+    def may_read(self, tensor: torch.Tensor) -> bool:
+        """Whether old contents that are read, or a twin of them, may be constant. `stays` says whether they were."""
+        twin = self._twin(tensor)
+        place = tensor.detach() if twin is None else twin.source
+        if place.numel() * place.element_size() > _FEW or (twin is not None and twin.layout != layout_of(tensor)):
+            return False
+        self._constants.append((place, _bytes_of(tensor)))
+        return True
+
     @property
     def stays(self) -> bool:
-        """Whether old contents are left in a place that they were copied to, as far as that can be followed."""
+        """Whether old contents are left in a place that they were copied to, as far as that can be followed; or were
+        read, and are no constants.
+        """
         try:
-            return any(self._stays(each) for each in self._stale)
+            return any(self._stays(each) for each in self._stale) or not all(map(self._is_constant, self._constants))
         except TooManyStretchesError:
             return True
+
+    def _is_constant(self, seen: tuple[torch.Tensor, torch.Tensor]) -> bool:
+        place, contents = seen
+        covered = _covered(place)
+        is_loaded = any(covered.touches(*span) for span in spans_of(copies_into(covered, self._copies)))
+        return not is_loaded and torch.equal(_bytes_of(place), contents)
 
     def _stays(self, stale: _Stale) -> bool:
         later = [copy for copy in self._copies[stale.copies :] if copy.name not in self._computing]
@@ -173,3 +195,7 @@ def copies_into(place: Covered, copies: Sequence[PlanCopy]) -> list[PlanCopy]:
 
 def _covered(tensor: torch.Tensor) -> Covered:
     return Covered(stretches(*layout_of(tensor)))
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone(memory_format=torch.contiguous_format).cpu().reshape(-1).view(torch.uint8)

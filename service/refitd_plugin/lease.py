@@ -2,6 +2,9 @@
 
 While one leads, an update from the root of another service is refused. Each rank keeps a lease of its own;
 where they differ, no rank writes.
+
+The services of a group have one name and take over from each other at once. One whose epoch is lower than another that
+was seen of the group has been taken over from, and is refused for good.
 """
 
 import os
@@ -38,6 +41,7 @@ class LeaderLease:
         self._clock = clock
         self._lock = Lock()
         self._held: _Held | None = None
+        self._newest: Owner | None = None  # of the group that led last, with the highest epoch that it showed
 
     def take(self, owner: Owner, seconds: float, pid: int = 0) -> str | None:
         """Take the lease, or renew it. Returns a sentence that names another service that leads; None where none does.
@@ -51,6 +55,11 @@ class LeaderLease:
             held = self._current()
             if held is not None and held.owner.service != owner.service:
                 return self._sentence(held)
+            newest = self._newest
+            if newest is not None and newest.service == owner.service and owner.epoch < newest.epoch:
+                who = f"the refitd at {newest.host} (pid {newest.pid})"
+                return f"the engine is led by {who}, with epoch {newest.epoch} after {owner.epoch}"
+            self._newest = owner
             self._end()
             self._held = _Held(owner, min(seconds, LONGEST_SECONDS), self._clock(), _opened(pid))
             return None

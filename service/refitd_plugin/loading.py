@@ -15,7 +15,7 @@ import torch
 
 from refitd_client.checkpoint.inventory import Tensor
 from refitd_client.checkpoint.strict_header import Header
-from refitd_plugin import copy_schedule
+from refitd_plugin import copy_schedule, driver
 from refitd_plugin.contents import TensorFingerprints, contents_of, devices_of, holders_of, idle, named, span_of
 from refitd_plugin.copy_schedule import CopySchedule, CopyWatch, MoveTable, table_of
 from refitd_plugin.layout import PlacedTensor, Placements, Routes, routes_of
@@ -25,6 +25,7 @@ from refitd_plugin.port import EngineProcess, UpdateCall
 from refitd_plugin.recorder import Recorder
 from refitd_plugin.registered import Registry
 from refitd_plugin.source import VersionSource
+from refitd_plugin.staging import FileOnDevice
 from refitd_plugin.tensor_feed import NoRollbackError, TensorFeed
 
 logger = logging.getLogger("refitd_plugin")
@@ -119,12 +120,22 @@ class Loading:
         """Whether this is still the plan, and the model is where it says."""
         return self.plan is plan and plan.fits(plan.inventory, self.model)
 
-    def make_ready(self, source: VersionSource) -> Readied | None:
-        """Do all that can be done before the pause. The engine may serve meanwhile."""
+    @property
+    def registry(self) -> Registry:
+        """The files that the rank's GPU reads in place."""
+        return self._registry
+
+    def make_ready(self, source: VersionSource, staged: Mapping[str, FileOnDevice] | None = None) -> Readied | None:
+        """Do all that can be done before the pause. The engine may serve meanwhile.
+
+        Args:
+            source: the version.
+            staged: its files on the rank's GPU, where they are there.
+        """
         plan = self.plan  # another thread may throw it away meanwhile
         if plan is None or not plan.replays or plan.inventory != source.inventory:
             return None
-        return Readied(plan, self._schedule(plan, source))
+        return Readied(plan, self._schedule(plan, source) if staged is None else self._staged(plan, source, staged))
 
     def load(
         self, call: UpdateCall, source: VersionSource, *, partial: bool, readied: Readied | None = None
@@ -264,6 +275,12 @@ class Loading:
             return copy_schedule.buffered(lambda: plan.bind(source.tensors()))
         table, watch = self.tables(plan, source).table_of(source.structure.headers)
         return copy_schedule.registered(table, files, device, source.tensors, watch, source.order)
+
+    def _staged(self, plan: ReplayPlan, source: VersionSource, staged: Mapping[str, FileOnDevice]) -> CopySchedule:
+        table, watch = self.tables(plan, source).table_of(source.structure.headers)
+        (device,) = devices_of(self.model)
+        order = driver.between_devices
+        return copy_schedule.registered(table, staged, device, source.tensors, watch, order)
 
     def _through(
         self, call: UpdateCall, feed: TensorFeed, path: str, load_format: str, watching: Any = None

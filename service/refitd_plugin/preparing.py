@@ -24,6 +24,7 @@ from refitd_plugin.plan import ReplayPlan
 from refitd_plugin.port import EngineProcess, Stages
 from refitd_plugin.prefetch import findings, messages
 from refitd_plugin.prefetch.worker import PrefetchWorker
+from refitd_plugin.proving import VersionProver
 from refitd_plugin.restore_point import RestorePoint
 from refitd_plugin.source import (
     FullNeededError,
@@ -186,9 +187,15 @@ class Preparing:
     """Makes update sources for one rank."""
 
     def __init__(
-        self, process: EngineProcess, root: Path | None, loading: Loading, restore_point: RestorePoint
+        self,
+        process: EngineProcess,
+        root: Path | None,
+        loading: Loading,
+        restore_point: RestorePoint,
+        prover: VersionProver | None = None,
     ) -> None:
         self._root, self._loading, self._restore_point = root, loading, restore_point
+        self._prover = prover
         self._device = next(iter(devices_of(process.model)), None)
         self.inspector = VersionInspector(process.model_path, process.revision, buffer_mapper(self._device))
         self.handle_cache = IpcHandleCache()
@@ -240,6 +247,23 @@ class Preparing:
             update_source.make_ready()
         elif isinstance(update_source, FullVersion) and not update_source.partial:
             update_source.readied = self._loading.make_ready(update_source.source)
+
+    @property
+    def proves(self) -> bool:
+        """Whether this rank can prove versions."""
+        return self._prover is not None
+
+    def prove(self, update_source: UpdateSource) -> None:
+        """Read this rank's share of a full version, and note what was found.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        if self._prover is None or not isinstance(update_source, FullVersion) or update_source.partial:
+            return
+        update_source.proof, staged = self._prover.prove(update_source.source)
+        if staged is not None:
+            update_source.readied = self._loading.make_ready(update_source.source, staged)
 
     def _update_source(self, found: VersionSource | DeltaChanges, options: Options) -> UpdateSource:
         if isinstance(found, DeltaChanges):

@@ -24,9 +24,11 @@ from refitd_plugin.loading import Loading
 from refitd_plugin.plan import TensorAddresses, addresses_of
 from refitd_plugin.port import EngineProcess, Stages, UpdateCall
 from refitd_plugin.preparing import Preparing
+from refitd_plugin.proving import prover_of
 from refitd_plugin.ranks import Ranks
 from refitd_plugin.restore_point import RestorePoint
 from refitd_plugin.served import ServedState
+from refitd_plugin.settings import PluginSettings
 from refitd_plugin.source import FullNeededError, SourceRefusedError
 from refitd_plugin.tensor_feed import TensorFeed
 from refitd_plugin.transaction import NextStep, RankReport, RankState, after_commit, after_prepare, after_restore
@@ -133,15 +135,16 @@ class _Refused:
 class RankEngine:
     """One rank. The channel's thread calls `prepare`; all else happens in the engine's own thread."""
 
-    def __init__(self, process: EngineProcess, ranks: Ranks, *, root: Path | None, check_bytes: bool) -> None:
+    def __init__(self, process: EngineProcess, ranks: Ranks, settings: PluginSettings) -> None:
         self.process = process
         self.loading = Loading(process)
-        self.restore_point = RestorePoint(root, process.revision)
-        self.preparing = Preparing(process, root, self.loading, self.restore_point)
+        self.restore_point = RestorePoint(settings.root, process.revision)
+        prover = prover_of(process, self.loading.registry, settings)
+        self.preparing = Preparing(process, settings.root, self.loading, self.restore_point, prover)
         self.lease = LeaderLease()
-        self.root = root  # of the service that leads; None until its channel is open
+        self.root = settings.root  # of the service that leads; None until its channel is open
         self.touched = False  # whether an update that is going on may have written, here or on another rank
-        self._ranks, self._check_bytes = ranks, check_bytes
+        self._ranks, self._check_bytes = ranks, settings.check_bytes
         self._prepared: UpdateSource | None = None
         self._lock = Lock()
         self._stages = Stages()
@@ -155,6 +158,7 @@ class RankEngine:
         stages: Stages | None = None,
         stop: Event | None = None,
         offer: str | None = None,
+        prove: bool = False,
     ) -> UpdateSource:
         """Check a version and keep it for the update that will name it.
 
@@ -165,6 +169,7 @@ class RankEngine:
             stages: counts what each step takes.
             stop: ends the reading early.
             offer: the path of an offer's file beneath the root, where the version is in a trainer's memory.
+            prove: whether this rank's share of a full version's tensors is read, and held against the manifest.
 
         Raises:
             SourceRefusedError: it is not one to load into this model.
@@ -187,6 +192,9 @@ class RankEngine:
         if not self.process.may_release:  # released memory must not be read, and this thread does not hear of it
             with stages.during("ready"):
                 self.preparing.make_ready(update_source)
+        if prove and not stop.is_set():
+            with stages.during("prove"):
+                self.preparing.prove(update_source)
         with self._lock:
             if stop.is_set():  # before it is kept, since nothing would close it then
                 raise ReadingStoppedError

@@ -41,7 +41,7 @@ class RankPlugin:
             self.aside = "the ranks have no store to speak through"
         if self.aside is None:
             others = ranks.Ranks(store, process.rank, process.size, settings.wait)
-            self.engine = RankEngine(process, others, root=settings.root, check_bytes=settings.check_bytes)
+            self.engine = RankEngine(process, others, settings)
         self._open_channel(settings.root)
 
     def update(self, engine: RankEngine, call: UpdateCall) -> Answer:

@@ -106,8 +106,11 @@ class Recorder(TorchDispatchMode):
 
     def _see(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         schema = func._schema  # noqa: SLF001 - what a torch operator is and does is nowhere else
-        if schema.name == "aten::copy_":
+        if schema.name == "aten::copy_" and isinstance(args[1], torch.Tensor):
             self._copy(args[0], args[1])
+            return
+        if schema.name == "aten::copy_":  # of a number
+            self._touched("aten::fill_", args[0], is_write=True)
             return
         returned = [each.alias_info for each in schema.returns]
         if returned and all(info is not None and not info.is_write for info in returned):
@@ -123,10 +126,11 @@ class Recorder(TorchDispatchMode):
         if (found := self._origin(tensor)) is not None:
             self.computing.add(found[0])
         elif self._old.is_twin(tensor):
-            self.give_up(_READS_OLD)
+            if is_write or not self._old.may_read(tensor):
+                self.give_up(_READS_OLD)
         elif self._is_model(tensor):
             if not (is_write and name in _FILLS):
-                self._read(tensor)
+                self._read(tensor, is_written=is_write)
             if is_write:
                 self._wrote(tensor)
 
@@ -149,12 +153,12 @@ class Recorder(TorchDispatchMode):
     def _wrote(self, tensor: torch.Tensor) -> None:
         self.written += stretches(*layout_of(tensor))
 
-    def _read(self, tensor: torch.Tensor) -> None:
+    def _read(self, tensor: torch.Tensor, *, is_written: bool) -> None:
         """Something is derived from weights: what they came from goes through the loader each time, to derive it again.
 
         Where they did not come from this load, nothing says what else would have to be done again.
         """
-        if self._old.is_in(tensor):
+        if self._old.is_in(tensor) and (is_written or not self._old.may_read(tensor)):
             self.give_up(_READS_OLD)
         read = Covered(stretches(*layout_of(tensor)))
         self.computing |= {copy.name for copy in copies_into(read, self.copies)}

@@ -7,6 +7,7 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import assert_never
 
+import msgspec
 import torch
 
 from refitd_client.checkpoint.opening import OpeningRefusedError, components
@@ -19,6 +20,7 @@ from refitd_plugin.port import EngineProcess, Stages
 from refitd_plugin.rank_engine import RankEngine
 from refitd_plugin.source import FullNeededError, SourceRefusedError
 from refitd_plugin.turns import Deadline, short_turns
+from refitd_plugin.update_source import FullVersion
 
 logger = logging.getLogger("refitd_plugin")
 
@@ -91,6 +93,7 @@ class RequestHandler:
             "plan": plan,
             "kinds": [] if engine is None else ["full", "delta", "handover"],
             "leads": engine is not None,
+            "proves": engine is not None and engine.preparing.proves,
             "leader": "" if engine is None else engine.lease.leader() or "",
             "no_deltas": (self._aside or "") if engine is None else engine.no_deltas,
         }
@@ -133,7 +136,9 @@ class RequestHandler:
         check = None if request.check is None else request.check == "bytes"
         with stages.during("all"):
             offer = str(Path(*components(request.offer))) if request.offer else None
-            update_source = engine.prepare(path, options, check_bytes=check, stages=stages, stop=stop, offer=offer)
+            update_source = engine.prepare(
+                path, options, check_bytes=check, stages=stages, stop=stop, offer=offer, prove=request.prove
+            )
         took = stages.ms.pop("all")
         logger.info("refitd prepared %s in %.1f ms %s", update_source.label, took, stages.ms)
         facts = {
@@ -142,6 +147,8 @@ class RequestHandler:
             "digest": update_source.digest,
             "signature": update_source.signature,
         }
+        if isinstance(update_source, FullVersion) and update_source.proof is not None:
+            facts |= {"proof": msgspec.to_builtins(update_source.proof)}
         return {"ok": True, "bytes": update_source.nbytes, "ms": took, "stages": stages.ms} | facts
 
     def _contents(self) -> Reply:

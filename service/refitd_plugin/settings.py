@@ -6,6 +6,10 @@ NAME_ROOT=DIR      refitd's root as this server sees it: the channel opens at th
 NAME_CHECK=headers a version's bytes are not read once more before each load: names, shapes, sizes and dtypes are
                    checked, digests and values are left to the service
 NAME_WAIT=SECONDS  how long a rank waits for the others (default 300)
+NAME_PROVE=auto    the GPU reads a version while the engine serves, to prove it for the service; `off`: it does not;
+                   `host`: the processors do where the model is on no GPU, to try this out without one
+NAME_STAGE=auto    what was read to prove it stays on the GPU until the load, where that leaves half of the free memory
+                   (default: off)
 """
 
 import os
@@ -24,12 +28,15 @@ class SettingError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginSettings:
-    """See the module. `check_bytes`: read every byte before a load; `wait`: seconds."""
+    """See the module. `check_bytes`: read every byte before a load; `wait`: seconds; `on_host`: as NAME_PROVE=host."""
 
     on: bool = True
     root: Path | None = None
     check_bytes: bool = True
     wait: float = _WAIT_SECONDS
+    prove: bool = True
+    on_host: bool = False
+    stage: bool = False
 
 
 def read_settings(name: str, environment: Mapping[str, str] = os.environ) -> PluginSettings:
@@ -50,4 +57,16 @@ def read_settings(name: str, environment: Mapping[str, str] = os.environ) -> Plu
         seconds = float(wait)
     if not 0 < seconds < 86400:
         raise SettingError(f"{name}_WAIT is {wait!r}: it must be a number of seconds, more than 0")
-    return PluginSettings(root=Path(root).absolute() if root else None, check_bytes=check == "bytes", wait=seconds)
+    prove, stage = environment.get(f"{name}_PROVE", "auto"), environment.get(f"{name}_STAGE", "off")
+    if prove not in {"auto", "off", "host"}:
+        raise SettingError(f"{name}_PROVE is {prove!r}: it may be auto, off or host")
+    if stage not in {"auto", "off"}:
+        raise SettingError(f"{name}_STAGE is {stage!r}: it may be auto or off")
+    return PluginSettings(
+        root=Path(root).absolute() if root else None,
+        check_bytes=check == "bytes",
+        wait=seconds,
+        prove=prove != "off",
+        on_host=prove == "host",
+        stage=stage == "auto",
+    )

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import ClassVar
 
+from refitd_client.contract.plugin import TensorProof
 from refitd_client.validation.validate import Options
 from refitd_plugin.contents import count_equal, first_difference
 from refitd_plugin.loading import Loading, Readied
@@ -87,7 +88,7 @@ class UpdateSource(ABC):
 class FullVersion(UpdateSource):
     """A full version on disk: loaded by the model's loader, or as the load plan's copies.
 
-    `readied` are its copies, made ready while the engine served.
+    `readied` are its copies, made ready while the engine served, and `proof` what was found in its tensors then.
     """
 
     kind = "full"
@@ -98,6 +99,7 @@ class FullVersion(UpdateSource):
         self.source = source
         self.partial = options.allow_missing  # it may leave some of what was there before
         self.readied: Readied | None = None
+        self.proof: TensorProof | None = None
         self._others: list[int] | None = None
         self._fingerprints: list[tuple[str, int]] = []
 

@@ -1,12 +1,13 @@
 """From `publish()` to answers by new, verified weights: full versions, deltas, and hand-overs from memory, in one run.
 
     python tests/bench/gpu_handover.py --models DIR --url URL --root DIR [--out FILE] [--rounds 10] [--device 1]
-        [--engine vllm] [--stock]
+        [--engine vllm] [--stock] [--dtype fp8_block]
 
 A server was started on DIR/a (Qwen2.5-1.5B's shapes) with the plugin in its environment and REFITD_SGLANG_ROOT=root
 (REFITD_VLLM_ROOT=root), the root on tmpfs and empty but for `.refitd`. This process is the trainer: it has the weights
 on that GPU, or on another, starts the service and publishes. What answers is asked of the engine itself. A server
 without the plugin (`--stock`) is updated by files alone. A vLLM first loads DIR/b and DIR/a in turns by its own routes.
+With `--dtype fp8_block` DIR/a is an fp8 checkpoint, and the trainer's bf16 weights of DIR/b go out in fp8, as files.
 
     answered     from the call of publish() until the service says that the version is served: every engine has proved
                  that it holds it, and generates again. Another process waits for that, and takes the time
@@ -136,11 +137,12 @@ class Bench:
             RefitClient(self.service) as self.client,
             WeightPublisher(
                 self.options.root, RUN, self.service, base_model=self.options.models / "a", fingerprints=True,
-                shadow="gpu", delta_rules=DeltaRules(anchor_every=1000),
+                shadow="gpu", delta_rules=DeltaRules(anchor_every=1000), dtype=self.options.dtype,
             ) as self.publisher,
         ):  # fmt: skip
             self.out["bytes"] = sum(tensor.nbytes for tensor in self.weights.values())
-            by_plugin = () if self.options.stock else (self.deltas, self.memory, self.same)
+            memory = () if self.options.dtype else (self.memory,)
+            by_plugin = () if self.options.stock else (self.deltas, *memory, self.same)
             for part in (self.files, *by_plugin, self.under_load, self.last):
                 try:
                     part()
@@ -211,7 +213,7 @@ class Bench:
 
     def under_load(self) -> None:
         """Requests in flight through one of each. The service pauses SGLang before 0.5.21 by `abort`: it ends them."""
-        memory = {} if self.options.stock else {"memory": {"handover": True}}
+        memory = {} if self.options.stock or self.options.dtype else {"memory": {"handover": True}}
         for name, how in {"files": {"block": "staged"}, **memory}.items():
             step_on(self.weights)
             with in_flight(self.options.url, STREAMS, TOKENS, self.dialect) as streams:
@@ -226,6 +228,7 @@ class Bench:
         done = self.publisher.publish(self.weights, step=self.next())
         done.wait(PATIENCE)
         contents = None if self.options.stock else self.ask(do="contents")
+        self.out["version bytes"] = sum(file.stat().st_size for file in done.path.glob("*.safetensors"))
         self.out["last"] = {"path": str(done.path), "answers": self.generate(), "contents": contents}
 
     def generate(self, tokens: int = 16, text: str = "hello world") -> list[int]:
@@ -269,6 +272,7 @@ def main() -> None:
     parser.add_argument("--between", type=float, default=1.0, help="seconds between two publications")
     parser.add_argument("--device", type=int, default=0, help="the trainer's GPU; the engine has the first one")
     parser.add_argument("--engine", choices=DIALECTS, default="sglang")
+    parser.add_argument("--dtype", choices=["fp8_block"], help="what the trainer's weights are published as")
     parser.add_argument("--stock", action="store_true", help="the server has no plugin")
     options = parser.parse_args()
     folder = options.out.absolute().parent

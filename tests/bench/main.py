@@ -25,6 +25,8 @@ from rich.table import Table
 from stream import stream
 from update import update
 
+from takeover import takeover
+
 SCENARIOS: dict[str, Callable[[Path], list[Figure]]] = {
     "notice": notice,
     "watch": watch,
@@ -34,9 +36,10 @@ SCENARIOS: dict[str, Callable[[Path], list[Figure]]] = {
     "fleet": fleet,
     "stream": stream,
     "footprint": footprint,
+    "takeover": takeover,
     "paint": paint,
 }
-BY_NAME = ("paint",)  # needs a browser
+BY_NAME = ("paint", "takeover")  # one needs a browser, the other PostgreSQL
 
 
 def main() -> int:

@@ -198,6 +198,33 @@ async def test_decisions_of_one_rollout_stand_together_and_fold(page: Page, tmp_
         await expect(second).not_to_contain_text("v000003")
 
 
+async def test_a_deletion_is_a_decision_of_the_rollout_in_which_it_happens_and_groups_stay_in_their_order(
+    page: Page, tmp_path: Path
+) -> None:
+    async with serving(tmp_path, keep_last=1) as stage, listening(stage.api) as server:
+        await trained(stage, 3)
+        await stage.sweep()
+        await opened(page, server)
+        groups = page.locator("table.log tr.group")
+        for row, step in enumerate((3, 2, 1)):
+            await expect(groups.nth(row)).to_contain_text(f"rollout {step}: step {step}")
+        await expect(page.locator("table.log tbody").first).to_contain_text("deleted")
+
+
+async def test_engines_of_one_host_are_told_apart_by_their_ports_in_narrow_lanes(
+    browser: Browser, tmp_path: Path
+) -> None:
+    names = ("rollout-worker-10-0-0-7", "rollout-worker-10-0-0-8")
+    async with serving(tmp_path, names=names) as stage, listening(stage.api) as server:
+        await trained(stage, 2)
+        page = await (await browser.new_context(viewport={"width": 360, "height": 740})).new_page()
+        await drawn(page, server)
+        seen = await page.locator(".lanes .name span:last-child").all_inner_texts()
+        assert seen == ["-0-7:1", "-0-8:1"]
+        for name in await page.locator(".lanes .name").all():
+            assert await name.evaluate("name => name.scrollWidth <= name.clientWidth")
+
+
 async def test_disk_is_one_bar_and_its_reasons_unfold_into_places(page: Page, tmp_path: Path) -> None:
     async with serving(tmp_path) as stage, listening(stage.api) as server:
         await trained(stage, 4)

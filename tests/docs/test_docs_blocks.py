@@ -37,6 +37,7 @@ SGLANGS = {
     "--disaggregation-mode",
     "--dp-size",
     "--enable-dp-attention",
+    "--enable-dp-attention-local-control-broadcast",
     "--enable-lora",
     "--enable-memory-saver",
     "--enable-unified-cache-external-linker",

@@ -183,14 +183,8 @@ def test_the_page_that_is_run_in_ranks_shows_nothing_but_python() -> None:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, id=name_of(page), marks=[] if name_of(page) == STARTS_ITS_OWN else [pytest.mark.thorough])
-        for page in PAGES
-        if runnable(page)
-    ],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("page", [page for page in PAGES if runnable(page)], ids=name_of)
 def test_the_commands_of_a_page_do_what_it_says(
     page: Path, model: Path, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from refitd_client import RefitClient
 from refitd_embedded.demo import DemoOptions, main
 from refitd_embedded.demo.agreement import TOLERANCE
 from refitd_embedded.demo.policy import CHANCE, fresh, write
@@ -73,11 +74,28 @@ def running(*words: str) -> Generator[tuple[subprocess.Popen[str], list[psutil.P
         started.communicate()
 
 
+def test_with_stay_the_dashboard_is_up_until_ctrl_c_and_names_the_engines_as_the_table_does() -> None:
+    words = [*DEMO, "--steps", "1", "--stay"]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, process_group=0) as demo:
+        assert demo.stderr is not None
+        try:
+            said = next(line for line in demo.stderr if "stay until Ctrl-C" in line)
+            children = psutil.Process(demo.pid).children(recursive=True)
+            with RefitClient(said.split()[-1]) as client:
+                assert [engine.id for engine in client.engines().items] == ["engine-a", "engine-b"]
+            demo.send_signal(signal.SIGINT)
+            demo.wait(30)
+            assert not [child for child in children if child.is_running()]
+        finally:
+            demo.kill()
+
+
 def named(children: list[psutil.Process], *words: str) -> list[psutil.Process]:
     return [child for child in children if all(word in child.cmdline() for word in words)]
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2))])
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", [0, 1, 2])
 def test_with_publishing_the_engines_learn_and_serve_exactly_what_they_claim(
     seed: int, demo: Demo, stack: Stack
 ) -> None:
@@ -97,10 +115,14 @@ def test_with_publishing_the_engines_learn_and_serve_exactly_what_they_claim(
     assert rows[-1]["disk_bytes"] < 8 * VERSION_BYTES
 
 
-def test_an_engine_that_is_killed_comes_back_to_the_current_step_and_a_nan_reaches_no_engine(demo: Demo) -> None:
+def test_engines_learn_and_one_that_is_killed_comes_back_to_the_current_step_and_a_nan_reaches_none(demo: Demo) -> None:
     status, lines, summary = demo(steps=STEPS)
     assert status == 0, lines
     rows = [line for line in lines if line["kind"] == "step"]
+    assert summary["climbed"]
+    assert rows[0]["reward"] < 3 * CHANCE
+    assert rows[-1]["reward"] > 6 * CHANCE
+    assert all(row["difference"] < TOLERANCE for row in rows)
     killed_at, nan_at = 3, 8
     assert [row["staleness"] for row in rows] == [int(row["step"] == nan_at) for row in rows]
     assert None in rows[killed_at]["served_by"].values()
@@ -124,9 +146,8 @@ def test_without_publishing_the_engines_stay_where_they_started(demo: Demo) -> N
     assert summary["versions"] == {"published": 0, "served": 0, "rejected": 0, "collected": 0}
 
 
-@pytest.mark.parametrize(
-    ("number", "status"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.thorough), (signal.SIGTERM, 143)]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_run_that_is_stopped_leaves_nothing_behind(
     number: signal.Signals, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

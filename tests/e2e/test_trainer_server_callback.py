@@ -36,6 +36,10 @@ refit = callback()
 refit.on_init_end(Plain(use_vllm=True, vllm_mode="server"), state, None)
 assert "does not make the client" in refused(RefitError, refit.on_train_begin, None, state, None)
 """
+MISSPELT = """
+assert "no option 'token_fil': did you mean 'token_file'?" in refused(TypeError, lambda: callback(token_fil="t"))
+callback(token_file="t")
+"""
 MERGED = """
 merged = []
 def named():
@@ -53,6 +57,7 @@ assert [path.name for path in (root / "exp/trial").glob("v*")] == ["v000000"]
     "body",
     [
         pytest.param(REFUSED, id="a-trainer-that-does-not-ask-a-server-for-rollouts-is-refused"),
+        pytest.param(MISSPELT, id="a-misspelt-option-is-refused-before-the-trainer-is-made"),
         pytest.param(MERGED, id="adapters-leave-the-weights-again-also-where-publishing-fails"),
     ],
 )

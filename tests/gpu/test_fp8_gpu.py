@@ -55,5 +55,8 @@ def test_weights_on_a_gpu_are_quantised_to_the_bytes_of_the_cpu(tmp_path: Path, 
 
 
 @pytest.mark.skipif(SGLANG_VENV is None, reason="REFITD_SGLANG_VENV names no SGLang")
-def test_an_sglang_on_a_gpu_that_is_updated_in_fp8_is_one_that_was_started_on_those_files(tmp_path: Path) -> None:
-    check_an_updated_server_is_one_that_was_started_on_those_files(tmp_path)
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen2-tied"])
+def test_an_sglang_on_a_gpu_that_is_updated_in_fp8_is_one_that_was_started_on_those_files(
+    tmp_path: Path, architecture: str
+) -> None:
+    check_an_updated_server_is_one_that_was_started_on_those_files(tmp_path, architecture)

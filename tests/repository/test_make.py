@@ -13,6 +13,7 @@ TREE = Path(__file__).resolve().parents[2]
 VERBS = [
     "help",
     "demo",
+    "unit",
     "test",
     "thorough",
     "check",
@@ -66,7 +67,11 @@ def test_clean_removes_only_what_make_made() -> None:
 def test_make_thorough_runs_in_the_same_folders_what_make_test_leaves_out() -> None:
     recipes = (TREE / "Makefile").read_text().split("\n\n")
     quick, rest = (next(each for each in recipes if each.startswith(f"{verb}: ")) for verb in ("test", "thorough"))
-    folders = set(re.findall(r" (tests/\w+)(?= |$)", quick, re.MULTILINE)) - {"tests/prometheus/install", "tests/stage"}
+    folders = set(re.findall(r" (tests/\w+)(?= |$)", quick, re.MULTILINE)) - {
+        "tests/postgres/install",
+        "tests/prometheus/install",
+        "tests/stage",
+    }
     assert folders - {"tests/unit"} == set(re.findall(r" (tests/\w+)(?= )", rest)) - {"tests/stage"}
     assert not [file for file in (TREE / "tests/unit").rglob("*.py") if "pytest.mark.thorough" in file.read_text()]
     stages = [line for line in quick.splitlines() if "tests/stage " in line]
@@ -96,6 +101,15 @@ def test_ci_runs_the_verbs_that_a_person_runs() -> None:
     others = {"sglang", "vllm", "areal", "trainers", "venv", "chromium", "environments"}
     assert set(lanes.split()) == verbs | others
     assert '*) make "$1" ;;' in script
+
+
+def test_the_workflow_runs_verbs_alone_each_with_the_python_of_its_job() -> None:
+    """Without PYTHON, make would take the newest Python of the machine in each of the jobs."""
+    workflow = (TREE / ".github/workflows/ci.yml").read_text()
+    runs = re.findall(r"^ +- run: (.+)$", workflow, re.MULTILINE)
+    assert runs == ["make ${{ matrix.verb }}", "make unit"]
+    assert set(re.findall(r"\w+", re.findall(r"verb: \[(.+)\]", workflow)[0])) <= set(VERBS)
+    assert re.search(r"^env:\n(?:  .+\n)*  PYTHON: python\b", workflow, re.MULTILINE)
 
 
 def test_ci_takes_what_simulation_and_fuzzers_find_the_first_time() -> None:

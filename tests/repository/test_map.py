@@ -17,12 +17,24 @@ PRODUCT = {
     "service/refitd_vllm": "vllm",
 }
 FOLDERS = {"unit", "integration", "reliability", "e2e", "docs", "repository", "bench", "browser", "gpu"}
-KITS = {"areal", "envoy", "journals", "prometheus", "sglang", "support", "trainers", "vllm"}  # what tests are made with
+KITS = {
+    "areal",
+    "envoy",
+    "journals",
+    "postgres",
+    "prometheus",
+    "s3",
+    "sglang",
+    "support",
+    "trainers",
+    "vllm",
+}  # what tests are made with
 PARTS = {
-    "integration": {"contract", "embedded", "plugin", "processes", "surface"},
-    "reliability": {"attack", "chaos", "crash", "faults", "mutants", "simulation"},
+    "integration": {"contract", "embedded", "hosts", "plugin", "processes", "surface"},
+    "reliability": {"attack", "chaos", "crash", "faults", "mutants", "simulation", "takeover"},
 }
 ENGINES = {"refitd_embedded", "sglang", "vllm"}
+HELPERS = {".".join(each.relative_to(TESTS).with_suffix("").parts) for each in TESTS.rglob("*.py")}
 
 
 def folders_in(place: Path) -> set[str]:
@@ -67,20 +79,25 @@ def imported(file: Path) -> set[str]:
     return found
 
 
-def reached(file: Path, seen: set[Path]) -> set[str]:
-    """What a file imports, itself and through the modules of `tests`."""
-    seen.add(file)
-    found = imported(file)
-    for module in sorted(found):
-        helper = TESTS.joinpath(*module.split(".")).with_suffix(".py")
-        if helper.is_file() and helper not in seen:
-            found |= reached(helper, seen)
-    return found
+@cache
+def helpers(file: Path) -> list[Path]:
+    """The modules of `tests` that a file imports."""
+    return [TESTS.joinpath(*module.split(".")).with_suffix(".py") for module in imported(file) if module in HELPERS]
+
+
+def reached(file: Path) -> set[Path]:
+    """A file and the modules of `tests` that it imports, itself and through others of them."""
+    seen, left = {file}, [file]
+    while left:
+        new = set(helpers(left.pop())) - seen
+        seen |= new
+        left += new
+    return seen
 
 
 def test_no_unit_test_imports_an_engine_or_starts_the_process_of_one() -> None:
     """Processes of engines and of the service are started through `support.servers`, by every test that has one."""
     for file in sorted((TESTS / "unit").rglob("*.py")):
-        found = reached(file, set())
+        found = {module for each in reached(file) for module in imported(each)}
         assert not {module for module in found if module.partition(".")[0] in ENGINES}, file
         assert "support.servers" not in found, file

@@ -14,7 +14,7 @@ from support.plugged import PluggedSglang
 from support.sockets import ask
 
 RUN, SHARD = "in/fp8", "model-00001-of-00001.safetensors"
-A, B, CHANGED, DELTA, PLAIN = 1, 2, 3, 4, 5
+A, B, CHANGED, DELTA, PLAIN, AS_IT_IS = 1, 2, 3, 4, 5, 6
 WIDTH = 512  # stacked projections have to be whole blocks of 128
 
 Held = tuple[str, list[int]]  # SGLang's own checksum, and what it answers
@@ -24,12 +24,12 @@ def version(root: Path, step: int) -> Path:
     return root / RUN / f"v{step:06d}"
 
 
-def publish_all(folder: Path) -> Path:
-    """Two models in fp8, the first with some elements changed, the same as a delta, and the first in bf16."""
+def publish_all(folder: Path, architecture: str) -> Path:
+    """Two models in fp8, the first with some elements changed, also as a delta; the first in bf16; B from its files."""
     trained, root = folder / "trained", folder / "root"
     (root / ".refitd").mkdir(parents=True)
     for step in (A, B):
-        make(trained / str(step), "qwen3", step, folder, WIDTH)
+        make(trained / str(step), architecture, step, folder, WIDTH)
     change(trained / str(A), trained / str(CHANGED), 3)
     with WeightPublisher(root, RUN, base_model=trained / str(A), dtype="fp8_block") as publisher:
         for step in (A, B, CHANGED):
@@ -37,6 +37,7 @@ def publish_all(folder: Path) -> Path:
     write_delta(version(root, DELTA), RUN, DELTA, A, *(load_file(version(root, step) / SHARD) for step in (A, CHANGED)))
     with WeightPublisher(root, RUN) as publisher:
         publisher.publish(trained / str(A), step=PLAIN)
+        publisher.publish(plain_files(root, B, folder / "checkpoint"), step=AS_IT_IS)
     return root
 
 
@@ -56,9 +57,12 @@ def held(server: PluggedSglang) -> Held:
     return server.checksum, server.generate()
 
 
-def check_an_updated_server_is_one_that_was_started_on_those_files(folder: Path) -> None:
-    """By the loader, by replays, by a delta, by what is put back when a load fails, and by SGLang's own reload."""
-    root, expected = publish_all(folder), dict[int, Held]()
+def check_an_updated_server_is_one_that_was_started_on_those_files(folder: Path, architecture: str = "qwen3") -> None:
+    """By the loader, by replays, by a delta, by what is put back when a load fails, and by SGLang's own reload.
+
+    A checkpoint that is in fp8 already is published as it is, and is the same as the version that was quantised.
+    """
+    root, expected = publish_all(folder, architecture), dict[int, Held]()
     with started(root, B, folder / str(B)) as server:
         expected[B] = held(server)
     changed = plain_files(root, CHANGED, folder / str(CHANGED))
@@ -67,7 +71,9 @@ def check_an_updated_server_is_one_that_was_started_on_those_files(folder: Path)
         assert server.load(changed)[0]
         expected[DELTA] = held(server)
         assert len({str(each) for each in expected.values()}) == len(expected)
-        for step, how in ((A, "load"), (B, "replay"), (A, "replay"), (DELTA, "delta"), (B, "replay")):
+        expected[AS_IT_IS] = expected[B]
+        updates = ((A, "load"), (B, "replay"), (A, "replay"), (DELTA, "delta"), (B, "replay"), (A, "replay"))
+        for step, how in (*updates, (AS_IT_IS, "replay")):
             answer = server.update(version(root, step))
             assert (answer.outcome, answer.how, held(server)) == (UpdateOutcome.SERVED, how, expected[step]), answer
         plan = ask(server.sockets[0], do="hello")["plan"]

@@ -23,7 +23,7 @@ from refitd_plugin.settings import PluginSettings
 from refitd_sglang.plugin import Plugin
 from refitd_sglang.versions import SglangLayout
 
-from .forged import files_of, sign
+from .forged import files_of, fingerprints_of, sign
 from .mini_sglang import TinyModel, Updater, expected, make_loader, tiny_weights, values
 from .scripted_server import Step, answer, serve
 from .scripted_sglang import ScriptedSglang, said
@@ -48,7 +48,8 @@ class Rank:
         )
         signature = inspect.signature(Updater.update_weights_from_disk)
         self.plugin = Plugin(
-            SglangLayout("mini", Updater, self.updater.loader, signature), PluginSettings(root=root, wait=30.0)
+            SglangLayout("mini", Updater, self.updater.loader, signature),
+            PluginSettings(root=root, wait=30.0, on_host=True),
         )
         Updater.update_weights_from_disk(self.updater, str(startup), "auto")
         self.plugin.started(None, self.updater)
@@ -120,12 +121,12 @@ def wait_for(path: Path) -> None:
         assert time.monotonic() < deadline
 
 
-def put(root: Path, step: int) -> Path:
+def put(root: Path, step: int, *, fingerprints: bool = False) -> Path:
     """A version as a publisher leaves it; its seed is its step."""
     folder = root / "run" / f"v{step:06d}"
     folder.mkdir(parents=True)
     save_file(tiny_weights(step), folder / "model.safetensors")
-    sign(folder, "run", step)
+    sign(folder, "run", step, fingerprints_of(tiny_weights(step)) if fingerprints else None)
     return folder
 
 

@@ -1,6 +1,6 @@
 """A plugin for SGLang that lets the writing of weights fail, as the file FAULT_FILE says.
 
-copy 3      the third plain copy of the next replay raises
+copy 3      the next replay raises in place of its fourth copy, or after its last one where there are fewer
 delta 3     the fourth piece of the next delta is not written
 loader 3    the loader raises when it has been given three tensors
 rank 1 …    only on that rank
@@ -13,6 +13,8 @@ before Blackwell, and the kernel is torch's own arithmetic. On a GPU it changes 
 """
 
 import os
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -35,14 +37,15 @@ def register() -> None:
         _serve_fp8_without_its_kernels()
     from refitd_plugin import loading, patch, tensor_feed
 
-    original_replay, original_given, original_write = (
-        loading.replay,
+    original_schedule, original_given, original_write = (
+        loading.Loading._schedule,
         tensor_feed.TensorFeed._given,
         patch.HostPatch.write,
     )
 
-    def replay(steps: Any, rest: Any, load: Any) -> None:
-        original_replay(_failing("copy", steps), rest, load)
+    def schedule(self: Any, plan: Any, source: Any) -> Any:
+        found = original_schedule(self, plan, source)
+        return replace(found, steps=_failing_steps(found.steps))
 
     def given(self: Any) -> Any:
         return _failing("loader", original_given(self))
@@ -54,7 +57,7 @@ def register() -> None:
         finally:
             self._pieces = pieces
 
-    loading.replay, tensor_feed.TensorFeed._given, patch.HostPatch.write = replay, given, write
+    loading.Loading._schedule, tensor_feed.TensorFeed._given, patch.HostPatch.write = schedule, given, write
 
 
 def _wait_for_no_gpu() -> None:
@@ -105,6 +108,24 @@ def dequantised(weight: Any, scales: Any) -> Any:
     rows, columns = weight.shape
     each = scales.repeat_interleave(128, 0)[:rows].repeat_interleave(128, 1)[:, :columns]
     return weight.float() * each
+
+
+def _failing_steps(steps: Any) -> list[Any]:
+    """Copies, on a GPU by the driver: they are made in the pause, and may have been made ready long before."""
+    asked: list[int | None] = []
+    made: list[int] = []
+
+    def failing(step: Any) -> None:
+        if not asked:
+            asked.append(_asked("copy"))
+        if len(made) == asked[0]:
+            raise InjectedError(f"copy {asked[0]}")
+        step()
+        made.append(len(made))
+        if asked[0] is not None and len(made) == len(steps):
+            raise InjectedError(f"copy {asked[0]}")
+
+    return [partial(failing, step) for step in steps]
 
 
 def _failing(what: str, items: Any) -> Any:

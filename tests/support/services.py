@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import uvicorn
 from fastapi import FastAPI
 from pydantic import SecretStr
 
@@ -28,12 +29,13 @@ from refitd.reclaim.folders import DiskFolders
 from refitd.reclaim.sweep import Collector
 from refitd.rollout.controller import RolloutController
 from refitd.rollout.fleet import Fleet
+from refitd.rollout.proving import RankProofs
 from refitd.rollout.targets import Targets
 from refitd.settings import Settings
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
 from refitd_client.contract.naming import SERVICE_FOLDER
-from refitd_client.contract.states import VersionState
+from refitd_client.contract.states import EngineState, VersionState
 
 from .checkpoints import publish, tensors, write_model
 from .simulated_engine import SimulatedEngine
@@ -73,6 +75,12 @@ class Stage:
             while id_ not in self.store.versions or not what(self.store.versions[id_]):
                 seen = await self.store.changed.wait_after(seen, within=0.05)
 
+    async def until_engines(self) -> None:
+        """Wait until every engine was reached."""
+        async with asyncio.timeout(10):
+            while any(engine.state is EngineState.PROBING for engine in self.store.engines.values()):
+                await self.store.changed.wait_after(self.store.changed.count, within=0.02)
+
     async def rejected(self, id_: str) -> None:
         """Wait until a version is rejected."""
         await self.until(id_, lambda record: record.state is VersionState.REJECTED)
@@ -101,7 +109,8 @@ async def serving(
     store = Store(journal, SystemClock())
     targets = Targets(store)
     files = DiskFiles(root)
-    catalog = Catalog(store, files, References(store, settings.base_model), settings.catalog_rules)
+    proofs = RankProofs(store, targets, settings.prove)
+    catalog = Catalog(store, files, References(store, settings.base_model), settings.catalog_rules, proofs)
 
     def connect(spec: EngineSpec) -> SimulatedEngine:
         name = spec.url.removeprefix("http://").removesuffix(":1")
@@ -120,6 +129,8 @@ async def serving(
         connect=connect,
         check=before_load.check,
         warm=before_load.warm,
+        prove=catalog.read,
+        proofs=proofs,
         chance=random.Random(),
     )
     collector = Collector(store, facts, DiskFolders(root), settings.reclaim_rules, materializer)
@@ -154,3 +165,17 @@ async def serving(
             await asyncio.wait(tasks)
             writing.cancel()
     journal.close()
+
+
+@asynccontextmanager
+async def at_a_port(stage: Stage) -> AsyncIterator[str]:
+    """The service for clients and commands in other threads; its URL."""
+    server = uvicorn.Server(uvicorn.Config(stage.api, port=0, log_config=None, lifespan="off"))
+    task = asyncio.create_task(server.serve())
+    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+        await asyncio.sleep(0.005)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await task

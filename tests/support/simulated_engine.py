@@ -2,7 +2,7 @@
 to show on demand. The contract suite holds the adapter against real servers."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from refitd.engine.port import (
     UNTOLD,
@@ -11,6 +11,7 @@ from refitd.engine.port import (
     LoaderUse,
     Offered,
     Outcome,
+    RankProof,
     Reached,
     Refit,
     Stage,
@@ -40,6 +41,7 @@ class SimulatedEngine:
         self.takes_offers = False
         self.draft: str | None = None
         self.loader: LoaderUse | None = None
+        self.prover: Callable[[Coming], Sequence[RankProof]] | None = None  # its GPUs, which read a version's files
         self.taken: list[str] = []
         self.timings = {"load": 1.0}
         self.plugin: str | None = None
@@ -62,6 +64,7 @@ class SimulatedEngine:
             configuration="simulated" if self.plugin is None else "simulated refitd",
             startup_path=self.base,
             takes_offers=self.takes_offers,
+            proves=self.prover is not None,
             draft=self.draft,
             loader=self.loader,
             plugin=self.plugin,
@@ -86,11 +89,13 @@ class SimulatedEngine:
         self.paused = not refit.resumed
         return refit
 
-    async def prefetch(self, version: Coming | Offered) -> None:
+    async def prefetch(self, version: Coming | Offered) -> Sequence[RankProof]:
         self.ahead.append(version.version)
         self.waiting = True
         if self.hangs:
             await asyncio.Event().wait()
+        is_wanted = isinstance(version, Coming) and version.prove and self.prover is not None
+        return await asyncio.to_thread(self.prover, version) if is_wanted else ()
 
     async def cancel_prefetch(self) -> None:
         if self.waiting:

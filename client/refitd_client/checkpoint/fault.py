@@ -46,6 +46,9 @@ class Code(StrEnum):
 AGAIN_WHEN_ANNOUNCED = frozenset({Code.OUT_OF_MEMORY, Code.SET_ASIDE})
 """Faults of the service more than of the version: announced once more, it is validated once more."""
 
+FOR_EVERY_NOTICE = frozenset({Code.NON_FINITE})
+"""Faults of the bytes alone: a notice of the same files, whatever it allows, leads to the same verdict."""
+
 
 @dataclass(frozen=True, slots=True)
 class Defect:

@@ -130,8 +130,9 @@ class VersionsCompared:
     """What differs between two versions. `added`, `removed` and `reshaped` name at most 100 tensors each.
 
     `tensors` and `bytes` are those of the first and of the second version; a delta's `bytes` are its own files'.
-    `changed_tensors` is None unless both manifests have fingerprints. `density` is the share of elements that differ,
-    known where the second version is a delta on the first. `notes` say what could not be compared, and why.
+    `density` is the share of elements that differ. It is known where one version is a delta on the other, and where the
+    values of all tensors were read. `changed_tensors` is known then, too, and where both manifests have fingerprints.
+    `notes` say what could not be compared, and why.
     """
 
     first: str

@@ -28,18 +28,24 @@ _SOCKET = re.compile(r"\d+-\d+-[0-9a-f]+\.sock")
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
-    """A service: `service` is a random name that its state folder keeps, so that a restart leaves it the same."""
+    """A service: `service` is a random name that its state folder keeps, so that a restart leaves it the same.
+
+    The services of a group have one name, which their database keeps. `epoch` grows with each takeover among them; it
+    is 0 for a service alone.
+    """
 
     service: str
     root: str
     host: str
     pid: int
+    epoch: int = 0
 
 
 class PluginRequest(msgspec.Struct, forbid_unknown_fields=True):
     """One line of the service. `path` is relative to the root, and so is `offer`, the file of an offer of the version
-    that will be at `path`; the `allow_…` are what the notice allows. `owner` leads for `seconds`. `peer` is the pid of
-    the process that sent it, from the kernel and not from the line (0 if it is of another PID namespace).
+    that will be at `path`; the `allow_…` are what the notice allows. With `prove` the rank reads its share of a full
+    version's tensors and answers with a `TensorProof`. `owner` leads for `seconds`. `peer` is the pid of the process
+    that sent it, from the kernel and not from the line (0 if it is of another PID namespace).
     """
 
     do: Literal["hello", "prepare", "contents", "forget", "lead"]
@@ -49,6 +55,7 @@ class PluginRequest(msgspec.Struct, forbid_unknown_fields=True):
     allow_extra: bool = False
     allow_dtype_cast: bool = False
     check: Literal["bytes", "headers"] | None = None
+    prove: bool = False
     owner: Owner | None = None
     seconds: float = 0.0
     peer: int = 0
@@ -68,7 +75,7 @@ class Handshake(msgspec.Struct, frozen=True, kw_only=True):
     """The part of the reply to `hello` that the service reads. `rank` of `ranks` is tensor-parallel.
 
     `host`, `port` and `seed` identify its server: the host's name, and two of the server's own launch settings.
-    `leads`: it supports leases.
+    `leads`: it supports leases. `proves`: it can read a version's tensors with its GPU, and prove them.
     """
 
     plugin: str
@@ -85,7 +92,21 @@ class Handshake(msgspec.Struct, frozen=True, kw_only=True):
     served: str = ""
     kinds: tuple[str, ...] = ()
     leads: bool = False
+    proves: bool = False
     plan: LoadPlan | None = None
+
+
+class TensorProof(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank found in its share of a version's tensors (`validation/proof.py`).
+
+    `tensors` counts them, `digest` is that of their fingerprints. `fault` says why they are not proved, "" where each
+    has the fingerprint of the manifest and only finite values. `staged`: they stay on the GPU, to be copied from there.
+    """
+
+    tensors: int = 0
+    digest: str = ""
+    fault: str = ""
+    staged: bool = False
 
 
 def socket_name(rank: int, pid: int, random: str) -> str:

@@ -3,7 +3,7 @@
 Times of day are RFC 3339 strings in UTC and for display only. Durations in `timings` are milliseconds.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from refitd_client.contract.states import (
@@ -73,7 +73,8 @@ class EngineOnVersion:
 class Version:
     """A version as the service sees it. `bytes` counts all its files; `timings` maps stages to milliseconds.
 
-    `base` is the version that a delta leads from. `needs_full`: it cannot be carried out, for the reason given, and the
+    `base` is the version that a delta leads from. `proved_by` are the engines whose GPUs have proved its tensors, where
+    the service has not read these itself. `needs_full`: it cannot be carried out, for the reason given, and the
     next one that can is a full version. `in_memory`: it was handed over from its trainer's memory, and has no
     good files yet, or never will: no engine can be brought back to it.
     `place`: lists are ordered by (`place`, `generation`, `step`), the greatest first, which is the newest
@@ -96,6 +97,7 @@ class Version:
     base: str | None = None
     needs_full: bool = False
     in_memory: bool = False
+    proved_by: list[str] = field(default_factory=list[str])
     engines: list[EngineOnVersion] = field(default_factory=list[EngineOnVersion])
     timings: dict[str, float] = field(default_factory=dict[str, float])
     metadata: dict[str, str] = field(default_factory=dict[str, str])
@@ -241,9 +243,9 @@ class Rollouts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
     """What the service cannot do now, each in a sentence: list its root, read which engines there are, write its
-    journal, keep within its disk budget (`disk`), take in all folders of its root (`folders`). None: nothing is wrong.
-
-    If the engines file cannot be used any more, its last good content stays in force.
+    journal, keep within its disk budget (`disk`), take in all folders of its root (`folders`), keep its routers'
+    workers current (`routers`), have from its upstream what is to be served (`upstream`), push to an object store
+    (`push`). None: nothing is wrong. If the engines file is of no use any more, its last good content stays in force.
     """
 
     root: str | None = None
@@ -251,12 +253,14 @@ class Faults:
     journal: str | None = None
     disk: str | None = None
     folders: str | None = None
+    routers: str | None = None
+    upstream: str | None = None
+    push: str | None = None
 
     @property
     def sentences(self) -> list[str]:
         """The sentences, of those that there are."""
-        found = (self.root, self.engines, self.journal, self.disk, self.folders)
-        return [sentence for sentence in found if sentence is not None]
+        return [sentence for sentence in asdict(self).values() if sentence is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,11 +290,20 @@ class RunGlance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupLead:
+    """Which service of a group leads: its `address`, `since` when (RFC 3339), and the number of the takeover."""
+
+    address: str
+    since: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
     """Everything at a glance, as of event `event`: with that as Last-Event-ID the event stream goes on from there.
 
     `versions` counts them by state. `held_bytes` is what versions take on disk. `wants_token`: the service asks for a
-    bearer token, for changes at least.
+    bearer token, for changes at least. `leader` is the service that answers, None where it belongs to no group.
     """
 
     at: str
@@ -302,6 +315,7 @@ class Overview:
     versions: dict[VersionState, int]
     held_bytes: int
     wants_token: bool = False
+    leader: GroupLead | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

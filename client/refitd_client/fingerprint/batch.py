@@ -12,23 +12,54 @@ from typing import Any
 import numpy as np
 import torch
 
-from refitd_client.fingerprint.rows import Rows, grouped, whole_tensor
+from refitd_client.fingerprint.rows import Rows, TensorPart, grouped, whole_tensor
 from refitd_client.fingerprint.tensors import Scan, ScanInput, fingerprints, has_triton
 from refitd_client.fingerprint.torch_ops import flat_bits
 
 
-class FixedScan:
-    """The addresses of tensors on one GPU, as the kernel reads them. Tensors are not kept alive: the caller does that.
+class AddressScan:
+    """The addresses of tensors as the kernel reads them, on one GPU. The caller ensures that the memory is there."""
+
+    def __init__(
+        self, parts: Sequence[TensorPart], count: int, device: torch.device, programs: int | None = None
+    ) -> None:
+        """Write them down. Waits for the current stream, so that any stream may use it.
+
+        Args:
+            parts: the tensors, each whole or in parts.
+            count: how many tensors there are, those without elements as well.
+            device: the GPU that reads them.
+            programs: as `kernel.add_scan`.
+        """
+        self._count, self._device, self._programs = count, device, programs
+        self._lists = [Rows(each, device) for each in grouped(parts)]
+        torch.cuda.current_stream(device).synchronize()
+
+    def begin(self) -> Callable[[], list[Scan]]:
+        """As `tensors.begin_scan`: along the current stream."""
+        from refitd_client.fingerprint import kernel
+
+        out = torch.zeros((self._count, 2), dtype=torch.int64, device=self._device)
+        for rows in self._lists:
+            kernel.add_scan(rows, out, self._programs)
+
+        def results() -> list[Scan]:
+            prints, bad = out.cpu().numpy().T.copy()
+            return [Scan(*each) for each in zip(prints.view(np.uint64).tolist(), bad.tolist(), strict=True)]
+
+        return results
+
+
+class FixedScan(AddressScan):
+    """The addresses of torch tensors on one GPU. Tensors are not kept alive: the caller does that.
 
     `of` makes one.
     """
 
     def __init__(self, inputs: Sequence[ScanInput], device: torch.device) -> None:
         """Waits for the current stream, so that any stream may use it. All tensors are `_is_read_in_place`."""
-        self._count, self._device = len(inputs), device
         parts = [whole_tensor(number, flat_bits(each.tensor), each.rule) for number, each in enumerate(inputs)]
-        self._lists = [Rows(each, device) for each in grouped(parts)]
-        torch.cuda.current_stream(device).synchronize()
+        super().__init__(parts, len(inputs), device)
 
     @classmethod
     def of(cls, inputs: Sequence[ScanInput]) -> "FixedScan | None":
@@ -38,20 +69,6 @@ class FixedScan:
         if not all(_is_read_in_place(each.tensor) for each in inputs):
             return None
         return cls(inputs, inputs[0].tensor.device)
-
-    def begin(self) -> Callable[[], list[Scan]]:
-        """As `tensors.begin_scan`: along the current stream."""
-        from refitd_client.fingerprint import kernel
-
-        out = torch.zeros((self._count, 2), dtype=torch.int64, device=self._device)
-        for rows in self._lists:
-            kernel.add_scan(rows, out)
-
-        def results() -> list[Scan]:
-            prints, bad = out.cpu().numpy().T.copy()
-            return [Scan(*each) for each in zip(prints.view(np.uint64).tolist(), bad.tolist(), strict=True)]
-
-        return results
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,12 +23,18 @@ _LONGEST = 64  # rows of one program, 512 KiB of 16-bit elements: so that none i
 UNSIGNED = {1: tl.uint8, 2: tl.uint16, 4: tl.uint32, 8: tl.uint64}
 
 
-def add_scan(rows: Rows, out: Any) -> None:
+def add_scan(rows: Rows, out: Any, programs: int | None = None) -> None:
     """Add fingerprints of parts, and how many of their elements are not finite, to `out[number]`: two int64.
 
     Does not wait. Allocates nothing on the GPU.
+
+    Args:
+        rows: the parts, in memory that the GPU reads: its own, or the host's that is registered with the driver.
+        out: two int64 for each number, on the GPU.
+        programs: how many share the rows. By default as many as read the GPU's memory at its full speed; far fewer read
+            as fast as a bus brings bytes, and leave room for other work.
     """
-    programs = max(min(len(rows), _PROGRAMS), triton.cdiv(len(rows), _LONGEST))
+    programs = programs or max(min(len(rows), _PROGRAMS), triton.cdiv(len(rows), _LONGEST))
     with torch.cuda.device(rows.device):
         _scan[(programs,)](
             rows.table, out, len(rows.listed.parts), len(rows),

@@ -43,6 +43,7 @@ from refitd_client.http.exchange import (
     LostReply,
     RetryPolicy,
     StreamRetry,
+    asks_for_another,
     failure,
     http_request,
     is_event_stream,
@@ -129,7 +130,7 @@ class _Client:
 
     @property
     def url(self) -> str:
-        """The service's URL."""
+        """The service's URL; of a group that of the service that is asked now."""
         return self._connection.url
 
     announce = request(routes.announce)
@@ -186,6 +187,7 @@ class _Client:
     reclaim = request(routes.reclaim)
     explain = request(routes.explain)
     faults = request(routes.faults)
+    report = request(routes.report)
 
     @method
     def healthy(self) -> Steps[bool]:
@@ -210,17 +212,27 @@ class _Client:
         while True:
             outcome = yield call
             tried += 1
+            if self._moved_on(call, outcome) and tried % (1 + len(self._connection.others)):
+                continue
             elapsed, chance = time.monotonic() - began, random.random()  # noqa: S311 - jitter is no secret
             pause = policy.pause(call, outcome, tried=tried, elapsed=elapsed, chance=chance)
             if pause is None:
                 return read_outcome(call, outcome)
             yield pause
 
+    def _moved_on(self, call: Call[Any], outcome: HttpReply | LostReply) -> bool:
+        """Ask the next service of the group from now on, if this one does not answer or does not lead."""
+        if not self._connection.others or not asks_for_another(call, outcome):
+            return False
+        self._connection = self._connection.moved_on()
+        return True
+
     def _run(self, steps: Steps[Any]) -> Any:
         raise NotImplementedError
 
     def _pause_of_stream(self, reader: EventReader, stream_retry: StreamRetry, outcome: HttpReply | LostReply) -> float:
         """Seconds before the event stream is opened again, or the error that ends it."""
+        self._moved_on(routes.events(), outcome)
         pause = stream_retry.pause(outcome, time.monotonic(), random.random())  # noqa: S311 - jitter is no secret
         if pause is None:
             raise failure(routes.events(), outcome)
@@ -243,7 +255,8 @@ class RefitClient(_Client):
         """Settle on a service. Nothing is sent yet.
 
         Args:
-            service_url: such as `http://127.0.0.1:8700`; else `REFITD_URL`, else that.
+            service_url: such as `http://127.0.0.1:8700`; else `REFITD_URL`, else that. Of a group the URLs of its
+                services, separated by commas: the one that leads is found.
             token: the bearer token; else `token_file`, `REFITD_TOKEN`, `REFITD_TOKEN_FILE`.
             token_file: holds the token, and is read again for each request.
             timeout: seconds for each try to connect, to send, and to get the next byte of the answer.

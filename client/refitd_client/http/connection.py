@@ -1,6 +1,6 @@
 """Where the service is, and the token for it: from arguments, else from the environment.
 
-    REFITD_URL         the service's URL, http://127.0.0.1:8700 by default
+    REFITD_URL         the service's URL, http://127.0.0.1:8700 by default; of a group all URLs, separated by commas
     REFITD_TOKEN       the bearer token
     REFITD_TOKEN_FILE  a file with the bearer token, read again for each request so that it can be rotated
     REFITD_READ_TOKEN, REFITD_READ_TOKEN_FILE
@@ -12,7 +12,7 @@ sent: the service accepts each token of its own file, so both can work from the 
 
 import os
 import ssl
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -23,11 +23,24 @@ DEFAULT_URL = "http://127.0.0.1:8700"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """A checked URL without a slash at its end, and at most one of `token` and `token_file`."""
+    """A checked URL without a slash at its end, and at most one of `token` and `token_file`.
+
+    `others` are the URLs of the other services of a group, in the order in which they are tried.
+    """
 
     url: str
+    others: tuple[str, ...] = ()
     token: str | None = field(default=None, repr=False)
     token_file: Path | None = None
+
+    @property
+    def service_url(self) -> str:
+        """What `connect_to` takes for the same services."""
+        return ",".join((self.url, *self.others))
+
+    def moved_on(self) -> "Connection":
+        """The same with the next service of the group as the one that is asked."""
+        return replace(self, url=self.others[0], others=(*self.others[1:], self.url)) if self.others else self
 
     def headers(self) -> dict[str, str]:
         """The `Authorization` header, or none. Reads the token file.
@@ -49,22 +62,23 @@ def connect_to(
     """Decide where the service is and with which token it is asked.
 
     Args:
-        service_url: the service's URL.
+        service_url: the service's URL; of a group the URLs of its services, separated by commas.
         token: the bearer token.
         token_file: a file that holds the token.
 
     Raises:
         ValueError: the URL is not one of an HTTP service, or the token cannot be a token.
     """
-    url = _check_url(service_url or os.environ.get("REFITD_URL") or DEFAULT_URL)
+    named = service_url or os.environ.get("REFITD_URL") or DEFAULT_URL
+    url, *others = dict.fromkeys(_check_url(each.strip()) for each in named.split(",") if each.strip() or named == each)
     if token is None and token_file is None:
         for name in ("REFITD_TOKEN", "REFITD_READ_TOKEN"):
             token, token_file = os.environ.get(name) or None, os.environ.get(f"{name}_FILE") or None
             if token or token_file:
                 break
     if token is not None:
-        return Connection(url=url, token=_check_token(token, "the token (REFITD_TOKEN)"))
-    return Connection(url=url, token_file=None if token_file is None else Path(token_file))
+        return Connection(url=url, others=tuple(others), token=_check_token(token, "the token (REFITD_TOKEN)"))
+    return Connection(url=url, others=tuple(others), token_file=None if token_file is None else Path(token_file))
 
 
 def tls_of(connection: Connection) -> ssl.SSLContext | bool:
@@ -73,7 +87,7 @@ def tls_of(connection: Connection) -> ssl.SSLContext | bool:
     A context with the system's certificates takes 20 ms to make, and is of no use without TLS. One without any
     certificate takes 0.2 ms, as much as the rest of a client, and is made once.
     """
-    return True if connection.url.startswith("https") else _without_certificates()
+    return True if "https://" in connection.service_url else _without_certificates()
 
 
 @cache

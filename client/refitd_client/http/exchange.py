@@ -10,6 +10,8 @@ A try ends in an `HttpReply` or a `LostReply`. What is sent again (`RetryPolicy`
     502, 504                          if the call is repeatable: a proxy does not know what happened
     any other answer                  never
 
+Of a group of services each is asked at once, in turns, until one leads (`asks_for_another`); then as above.
+
 `Retry-After` is obeyed where an answer has it (RFC 9110, 10.2.3). Otherwise pauses double, with jitter, so that many
 trainers that lost one service do not come back at the same moment. No try starts later than `deadline` after the first,
 with one exception: a wait for a version goes on for all its time while the service answers 503, because a service that
@@ -35,6 +37,7 @@ from refitd_client.http.routes import Call, ResultT
 _NOT_YET = 503
 _REFUSED_UNDONE = frozenset({429, _NOT_YET})
 _PERHAPS_DONE = frozenset({502, 504})
+NOT_LEADING = "not-leading"  # the problem of a service that stands by while another of its group leads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +106,18 @@ class RetryPolicy:
     def _backoff(self, tried: int, chance: float) -> float:
         doubled = self.first_pause * 2.0 ** min(tried - 1, 30)
         return min(doubled, self.longest_pause) * (0.5 + chance / 2)
+
+
+def asks_for_another(call: Call[Any], outcome: HttpReply | LostReply) -> bool:
+    """Whether another service of a group is to be asked: this one does not answer, or does not lead."""
+    if isinstance(outcome, LostReply):
+        return call.repeatable or not outcome.sent
+    if outcome.status != _NOT_YET:
+        return False
+    try:
+        return msgspec.json.decode(outcome.body, type=Problem).slug == NOT_LEADING
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
 
 
 def retry_after(outcome: HttpReply | LostReply) -> float | None:

@@ -24,7 +24,7 @@ _MAX_NAME_BYTES = 64
 def open_client(connection: Connection, *, try_for: float) -> RefitClient:
     """A client that tries again for `try_for` seconds, and no longer."""
     return RefitClient(
-        connection.url,
+        connection.service_url,
         token=connection.token,
         token_file=connection.token_file,
         timeout=min(_TRY, max(try_for, 1.0)),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote
 
+from refitd_client.contract.follow import FollowerReport, ReportAnswer
 from refitd_client.contract.history import Delivery, EnginePast, History, VersionsCompared
 from refitd_client.contract.states import LogSeverity, VersionState
 from refitd_client.contract.wire import (
@@ -275,6 +276,11 @@ def reclaim() -> Call[ReclaimPlan]:
 def explain(subject: str) -> Call[Explanation]:
     """Why a run (by its name), a version (its id) or an engine (its id or URL) is where it is."""
     return Call(method="GET", path=_path("explain", subject), result=Explanation)
+
+
+def report(report: FollowerReport) -> Call[ReportAnswer]:
+    """Tell the upstream what a follower has, and lease what it pulls; returns from whom to pull."""
+    return Call(method="PUT", path=_path("followers", report.follower), result=ReportAnswer, body=report)
 
 
 def faults() -> Call[Faults]:

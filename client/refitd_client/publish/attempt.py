@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 from refitd_client.checkpoint.opening import CONFIG_NAME
@@ -25,9 +26,11 @@ from refitd_client.contract.states import Kind
 from refitd_client.contract.wire import Notice
 from refitd_client.delta.maker import DeltaMaker
 from refitd_client.errors import NO_SPACE, PublishError, ServiceProblemError, StorageError
+from refitd_client.files import durable
 from refitd_client.files.durable import Mappings
 from refitd_client.http.connection import Connection
 from refitd_client.http.publisher_client import root_name
+from refitd_client.publish.bucket_target import BucketTarget
 from refitd_client.publish.publication import PendingPublication, Publication, StagedPublication, announce
 from refitd_client.publish.run_folder import RunFolder
 from refitd_client.publish.tracing import PublishTrace
@@ -45,7 +48,7 @@ _log = logging.getLogger("refitd_client")
 class VersionWriter:
     """Writes one version into a run's folder, in one go or in two: shards, index, companions, manifest, then its name.
 
-    `laps` gets the milliseconds of `stage`, `write`, `sync` and `commit`.
+    `laps` gets the milliseconds of `stage`, `write`, `sync` and `commit`, and of `upload` where it goes to a `bucket`.
     """
 
     folder: RunFolder
@@ -54,6 +57,7 @@ class VersionWriter:
     progress: Callable[[Progress], None] | None
     mappings: Mappings
     laps: Laps
+    bucket: BucketTarget | None = None
 
     def write(self, content: Content) -> Manifest:
         """Write the version, durably, and give it its name. After any error no version is visible.
@@ -123,14 +127,27 @@ class VersionWriter:
         with self.laps.lap("commit"):
             # Before the name: a version that may have been seen counts, even when it is gone after a crash.
             self.folder.record(self.order, staging.path)
+        data, target = _checked(manifest), self.folder.folder_of(self.order)
         try:
-            staging.commit(_checked(manifest), MANIFEST_NAME, self.folder.folder_of(self.order))
+            staging.commit(data, MANIFEST_NAME, target)
         except BaseException:
             if staging.was_seen:
                 self.folder.withdrawn(self.order)
             raise
         self.folder.published(self.order)
+        if self.bucket is not None:
+            self._upload(self.bucket, target, data)
         return manifest
+
+    def _upload(self, bucket: BucketTarget, path: Path, manifest: bytes) -> None:
+        """Upload the committed version. If that fails it counts nowhere, and its step begins a generation."""
+        try:
+            with self.laps.lap("upload"):
+                bucket.publish(path, manifest)
+        except BaseException:
+            self.folder.withdrawn(self.order)
+            durable.remove_folder(path)
+            raise
 
 
 def _checked(manifest: Manifest) -> bytes:
@@ -158,6 +175,7 @@ class PublisherContext:
     mappings: Mappings
     connection: Connection | None
     engines: Literal["mine"] | None = None
+    bucket: BucketTarget | None = None
     debt: Debt = field(default_factory=Debt)
     layouts: LayoutCache = field(default_factory=LayoutCache)
     _deltas: list[DeltaMaker] = field(default_factory=list[DeltaMaker], init=False)
@@ -310,6 +328,7 @@ class PublishAttempt:
             progress=progress,
             mappings=self.context.mappings,
             laps=self._laps,
+            bucket=self.context.bucket,
         )
 
     @contextmanager
@@ -376,4 +395,5 @@ class PublishAttempt:
             density=offer.density,
             connection=self.context.connection,
             begun=self.begun,
+            url=None if self.context.bucket is None else self.context.bucket.url(self.order),
         )

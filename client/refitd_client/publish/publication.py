@@ -124,12 +124,13 @@ class Publication:
 
     `bytes` counts its files, `digest` is the manifest's. `timings` are milliseconds of `write` (copying, checking and
     digesting), `sync` (added up over threads), `commit` and `notice`, of `stage` where the rest went on without the
-    trainer, of `compare` where a delta was asked for, and of `encode`, which puts one together. `notice_error` is why
-    the notice did not reach the service, None if it did. `begun` is a sentence if a generation of the run begins with
-    it, None if the run goes on.
+    trainer, of `upload` to an object store, of `compare` where a delta was asked for, and of `encode`, which puts one
+    together. `notice_error` is why the notice did not reach the service, None if it did. `begun` is a sentence if a
+    generation of the run begins with it, None if the run goes on.
 
     `kind` and `base` say whether it is a delta, and against which version. Where a delta was asked for, `why_full` is
     the reason for a full version, and `density` the share of all elements that changed since the version before.
+    `url` is where its objects lie, if it went to an object store; nothing is left at `path` then.
     """
 
     run: str
@@ -148,6 +149,7 @@ class Publication:
     connection: Connection | None = None
     notice_error: ServiceError | None = field(default=None, compare=False)
     begun: str | None = None
+    url: str | None = None
 
     def wait(self, timeout: float = 60.0, wait_for: WaitFor = "served") -> Served:
         """Wait until engines serve the version, or until what `wait_for` says.

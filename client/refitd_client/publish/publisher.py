@@ -23,6 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
+from refitd_client.bucket.address import is_bucket_url
+from refitd_client.bucket.objects import Bucket
 from refitd_client.contract.naming import Order, whole_step
 from refitd_client.delta.maker import DeltaMaker, ask_base
 from refitd_client.delta.plan import DeltaRules
@@ -32,6 +34,7 @@ from refitd_client.files.durable import Mappings
 from refitd_client.http.connection import connect_to
 from refitd_client.http.publisher_client import newest_known
 from refitd_client.publish.attempt import DeltaChoice, PublishAttempt, PublisherContext
+from refitd_client.publish.bucket_target import KEEP, BucketTarget, spool_folder
 from refitd_client.publish.publication import Background, PendingPublication, Publication, StagedPublication
 from refitd_client.publish.run_folder import RunFolder
 from refitd_client.publish.tracing import PublishTrace
@@ -75,13 +78,16 @@ class WeightPublisher:
         shadow: Literal["gpu", "stream"] = "stream",
         compress_deltas: bool = False,
         engines: Literal["mine"] | None = None,
+        keep: int = KEEP,
     ) -> None:
         """Take a run.
 
         Args:
-            root: the folder that the service watches; made if it is not there.
+            root: the folder that the service watches; made if it is not there. Or an object store's URL, such as
+                `s3://bucket/prefix`, which services follow; then there is no `service_url` (docs/object-stores.md).
             run: the run's name, such as `experiment/trial`.
-            service_url: the service to send notices to; without it the service finds versions by watching the root.
+            service_url: the service to send notices to, or those of a group, separated by commas; without it the
+                service finds versions by watching the root.
             base_model: a model's folder, whose configuration and tokenizer files go into each version, and whose
                 tensors' names decide which names of tied weights are written.
             token: the bearer token; else `token_file`, `REFITD_TOKEN`, `REFITD_TOKEN_FILE`.
@@ -105,6 +111,8 @@ class WeightPublisher:
             engines: with `mine` the service brings engines to this run while none follows it: those that follow no run,
                 and those of runs that are closed (`RefitClient.close_run`). Engines of a run that is not closed stay
                 there. Needs `service_url`.
+            keep: how many of the newest versions stay in an object store, besides the bases that they need. In a root
+                the service collects.
 
         Raises:
             NameRefusedError: the run's name is no safe relative one.
@@ -112,7 +120,8 @@ class WeightPublisher:
             PublishError: `base_model` is no model's folder, or quantised in another way than `dtype` says, or the run's
                 record is damaged.
             StorageError: the run's folder cannot be made, read or locked.
-            ValueError: the URL, the token, a dtype, `shadow`, `engines` or `max_shard_bytes` cannot be one.
+            BucketError: the object store cannot be reached, refuses, or does not keep conditions of writes.
+            ValueError: a URL, the token, a dtype, `shadow`, `engines` or `max_shard_bytes` cannot be one.
         """
         if max_shard_bytes is not None and max_shard_bytes <= 0:
             raise ValueError(f"max_shard_bytes is {max_shard_bytes}; a shard takes at least one byte")
@@ -133,11 +142,13 @@ class WeightPublisher:
             blocks=fp8_blocks(rules, base),
         )
         connection = None if service_url is None else connect_to(service_url, token=token, token_file=token_file)
-        self._folder = RunFolder(Path(root).absolute(), run)
+        bucket = _bucket_at(root, service_url, keep)
+        self._folder = RunFolder(Path(root).absolute() if bucket is None else spool_folder(bucket.name), run)
+        target = None if bucket is None else _target(bucket, self._folder, keep)
         make_deltas = partial(
             DeltaMaker,
             delta_rules or DeltaRules(),
-            partial(ask_base, connection, run),
+            partial(ask_base, connection, run) if target is None else target.base,
             Reserve(self._folder.path),
             stream=shadow == "stream",
             compress=compress_deltas,
@@ -151,6 +162,7 @@ class WeightPublisher:
             mappings=Mappings(),
             connection=connection,
             engines=engines,
+            bucket=target,
         )
         self._finalizer = weakref.finalize(self, _release, self._background.begun, self._context)
         self._finalizer.atexit = False  # the end of the process gives everything back
@@ -286,6 +298,8 @@ class WeightPublisher:
             raise ValueError(f"delta is {delta!r}: it is 'auto' or 'never'")
         if handover and (delta != "never" or self._context.connection is None):
             raise ValueError("handover=True goes with a service_url, and with delta='never'")
+        if self._context.bucket is not None and (allow_missing or allow_extra):
+            raise ValueError("allow_missing and allow_extra go to a service with the notice, which a store has none of")
         with self._turn:
             self._background.settle()
             order = self._placed(step)
@@ -317,7 +331,35 @@ class WeightPublisher:
             known = newest_known(self._context.connection, self._folder.run)
             if known is not None:
                 self._folder.note_known(known)
-        return self._folder.place(step)
+        order = self._folder.place(step)
+        if self._context.bucket is not None and not self._folder.is_begun:
+            while self._context.bucket.is_used(order):  # a publisher that is dead began to upload it
+                self._folder.note_known(order)
+                order = self._folder.place(step)
+        return order
+
+
+def _bucket_at(root: str | os.PathLike[str], service_url: str | None, keep: int) -> Bucket | None:
+    """The bucket that a root names, None if it is a folder."""
+    if not is_bucket_url(text := os.fspath(root)):
+        return None
+    if service_url is not None:
+        raise ValueError("an object store goes without service_url: services follow the store by themselves")
+    if keep < 1:
+        raise ValueError(f"keep is {keep}; at least the newest version is kept")
+    return Bucket.at(text)
+
+
+def _target(bucket: Bucket, folder: RunFolder, keep: int) -> BucketTarget:
+    """What uploads the versions of a run, begun."""
+    target = BucketTarget(bucket, folder.run, keep=keep)
+    try:
+        target.begin(folder)
+    except BaseException:
+        target.close()
+        folder.lock.release()
+        raise
+    return target
 
 
 def _release(begun: list[PendingPublication], context: PublisherContext) -> None:
@@ -330,6 +372,8 @@ def _release(begun: list[PendingPublication], context: PublisherContext) -> None
             context.forget_deltas()
             context.mappings.close()
         finally:
+            if context.bucket is not None:
+                context.bucket.close()
             exporter.end(context.folder.path)  # before the lock: the next one to export there voids what it finds
             context.folder.lock.release()
 

@@ -151,6 +151,11 @@ class RunFolder:
         """Whether this publisher has published."""
         return self._own is not None
 
+    @property
+    def newest(self) -> Order | None:
+        """The newest that was ever published in the folder."""
+        return max((order for order in (self._found, self._own) if order is not None), default=None)
+
     def note_known(self, order: Order) -> None:
         """Note a version that the service knows: its name is used up, as if it were still in the folder."""
         self._found = order if self._found is None else max(self._found, order)

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from refitd_client.bucket.address import is_bucket_url
 from refitd_client.contract.naming import version_folder, version_id, whole_step
 from refitd_client.errors import PublishError
 from refitd_client.http.connection import Connection, connect_to
@@ -87,6 +88,8 @@ class ShardedPublisher:
         """
         if rank_timeout <= 0:
             raise ValueError(f"rank_timeout is {rank_timeout}; it is a positive number of seconds")
+        if is_bucket_url(os.fspath(root)):
+            raise ValueError("ranks publish into a folder; a service there can push it to the store (--push)")
         options = NamingOptions(casts=casts(dtype), rename=rename)
         if options.casts.has_fp8_block:
             raise ValueError("dtype fp8_block takes whole weights: gather them, and use a WeightPublisher on one rank")

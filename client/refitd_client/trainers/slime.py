@@ -43,6 +43,7 @@ from refitd_client.contract.naming import INDEX_NAME
 from refitd_client.errors import InvalidWeightsError, StorageError
 from refitd_client.files.plain_file import read_plain
 from refitd_client.publish.publisher import WeightPublisher
+from refitd_client.trainers.publisher_options import check_options
 from refitd_client.write.source_folder import open_checkpoint
 
 Bytes = NDArray[np.uint8]
@@ -89,9 +90,11 @@ class DiskUpdates:
 
         Raises:
             ValueError: `wait` is negative, or given without `service_url`.
+            TypeError: an option is none of `WeightPublisher`'s.
         """
         if wait < 0 or (wait > 0 and service_url is None):
             raise ValueError(f"wait is {wait}: it is seconds, and needs the service_url of the service to ask")
+        check_options(publisher, type(self), WeightPublisher)
         self._place, self._options = (root, run, service_url), publisher
         self._base_model = None if base_model is None else Path(base_model)
         self._wait = wait

@@ -22,6 +22,7 @@ from refitd_client.errors import InvalidWeightsError, RefitError, StorageError
 from refitd_client.publish.publication import Publication
 from refitd_client.publish.publisher import WeightPublisher
 from refitd_client.sharded import ShardedPublisher
+from refitd_client.trainers.publisher_options import check_options
 
 if TYPE_CHECKING:
     import torch
@@ -62,6 +63,7 @@ class RefitCallback(TrainerCallback):
 
         Raises:
             ValueError: `every`, `wait` or `errors` is out of range, or `wait` is given without `service_url`.
+            TypeError: an option is none of either publisher's.
         """
         if every is not None and every < 1:
             raise ValueError(f"every is {every}: it is a positive number of steps, or None")
@@ -69,6 +71,7 @@ class RefitCallback(TrainerCallback):
             raise ValueError(f"errors is {errors!r}: it is 'log' or 'raise'")
         if wait < 0 or (wait > 0 and service_url is None):
             raise ValueError(f"wait is {wait}: it is seconds, and needs the service_url of the service to ask")
+        check_options(publisher, type(self), WeightPublisher, ShardedPublisher)
         self.last_error: RefitError | None = None
         self._place = (root, run, service_url)
         self._options = publisher

@@ -25,6 +25,7 @@ from trl.generation.vllm_client import VLLMClient
 
 from refitd_client.errors import PublishError
 from refitd_client.publish.publisher import WeightPublisher
+from refitd_client.trainers.publisher_options import check_options
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,9 +52,11 @@ class RefitServerCallback(TrainerCallback):
 
         Raises:
             ValueError: `wait` is no positive number.
+            TypeError: an option is none of `WeightPublisher`'s.
         """
         if not wait > 0:
             raise ValueError(f"wait is {wait}: it is a positive number of seconds")
+        check_options(publisher, type(self), WeightPublisher)
         self._place = (root, run, service_url)
         self._options = publisher
         self._wait = wait

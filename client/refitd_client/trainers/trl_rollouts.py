@@ -77,6 +77,7 @@ class RefitRollouts(RefitCallback):
 
         Raises:
             ValueError: `wait`, `timeout` or `every` is out of range.
+            TypeError: an option is none of either publisher's.
         """
         if not (wait > 0 and timeout > 0):
             raise ValueError(f"wait is {wait} and timeout {timeout}: both are positive numbers of seconds")

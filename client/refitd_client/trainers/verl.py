@@ -38,6 +38,7 @@ from refitd_client.publish.publication import Publication
 from refitd_client.publish.publisher import WeightPublisher
 from refitd_client.sharded import ShardedPublisher
 from refitd_client.tensors import casts
+from refitd_client.trainers.publisher_options import check_options
 
 if TYPE_CHECKING:
     import torch
@@ -84,11 +85,14 @@ class RefitCheckpointEngine:
 
         Raises:
             ValueError: `wait` is no positive number, or `delta`, the URL, the token or a dtype cannot be one.
+            TypeError: an option in `engine_kwargs.refitd` is none that the publisher has.
         """
         if not wait > 0:
             raise ValueError(f"wait is {wait}: it is a positive number of seconds")
         if delta not in {"auto", "never"}:
             raise ValueError(f"delta is {delta!r}: it is 'auto' or 'never'")
+        kinds = (WeightPublisher,) if delta == "auto" else (WeightPublisher, ShardedPublisher)
+        check_options(publisher, type(self), *kinds)
         self.is_master = is_master
         self._place = (root, run, service_url)
         self._connection = connect_to(service_url, token=token, token_file=token_file)

@@ -110,6 +110,7 @@ def examine(
     *,
     seen: Structure | None = None,
     stop: Event | None = None,
+    beside: bool = False,
 ) -> Evidence:
     """Gather all that `validate` needs for a verdict. The weights are read only if the structure is acceptable.
 
@@ -122,6 +123,8 @@ def examine(
         options: what is expected of the version.
         seen: what `structure` returned a moment ago; it is used again if the files are the same.
         stop: ends the reading when it is set.
+        beside: only the files beside the weights are read. The evidence then has the manifest's digests of the weights,
+            and counts only together with a proof of their tensors (`validation/proof.py`).
 
     Raises:
         ReadingStoppedError: `stop` was set.
@@ -131,7 +134,7 @@ def examine(
             examination = _Examination(folder, path)
             if seen is None or not examination.confirms(seen):
                 seen = examination.structure()
-            return _read_weights(folder, seen, reference, options, stop)
+            return _read_weights(folder, seen, reference, options, stop, beside=beside)
     except OpeningRefusedError as error:
         return Evidence(structure=_nothing(path, Defect(Code.NOT_REGULAR, str(error))))
     except OSError as error:
@@ -139,7 +142,13 @@ def examine(
 
 
 def _read_weights(
-    folder: Folder, seen: Structure, reference: Reference | Base | None, options: Options, stop: Event | None
+    folder: Folder,
+    seen: Structure,
+    reference: Reference | Base | None,
+    options: Options,
+    stop: Event | None,
+    *,
+    beside: bool,
 ) -> Evidence:
     if judge(seen, reference, options) is not None:
         return Evidence(structure=seen)
@@ -147,7 +156,11 @@ def _read_weights(
         delta, files = None, to_read(seen)
         if isinstance(reference, Base) and DELTA_NAME in files:
             delta = read_delta_contents(folder, files[DELTA_NAME], reference, stop=stop)
+        named = seen.manifest.files if beside and seen.manifest is not None else {}
+        proved = {name: named[name].digest for name in seen.headers if name in named}
+        files = {name: file for name, file in files.items() if name not in proved}
         contents = read_contents(folder, files, seen.headers, stop=stop)
+        contents = replace(contents, digests=proved | dict(contents.digests))
         if folder.signature(folder.list()) == seen.signature:
             return Evidence(structure=seen, contents=contents, delta=delta)
         change = Defect(Code.CHANGED, "files were added, replaced or removed while it was read: it is read again")

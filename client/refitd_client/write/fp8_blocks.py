@@ -161,7 +161,8 @@ def _slabs(weight: Any) -> Iterator[Any]:
 
 
 def _scales(blocks: Any) -> Any:
-    scales = blocks.abs().amax(dim=(1, 3)) / LARGEST
+    largest = blocks.abs().amax(dim=(1, 3))
+    scales = largest / largest.new_full((), LARGEST)  # a number would be a product with its inverse on a GPU
     # Of zeros, and of what is too small to be divided. A NaN shows in the elements, an infinity here as well.
     return sys.modules["torch"].where(scales > 0, scales, 1.0)
 

@@ -5,14 +5,29 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import TypeAdapter
 
-from refitd.api import compare, engines, errors, gate, health, history, log, operations, overview, versions, web_pages
+from refitd.api import (
+    compare,
+    engines,
+    errors,
+    files,
+    follow,
+    gate,
+    health,
+    history,
+    log,
+    operations,
+    overview,
+    versions,
+    web_pages,
+)
 from refitd.api.auth import LOOKS, OPEN, Door, Gate
 from refitd.api.context import Service
 from refitd.api.feed import Feed, Streams
 from refitd.api.limits import RequestLimit
-from refitd.api.metrics import StoreCollector
+from refitd.api.metrics import LeaderCollector, StoreCollector
 from refitd.observe.telemetry import Telemetry
-from refitd_client.contract.wire import Problem
+from refitd.settings import Settings
+from refitd_client.contract.wire import GroupLead, Problem
 
 _BEARER = {"type": "http", "scheme": "bearer", "description": "A write token, or a read token for what only looks."}
 _FASTAPIS_OWN = ("HTTPValidationError", "ValidationError")
@@ -32,6 +47,8 @@ def routes() -> FastAPI:
     for router in (
         overview.router,
         versions.router,
+        files.router,
+        follow.router,
         operations.rollback_routes,
         gate.router,  # before the routes whose engine's name may have slashes
         engines.router,
@@ -58,19 +75,25 @@ def build_api(service: Service) -> FastAPI:
     app.state.feed = Feed(service.store)
     app.state.comparer = compare.Comparer(service)
     app.state.history = history.PastUpdates()
-    app.state.overview = overview.Cached(wants_token=service.settings.wants_token)
+    leader = service.leader
+    led = None if leader is None else GroupLead(address=leader.address, since=leader.since, epoch=leader.epoch)
+    app.state.overview = overview.Cached(wants_token=service.settings.wants_token, leader=led)
     app.state.telemetry = service.telemetry or Telemetry(service.store)
     app.state.telemetry.registry.register(StoreCollector(service, app.state.telemetry.unserved))
+    if leader is not None:
+        app.state.telemetry.registry.register(LeaderCollector(lambda: leader.epoch))
     errors.install(app)
     # The last that is added is asked first: who may come in is settled before anything of a request is taken in.
     app.add_middleware(RequestLimit)
-    settings = service.settings
-    in_files = settings.token_file is not None or settings.read_token_file is not None
-    app.add_middleware(
-        Gate,
-        door=Door(tokens=settings.tokens, in_files=in_files, open=OPEN, names=(settings.host, *settings.allowed_hosts)),
-    )
+    app.add_middleware(Gate, door=door_of(service.settings))
     return app
+
+
+def door_of(settings: Settings) -> Door:
+    """Whom a service with these settings lets in."""
+    in_files = settings.token_file is not None or settings.read_token_file is not None
+    names = (settings.host, *settings.allowed_hosts)
+    return Door(tokens=settings.tokens, in_files=in_files, open=OPEN, names=names)
 
 
 def _documented(app: FastAPI) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from threading import Event
 from fastapi import APIRouter, Request
 
 from refitd.api.context import Service, ServiceOf, find_version
-from refitd.catalog.compare import NotComparableError, Side, changed_elements, compared, read_distances, side_of
+from refitd.catalog.compare import NotComparableError, Side, changed_elements, compared, read_values, side_of
 from refitd.catalog.files import DiskFiles
 from refitd.problem import ProblemError, Slug
 from refitd.root.threads import LISTING_SECONDS, RootThreads
@@ -54,8 +54,8 @@ class Comparer:
         root, stop = self._service.settings.root, Event()
 
         def look() -> VersionsCompared:
-            distances = read_distances(root, first, second, stop)
-            return compared(first, second, changed_elements(root, first, second), distances)
+            values = read_values(root, first, second, stop)
+            return compared(first, second, changed_elements(root, first, second), values)
 
         async with self._reading:
             reading = asyncio.create_task(self._threads.run("comparing values", look))
@@ -76,7 +76,8 @@ async def compare_versions(
     """What differs between two versions: tensors, bytes, and by layer how many tensors and elements changed.
 
     That is read from headers, manifests and, where one is a delta on the other, from the delta's list. `norms` also
-    reads the values of two full versions, at most 4 GiB of each, for the norm of each layer and of its change.
+    reads the values of two full versions, at most 4 GiB of each, for the norm of each layer and of its change, and for
+    how many elements changed.
     409 where files are gone or cannot be compared so; the detail says why.
     """
     comparer: Comparer = request.app.state.comparer

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
 
 from refitd.api.errors import response
+from refitd.api.sendfile import EXTENSION, NotSentError, send_part
 from refitd.problem import ProblemError, Slug
 
 GRACE = 1.0
@@ -147,6 +148,8 @@ class ClientConnection(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         """Accept a connection, for health alone where there is no other slot, or turn it away."""
         super().connection_made(transport)
+        if transport.get_extra_info("sslcontext") is None:
+            self.app = self._sending_files(self.app)
         self._request_since, self.peer = self.loop.time(), peer_of(self.client)
         others = {id(each): each for each in cast("set[ClientConnection]", self.connections) if each.is_open}
         del others[id(self)]
@@ -158,6 +161,43 @@ class ClientConnection(H11Protocol):
             self.make_room()
         elif found.health_only:
             self.health_only, self.app = True, _only(self.health, self.app)
+
+    def _sending_files(self, inner: ASGIApp) -> ASGIApp:
+        """The application, to which the scope names an extension by which it can have the kernel send files."""
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            async def send_or_part(message: Message) -> None:
+                if message["type"] != EXTENSION:
+                    await send(message)
+                    return
+                await self._send_part(message)
+                if not message.get("more_body", False):
+                    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+            scope.setdefault("extensions", {})[EXTENSION] = {}
+            await inner(scope, receive, send_or_part)
+
+        return app
+
+    async def _send_part(self, message: Message) -> None:
+        """Send a part of a file behind what was sent. Where that fails, the connection is cut."""
+        count = message["count"]
+        if not count or self.transport.is_closing():
+            return
+        self.conn.send_with_data_passthrough(h11.Data(data=_Counted(count)))  # h11 counts the body's bytes
+        try:
+            self.transport.set_write_buffer_limits(0)
+            await self.flow.drain()  # the head is on its way before the kernel sends behind it
+            await send_part(
+                self.transport.get_extra_info("socket"),
+                message["file"],
+                message["offset"],
+                count,
+                patience=self.patience.reading,
+                is_closed=self.transport.is_closing,
+            )
+        except NotSentError:
+            self.transport.abort()
 
     @property
     def is_open(self) -> bool:
@@ -251,6 +291,22 @@ class ClientConnection(H11Protocol):
         status = problem.kind.status
         head = h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status])
         return b"".join(self.conn.send(part) for part in (head, h11.Data(data=body), h11.EndOfMessage()))
+
+
+class _Counted(bytes):
+    """Bytes of a body that the kernel sends: h11 asks for their number alone."""
+
+    size: int
+
+    def __new__(cls, size: int) -> "_Counted":
+        """Hold none of them."""
+        new = super().__new__(cls)
+        new.size = size
+        return new
+
+    def __len__(self) -> int:
+        """How many they are."""
+        return self.size
 
 
 def protocol(patience: Patience, health: Collection[str]) -> type[ClientConnection]:

@@ -1,11 +1,13 @@
 """What the routes work with: the parts of the service; and which version or engine a request names."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Depends, Request
 
 from refitd.catalog.intake import Intake
+from refitd.clock import SystemClock
+from refitd.follow.follower import UpstreamFollower
 from refitd.materialize.materializer import Materializer
 from refitd.observe.telemetry import Telemetry
 from refitd.policy.readiness import unknown
@@ -14,13 +16,18 @@ from refitd.reclaim.sweep import Sweeper
 from refitd.rollout.fleet import Fleet
 from refitd.rollout.targets import Targets
 from refitd.settings import Settings
+from refitd.state.followers import Followers
+from refitd.state.leader import Leader
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """The parts of the running service. Without `telemetry` only the API is measured."""
+    """The parts of the running service. Without `telemetry` only the API is measured. `followers` are those of this
+    service; `follower` follows an upstream, None where it follows none. `leader` is this service as the leader of its
+    group, None where it belongs to none.
+    """
 
     settings: Settings
     store: Store
@@ -30,6 +37,9 @@ class Service:
     sweeper: Sweeper
     materializer: Materializer | None = None
     telemetry: Telemetry | None = None
+    followers: Followers = field(default_factory=lambda: Followers(SystemClock()))
+    follower: UpstreamFollower | None = None
+    leader: Leader | None = None
 
 
 async def _service(request: Request) -> Service:

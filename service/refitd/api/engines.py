@@ -111,10 +111,11 @@ def _check_moves(service: Service, run: str, engines: Sequence[EngineRecord], *,
     kept = [e for e in engines if e.run is not None and e.run != run and e.run not in closed]
     if kept and not insist:
         told = ", ".join(f"{engine.id} follows {engine.run}" for engine in kept)
+        command = f"refitd engines move {' '.join(engine.id for engine in engines)} --run {run} --yes"
         raise ProblemError(
             Slug.RUN_OPEN,
             f"{told}, which is not closed and would lose it: close a run that has ended ('refitd runs close "
-            f"{kept[0].run}'), or insist ('refitd engines move --yes', 'insist' in the API)",
+            f"{kept[0].run}'), or insist ('{command}', 'insist' in the API)",
         )
 
 

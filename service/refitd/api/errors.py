@@ -77,7 +77,9 @@ async def _http(request: Request, error: Exception) -> Response:
 
 
 async def _journal(request: Request, error: Exception) -> Response:
-    return answer(ProblemError(Slug.DISK_FULL, f"{error}; it goes on by itself when there is room"), request.scope)
+    if not isinstance(error, JournalError):
+        raise error
+    return answer(ProblemError(Slug.DISK_FULL, f"{error}; {error.remedy}"), request.scope)
 
 
 async def _bug(request: Request, error: Exception) -> Response:

@@ -14,7 +14,7 @@ from refitd_client.contract.states import EngineState, Kind, VersionState
 from refitd_client.contract.wire import Reclaimable, ReclaimPlan, RunGlance
 
 _ENDED: Mapping[str, str] = {
-    Outcome.ACK.name: "went well: what it loaded was proved",
+    Outcome.ACK.name: "went well",
     Outcome.NACK.name: "was refused, which left it as it was",
     Outcome.TAINTED.name: "broke off in the middle, which left unknown contents",
     Outcome.UNREACHABLE.name: "did not come about, because it could not be reached",
@@ -82,6 +82,9 @@ def explain_version(
     sentences = [f"{record.id} is {record.state}: {record.reason or _VERSIONS[record.state]}."]
     if record.in_memory:
         sentences.append(f"It was handed over from its trainer's memory. {_without_files(record, targets)}")
+    if record.proved_by:
+        engines = ", ".join(record.proved_by)
+        sentences.append(f"Its tensors were proved by the GPUs of {engines}, and not read by the service itself.")
     if record.barred and not record.was_never_served:
         sentences.append("It was rolled back from: engines do not go to it again.")
     if record.kind is Kind.DELTA:
@@ -190,6 +193,8 @@ def explain_engine(engine: EngineRecord, store: Store, targets: Targets) -> list
 def _its_server(engine: EngineRecord) -> list[str]:
     """Say what its server is, what proves its contents, and what carries out its loads."""
     sentences = [f"It {engine.what_it_is}."] if engine.what_it_is else []
+    if engine.how_proved is not None:
+        sentences.append(engine.how_proved)
     if engine.plugin is not None or engine.stock_reason is not None:
         sentences.append(f"It {engine.how_it_loads}.")
     if engine.pair:

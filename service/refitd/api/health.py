@@ -38,11 +38,11 @@ async def faults(service: ServiceOf) -> Faults:
 
 
 async def faults_now(store: Store) -> Faults:
-    """Return what is wrong with the journal, the root, the list of engines and what lies in the root."""
+    """Return what is wrong with the journal, the root, the list of engines, what lies in the root, and the routers."""
     try:
         await store.durable()
     except JournalError as error:
-        fault = f"{error}; it goes on by itself when there is room"
+        fault = f"{error}; {error.remedy}"
     else:
         fault = why_rebuilding(store)
     return faults_of(store, fault)
@@ -51,7 +51,16 @@ async def faults_now(store: Store) -> Faults:
 def faults_of(store: Store, journal: str | None) -> Faults:
     """Return the store's faults with that of the journal."""
     faults = store.faults
-    return Faults(root=faults.root, engines=faults.engines, journal=journal, disk=faults.disk, folders=faults.folders)
+    return Faults(
+        root=faults.root,
+        engines=faults.engines,
+        journal=journal,
+        disk=faults.disk,
+        folders=faults.folders,
+        routers=faults.routers,
+        upstream=faults.upstream,
+        push=faults.push,
+    )
 
 
 @router.get("/metrics", response_class=Response)

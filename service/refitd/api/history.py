@@ -14,7 +14,9 @@ import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request, Response
 
 from refitd.api.context import ServiceOf, engine_id_of
+from refitd.api.overview import runs_of
 from refitd.observe.history import engine_past, past_update
+from refitd.policy.readiness import unknown
 from refitd.problem import ProblemError, Slug
 from refitd.state.journal import reads
 from refitd.state.version import VersionRecord
@@ -79,13 +81,16 @@ async def history(
 ) -> Response:
     """The last updates, newest first: stages, percentiles of pauses and of the time to serve, sizes, and what failed.
 
-    Versions whose files were deleted are among them. Of a version with more than 4,000 loads the newest count.
+    Versions whose files were deleted are among them. Of a version with more than 4,000 loads the newest count. 404 for
+    a run of which nothing is known.
     """
     store, past = service.store, request.app.state.history
     await store.durable()
 
     def read() -> bytes:
         updates, complete = store.journal.read(lambda connection: past.read(connection, run, limit, loading))
+        if run is not None and not updates and run not in runs_of(store):
+            raise unknown(store, Slug.UNKNOWN_RUN, f"no run {run} is known: 'refitd runs' lists what there is")
         return msgspec.json.encode(History(at=store.clock.now(), updates=updates, complete=complete))
 
     async with past.lock:

@@ -5,7 +5,7 @@ steps are values.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from importlib.metadata import version as release_of
 
@@ -145,6 +145,21 @@ class StoreCollector(Collector):
         for why, size in self._service.sweeper.kept.items():
             family.add_metric([why.value], size)
         yield family
+
+
+class LeaderCollector(Collector):
+    """Makes the metrics of a service of a group. `epoch` gives the number of its lead, None while it stands by."""
+
+    def __init__(self, epoch: Callable[[], int | None]) -> None:
+        self._epoch = epoch
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric as it is now."""
+        epoch = self._epoch()
+        what = "1 while this service leads its group, 0 while it stands by"
+        yield GaugeMetricFamily("refitd_leader", what, value=epoch is not None)
+        if epoch is not None:
+            yield GaugeMetricFamily("refitd_epoch", "The number of the group's last takeover", value=epoch)
 
 
 def _what_it_is(engine: EngineRecord) -> dict[str, str]:

@@ -21,7 +21,7 @@ from refitd.state.records import EngineRecord, RolloutRecord
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd_client.contract.states import EngineState, Standing, VersionState
-from refitd_client.contract.wire import Faults, Overview, RunGlance
+from refitd_client.contract.wire import Faults, GroupLead, Overview, RunGlance
 
 NAMED = 3  # engines that a sentence names; the others it counts
 _TROUBLE = (
@@ -247,9 +247,9 @@ class Cached:
     away, also while nothing changes.
     """
 
-    def __init__(self, *, wants_token: bool = False) -> None:
-        """`wants_token` is that of every answer."""
-        self._wants_token = wants_token
+    def __init__(self, *, wants_token: bool = False, leader: GroupLead | None = None) -> None:
+        """`wants_token` and `leader` are those of every answer."""
+        self._wants_token, self._leader = wants_token, leader
         self._as_of = (-1, Faults())
         self._before, self._after = b"", b""  # the instant
 
@@ -263,7 +263,7 @@ class Cached:
         """
         now = (store.changed.count, faults)
         if self._as_of != now:
-            overview = overview_of(store, targets, faults, wants_token=self._wants_token)
+            overview = overview_of(store, targets, faults, wants_token=self._wants_token, leader=self._leader)
             at = msgspec.json.encode(overview.at)  # the first that stands in it
             self._before, _, self._after = msgspec.json.encode(overview).partition(at)
             self._as_of = now
@@ -278,7 +278,9 @@ async def overview(service: ServiceOf, request: Request) -> Response:
     return Response(cached.json(service.store, service.targets, faults), media_type="application/json")
 
 
-def overview_of(store: Store, targets: Targets, faults: Faults, *, wants_token: bool) -> Overview:
+def overview_of(
+    store: Store, targets: Targets, faults: Faults, *, wants_token: bool, leader: GroupLead | None = None
+) -> Overview:
     """Return the overview.
 
     Args:
@@ -286,6 +288,7 @@ def overview_of(store: Store, targets: Targets, faults: Faults, *, wants_token: 
         targets: what engines are to serve.
         faults: what is wrong with the service.
         wants_token: whether any route refuses requests without a token.
+        leader: this service, where it leads a group.
     """
     versions = dict.fromkeys(VersionState, 0)
     for version in store.versions.values():
@@ -300,6 +303,7 @@ def overview_of(store: Store, targets: Targets, faults: Faults, *, wants_token: 
         engines=[present_engine(engine, store, targets) for _, engine in sorted(store.engines.items())],
         versions=versions | {VersionState.DELETED: len(store.gone)},
         held_bytes=sum(version.bytes or 0 for version in store.versions.values()),
+        leader=leader,
     )
 
 
@@ -319,10 +323,6 @@ def glance_at(store: Store, targets: Targets, run: str) -> RunGlance:
     """
     engines = store.engines_of(run)
 
-    def would_lose(engine: EngineRecord) -> tuple[bool, str]:
-        """First the engines that no open run would lose."""
-        return engine.run is not None and engine.run not in store.runs.closed, engine.id
-
     return glance(
         RunFacts(
             run=run,
@@ -331,7 +331,7 @@ def glance_at(store: Store, targets: Targets, run: str) -> RunGlance:
             engines=engines,
             rollout=store.rollouts.get(run),
             strategy=targets.strategy,
-            others=[] if engines else sorted(store.engines.values(), key=would_lose),
+            others=[] if engines else list(store.engines.values()),
             closed=store.runs.closed.keys(),
             closed_at=store.runs.closed.get(run),
         )

@@ -51,6 +51,7 @@ def present_version(
         barred=record.barred,
         created_at=record.created_at,
         in_memory=record.in_memory,
+        proved_by=list(record.proved_by),
         engines=[_on_version(engine, record, rollout) for engine in mine],
         timings=record.timings,
         metadata=record.metadata,

@@ -16,8 +16,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 
+from refitd.catalog.examining import Examiner, Proofs
 from refitd.catalog.files import Files, Unreadable
 from refitd.catalog.judge import ANNOUNCE_AGAIN, Judge, Waiting
+from refitd.catalog.reading import LateReading
 from refitd.catalog.references import References
 from refitd.policy.admit import CatalogRules
 from refitd.root.scan import FoundFolder, ListingFailed
@@ -226,19 +228,36 @@ MOST_DEATHS = 2  # of the service, while it validated a version
 class Catalog:
     """Brings versions from their first sight to a verdict.
 
-    `check` says whether a sealed version is still what it was. `judging` has the ids of those being validated. `nudge`
-    has the root scanned again, soon.
+    `check` says whether a sealed version is still what it was, and `read` reads one that GPUs have proved. `judging`
+    has the ids of those being validated. `nudge` has the root scanned again, soon.
     """
 
-    def __init__(self, store: Store, files: Files, references: References, rules: CatalogRules) -> None:
+    def __init__(
+        self,
+        store: Store,
+        files: Files,
+        references: References,
+        rules: CatalogRules,
+        proofs: Proofs | None = None,
+    ) -> None:
+        """Do nothing yet.
+
+        Args:
+            store: what the service knows.
+            files: the files under the root.
+            references: the models that versions are held against.
+            rules: what versions may do.
+            proofs: what engines' GPUs have found; without it the service reads everything.
+        """
         self._store = store
         self._files = files
         self._rules = rules
         self._waiting = waiting = Waiting(store)
-        self._judge = Judge(store, files, references, rules, waiting)
+        self._judge = Judge(store, files, references, rules, waiting, Examiner(files, proofs, rules.prove))
         self._arrivals = Arrivals(store, rules, waiting)
         self._checks = FileChecks(store, files, waiting, self._judge, self._arrivals)
         self.check = self._checks.check
+        self.read = LateReading(store, files, references, self._judge.options).read
         self.judging = waiting.judging
         self.nudge = waiting.nudge
 

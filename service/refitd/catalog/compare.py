@@ -1,17 +1,18 @@
 """What differs between two versions: by headers, fingerprints and a delta's own list; the values only where asked for.
 
 Headers say which tensors there are, fingerprints which differ, and a delta how many elements of each. How far the
-values moved has to be read from both versions' files: that is bounded, and ends when the caller stops it.
+values moved, and without a delta how many did, has to be read from both versions' files: that is bounded, and ends when
+the caller stops it.
 """
 
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +55,17 @@ class Side:
     def fingerprints(self) -> Mapping[str, str]:
         """The tensors' fingerprints in its manifest; none where that has none."""
         return {} if self.seen.manifest is None else self.seen.manifest.fingerprints
+
+
+class ValuesRead(NamedTuple):
+    """Of a tensor: the squared norms of the first version and of the difference, and how many elements differ."""
+
+    own: float
+    moved: float
+    changed: int
+
+
+_NOT_READ = ValuesRead(0.0, 0.0, 0)
 
 
 @dataclass(slots=True)
@@ -110,28 +122,34 @@ def compared(
     first: Side,
     second: Side,
     changed: Mapping[str, int] | None,
-    distances: Mapping[str, tuple[float, float]] | None = None,
+    values: Mapping[str, ValuesRead] | None = None,
 ) -> VersionsCompared:
     """Compare two versions. Pure.
 
     Args:
         first: the earlier one.
         second: the later one.
-        changed: elements that differ by tensor, None if that is not known.
-        distances: the squared norm of the first version's tensor and of the difference, by tensor, if they were read.
+        changed: elements that differ by tensor, None if that is not known without the values.
+        values: what was read of each tensor, if that was asked for.
     """
     mine, theirs = first.tensors, second.tensors
     common = [name for name in mine if name in theirs and mine[name].shape == theirs[name].shape]
     fingerprinted = bool(first.fingerprints) and bool(second.fingerprints)
+    if changed is None and values is not None and all(name in values for name in common):
+        changed = {name: values[name].changed for name in common}
+    knows_tensors = fingerprinted or changed is not None
     layers: defaultdict[str, _Sums] = defaultdict(_Sums)
     for name in common:
         sums = layers[_layer_of(name)]
         sums.tensors += 1
         sums.elements += math.prod(mine[name].shape)
-        sums.differing += fingerprinted and first.fingerprints.get(name) != second.fingerprints.get(name)
-        sums.changed += 0 if changed is None else changed.get(name, 0)
-        own, moved = (0.0, 0.0) if distances is None else distances.get(name, (0.0, 0.0))
-        sums.squares = (sums.squares[0] + own, sums.squares[1] + moved)
+        elements = 0 if changed is None else changed.get(name, 0)
+        sums.changed += elements
+        sums.differing += (
+            first.fingerprints.get(name) != second.fingerprints.get(name) if fingerprinted else elements > 0
+        )
+        read = _NOT_READ if values is None else values.get(name, _NOT_READ)
+        sums.squares = (sums.squares[0] + read.own, sums.squares[1] + read.moved)
     elements = sum(sums.elements for sums in layers.values())
     reshaped = [name for name in mine if name in theirs and str(mine[name]) != str(theirs[name])]
     whole = [math.fsum(sums.squares[i] for sums in layers.values()) for i in (0, 1)]
@@ -148,18 +166,20 @@ def compared(
                 layer=layer,
                 tensors=sums.tensors,
                 elements=sums.elements,
-                changed_tensors=sums.differing if fingerprinted else None,
+                changed_tensors=sums.differing if knows_tensors else None,
                 changed=None if changed is None else sums.changed,
-                norm=None if distances is None else _root(sums.squares[0]),
-                distance=None if distances is None else _root(sums.squares[1]),
+                norm=None if values is None else _root(sums.squares[0]),
+                distance=None if values is None else _root(sums.squares[1]),
             )
             for layer, sums in list(layers.items())[:_LAYERS]
         ],
-        changed_tensors=sum(sums.differing for sums in layers.values()) if fingerprinted else None,
+        changed_tensors=sum(sums.differing for sums in layers.values()) if knows_tensors else None,
         density=None if changed is None else sum(changed.values()) / max(1, elements),
-        norm=None if distances is None else _root(whole[0]),
-        distance=None if distances is None else _root(whole[1]),
-        notes=list(_notes(first, second, len(layers), common if distances is not None else ())),
+        norm=None if values is None else _root(whole[0]),
+        distance=None if values is None else _root(whole[1]),
+        notes=list(
+            _notes(first, second, len(layers), common if values is not None else (), knows_tensors=knows_tensors)
+        ),
     )
 
 
@@ -173,8 +193,8 @@ def _root(square: float) -> float | None:
     return math.sqrt(square) if math.isfinite(square) else None
 
 
-def _notes(first: Side, second: Side, layers: int, read: Any) -> Iterator[str]:
-    if not (first.fingerprints and second.fingerprints):
+def _notes(first: Side, second: Side, layers: int, read: Collection[str], *, knows_tensors: bool) -> Iterator[str]:
+    if not knows_tensors:
         yield "which tensors differ is not known: not both manifests have fingerprints"
     if layers > _LAYERS:
         yield f"of {layers} layers the first {_LAYERS} are listed"
@@ -188,8 +208,8 @@ def _is_read(first: Side, second: Side, name: str) -> bool:
     return second.tensors[name].dtype == dtype and (dtype == "BF16" or dtype in _VIEWS)
 
 
-def read_distances(root: Path, first: Side, second: Side, stop: Event) -> dict[str, tuple[float, float]]:
-    """The squared norm of each tensor of the first version, and that of the difference. Blocks until all is read.
+def read_values(root: Path, first: Side, second: Side, stop: Event) -> dict[str, ValuesRead]:
+    """What the values of the tensors of both versions say. Blocks until all is read.
 
     Args:
         root: the root.
@@ -213,7 +233,7 @@ def read_distances(root: Path, first: Side, second: Side, stop: Event) -> dict[s
         )
     try:
         with Folder(root, first.record.path) as mine, Folder(root, second.record.path) as theirs:
-            found = {name: _distance(mine, theirs, first, second, name, stop) for name in names if not stop.is_set()}
+            found = {name: _read(mine, theirs, first, second, name, stop) for name in names if not stop.is_set()}
             changed = [
                 side.record.id
                 for folder, side in ((mine, first), (theirs, second))
@@ -230,13 +250,13 @@ def _nbytes(tensor: Tensor) -> int:
     return math.prod(tensor.shape) * BITS[tensor.dtype] // 8
 
 
-def _distance(mine: Folder, theirs: Folder, first: Side, second: Side, name: str, stop: Event) -> tuple[float, float]:
+def _read(mine: Folder, theirs: Folder, first: Side, second: Side, name: str, stop: Event) -> ValuesRead:
     file, other = first.tensors[name].file or "", second.tensors[name].file or ""
     header, other_header = first.seen.headers[file], second.seen.headers[other]
     begin = header.data_start + header.tensors[name].start
     other_begin = other_header.data_start + other_header.tensors[name].start
     size, dtype = _nbytes(first.tensors[name]), first.tensors[name].dtype
-    own = moved = 0.0
+    own, moved, changed = 0.0, 0.0, 0
     with mine.open(file, first.seen.files[file]) as fd, theirs.open(other, second.seen.files[other]) as other_fd:
         for at in range(0, size, _CHUNK):
             if stop.is_set():
@@ -247,7 +267,8 @@ def _distance(mine: Folder, theirs: Folder, first: Side, second: Side, name: str
                 own += float(np.vdot(before, before))
                 after -= before
                 moved += float(np.vdot(after, after))
-    return own, moved
+            changed += int(np.count_nonzero(after))
+    return ValuesRead(own, moved, changed)
 
 
 def _floats(fd: int, offset: int, length: int, dtype: str) -> NDArray[Any]:

@@ -45,13 +45,16 @@ class Files(Protocol):
         """Read the manifest alone, and take the signature. Raises OSError."""
         ...
 
-    async def examine(self, seen: Structure, reference: Reference | Base | None, options: Options) -> Evidence:
+    async def examine(
+        self, seen: Structure, reference: Reference | Base | None, options: Options, *, beside: bool = False
+    ) -> Evidence:
         """Read everything.
 
         Args:
             seen: the last look, which is not repeated while the files are the same.
             reference: what the tensors are held against; None where there is nothing.
             options: what the version may do.
+            beside: only the files beside the weights, which others prove.
         """
         ...
 
@@ -136,11 +139,13 @@ class DiskFiles:
 
         return await self._threads.run(f"looking at {path}", guarded, within=LOOK_TIMEOUT_SECONDS)
 
-    async def examine(self, seen: Structure, reference: Reference | Base | None, options: Options) -> Evidence:
+    async def examine(
+        self, seen: Structure, reference: Reference | Base | None, options: Options, *, beside: bool = False
+    ) -> Evidence:
         """See `Files`."""
         stop = Event()
         try:
-            reading = partial(examine, self._root, seen.path, reference, options, seen=seen, stop=stop)
+            reading = partial(examine, self._root, seen.path, reference, options, seen=seen, stop=stop, beside=beside)
             return await self._threads.run(f"reading {seen.path}", reading)
         finally:
             stop.set()  # a cancellation does not end the thread, which would read on to the end

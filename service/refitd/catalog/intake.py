@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import assert_never
 
 from refitd.catalog.files import Files, RootAwayError
+from refitd.catalog.refusals import RefusedNotices
 from refitd.policy.admit import LIMITS, New, NoticeConflict, Same, SeenFolder, admit, fits
-from refitd.policy.binding import followed, free_engines, move, why_unbound
+from refitd.policy.binding import followed, free_engines, move, why_not_followed
 from refitd.policy.readiness import unknown
 from refitd.problem import ProblemError, Slug
 from refitd.rollout.targets import Targets
@@ -21,7 +22,7 @@ from refitd.state.records import EngineRecord
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd.text import one_line
-from refitd_client.checkpoint.fault import AGAIN_WHEN_ANNOUNCED
+from refitd_client.checkpoint.fault import AGAIN_WHEN_ANNOUNCED, FOR_EVERY_NOTICE
 from refitd_client.contract.naming import (
     INCOMING_PREFIX,
     SERVICE_FOLDER,
@@ -126,13 +127,6 @@ def order_of(path: str, run: str, step: int, generation: int, trainers: Collecti
     return order
 
 
-_ASK_FOR_THEM = (
-    "a publisher with engines='mine' ('refitd publish --engines mine') takes those of closed runs ('refitd runs close "
-    "RUN')"
-)
-_NONE_FREE = "no engine is free: each follows a run that is not closed ('refitd runs close RUN', if one has ended)"
-
-
 class Intake:
     """Admits notices.
 
@@ -146,6 +140,7 @@ class Intake:
         trainers: those whose own folders count as versions.
         kind: what the versions in the root are.
         deltas: whether deltas are taken; where not, publishers hear it and make no more of them.
+        upstreams: URLs of the upstreams that this service follows: versions come from there alone.
     """
 
     def __init__(
@@ -160,8 +155,10 @@ class Intake:
         trainers: Collection[Trainer] = (),
         kind: Kind = Kind.FULL,
         deltas: bool = True,
+        upstreams: Collection[str] = (),
     ) -> None:
         self._store = store
+        self._refusals = RefusedNotices(store)
         self._targets = targets
         self._files = files
         self._root = root
@@ -169,6 +166,7 @@ class Intake:
         self._default_run = default_run
         self._trainers = trainers
         self._kind = kind
+        self._upstreams = upstreams
         self._kinds = {kind, Kind.DELTA} if deltas else {kind}
         if kind is Kind.FULL:
             self._kinds.add(Kind.HANDOVER)
@@ -177,9 +175,19 @@ class Intake:
         """Return the version that a notice is about, and whether it is new.
 
         Raises:
-            ProblemError: the notice cannot be taken; the problem says why and what to do.
+            ProblemError: the notice cannot be taken; the problem says why and what to do, and so does the log.
             JournalError: it cannot be written down now.
         """
+        try:
+            return await self._taken(notice)
+        except ProblemError as error:
+            self._refusals.tell(notice, error)
+            raise
+
+    async def _taken(self, notice: Notice) -> tuple[VersionRecord, bool]:
+        if self._upstreams:
+            detail = f"this service follows {', '.join(self._upstreams)}: publish run {notice.run!a} there"
+            raise ProblemError(Slug.RUN_FOLLOWED, detail)
         self._check(notice)
         generation = max((version.order.generation for version in self._store.versions_of(notice.run)), default=1)
         named = notice.path or f"{notice.run}/{version_folder(Order(generation, notice.step))}"
@@ -285,17 +293,9 @@ class Intake:
             return []
         if notice.engines == "mine" and (free := free_engines(engines, closed)):
             return free
-        why = [f"no engine follows run {run}"]
-        if bound := sorted(other for other in follow if other is not None):
-            why.append(f"engines follow {', '.join(f'{each} (closed)' if each in closed else each for each in bound)}")
-        if None in follow:
-            why.append(f"{why_unbound(runs)}; engines that are bound to no run follow none of several")
-        else:
-            way_out = _NONE_FREE if notice.engines == "mine" else _ASK_FOR_THEM
-            why.append(
-                f"'refitd engines move ID --run {run}' brings engines here, or bind them in the engines file; {way_out}"
-            )
-        raise ProblemError(Slug.RUN_NOT_FOLLOWED, "; ".join(why))
+        mine = notice.engines == "mine"
+        why = why_not_followed(engines, run, follow, runs=runs, closed=closed, mine=mine)
+        raise ProblemError(Slug.RUN_NOT_FOLLOWED, why)
 
     def _check_root(self, notice: Notice, *, is_there: bool) -> None:
         """Refuse a publisher that writes into another root, before its steps are taken for some of this root's.
@@ -375,7 +375,8 @@ def _with_notice(known: VersionRecord, notice: Notice) -> VersionRecord:
     """Return a known version with what a notice changes of it.
 
     A version that the scan found first is now announced: it need not settle, and may do what the notice allows, also
-    where it was rejected without. After its verdict a notice only adds to its metadata and timings.
+    where it was rejected without, unless its bytes alone were the fault. After its verdict a notice only adds to its
+    metadata and timings.
     """
     if known.state in {VersionState.RETIRED, VersionState.DELETED}:
         return known
@@ -389,6 +390,7 @@ def _with_notice(known: VersionRecord, notice: Notice) -> VersionRecord:
         allow_missing=notice.allow_missing,
         allow_extra=notice.allow_extra,
     )
-    if known.state is VersionState.REJECTED and (noticed != described or known.code in AGAIN_WHEN_ANNOUNCED):
+    may_differ = noticed != described and known.code not in FOR_EVERY_NOTICE
+    if known.state is VersionState.REJECTED and (may_differ or known.code in AGAIN_WHEN_ANNOUNCED):
         return replace(noticed, state=VersionState.ANNOUNCED, reason=None, code=None)
     return noticed if known.state.is_open else described

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from structlog.contextvars import bound_contextvars
 
+from refitd.catalog.examining import Examiner
 from refitd.catalog.files import Files
 from refitd.catalog.references import Bases, NoReference, References
 from refitd.policy.admit import (
@@ -165,9 +166,11 @@ class Judge:
         references: References,
         rules: CatalogRules,
         waiting: Waiting,
+        examiner: Examiner,
     ) -> None:
         self._store = store
         self._files = files
+        self._examiner = examiner
         self._references = references
         self._bases = Bases(store, files)
         self._rules = rules
@@ -251,29 +254,29 @@ class Judge:
         self._store.put_version(replace(now, state=VersionState.VALIDATING, reason=None, unended=now.unended + 1))
         try:
             await self._store.durable()
-            options, evidence, verdict = await self._examine(record, seen, model)
+            options, evidence, verdict, proved_by = await self._examine(record, seen, model)
         except (asyncio.CancelledError, OSError, MemoryError, JournalError):
             self._end(record.id)
             raise  # any other exception takes the service down, and counts as its death
         self._end(record.id)
         record = self._store.versions[record.id]
-        if options != self._options(record):
+        if options != self.options(record):
             self._again(record.id)  # what it is held against may be something else, or it was not read
             return
         took = {"seen": waited or 0.0, "validate": (self._store.clock.monotonic() - started) * 1000}
-        self._conclude(record, reference, evidence, verdict, took)
+        self._conclude(replace(record, proved_by=proved_by), reference, evidence, verdict, took)
 
     async def _examine(
         self, record: VersionRecord, seen: Structure, model: Reference | Base | None
-    ) -> tuple[Options, Evidence, Verdict]:
+    ) -> tuple[Options, Evidence, Verdict, tuple[str, ...]]:
         """Read and judge. A notice that came meanwhile counts, and does not have the files read again."""
-        options = self._options(record)
-        evidence = await self._files.examine(seen, model, options)
+        options = self.options(record)
+        evidence, proved_by = await self._examiner.examine(record, seen, model, options)
         now = self._store.versions[record.id]
         if now.kind is record.kind and evidence.contents is not None:
-            options = self._options(now)
+            options = self.options(now)
         # In a thread: a hundred thousand tensors take 0.1 s.
-        return options, evidence, await asyncio.to_thread(validate, evidence, model, options)
+        return options, evidence, await asyncio.to_thread(validate, evidence, model, options), proved_by
 
     def _conclude(
         self,
@@ -289,7 +292,7 @@ class Judge:
             case Valid() if (late := self._too_late(record, evidence)) is not None:
                 self.reject(record.id, late, Code.OLD_GENERATION)
             case Valid():
-                self._seal(record.id, verdict, evidence, took)
+                self._seal(record, verdict, evidence, took)
             case Invalid(Code.NO_REFERENCE as code, reason):
                 why = reference.reason if isinstance(reference, NoReference) else reason
                 self.reject(record.id, why, code)
@@ -309,7 +312,8 @@ class Judge:
             f"{current}: if it belongs there, call it {name}, or publish it with 'refitd publish'"
         )
 
-    def _options(self, record: VersionRecord) -> Options:
+    def options(self, record: VersionRecord) -> Options:
+        """What a version is expected to be, and may do."""
         return Options(
             run=record.run,
             order=record.order,
@@ -356,10 +360,11 @@ class Judge:
         self._store.put_version(rejected, f"rejected: {reason}")
         self._wake_deltas(id_)
 
-    def _seal(self, id_: str, verdict: Valid, evidence: Evidence, took: dict[str, float]) -> None:
+    def _seal(self, record: VersionRecord, verdict: Valid, evidence: Evidence, took: dict[str, float]) -> None:
         """Set SEALED. `took` has milliseconds by stage."""
-        self._waiting.forget(id_)
-        record, seen, notes = self._store.versions[id_], evidence.structure, list(verdict.notes)
+        self._waiting.forget(record.id)
+        seen = evidence.structure
+        notes = [*(f"proved by the GPUs of {each}" for each in record.proved_by), *verdict.notes]
         metadata = record.metadata
         if seen is not None and seen.manifest is not None:
             both = completed(record.metadata, seen.manifest.metadata)
@@ -383,7 +388,7 @@ class Judge:
             timings=record.timings | took,
         )
         self._store.put_version(sealed, "; ".join([f"sealed: {verdict.bytes} bytes in good order", *notes]))
-        self._wake_deltas(id_)
+        self._wake_deltas(record.id)
 
     def _wake_deltas(self, base: str) -> None:
         """Judge the deltas that waited for the verdict on their base."""

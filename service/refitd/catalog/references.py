@@ -111,8 +111,8 @@ class References:
             return unreadable
         if not engines and self._store.engines:
             return NoReference(
-                f"no engine follows run {run}, so there is no model to hold it against: 'refitd engines move ID --run "
-                f"{run}' brings an engine here, or {_SETTING}",
+                f"no engine follows run {run}, so there is no model to hold it against: 'refitd explain {run}' says "
+                f"how to bring one here, or {_SETTING}",
                 final=False,
             )
         if any(engine.state in {EngineState.PROBING, EngineState.UNREACHABLE} for engine in engines) or not engines:

@@ -16,6 +16,7 @@ Workdir = Annotated[
 ]
 Engine = Annotated[str, typer.Option("--engine", metavar="embedded|vllm", help="Two embedded engines, or one vLLM")]
 Plain = Annotated[bool, typer.Option("--plain", help="Print lines for a log, also on a terminal")]
+Stay = Annotated[bool, typer.Option("--stay", help="Leave engines and service running at the end, until Ctrl-C")]
 Lines = Annotated[bool, typer.Option("--json", help="Print a line of JSON for each step, and a summary")]
 
 
@@ -26,6 +27,7 @@ def demo(
     publish: Publish = True,
     workdir: Workdir = None,
     plain: Plain = False,
+    stay: Stay = False,
     json: Lines = False,
 ) -> None:
     """Watch two engines follow a trainer that really learns, on this machine's CPU, with everything between them real.
@@ -33,8 +35,9 @@ def demo(
     In between an engine is killed, and weights with a NaN are published. The end says how both ended.
 
     The rollouts that it learns from come from the engines alone. With --no-publish they stay on the weights that they
-    began with, and the reward must not climb: that is what refitd is for. With --engine vllm one vLLM takes the place
-    of the two engines: that of .venv-vllm, where 'make vllm' installs it, else the one on the PATH.
+    began with, and the reward must not climb: that is what refitd is for. With --stay the dashboard outlives the end.
+    With --engine vllm one vLLM takes the place of the two engines: that of .venv-vllm, where 'make vllm' installs it,
+    else the one on the PATH.
 
     \b
     refitd demo
@@ -45,6 +48,6 @@ def demo(
     if find_spec("torch") is None:  # said before the demo starts processes that would each find out
         raise ModuleNotFoundError("the demo trains with torch", name="torch")
     options = DemoOptions(
-        steps=steps, seed=seed, engine=engine, publish=publish, workdir=workdir, plain=plain, json=json
+        steps=steps, seed=seed, engine=engine, publish=publish, workdir=workdir, plain=plain, stay=stay, json=json
     )
     raise typer.Exit(main(options))

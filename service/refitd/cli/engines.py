@@ -49,8 +49,15 @@ def engines(context: typer.Context, url: Url = None, token_file: TokenFile = Non
 def list_engines(out: Output, client: RefitClient) -> None:
     """List engines: what each serves, how far behind it is, and why."""
     page = client.engines()
-    targets = {} if out.json else {run.run: run.target for run in client.overview().runs}
+    if out.json:
+        out.show(page)
+        return
+    overview = client.overview()
+    targets = {run.run: run.target for run in overview.runs}
     out.show(page, render.engines_table(page.items, targets, SystemClock().now()))
+    for fault in (overview.faults.engines, overview.faults.routers):
+        if fault is not None:
+            out.remark(fault)
 
 
 @app.command(cls=Command, epilog=EXIT_CODES_HELP)

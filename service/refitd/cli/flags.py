@@ -23,6 +23,7 @@ from refitd.settings import Settings, Size
 PANELS: Mapping[str, tuple[str, ...]] = {
     "Weights": ("root", "run", "trainers", "lora", "lora_keep", "base_model", "path_map"),
     "Engines": ("engines", "engines_file", "discover", "engine_allow", "routers"),
+    "Following": ("follow", "follow_token_file", "follower", "push", "push_keep"),
     "API": (
         "host",
         "port",
@@ -35,12 +36,12 @@ PANELS: Mapping[str, tuple[str, ...]] = {
         "engine_admin_key_file",
         "insecure",
     ),
-    "Journal, log and traces": ("state", "log_format", "otlp_endpoint"),
+    "Journal, log and traces": ("state", "advertise", "lease", "log_format", "otlp_endpoint"),
     "Webhooks": ("webhooks", "webhooks_file", "webhook_secret_file", "webhook_events", "stalled_after"),
     "Keeping": ("keep_last", "keep_every", "disk_budget", "reclaim_foreign", "reclaim_interval", "incoming_ttl"),
     "Slots": ("slots", "slot_ttl"),
     "Deltas": ("copies", "copies_folder"),
-    "Looking": ("watch", "scan_interval", "settle", "settle_timeout", "allow_dtype_cast", "probe_interval"),
+    "Looking": ("watch", "scan_interval", "settle", "settle_timeout", "allow_dtype_cast", "prove", "probe_interval"),
     "Loading": (
         "strategy",
         "max_unavailable",
@@ -56,6 +57,7 @@ _SPECIAL_NAMES = {  # one at a time, and repeatable
     "engines": "engine",
     "discover": "discover",
     "routers": "router",
+    "follow": "follow",
     "webhooks": "webhook",
     "allowed_hosts": "allowed-host",
 }
@@ -64,6 +66,9 @@ _VALUES: Mapping[str, str] = {
     "pause_mode": "|".join(PAUSE_MODES),
     "discover": "PLACE",
     "routers": "ROUTER",
+    "follow": "URL",
+    "push": "URL",
+    "follower": "NAME",
     "webhooks": "URL",
     "lora": "NAME",
     "path_map": "PATH",
@@ -72,6 +77,8 @@ _VALUES: Mapping[str, str] = {
     "canary": "ENGINE",
     "canary_check": "URL",
     "otlp_endpoint": "URL",
+    "state": "PATH|URL",
+    "advertise": "URL",
 }
 _NEEDED: Mapping[str, str] = {"root": "name the folder that trainers publish into, such as --root /shared/weights"}
 _PLACEHOLDERS: Mapping[type, str] = {Path: "PATH", int: "N", float: "SECONDS"}

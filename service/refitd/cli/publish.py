@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -15,9 +16,9 @@ from refitd.cli import render
 from refitd.cli.options import Json, Timeout, TokenFile, Url, connect
 from refitd.cli.output import Output, bar, speaking, watched
 from refitd.cli.render import span
-from refitd.cli.wait import progress_of
+from refitd.cli.wait import progress_of, say_if_paused
 from refitd_client.contract.states import WaitOutcome
-from refitd_client.errors import StepConflictError
+from refitd_client.errors import RefitError, StepConflictError
 from refitd_client.http.client import RefitClient
 from refitd_client.http.connection import connect_to
 from refitd_client.publish.publication import Publication
@@ -183,6 +184,7 @@ def _remark(out: Output, publication: Publication, root: Path) -> None:
 
 
 def _wait(out: Output, publication: Publication, timeout: float, asking: Callable[[], RefitClient]) -> WaitOutcome:
+    _look_for_pause(out, publication, asking)
     if not out.shows_progress:
         return publication.wait(timeout).outcome
     ends, id_ = time.monotonic() + timeout, publication.version_id
@@ -194,6 +196,11 @@ def _wait(out: Output, publication: Publication, timeout: float, asking: Callabl
             lambda: publication.wait(timeout).outcome,
             lambda: line.update(render.sentence(progress_of(client.version(id_), ends - time.monotonic()))),
         )
+
+
+def _look_for_pause(out: Output, publication: Publication, asking: Callable[[], RefitClient]) -> None:
+    with suppress(RefitError), asking() as client:  # the wait itself says why the service does not answer
+        say_if_paused(out, client, publication.run)
 
 
 def _lines(publication: Publication, outcome: WaitOutcome | None) -> list[render.Text]:

@@ -14,7 +14,7 @@ from refitd.cli.output import Output
 from refitd.cli.render import worst_standing
 from refitd.clock import SystemClock
 from refitd_client.contract.states import Standing, VersionState
-from refitd_client.contract.wire import Engine, Faults, RunGlance, Version
+from refitd_client.contract.wire import Engine, Faults, GroupLead, RunGlance, Version
 from refitd_client.http.client import RefitClient
 
 _PAGE = 500
@@ -46,7 +46,7 @@ class StatusSummary:
     """The answer of `refitd status`. `versions` are those that came last and are not deleted.
 
     `standing` is the most urgent one of all runs, TROUBLED where something is wrong with the service itself;
-    None before anything is known of a run.
+    None before anything is known of a run. `leader` is the service of a group that leads it, None of one alone.
     """
 
     url: str
@@ -56,6 +56,7 @@ class StatusSummary:
     runs: list[RunSummary]
     engines: list[Engine]
     versions: list[Version]
+    leader: GroupLead | None = None
 
 
 @calls_service
@@ -79,6 +80,7 @@ def status(out: Output, client: RefitClient, limit: Limit = 5) -> None:
     out.show(
         summary,
         _headline(summary),
+        *_leader(summary.leader),
         *(render.sentence(fault, "bold red") for fault in summary.faults.sentences),
         *(line for run in summary.runs if run.run not in closed for line in _run_lines(run, out.console.width)),
         *(render.sentence(line, "dim") for line in render.closed_runs(closed)),
@@ -98,6 +100,12 @@ def _headline(summary: StatusSummary) -> Text:
     word = Text("ready", style="green") if summary.ready else Text("not ready (see its log)", style="bold red")
     line = Text.assemble(("refitd ", "bold"), render.sentence(summary.url), " is ", word)
     return line if summary.standing is None else line.append(", ").append_text(render.shown_standing(summary.standing))
+
+
+def _leader(leader: GroupLead | None) -> list[Text]:
+    if leader is None:
+        return []
+    return [render.sentence(f"{leader.address} leads the group since {leader.since}, epoch {leader.epoch}.", "dim")]
 
 
 def _run_lines(run: RunSummary, width: int) -> list[Text]:
@@ -131,6 +139,7 @@ def look(client: RefitClient, limit: int) -> StatusSummary:
         runs=[_summary(run, targets.get(run.run)) for run in sorted(runs, key=lambda run: run.run)],
         engines=overview.engines,
         versions=_came_last(client)[:limit],
+        leader=overview.leader,
     )
 
 

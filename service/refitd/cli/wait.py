@@ -68,7 +68,9 @@ def wait(
         if version_id is None:
             version_id = _find(connect(url, token_file), run, step, timeout)
         with connect(url, token_file, PROMPT.waiting(timeout)) as client:
-            client.version(version_id)  # fails at once where there is no such version, or no service
+            found = client.version(version_id)  # fails at once where there is no such version, or no service
+            if goal is Goal.SERVED and not all(engine.serves for engine in found.engines):
+                say_if_paused(out, client, found.run)
         with connect(url, token_file, RetryPolicy()) as client:
             result = wait_for(client, version_id, goal.value, max(0.0, ends - time.monotonic()), out)
         _tell(out, result, timeout)
@@ -115,6 +117,21 @@ def wait_for(client: RefitClient, version_id: str, goal: WaitFor, seconds: float
             if result.outcome is not WaitOutcome.PENDING or left <= _LOOK:
                 return result
             line.update(sentence(progress_of(result.version, left)))
+
+
+def say_if_paused(out: Output, client: RefitClient, run: str) -> None:
+    """Say that no engine goes to a newer version, and what ends that; nothing while rollouts go on.
+
+    Args:
+        out: the output of the command.
+        client: of the service.
+        run: the run.
+    """
+    since = next((seen.paused_since for seen in client.overview().runs if seen.run == run), None)
+    if since is not None:
+        out.remark(
+            f"rollouts of {run} are paused since {since}: no engine loads a newer version until 'refitd resume {run}'"
+        )
 
 
 def progress_of(version: Version, left: float) -> str:

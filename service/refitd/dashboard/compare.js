@@ -70,7 +70,7 @@ function difference(found, readValues) {
     ${readValues === null || found.layers.length === 0
       ? nothing
       : html`<div class="read"><button type="button" @click=${readValues}>Read the values …</button>
-          <p class="hint">For the norms of layers and of their changes. Up to 4 GiB of each version are read.</p></div>`}`;
+          <p class="hint">For the norms of layers and of their changes, and the elements that differ. Up to 4 GiB of each version are read.</p></div>`}`;
 }
 
 const named = (title, names) => names.length === 0
@@ -91,11 +91,14 @@ function layers(found) {
   if (found.layers.length === 0) return nothing;
   const { title, of } = measureOf(found);
   const most = Math.max(...found.layers.map((layer) => of(layer) ?? 0), Number.MIN_VALUE);
+  const hasBoth = title === "Moved" && found.density !== null;
+  const changedOf = ({ changed, elements }) => (elements > 0 && changed !== null ? changed / elements : null);
   return html`<div class="layers" tabindex="0" role="group" aria-label="Layers"><table>
     <caption class="unseen">What changed, by layer</caption>
     <thead><tr>
       <th scope="col">Layer</th><th scope="col" class="number">Tensors</th>
       <th scope="col" class="stages"><span class="unseen">Share</span></th><th scope="col" class="number">${title}</th>
+      ${hasBoth ? html`<th scope="col" class="number wide">Elements</th>` : nothing}
     </tr></thead>
     <tbody>
       ${found.layers.map((layer) => {
@@ -103,10 +106,11 @@ function layers(found) {
         const value = of(layer);
         const bar = svg`<rect class="kept" width="${((value ?? 0) / most) * 100}%" y="4" height="8" />`;
         return html`<tr>
-          <th scope="row">${layer.layer}</th>
+          <th scope="row">${layer.layer.split(/(?<=[._])/).map((part) => html`${part}<wbr />`)}</th>
           <td class="number">${changed === null ? count(tensors) : `${count(changed)}/${count(tensors)}`}</td>
           <td class="stages"><svg class="bar" aria-hidden="true">${bar}</svg></td>
           <td class="number">${share(value)}</td>
+          ${hasBoth ? html`<td class="number wide">${share(changedOf(layer))}</td>` : nothing}
         </tr>`;
       })}
     </tbody>

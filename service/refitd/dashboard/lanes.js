@@ -11,6 +11,7 @@ import { at } from "./window.js";
 
 const CAPITAL = 8.2; // pixels of a capital letter, and some more
 const APART = 4; // pixels between loads that are marked
+const TAIL = 6; // characters of a long name that stay: of host and port, engines of one host differ in the port
 const FEW = 4;
 const MANY = 12;
 const GOOD = new Set(["SEALED", "RETIRED", "DELETED"]);
@@ -89,7 +90,7 @@ function lane(engine, { lanes, width }, updates, view) {
     .filter(({ box }) => box !== null);
   const isFree = (x, width) => !away.some(({ box }) => box.x < x + width && box.x + box.width > x);
   return html`<li>
-    <span class="name" title=${engine.id}>${engine.id}</span>
+    <span class="name" title=${engine.id}><span>${engine.id.slice(0, -TAIL)}</span><span>${engine.id.slice(-TAIL)}</span></span>
     <svg role="img" aria-label=${inWords(engine, past, view)} width=${width ?? 800} height="22">
       ${served.map((stretch) => servedRect(stretch, place, isFree))}
       ${past.loads.map((load, index) => loadRect(load, place, (sinceLast(past.loads, index) ?? Infinity) * scale < APART))}

@@ -26,7 +26,7 @@ const stepIn = (id) => Number(/~v(\d+)/.exec(id)?.[1] ?? NaN);
  * Events (the newest first) by the rollout that they belong to: [{key, version, state, events}], the newest first.
  *
  * An event about a version belongs to that version's rollout; a version that has none is a group of its own. Anything
- * else belongs to the rollout that its run had at the time; what is about no run stands alone.
+ * else, deletions too, belongs to the rollout that its run had at the time; what is about no run stands alone.
  */
 export function grouped(events, engines) {
   const runs = new Map(engines.map(({ id, run }) => [id, run]));
@@ -35,8 +35,7 @@ export function grouped(events, engines) {
   const own = new Map(events.filter(({ kind }) => kind === "rollout").map(({ subject, data }) => [subject, data.number]));
   const keyOf = ({ kind, subject, data }, run) => {
     if (kind === "rollout") return `rollout ${data.number}`;
-    if (kind === "version" && own.has(subject)) return `rollout ${own.get(subject)}`;
-    if (kind === "version" && !OVER.has(data.state)) return subject;
+    if (kind === "version" && !OVER.has(data.state)) return own.has(subject) ? `rollout ${own.get(subject)}` : subject;
     return current.get(run) ?? (run === undefined || run === null ? `${kind} ${subject}` : `before ${run}`);
   };
   for (const event of [...events].reverse()) {

@@ -7,10 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import sqlalchemy as sa
+
+from refitd.settings import Settings
 from refitd.state.journal import reads
+from refitd.state.journal.address import PostgresAddress
 from refitd.state.journal.condition import Condition, Sound, examine_journal, reading
-from refitd.state.journal.journal import JOURNAL_NAME
 from refitd.state.journal.recovery import last_state_folder
+from refitd.state.journal.sqlite_file import JOURNAL_NAME
 from refitd.state.records import AttemptRecord, EngineRecord, RolloutRecord
 from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import SERVICE_FOLDER
@@ -22,7 +26,7 @@ class JournalFacts:
     """The journal's records.
 
     Attributes:
-        path: of its file.
+        path: of its file, or its database's URL.
         condition: whether it can be read.
         last_folder: the state folder that the root names.
         elsewhere: whether another journal lies in `last_folder`.
@@ -33,7 +37,7 @@ class JournalFacts:
         rollouts: all.
     """
 
-    path: Path
+    path: str
     condition: Condition
     last_folder: Path | None = None
     elsewhere: bool = False
@@ -75,25 +79,44 @@ def _holder(handle: int) -> str | None:
     return None
 
 
-def read_journal(folder: Path, root: Path) -> JournalFacts:
-    """Read the journal in `folder`. Of one that is not sound only that is known.
+def read_journal(settings: Settings, root: Path) -> JournalFacts:
+    """Read the journal of the service with these settings. Of one that is not sound only that is known.
 
     Raises:
         OSError: the root's own note of where its journal is cannot be read.
     """
+    if settings.database is not None:
+        return _of_group(settings.database, root)
+    folder = settings.state_folder
     path = folder / JOURNAL_NAME
     before = last_state_folder(root)
     elsewhere = before is not None and before != folder.resolve() and (before / JOURNAL_NAME).exists()
     condition = examine_journal(path, thorough=True)
-    facts = JournalFacts(path=path, condition=condition, last_folder=before, elsewhere=elsewhere)
+    facts = JournalFacts(path=str(path), condition=condition, last_folder=before, elsewhere=elsewhere)
     if not isinstance(condition, Sound):
         return facts
     with reading(path) as connection:
-        return replace(
-            facts,
-            versions={version.id: version for version in reads.read_versions(connection)},
-            engines={engine.id: engine for engine in reads.read_engines(connection)},
-            open_attempts=reads.read_open_attempts(connection),
-            fingerprints={(v, configuration): found for v, configuration, found in reads.read_fingerprints(connection)},
-            rollouts=reads.read_rollouts(connection),
-        )
+        return _with_records(facts, connection)
+
+
+def _of_group(database: PostgresAddress, root: Path) -> JournalFacts:
+    # Here, because its driver is an extra.
+    from refitd.state.journal.group_reading import examine_group, reading_group
+
+    condition = examine_group(database)
+    facts = JournalFacts(path=database.shown, condition=condition, last_folder=last_state_folder(root))
+    if not isinstance(condition, Sound):
+        return facts
+    with reading_group(database) as connection:
+        return _with_records(facts, connection)
+
+
+def _with_records(facts: JournalFacts, connection: sa.Connection) -> JournalFacts:
+    return replace(
+        facts,
+        versions={version.id: version for version in reads.read_versions(connection)},
+        engines={engine.id: engine for engine in reads.read_engines(connection)},
+        open_attempts=reads.read_open_attempts(connection),
+        fingerprints={(v, configuration): found for v, configuration, found in reads.read_fingerprints(connection)},
+        rollouts=reads.read_rollouts(connection),
+    )

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
-import structlog
 
 from refitd.discovery.place import RouterToKeep
 from refitd.engine.address import AddressRefusedError, check_url
@@ -31,8 +30,6 @@ LOOK_EVERY_SECONDS = 2.0  # a router that was restarted has its first list again
 SECONDS = 5.0
 _RANK = re.compile(r"@\d+$")  # a router that knows data-parallel ranks lists one engine once for each
 _REGULAR = "regular"
-
-log = structlog.get_logger("refitd")
 
 
 class ListedWorker(msgspec.Struct, frozen=True):
@@ -97,7 +94,7 @@ class RouterKeeper:
         self._targets = targets
         key = kept.router.key_file
         self._http = Transport(kept.router.url, api_key=key, admin_key=None, server="router")
-        self._fault: str | None = None
+        self._is_faulty = False
         self._added: set[str] = set()  # engines that the router was asked to list, and does not list yet
 
     async def run(self) -> None:
@@ -106,13 +103,22 @@ class RouterKeeper:
             listed = await self._listed()
             seen, gates = self._store.changed.count, self._gates()  # now: the router may have taken its time
             fault = listed if isinstance(listed, str) else await self._change(listed, gates)
-            if fault is not None and fault != self._fault:
-                log.warning("a router's workers are not kept current", router=self._kept.router.url, reason=fault)
-            self._fault = fault
+            self._note(fault)
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_EVERY_SECONDS):
                     while fault is not None or self._gates() == gates:
                         seen = await self._store.changed.wait_after(seen)
+
+    def _note(self, fault: str | None) -> None:
+        """Keep what is wrong for status, metrics and doctor. The log says when it begins and when it is over."""
+        url = self._kept.router.url
+        told = None if fault is None else f"the workers of router {url} are not kept current: {fault}"
+        self._store.faults.set_router(url, told)
+        if told is not None and not self._is_faulty:
+            self._store.say("router", url, told, is_fault=True)
+        elif told is None and self._is_faulty:
+            self._store.say("router", url, f"the workers of router {url} are kept current again")
+        self._is_faulty = told is not None
 
     def _gates(self) -> dict[str, Shut | None]:
         return {engine.id: self._targets.shut(engine, self._kept.demand) for engine in self._store.engines.values()}

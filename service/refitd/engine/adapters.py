@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 
 from refitd.engine.http import CallFailure, NoReply, Reply, Transport
-from refitd.engine.port import Coming, Offered, Outcome, Refit, Stage, Stopwatch, Target
+from refitd.engine.port import Coming, Offered, Outcome, RankProof, Refit, Stage, Stopwatch, Target
 
 PROBE_SECONDS = 5.0
 
@@ -173,10 +173,11 @@ class NamedAdapters(ABC):
             timings=watch.milliseconds,
         )
 
-    async def prefetch(self, version: Coming | Offered) -> None:  # noqa: B027 - it is all that there is to do
+    async def prefetch(self, version: Coming | Offered) -> Sequence[RankProof]:
         """See `Engine`. A load pauses nothing, so nothing is gained before it."""
+        return ()
 
-    async def cancel_prefetch(self) -> None:  # noqa: B027 - likewise
+    async def cancel_prefetch(self) -> None:  # noqa: B027 - it is all that there is to do
         """See `Engine`."""
 
     async def resume(self) -> bool:

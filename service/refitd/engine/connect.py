@@ -9,7 +9,18 @@ from refitd.engine.dialing import Guard
 from refitd.engine.engines_file import EngineSpec
 from refitd.engine.kind import EngineAccess, EngineKind, EngineServer
 from refitd.engine.plugin.leading import Leads
-from refitd.engine.port import ChangeCheck, Coming, EnginePort, Offered, Reached, Refit, Stage, Target, Unreached
+from refitd.engine.port import (
+    ChangeCheck,
+    Coming,
+    EnginePort,
+    Offered,
+    RankProof,
+    Reached,
+    Refit,
+    Stage,
+    Target,
+    Unreached,
+)
 from refitd.engine.registry import KINDS
 
 
@@ -102,9 +113,9 @@ class ProbedEngine:
         """See `EnginePort`."""
         return await (await self._adapter()).refit(target, on_stage)
 
-    async def prefetch(self, version: Coming | Offered) -> None:
+    async def prefetch(self, version: Coming | Offered) -> Sequence[RankProof]:
         """See `EnginePort`."""
-        await (await self._adapter()).prefetch(version)
+        return await (await self._adapter()).prefetch(version)
 
     async def cancel_prefetch(self) -> None:
         """See `EnginePort`."""

@@ -14,7 +14,7 @@ How long each stage of a refit takes, in milliseconds of the monotonic clock.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
@@ -57,12 +57,30 @@ class VersionFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coming:
-    """A version of which the service does not know yet whether it is good; as `Files`, without what it will find."""
+    """A version of which the service does not know yet whether it is good; as `Files`, without what it will find.
+    `prove`: its tensors are to be read, and nothing of them is to be written into the model.
+    """
 
     version: str
     path: str
     allow_missing: bool = False
     allow_extra: bool = False
+    prove: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankProof:
+    """What tensor-parallel rank `rank` of `ranks` has found in its share of a version's tensors
+    (`refitd_client.validation.proof`): `signature` is that of the files that it read, `tensors` and `digest` are of the
+    fingerprints; `fault` says why nothing is proved, "" where all values are finite and as the manifest says.
+    """
+
+    rank: int
+    ranks: int
+    signature: str
+    tensors: int
+    digest: str
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +180,7 @@ class Reached:
     what checkpoints are compared with. `fingerprint` is not part of a probe: it costs the engine time.
     `plugin` is the release of refitd's plugin that carries out its loads; None where they are the server's own, and
     then `stock_reason` says why, where a plugin was looked for. `takes_offers`: it can load from a trainer's memory.
+    `proves`: its GPUs can read a version while it serves, and say whether it is as its manifest says.
     `loader`: what its plugin does not copy by itself; None where that is nothing, or is not known yet.
     `address` is where the connection went, equal for two names of one server; `led_by` says which other service leads
     the engine, None where none does. `server` is what sentences call its kind, such as "SGLang".
@@ -178,6 +197,7 @@ class Reached:
     startup_path: str | None
     plugin: str | None = None
     takes_offers: bool = False
+    proves: bool = False
     stock_reason: str | None = None
     process: Process = UNTOLD
     address: str | None = None
@@ -256,9 +276,9 @@ class EnginePort(Protocol):
         """Prepare while it serves, where it can; then pause, load, verify, resume. `on_stage`: a stage begins."""
         ...
 
-    async def prefetch(self, version: Coming | Offered) -> None:
+    async def prefetch(self, version: Coming | Offered) -> Sequence[RankProof]:
         """Have it make a version ready while it serves, where it can; nothing is written. What comes of that shows in
-        the refit: it takes less time, or says why not.
+        the refit: it takes less time, or says why not. Returns what its ranks prove, where the version is to be proved.
         """
         ...
 
@@ -319,6 +339,17 @@ def proof_by(fingerprint: str | None, *, recorded: bool = False) -> str | None:
     if proof is None or not recorded or fingerprint.startswith(BY_PLUGIN):
         return proof
     return f"{proof} ({NOT_COMPARED})"
+
+
+def what_was_compared(proof: str | None) -> str:
+    """What `proof_by` has said, as a sentence: which contents were compared with which."""
+    if proof is None:
+        return "Its tensors were not compared: it names the version's folder and label itself."
+    if NOT_COMPARED in proof:
+        return "No earlier load of the version was on record: what this one gave is what later loads have to give."
+    if proof == _PROOFS[BY_PLUGIN]:
+        return "Its tensors were compared with the version's own fingerprints, and are equal."
+    return "They were compared with those of an earlier load of the version, and are equal."
 
 
 def comparable(some: str, other: str | None) -> bool:

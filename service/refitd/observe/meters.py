@@ -116,6 +116,9 @@ class Meters(Observer):
             "refitd_deliveries", "Webhooks that are over, by how they ended", ["outcome"], registry=registry
         )
         self._waiting = Gauge("refitd_deliveries_waiting", "Webhooks that no receiver has taken yet", registry=registry)
+        self._handed_out = Counter(
+            "refitd_handed_out_bytes", "Bytes of versions' files that were sent to followers", registry=registry
+        )
         self._foresee()
 
     def _foresee(self) -> None:
@@ -180,6 +183,10 @@ class Meters(Observer):
     def count_waiting(self, waiting: Callable[[], int]) -> None:
         """Read the number of webhooks that wait from `waiting`."""
         self._waiting.set_function(waiting)
+
+    def handed_out(self, count: int) -> None:
+        """Count bytes of a version's files that a follower gets."""
+        self._handed_out.inc(count)
 
     def refused(self, problem: Problem) -> None:
         """Count a request that was answered with a problem."""

@@ -20,6 +20,7 @@ write a certain file last, the service waits for that file without a limit: its 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from refitd.policy.proving import Prove
 from refitd.state.version import VersionRecord
 from refitd_client.checkpoint.fault import Code
 from refitd_client.contract.naming import Order
@@ -214,7 +215,7 @@ def settle(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogRules:
     """Times are in seconds. `kind` is what engines get, full versions or adapters; without `deltas` those are refused
-    by kind.
+    by kind. `prove`: who reads the tensors of versions to prove them.
     """
 
     scan_interval: float
@@ -223,3 +224,4 @@ class CatalogRules:
     allow_dtype_cast: bool
     kind: Kind = Kind.FULL
     deltas: bool = True
+    prove: Prove = Prove.ENGINE

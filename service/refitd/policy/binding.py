@@ -29,6 +29,11 @@ class EngineWriter(Protocol):
 
 
 _STANDS = frozenset({EngineState.IN_SYNC, EngineState.BEHIND, EngineState.NACKED})
+_ASK_FOR_THEM = (
+    "a publisher with engines='mine' ('refitd publish --engines mine') takes those of no run and of closed runs "
+    "('refitd runs close RUN')"
+)
+_NONE_FREE = "no engine is free: each follows a run that is not closed ('refitd runs close RUN', if one has ended)"
 _NAMED = 3  # engines that a sentence names; the others it counts
 
 
@@ -65,19 +70,28 @@ def how_to_bring(engines: Sequence[EngineRecord], run: str, closed: Collection[s
     """How to bring some of these engines to a run, as a sentence without a full stop.
 
     Args:
-        engines: the engines that could come; those that a sentence names stand first.
+        engines: the engines that could come. Those that no open run would lose are named first.
         run: the run.
         closed: the runs that are closed: engines of any other run are moved with --yes only.
     """
     if not engines:
         return f"'refitd engines add URL --run {run}' adds an engine"
-    named = ", ".join(f"{e.id} (follows {'no run' if e.run is None else e.run})" for e in engines[:_NAMED])
-    more = f" and {len(engines) - _NAMED} more" if len(engines) > _NAMED else ""
-    told = f"'refitd engines move ID --run {run}' brings an engine here: there are {named}{more}"
-    kept = next((engine.run for engine in engines if engine.run is not None and engine.run not in closed), None)
-    if kept is None:
-        return told
-    return f"{told} (add --yes, or first 'refitd runs close {kept}', while {kept} is not closed)"
+    free = sorted(free_engines(engines, closed), key=lambda engine: engine.id)
+    kept = sorted((each for each in engines if each not in free), key=lambda engine: engine.id)
+    first, *_ = listed = [*free, *kept]
+    named = ", ".join(f"{e.id} (follows {'no run' if e.run is None else e.run})" for e in listed[:_NAMED])
+    more = f" and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
+    command = f"refitd engines move {first.id} --run {run}" + ("" if free else " --yes")
+    told, there = f"'{command}' brings an engine here", f"there are {named}{more}"
+    if not kept:
+        return f"{told}; {there}"
+    loser = kept[0].run
+    if free:
+        return f"{told}; {there}; to move one of {loser}, which is not closed, add --yes"
+    return (
+        f"{told}, and takes it from {loser}, which is not closed (if it has ended, first 'refitd runs close {loser}'); "
+        f"{there}"
+    )
 
 
 def bind(bound: str | None, default: str | None, runs: Collection[str]) -> str | None:
@@ -102,6 +116,36 @@ def why_unbound(runs: Collection[str]) -> str:
         f"there are {len(runs)} runs ({', '.join(sorted(runs))}): name one with --run, bind it in the engines file, "
         "or say 'refitd engines move ID --run RUN'"
     )
+
+
+def why_not_followed(
+    engines: Sequence[EngineRecord],
+    run: str,
+    follow: Collection[str | None],
+    *,
+    runs: Collection[str],
+    closed: Collection[str],
+    mine: bool,
+) -> str:
+    """Why a run's notice is refused, and how to bring engines to the run.
+
+    Args:
+        engines: all engines.
+        run: the run, which none of them follows.
+        follow: what they follow, None for those that follow no run of several.
+        runs: the runs that are not closed, with this one.
+        closed: the runs that are closed.
+        mine: the notice has asked for the engines that are free, and there are none.
+    """
+    why = [f"no engine follows run {run}"]
+    if bound := sorted(other for other in follow if other is not None):
+        why.append(f"engines follow {', '.join(f'{each} (closed)' if each in closed else each for each in bound)}")
+    if None in follow:
+        why.append(f"engines that are bound to no run follow none of several ({', '.join(sorted(runs))})")
+    why.append(how_to_bring(engines, run, closed))
+    why.append(f"or bind engines to it in the engines file, or all of them by 'refitd serve --run {run}'")
+    why.append(_NONE_FREE if mine else _ASK_FOR_THEM)
+    return "; ".join(why)
 
 
 def free_engines(engines: Iterable[EngineRecord], closed: Collection[str]) -> list[EngineRecord]:

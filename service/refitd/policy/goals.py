@@ -81,6 +81,20 @@ def _is_good(version: VersionRecord, held: Collection[str], carriage: LoadableDe
     return version.state is VersionState.LOST and was_taken
 
 
+def as_ordered(versions: Sequence[VersionRecord], ordered: str | None) -> list[VersionRecord]:
+    """What may be a goal on a host that follows an upstream: the version that was ordered, and older ones that the
+    upstream has had it serve before. What else was pulled waits for its order.
+
+    Args:
+        versions: those of a run, newest first.
+        ordered: the id of the version that was ordered last; None where none was.
+    """
+    last = next((version for version in versions if version.id == ordered), None)
+    if last is None:
+        return []
+    return [last, *(v for v in versions if v.order < last.order and v.served_at is not None)]
+
+
 def wanted(
     versions: Iterable[VersionRecord], finish: str | None = None, carriage: LoadableDeltas = NOTHING
 ) -> VersionRecord | None:

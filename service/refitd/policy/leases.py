@@ -33,6 +33,9 @@ class LeaseKind(Enum):
     VALIDATING = auto()
     NEXT = auto()
     COPYING = auto()
+    PULLING = auto()
+    UPSTREAM = auto()
+    PUSHING = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +68,9 @@ _CLAIMS = {
     LeaseKind.VALIDATING: "the {} is validating it",
     LeaseKind.NEXT: "engines of run {} go to it until its target can be loaded",
     LeaseKind.COPYING: "the {} makes a copy from it for engines",
+    LeaseKind.PULLING: "follower {} pulls it",
+    LeaseKind.UPSTREAM: "the {} wants it to be here",
+    LeaseKind.PUSHING: "it is being pushed to the {}",
 }
 _UNSEEN = "engine {}, which does not answer, may still serve it"
 
@@ -120,13 +126,18 @@ class RunView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Views:
     """All that leases are made of. `validating` are the ids of versions whose files are being looked at just now,
-    `copying` those that a copy is being made from.
+    `copying` those that a copy is being made from, `upstream` those that must be here since an upstream wants them or
+    what stands on them, `pushing` those whose files are read for an object store. `pulling` has pairs of a follower's
+    name and the id of a version that it pulls.
     """
 
     engines: tuple[EngineView, ...] = ()
     runs: tuple[RunView, ...] = ()
     validating: tuple[str, ...] = ()
     copying: tuple[str, ...] = ()
+    pulling: tuple[tuple[str, str], ...] = ()
+    upstream: tuple[str, ...] = ()
+    pushing: tuple[str, ...] = ()
 
     @property
     def closed(self) -> set[str]:
@@ -154,6 +165,12 @@ def _all(views: Views, dead_after: float) -> Iterator[tuple[str, Lease]]:
         yield version, Lease(kind=LeaseKind.VALIDATING, holder="catalog")
     for version in views.copying:
         yield version, Lease(kind=LeaseKind.COPYING, holder="copier")
+    for follower, version in views.pulling:
+        yield version, Lease(kind=LeaseKind.PULLING, holder=follower)
+    for version in views.upstream:
+        yield version, Lease(kind=LeaseKind.UPSTREAM, holder="upstream")
+    for version in views.pushing:
+        yield version, Lease(kind=LeaseKind.PUSHING, holder="object store")
 
 
 def _of_engine(engine: EngineView, dead_after: float) -> Iterator[tuple[str, Lease]]:

@@ -1,6 +1,6 @@
 """What a sweep asks of the store and of the root, and what it writes into the store."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from refitd.catalog.files import Files
@@ -19,7 +19,17 @@ from refitd_client.contract.states import EngineState, RolloutState, VersionStat
 class StoreFacts:
     """What is true now, read from the store and the root. Asked again before each step: no answer is kept."""
 
-    def __init__(self, store: Store, targets: Targets, files: Files, judging: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        store: Store,
+        targets: Targets,
+        files: Files,
+        judging: Collection[str] = (),
+        *,
+        pulling: Callable[[], Iterable[tuple[str, str]]] = tuple,
+        upstream: Callable[[], Collection[str]] = frozenset,
+        pushing: Callable[[], Collection[str]] = frozenset,
+    ) -> None:
         """Read nothing yet.
 
         Args:
@@ -27,7 +37,13 @@ class StoreFacts:
             targets: what engines are to serve.
             files: the root.
             judging: the ids of the versions that the catalog looks at now. The set may change; each call reads it.
+            pulling: which version (its id) each follower pulls, by the follower's name.
+            upstream: the ids of versions that must stay since the upstream wants them.
+            pushing: the ids of versions whose files are read for an object store.
         """
+        self._pulling = pulling
+        self._upstream = upstream
+        self._pushing = pushing
         self._store = store
         self._targets = targets
         self._files = files
@@ -48,7 +64,15 @@ class StoreFacts:
         validating.update(self._judging)
         runs = tuple(self._run(run) for run in sorted({version.run for version in versions}))
         copying = tuple(sorted(self._targets.copying))
-        return Views(engines=tuple(self._engines()), runs=runs, validating=tuple(sorted(validating)), copying=copying)
+        return Views(
+            engines=tuple(self._engines()),
+            runs=runs,
+            validating=tuple(sorted(validating)),
+            copying=copying,
+            pulling=tuple(self._pulling()),
+            upstream=tuple(sorted(self._upstream())),
+            pushing=tuple(sorted(self._pushing())),
+        )
 
     def _engines(self) -> Iterator[EngineView]:
         for engine in self._store.engines.values():

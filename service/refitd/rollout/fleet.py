@@ -15,9 +15,11 @@ import structlog
 from refitd.engine.address import AddressRefusedError, check_engine_id, check_url, engine_id
 from refitd.engine.engines_file import EnginesFile, EngineSpec, named_engines
 from refitd.engine.port import EnginePort
+from refitd.policy.proving import Prove
 from refitd.policy.roster import NamedEngine, reconcile
 from refitd.problem import ProblemError, Slug
 from refitd.rollout.canary import Tell
+from refitd.rollout.proving import RankProofs
 from refitd.rollout.reconciler import EngineReconciler, FileAccess, FilesCheck
 from refitd.rollout.targets import Targets
 from refitd.state.records import EngineRecord, Source, given_back
@@ -36,6 +38,11 @@ async def warm_already(_: VersionRecord) -> None:
     """Do nothing: the files are in memory."""
 
 
+async def proved_already(_: VersionRecord) -> bool:
+    """Say that the service has read it."""
+    return True
+
+
 class Fleet:
     """Owns a reconciler for each engine that is named."""
 
@@ -52,6 +59,8 @@ class Fleet:
         check: FilesCheck,
         chance: random.Random,
         warm: Callable[[VersionRecord], Awaitable[None]] = warm_already,
+        prove: Callable[[VersionRecord], Awaitable[bool]] = proved_already,
+        proofs: RankProofs | None = None,
         discovers: bool = False,
     ) -> None:
         """Do nothing yet.
@@ -67,6 +76,8 @@ class Fleet:
             check: looks at a version's files right before a load.
             chance: for jitter.
             warm: reads a version into memory before a load.
+            prove: has the service read a version that GPUs of other engines have proved.
+            proofs: hears what engines' GPUs prove; None where they prove nothing.
             discovers: whether `discovered` will be called with more engines.
         """
         self._store = store
@@ -82,6 +93,8 @@ class Fleet:
         self._connect = connect
         self._check = check
         self._warm = warm
+        self._prove = prove
+        self._proofs = proofs or RankProofs(store, targets, Prove.SERVICE)
         self._chance = chance
         self._group: asyncio.TaskGroup | None = None
         self._named: dict[str, NamedEngine] = {}
@@ -147,7 +160,10 @@ class Fleet:
             adapter,
             self._store,
             self._targets,
-            files=FileAccess(seen_path=partial(self._seen_path, spec), check=self._check, warm=self._warm),
+            files=FileAccess(
+                seen_path=partial(self._seen_path, spec), check=self._check, prove=self._prove, warm=self._warm
+            ),
+            proofs=self._proofs,
             probe_interval=self._probe_interval,
             chance=self._chance,
         )

@@ -16,7 +16,7 @@ from typing import Protocol, assert_never
 
 from structlog.contextvars import bound_contextvars
 
-from refitd.engine.port import Coming, EnginePort, Offered, Outcome, Reached, Refit, Stage, Target, VersionFiles
+from refitd.engine.port import EnginePort, Offered, Outcome, Reached, Refit, Stage, Target, VersionFiles
 from refitd.policy.chain import takes_in_place
 from refitd.policy.contest import twin_of
 from refitd.policy.goals import skipped_between
@@ -32,7 +32,10 @@ from refitd.policy.next_action import (
     next_action,
 )
 from refitd.policy.observe import Expected, after_probe, after_refit, compared, standing
+from refitd.policy.proving import needs_reading
 from refitd.rollout.entry import AWAY, EngineEntry, RemovedError
+from refitd.rollout.look_ahead import look_ahead
+from refitd.rollout.proving import RankProofs
 from refitd.rollout.targets import Targets
 from refitd.state.records import NOT_SENT, AttemptRecord, EngineRecord
 from refitd.state.store import Store
@@ -56,10 +59,13 @@ class FilesCheck(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileAccess:
-    """How one engine reads versions. `check` marks a version LOST whose files changed, `warm` reads it into memory."""
+    """How one engine reads versions. `check` marks a version LOST whose files changed, `warm` reads it into memory, and
+    `prove` has the service read what GPUs of other engines have proved.
+    """
 
     seen_path: SeenPath
     check: FilesCheck
+    prove: Callable[[VersionRecord], Awaitable[bool]]
     warm: Callable[[VersionRecord], Awaitable[None]]
 
 
@@ -74,11 +80,13 @@ class EngineReconciler:
         targets: Targets,
         *,
         files: FileAccess,
+        proofs: RankProofs,
         probe_interval: float,
         chance: random.Random,
     ) -> None:
         self.id = engine_id
         self._engine = engine
+        self._proofs = proofs
         self._store = store
         self._targets = targets
         self._entry = EngineEntry(engine_id, store, targets, chance)
@@ -139,25 +147,9 @@ class EngineReconciler:
         return await self._engine.trial(version.label)
 
     async def _prefetch(self, version: str) -> None:
-        """Have the engine prepare a version. It is not recorded: it changes nothing, and the load gives the answer.
-
-        The request ends as soon as there is something else to do than to load that version.
-        """
         self._entry.agenda = replace(self._entry.agenda, ahead=version)
         record = self._store.versions[version]
-        missing, extra = record.allow_missing, record.allow_extra
-        coming = Coming(version=version, path=record.path, allow_missing=missing, allow_extra=extra)
-        async with asyncio.TaskGroup() as group:
-            request = group.create_task(self._engine.prefetch(coming))
-
-            async def end_request() -> None:
-                seen = self._targets.changed.count
-                while self._waits_for(version):
-                    seen = await self._targets.changed.wait_after(seen)
-                request.cancel()
-
-            guard = group.create_task(end_request())
-            request.add_done_callback(lambda _: guard.cancel())
+        await look_ahead(self._entry, self._engine, record, self._proofs, lambda: self._waits_for(version))
 
     def _waits_for(self, version: str) -> bool:
         if not self._entry.is_named:
@@ -239,7 +231,7 @@ class Loads:
             # the disk writes the intent meanwhile.
             path = self._files.seen_path(version, in_place=in_place)
             unchanged, unwritten, _ = await asyncio.gather(
-                self._files.check(version, in_place=in_place), self._entry.written(), self._files.warm(version)
+                self._are_proved(version, in_place=in_place), self._entry.written(), self._files.warm(version)
             )
             if unwritten is not None:
                 self._drop(before, attempt, f"{unwritten}: {_NOT_DURABLE}")
@@ -250,6 +242,12 @@ class Loads:
             target = self._target_for(before, version, path, in_place=in_place)
             refit = await self._refitted(before, version, target, attempt)
             self._close(before, version, refit, attempt)
+
+    async def _are_proved(self, version: VersionRecord, *, in_place: bool) -> bool:
+        """Whether its files are those that were found good, and found so by who has to for this engine."""
+        if needs_reading(version, self._entry.record) and not await self._files.prove(version):
+            return False
+        return await self._files.check(version, in_place=in_place)
 
     async def from_memory(self, version: VersionRecord, offer: str) -> None:
         """Load from the trainer's memory, once: an engine whose load fails waits for the files."""
@@ -330,7 +328,7 @@ class Loads:
         def on_stage(stage: Stage) -> None:
             if stage is Stage.VERIFY and self._entry.is_named:
                 verifying = replace(self._entry.record, state=EngineState.VERIFYING)
-                self._store.put_engine(verifying, "VERIFYING: has loaded")
+                self._store.put_engine(verifying, f"VERIFYING: has loaded {version.id}")
 
         try:
             refit = await self._engine.refit(target, on_stage)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from refitd.policy.goals import (
     LoadableDeltas,
     PendingOffer,
+    as_ordered,
     goals_of_engine,
     goals_of_run,
     in_place,
@@ -40,9 +41,16 @@ class Targets(Observer):
         copying: ids of the versions that a copy is being made from.
     """
 
-    def __init__(self, store: Store, strategy: Strategy = _ALL) -> None:
-        """Observe the store before all other observers, since these ask for goals."""
+    def __init__(self, store: Store, strategy: Strategy = _ALL, *, follows: bool = False) -> None:
+        """Observe the store before all other observers, since these ask for goals.
+
+        Args:
+            store: what the service knows.
+            strategy: how versions go to the engines of their run.
+            follows: whether an upstream orders what is served here, instead of the newest version.
+        """
         self.strategy = strategy
+        self._follows = follows
         self.changed = Notifier()
         self.copying: frozenset[str] = frozenset()
         self._carried: dict[str, str] = {}
@@ -58,6 +66,8 @@ class Targets(Observer):
         """What the run's engines are to serve. Every engine's task asks at every turn, so it is remembered."""
         if run not in self._goals:
             known = self._store.versions_of(run)
+            if self._follows:
+                known = as_ordered(known, self._store.runs.ordered.get(run))
             looked_at = [*known[:1], *(version for version in known[1:] if _may_be_aimed_at(version))]
             self._goals[run] = goals_of_run(
                 self.strategy, self._store.rollouts.get(run), looked_at, self._store.engines_of(run), self.carriage
@@ -79,6 +89,13 @@ class Targets(Observer):
         goals = replace(goals, serving=store.versions.get(engine.serving or ""))
         offer = offered_to(engine, self._offers.get(engine.run), store.versions)
         return goals if offer is None else replace(goals, offered=RefitTo(store.versions[offer.version], offer.path))
+
+    def order(self, run: str, version: str) -> None:
+        """Bring the run's engines to a version that the upstream wants and that is good here."""
+        known = self._store.runs.record_of(run)
+        if known.ordered != version:
+            self._store.put_order(replace(known, ordered=version), f"{version} is good here, and is rolled out")
+            self._aim(run)
 
     def shut(self, engine: EngineRecord, demand: Demand) -> Shut | None:
         """Why no requests may go to an engine; None where they may."""

@@ -1,5 +1,8 @@
 """One service owns a root and a state folder: the locks that say so, and what is checked at start.
 
+The services of a group share a root: each has its lock as a reader has, so that no service alone takes it as well.
+Which of them leads is settled in their database (`state/journal/leadership.py`).
+
 The journal lives on a local disk, unless the operator names another folder for it.
 """
 
@@ -23,18 +26,22 @@ class StartRefusedError(Exception):
 class Hold:
     """The lock of a root. It goes with the process, however it ends."""
 
-    def __init__(self, root: Path) -> None:
-        """Lock it, or raise StartRefusedError or OSError."""
+    def __init__(self, root: Path, *, shared: bool = False) -> None:
+        """Lock it, `shared` with others of a group, or raise StartRefusedError or OSError."""
         self._path = root / SERVICE_FOLDER / "lock"
         self._what = f"owns {root}: stop it, or give this one a root of its own"
-        self._handle = _locked(self._path, 0o660, self._what)
+        self._shared = shared
+        self._handle = self._lock_now()
+
+    def _lock_now(self) -> int:
+        return _locked(self._path, 0o660, self._what, shared=self._shared)
 
     def renew(self) -> str | None:
         """Lock what lies at the root's path now, if that is another file system than before; return why it cannot."""
         try:
             if self._path.exists() and os.path.samestat(self._path.stat(), os.fstat(self._handle)):
                 return None
-            handle = _locked(self._path, 0o660, self._what)
+            handle = self._lock_now()
         except (OSError, StartRefusedError) as error:
             return f"the root cannot be locked: {error}"
         self.release()
@@ -47,8 +54,8 @@ class Hold:
 
 
 @contextmanager
-def owned(root: Path) -> Generator[Hold]:
-    """Own `root` as long as the context lasts.
+def owned(root: Path, *, shared: bool = False) -> Generator[Hold]:
+    """Own `root` as long as the context lasts, alone or `shared` with the other services of a group.
 
     Raises:
         StartRefusedError: the root is no folder, cannot be written, or another service owns it.
@@ -58,7 +65,7 @@ def owned(root: Path) -> Generator[Hold]:
     folder = root / SERVICE_FOLDER
     try:
         folder.mkdir(exist_ok=True, mode=0o770)
-        hold = Hold(root)
+        hold = Hold(root, shared=shared)
     except OSError as error:
         raise StartRefusedError(f"the service needs to write its folder in the root: {error}") from error
     with suppress(OSError):  # made while there is room: on a full disk it is what makes room
@@ -87,20 +94,20 @@ def state_owned(folder: Path) -> Generator[None]:
         os.close(handle)
 
 
-def _locked(path: Path, mode: int, what: str) -> int:
+def _locked(path: Path, mode: int, what: str, *, shared: bool = False) -> int:
     """A handle that holds the lock in a file; raises StartRefusedError where another process holds it, or OSError."""
     handle = open_plain(path, os.O_RDWR | os.O_CREAT, mode)
     try:
-        _lock(handle, what)
+        _lock(handle, what, shared=shared)
     except BaseException:
         os.close(handle)
         raise
     return handle
 
 
-def _lock(handle: int, what: str) -> None:
+def _lock(handle: int, what: str, *, shared: bool) -> None:
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError as error:
         owner = os.pread(handle, 64, 0).decode(errors="replace").strip() or "unknown"
         raise StartRefusedError(f"another refitd (pid {owner}) {what}") from error

@@ -8,7 +8,7 @@ that it may read are not written over, and an engine that is named there again i
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from refitd.engine.port import UNTOLD, Process
+from refitd.engine.port import UNTOLD, Process, what_was_compared
 from refitd.root.mark import RootMark
 from refitd_client.contract.states import EngineState, Kind, RolloutState
 
@@ -28,13 +28,14 @@ class AttemptRecord:
 
     One that is found open when the service starts belonged to a process that died: the engine is TAINTED.
     `kind` is what it was to load: DELTA is one in place, HANDOVER from its trainer's memory. It is None in attempts
-    that an earlier release wrote.
+    that an earlier release wrote. `epoch` is that of the lead under which it began, 0 of a service alone.
     """
 
     id: str
     engine: str
     version: str
     started_at: str
+    epoch: int = 0
     outcome: str | None = None
     reason: str | None = None
     kind: Kind | None = None
@@ -58,8 +59,9 @@ class EngineRecord:
     `server` and `release` are what its server is, such as "vLLM" and "0.32.0", "" until it was reached. `proof` is what
     proves that it serves `serving`, None where nothing does.
     `plugin` is the release of refitd's plugin that carries out its loads, None where they are the server's own, for
-    `stock_reason`; `takes_offers`: it can copy weights from the memory of a trainer on its host. `through_loader` is
-    why its plugin loads tensors through the server's loader, `loads_whole` that it loads all of them so.
+    `stock_reason`; `takes_offers`: it can copy weights from the memory of a trainer on its host. `proves`: its GPUs
+    can read a version while it serves, to prove it for the service. `through_loader` is why its plugin loads tensors
+    through the server's loader, `loads_whole` that it loads all of them so.
     `draft` says what becomes of its draft model in an update (`DRAFT_LEFT`, `DRAFT_UPDATED`), None where it has none.
     `beneath` is the full version that deltas were written into since, from which the plugin would put it back;
     `wants_full`: it takes no delta in place until it was given a full version.
@@ -99,6 +101,7 @@ class EngineRecord:
     proof: str | None = None
     plugin: str | None = None
     takes_offers: bool = False
+    proves: bool = False
     stock_reason: str | None = None
     through_loader: str | None = None
     loads_whole: bool = False
@@ -158,16 +161,22 @@ class EngineRecord:
 
     @property
     def what_it_is(self) -> str:
-        """Its server and release, whether refitd is inside, and what proves its contents: a sentence without a subject.
+        """Its server and release, and whether refitd is inside: a sentence without a subject.
 
         "" until it was reached. One that does not answer may be another by now.
         """
         if not self.server:
             return ""
         kind = "stock" if self.plugin is None else f"with refitd {self.plugin} inside"
-        proof = "" if self.serving is None else f"; proof of what it serves: {self.proof or 'none'}"
-        told = f"{self.server} {self.release or 'of an unknown release'}, {kind}{proof}"
+        told = f"{self.server} {self.release or 'of an unknown release'}, {kind}"
         return f"was {told}, when it was last reached" if self.state is EngineState.UNREACHABLE else f"is {told}"
+
+    @property
+    def how_proved(self) -> str | None:
+        """What proves that it serves `serving`, in a sentence; None where it serves no version."""
+        if self.serving is None or not self.known:
+            return None
+        return f"Proof that it serves {self.serving}: {self.proof or 'none'}. {what_was_compared(self.proof)}"
 
     @property
     def how_it_loads(self) -> str:
@@ -185,10 +194,16 @@ NOT_SENT = "NOT_SENT"  # the outcome of an attempt that the engine was never tol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """What is known of a run beside its versions. `closed_at` is when it was closed."""
+    """What is known of a run beside its versions. `closed_at` is when it was closed.
+
+    On a host that follows an upstream, `desired` is the id of the version that the upstream wants it to serve, and
+    `ordered` that of the last such version that was found good here: what the engines of this host are to serve.
+    """
 
     run: str
     closed_at: str | None = None
+    desired: str | None = None
+    ordered: str | None = None
 
 
 class CheckState(StrEnum):

@@ -14,6 +14,7 @@ import structlog
 
 from refitd.clock import Clock
 from refitd.root.mark import RootMark
+from refitd.state import records
 from refitd.state.faults import InputFaults
 from refitd.state.journal import reads, writes
 from refitd.state.journal.journal import Journal
@@ -50,10 +51,12 @@ class Store:
         faults: why the root or the list of engines cannot be read, or what lies in the root is too much.
         origin: how the journal began, and whether it is being rebuilt.
         last_event: the number of the newest event of the log.
+        epoch: of the lead under which it writes; 0 of a service alone.
     """
 
-    def __init__(self, journal: Journal, clock: Clock) -> None:
+    def __init__(self, journal: Journal, clock: Clock, epoch: int = 0) -> None:
         """Read back what the journal knows. Blocks; call it before serving."""
+        self.epoch = epoch
         self.changed = Notifier()
         self.models_changed = Notifier()
         self._observers: list[Observer] = []
@@ -171,6 +174,7 @@ class Store:
                 del self._fingerprints[key]
         else:
             self.index.keep(record)
+            self.gone.discard(record.id)  # a follower has pulled it again
         for observer in self._observers:
             observer.version_changed(before, record)
         if text is not None:
@@ -194,9 +198,7 @@ class Store:
         """
         if version in self.gone:
             await self.durable()
-            return await asyncio.to_thread(
-                self.journal.read, lambda connection: reads.read_version(connection, version)
-            )
+            return await asyncio.to_thread(self.journal.read, lambda each: reads.read_version(each, version))
         return self.versions.get(version)
 
     def versions_of(self, run: str) -> list[VersionRecord]:
@@ -271,7 +273,7 @@ class Store:
     def open_attempt(self, engine: str, version: str, kind: Kind | None = None) -> AttemptRecord:
         """Write the intent to load. Await `durable()` before the first call to the engine."""
         now, id_ = self.clock.now(), uuid.uuid4().hex
-        attempt = AttemptRecord(id=id_, engine=engine, version=version, kind=kind, started_at=now)
+        attempt = AttemptRecord(id=id_, engine=engine, version=version, kind=kind, started_at=now, epoch=self.epoch)
         self.journal.append(writes.put_attempt(attempt))
         self.loading[engine] = attempt
         for observer in self._observers:
@@ -344,6 +346,11 @@ class Store:
         if self.runs.closed.pop(run, None) is not None:
             self._put_run(run, f"run {run} is open again: {why}")
 
+    def put_order(self, record: records.RunRecord, text: str) -> None:
+        """Put what the upstream wants of a run (`desired`, `ordered`)."""
+        self.runs.remember(record)
+        self._put_run(record.run, text)
+
     def _put_run(self, run: str, text: str) -> None:
         self.journal.append(writes.put_run(self.runs.record_of(run)))
         self.say("run", run, text, closed=run in self.runs.closed)
@@ -367,7 +374,7 @@ class Store:
         """Add to the log of decisions, which is also the event stream.
 
         Args:
-            kind: what it is about: "version", "engine", "rollout", "run", "root" or "journal".
+            kind: what it is about: "version", "engine", "rollout", "run", "root", "router" or "journal".
             subject: the id of that.
             text: what was decided or happened.
             of_run: the run that it concerns, where the subject does not name it.

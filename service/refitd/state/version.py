@@ -23,10 +23,11 @@ class VersionRecord:
     every reachable engine of its run, None before: the newest such version is the last good one. `code` is for programs
     what `reason` is for people, where validation has REJECTED it. `handed`: it was offered to engines from its
     trainer's memory, before its files were there. `unended` counts the validations that began and did not end, because
-    the service died meanwhile; it is written down before each begins. `bad_for` are the seconds for which it has been
-    REJECTED or LOST while the service ran, as far as they are written down. `state_before` and `reason_before` are the
-    state and the reason that it had before it was RETIRED, None until then. `density` is the share of elements that
-    changed since the version before, and `why_full` why it is no delta, as far as its publisher says so.
+    the service died meanwhile; it is written down before each begins. `proved_by` are the engines whose GPUs have read
+    and proved its tensors, where the service itself has not. `bad_for` are the seconds for which it has been REJECTED
+    or LOST while the service ran, as far as they are written down. `state_before` and `reason_before` are the state and
+    the reason that it had before it was RETIRED, None until then. `density` is the share of elements that changed since
+    the version before, and `why_full` why it is no delta, as far as its publisher says so.
     """
 
     run: str
@@ -49,6 +50,7 @@ class VersionRecord:
     noticed: bool = False
     handed: bool = False
     unended: int = 0
+    proved_by: tuple[str, ...] = ()
     bad_for: float = 0.0
     state_before: VersionState | None = None
     reason_before: str | None = None

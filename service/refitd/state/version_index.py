@@ -124,21 +124,28 @@ class ListOrder:
 
 class Runs:
     """`closed` has when each closed run was closed (RFC 3339), `followed_since` since when engines follow a run
-    (monotonic seconds). A run that is in neither is open, and no engine follows it.
+    (monotonic seconds). A run that is in neither is open, and no engine follows it. `desired` and `ordered` have the
+    ids of `RunRecord`, by run, where there are any.
     """
 
     def __init__(self) -> None:
         self.closed: dict[str, str] = {}
+        self.desired: dict[str, str] = {}
+        self.ordered: dict[str, str] = {}
         self.followed_since: dict[str, float] = {}
 
     def remember(self, record: RunRecord) -> None:
         """Take what the journal knows."""
         if record.closed_at is not None:
             self.closed[record.run] = record.closed_at
+        for known, id_ in ((self.desired, record.desired), (self.ordered, record.ordered)):
+            if id_ is not None:
+                known[record.run] = id_
 
     def record_of(self, run: str) -> RunRecord:
         """What the journal is to know."""
-        return RunRecord(run=run, closed_at=self.closed.get(run))
+        closed, desired, ordered = self.closed.get(run), self.desired.get(run), self.ordered.get(run)
+        return RunRecord(run=run, closed_at=closed, desired=desired, ordered=ordered)
 
     def count(self, engines: Iterable[EngineRecord], now: float) -> None:
         """Take which runs engines follow now."""

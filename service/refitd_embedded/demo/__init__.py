@@ -44,6 +44,7 @@ class DemoOptions:
         engine: the kind of the engines, `embedded` or `vllm`.
         root: the folder that the service watches.
         model: the checkpoint to begin with, which the engines were started on; else one is made.
+        stay: at the end, leave engines and service running until Ctrl-C.
         then: the last line that is printed; else what to try next on this machine.
     """
 
@@ -58,6 +59,7 @@ class DemoOptions:
     engine: str = "embedded"
     root: Path | None = None
     model: Path | None = None
+    stay: bool = False
     then: str | None = None
 
     @property

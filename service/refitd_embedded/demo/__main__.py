@@ -43,6 +43,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--engine", choices=KINDS, default=KINDS[0], help="the engines' kind: vllm starts one vLLM (%(default)s)")
     add("--root", type=Path, metavar="DIR", help="the folder that the service watches")
     add("--model", type=Path, metavar="DIR", help="the checkpoint that the engines were started on")
+    add("--stay", action="store_true", help="leave engines and service running at the end, until Ctrl-C")
     add("--then", metavar="TEXT", help="what to say at the end (what to try next on this machine)")
     return parser.parse_args(words)
 

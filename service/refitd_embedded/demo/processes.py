@@ -5,6 +5,7 @@ log file in the work folder, which is quoted when a child dies. What is waited f
 stderr, line by line: on a terminal the line moves, elsewhere it is printed when it is done.
 """
 
+import json
 import os
 import re
 import signal
@@ -194,9 +195,12 @@ def own_stack(workdir: Path, model: Path, *, on_vllm: bool = False, progress: Se
                 with progress(child.name) as ready:
                     urls.append(child.url())
                     ready(urls[-1])
+        # Their names, by which table, commands and dashboard speak of the same engine.
+        named = {"engines": [{"id": child.name, "url": url} for child, url in zip(engines, urls, strict=True)]}
+        (workdir / "engines.json").write_text(json.dumps(named))
         flags = {"--root": root, "--state": workdir / "state", "--base-model": model, "--port": 0}
+        flags["--engines-file"] = workdir / "engines.json"
         words = ["refitd", "serve", *(word for name, value in flags.items() for word in (name, str(value)))]
-        words += [word for url in urls for word in ("--engine", url)]
         service = running.enter_context(Child("refitd", words, logs))
         with progress("service") as ready:
             service_url = service.url()

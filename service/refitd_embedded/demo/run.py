@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,7 +34,7 @@ from refitd_embedded.demo import DemoOptions, policy, rollouts, vllm
 from refitd_embedded.demo.agreement import DisagreementError, VersionCopies, largest_difference, served_by
 from refitd_embedded.demo.incidents import Incidents
 from refitd_embedded.demo.policy import problems
-from refitd_embedded.demo.processes import ProcessError, Stack, on_stderr, own_stack
+from refitd_embedded.demo.processes import LOOK_SECONDS, ProcessError, Stack, on_stderr, own_stack
 from refitd_embedded.demo.rollouts import Engines, Question, Rollout, RolloutError
 from refitd_embedded.demo.table import Counts, DemoSummary, StepRow, display, summarise
 from refitd_embedded.demo.trainer import PolicyTrainer, TrainingBatch, advantages
@@ -215,7 +215,19 @@ def _run(options: DemoOptions, workdir: Path, began: float) -> DemoSummary:
             seconds=time.monotonic() - began,
         )
         shown.summary(summary)
+        if options.stay:
+            _stay(stack)
     return summary
+
+
+def _stay(stack: Stack) -> None:
+    """Leave everything as it is until Ctrl-C, for a look at the dashboard and a try of the commands."""
+    told = f"refitd demo: engines and service stay until Ctrl-C. The dashboard: {stack.service_url}"
+    print(told, file=sys.stderr, flush=True)
+    with suppress(KeyboardInterrupt):
+        while True:
+            stack.check()
+            time.sleep(LOOK_SECONDS)
 
 
 @contextmanager

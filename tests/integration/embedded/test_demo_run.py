@@ -61,6 +61,7 @@ def test_the_flags_are_the_options_of_main() -> None:
     assert vars(arguments([])) == {
         "steps": STEPS, "seed": 0, "publish": True, "json": False, "plain": False, "workdir": None,
         "service_url": None, "engines": (), "engine": "embedded", "root": None, "model": None, "then": None,
+        "stay": False,
     }  # fmt: skip
     attached = arguments(["--service-url", "http://r", "--engines", "http://a,http://b", "--root", "/data"])
     assert attached.engines == ("http://a", "http://b")

@@ -40,7 +40,7 @@ def _quiet() -> Iterator[None]:
     logging.enable_progress_bar()
 
 
-def make(directory: Path, model: str, dtype: str) -> transformers.PreTrainedModel:
+def make(directory: Path, model: str, dtype: str) -> "transformers.PreTrainedModel":
     """A random model, saved and loaded with transformers. Biases are not zero, or they would prove nothing."""
     sizes = {name: value for name, value in SIZES.items() if name not in ("model_type", "rope_theta")}
     changes = dict(MODELS[model])
@@ -63,7 +63,7 @@ def prompts() -> list[list[int]]:
     return [torch.randint(0, SIZES["vocab_size"], (length,)).tolist() for length in (1, 2, 3, 5, 8, 13, 40, 17, 4, 9)]
 
 
-def expected(model: transformers.PreTrainedModel, prompt: list[int], margin: float) -> tuple[list[int], list[float]]:
+def expected(model: "transformers.PreTrainedModel", prompt: list[int], margin: float) -> tuple[list[int], list[float]]:
     """The greedy answer up to the first coin toss, and the log-probabilities of its tokens."""
     with torch.no_grad():
         generated = model.generate(

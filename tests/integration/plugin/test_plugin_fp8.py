@@ -18,5 +18,8 @@ pytestmark = [
 ]
 
 
-def test_an_sglang_that_is_updated_in_fp8_is_one_that_was_started_on_those_files(tmp_path: Path) -> None:
-    check_an_updated_server_is_one_that_was_started_on_those_files(tmp_path)
+@pytest.mark.parametrize("architecture", ["qwen3", pytest.param("qwen2-tied", marks=pytest.mark.thorough)])
+def test_an_sglang_that_is_updated_in_fp8_is_one_that_was_started_on_those_files(
+    tmp_path: Path, architecture: str
+) -> None:
+    check_an_updated_server_is_one_that_was_started_on_those_files(tmp_path, architecture)

@@ -162,6 +162,14 @@ class TestStatus:
         top = refitd("top", "--once", "--url", service.url).stdout
         assert top.splitlines()[1:3] == ["▲ over the disk budget", "▲ 3 folders are not taken in yet"]
 
+    def test_a_router_that_is_not_kept_current_is_said_wherever_engines_are_listed(self, service: StandIn) -> None:
+        service.faults = Faults(routers="the workers of router http://r:1 are not kept current: connection refused")
+        for command in (("status",), ("top", "--once")):
+            assert "router http://r:1 are not kept current" in refitd(*command, "--url", service.url).stdout
+        listed = refitd("engines", "--url", service.url)
+        assert listed.stderr == f"{service.faults.routers}\n"
+        assert refitd("engines", "--json", "--url", service.url).stderr == ""
+
     def test_what_is_barred_does_not_look_good(self) -> None:
         assert render.version_state(make_version(1)).style == "green"
         assert render.version_state(make_version(1, barred=True)).style == "dim"

@@ -18,9 +18,10 @@ from refitd_client.contract.states import EngineState, VersionState, WaitOutcome
 from refitd_client.contract.wire import Problem, WaitResult
 from refitd_client.http.client import RefitClient
 from support.command_line import answer, refitd
-from support.stand_in_service import StandIn, make_engine, make_version, on_version, stand_in
+from support.stand_in_service import StandIn, make_engine, make_run, make_version, on_version, stand_in
 
 ID = "exp~v000002"
+PAUSED_SINCE = "2026-01-01T00:00:00Z"
 
 
 @pytest.fixture
@@ -45,6 +46,13 @@ class TestOutcomes:
         result = refitd("wait", ID, "--url", service.url, "--timeout", "0")
         assert result.exit_code == code
         assert words in (result.stderr if code else result.stdout)
+
+    def test_a_pause_is_said_at_once_unless_all_engines_are_there_already(self, service: StandIn) -> None:
+        service.runs = [make_run(run="exp", paused_since=PAUSED_SINCE)]
+        assert refitd("wait", ID, "--url", service.url).stderr == ""
+        assert refitd("wait", ID, "--for", "sealed", "--url", service.url).stderr == ""
+        service.versions = [make_version(2, engines=[on_version(make_engine(version="exp~v000001"))])]
+        assert "'refitd resume exp'" in refitd("wait", ID, "--url", service.url).stderr
 
     @pytest.mark.parametrize(
         ("outcome", "code"), [(WaitOutcome.SERVED, 0), (WaitOutcome.FAILED, 1), (WaitOutcome.PENDING, 5)]
@@ -245,6 +253,20 @@ class TestPublish:
         result = refitd(*self.publish(checkpoint, "--url", service.url, "--wait"))
         assert result.exit_code == 0, result.output
         assert "exp~trial~v000007 is served." in result.stdout
+
+    def test_wait_says_at_once_that_rollouts_are_paused_and_what_resumes_them(
+        self, service: StandIn, checkpoint: Path
+    ) -> None:
+        service.outcomes = [WaitOutcome.PENDING]
+        service.runs = [make_run(run="exp/trial", paused_since=PAUSED_SINCE)]
+        result = refitd(*self.publish(checkpoint, "--url", service.url, "--wait", "--timeout", "0"))
+        assert result.exit_code == 5
+        said, *_ = result.stderr.splitlines()
+        assert said == (
+            f"rollouts of exp/trial are paused since {PAUSED_SINCE}: "
+            "no engine loads a newer version until 'refitd resume exp/trial'"
+        )
+        assert "paused" not in refitd(*self.publish(checkpoint, "--url", service.url, "--new-generation")).stderr
 
     def test_wait_ends_with_1_when_the_version_is_bad(self, service: StandIn, checkpoint: Path) -> None:
         service.outcomes = [WaitOutcome.FAILED]

@@ -106,7 +106,7 @@ class TestRetries:
             with pytest.raises(
                 ServiceUnreachableError, match=f"POST {server.url}/v1/versions got no answer.* may have"
             ):
-                run(server.url, lambda client: client.announce(NOTICE), retry=FAST_RETRY)
+                run(server.url, lambda client: client.announce(NOTICE), retry=RetryPolicy(deadline=1.0))
             assert len(server.seen) > 1
 
     def test_that_nobody_listens_there_is_said_without_the_number_of_the_system(self, run: Run) -> None:
@@ -118,7 +118,7 @@ class TestRetries:
     def test_the_last_problem_is_the_error_when_the_service_stays_unready(self, run: Run) -> None:
         with serve(problem(503, "not-ready", "the journal is locked")) as server:
             with pytest.raises(ServiceProblemError, match="the journal is locked"):
-                run(server.url, lambda client: client.announce(NOTICE), retry=FAST_RETRY)
+                run(server.url, lambda client: client.announce(NOTICE), retry=RetryPolicy(deadline=1.0))
             assert len(server.seen) > 1
 
     @pytest.mark.parametrize("use", [lambda client: client.healthy(), lambda client: client.ready()])

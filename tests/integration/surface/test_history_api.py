@@ -33,7 +33,9 @@ async def test_each_update_says_what_it_took_and_what_failed(tmp_path: Path) -> 
         assert one["pause"]["count"] == one["served"]["count"] == 2
         assert one["served"]["p95"] >= one["pause"]["p95"]
         assert [each["step"] for each in (await stage.http.get("/v1/history?limit=1")).json()["updates"]] == [2]
-        assert (await stage.http.get("/v1/history?run=other")).json()["updates"] == []
+        unknown = await stage.http.get("/v1/history?run=other")
+        assert (unknown.status_code, unknown.json()["type"]) == (404, "urn:refitd:problem:unknown-run")
+        assert "'refitd runs' lists" in unknown.json()["detail"]
         assert (await stage.http.get("/v1/history?limit=1001")).status_code == 422
 
 
@@ -74,6 +76,8 @@ async def test_two_full_versions_are_compared_by_their_headers_and_their_values(
     assert distances == pytest.approx({"layer.0": 0, "layer.1": 0, "layer.2": 12**0.5, "layer.3": 0}, rel=1e-5)
     assert read.layers[2].norm == pytest.approx(float(np.linalg.norm(weights["layer.2.weight"])), rel=1e-5)
     assert read.distance == pytest.approx(12**0.5, rel=1e-5)
+    assert [(layer.changed, layer.changed_tensors) for layer in read.layers] == [(0, 0), (0, 0), (12, 1), (0, 0)]
+    assert (read.density, read.changed_tensors, read.notes) == (12 / 48, 1, [])
 
 
 async def test_a_delta_says_how_many_elements_of_each_layer_changed(tmp_path: Path) -> None:
@@ -154,7 +158,7 @@ async def test_values_are_read_no_further_when_their_client_is_gone(
         ended.set()
         return {}
 
-    monkeypatch.setattr("refitd.api.compare.read_distances", slow)
+    monkeypatch.setattr("refitd.api.compare.read_values", slow)
     async with serving(tmp_path, keep_last=5) as stage, listening(stage.api, within=100) as server:
         for step in (1, 2):
             await stage.served(step)

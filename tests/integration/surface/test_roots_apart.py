@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import uvicorn
 
 from refitd.root.mark import mark_root
 from refitd_client import ConflictError, Publication, Served, VersionFailedError, WeightPublisher
@@ -17,7 +16,7 @@ from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.states import VersionState, WaitOutcome
 from support.checkpoints import publish, tensors
 from support.scripted_service import ScriptedService, version, waited
-from support.services import Stage, serving
+from support.services import Stage, at_a_port, serving
 
 RUN = "run"
 
@@ -58,16 +57,8 @@ class Job:
 async def job(tmp_path: Path) -> AsyncIterator[Job]:
     async with serving(tmp_path, keep_last=1, slots=0) as stage:
         stage.store.is_about(mark_root(stage.root, None, has_versions=False, mounts=""))
-        server = uvicorn.Server(uvicorn.Config(stage.api, port=0, log_config=None, lifespan="off"))
-        task = asyncio.create_task(server.serve())
-        while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
-            await asyncio.sleep(0.005)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        try:
-            yield Job(stage, f"http://127.0.0.1:{port}")
-        finally:
-            server.should_exit = True
-            await task
+        async with at_a_port(stage) as url:
+            yield Job(stage, url)
 
 
 async def test_a_trainer_whose_root_was_emptied_begins_a_generation_and_its_steps_are_served(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ async def test_a_run_that_no_engine_follows_is_unfollowed_and_says_what_to_do(tm
             "UNFOLLOWED",
             "No engine follows this run; step 1 is its target.",
         )
-        assert "'refitd engines move ID --run new'" in seen["reasons"][0]
+        assert "'refitd engines move a:1 --run new --yes'" in seen["reasons"][0]
         assert "a:1 (follows old)" in seen["reasons"][0]
         assert "'refitd runs close new'" in seen["reasons"][0]
         assert (await glance(stage, "old"))["standing"] == "CURRENT"
@@ -122,17 +122,17 @@ async def test_a_run_that_no_engine_follows_is_unfollowed_though_its_versions_ha
             "UNFOLLOWED",
             "No engine follows this run, and it has no good version yet.",
         )
-        assert "'refitd engines move ID --run new'" in seen["reasons"][0]
+        assert "'refitd engines move a:1 --run new --yes'" in seen["reasons"][0]
         assert "a:1 (follows old)" in seen["reasons"][0]
         assert seen["reasons"][1].startswith(
             "Step 1 is UNKNOWN: no engine follows run new, so there is no model to hold it against: "
-            "'refitd engines move ID --run new' brings an engine here, or set --base-model"
+            "'refitd explain new' says how to bring one here, or set --base-model"
         )
         assert await metric(stage, 'refitd_run_unfollowed{run="new"} 1.0')
         explained = await asked(stage.http.get("/v1/explain/new"))
         assert explained["id"] == "new"
         assert explained["sentences"][0].startswith("Run new is UNFOLLOWED: No engine follows this run")
-        assert "'refitd engines move ID --run new'" in explained["sentences"][1]
+        assert "'refitd engines move a:1 --run new --yes'" in explained["sentences"][1]
         assert explained["sentences"][-1] == "It has no target: 'refitd versions --run new' lists its versions."
 
 
@@ -141,7 +141,7 @@ async def test_a_run_that_no_engine_follows_is_unfollowed_though_its_newest_vers
         await torn(stage, "new")
         seen = await glance(stage, "new")
         assert seen["standing"] == "UNFOLLOWED"
-        assert "'refitd engines move ID --run new'" in seen["reasons"][0]
+        assert "'refitd engines move a:1 --run new --yes'" in seen["reasons"][0]
         assert seen["reasons"][1].startswith("Step 1 is REJECTED: ")
 
 
@@ -150,7 +150,8 @@ async def test_the_remedy_says_how_engines_of_a_run_that_is_not_closed_are_moved
         await served(stage, "old", 1)
         await told(stage, "new", 1)
         remedy = (await glance(stage, "new"))["reasons"][0]
-        assert "(add --yes, or first 'refitd runs close old', while old is not closed)" in remedy
+        assert "'refitd engines move a:1 --run new --yes' brings an engine here, and takes it from old" in remedy
+        assert "(if it has ended, first 'refitd runs close old')" in remedy
         await closed(stage, "old")
         assert "--yes" not in (await glance(stage, "new"))["reasons"][0]
 
@@ -178,7 +179,7 @@ async def test_a_notice_of_a_run_that_no_engine_follows_says_how_to_bring_engine
         await served(stage, "old", 1)
         refused = await told(stage, "new", 1)
         assert (refused.status_code, refused.json()["type"]) == (409, "urn:refitd:problem:run-not-followed")
-        assert "'refitd engines move ID --run new'" in refused.json()["detail"]
+        assert "'refitd engines move a:1 --run new --yes'" in refused.json()["detail"]
 
 
 async def test_an_engine_that_is_moved_serves_its_new_run_and_the_old_version_stays_until_it_does(

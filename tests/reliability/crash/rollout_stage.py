@@ -11,8 +11,8 @@ from nursery import PATIENCE, Newborn
 
 from refitd.state.journal import reads
 from refitd.state.journal.condition import Sound, examine_journal, reading
-from refitd.state.journal.journal import JOURNAL_NAME
 from refitd.state.journal.schema import attempts, unpack
+from refitd.state.journal.sqlite_file import JOURNAL_NAME
 from refitd.state.records import AttemptRecord
 from refitd_client import WeightPublisher
 from support.servers import ADMIN_KEY, API_KEY

@@ -17,9 +17,9 @@ from sqlite_states import moments
 
 from refitd.state.journal.condition import Sound, examine_journal
 from refitd.state.journal.copies import copy_of
-from refitd.state.journal.journal import JOURNAL_NAME
 from refitd.state.journal.recovery import open_journal
 from refitd.state.journal.schema import SCHEMA_VERSION
+from refitd.state.journal.sqlite_file import JOURNAL_NAME
 from support.journals import OLD, dump, old_journal, schema_of
 from support.points import EVERY, taken
 

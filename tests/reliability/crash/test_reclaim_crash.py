@@ -16,8 +16,8 @@ import pytest
 from refitd.clock import SystemClock
 from refitd.state.journal import reads
 from refitd.state.journal.condition import Sound, examine_journal, reading
-from refitd.state.journal.journal import JOURNAL_NAME
 from refitd.state.journal.recovery import open_journal
+from refitd.state.journal.sqlite_file import JOURNAL_NAME
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import SERVICE_FOLDER
@@ -135,6 +135,7 @@ def check_swept(place: Path, before: dict[str, dict[str, str | bytes]]) -> None:
 
 
 @pytest.mark.points
+@pytest.mark.timeout(600)
 def test_kill_9_at_every_journal_and_file_system_step_of_a_sweep(prepared: Path, tmp_path: Path) -> None:
     """GC killed in mid-delete."""
     places = tmp_path / "places"

@@ -61,7 +61,9 @@ def every_point(stage: Stage) -> Generator[str]:
 
 
 @pytest.mark.points
-@pytest.mark.parametrize("stage", ["embedded", *VLLM], indirect=True)
+@pytest.mark.parametrize(
+    "stage", ["embedded", "vllm", pytest.param("vllm-plugged", marks=pytest.mark.thorough)], indirect=True
+)
 def test_kill_9_at_every_journal_and_http_step_of_a_rollout(stage: Stage) -> None:
     """Each rollout dies at another effect, until all calls and all commits were had."""
     died: list[str] = []
@@ -103,7 +105,7 @@ def test_kill_9_at_every_journal_and_http_step_of_a_rollout(stage: Stage) -> Non
 @pytest.mark.parametrize(
     ("stage", "begun"),
     [
-        pytest.param("embedded", False, id="on its first start"),
+        pytest.param("embedded", False, marks=pytest.mark.thorough, id="on its first start"),
         pytest.param("embedded", True, id="after a kill in mid-load"),
         *(pytest.param(kind, True, marks=pytest.mark.thorough, id=f"{kind} after a kill in mid-load") for kind in VLLM),
     ],

@@ -37,7 +37,7 @@ MUTANTS = [
     ),
     Mutant(
         "lets the journal commit without a sync",
-        "service/refitd/state/journal/journal.py",
+        "service/refitd/state/journal/sqlite_file.py",
         '"synchronous=FULL"',
         '"synchronous=NORMAL"',
         "tests/reliability/crash/test_journal_power_loss.py",

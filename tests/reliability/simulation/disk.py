@@ -30,7 +30,9 @@ from refitd_client.validation.validate import Evidence, Options, Structure
 from support.checkpoints import publish, tensors, write_model, write_shards
 from support.deltas import chain, training
 
+from . import proving
 from .offer import SimOffer
+from .proving import with_fingerprints
 
 Pause = Callable[[], Awaitable[None]]
 
@@ -116,7 +118,8 @@ def _delta(root: Path, reference: Reference) -> _Template:
     assert evidence.structure is not None
     assert evidence.structure.manifest is not None
     look = replace(evidence.structure, manifest=replace(evidence.structure.manifest, fingerprints={}))
-    return _Template(look, replace(evidence, structure=look))
+    assert evidence.delta is not None
+    return _Template(look, replace(evidence, structure=look, delta=replace(evidence.delta, rows={})))
 
 
 def _without_one() -> dict[str, "np.ndarray[tuple[int, ...], np.dtype[np.float32]]"]:
@@ -266,6 +269,8 @@ def seen_at(path: str, folder: SimFolder) -> _Template:
         )
         if folder.make is Make.DELTA:
             manifest = replace(manifest, base=folder.base)
+        else:
+            manifest = with_fingerprints(template.structure, manifest, folder.content)
     look = replace(template.structure, path=path, signature=signature_of(folder), manifest=manifest)
     if contents is not None:
         digests = {name: f"{digest}:{folder.content}" for name, digest in contents.digests.items()}
@@ -308,7 +313,9 @@ class SimFiles:
     async def glance(self, path: str) -> Structure:
         return await self.structure(path)
 
-    async def examine(self, seen: Structure, reference: Reference | Base | None, options: Options) -> Evidence:
+    async def examine(
+        self, seen: Structure, reference: Reference | Base | None, options: Options, *, beside: bool = False
+    ) -> Evidence:
         await self._pause()
         path, before = seen.path, signature_of(self._disk.at(seen.path))
         await self._pause()
@@ -316,7 +323,8 @@ class SimFiles:
         if signature_of(folder) != before:
             return Evidence(failure=f"{path} changed while it was read")
         evidence = seen_at(path, folder).evidence
-        return replace(evidence, structure=seen) if seen.signature == before and not seen.faults else evidence
+        evidence = replace(evidence, structure=seen) if seen.signature == before and not seen.faults else evidence
+        return proving.beside(evidence) if beside else evidence
 
 
 class SimFolders:

@@ -25,6 +25,7 @@ from refitd.reclaim.sweep import Collector
 from refitd.rollout.canary import CanaryChecks
 from refitd.rollout.controller import RolloutController
 from refitd.rollout.fleet import Fleet
+from refitd.rollout.proving import RankProofs
 from refitd.rollout.targets import Targets
 from refitd.state.journal.journal import Journal
 from refitd.state.journal.writes import JournalWrite
@@ -75,7 +76,8 @@ class Life:
         self.store.observe(world.promises)
         settings = world.settings
         files = SimFiles(world.disk, self._pause)
-        self.catalog = Catalog(self.store, files, _Base(self.store), settings.catalog_rules)
+        proofs = RankProofs(self.store, self.targets, settings.prove)
+        self.catalog = Catalog(self.store, files, _Base(self.store), settings.catalog_rules, proofs)
         facts = StoreFacts(self.store, self.targets, files, self.catalog.judging)
         copies = SimCopies(world.disk, self._pause, world.promises.before_copying)
         self.materializer = Materializer(self.store, self.targets, facts, copies, most=settings.copies)
@@ -90,6 +92,8 @@ class Life:
             probe_interval=settings.probe_interval,
             connect=self._connect,
             check=before_load.check,
+            prove=self.catalog.read,
+            proofs=proofs,
             chance=random.Random(world.chance.random()),
         )
         promises = world.promises

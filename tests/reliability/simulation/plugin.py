@@ -6,7 +6,7 @@ its channel.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 from refitd.engine.plugin.client import PluginClient
 from refitd.engine.plugin.prepared import Preparation, Prepared, PrepareRefused, Unprepared
 from refitd.engine.plugin.rank_group import Launch
-from refitd.engine.port import Coming, Offered, VersionFiles
+from refitd.engine.port import Coming, Offered, RankProof, VersionFiles
 from refitd_client.contract.naming import parse_version_folder, parse_version_id, version_id
 from refitd_client.contract.plugin import Answer, UpdateOutcome
 
 from .disk import Make, SimFolder, seen_at, signature_of
 from .fault import Call, DiedError, Fault
 from .offer import SimOffer
+from .proving import found
 
 if TYPE_CHECKING:
     from .server import SimServer
@@ -103,6 +104,16 @@ class SimPlugin:
         """Look at a version that may turn out to be bad; what its files look like from outside."""
         self._prepared = self._look(coming.path)
         return self._prepared.signature
+
+    def prove(self, path: str, content: int, ranks: int) -> list[RankProof]:
+        """What its ranks find, who began to read when the folder held `content`."""
+        folder = self._server.disk.folders.get(path)
+        if self._server.disk.hidden or folder is None:
+            raise _RefusedError("there is nothing")
+        seen, damage = seen_at(path, folder).structure, {"flipped": folder.make is Make.FLIPPED}
+        damage["nan"] = folder.make is Make.NAN
+        self._server.disk.counts["proofs"] += 1
+        return [found(seen, content, rank, ranks, **damage) for rank in range(ranks)]
 
     def take(self, offered: Offered) -> None:
         """Look at an offer."""
@@ -275,6 +286,10 @@ class SimBeside(PluginClient):
         return self._is_there
 
     @property
+    def proves(self) -> bool:
+        return self._is_there and self._server.proves
+
+    @property
     def reason(self) -> str | None:
         return None if self._is_there else "no plugin answers for it"
 
@@ -285,15 +300,23 @@ class SimBeside(PluginClient):
         super().is_done()
         self._seen_ahead = self._taken_ahead = None
 
-    async def prefetch(self, version: Coming | Offered, within: float) -> None:
+    async def prefetch(self, version: Coming | Offered, within: float) -> Sequence[RankProof]:
         self._seen_ahead, self._waiting = None, True
         if isinstance(version, Offered):
             self._taken_ahead = version, await self.take(version, within)
-            return
+            return ()
         plugin, fault = self._server.plugin, self._server.faults.pop(Call.PREPARE, None)
-        if await self._reached(fault, within) and plugin is not None:
-            with suppress(_RefusedError):
-                self._seen_ahead = version.path, plugin.prefetch(version), self._boot
+        if not await self._reached(fault, within) or plugin is None:
+            return ()
+        with suppress(_RefusedError):
+            self._seen_ahead = version.path, plugin.prefetch(version), self._boot
+            folder = self._server.disk.folders.get(version.path)
+            if version.prove and folder is not None:
+                began = folder.content
+                await asyncio.sleep(self._server.chance.random() * 0.1)
+                if await self._reached(None, within):
+                    return plugin.prove(version.path, began, self._server.ranks)
+        return ()
 
     async def prepare(self, files: VersionFiles, within: float) -> Preparation:
         seen, self._seen_ahead = self._seen_ahead, None

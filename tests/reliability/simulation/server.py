@@ -66,6 +66,11 @@ class SimServer(ABC):
         self.plugin = SimPlugin(self) if self.plugged else None
 
     @property
+    def proves(self) -> bool:
+        """Whether its ranks can prove versions."""
+        return self.plugged
+
+    @property
     def life(self) -> int:
         """What was proved holds for as long as this is the same: until a restart, or a load by another writer."""
         return self.boots + self.others
@@ -123,6 +128,11 @@ class SimServer(ABC):
     @abstractmethod
     def sleeps(self, *, asleep: bool) -> None:
         """An operator has it give up its memory for a while, where it can; then it has its weights there again."""
+
+    def is_resumed(self) -> None:
+        """An operator has it generate again."""
+        self.paused = False
+        self.served(self)
 
     @abstractmethod
     def is_misused(self) -> None:

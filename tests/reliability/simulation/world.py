@@ -447,8 +447,11 @@ class World:
         assert self.life is not None
         tended: set[str] = set()  # each engine is tended once: what is found again after that is a failure
         # One that waited for its turn behind another is found broken only after that one was restarted.
-        while waiting := [each for each in self.life.store.engines.values() if _wants_operator(each, tended)]:
+        while waiting := [each for each in self.life.store.engines.values() if self._wants_operator(each, tended)]:
             tended.update(f"{each.id} {each.state}" for each in waiting)
+            for each in waiting:
+                if self._is_held(each):
+                    self.servers[each.id.removesuffix(":1")].is_resumed()
             if given_up := [each for each in waiting if each.state is EngineState.QUARANTINED]:
                 self._restart([each.id.removesuffix(":1") for each in given_up])
             for each in waiting:
@@ -458,6 +461,20 @@ class World:
             self.wait(HEAL_SECONDS)
         self.wait(HEAL_SECONDS)
         self.promises.hold_in_the_end()
+
+    def _wants_operator(self, engine: EngineRecord, tended: Collection[str]) -> bool:
+        """Whether an alert asks the operator to do something for an engine, which was not done before."""
+        asks = engine.state in {EngineState.QUARANTINED, EngineState.CONTESTED} or self._is_held(engine)
+        return asks and f"{engine.id} {engine.state}" not in tended
+
+    def _is_held(self, engine: EngineRecord) -> bool:
+        """Whether it is left alone as one that is asleep or that another has paused: it does not tell which.
+
+        So is one that was to be resumed while it slept, when it was named no more.
+        """
+        server = self.servers[engine.id.removesuffix(":1")]
+        left_alone = engine.known and engine.state in {EngineState.BEHIND, EngineState.UNREACHABLE}
+        return left_alone and server.paused and isinstance(server, SimVllm)
 
     def _restart(self, names: list[str]) -> None:
         """As an operator would, told by the alert. One that was not seen to be away is not seen to be a new one."""
@@ -477,12 +494,6 @@ class World:
     def trace(self) -> list[str]:
         """What has happened, to compare two runs of one seed."""
         return self.promises.trace
-
-
-def _wants_operator(engine: EngineRecord, tended: Collection[str]) -> bool:
-    """Whether an alert asks the operator to restart or resync an engine, which was not done before."""
-    asks = engine.state in {EngineState.QUARANTINED, EngineState.CONTESTED}
-    return asks and f"{engine.id} {engine.state}" not in tended
 
 
 def _memory() -> str | None:

@@ -18,6 +18,10 @@ from support.services import serving
 from support.stand_in_service import StandIn, make_engine, make_overview
 
 PROOF = "fingerprints of refitd's plugin"
+EQUAL = {
+    "version": "Its tensors were compared with the version's own fingerprints, and are equal.",
+    "load": "They were compared with those of an earlier load of the version, and are equal.",
+}
 VLLM = {"server": "vLLM", "server_version": "0.32.0", "stock_reason": "no plugin speaks for it"}
 
 
@@ -38,8 +42,11 @@ async def test_the_api_explain_and_metrics_say_vllm_and_what_proves_what_it_serv
         text = (await stage.http.get("/metrics")).text
     shown = {name: [each[key] for key in ("server", "server_version", "proof")] for name, each in listed.items()}
     assert shown == {"a:1": ["vLLM", "0.32.0", PROOF], "b:1": ["SGLang", "0.5.23", None]}
-    assert f"It is vLLM 0.32.0, stock; proof of what it serves: {PROOF}." in told["a:1"]
-    assert "It is SGLang 0.5.23, stock; proof of what it serves: none." in told["b:1"]
+    assert "It is vLLM 0.32.0, stock." in told["a:1"]
+    assert f"Proof that it serves run~v000001: {PROOF}. {EQUAL['version']}" in told["a:1"]
+    assert "It is SGLang 0.5.23, stock." in told["b:1"]
+    nothing = "Its tensors were not compared: it names the version's folder and label itself."
+    assert f"Proof that it serves run~v000001: none. {nothing}" in told["b:1"]
     labels = {
         sample.labels["engine"]: sample.labels
         for family in text_string_to_metric_families(text)
@@ -62,7 +69,11 @@ async def test_what_the_first_load_of_a_version_has_recorded_proves_later_loads_
         told = [(await stage.http.get(f"/v1/explain/{name}")).json()["sentences"] for name in ("a:1", "b:1")]
     first = "answers to a fixed prompt (recorded, not yet compared)"
     assert sorted(listed.values()) == ["answers to a fixed prompt", first]
-    assert sum(f"It is vLLM 0.32.0, stock; proof of what it serves: {first}." in each for each in told) == 1
+    later = "No earlier load of the version was on record: what this one gave is what later loads have to give."
+    assert sum(f"Proof that it serves run~v000001: {first}. {later}" in each for each in told) == 1
+    equal = f"Proof that it serves run~v000001: answers to a fixed prompt. {EQUAL['load']}"
+    assert sum(equal in each for each in told) == 1
+    assert not any("was proved" in sentence for each in told for sentence in each)  # of a load that only recorded
 
 
 def test_tables_say_the_server_where_one_is_not_sglang() -> None:

@@ -198,5 +198,5 @@ def test_a_run_without_a_good_version_or_without_engines_says_that() -> None:
 def test_a_run_that_no_engine_follows_is_unfollowed_whatever_its_newest_version_is(state: VersionState) -> None:
     found = glance(seen([], target=None, versions=[version(3, state=state, reason="so it is")], others=HERE))
     assert found.standing is Standing.UNFOLLOWED
-    assert "'refitd engines move ID --run run'" in found.reasons[0]
+    assert "'refitd engines move a --run run --yes'" in found.reasons[0]
     assert found.reasons[1] == f"Step 3 is {state}: so it is"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from refitd.catalog.compare import Side, compared
+from refitd.catalog.compare import Side, ValuesRead, compared
 from refitd_client.checkpoint.inventory import Inventory, Tensor
 from refitd_client.contract.manifest import Manifest, TensorsSummary
 from refitd_client.validation.validate import Structure
@@ -65,14 +65,26 @@ def test_fingerprints_say_which_tensors_differ() -> None:
 def test_a_deltas_list_gives_the_density_of_each_layer() -> None:
     found = compared(side(1, MODEL), side(2, MODEL), {"lm_head.weight": 8, "model.layers.0.norm.weight": 1})
     assert [layer.changed for layer in found.layers] == [0, 1, 0, 8]
-    assert found.density == 9 / 88
+    assert (found.density, found.changed_tensors, found.notes) == (9 / 88, 2, [])
 
 
 def test_norms_are_those_of_all_tensors_of_a_layer_and_what_is_not_finite_has_none() -> None:
-    squares = {"model.layers.0.norm.weight": (9.0, 1.0), "model.layers.0.mlp.experts.3.w": (16.0, 0.0)}
-    found = compared(side(1, MODEL), side(2, MODEL), None, squares | {"lm_head.weight": (float("nan"), 0.0)})
+    values = {
+        "model.layers.0.norm.weight": ValuesRead(9.0, 1.0, 2),
+        "model.layers.0.mlp.experts.3.w": ValuesRead(16.0, 0.0, 0),
+        "lm_head.weight": ValuesRead(float("nan"), 0.0, 0),
+    }
+    found = compared(side(1, MODEL), side(2, MODEL), None, values)
+    assert (found.density, found.changed_tensors) == (None, None), "not all tensors were read"
     assert (found.layers[1].norm, found.layers[1].distance) == (5.0, 1.0)
     assert (found.layers[3].norm, found.norm, found.distance) == (None, None, 1.0)
+
+
+def test_values_that_were_read_of_full_versions_give_the_density_of_each_layer() -> None:
+    values = dict.fromkeys(MODEL, ValuesRead(1.0, 0.0, 0)) | {"lm_head.weight": ValuesRead(1.0, 1.0, 8)}
+    found = compared(side(1, MODEL), side(2, MODEL), None, values)
+    assert [(layer.changed, layer.changed_tensors) for layer in found.layers] == [(0, 0), (0, 0), (0, 0), (8, 1)]
+    assert (found.density, found.changed_tensors, found.notes) == (8 / 88, 1, [])
 
 
 def test_tensors_whose_values_are_not_read_are_said_to_be_left_out() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from refitd.catalog import references
@@ -154,3 +155,16 @@ async def test_why_nobody_can_say_yet_is_told_in_a_sentence(tmp_path: Path, monk
             publish(stage.root, "run", 1, tensors(1))
             await stage.until(ID, lambda record: record.state is VersionState.UNKNOWN)
             assert stage.store.versions[ID].reason == failure
+
+
+async def test_a_nan_that_the_scan_found_is_rejected_once_though_its_notice_comes_after(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        weights = tensors(1)
+        weights["layer.2.weight"][1, 1] = np.nan
+        publish(stage.root, "run", 1, weights)
+        await stage.rejected(ID)
+        answer = await stage.http.post("/v1/versions", json={"run": "run", "step": 1, "metadata": {"loss": "nan"}})
+        assert (answer.status_code, answer.json()["state"]) == (200, "REJECTED")
+        assert answer.json()["metadata"] == {"loss": "nan"}
+        told = (await stage.http.get("/v1/log", params={"severity": "warning"})).json()["items"]
+        assert [entry["text"].partition(":")[0] for entry in told].count("rejected") == 1

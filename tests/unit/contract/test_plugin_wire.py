@@ -39,9 +39,10 @@ def test_the_words_of_a_request() -> None:
     do = next(each.type for each in msgspec.structs.fields(PluginRequest) if each.encode_name == "do")
     assert do == Literal["hello", "prepare", "contents", "forget", "lead"]
     assert fields(PluginRequest) == {
-        "do", "path", "offer", "allow_missing", "allow_extra", "allow_dtype_cast", "check", "owner", "seconds", "peer",
+        "do", "path", "offer", "allow_missing", "allow_extra", "allow_dtype_cast", "check", "prove", "owner", "seconds",
+        "peer",
     }  # fmt: skip
-    assert fields(Owner) == {"service", "root", "host", "pid"}
+    assert fields(Owner) == {"service", "root", "host", "pid", "epoch"}
 
 
 def test_the_words_of_a_handshake(root: Path, startup: Path) -> None:
@@ -52,7 +53,7 @@ def test_the_words_of_a_handshake(root: Path, startup: Path) -> None:
     said = handler.handle(PluginRequest(do="hello"))
     assert set(said) == {
         "ok", "protocol", "plugin", "sglang", "state", "reason", "host", "pid", "port", "seed", "rank", "ranks",
-        "dp_rank", "model", "served", "plan", "kinds", "leads", "leader", "no_deltas",
+        "dp_rank", "model", "served", "plan", "kinds", "proves", "leads", "leader", "no_deltas",
     }  # fmt: skip
     assert (said["state"], said["kinds"]) == ("on", ["full", "delta", "handover"])
     assert set(said["plan"]) == {"replays", "copies", "loader", "proven", "reason"}

@@ -280,12 +280,18 @@ async def test_the_running_service_says_the_state_of_each_engine_and_who_carries
 
 
 def test_what_the_service_says_is_wrong_with_itself_is_a_finding_with_a_fix() -> None:
-    faults = Faults(journal="it cannot be written", disk="over the disk budget", folders="3 folders are not taken in")
+    faults = Faults(
+        journal="it cannot be written",
+        disk="over the disk budget",
+        folders="3 folders are not taken in",
+        routers="router http://r:1 does not answer",
+    )
     found = {finding.check: (finding.verdict, finding.text) for finding in judge_faults(faults)}
     assert found == {
         CheckName.JOURNAL: (CheckVerdict.WARNING, "the service says: it cannot be written"),
         CheckName.SPACE: (CheckVerdict.WARNING, "the service says: over the disk budget"),
         CheckName.ROOT: (CheckVerdict.WARNING, "the service says: 3 folders are not taken in"),
+        CheckName.ENGINES: (CheckVerdict.WARNING, "the service says: router http://r:1 does not answer"),
     }
     assert all(finding.fix for finding in judge_faults(faults))
     assert list(judge_faults(Faults())) == []

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from refitd.api.health import faults_of
 from refitd.clock import SystemClock
 from refitd.discovery.place import PlaceRefusedError, Router, RouterToKeep, parse_router, refuse_both
 from refitd.discovery.router_workers import Changes, ListedWorker, RouterKeeper, changes
@@ -114,6 +115,23 @@ class Told(Observer):
             self.both.set()
 
 
+class OfRouters(Observer):
+    """Entries about routers, when two of them are there, and the fault that the store had at the first."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.events: list[Event] = []
+        self.fault: str | None = None
+        self.both = asyncio.Event()
+
+    def decided(self, event: Event) -> None:
+        if event.kind == "router":
+            self.events.append(event)
+            self.fault = self.fault or faults_of(self.store, None).routers
+        if len(self.events) == 2:
+            self.both.set()
+
+
 async def test_the_router_gets_the_workers_key_and_the_log_says_what_was_done(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("of-the-engines\n")
     workers, told = {"workers": [{"id": "7", "url": B.url}]}, Told()
@@ -147,3 +165,23 @@ async def test_a_router_that_cannot_be_read_is_asked_again_and_told_nothing(
         async with keeping(tmp_path, router):
             await router.until("/workers", 3)
     assert {seen.method for seen in router.seen} == {"GET"}
+
+
+async def test_a_router_that_cannot_be_reached_is_a_fault_of_the_service_until_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One warning however long it lasts, though the reason changes, and one entry when it is over."""
+    monkeypatch.setattr("refitd.discovery.router_workers.LOOK_EVERY_SECONDS", 0.01)
+    workers = {"workers": [{"id": "7", "url": A.url}]}
+    with serve(answer(500), answer(200, b"<html>"), answer(200, workers)) as router:
+        async with keeping(tmp_path, router) as store:
+            said = OfRouters(store)
+            store.observe(said)
+            async with asyncio.timeout(10):
+                await said.both.wait()
+            assert faults_of(store, None).routers is None
+    begun, over = said.events
+    assert (begun.severity, over.severity) == ("warning", "info")
+    assert begun.text.startswith(f"the workers of router {router.url} are not kept current: /workers was answered 500")
+    assert begun.text == said.fault
+    assert over.text == f"the workers of router {router.url} are kept current again"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from refitd.engine.plugin.leading import PROBES, SECONDS, Leads, leads_of
 from refitd.engine.port import Outcome, Reached
@@ -84,6 +85,19 @@ def test_a_service_that_restarts_takes_its_own_lease_again_at_once(lease: Leader
     again = Owner(service="one", root="/mnt/one", host="gpu-1", pid=4242)
     assert lease.take(again, 30.0) is None
     assert "pid 4242" in (lease.leader() or "")
+
+
+def test_the_services_of_a_group_follow_each_other_at_once_and_one_that_was_followed_is_refused_for_good(
+    lease: LeaderLease, clock: Clock
+) -> None:
+    clock.now += 31.0
+    first, second = (structs.replace(FIRST, service="group", host=f"hub-{epoch}", epoch=epoch) for epoch in (1, 2))
+    assert lease.take(first, 30.0) is None
+    assert lease.take(second, 30.0) is None
+    assert "hub-2 (pid" in (lease.take(first, 30.0) or "")
+    clock.now += 31.0
+    assert "epoch 2 after 1" in (lease.take(first, 30.0) or ""), "also when the other has not said anything for long"
+    assert lease.take(second, 30.0) is None
 
 
 def test_a_lease_that_is_not_renewed_ends(lease: LeaderLease, clock: Clock) -> None:

@@ -176,3 +176,46 @@ def test_a_checkpoint_that_is_loaded_into_a_twin_is_never_replayed() -> None:
             self.turned.data.copy_(twin)
 
     assert learn(model=Staged()).loader_only == READS_OLD
+
+
+class Scaled(Plain):
+    """With a scale of the attention's cache, as SGLang gives it to Qwen2 in fp8; no checkpoint has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor(1.0), requires_grad=False)
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_a_scale_that_is_read_and_is_the_same_after_each_load_leaves_a_plan_possible(is_moved: bool) -> None:
+    """What SGLang's hook does: it reads the scale, on the GPU by way of the host, and writes what it read."""
+
+    def hook(model: Plain) -> None:
+        scale = model.get_parameter("scale")
+        if scale > 0.0:
+            scale.data.copy_((scale.data.to(CPU) if is_moved else scale).item())
+
+    assert told(learn(after=hook, model=Scaled())) == (None, 7, 0)
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_a_scale_that_is_another_after_each_load_is_never_replayed(is_moved: bool) -> None:
+    def hook(model: Plain) -> None:
+        scale = model.get_parameter("scale")
+        scale.data.copy_((scale.data.to(CPU) if is_moved else scale).item() + 1.0)
+
+    assert learn(after=hook, model=Scaled()).loader_only == READS_OLD
+
+
+def test_a_scale_that_is_counted_up_where_it_lies_is_never_replayed() -> None:
+    assert learn(lambda model: model.get_parameter("scale").data.add_(0.0), model=Scaled()).loader_only == READS_OLD
+
+
+def test_few_bytes_that_the_checkpoint_loads_after_they_were_read_are_never_replayed() -> None:
+    model = Plain()
+    model.load_weights(tiny_weights(1).items())  # what is loaded again: the same bytes
+    assert learn(lambda model: model.norm.data[:2].sum().item(), model=model).loader_only == READS_OLD
+
+
+def test_many_old_bytes_are_not_taken_for_a_scale() -> None:
+    assert learn(lambda model: model.spare.data.sum().item()).loader_only == READS_OLD

@@ -22,6 +22,7 @@ EXAMPLES: list[errors.RefitError] = [
     errors.RankLostError("text", rank=3),
     errors.StorageError("text"),
     errors.NoSpaceError("text", needed=2, free=1),
+    errors.BucketError("text", may_heal=True),
     errors.VersionFailedError("text"),
     errors.VersionRejectedError("text"),
     errors.VersionLostError("text"),

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from refitd_client import InvalidWeightsError, WeightPublisher
+from refitd_client.checkpoint import header
 from refitd_client.contract.naming import slots_path
 from refitd_client.files import durable
 from support import durable_effects, published
@@ -181,7 +181,8 @@ def test_a_checkpoint_s_folder_goes_into_a_slot_as_well(root: Path, publisher: W
     saved = tmp_path / "saved"
     saved.mkdir()
     for number, (name, tensor) in enumerate(durable_effects.weights(4).items(), start=1):
-        save_file({name: tensor}, saved / f"model-{number:05d}-of-00002.safetensors", metadata={"format": "pt"})
+        head = header.encode([header.Entry(name=name, dtype="F32", shape=tensor.shape)])  # padded as the slot's are
+        (saved / f"model-{number:05d}-of-00002.safetensors").write_bytes(head + tensor.tobytes())
     slot = durable_effects.make_slot(root)
     before = inodes(slot)
     path = publisher.publish(saved, step=4).path

@@ -3,8 +3,9 @@
 import asyncio
 import os
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,18 +13,28 @@ import sqlalchemy as sa
 
 from refitd.clock import SystemClock
 from refitd.rollout.targets import Targets
+from refitd.state.delivery import DeliveryRecord
 from refitd.state.journal import journal as journal_module
 from refitd.state.journal import reads, writes
 from refitd.state.journal.copies import keep_copy
-from refitd.state.journal.journal import JOURNAL_NAME, Journal, JournalError
+from refitd.state.journal.database import JournalDatabase
+from refitd.state.journal.journal import Journal, JournalError
+from refitd.state.journal.sqlite_file import JOURNAL_NAME
 from refitd.state.store import Store
-from refitd_client.contract.states import EngineState, VersionState
+from refitd_client.contract.states import DeliveryState, EngineState, VersionState
 from support.records import engine, version
+
+Place = Callable[[], Path | JournalDatabase]  # of a journal, in a file and in PostgreSQL
+
+
+def _sent(number: int) -> DeliveryRecord:
+    state = DeliveryState.DELIVERED
+    return DeliveryRecord(id=f"msg_{number}", topic="t", url="http://a", body="{}", created_at="now", state=state)
 
 
 @asynccontextmanager
-async def written(folder: Path) -> AsyncIterator[Journal]:
-    journal = Journal(folder)
+async def written(place: Path | JournalDatabase) -> AsyncIterator[Journal]:
+    journal = Journal(place)
     task = asyncio.create_task(journal.run())
     try:
         yield journal
@@ -33,11 +44,11 @@ async def written(folder: Path) -> AsyncIterator[Journal]:
         journal.close()
 
 
-async def test_what_is_durable_is_read_back_by_the_next_process(tmp_path: Path) -> None:
-    async with written(tmp_path) as journal:
+async def test_what_is_durable_is_read_back_by_the_next_process(place: Place) -> None:
+    async with written(place()) as journal:
         journal.append(writes.put_version(version(1), 1), writes.put_engine(engine(serving="v1")))
         await journal.durable()
-    async with written(tmp_path) as journal:
+    async with written(place()) as journal:
         assert journal.read(reads.read_versions) == [version(1)]
         assert journal.read(reads.read_engines) == [engine(serving="v1")]
 
@@ -50,7 +61,7 @@ async def test_a_journal_is_for_its_owner_alone_also_in_a_folder_that_everybody_
         async with written(tmp_path) as journal:
             journal.append(writes.put_version(version(1), 1))
             await journal.durable()
-            kept = keep_copy(journal.path, 1)
+            kept = keep_copy(tmp_path / JOURNAL_NAME, 1)
             modes = {name: oct((tmp_path / name).stat().st_mode & 0o777) for name in os.listdir(tmp_path)}
     finally:
         os.umask(before)
@@ -75,11 +86,11 @@ def test_what_is_remembered_of_a_version_ends_with_it(tmp_path: Path) -> None:
     assert sizes[-1] == sizes[0]
 
 
-async def test_what_is_queued_when_the_service_stops_is_written(tmp_path: Path) -> None:
-    async with written(tmp_path) as journal:
+async def test_what_is_queued_when_the_service_stops_is_written(place: Place) -> None:
+    async with written(place()) as journal:
         await asyncio.sleep(0)
         journal.append(writes.put_version(version(1), 1))
-    async with written(tmp_path) as journal:
+    async with written(place()) as journal:
         assert journal.read(reads.read_versions) == [version(1)]
 
 
@@ -98,7 +109,7 @@ async def test_a_journal_that_cannot_be_written_says_so_and_goes_on_by_itself(
 ) -> None:
     monkeypatch.setattr(journal_module, "RETRY_SECONDS", 0.01)
     async with written(tmp_path) as journal:
-        other = sqlite3.connect(journal.path, isolation_level=None)
+        other = sqlite3.connect(tmp_path / JOURNAL_NAME, isolation_level=None)
         journal.read(lambda connection: connection.exec_driver_sql("PRAGMA busy_timeout=1"))
         other.execute("BEGIN EXCLUSIVE")
         monkeypatch.setattr(journal, "_commit", lambda batch: OSError("No space left on device"))
@@ -118,8 +129,8 @@ async def test_a_journal_that_cannot_be_written_says_so_and_goes_on_by_itself(
         assert journal.read(reads.read_versions) == [version(2), version(1)]
 
 
-async def test_lists_are_newest_first_and_paged(tmp_path: Path) -> None:
-    async with written(tmp_path) as journal:
+async def test_lists_are_newest_first_and_paged(place: Place) -> None:
+    async with written(place()) as journal:
         journal.append(*(writes.put_version(version(step), 1) for step in (3, 1, 2)))
         journal.append(writes.put_version(version(1, generation=2), 2), writes.put_version(version(1, run="b"), 3))
         await journal.durable()
@@ -135,8 +146,8 @@ async def test_lists_are_newest_first_and_paged(tmp_path: Path) -> None:
         assert journal.read(lambda c: reads.read_versions(c, before=key)) == found[2:]
 
 
-async def test_a_store_is_read_back_as_it_was_but_trusts_no_engine(tmp_path: Path) -> None:
-    async with written(tmp_path) as journal:
+async def test_a_store_is_read_back_as_it_was_but_trusts_no_engine(place: Place) -> None:
+    async with written(place()) as journal:
         store = Store(journal, SystemClock())
         store.put_version(version(1, served_at="t"))
         store.put_version(version(2))
@@ -145,7 +156,7 @@ async def test_a_store_is_read_back_as_it_was_but_trusts_no_engine(tmp_path: Pat
         store.record_fingerprint(version(1).id, "c", "f")
         store.start_rollout("run", version(2).id, "newest good version")
         await store.durable()
-    async with written(tmp_path) as journal:
+    async with written(place()) as journal:
         again = Store(journal, SystemClock())
         assert set(again.versions) == {version(1).id, version(2).id}
         assert again.gone == {version(0).id}
@@ -158,13 +169,13 @@ async def test_a_store_is_read_back_as_it_was_but_trusts_no_engine(tmp_path: Pat
         assert again.last_event == store.last_event
 
 
-async def test_an_attempt_without_an_outcome_taints_its_engine(tmp_path: Path) -> None:
-    async with written(tmp_path) as journal:
+async def test_an_attempt_without_an_outcome_taints_its_engine(place: Place) -> None:
+    async with written(place()) as journal:
         store = Store(journal, SystemClock())
         store.put_engine(engine(serving=version(1).id))
         store.open_attempt("a", version(2).id)
         await store.durable()
-    async with written(tmp_path) as journal:
+    async with written(place()) as journal:
         again = Store(journal, SystemClock())
         found = again.engines["a"]
         assert (found.state, found.known, found.serving) == (EngineState.TAINTED, False, None)
@@ -172,17 +183,54 @@ async def test_an_attempt_without_an_outcome_taints_its_engine(tmp_path: Path) -
         assert found.held == version(1).id
         again.open_attempt("a", version(2).id)  # the load that repairs it, and the service dies in that as well
         await again.durable()
-    async with written(tmp_path) as journal:
+    async with written(place()) as journal:
         last = Store(journal, SystemClock()).engines["a"]
         assert (last.known, last.held) == (False, version(1).id)
         assert len(journal.read(reads.read_open_attempts)) == 1
 
 
-async def test_of_an_engine_whose_load_failed_before_the_service_died_nothing_counts_as_held(tmp_path: Path) -> None:
-    async with written(tmp_path) as journal:
+async def test_of_an_engine_whose_load_failed_before_the_service_died_nothing_counts_as_held(place: Place) -> None:
+    async with written(place()) as journal:
         store = Store(journal, SystemClock())
         store.put_engine(engine(state=EngineState.TAINTED, known=False))
         store.open_attempt("a", version(1).id)
         await store.durable()
-    async with written(tmp_path) as journal:
+    async with written(place()) as journal:
         assert Store(journal, SystemClock()).engines["a"].held is None
+
+
+async def test_attempts_are_read_in_the_order_in_which_they_began_whatever_was_written_to_them_since(
+    place: Place,
+) -> None:
+    async with written(place()) as journal:
+        store = Store(journal, SystemClock(), 7)
+        first, second = (store.open_attempt("a", version(step).id) for step in (1, 2))
+        store.close_attempt(replace(first, outcome="ACK"))
+        await store.durable()
+        found = journal.read(lambda connection: reads.read_attempts(connection, limit=10))
+        assert [(attempt.id, attempt.outcome, attempt.epoch) for attempt in found] == [
+            (first.id, "ACK", 7),
+            (second.id, None, 7),
+        ]
+
+
+async def test_webhooks_and_fingerprints_are_written_once_and_dropped_from_the_oldest(place: Place) -> None:
+    async with written(place()) as journal:
+        for number in range(4):
+            journal.append(*[writes.put_delivery(_sent(number))] * 2)
+        journal.append(writes.drop_deliveries(2))
+        for found in ("first", "second"):
+            journal.append(writes.put_fingerprint("v", "c", found))
+        await journal.durable()
+        kept = journal.read(lambda connection: reads.read_deliveries(connection, before=None, limit=10))
+        assert [record.id for _, record in kept] == ["msg_3", "msg_2"]
+        assert journal.read(reads.read_fingerprints) == [("v", "c", "first")]
+
+
+async def test_engines_are_dropped_and_numbers_beyond_32_bits_are_kept(place: Place) -> None:
+    async with written(place()) as journal:
+        journal.append(writes.put_engine(engine()), writes.drop_engine(engine().id))
+        journal.append(writes.put_version(version(2**40), 2**33))
+        await journal.durable()
+        assert journal.read(reads.read_engines) == []
+        assert [found.order.step for found in journal.read(reads.read_versions)] == [2**40]

@@ -25,6 +25,7 @@ from refitd.state.journal.journal import Journal
 from refitd.state.journal.migrate import MIGRATIONS, in_one_transaction, migrate, take_steps
 from refitd.state.journal.recovery import open_journal
 from refitd.state.journal.schema import SCHEMA_VERSION, metadata, pack
+from refitd.state.journal.sqlite_file import JOURNAL_NAME
 from refitd.state.store import Store
 from refitd_client.contract.states import EngineState, VersionState
 from support.journals import OLD, dump, old_journal, schema_of, shape
@@ -57,8 +58,8 @@ def test_the_end_of_the_migrations_is_what_a_new_journal_begins_with(tmp_path: P
     made_by_steps(stepped)
     new = Journal(tmp_path / "new")
     new.close()
-    assert shape(stepped) == shape(new.path)
-    assert dump(stepped)[0] == dump(new.path)[0] == f"schema {SCHEMA_VERSION}"
+    assert shape(stepped) == shape(tmp_path / "new" / JOURNAL_NAME)
+    assert dump(stepped)[0] == dump(tmp_path / "new" / JOURNAL_NAME)[0] == f"schema {SCHEMA_VERSION}"
 
 
 @pytest.mark.parametrize("name", [*OLD, None])
@@ -126,7 +127,7 @@ def test_a_migrated_journal_has_the_shape_of_a_new_one_and_is_sound_to_its_last_
     open_journal(state, root).close()
     new = Journal(tmp_path / "new")
     new.close()
-    assert shape(path) == shape(new.path)
+    assert shape(path) == shape(tmp_path / "new" / JOURNAL_NAME)
     condition = examine_journal(path, thorough=True)
     assert isinstance(condition, Sound)
     assert condition.schema == SCHEMA_VERSION
@@ -137,7 +138,7 @@ def test_a_migrated_journal_has_the_shape_of_a_new_one_and_is_sound_to_its_last_
 def test_fsck_and_doctor_read_an_older_journal_without_changing_it(name: str, root: Path, state: Path) -> None:
     path = old_journal(name, state)
     before = path.read_bytes()
-    facts = read_journal(state, root)
+    facts = read_journal(Settings(root=root, state=state), root)
     assert isinstance(facts.condition, Sound)
     assert facts.condition.schema == schema_of(name)
     assert set(facts.engines) == {"a:1", "b:1"}
@@ -152,7 +153,7 @@ def test_fsck_and_doctor_read_an_older_journal_without_changing_it(name: str, ro
 
 def test_doctor_says_the_schema_of_a_journal(root: Path, state: Path) -> None:
     Journal(state).close()
-    found = judge_service(Settings(root=root, state=state), read_journal(state, root), None)
+    found = judge_service(Settings(root=root, state=state), read_journal(Settings(root=root, state=state), root), None)
     assert any(f"schema {SCHEMA_VERSION}" in finding.text for finding in found)
 
 

@@ -30,6 +30,7 @@ from refitd.state.journal.condition import (
 from refitd.state.journal.journal import Journal
 from refitd.state.journal.recovery import last_state_folder, open_journal
 from refitd.state.journal.schema import SCHEMA_VERSION
+from refitd.state.journal.sqlite_file import JOURNAL_NAME
 from refitd.state.records import NEW, Origin
 from refitd.state.store import Store
 from support.records import engine, version
@@ -60,7 +61,7 @@ async def filled(state: Path, root: Path) -> Path:
     store.put_engine(engine(serving=version(1).id), "added")
     store.record_fingerprint(version(1).id, "c", "f")
     await written(journal)
-    return journal.path
+    return state / JOURNAL_NAME
 
 
 async def written(journal: Journal) -> None:

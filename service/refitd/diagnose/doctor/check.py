@@ -35,6 +35,7 @@ from refitd.diagnose.doctor.service import (
     service_of_other_root,
     url_of,
 )
+from refitd.diagnose.doctor.stores import ask_stores, judge_store
 from refitd.diagnose.journal import JournalFacts, read_journal, still
 from refitd.diagnose.roster import roster_of
 from refitd.discovery.place import EnginesFound
@@ -86,14 +87,19 @@ async def _check(
     facts = await asyncio.to_thread(look_at_root, root, nonce, None if settings.lora else settings.base_model)
     with still(root) as running:
         pass  # no longer: a service that starts while the lock is held is refused
-    journal = await asyncio.to_thread(read_journal, settings.state_folder, root)
+    journal = await asyncio.to_thread(read_journal, settings, root)
     answers = await ask_places(settings)
     found = {url for answer in answers if isinstance(answer, EnginesFound) for url in answer.urls}
     asked = await ask_engines(roster_of(settings, journal.engines, found))
     processes = {one.name: await asyncio.to_thread(local_process, one.spec.url) for one in asked}
     findings = [*judge_root(facts, settings), *judge_service(settings, journal, running)]
+    if settings.database is not None:
+        from refitd.diagnose.doctor.group import judge_group  # its driver is an extra
+
+        findings += await asyncio.to_thread(lambda: list(judge_group(settings)))
     told = await _ask_service(settings, running, url)
     findings += [*told, *judge_places(answers)]
+    findings += [finding for asked in await ask_stores(settings) for finding in judge_store(asked)]
     findings += [] if any(finding.check is CheckName.ENGINES for finding in told) else _no_engines(asked)
     findings += judge_names(asked)
     for one in asked:

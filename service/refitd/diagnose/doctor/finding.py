@@ -23,8 +23,10 @@ class CheckName(StrEnum):
     SETTINGS = "settings"
     TOKEN = "token"  # noqa: S105 - the name of a check
     JOURNAL = "journal"
+    GROUP = "group"
     LOCK = "lock"
     PLACES = "places"
+    STORE = "store"
     ENGINES = "engines"
     REACHABLE = "reachable"
     CHANGES = "changes"

@@ -45,7 +45,13 @@ _OF_FAULTS: Mapping[str, tuple[CheckName, str]] = {
         "make room on the disk of the state folder; one that is being rebuilt needs nothing",
     ),
     "disk": (CheckName.SPACE, "unpin versions, close runs that have ended, or raise --disk-budget"),
+    "routers": (
+        CheckName.ENGINES,
+        "start the router, or mend --router: until then it sends requests to the engines that it listed last",
+    ),
     "folders": (CheckName.ROOT, "remove folders that are no versions, and close runs that have ended"),
+    "upstream": (CheckName.ROOT, "start the upstream, or name another one (--follow)"),
+    "push": (CheckName.STORE, "mend what the sentence names; refitd doctor tries the object store"),
 }
 
 

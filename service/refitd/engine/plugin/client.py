@@ -1,5 +1,6 @@
 """The client of refitd's plugin in one engine, beside its HTTP API: find its ranks, prepare, forget, contents."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from refitd.engine.plugin.channels import Channels
@@ -17,7 +18,7 @@ from refitd.engine.plugin.prepared import (
     prepare_offer,
 )
 from refitd.engine.plugin.rank_group import EngineRankGroup, Launch, Stock
-from refitd.engine.port import Coming, LoaderUse, Offered, Target, VersionFiles
+from refitd.engine.port import Coming, LoaderUse, Offered, RankProof, Target, VersionFiles
 
 AHEAD_SECONDS = 60.0  # to prepare a version that may turn out to be bad; the caller may give up before
 OFFER_SECONDS = 10.0  # to look at a trainer's memory: nothing of it is read yet
@@ -70,14 +71,25 @@ class PluginClient:
         if self._leading is not None:
             await self._leading.say(self._rank_group)
 
-    async def prefetch(self, version: Coming | Offered, within: float) -> None:
-        """Have a version prepared before the service has checked it. Gives up after `within` seconds."""
-        if isinstance(self._rank_group, EngineRankGroup):
-            is_offer = isinstance(version, Offered)
-            request = offer_request(version) if is_offer else files_request(version, cast=self._cast)
-            self._early, self._waiting = None, True
-            members = self._rank_group.members
-            self._early = Prefetched(members, request, await self._channels.ask_all(members, request, within))
+    @property
+    def proves(self) -> bool:
+        """Whether its ranks can prove versions with their GPUs."""
+        return isinstance(self._rank_group, EngineRankGroup) and self._rank_group.proves
+
+    async def prefetch(self, version: Coming | Offered, within: float) -> Sequence[RankProof]:
+        """Have a version prepared before the service has checked it. Gives up after `within` seconds. Returns what the
+        ranks prove of it, where that is wanted and they can.
+        """
+        if not isinstance(self._rank_group, EngineRankGroup):
+            return ()
+        is_offer = isinstance(version, Offered)
+        request = offer_request(version) if is_offer else files_request(version, cast=self._cast)
+        proves = not is_offer and version.prove and self._rank_group.proves
+        self._early, self._waiting = None, True
+        members = self._rank_group.members
+        asked = request | {"prove": True} if proves else request
+        self._early = Prefetched(members, request, await self._channels.ask_all(members, asked, within))
+        return self._early.proofs if proves else ()
 
     async def prepare_for(self, target: Target, within: float) -> Preparation:
         """Have what an engine is to serve prepared while it serves: a version's files, or an offer.

@@ -56,6 +56,19 @@ def _name(folder: Path) -> str:
     return read_plain(path, _LONGEST).decode(errors="replace").strip()
 
 
+def leads_of_group(root: Path, service: str, epoch: int, probe_interval: float) -> Leads:
+    """Return the lease of the service that leads a group.
+
+    Args:
+        root: its folder.
+        service: the group's name.
+        epoch: of the lead.
+        probe_interval: seconds between two looks at an engine.
+    """
+    owner = Owner(service=service, root=str(root), host=socket.gethostname(), pid=os.getpid(), epoch=epoch)
+    return Leads(owner=owner, seconds=max(SECONDS, PROBES * probe_interval))
+
+
 class Leading:
     """One engine's lease. `led_by` names the other service that has it, in a sentence; None where none has."""
 

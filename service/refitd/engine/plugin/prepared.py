@@ -12,10 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from refitd.engine.plugin.channels import Channels
 from refitd.engine.plugin.exchange import ChannelError
 from refitd.engine.plugin.rank_group import EngineRankGroup, Member, shown
-from refitd.engine.port import Coming, Offered, VersionFiles
+from refitd.engine.port import Coming, Offered, RankProof, VersionFiles
+from refitd_client.contract.plugin import TensorProof
 
 FORGET_SECONDS = 2.0
 _BUSY_SECONDS = 0.2  # between two tries while a rank still works on a version that was cancelled
@@ -81,6 +84,29 @@ class Prefetched:
     def is_to(self, members: Sequence[Member], request: dict[str, Any]) -> bool:
         """Whether these ranks were sent this request."""
         return (self.members, self.request) == (members, request)
+
+    @property
+    def proofs(self) -> tuple[RankProof, ...]:
+        """What the ranks prove; a rank that did not answer, or in another form, proves nothing."""
+        return tuple(_proof(one, reply) for one, reply in zip(self.members, self.replies, strict=True))
+
+
+def _proof(member: Member, reply: dict[str, Any] | ChannelError) -> RankProof:
+    rank, ranks = member.handshake.rank, member.handshake.ranks
+    said = reply if isinstance(reply, dict) else {"reason": str(reply)}
+    try:
+        proof = msgspec.convert(said.get("proof"), TensorProof)
+    except msgspec.ValidationError:
+        reason = said.get("reason") or "it does not say what it found"
+        proof = TensorProof(fault=shown(str(reason), _MOST))
+    return RankProof(
+        rank=rank,
+        ranks=ranks,
+        signature=str(said.get("signature", "")),
+        tensors=proof.tensors,
+        digest=proof.digest,
+        fault=shown(proof.fault, _MOST),
+    )
 
 
 async def prepare(

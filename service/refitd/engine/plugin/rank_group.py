@@ -58,6 +58,11 @@ class EngineRankGroup:
         return all("handover" in member.handshake.kinds for member in self.members)
 
     @property
+    def proves(self) -> bool:
+        """Whether all can prove versions."""
+        return all(member.handshake.proves for member in self.members)
+
+    @property
     def loader(self) -> LoaderUse | None:
         """What goes through SGLang's loader in each load, on the rank where that is most; None where nothing does."""
         found = [loader for member in self.members if (loader := _loader_of(member.handshake)) is not None]

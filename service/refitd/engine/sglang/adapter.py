@@ -17,7 +17,7 @@ computed before or after it, and it is not asked what it serves.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, assert_never
@@ -35,6 +35,7 @@ from refitd.engine.port import (
     Obstacle,
     Offered,
     Outcome,
+    RankProof,
     Reached,
     Refit,
     Stage,
@@ -137,6 +138,7 @@ class SglangEngine:
             startup_path=self._startup_path,
             plugin=self._plugin.release,
             takes_offers=self._plugin.takes_offers,
+            proves=self._plugin.proves,
             stock_reason=self._plugin.reason,
             process=self._server.process,
             address=reply.address if isinstance(reply, Reply) else None,
@@ -183,9 +185,9 @@ class SglangEngine:
             return back
         return await self._load(target, before, watch)
 
-    async def prefetch(self, version: Coming | Offered) -> None:
+    async def prefetch(self, version: Coming | Offered) -> Sequence[RankProof]:
         """See `Engine`."""
-        await self._plugin.prefetch(version, OFFER_SECONDS if isinstance(version, Offered) else AHEAD_SECONDS)
+        return await self._plugin.prefetch(version, OFFER_SECONDS if isinstance(version, Offered) else AHEAD_SECONDS)
 
     async def cancel_prefetch(self) -> None:
         """See `Engine`."""

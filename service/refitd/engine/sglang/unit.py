@@ -28,6 +28,7 @@ from refitd.engine.port import (
     Offered,
     Outcome,
     Process,
+    RankProof,
     Reached,
     Refit,
     Stage,
@@ -212,9 +213,10 @@ class SglangUnit:
             timings=timings | watch.milliseconds,
         )
 
-    async def prefetch(self, version: Coming | Offered) -> None:
-        """See `EnginePort`."""
+    async def prefetch(self, version: Coming | Offered) -> Sequence[RankProof]:
+        """See `EnginePort`. The service reads by itself what such an engine loads."""
         await asyncio.gather(*(member.prefetch(version) for member in self._members))
+        return ()
 
     async def cancel_prefetch(self) -> None:
         """See `EnginePort`."""

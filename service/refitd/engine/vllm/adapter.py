@@ -23,7 +23,7 @@ No call carries vLLM's own `timeout`: one that expires kills the engine.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +44,7 @@ from refitd.engine.port import (
     Obstacle,
     Offered,
     Outcome,
+    RankProof,
     Reached,
     Refit,
     Stage,
@@ -144,6 +145,7 @@ class VllmEngine:
             startup_path=self._server.model_path,
             plugin=self._plugin.release,
             takes_offers=self._plugin.takes_offers,
+            proves=self._plugin.proves,
             stock_reason=stock_reason(self._can, self._plugin.reason, self._channel.fault, opens=self._channel.opens),
             process=self._server.process,
             address=reply.address if isinstance(reply, Reply) else None,
@@ -197,9 +199,9 @@ class VllmEngine:
             return back
         return await (self._transact(target, watch) if plugged else self._load(target, before, watch))
 
-    async def prefetch(self, version: Coming | Offered) -> None:
+    async def prefetch(self, version: Coming | Offered) -> Sequence[RankProof]:
         """See `Engine`. A server without the extension can prepare nothing."""
-        await self._plugin.prefetch(version, OFFER_SECONDS if isinstance(version, Offered) else AHEAD_SECONDS)
+        return await self._plugin.prefetch(version, OFFER_SECONDS if isinstance(version, Offered) else AHEAD_SECONDS)
 
     async def cancel_prefetch(self) -> None:
         """See `Engine`."""

@@ -78,6 +78,22 @@ class WebhookSecretError(ValueError):
     """The file holds no secret that can be used; the message says what is wrong."""
 
 
+def check_signing(secret_file: Path | None, topics: Sequence[Topic]) -> None:
+    """Refuse webhooks that would not be signed, or would report nothing.
+
+    Raises:
+        ValueError: the message says which flag is at fault.
+    """
+    if secret_file is None:
+        raise ValueError("--webhook needs --webhook-secret-file (REFITD_WEBHOOK_SECRET_FILE): they are signed")
+    if not topics:
+        raise ValueError("--webhook-events (REFITD_WEBHOOK_EVENTS) is empty: then nothing would be told")
+    try:
+        read_secrets(secret_file)
+    except OSError as error:
+        raise ValueError(f"the secret file {error.filename} cannot be read: {error.strerror}") from error
+
+
 def read_secrets(file: Path) -> tuple[bytes, ...]:
     """Return the secrets in a file, one a line, the newest first.
 

@@ -1,4 +1,4 @@
-"""The journal: the facts that must outlive the process, in SQLite (WAL, synchronous=FULL) through SQLAlchemy Core.
+"""The journal: the facts that must outlive the process, in SQLite or PostgreSQL, through SQLAlchemy Core.
 
 Writes queue in order and are committed in batches by one thread, so that what is durable is always a prefix of what
 happened. A caller that needs a fact on disk awaits `durable()`; one wait covers all that came before.
@@ -7,59 +7,58 @@ The disk and the engines are the truth: the journal can be rebuilt from a scan a
 """
 
 import asyncio
-import sqlite3
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy import event
-from sqlalchemy.exc import DatabaseError
+from sqlalchemy.exc import DatabaseError, OperationalError
 
-from refitd.state.journal.copies import make_private
-from refitd.state.journal.migrate import in_one_transaction
-from refitd.state.journal.reads import read_origin
-from refitd.state.journal.schema import SCHEMA_VERSION, metadata
-from refitd.state.journal.writes import JournalWrite, put_origin
+from refitd.state.journal.database import JournalDatabase, LeadLostError
+from refitd.state.journal.sqlite_file import WHEN_THERE_IS_ROOM, SqliteFile
+from refitd.state.journal.writes import JournalWrite
 from refitd.state.records import NEW, Origin
-from refitd_client.files.durable import make_folders, sync_folder
 
-JOURNAL_NAME = "journal.db"
 RETRY_SECONDS = 1.0
 GATHERING_TURNS = 4  # of the loop: what one event sets off elsewhere goes to disk with it, by one sync instead of two
 AnswerT = TypeVar("AnswerT")
 
 
 class JournalError(Exception):
-    """The journal cannot be written now (disk full, folder gone); the cause says why. It is tried again by itself."""
+    """The journal cannot be written or read now (disk full, folder gone, database unreachable); the cause says why.
+
+    It is tried again by itself. `remedy` says when that succeeds.
+    """
+
+    def __init__(self, text: str, remedy: str = WHEN_THERE_IS_ROOM) -> None:
+        super().__init__(text)
+        self.remedy = remedy
 
 
 def _told(failure: Exception | None) -> str:
-    """What the file system or SQLite says, without what the library adds for programmers."""
-    return str(getattr(failure, "orig", None) or failure)
+    """What the file system or the database says, without what the library adds for programmers."""
+    return str(getattr(failure, "orig", None) or failure).strip()
 
 
 class Journal:
-    """One journal file. Writes are queued on the event loop; reads are plain calls for any thread."""
+    """One journal. Writes are queued on the event loop; reads are plain calls for any thread."""
 
-    def __init__(self, folder: Path, origin: Origin = NEW) -> None:
-        """Open or create the journal; `origin` is for one that is created. `recovery.open_journal` looks at it before.
+    def __init__(self, place: Path | JournalDatabase, origin: Origin = NEW) -> None:
+        """Open or create the journal. `recovery.open_journal` looks at it before.
+
+        Args:
+            place: its database, or the folder of one of SQLite's.
+            origin: for one that is created.
 
         Raises:
             OSError, sqlalchemy.exc.DatabaseError: it cannot be opened, or is no journal.
         """
-        if not folder.is_dir():  # SQLite syncs the names in the folder, but not the folder's own
-            make_folders(folder.parent)
-            folder.mkdir(exist_ok=True, mode=0o700)
-            sync_folder(folder.parent)
-        self.path = folder / JOURNAL_NAME
-        make_private(self.path)
-        self._db = sa.create_engine(f"sqlite:///{self.path}", connect_args={"check_same_thread": False})
-        event.listen(self._db, "connect", _set_pragmas)
+        self.database = SqliteFile(place) if isinstance(place, Path) else place
+        self._db = self.database.engine
         try:
-            self._create(origin)
+            self.database.create(origin)
         except BaseException:
             self._db.dispose()
             raise
@@ -71,15 +70,6 @@ class Journal:
         self._failure: Exception | None = None
         self._progress = asyncio.Condition()
         self._work = asyncio.Event()
-
-    def _create(self, origin: Origin) -> None:
-        """Make what is missing, all or nothing. Without an origin a journal counts as never used."""
-        with in_one_transaction(self._db) as connection:
-            metadata.create_all(connection)
-            if read_origin(connection) is None:
-                connection.exec_driver_sql(f"PRAGMA user_version={SCHEMA_VERSION}")
-                write = put_origin(origin)
-                connection.execute(write.statement, write.values)
 
     @property
     def fault(self) -> str | None:
@@ -102,9 +92,8 @@ class Journal:
         async with self._progress:
             await self._progress.wait_for(lambda: self._durable >= goal or self._failure is not None)
             if self._durable < goal:
-                raise JournalError(
-                    f"the journal {self.path} cannot be written: {_told(self._failure)}"
-                ) from self._failure
+                what = f"the journal {self.database.name} cannot be written: {_told(self._failure)}"
+                raise JournalError(what, self.database.remedy) from self._failure
 
     async def run(self) -> None:
         """Commit what is queued, until cancelled; what is queued then is committed first."""
@@ -138,23 +127,27 @@ class Journal:
     def _commit(self, batch: list[JournalWrite]) -> Exception | None:
         try:
             with self._db.begin() as connection:
+                self.database.check_lead(connection)
                 for write in batch:
-                    connection.execute(write.statement, write.values)
-        except (DatabaseError, OSError) as error:
+                    write.carry_out(connection)
+        except (DatabaseError, OSError, LeadLostError) as error:
             return error
         return None
 
     def read(self, query: Callable[[sa.Connection], AnswerT]) -> AnswerT:
-        """Run a query on a connection of its own."""
-        with self._db.connect() as connection:
-            return query(connection)
+        """Run a query on a connection of its own.
+
+        Raises:
+            JournalError: the database does not answer.
+        """
+        try:
+            with self._db.connect() as connection:
+                return query(connection)
+        except OperationalError as error:
+            what = f"the journal {self.database.name} cannot be read: {_told(error)}"
+            raise JournalError(what, self.database.remedy) from error
 
     def close(self) -> None:
-        """Give the file back. Call it after `run` has ended."""
+        """Give the connections back. Call it after `run` has ended."""
         self._thread.shutdown()
         self._db.dispose()
-
-
-def _set_pragmas(connection: sqlite3.Connection, _: Any) -> None:
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=5000"):
-        connection.execute(f"PRAGMA {pragma}")

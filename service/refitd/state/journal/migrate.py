@@ -6,7 +6,8 @@
     after it                                      the journal is this refitd's, and the copy lies beside it
 
 Which schema a journal has is said by SQLite's own `user_version`, in its header, so that it changes with what it speaks
-of. Alembic carries the steps out; it is imported only where there is one.
+of; in PostgreSQL by a column of `leadership`, which is written in the same transaction (`postgres.py`). Alembic carries
+the steps out; it is imported only where there is one.
 """
 
 import sqlite3
@@ -67,7 +68,8 @@ def take_steps(connection: sa.Connection, schema: int) -> None:
                 step.module.upgrade()
             except Exception as error:
                 raise MigrationError(f"the step to schema {step.revision} fails: {_told(error)}") from error
-    connection.exec_driver_sql(f"PRAGMA user_version={SCHEMA_VERSION}")
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql(f"PRAGMA user_version={SCHEMA_VERSION}")
 
 
 def _told(error: Exception) -> str:

@@ -31,6 +31,7 @@ from refitd.root.file_systems import mounts_now
 from refitd.root.mark import mark_root
 from refitd.root.ownership import StartRefusedError
 from refitd.root.scan import Listing, scan
+from refitd.state.journal.address import GROUP_NOTE
 from refitd.state.journal.condition import (
     SIDE_FILES,
     Corrupt,
@@ -41,9 +42,10 @@ from refitd.state.journal.condition import (
     examine_journal,
 )
 from refitd.state.journal.copies import copy_of
-from refitd.state.journal.journal import JOURNAL_NAME, Journal
+from refitd.state.journal.journal import Journal
 from refitd.state.journal.migrate import MigrationError, is_older, migrate
 from refitd.state.journal.schema import SCHEMA_VERSION
+from refitd.state.journal.sqlite_file import JOURNAL_NAME
 from refitd.state.records import NEW, Origin
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.files.durable import replace_file, sync_folder
@@ -57,7 +59,7 @@ FORGOTTEN = (
 
 log = structlog.get_logger("refitd")
 
-_NAME = "journal"
+NOTE_NAME = "journal"
 
 _LONGEST = 4096  # bytes of a path, PATH_MAX
 
@@ -85,6 +87,12 @@ def open_journal(folder: Path, root: Path) -> Journal:
 
 def _origin(path: Path, root: Path) -> Origin:
     """What is written into a journal at `path` that begins now, about the root as it is."""
+    before = last_state_folder(root)
+    if before is not None and str(before).startswith(GROUP_NOTE):
+        raise StartRefusedError(
+            f"the journal of {root} is in the database of a group: start with --state postgresql://…; if that is gone "
+            f"for good, delete {root / SERVICE_FOLDER / NOTE_NAME}, and the journal is rebuilt from what is on disk"
+        )
     origin = _began(path, root)
     if path.exists():
         return origin  # it knows its root, which may be away now
@@ -159,7 +167,7 @@ def last_state_folder(root: Path) -> Path | None:
         OSError: the file cannot be read.
     """
     try:
-        return Path(os.fsdecode(read_plain(root / SERVICE_FOLDER / _NAME, _LONGEST)).strip())
+        return Path(os.fsdecode(read_plain(root / SERVICE_FOLDER / NOTE_NAME, _LONGEST)).strip())
     except FileNotFoundError:
         return None
 
@@ -170,12 +178,20 @@ def note_state_folder(root: Path, folder: Path) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    folder = folder.resolve()
+    write_note(root, str(folder.resolve()))
+
+
+def write_note(root: Path, note: str) -> None:
+    """Write down where the journal of a root is, durably.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     with suppress(OSError):
-        if last_state_folder(root) == folder:
+        if str(last_state_folder(root)) == note:
             return
     own = root / SERVICE_FOLDER
-    replace_file(own / _NAME, os.fsencode(f"{folder}\n"), by=own / f"journal-{uuid4().hex}")
+    replace_file(own / NOTE_NAME, os.fsencode(f"{note}\n"), by=own / f"journal-{uuid4().hex}")
 
 
 def move_aside(path: Path) -> Path:

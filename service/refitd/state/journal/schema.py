@@ -10,21 +10,25 @@ from typing import TypeVar
 import msgspec
 import sqlalchemy as sa
 import xxhash
+from sqlalchemy import event
 
 SCHEMA_VERSION = 3  # with each change of what follows one more, and a step to it in migrations/
 
 metadata = sa.MetaData()
+
+# In PostgreSQL an Integer has 32 bits; SQLite's has 64, and only one called Integer numbers rows by itself.
+Number = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 versions = sa.Table(
     "versions",
     metadata,
     sa.Column("id", sa.Text, primary_key=True),
     sa.Column("run", sa.Text, nullable=False),
-    sa.Column("generation", sa.Integer, nullable=False),
-    sa.Column("step", sa.Integer, nullable=False),
+    sa.Column("generation", Number, nullable=False),
+    sa.Column("step", Number, nullable=False),
     sa.Column("state", sa.Text, nullable=False),
     sa.Column("record", sa.LargeBinary, nullable=False),
-    sa.Column("place", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("place", Number, nullable=False, server_default="0"),
     sa.Index("versions_by_run", "run", "place", "generation", "step"),
     sa.Index("versions_by_state", "state", "place", "generation", "step"),
     sa.Index("versions_newest", "place", "generation", "step"),
@@ -47,6 +51,15 @@ attempts = sa.Table(
     sa.Column("record", sa.LargeBinary, nullable=False),
 )
 
+# `attempts` is read in the order in which rows were written first: by SQLite's rowid, and in PostgreSQL by a column.
+event.listen(
+    attempts,
+    "after_create",
+    sa.DDL("ALTER TABLE attempts ADD COLUMN rowid bigint GENERATED ALWAYS AS IDENTITY UNIQUE").execute_if(
+        dialect="postgresql"
+    ),
+)
+
 fingerprints = sa.Table(
     "fingerprints",
     metadata,
@@ -58,7 +71,7 @@ fingerprints = sa.Table(
 rollouts = sa.Table(
     "rollouts",
     metadata,
-    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("number", Number, primary_key=True, autoincrement=False),
     sa.Column("run", sa.Text, nullable=False, index=True),
     sa.Column("version", sa.Text, nullable=False),
     sa.Column("record", sa.LargeBinary, nullable=False),
@@ -74,7 +87,7 @@ runs = sa.Table(
 events = sa.Table(
     "events",
     metadata,
-    sa.Column("seq", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("seq", Number, primary_key=True, autoincrement=False),
     sa.Column("subject", sa.Text, nullable=False, index=True),
     sa.Column("record", sa.LargeBinary, nullable=False),
 )
@@ -82,7 +95,7 @@ events = sa.Table(
 deliveries = sa.Table(
     "deliveries",
     metadata,
-    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("number", Number, primary_key=True),
     sa.Column("id", sa.Text, nullable=False, unique=True),
     sa.Column("state", sa.Text, nullable=False, index=True),
     sa.Column("record", sa.LargeBinary, nullable=False),
@@ -91,7 +104,7 @@ deliveries = sa.Table(
 origin = sa.Table(
     "origin",
     metadata,
-    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("id", Number, primary_key=True, autoincrement=False),
     sa.Column("record", sa.LargeBinary, nullable=False),
 )
 

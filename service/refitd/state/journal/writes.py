@@ -1,12 +1,16 @@
-"""What can be written to the journal, one statement each."""
+"""What can be written to the journal, one statement each.
 
+"Insert, or update what is there" is no standard SQL: each statement is made for the dialect of its connection.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 from sqlalchemy import UpdateBase
-from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy.dialects import postgresql, sqlite
 
 from refitd.state.delivery import DeliveryRecord
 from refitd.state.journal.schema import (
@@ -26,20 +30,38 @@ from refitd.state.version import VersionRecord
 from refitd_client.contract.states import DeliveryState
 from refitd_client.contract.wire import Event
 
+Insert: TypeAlias = sqlite.Insert | postgresql.Insert
+_INSERT: dict[str, Callable[[sa.Table], Insert]] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+
 
 @dataclass(frozen=True, slots=True)
 class JournalWrite:
-    """One statement with its values. Statements are made once: making one takes longer than running it."""
+    """One statement, by the name of a dialect, with its values.
 
-    statement: UpdateBase
+    Statements are made once for each dialect: making one takes longer than running it.
+    """
+
+    statement: Callable[[str], UpdateBase]
     values: dict[str, Any]
+
+    def carry_out(self, connection: sa.Connection) -> None:
+        """Run it.
+
+        Raises:
+            sqlalchemy.exc.DatabaseError: it fails.
+        """
+        connection.execute(self.statement(connection.dialect.name), self.values)
 
 
 @cache
-def _upsert_into(table: sa.Table) -> UpdateBase:
-    statement = insert(table)
-    others = {column.name: statement.excluded[column.name] for column in table.columns if not column.primary_key}
-    return statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=others)
+def _upsert_into(table: sa.Table) -> Callable[[str], UpdateBase]:
+    @cache
+    def statement(dialect: str) -> UpdateBase:
+        insert = _INSERT[dialect](table)
+        others = {column.name: insert.excluded[column.name] for column in table.columns if not column.primary_key}
+        return insert.on_conflict_do_update(index_elements=list(table.primary_key), set_=others)
+
+    return statement
 
 
 def _upsert(table: sa.Table, **values: Any) -> JournalWrite:
@@ -47,7 +69,11 @@ def _upsert(table: sa.Table, **values: Any) -> JournalWrite:
 
 
 _DROP_ENGINE = sa.delete(engines).where(engines.c.id == sa.bindparam("engine_id"))
-_FIRST_FINGERPRINT = insert(fingerprints).on_conflict_do_nothing()
+
+
+@cache
+def _first_fingerprint(dialect: str) -> UpdateBase:
+    return _INSERT[dialect](fingerprints).on_conflict_do_nothing()
 
 
 def put_version(record: VersionRecord, place: int) -> JournalWrite:
@@ -71,7 +97,7 @@ def put_engine(record: EngineRecord) -> JournalWrite:
 
 def drop_engine(engine_id: str) -> JournalWrite:
     """Forget an engine."""
-    return JournalWrite(_DROP_ENGINE, {"engine_id": engine_id})
+    return JournalWrite(lambda _: _DROP_ENGINE, {"engine_id": engine_id})
 
 
 def put_attempt(record: AttemptRecord) -> JournalWrite:
@@ -89,7 +115,7 @@ def put_attempt(record: AttemptRecord) -> JournalWrite:
 def put_fingerprint(version: str, configuration: str, fingerprint: str) -> JournalWrite:
     """Record what a clean load of a version gave. The first record stays."""
     values = {"version": version, "configuration": configuration, "fingerprint": fingerprint}
-    return JournalWrite(_FIRST_FINGERPRINT, values)
+    return JournalWrite(_first_fingerprint, values)
 
 
 def put_rollout(record: RolloutRecord) -> JournalWrite:
@@ -107,11 +133,13 @@ def put_event(record: Event) -> JournalWrite:
     return _upsert(events, seq=record.seq, subject=record.subject, record=pack(record))
 
 
-_NEW_DELIVERY = insert(deliveries)
-_PUT_DELIVERY = _NEW_DELIVERY.on_conflict_do_update(
-    index_elements=[deliveries.c.id],
-    set_={"state": _NEW_DELIVERY.excluded.state, "record": _NEW_DELIVERY.excluded.record},
-)
+@cache
+def _put_delivery(dialect: str) -> UpdateBase:
+    new = _INSERT[dialect](deliveries)
+    set_ = {"state": new.excluded.state, "record": new.excluded.record}
+    return new.on_conflict_do_update(index_elements=[deliveries.c.id], set_=set_)
+
+
 _OVER = deliveries.c.state != DeliveryState.WAITING.value
 _NEWEST = sa.select(deliveries.c.number).where(_OVER).order_by(deliveries.c.number.desc()).limit(sa.bindparam("kept"))
 _DROP_DELIVERIES = sa.delete(deliveries).where(_OVER, deliveries.c.number.not_in(_NEWEST))
@@ -119,12 +147,12 @@ _DROP_DELIVERIES = sa.delete(deliveries).where(_OVER, deliveries.c.number.not_in
 
 def put_delivery(record: DeliveryRecord) -> JournalWrite:
     """Write a webhook as it is now."""
-    return JournalWrite(_PUT_DELIVERY, {"id": record.id, "state": record.state.value, "record": pack(record)})
+    return JournalWrite(_put_delivery, {"id": record.id, "state": record.state.value, "record": pack(record)})
 
 
 def drop_deliveries(kept: int) -> JournalWrite:
     """Forget webhooks that are over, but for the newest."""
-    return JournalWrite(_DROP_DELIVERIES, {"kept": kept})
+    return JournalWrite(lambda _: _DROP_DELIVERIES, {"kept": kept})
 
 
 def put_origin(record: Origin) -> JournalWrite:

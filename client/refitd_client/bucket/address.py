@@ -1,0 +1,103 @@
+"""Which object store a URL names, and how it is opened.
+
+    s3://bucket/prefix      S3, or any server with its API: `AWS_ENDPOINT_URL` names it
+    gs://bucket/prefix      Google Cloud Storage
+    az://container/prefix   Azure Blob Storage
+
+Credentials come from where each cloud's own tools look for them (variables, a pod's or machine's identity), and are in
+no URL: a URL with a user, a password, a query or a fragment is refused without being shown.
+"""
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from refitd_client.errors import BucketError
+
+if TYPE_CHECKING:
+    from obstore.store import AzureStore, GCSStore, MemoryStore, S3Store
+
+    ObjectStore = AzureStore | GCSStore | MemoryStore | S3Store
+
+SCHEMES = ("s3", "gs", "az")
+RETRIES = 5  # of a request that failed
+_REQUEST_SECONDS = 60  # for one request, a part of 16 MiB at most: 280 KB/s
+_RETRY_SECONDS = 30  # in which a request that failed is tried again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketAddress:
+    """A bucket's name and a prefix in it, without a slash at its end."""
+
+    scheme: str
+    bucket: str
+    prefix: str
+
+    @property
+    def name(self) -> str:
+        """What sentences call it."""
+        return f"{self.scheme}://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
+
+
+def is_bucket_url(text: str) -> bool:
+    """Whether a text is meant to be an object store's URL."""
+    return text.partition("://")[0].lower() in SCHEMES and "://" in text
+
+
+def parse_bucket_url(url: str) -> BucketAddress:
+    """Take a URL apart.
+
+    Raises:
+        ValueError: it names no bucket, or has what may be a secret. The message does not show the URL then.
+    """
+    try:
+        parts = urlsplit(url)
+        has_more = bool(parts.username or parts.password or parts.query or parts.fragment or "@" in parts.netloc)
+    except ValueError:
+        raise ValueError("the URL of the object store cannot be read: write it as s3://bucket/prefix") from None
+    if has_more:
+        raise ValueError(
+            "the URL of the object store has a user, a query or a fragment: write s3://bucket/prefix alone, and give "
+            "credentials by the environment, as for the cloud's own tools"
+        )
+    if parts.scheme not in SCHEMES or not parts.netloc:
+        raise ValueError("an object store is named as s3://bucket/prefix, gs://bucket/prefix or az://container/prefix")
+    segments = [segment for segment in parts.path.split("/") if segment]
+    if any(segment in {".", ".."} for segment in segments):
+        raise ValueError("the prefix of the object store has a part that is '.' or '..'")
+    return BucketAddress(scheme=parts.scheme, bucket=parts.netloc, prefix="/".join(segments))
+
+
+def open_store(address: BucketAddress) -> "ObjectStore":
+    """Open a store. Nothing is asked of it yet.
+
+    Raises:
+        BucketError: `obstore` is not installed, or its variables are not as they must be.
+    """
+    try:
+        from obstore import store
+    except ImportError:
+        raise BucketError(
+            f"{address.name} needs the package obstore: install refitd with its extra, refitd[stores]"
+        ) from None
+    endpoint = os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""
+    plain = address.scheme == "s3" and endpoint.startswith("http://")  # the operator's own word: no TLS there
+    prefix = address.prefix or None
+    client: store.ClientConfig = {"timeout": f"{_REQUEST_SECONDS}s", "connect_timeout": "5s"}
+    retry: store.RetryConfig = {"max_retries": RETRIES, "retry_timeout": timedelta(seconds=_RETRY_SECONDS)}
+    try:
+        match address.scheme:
+            case "gs":
+                return store.GCSStore(address.bucket, prefix=prefix, client_options=client, retry_config=retry)
+            case "az":
+                return store.AzureStore(address.bucket, prefix=prefix, client_options=client, retry_config=retry)
+            case _:
+                if plain:
+                    client["allow_http"] = True
+                return store.S3Store(address.bucket, prefix=prefix, client_options=client, retry_config=retry)
+    except Exception:  # its text can hold what the variables hold
+        raise BucketError(
+            f"{address.name} cannot be opened: a variable of the environment for this store is not valid"
+        ) from None

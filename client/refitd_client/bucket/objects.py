@@ -1,0 +1,260 @@
+"""The objects of a bucket: reads, conditional writes, uploads in parts, deletions. Every error becomes a `BucketError`.
+
+An error's text names the store, the object and what went wrong by its kind. The text of the store or its library is
+never in it, nor chained to it: it can hold a signed URL or a credential.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, cast
+
+from refitd_client.bucket.address import open_store, parse_bucket_url
+from refitd_client.errors import BucketError
+
+if TYPE_CHECKING:
+    from obstore import ListResult, ObjectMeta, UpdateVersion
+    from obstore.store import ObjectStore
+
+    _List = Callable[[ObjectStore, str], Awaitable[ListResult[list[ObjectMeta]]]]  # its other overload wants pyarrow
+
+PART = 16 * 2**20  # bytes of an object that one request uploads
+_PARTS_AT_ONCE = 4  # of one object
+_DEADLINE = 120.0  # seconds for a call of a few requests, with the library's own tries
+_LOOK_SECONDS = 8.0  # for a look whether something small has changed, so that a store that stalls is soon known to
+_STATUS = re.compile(r"status(?: code)?:? (\d{3})|<Code>([A-Za-z]{1,64})</Code>")
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectTag:
+    """Which content of an object was seen: its entity tag, and on some stores a version."""
+
+    e_tag: str | None
+    version: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectFacts:
+    """An object without its bytes. `modified` is the store's time, in seconds since 1970."""
+
+    key: str
+    size: int
+    modified: float
+    tag: ObjectTag
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadObject:
+    """An object that was read whole."""
+
+    data: bytes
+    facts: ObjectFacts
+
+
+class Bucket:
+    """A bucket and a prefix in it. Keys are below the prefix. May be used from several event loops."""
+
+    def __init__(self, store: "ObjectStore", name: str) -> None:
+        self._store = store
+        self.name = name
+        self._wants_bare_tags = False
+
+    @classmethod
+    def at(cls, url: str) -> "Bucket":
+        """The bucket that a URL names. Nothing is asked of it yet.
+
+        Raises:
+            ValueError: the URL names none.
+            BucketError: the package `obstore` is missing, or a variable for it is wrong.
+        """
+        address = parse_bucket_url(url)
+        return cls(open_store(address), address.name)
+
+    async def read(self, key: str, most: int) -> ReadObject | None:
+        """An object of at most `most` bytes; None if it is not there."""
+        return await self._read(key, most, None)
+
+    async def read_changed(self, key: str, most: int, seen: ObjectTag | None) -> ReadObject | Literal["same"] | None:
+        """As `read`; "same" if the content is still what was `seen`."""
+        import obstore.exceptions
+
+        try:
+            return await self._read(key, most, None if seen is None else seen.e_tag, within=_LOOK_SECONDS)
+        except obstore.exceptions.NotModifiedError:
+            return "same"
+
+    async def _read(self, key: str, most: int, seen: str | None, *, within: float = _DEADLINE) -> ReadObject | None:
+        import obstore
+
+        with self._errors(f"read {key}", passed=("NotModifiedError",)):
+            try:
+                async with asyncio.timeout(within):
+                    found = await obstore.get_async(
+                        self._store, key, options={} if seen is None else {"if_none_match": seen}
+                    )
+                    facts = _facts(found.meta)
+                    if facts.size > most:
+                        raise BucketError(f"{self.name} has {key} with {facts.size} bytes, more than {most}")
+                    return ReadObject(data=bytes(await found.bytes_async()), facts=facts)
+            except FileNotFoundError:
+                return None
+
+    async def fill(self, key: str, start: int, buffer: memoryview) -> bool:
+        """Fill `buffer` with the object's bytes from `start` on; False if the object is not there.
+
+        Raises:
+            BucketError: also if the object ends before.
+        """
+        import obstore
+
+        if not buffer:
+            return True
+        with self._errors(f"read {key}"):
+            try:
+                async with asyncio.timeout(_DEADLINE):
+                    data = await obstore.get_range_async(self._store, key, start=start, length=len(buffer))
+            except FileNotFoundError:
+                return False
+        got = memoryview(data)
+        if len(got) != len(buffer):
+            raise BucketError(f"{self.name} gave {len(got)} bytes of {key} from {start} on, not {len(buffer)}")
+        buffer[:] = got
+        return True
+
+    async def facts(self, key: str) -> ObjectFacts | None:
+        """What the store says about an object; None if it is not there."""
+        import obstore
+
+        with self._errors(f"look at {key}"):
+            try:
+                async with asyncio.timeout(_DEADLINE):
+                    return _facts(await obstore.head_async(self._store, key))
+            except FileNotFoundError:
+                return None
+
+    async def write_new(self, key: str, data: bytes) -> ObjectTag | None:
+        """Write an object on the condition that it is not there; None if it is."""
+        return await self._conditional(key, data, "create")
+
+    async def write_over(self, key: str, data: bytes, seen: ObjectTag) -> ObjectTag | None:
+        """Write an object on the condition that its content is what was seen; None if it is not, or is gone."""
+        bare = None if seen.e_tag is None else seen.e_tag.strip('"')
+        if not self._wants_bare_tags:
+            tag = await self._conditional(key, data, _condition(seen.e_tag, seen.version))
+            if tag is not None or bare == seen.e_tag or await self._tag_of(key) != seen:
+                return tag
+        # Its content is what was seen, and the condition was refused: Ceph before release 18 compares the tag without
+        # its quotes. This write has the same condition.
+        tag = await self._conditional(key, data, _condition(bare, seen.version))
+        self._wants_bare_tags = self._wants_bare_tags or tag is not None
+        return tag
+
+    async def _tag_of(self, key: str) -> ObjectTag | None:
+        found = await self.facts(key)
+        return None if found is None else found.tag
+
+    async def _conditional(self, key: str, data: bytes, mode: "Literal['create'] | UpdateVersion") -> ObjectTag | None:
+        import obstore
+        import obstore.exceptions as refusals
+
+        with self._errors(f"write {key}"):
+            try:
+                async with asyncio.timeout(_DEADLINE):
+                    put = await obstore.put_async(self._store, key, data, mode=mode, use_multipart=False)
+            except (refusals.AlreadyExistsError, refusals.PreconditionError):
+                return None
+            except FileNotFoundError:
+                if mode == "create":
+                    raise BucketError(f"{self.name} cannot be written: there is no such bucket") from None
+                return None
+        return ObjectTag(put["e_tag"], put["version"])
+
+    async def write(self, key: str, data: bytes) -> ObjectTag:
+        """Write an object, in place of one that may be there."""
+        import obstore
+
+        with self._errors(f"write {key}"):
+            async with asyncio.timeout(_DEADLINE):
+                put = await obstore.put_async(self._store, key, data, use_multipart=False)
+        return ObjectTag(put["e_tag"], put["version"])
+
+    async def upload(self, key: str, pieces: AsyncIterator[bytes]) -> None:
+        """Write a large object from its pieces, in parts side by side. Each request has its own deadline."""
+        import obstore
+
+        with self._errors(f"write {key}"):
+            await obstore.put_async(
+                self._store, key, pieces, use_multipart=True, chunk_size=PART, max_concurrency=_PARTS_AT_ONCE
+            )
+
+    async def delete(self, key: str) -> None:
+        """Delete an object. One that is not there is no error."""
+        import obstore
+
+        with self._errors(f"delete {key}"):
+            try:
+                async with asyncio.timeout(_DEADLINE):
+                    await obstore.delete_async(self._store, key)
+            except FileNotFoundError:
+                pass
+
+    async def listed(self, prefix: str) -> list[ObjectFacts]:
+        """All objects directly below a prefix that ends in a slash. One page that fails, fails all."""
+        return (await self._list(prefix))[0]
+
+    async def folders(self, prefix: str) -> list[str]:
+        """The names directly below a prefix that have objects below them."""
+        return (await self._list(prefix))[1]
+
+    async def _list(self, prefix: str) -> tuple[list[ObjectFacts], list[str]]:
+        import obstore
+
+        with self._errors(f"list {prefix}"):
+            async with asyncio.timeout(_DEADLINE):
+                call = cast("_List", obstore.list_with_delimiter_async)  # pyright: ignore[reportUnknownMemberType]
+                found = await call(self._store, prefix.rstrip("/"))
+        names = [str(name).rstrip("/").rpartition("/")[2] for name in found["common_prefixes"]]
+        return [_facts(meta) for meta in found["objects"]], names
+
+    @contextmanager
+    def _errors(self, doing: str, passed: tuple[str, ...] = ()) -> Generator[None, None, None]:
+        """Turn the library's errors into sentences without its text."""
+        import obstore.exceptions as refusals
+
+        failed: BucketError
+        try:
+            yield
+        except BucketError:
+            raise
+        except TimeoutError:
+            failed = BucketError(f"{self.name} did not answer in time to {doing}", may_heal=True)
+        except (refusals.PermissionDeniedError, refusals.UnauthenticatedError):
+            failed = BucketError(
+                f"{self.name} refuses to {doing}: give this process credentials that may, by the environment or the "
+                "host's identity"
+            )
+        except (refusals.BaseError, OSError, ValueError) as error:
+            if type(error).__name__ in passed:
+                raise
+            found = _STATUS.search(str(error))
+            what = f" ({found[1] or found[2]})" if found else ""
+            failed = BucketError(f"{self.name} could not be reached, or failed, to {doing}{what}", may_heal=True)
+        else:
+            return
+        raise failed from None
+
+
+def _condition(e_tag: str | None, version: str | None) -> "UpdateVersion":
+    tag = {name: text for name, text in (("e_tag", e_tag), ("version", version)) if text is not None}
+    return cast("UpdateVersion", tag)
+
+
+def _facts(meta: "ObjectMeta") -> ObjectFacts:
+    return ObjectFacts(
+        key=meta["path"],
+        size=meta["size"],
+        modified=meta["last_modified"].timestamp(),
+        tag=ObjectTag(meta["e_tag"], meta["version"]),
+    )

@@ -1,0 +1,343 @@
+"""Where a run's objects lie in a bucket, its pointer, and what moves, retires and collects versions. Pure.
+
+    <prefix>/<exp~trial>/latest.json                the pointer: which versions there are, newest first
+    <prefix>/<exp~trial>/versions/v000123/upload.json     who uploads it, and which files; written first, once
+    <prefix>/<exp~trial>/versions/v000123/model-0000i-of-0000N.safetensors, …
+    <prefix>/<exp~trial>/versions/v000123/refit.json      the manifest, after all files
+    <prefix>/<exp~trial>/collected.json             written before each collection, for the store's time
+    <prefix>/runs.json                              the names of all runs
+    <prefix>/followers/<name>.json                  what a follower holds and pulls, and for how long that is a lease
+
+A version counts when the pointer names it, and not before. The pointer is moved by conditional writes alone: by one who
+has seen what it replaces, so of two publishers one loses. Objects of a version are never written twice: `upload.json`
+is written on the condition that it is not there, and its writer alone writes the others.
+
+A version that is not kept is retired: taken out of the pointer's list, so that followers begin no pull of it. It is
+collected when it has been retired for a lease's length, and no lease names it. Ages are differences of times that the
+store itself gave to objects, so that hosts' clocks do not matter.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import TypeVar
+
+import msgspec
+
+from refitd_client.contract.manifest import Manifest
+from refitd_client.contract.naming import (
+    InvalidNameError,
+    Order,
+    check_run,
+    parse_version_id,
+    run_slots,
+    version_folder,
+    version_id,
+)
+from refitd_client.contract.states import Kind
+
+FORMAT = 1
+MAX_BYTES = 4 * 2**20  # of a pointer, or another object that is read whole and is no manifest
+LEASE_SECONDS = 600.0  # what a report leases, without another one
+MAX_LEASE_SECONDS = 3600.0  # what any report can lease: one that says more is not believed
+UPLOAD_SECONDS = 3600.0  # so long after its begin, an upload that can never count is taken for dead
+RUNS_KEY = "runs.json"
+FOLLOWERS_PREFIX = "followers/"
+UPLOAD_NAME = "upload.json"
+
+_T = TypeVar("_T")
+
+
+class PointerRefusedError(ValueError):
+    """An object that is not what its key says: not JSON, of another format, with names that cannot be."""
+
+
+def run_prefix(run: str) -> str:
+    """The prefix of a run's objects."""
+    return f"{run_slots(run)}/"
+
+
+def pointer_key(run: str) -> str:
+    """The key of a run's pointer."""
+    return f"{run_prefix(run)}latest.json"
+
+
+def clock_key(run: str) -> str:
+    """The key of the object that is written to learn the store's time."""
+    return f"{run_prefix(run)}collected.json"
+
+
+def versions_prefix(run: str) -> str:
+    """The prefix of all versions of a run."""
+    return f"{run_prefix(run)}versions/"
+
+
+def version_prefix(run: str, order: Order) -> str:
+    """The prefix of a version's objects."""
+    return f"{versions_prefix(run)}{version_folder(order)}/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketVersion:
+    """A version that counts. `digest` is the manifest's, `bytes` those of its files.
+
+    `pinned` and `barred` are a hub's: an operator keeps it; it was rolled back from, and no engine goes there.
+    """
+
+    id: str
+    digest: str
+    kind: Kind = Kind.FULL
+    base: str | None = None
+    bytes: int = 0
+    pinned: bool = False
+    barred: bool = False
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> "BucketVersion":
+        """The version with this manifest."""
+        return cls(
+            id=version_id(manifest.run, manifest.order),
+            digest=manifest.digest,
+            kind=manifest.kind,
+            base=manifest.base,
+            bytes=sum(file.size for file in manifest.files.values()),
+        )
+
+    @property
+    def order(self) -> Order:
+        """Its place in its run."""
+        return order_of(self.id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetiredVersion:
+    """A version that does not count any more. `at` is the store's time of that, in seconds since 1970."""
+
+    id: str
+    digest: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pointer:
+    """The content of `latest.json`.
+
+    Attributes:
+        run: the run.
+        writer: who wrote it, unique for each publisher that was opened.
+        versions: those that count, newest first: those that are kept, and the bases that they need.
+        retired: those that are to be collected.
+        desired: the version that followers are to serve, None for the newest that is not barred.
+        is_closed: whether the run has ended.
+    """
+
+    run: str
+    writer: str
+    versions: tuple[BucketVersion, ...]
+    retired: tuple[RetiredVersion, ...] = ()
+    desired: str | None = None
+    is_closed: bool = False
+    format: int = FORMAT
+
+    @property
+    def newest(self) -> Order:
+        """The place of the newest version."""
+        return self.versions[0].order
+
+    @property
+    def target(self) -> str | None:
+        """The id of the version that followers are to serve, None if all are barred."""
+        return self.desired or next((version.id for version in self.versions if not version.barred), None)
+
+    def to_json(self) -> bytes:
+        """The bytes to write."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionUpload:
+    """The content of `upload.json`: who uploads a version, the names of its files, and the SHA-256 of its manifest."""
+
+    writer: str
+    files: tuple[str, ...]
+    manifest: str | None = None
+    format: int = FORMAT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunsList:
+    """The content of `runs.json`."""
+
+    runs: tuple[str, ...]
+    format: int = FORMAT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowerNote:
+    """The content of `followers/<name>.json`: what a follower holds, pulls and serves, by versions' ids.
+
+    What it pulls is leased for `lease_seconds` from when the store took the note.
+    """
+
+    follower: str
+    holds: tuple[str, ...] = ()
+    pulls: tuple[str, ...] = ()
+    serves: str | None = None
+    lease_seconds: float = LEASE_SECONDS
+    url: str | None = None
+    zone: str = ""
+    run: str | None = None
+    wrong: Mapping[str, str] = field(default_factory=dict[str, str])
+    format: int = FORMAT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketLease:
+    """What a follower's note leases: these versions until `ends`, by the store's time. None is every version."""
+
+    versions: frozenset[str] | None
+    ends: float
+
+
+def order_of(version: str) -> Order:
+    """The place of a version with this id, which was checked."""
+    parsed = parse_version_id(version)
+    if parsed is None:
+        raise PointerRefusedError(f"{version[:200]!r} is no version's id")
+    return parsed[1]
+
+
+def parse_pointer(data: bytes, run: str) -> Pointer:
+    """Parse a run's pointer.
+
+    Raises:
+        PointerRefusedError: it is not one; the sentence says why.
+    """
+    pointer = _decoded(data, Pointer)
+    ids = [version.id for version in pointer.versions]
+    if pointer.run != run:
+        raise PointerRefusedError(f"it is of run {pointer.run[:200]!r}")
+    for version in [*ids, *(retired.id for retired in pointer.retired), *filter(None, [pointer.desired])]:
+        parsed = parse_version_id(version)
+        if parsed is None or parsed[0] != run:
+            raise PointerRefusedError(f"it names {version[:200]!r}, which is no version of run {run}")
+    orders = [order_of(version) for version in ids]
+    if not orders or any(first <= second for first, second in pairwise(orders)):
+        raise PointerRefusedError("its versions are not in order, newest first")
+    return pointer
+
+
+def parse_upload(data: bytes) -> VersionUpload:
+    """Parse `upload.json`. Raises PointerRefusedError."""
+    upload = _decoded(data, VersionUpload)
+    for name in upload.files:
+        if "/" in name or name.startswith(".") or not name:
+            raise PointerRefusedError(f"it names a file {name[:200]!r}")
+    return upload
+
+
+def parse_runs(data: bytes) -> RunsList:
+    """Parse `runs.json`. Raises PointerRefusedError."""
+    runs = _decoded(data, RunsList)
+    try:
+        for run in runs.runs:
+            check_run(run)
+    except InvalidNameError as error:
+        raise PointerRefusedError(str(error)) from None
+    return runs
+
+
+def parse_note(data: bytes) -> FollowerNote:
+    """Parse a follower's note. Raises PointerRefusedError."""
+    return _decoded(data, FollowerNote)
+
+
+def lease_of(data: bytes, written: float) -> BucketLease:
+    """What a follower's note leases, which the store took at `written`.
+
+    A note that cannot be read leases every version for as long as any note could.
+    """
+    try:
+        note = parse_note(data)
+    except PointerRefusedError:
+        return BucketLease(versions=None, ends=written + MAX_LEASE_SECONDS)
+    return BucketLease(versions=frozenset(note.pulls), ends=written + min(note.lease_seconds, MAX_LEASE_SECONDS))
+
+
+def advanced(pointer: Pointer | None, version: BucketVersion, *, writer: str, keep: int, now: float) -> Pointer:
+    """The pointer when `version` counts as well: `keep` versions are kept, and others are retired.
+
+    Args:
+        pointer: the one before, None before the first version of the run.
+        version: a version of the same run, newer than all that count.
+        writer: who moves the pointer.
+        keep: how many of the newest versions stay, besides those that are pinned or desired and all their bases.
+        now: the store's time.
+
+    Raises:
+        PointerRefusedError: the version is not newer, or its base does not count.
+    """
+    parsed = parse_version_id(version.id)
+    if parsed is None:
+        raise PointerRefusedError(f"{version.id[:200]!r} is no version's id")
+    if pointer is None:
+        pointer = Pointer(run=parsed[0], writer=writer, versions=())
+    elif parsed[1] <= pointer.newest:
+        raise PointerRefusedError(f"{version.id} is not newer than {pointer.versions[0].id}, which counts already")
+    if version.base is not None and all(other.id != version.base for other in pointer.versions):
+        raise PointerRefusedError(f"{version.id} is a delta to {version.base}, which does not count any more")
+    return kept(replace(pointer, writer=writer, versions=(version, *pointer.versions)), keep=keep, now=now)
+
+
+def kept(pointer: Pointer, *, keep: int, now: float) -> Pointer:
+    """The pointer without versions that are not kept: they are retired."""
+    by_id = {version.id: version for version in pointer.versions}
+    wanted = [version.id for version in pointer.versions[: max(1, keep)]]
+    wanted += [version.id for version in pointer.versions if version.pinned]
+    wanted += [pointer.target] if pointer.target is not None else []
+    stay: set[str] = set()
+    while wanted:
+        version = by_id.get(wanted.pop())
+        if version is not None and version.id not in stay:
+            stay.add(version.id)
+            wanted += [] if version.base is None else [version.base]
+    gone = [version for version in pointer.versions if version.id not in stay]
+    return replace(
+        pointer,
+        versions=tuple(version for version in pointer.versions if version.id in stay),
+        retired=(*pointer.retired, *(RetiredVersion(id=each.id, digest=each.digest, at=now) for each in gone)),
+    )
+
+
+def collectable(
+    pointer: Pointer, leases: Iterable[BucketLease], now: float, *, rest: float = LEASE_SECONDS
+) -> tuple[RetiredVersion, ...]:
+    """The retired versions that may be deleted: for `rest` seconds followers were told of them no more, and none that
+    began before has a lease.
+    """
+    alive = [lease for lease in leases if lease.ends > now]
+    return tuple(
+        retired
+        for retired in pointer.retired
+        if now - retired.at >= rest
+        and all(lease.versions is not None and retired.id not in lease.versions for lease in alive)
+    )
+
+
+def is_dead(order: Order, pointer: Pointer, age: float) -> bool:
+    """Whether an upload can never count any more: the pointer does not name its version and has gone past it.
+
+    `age` are seconds since its begin. The pointer only goes to newer versions, so that is for ever.
+    """
+    named = {order_of(version.id) for version in (*pointer.versions, *pointer.retired)}
+    return order not in named and order < pointer.newest and age >= UPLOAD_SECONDS
+
+
+def _decoded(data: bytes, kind: type[_T]) -> _T:
+    try:
+        parsed = msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise PointerRefusedError(f"it does not parse: {ascii(str(error)[:200])[1:-1]}") from None
+    if (found := getattr(parsed, "format", None)) != FORMAT:
+        raise PointerRefusedError(f"it has format {found}; this refitd reads format {FORMAT}")
+    return parsed

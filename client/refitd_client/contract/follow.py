@@ -1,0 +1,75 @@
+"""The wire types of following: what a follower and its upstream tell each other over HTTP."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from refitd_client.contract.wire import STRICT
+
+MAX_REPORTED = 1000  # versions in each list of a report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowerReport:
+    """What a follower tells its upstream: which versions it has and serves, and which it pulls.
+
+    `follower` is its name, unique among the upstream's followers; `url` is where it can be called, None if it cannot.
+    `zone` labels its place, such as an availability zone, "" for none. `run` is the run that it follows, None where it
+    has none yet. `holds` are the ids of versions that it has in whole and validated, and hands on, `pulls` those that
+    it pulls now, which the upstream keeps until the lease's end, `serves` the one that its engines are proved to serve.
+    `wrong` has relays that gave wrong bytes, by URL, each with a sentence.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = STRICT
+
+    follower: str
+    url: str | None = None
+    zone: str = ""
+    run: str | None = None
+    holds: tuple[str, ...] = ()
+    pulls: tuple[str, ...] = ()
+    serves: str | None = None
+    wrong: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportAnswer:
+    """What the upstream says to a report.
+
+    `lease_seconds` is how long it keeps what the follower pulls without another report. `relays` has, by the id of a
+    version, the URLs of followers to pull it from before the upstream itself.
+    """
+
+    lease_seconds: float
+    relays: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileBlocks:
+    """The digests of a file's blocks, 32 hexadecimal digits each (`contract/manifest.py`: `BLOCK`)."""
+
+    blocks: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Following:
+    """What a follower says of itself: GET /v1/follow.
+
+    `upstream` is the one that it follows now, of `upstreams`; `heard_at` is when that last answered, None where it has
+    not since the start. `run` is the run that it follows. `desired` is the id of the version that the upstream wants it
+    to serve, `ordered` of the last such version that was good here, `serves` of the one that its engines are proved to
+    serve. `pulling` is the id of the version that it pulls, of which `pulled_bytes` have arrived. `fault` is what keeps
+    it from what it is to serve, in a sentence, None where nothing does.
+    """
+
+    follower: str
+    upstream: str
+    upstreams: list[str]
+    heard_at: str | None = None
+    run: str | None = None
+    desired: str | None = None
+    ordered: str | None = None
+    serves: str | None = None
+    pulling: str | None = None
+    pulled_bytes: int = 0
+    fault: str | None = None

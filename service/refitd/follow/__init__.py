@@ -1,0 +1,1 @@
+"""An upstream (another refitd, an object store) into this root."""

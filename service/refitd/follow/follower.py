@@ -1,0 +1,389 @@
+"""Follows an upstream: learns what is good there, pulls what this host is to serve, and orders it from the rollout.
+
+    look      the upstream's versions, when it says that something changed, and at intervals as the truth
+    plan      `policy/pulls.py`: what to pull, and what must stay here
+    pull      one version at a time; one that is not wanted any more is given up
+    order     once the catalog has found it good, what the upstream wants becomes the run's target on this host
+
+While no upstream answers, everything else goes on: engines that restart are brought to what was ordered last, from this
+root. `heard_at` and the fault say since when nothing was heard.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import structlog
+
+from refitd.follow.puller import Puller, PullRefusedError
+from refitd.follow.upstream import (
+    ByteSource,
+    FollowerIdentity,
+    GoneError,
+    UnreachableError,
+    Upstream,
+    UpstreamError,
+    UpstreamRun,
+    UpstreamVersion,
+)
+from refitd.policy.pulls import PullPlan, is_held_back, plan_pulls
+from refitd.policy.served import is_proven
+from refitd.rollout.targets import Targets
+from refitd.state.observer import Notifier
+from refitd.state.store import Store
+from refitd.state.version import VersionRecord
+from refitd_client.contract.follow import MAX_REPORTED, FollowerReport, Following, ReportAnswer
+from refitd_client.contract.naming import version_folder
+from refitd_client.contract.states import Kind, VersionState
+
+LOOK_SECONDS = 2.0  # between two looks at the upstream
+LISTEN_AGAIN_SECONDS = 1.0
+QUIET_SECONDS = 10.0  # without an answer, after which that is a fault
+RETRY_SECONDS = 2.0  # after a pull that failed, doubled with each failure
+LONGEST_RETRY_SECONDS = 60.0
+_COMES = frozenset({VersionState.LOST, VersionState.DELETED, VersionState.RETIRED})
+
+log = structlog.get_logger("refitd")
+
+
+@dataclass(slots=True)
+class _Failure:
+    """Why a version was not pulled, how often in a row, and when (monotonic seconds) it is tried again."""
+
+    reason: str
+    times: int
+    until: float
+
+
+@dataclass(slots=True)
+class FollowedSources:
+    """Whom the puller pulls from now: the upstream that answers, and the relays that it has named."""
+
+    upstreams: Sequence[Upstream]
+    current: int = 0
+    wrong: dict[str, str] = field(default_factory=dict[str, str])
+    named: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    _relays: dict[str, ByteSource | None] = field(default_factory=dict[str, "ByteSource | None"])
+
+    @property
+    def upstream(self) -> Upstream:
+        """See `Sources`."""
+        return self.upstreams[self.current]
+
+    def next(self) -> None:
+        """Go on to the next upstream."""
+        self.current = (self.current + 1) % len(self.upstreams)
+
+    def relays(self, version: str) -> Sequence[ByteSource]:
+        """See `Sources`."""
+        found: list[ByteSource] = []
+        for url in self.named.get(version, ()):
+            if url not in self._relays:
+                self._relays[url] = self.upstream.relay(url)
+            relay = self._relays[url]
+            if relay is not None and relay.name not in self.wrong:
+                found.append(relay)
+        return found
+
+    def distrust(self, relay: str, why: str) -> None:
+        """See `Sources`."""
+        self.wrong[relay] = why
+        log.warning("a relay is not used any more", relay=relay, reason=why)
+
+    def failed(self, version: str, relay: str) -> None:
+        """See `Sources`."""
+        self.named = {**self.named, version: tuple(url for url in self.named.get(version, ()) if url != relay)}
+
+    async def aclose(self) -> None:
+        """Give back connections."""
+        for source in (*self.upstreams, *(relay for relay in self._relays.values() if relay is not None)):
+            await source.aclose()
+
+
+class UpstreamFollower:
+    """Follows one run of the first upstream that answers. `needs` are ids of versions that must stay on this host."""
+
+    def __init__(
+        self,
+        store: Store,
+        targets: Targets,
+        puller: Puller,
+        sources: FollowedSources,
+        *,
+        identity: FollowerIdentity,
+        run: str | None,
+        nudge: Callable[[], None],
+        quorum: int = 1,
+    ) -> None:
+        """Do nothing yet.
+
+        Args:
+            store: what the service knows.
+            targets: what engines are to serve; hears of orders.
+            puller: pulls into the root.
+            sources: the upstreams, in the order in which they are tried.
+            identity: what this follower tells of itself.
+            run: the run to follow; None for the only one.
+            nudge: has the catalog scan soon.
+            quorum: engines that must serve a version before it counts as served.
+        """
+        self._store = store
+        self._targets = targets
+        self._puller = puller
+        self._sources = sources
+        self._identity = identity
+        self._wanted_run = run
+        self._nudge = nudge
+        self._quorum = quorum
+        self._wake = Notifier()
+        self._told = Notifier()
+        self._offered: UpstreamRun | None = None
+        self._plan = PullPlan()
+        self._failures: dict[str, _Failure] = {}
+        self._pulling: tuple[str, asyncio.Task[None]] | None = None
+        self._heard: float | None = None
+        self._heard_at: str | None = None
+        self._began = store.clock.monotonic()
+        self._lease_seconds = 30.0
+        self._silence: str | None = None
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The ids of versions that must stay here, since the upstream wants them or what stands on them."""
+        return self._plan.needs if self._pulling is None else self._plan.needs | {self._pulling[0]}
+
+    @property
+    def run_followed(self) -> str | None:
+        """The run that this host follows; None where the upstream has several and none was named."""
+        if self._wanted_run is not None:
+            return self._wanted_run
+        if self._offered is not None:
+            return self._offered.run
+        return next(iter(self._store.runs.desired), None)
+
+    def following(self) -> Following:
+        """What this follower says of itself."""
+        run = self.run_followed or ""
+        return Following(
+            follower=self._identity.name,
+            upstream=self._sources.upstream.name,
+            upstreams=[upstream.name for upstream in self._sources.upstreams],
+            heard_at=self._heard_at,
+            run=self.run_followed,
+            desired=self._store.runs.desired.get(run),
+            ordered=self._store.runs.ordered.get(run),
+            serves=self._serves(run),
+            pulling=None if self._pulling is None else self._pulling[0],
+            pulled_bytes=self._puller.arrived if self._pulling is not None else 0,
+            fault=self._store.faults.upstream,
+        )
+
+    def _serves(self, run: str) -> str | None:
+        ordered = self._store.runs.ordered.get(run)
+        engines = self._store.engines_of(run)
+        return ordered if ordered is not None and is_proven(ordered, engines, self._quorum) else None
+
+    def desire(self, run: str, version: str) -> None:
+        """The upstream wants this host to serve a version, of the run that it follows from now on."""
+        self._wanted_run = run
+        known = self._store.runs.record_of(run)
+        if known.desired != version:
+            text = f"the upstream wants {version} to be served here"
+            self._store.put_order(replace(known, desired=version), text)
+            self._failures.pop(version, None)
+            self._order()
+            self._wake.notify()
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._listen(), name="follow: listen")
+                group.create_task(self._order_what_is_good(), name="follow: order")
+                group.create_task(self._report_forever(), name="follow: report")
+                while True:
+                    seen = self._wake.count
+                    await self._look()
+                    self._go(group)
+                    self._tell()
+                    await self._wake.wait_after(seen, within=LOOK_SECONDS)
+        finally:
+            await self._sources.aclose()
+            self._puller.close()
+
+    async def _listen(self) -> None:
+        """Look again whenever the upstream says that something has changed."""
+        while True:
+            upstream = self._sources.upstream
+            try:
+                async for _ in upstream.changes():
+                    self._wake.notify()
+                    if upstream is not self._sources.upstream:
+                        break
+            except UpstreamError as error:
+                log.debug("the upstream's events broke off", upstream=upstream.name, reason=str(error))
+            await asyncio.sleep(LISTEN_AGAIN_SECONDS)
+
+    async def _order_what_is_good(self) -> None:
+        seen = -1
+        while True:
+            seen = await self._store.changed.wait_after(seen)
+            self._order()
+
+    def _order(self) -> None:
+        """Have what the upstream wants rolled out, once it is found good here."""
+        for run, desired in self._store.runs.desired.items():
+            record = self._store.versions.get(desired)
+            if record is not None and record.state is VersionState.SEALED and not record.barred:
+                self._targets.order(run, desired)
+
+    async def _look(self) -> None:
+        """Ask the upstream, or the next one that answers, for the versions of the run."""
+        for _ in self._sources.upstreams:
+            upstream = self._sources.upstream
+            try:
+                runs = await upstream.look(self._wanted_run)
+            except UpstreamError as error:
+                self._silence = str(error)
+                self._sources.next()
+                continue
+            self._silence = None
+            self._heard, self._heard_at = self._store.clock.monotonic(), self._store.clock.now()
+            self._take(runs)
+            return
+
+    def _take(self, runs: Sequence[UpstreamRun]) -> None:
+        mine = [run for run in runs if run.run == self.run_followed] or list(runs)
+        if len(mine) > 1:
+            names = ", ".join(sorted(run.run for run in mine))
+            self._offered, self._silence = None, f"the upstream has several runs ({names}): name one with --run"
+            return
+        self._offered = mine[0] if mine else None
+        if self._offered is None:
+            return
+        for version in self._offered.versions:
+            known = self._store.versions.get(version.id)
+            if known is not None and (known.pinned, known.barred) != (version.pinned, version.barred):
+                self._store.put_version(replace(known, pinned=version.pinned, barred=version.barred))
+        run, desired = self._offered.run, self._offered.desired
+        before = self._store.runs.desired.get(run)
+        if desired is None or (self._offered.is_paused and is_held_back(desired, before, self._offered.versions)):
+            return
+        self.desire(run, desired)
+
+    def _go(self, group: asyncio.TaskGroup) -> None:
+        """Begin to pull what is next, and give up what is not wanted any more."""
+        offered = self._offered
+        if offered is None:
+            return
+        now = self._store.clock.monotonic()
+        here = {version.id: version.state for version in self._store.versions_of(offered.run)}
+        refused = {version for version, failure in self._failures.items() if failure.until > now}
+        desired = self._store.runs.desired.get(offered.run)
+        self._plan = plan_pulls(offered.versions, desired, here, refused=refused)
+        if self._pulling is not None and self._pulling[0] not in self._plan.pull:
+            self._pulling[1].cancel()
+        if self._pulling is None and self._plan.pull:
+            wanted = next(version for version in offered.versions if version.id == self._plan.pull[0])
+            task = group.create_task(self._pull(wanted), name=f"pull {wanted.id}")
+            self._pulling = wanted.id, task
+            task.add_done_callback(lambda _: self._pull_ended())
+
+    def _pull_ended(self) -> None:
+        self._pulling = None
+        self._wake.notify()
+        self._told.notify()
+
+    async def _pull(self, version: UpstreamVersion) -> None:
+        await self._report()
+        began = self._store.clock.monotonic()
+        try:
+            took = await self._puller.pull(version.id, version.digest or "")
+        except (UpstreamError, PullRefusedError) as error:
+            if isinstance(error, UnreachableError):
+                self._sources.next()
+            self._failed(version.id, error)
+            return
+        self._failures.pop(version.id, None)
+        seconds = self._store.clock.monotonic() - began
+        text = f"pulled {sum(took.bytes_from.values())} bytes in {seconds:.2f} s from {', '.join(took.bytes_from)}"
+        self._store.say("version", version.id, text, of_run=version.run)
+        known = self._store.versions.get(version.id)
+        if known is None or known.state in _COMES:
+            self._store.put_version(_announced(version, self._store.clock.now()))
+        self._nudge()
+
+    def _failed(self, version: str, error: Exception) -> None:
+        known = self._failures.get(version)
+        times = 1 if known is None else known.times + 1
+        wait = min(LONGEST_RETRY_SECONDS, RETRY_SECONDS * 2.0 ** (times - 1))
+        if isinstance(error, GoneError) and times == 1:
+            wait = 0.0  # the upstream has gone on: look what it has now
+        self._failures[version] = _Failure(str(error), times, self._store.clock.monotonic() + wait)
+        if known is None or known.reason != str(error):
+            self._store.say("version", version, f"was not pulled: {error}", is_fault=True)
+
+    def _tell(self) -> None:
+        """Set the fault of the upstream, or clear it."""
+        before, fault = self._store.faults.upstream, self._fault()
+        self._store.faults.set_upstream(fault)
+        if fault is not None and before is None:
+            self._store.say("root", "upstream", fault, is_fault=True)
+        elif fault is None and before is not None:
+            self._store.say("root", "upstream", f"{self._sources.upstream.name} is heard, and has what is wanted")
+
+    def _fault(self) -> str | None:
+        now = self._store.clock.monotonic()
+        heard = self._began if self._heard is None else self._heard
+        if self._silence is not None and (self._heard is None or now - heard >= QUIET_SECONDS):
+            since = f"since {self._heard_at}" if self._heard_at is not None else "since the start"
+            return f"nothing was heard from an upstream {since}: {self._silence}; engines stay on what was ordered last"
+        desired = self._store.runs.desired.get(self.run_followed or "")
+        failure = None if desired is None else self._failures.get(desired)
+        if failure is not None:
+            return f"{desired} was not pulled: {failure.reason}"
+        return self._plan.lacks
+
+    async def _report_forever(self) -> None:
+        """Report when something has changed, and well before a lease ends."""
+        while True:
+            seen = self._told.count
+            await self._report()
+            await self._told.wait_after(seen, within=self._lease_seconds / 3)
+
+    async def _report(self) -> None:
+        run = self.run_followed
+        held = self._store.versions_of(run) if run is not None else []
+        holds = [v.id for v in held if v.state is VersionState.SEALED and v.owned][:MAX_REPORTED]
+        report = FollowerReport(
+            follower=self._identity.name,
+            url=self._identity.url,
+            zone=self._identity.zone,
+            run=run,
+            holds=tuple(holds),
+            pulls=() if self._pulling is None else (self._pulling[0],),
+            serves=self._serves(run or ""),
+            wrong=dict(self._sources.wrong),
+        )
+        try:
+            answer: ReportAnswer = await self._sources.upstream.report(report)
+        except UpstreamError as error:
+            log.debug("the upstream did not take a report", reason=str(error))
+            return
+        self._lease_seconds = max(1.0, answer.lease_seconds)
+        self._sources.named = answer.relays
+
+
+def _announced(version: UpstreamVersion, now: str) -> VersionRecord:
+    return VersionRecord(
+        run=version.run,
+        order=version.order,
+        path=f"{version.run}/{version_folder(version.order)}",
+        state=VersionState.ANNOUNCED,
+        created_at=now,
+        kind=version.kind if version.kind is not Kind.HANDOVER else Kind.FULL,
+        base=version.base,
+        noticed=True,
+        pinned=version.pinned,
+        barred=version.barred,
+    )

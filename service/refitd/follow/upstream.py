@@ -1,0 +1,157 @@
+"""The port to an upstream: where a follower learns which versions exist, and gets their bytes.
+
+An upstream is another refitd (`hub.py`) or an object store. The follower asks it and is never called by it through this
+port. Nothing that an upstream or a relay delivers is believed: the puller compares all bytes with the manifest's
+digests, the manifest with the version's digest, and the catalog validates the version again.
+
+`look` is the truth. `changes` only says "look again", early: it may miss changes, and the follower looks at regular
+intervals as well.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from refitd_client.contract.follow import FollowerReport, ReportAnswer
+from refitd_client.contract.naming import Order
+from refitd_client.contract.states import Kind
+
+
+class UpstreamError(Exception):
+    """An upstream did not give what it was asked for. The message is a sentence that names the upstream."""
+
+
+class UnreachableError(UpstreamError):
+    """It could not be reached, stalled, cut the connection, or cannot answer now. Asking again later may help."""
+
+
+class GoneError(UpstreamError):
+    """It does not have that version, or that file of it, any more. Asking again does not help."""
+
+
+class WrongError(UpstreamError):
+    """It gave what is not right: bytes with another digest, an answer that does not parse, or it refused the token.
+
+    Asking this source again does not help.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamVersion:
+    """A sealed version of an upstream.
+
+    Attributes:
+        id: as on every host, see `contract/naming.py`.
+        run: its run.
+        order: its place in the run.
+        digest: of its manifest (`Manifest.digest`); None where it has no manifest, and then it cannot be pulled.
+        kind: a delta or a full version.
+        base: the id of the version that a delta leads from.
+        bytes: of all its files.
+        pinned: whether an operator keeps it.
+        barred: whether it was rolled back from, so that no engine goes there.
+    """
+
+    id: str
+    run: str
+    order: Order
+    digest: str | None
+    kind: Kind = Kind.FULL
+    base: str | None = None
+    bytes: int | None = None
+    pinned: bool = False
+    barred: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamRun:
+    """A run of an upstream.
+
+    Attributes:
+        run: its name.
+        versions: those that are sealed, newest first; at least the newest, and the bases that it needs.
+        desired: the id of the version that this follower is to serve, where the upstream alone decides that (a pointer
+            in an object store). None where a hub tells each follower by itself (`engine/refitd/`).
+        is_closed: whether the run has ended.
+        is_paused: whether its rollouts are paused, so that no host goes to anything newer.
+    """
+
+    run: str
+    versions: tuple[UpstreamVersion, ...]
+    desired: str | None = None
+    is_closed: bool = False
+    is_paused: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilePart:
+    """Bytes of one file of a version: `length` of them from byte `start` on."""
+
+    version: str
+    file: str
+    start: int
+    length: int
+
+
+class ByteSource(Protocol):
+    """Something that has versions' bytes: an upstream, or a relay."""
+
+    @property
+    def name(self) -> str:
+        """What sentences call it: its URL, without credentials."""
+        ...
+
+    async def fill(self, part: FilePart, buffer: memoryview) -> None:
+        """Fill `buffer`, which has `part.length` bytes, with that part of a file.
+
+        The bytes that arrived before an error are in the buffer, and are not to be used.
+
+        Raises:
+            UnreachableError: see there; so are GoneError and WrongError.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Give back connections."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowerIdentity:
+    """What a follower tells of itself: its name, where it can be called (None: nowhere), and its zone ("": none)."""
+
+    name: str
+    url: str | None = None
+    zone: str = ""
+
+
+class Upstream(ByteSource, Protocol):
+    """What a follower follows. Calls have deadlines, and raise nothing but `UpstreamError` for what it does."""
+
+    async def look(self, run: str | None) -> Sequence[UpstreamRun]:
+        """The run of this name, or all runs that have not ended."""
+        ...
+
+    def changes(self) -> AsyncIterator[None]:
+        """Yield when it may be worth while to look again, until the connection ends or breaks (`UnreachableError`)."""
+        ...
+
+    async def manifest(self, version: str) -> bytes:
+        """The bytes of a version's manifest, as its publisher wrote it."""
+        ...
+
+    async def blocks(self, version: str, file: str) -> Sequence[bytes] | None:
+        """The digests of a file's blocks (`contract/manifest.py`: `BLOCK`), None where it cannot say.
+
+        Asked for only after a file's digest was wrong, to find the block. They are not believed either: joined they
+        must be the manifest's digest.
+        """
+        ...
+
+    async def report(self, report: FollowerReport) -> ReportAnswer:
+        """Tell what the follower holds, and lease what it pulls."""
+        ...
+
+    def relay(self, url: str) -> ByteSource | None:
+        """The follower at `url`, to pull from; None where followers of this upstream do not hand on."""
+        ...

@@ -1,0 +1,116 @@
+"""Which versions a follower pulls from its upstream, and in which order. Pure: what is there and what is wanted.
+
+    first     what this host is to serve (`desired`), with the deltas and the full version beneath it that it lacks
+    then      the newest good version of the run, likewise, so that it is there when its turn comes
+
+Versions in between are skipped. A delta is pulled as a delta: what it stands on goes first, and only as far down as
+this host lacks it. One that this host has rejected is not pulled again: its upstream may be wrong, or its own model.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from refitd_client.contract.naming import Order
+from refitd_client.contract.states import VersionState
+
+
+class Pullable(Protocol):
+    """A version of the upstream, as far as the choice depends on it."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def order(self) -> Order: ...
+    @property
+    def base(self) -> str | None: ...
+    @property
+    def digest(self) -> str | None: ...
+    @property
+    def barred(self) -> bool: ...
+
+
+HELD = frozenset(
+    {
+        VersionState.ANNOUNCED,
+        VersionState.SETTLING,
+        VersionState.VALIDATING,
+        VersionState.SEALED,
+        VersionState.UNKNOWN,
+        VersionState.REJECTED,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PullPlan:
+    """`pull` are ids in the order in which to pull. `needs` are all that must stay on this host: what is wanted, and
+    what it stands on. `lacks` is why what is wanted cannot be had, in a sentence; None where it can.
+    """
+
+    pull: tuple[str, ...] = ()
+    needs: frozenset[str] = frozenset()
+    lacks: str | None = None
+
+
+def plan_pulls(
+    offered: Sequence[Pullable], desired: str | None, here: Mapping[str, VersionState], *, refused: Collection[str] = ()
+) -> PullPlan:
+    """Decide what to pull of a run.
+
+    Args:
+        offered: the upstream's good versions of the run.
+        desired: the id of the version that this host is to serve; None where that was not said yet.
+        here: the states of the versions that this host knows.
+        refused: ids of versions that could not be put here or be had; they are not tried now.
+    """
+    by_id = {version.id: version for version in offered}
+    pull: dict[str, None] = {}
+    needs: set[str] = set()
+    lacks: str | None = None
+    newest = max((v for v in offered if not v.barred), key=lambda version: version.order, default=None)
+    for goal in (desired, None if newest is None else newest.id):
+        if goal is None:
+            continue
+        chain, why = _chain(goal, by_id, here)
+        needs.update(chain)
+        wanted = [each for each in chain if here.get(each) not in HELD]
+        if why is None and any(each in refused for each in wanted):
+            why = f"{goal} is tried again later"
+        if why is None:
+            pull.update(dict.fromkeys(wanted))
+        elif goal == desired:
+            lacks = why
+    return PullPlan(pull=tuple(pull), needs=frozenset(needs), lacks=lacks)
+
+
+def is_held_back(desired: str, before: str | None, offered: Sequence[Pullable]) -> bool:
+    """Whether a host stays where it is while its upstream has paused the run: it goes back, but to nothing newer.
+
+    Args:
+        desired: the id of the version that the upstream wants.
+        before: the id of the one that it wanted before, None where this host has heard of none yet.
+        offered: the upstream's good versions of the run.
+    """
+    orders = {version.id: version.order for version in offered}
+    if desired not in orders:
+        return False
+    return before not in orders or orders[desired] > orders[before]
+
+
+def _chain(
+    goal: str, offered: Mapping[str, Pullable], here: Mapping[str, VersionState]
+) -> tuple[list[str], str | None]:
+    """A version and what it stands on, the lowest first; and why it cannot be had, None where it can."""
+    chain: list[str] = []
+    link: str | None = goal
+    while link is not None and link not in chain:
+        chain.insert(0, link)
+        version = offered.get(link)
+        if version is None:
+            held = here.get(link) in HELD
+            return chain, None if held else f"the upstream does not have {link} any more, which {goal} needs"
+        if version.digest is None and here.get(link) not in HELD:
+            return chain, f"{link} has no manifest at the upstream: refitd's publisher did not write it"
+        link = version.base
+    return chain, None

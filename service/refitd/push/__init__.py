@@ -1,0 +1,1 @@
+"""Good versions of this root, pushed into an object store."""

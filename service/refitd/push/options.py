@@ -1,0 +1,36 @@
+"""The settings of `refitd serve` that are about pushing to an object store."""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from refitd_client.bucket.address import is_bucket_url
+from refitd_client.bucket.objects import Bucket
+from refitd_client.errors import BucketError
+
+
+def _bucket(url: str) -> str:
+    if not is_bucket_url(url):
+        raise ValueError(
+            "--push names an object store: s3://bucket/prefix, gs://bucket/prefix or az://container/prefix"
+        )
+    try:
+        return Bucket.at(url).name
+    except BucketError as error:
+        raise ValueError(str(error)) from None
+
+
+class PushSettings(BaseSettings):
+    """Where good versions are pushed to, and how many stay there."""
+
+    model_config = SettingsConfigDict(env_prefix="REFITD_", frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    push: Annotated[str, AfterValidator(_bucket)] | None = Field(
+        default=None,
+        description="URL of an object store that good versions are pushed to, without credentials: the environment or "
+        "the host's identity has them",
+    )
+    push_keep: int = Field(
+        default=4, ge=1, description="Newest versions of each run that stay in that store, besides their bases"
+    )

@@ -1,0 +1,180 @@
+"""Pushes good versions into an object store: files, manifest, then the run's pointer (`refitd_client.bucket`).
+
+The pointer wants what this service wants of its own engines: a rollback here takes the store's followers back as well.
+If another publisher has moved a run's pointer, that run is not pushed any more, and the fault says so. A store that
+does not answer holds up nothing else; it is tried again.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import structlog
+
+from refitd.push.plan import to_push
+from refitd.rollout.targets import Targets
+from refitd.state.store import Store
+from refitd.state.version import VersionRecord
+from refitd_client.bucket.collection import collect
+from refitd_client.bucket.objects import Bucket
+from refitd_client.bucket.pointer import Pointer
+from refitd_client.bucket.run import BucketRun
+from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, ManifestRefusedError, parse_manifest
+from refitd_client.contract.naming import MANIFEST_NAME
+from refitd_client.errors import PublishError, RunBusyError
+from refitd_client.files.plain_file import read_plain
+
+LOOK_SECONDS = 2.0  # between two looks at what is to be pushed, if nothing changes
+RETRY_SECONDS = 2.0  # after an error, doubled with each
+LONGEST_RETRY_SECONDS = 60.0
+COLLECT_SECONDS = 60.0
+
+log = structlog.get_logger("refitd")
+
+
+class Pusher:
+    """Pushes every run of the root. `uploading` are the ids of versions whose files it reads: they must stay."""
+
+    def __init__(self, store: Store, targets: Targets, root: Path, bucket: Bucket, *, keep: int) -> None:
+        """Send nothing yet.
+
+        Args:
+            store: what the service knows.
+            targets: what engines are to serve.
+            root: where versions lie.
+            bucket: where they are pushed to.
+            keep: how many of the newest versions of a run stay there, besides their bases.
+        """
+        self._store = store
+        self._targets = targets
+        self._root = root
+        self._bucket = bucket
+        self._keep = keep
+        self._runs: dict[str, BucketRun] = {}
+        self._faults: dict[str, str] = {}
+        self._lost: set[str] = set()
+        self.uploading: frozenset[str] = frozenset()
+
+    async def run(self) -> None:
+        """Push until cancelled."""
+        failures = 0
+        collect_at = self._store.clock.monotonic() + COLLECT_SECONDS
+        while True:
+            seen = self._store.changed.count
+            collects = self._store.clock.monotonic() >= collect_at
+            if collects:
+                collect_at = self._store.clock.monotonic() + COLLECT_SECONDS
+            failed = [await self._push_run(run, collects=collects) for run in self._names()]
+            failures = failures + 1 if any(failed) else 0
+            self._tell()
+            if failures:
+                await asyncio.sleep(min(LONGEST_RETRY_SECONDS, RETRY_SECONDS * 2.0 ** (failures - 1)))
+            else:
+                await self._store.changed.wait_after(seen, within=LOOK_SECONDS)
+
+    def _names(self) -> list[str]:
+        runs = {version.run for version in self._store.versions.values()}
+        return sorted(runs - self._lost)
+
+    async def _push_run(self, name: str, *, collects: bool) -> bool:
+        """Push what is new of a run; whether that failed."""
+        try:
+            run = await self._begun(name)
+            if run is None:
+                return False
+            await self._push_new(run)
+            await self._mirror(run)
+            if collects:
+                await self._collect(run)
+        except RunBusyError as error:
+            self._lost.add(name)
+            self._fault(name, f"run {name} is not pushed any more: {error}")
+            return False
+        except PublishError as error:
+            self._fault(name, f"run {name} cannot be pushed: {error}")
+            return True
+        self._faults.pop(name, None)
+        return False
+
+    async def _begun(self, name: str) -> BucketRun | None:
+        """The run in the store; None if there is nothing to push of it yet."""
+        if name not in self._runs:
+            if not to_push(self._store.versions_of(name), None, ()):
+                return None
+            run = BucketRun(self._bucket, name, keep=self._keep)
+            await run.begin()
+            self._runs[name] = run
+        return self._runs[name]
+
+    async def _push_new(self, run: BucketRun) -> None:
+        while waiting := to_push(self._store.versions_of(run.run), run.newest, _counting(run)):
+            version = waiting[0]
+            self.uploading = frozenset(each.id for each in waiting)
+            try:
+                began = self._store.clock.monotonic()
+                await self._upload(run, version)
+            finally:
+                self.uploading = frozenset()
+            seconds = self._store.clock.monotonic() - began
+            text = f"pushed {version.bytes or 0} bytes to {self._bucket.name} in {seconds:.2f} s"
+            self._store.say("version", version.id, text, of_run=run.run)
+
+    async def _upload(self, run: BucketRun, version: VersionRecord) -> None:
+        folder = self._root / version.path
+        try:
+            data = await asyncio.to_thread(read_plain, folder / MANIFEST_NAME, MAX_MANIFEST_BYTES)
+            digest = parse_manifest(data).digest
+        except (OSError, ManifestRefusedError) as error:
+            raise PublishError(f"the manifest of {version.id} cannot be read: {error}") from error
+        if digest != version.digest:
+            raise PublishError(f"the manifest of {version.id} is not the one that was checked")
+        await run.publish(folder, data)
+
+    async def _mirror(self, run: BucketRun) -> None:
+        """Have the pointer say what is pinned, barred and wanted here, if it does not."""
+        change = _as_here(self._store.versions, self._wanted(run.run))
+        if run.pointer is not None and change(run.pointer) != run.pointer:
+            await run.move(change)
+
+    def _wanted(self, run: str) -> str | None:
+        target = self._targets.of_run(run).wanted
+        return None if target is None else target.id
+
+    async def _collect(self, run: BucketRun) -> None:
+        done = await collect(run)
+        for version in done.deleted:
+            self._store.say("version", version, f"was deleted from {self._bucket.name}", of_run=run.run)
+        for version, why in done.kept.items():
+            log.warning("a version stays in the store", version=version, store=self._bucket.name, reason=why)
+
+    def _fault(self, run: str, text: str) -> None:
+        if self._faults.get(run) != text:
+            self._faults[run] = text
+            self._store.say("root", "push", text, is_fault=True)
+
+    def _tell(self) -> None:
+        self._store.faults.set_push("; ".join(self._faults.values()) or None)
+
+
+def _counting(run: BucketRun) -> frozenset[str]:
+    return frozenset() if run.pointer is None else frozenset(version.id for version in run.pointer.versions)
+
+
+def _as_here(known: Mapping[str, VersionRecord], wanted: str | None) -> Callable[[Pointer | None], Pointer]:
+    """What makes a pointer that says what is pinned, barred and wanted here."""
+
+    def change(pointer: Pointer | None) -> Pointer:
+        if pointer is None:
+            raise RuntimeError("a run without versions wants nothing")
+        versions = tuple(
+            replace(version, pinned=here.pinned, barred=here.barred) if (here := known.get(version.id)) else version
+            for version in pointer.versions
+        )
+        is_there = any(version.id == wanted for version in versions)
+        desired = wanted if is_there else pointer.desired
+        if all(version.id != desired or version.barred for version in versions):
+            desired = None
+        return replace(pointer, versions=versions, desired=desired)
+
+    return change

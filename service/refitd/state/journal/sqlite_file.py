@@ -1,0 +1,56 @@
+"""A journal in a file of SQLite's (WAL, synchronous=FULL), in the service's state folder."""
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+
+from refitd.state.journal.copies import make_private
+from refitd.state.journal.migrate import in_one_transaction
+from refitd.state.journal.reads import read_origin
+from refitd.state.journal.schema import SCHEMA_VERSION, metadata
+from refitd.state.journal.writes import put_origin
+from refitd.state.records import Origin
+from refitd_client.files.durable import make_folders, sync_folder
+
+JOURNAL_NAME = "journal.db"
+WHEN_THERE_IS_ROOM = "it goes on by itself when there is room"
+
+
+class SqliteFile:
+    """The file `journal.db` of a state folder. See `JournalDatabase`."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make the folder and the file where they are missing.
+
+        Raises:
+            OSError: they cannot be made.
+        """
+        if not folder.is_dir():  # SQLite syncs the names in the folder, but not the folder's own
+            make_folders(folder.parent)
+            folder.mkdir(exist_ok=True, mode=0o700)
+            sync_folder(folder.parent)
+        self.path = folder / JOURNAL_NAME
+        self.name = str(self.path)
+        self.remedy = WHEN_THERE_IS_ROOM
+        make_private(self.path)
+        self.engine = sa.create_engine(f"sqlite:///{self.path}", connect_args={"check_same_thread": False})
+        event.listen(self.engine, "connect", _set_pragmas)
+
+    def create(self, origin: Origin) -> None:
+        """See `JournalDatabase`. Without an origin a journal counts as never used."""
+        with in_one_transaction(self.engine) as connection:
+            metadata.create_all(connection)
+            if read_origin(connection) is None:
+                connection.exec_driver_sql(f"PRAGMA user_version={SCHEMA_VERSION}")
+                put_origin(origin).carry_out(connection)
+
+    def check_lead(self, connection: sa.Connection) -> None:
+        """See `JournalDatabase`. The lock of the state folder has seen to it."""
+
+
+def _set_pragmas(connection: sqlite3.Connection, _: Any) -> None:
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=5000"):
+        connection.execute(f"PRAGMA {pragma}")

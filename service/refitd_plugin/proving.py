@@ -1,0 +1,167 @@
+"""A rank proves its share of a version's tensors while the engine serves: nothing is written into the model.
+
+Where the model is on a GPU, that reads the files where they lie: on tmpfs their pages are registered with the CUDA
+driver, as they are for the load. It reads them at the speed of the bus, by few enough programs that the engine's own
+work has room beside. Where the operator allows it, the files are copied to the GPU instead and read there, and the
+load copies from there.
+
+Fingerprints are held against the manifest here; the service decides, by the digest of what was found.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from refitd_client.checkpoint.finite import rule_of
+from refitd_client.checkpoint.strict_header import Header
+from refitd_client.contract.plugin import TensorProof
+from refitd_client.fingerprint.batch import AddressScan
+from refitd_client.fingerprint.host import width_of
+from refitd_client.fingerprint.rows import TensorPart
+from refitd_client.fingerprint.tensors import Scan, ScanInput, has_triton, scan
+from refitd_client.validation.proof import proof_digest, share_of, unprovable
+from refitd_plugin import driver
+from refitd_plugin.contents import devices_of
+from refitd_plugin.moves import MemoryMove
+from refitd_plugin.port import EngineProcess
+from refitd_plugin.registered import Registry
+from refitd_plugin.settings import PluginSettings
+from refitd_plugin.source import VersionSource
+from refitd_plugin.staging import FileOnDevice, StagingBuffer
+
+_PROGRAMS = 32  # that share the reading over a bus: as fast as hundreds, and little of the GPU
+_KEPT = 8  # lists of addresses: one for each slot that the trainer writes in turns
+
+Staged = Mapping[str, FileOnDevice]
+
+
+class TensorReader(Protocol):
+    """Reads tensors of a version's files, all of their bytes."""
+
+    def read(self, source: VersionSource, names: Sequence[str]) -> tuple[list[Scan], Staged | None] | None:
+        """Fingerprints of these tensors and their non-finite values, and the files that stay on the GPU, if any do.
+        None where the files cannot be read so.
+        """
+        ...
+
+
+class HostReader:
+    """Reads with the processors. The class is a `TensorReader`."""
+
+    def read(self, source: VersionSource, names: Sequence[str]) -> tuple[list[Scan], Staged | None] | None:
+        """See `TensorReader`."""
+        tensors, specs = source.tensors(), source.structure.inventory.tensors
+        return scan(ScanInput(tensors[name], rule_of(specs[name].dtype), is_view=True) for name in names), None
+
+
+class DeviceReader:
+    """Reads with one GPU. The class is a `TensorReader`."""
+
+    def __init__(self, device: torch.device, registry: Registry, *, stage: bool) -> None:
+        """`stage`: what is read may stay on the GPU, where there is room."""
+        self._device, self._registry = device, registry
+        self._buffer = StagingBuffer(device) if stage else None
+        self._stream: torch.cuda.Stream | None = None
+        self._scans: list[tuple[Mapping[str, Header], Sequence[str], dict[str, int], AddressScan]] = []
+
+    def read(self, source: VersionSource, names: Sequence[str]) -> tuple[list[Scan], Staged | None] | None:
+        """See `TensorReader`."""
+        files = source.registered(self._registry, self._device.index or 0)
+        if files is None:
+            return None
+        headers = source.structure.headers
+        with torch.cuda.device(self._device):
+            self._stream = self._stream or torch.cuda.Stream(self._device)
+            with torch.cuda.stream(self._stream):
+                staged = self._staged(source) if len(names) == len(source.structure.inventory.tensors) else None
+                if staged is not None:
+                    for name, file in staged.items():
+                        move = MemoryMove(file.address, 0, source.structure.files[name].size)
+                        driver.to_device(move, files[name].address, self._stream.cuda_stream)
+                places = {name: each.address for name, each in (staged or files).items()}
+                scan = self._scan(headers, names, places, programs=_PROGRAMS if staged is None else None)
+                return scan.begin()(), staged
+
+    def _staged(self, source: VersionSource) -> dict[str, FileOnDevice] | None:
+        if self._buffer is None:
+            return None
+        headers, files = source.structure.headers, source.structure.files
+        return self._buffer.take({name: (files[name].size, header.data_start) for name, header in headers.items()})
+
+    def _scan(
+        self, headers: Mapping[str, Header], names: Sequence[str], places: dict[str, int], programs: int | None
+    ) -> AddressScan:
+        """The list of addresses, made once for each slot."""
+        for known in self._scans:
+            if known[2] == places and known[1] == names and known[0] == headers:
+                return known[3]
+        number = {name: at for at, name in enumerate(names)}
+        parts = [
+            _part(number[name], places[file] + header.data_start + spec.start, spec.end - spec.start, spec.dtype)
+            for file, header in headers.items()
+            for name, spec in header.tensors.items()
+            if name in number
+        ]
+        found = AddressScan(parts, len(names), self._device, programs)
+        self._scans = [*self._scans[1 - _KEPT :], (headers, names, places, found)]
+        return found
+
+
+def _part(number: int, address: int, size: int, dtype: str) -> TensorPart:
+    width = width_of(dtype)
+    count = size // width
+    return TensorPart(number=number, now=address, count=count, width=width, rule=rule_of(dtype), elements=count)
+
+
+class VersionProver:
+    """Proves versions for one rank. `rank` is tensor-parallel, of `ranks`."""
+
+    def __init__(self, reader: TensorReader, rank: int, ranks: int) -> None:
+        self._reader, self._rank, self._ranks = reader, rank, ranks
+
+    def prove(self, source: VersionSource) -> tuple[TensorProof, Staged | None]:
+        """Read this rank's share, and hold it against the manifest. Returns files on the GPU only where all is proved.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        seen = source.structure
+        if (why := unprovable(seen)) is not None or seen.manifest is None:
+            return TensorProof(fault=f"the version {why}"), None
+        expected = seen.manifest.fingerprints
+        names = share_of(seen.headers, self._rank, self._ranks)
+        found = self._reader.read(source, names)
+        if found is None:
+            return TensorProof(fault="the GPU cannot read the files where they lie"), None
+        scans, staged = found
+        prints = {name: f"{each.fingerprint:016x}" for name, each in zip(names, scans, strict=True)}
+        fault = next((f"tensor {name} has another fingerprint" for name in names if prints[name] != expected[name]), "")
+        fault = fault or next(
+            (f"tensor {name} has non-finite values" for name, each in zip(names, scans, strict=True) if each.nonfinite),
+            "",
+        )
+        if not fault and not source.is_unchanged():
+            fault = "the files changed while they were read"
+        proof = TensorProof(
+            tensors=len(names), digest=proof_digest(prints, names), fault=fault, staged=staged is not None and not fault
+        )
+        return proof, None if fault else staged
+
+
+def prover_of(process: EngineProcess, registry: Registry, settings: PluginSettings) -> VersionProver | None:
+    """What proves versions for a rank; None where nothing can read them for it, or the operator has it off.
+
+    Args:
+        process: the rank's.
+        registry: the files that its GPU reads in place.
+        settings: the operator's.
+    """
+    devices, reader = devices_of(process.model), None
+    if not settings.prove:
+        return None
+    if len(devices) == 1 and has_triton():
+        reader = DeviceReader(next(iter(devices)), registry, stage=settings.stage)
+    elif settings.on_host and not devices:
+        reader = HostReader()
+    return None if reader is None else VersionProver(reader, process.rank, process.size)

@@ -1,0 +1,78 @@
+"""What a refusal advises is done, word for word as it stands there, and then it works."""
+
+import asyncio
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from refitd_client.contract.states import VersionState
+from support.checkpoints import publish, tensors
+from support.command_line import refitd
+from support.services import Stage, at_a_port, serving
+
+_COMMAND = re.compile(r"'refitd ((?:engines move|runs close) [^']+)'")
+
+
+async def refused(stage: Stage, path: str, body: dict[str, Any]) -> list[str]:
+    """The commands that a 409 advises."""
+    answer = await stage.http.post(path, json=body)
+    assert answer.status_code == 409, answer.text
+    return _COMMAND.findall(answer.json()["detail"])
+
+
+async def obey(stage: Stage, *commands: str) -> None:
+    async with at_a_port(stage) as url:
+        for command in commands:
+            result = await asyncio.to_thread(refitd, *shlex.split(command), "--url", url)
+            assert result.exit_code == 0, result.output
+
+
+async def second_run(stage: Stage) -> list[str]:
+    """A run publishes while all engines follow another; the commands that its notice is answered with."""
+    publish(stage.root, "new", 1, tensors(2))
+    await stage.until("new~v000001", lambda record: record.state is VersionState.SEALED)
+    return await refused(stage, "/v1/versions", {"run": "new", "step": 1})
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+async def test_what_the_409_of_a_run_without_engines_advises_brings_an_engine(tmp_path: Path, is_closed: bool) -> None:
+    async with serving(tmp_path) as stage:
+        await stage.served(1)
+        if is_closed:
+            await stage.http.post("/v1/runs/close", json={"run": "run"})
+        move = next(command for command in await second_run(stage) if command.startswith("engines move"))
+        assert ("--yes" in move) is not is_closed
+        await obey(stage, move)
+        await stage.until("new~v000001", lambda record: record.served_at is not None)
+
+
+async def test_an_ended_run_is_closed_as_advised_and_engines_for_the_asking_come(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        await stage.served(1)
+        close = next(command for command in await second_run(stage) if command == "runs close run")
+        await obey(stage, f"{close} --yes")  # it asks where there is a terminal
+        answer = await stage.http.post("/v1/versions", json={"run": "new", "step": 1, "engines": "mine"})
+        assert answer.is_success
+        await stage.until("new~v000001", lambda record: record.served_at is not None)
+
+
+async def test_what_a_refused_move_advises_moves_the_engines(tmp_path: Path) -> None:
+    async with serving(tmp_path, names=("a", "b")) as stage:
+        await stage.served(1)
+        await second_run(stage)
+        commands = await refused(stage, "/v1/engines/move", {"engines": ["a:1", "b:1"], "run": "new"})
+        await obey(stage, next(command for command in commands if command.startswith("engines move")))
+        await stage.until("new~v000001", lambda record: record.served_at is not None)
+        assert {engine.run for engine in stage.store.engines.values()} == {"new"}
+
+
+async def test_what_a_run_without_engines_says_of_itself_brings_one(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        await stage.served(1)
+        await second_run(stage)
+        told = " ".join((await stage.http.get("/v1/explain/new")).json()["sentences"])
+        await obey(stage, next(command for command in _COMMAND.findall(told) if command.startswith("engines move")))
+        await stage.until("new~v000001", lambda record: record.served_at is not None)

@@ -1,0 +1,104 @@
+"""Several hosts on loopback: a hub that a trainer publishes to, and followers with engines of their own, in processes.
+
+The engines are scripted: each has a server of its own and says what it was last told to load.
+"""
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from refitd_client import RefitClient, WeightPublisher
+from support.checkpoints import Tensors, tensors, write_model
+from support.scripted_sglang import ScriptedSglang, scripted_sglang
+from support.servers import RefitdServer
+
+RUN = "run"
+PATIENCE = 30.0
+QUICK = ("--probe-interval", "0.2", "--scan-interval", "0.2", "--settle", "0.2", "--reclaim-interval", "0.2")
+
+
+@dataclass
+class Host:
+    """One service, its root and its engines."""
+
+    name: str
+    folder: Path
+    refitd: RefitdServer
+    engines: list[ScriptedSglang] = field(default_factory=list[ScriptedSglang])
+
+    @property
+    def root(self) -> Path:
+        return self.folder / "root"
+
+    @property
+    def client(self) -> RefitClient:
+        return RefitClient(self.refitd.url)
+
+    def get(self, path: str, **more: Any) -> httpx.Response:
+        """Ask without the SDK."""
+        return httpx.get(f"{self.refitd.url}{path}", timeout=PATIENCE, trust_env=False, **more)
+
+    def following(self) -> dict[str, Any]:
+        """What a follower says of itself."""
+        return self.get("/v1/follow").json()
+
+    def serves(self, step: int) -> bool:
+        """Whether all of its engines were loaded with a step."""
+        return all(f"{RUN}/v{step:06d}" in engine.served["model_path"] for engine in self.engines)
+
+
+@dataclass
+class Hosts:
+    """The hub, and what starts more hosts."""
+
+    folder: Path
+    hub: Host
+    base: Path
+    _open: ExitStack
+
+    def follower(self, name: str, *flags: str, engines: int = 1, url: str | None = None) -> Host:
+        """Start one more follower, of the hub unless `url` is another upstream."""
+        host = self.host(name, *flags, "--follow", url or self.hub.refitd.url, engines=engines)
+        self._open.enter_context(host.refitd)
+        return host
+
+    def host(self, name: str, *flags: str, engines: int = 1) -> Host:
+        """A host that is not started yet."""
+        return _host(self._open, self.folder / name, self.base, flags, engines)
+
+    def publish(self, step: int, weights: Tensors | None = None, **more: Any) -> str:
+        """Publish a step to the hub; its version's id."""
+        with WeightPublisher(self.hub.root, RUN, self.hub.refitd.url, **more) as publisher:
+            return publisher.publish(tensors(step) if weights is None else weights, step=step).version_id
+
+
+def _host(opened: ExitStack, folder: Path, base: Path, flags: tuple[str, ...], engines: int) -> Host:
+    (folder / "root").mkdir(parents=True)
+    own = [opened.enter_context(scripted_sglang()) for _ in range(engines)]
+    urls = [engine.url for engine in own]
+    refitd = RefitdServer(folder, folder / "root", urls, *QUICK, "--base-model", str(base), *flags)
+    return Host(folder.name, folder, refitd, own)
+
+
+@contextmanager
+def hosts(folder: Path, *flags: str, engines: int = 0) -> Generator[Hosts]:
+    """Run a hub. `flags` are its own, and `engines` how many it has itself."""
+    base = write_model(folder / "base")
+    with ExitStack() as opened:
+        hub = _host(opened, folder / "hub", base, flags, engines)
+        opened.enter_context(hub.refitd)
+        yield Hosts(folder, hub, base, opened)
+
+
+def until(what: Callable[[], object], *hosts: Host) -> None:
+    """Wait for something to become true; the error has the end of the hosts' logs."""
+    ends = time.monotonic() + PATIENCE
+    while not what():
+        logs = "\n".join(f"--- {host.name}\n{host.refitd.tail()}" for host in hosts)
+        assert time.monotonic() < ends, f"it did not happen\n{logs}"
+        time.sleep(0.02)

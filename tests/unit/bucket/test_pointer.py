@@ -1,0 +1,171 @@
+"""A pointer names whole chains, goes forward alone, and nothing is collected that a lease names."""
+
+import pytest
+
+from refitd_client.bucket.pointer import (
+    LEASE_SECONDS,
+    MAX_LEASE_SECONDS,
+    UPLOAD_SECONDS,
+    BucketLease,
+    BucketVersion,
+    FollowerNote,
+    Pointer,
+    PointerRefusedError,
+    advanced,
+    collectable,
+    is_dead,
+    lease_of,
+    parse_pointer,
+    parse_runs,
+    parse_upload,
+)
+from refitd_client.contract.naming import Order, version_id
+from refitd_client.contract.states import Kind
+
+RUN = "exp/trial"
+
+
+def id_of(step: int) -> str:
+    return version_id(RUN, Order(1, step))
+
+
+def version(step: int, base: int | None = None, *, pinned: bool = False, barred: bool = False) -> BucketVersion:
+    return BucketVersion(
+        id=id_of(step),
+        digest=f"xxh3:{step}",
+        kind=Kind.FULL if base is None else Kind.DELTA,
+        base=None if base is None else id_of(base),
+        pinned=pinned,
+        barred=barred,
+    )
+
+
+def pointer(*versions: BucketVersion, keep: int = 2) -> Pointer:
+    made: Pointer | None = None
+    for at, each in enumerate(versions):
+        made = advanced(made, each, writer="a", keep=keep, now=float(at))
+    assert made is not None
+    return made
+
+
+def ids(made: Pointer) -> list[str]:
+    return [each.id for each in made.versions]
+
+
+def test_the_newest_versions_are_kept_and_the_others_retired_at_the_stores_time() -> None:
+    made = pointer(version(1), version(2), version(3))
+    assert ids(made) == [id_of(3), id_of(2)]
+    assert [(each.id, each.at) for each in made.retired] == [(id_of(1), 2.0)]
+
+
+def test_a_kept_delta_keeps_its_chain_down_to_the_full_version() -> None:
+    made = pointer(version(1), version(2, 1), version(3, 2), version(4, 3), keep=1)
+    assert ids(made) == [id_of(4), id_of(3), id_of(2), id_of(1)]
+    assert made.retired == ()
+
+
+def test_a_pinned_version_is_kept() -> None:
+    assert ids(pointer(version(1, pinned=True), version(2), version(3), keep=1)) == [id_of(3), id_of(1)]
+
+
+def test_the_newest_version_that_is_not_barred_is_the_target_and_kept() -> None:
+    made = pointer(version(1), version(2, barred=True), version(3, barred=True), keep=1)
+    assert made.target == id_of(1)
+    assert id_of(1) in ids(made)
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_version_that_is_not_newer_does_not_count(step: int) -> None:
+    with pytest.raises(PointerRefusedError, match="not newer"):
+        advanced(pointer(version(1), version(2)), version(step), writer="b", keep=2, now=9.0)
+
+
+def test_a_delta_whose_base_does_not_count_does_not_count() -> None:
+    with pytest.raises(PointerRefusedError, match="does not count any more"):
+        advanced(pointer(version(1), version(2), version(3)), version(4, 1), writer="a", keep=2, now=9.0)
+
+
+def test_a_retired_version_rests_before_it_is_collected() -> None:
+    made = pointer(version(1), version(2), version(3))
+    assert collectable(made, [], 2.0 + LEASE_SECONDS - 1) == ()
+    assert [each.id for each in collectable(made, [], 2.0 + LEASE_SECONDS)] == [id_of(1)]
+
+
+def test_a_version_that_a_follower_pulls_is_not_collected_until_its_lease_ends() -> None:
+    made = pointer(version(1), version(2), version(3))
+    lease = lease_of(note(id_of(1)), 1000.0)
+    assert collectable(made, [lease], 1000.0 + LEASE_SECONDS - 1) == ()
+    assert collectable(made, [lease], 1000.0 + LEASE_SECONDS) == made.retired
+
+
+def test_a_lease_of_another_version_keeps_nothing() -> None:
+    made = pointer(version(1), version(2), version(3))
+    assert collectable(made, [lease_of(note(id_of(2)), 1000.0)], 1001.0) == made.retired
+
+
+def test_a_note_that_cannot_be_read_leases_every_version_for_the_longest_time() -> None:
+    made = pointer(version(1), version(2), version(3))
+    lease = lease_of(b"{", 1000.0)
+    assert lease == BucketLease(versions=None, ends=1000.0 + MAX_LEASE_SECONDS)
+    assert collectable(made, [lease], 1001.0) == ()
+
+
+def test_a_note_cannot_lease_for_ever() -> None:
+    assert lease_of(note(id_of(1), lease_seconds=1e12), 0.0).ends == MAX_LEASE_SECONDS
+
+
+def note(*pulls: str, lease_seconds: float = LEASE_SECONDS) -> bytes:
+    import msgspec
+
+    return msgspec.json.encode(FollowerNote(follower="f", pulls=pulls, lease_seconds=lease_seconds))
+
+
+def test_an_upload_is_dead_when_the_pointer_has_gone_past_it_and_its_time_is_over() -> None:
+    made = pointer(version(1), version(3))
+    assert is_dead(Order(1, 2), made, UPLOAD_SECONDS)
+    assert not is_dead(Order(1, 2), made, UPLOAD_SECONDS - 1)
+    assert not is_dead(Order(1, 4), made, UPLOAD_SECONDS)  # it may still count
+    assert not is_dead(Order(1, 3), made, UPLOAD_SECONDS)
+    assert not is_dead(Order(1, 1), made, UPLOAD_SECONDS)
+
+
+def test_a_retired_version_is_no_dead_upload() -> None:
+    assert not is_dead(Order(1, 1), pointer(version(1), version(2), keep=1), UPLOAD_SECONDS)
+
+
+def test_a_pointer_is_what_was_written() -> None:
+    made = pointer(version(1), version(2, 1), version(3))
+    assert parse_pointer(made.to_json(), RUN) == made
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (("exp~trial~v000003", "../../v000003"), "no version of run"),
+        (("exp~trial~v000003", "other~v000003"), "no version of run"),
+        (('"run": "exp/trial"', '"run": "other"'), "of run 'other'"),
+        (('"format": 1', '"format": 2'), "format 2"),
+        (("exp~trial~v000003", "exp~trial~v000001"), "not in order"),
+        (("{", "["), "does not parse"),
+    ],
+)
+def test_a_pointer_that_is_none_is_refused(change: tuple[str, str], why: str) -> None:
+    text = pointer(version(2), version(3)).to_json().decode()
+    with pytest.raises(PointerRefusedError, match=why):
+        parse_pointer(text.replace(*change).encode(), RUN)
+
+
+def test_an_empty_pointer_is_refused() -> None:
+    with pytest.raises(PointerRefusedError, match="not in order"):
+        parse_pointer(Pointer(run=RUN, writer="a", versions=()).to_json(), RUN)
+
+
+@pytest.mark.parametrize("name", ["../other", ".hidden", ""])
+def test_an_upload_cannot_name_objects_of_others(name: str) -> None:
+    with pytest.raises(PointerRefusedError, match="names a file"):
+        parse_upload(b'{"writer": "a", "files": ["%s"], "format": 1}' % name.encode())
+
+
+def test_a_list_of_runs_cannot_leave_the_prefix() -> None:
+    with pytest.raises(PointerRefusedError, match="safe relative name"):
+        parse_runs(b'{"runs": ["../other"], "format": 1}')

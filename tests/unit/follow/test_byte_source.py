@@ -1,0 +1,102 @@
+"""Parts of files from another refitd, when its answers are not what they should be."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+
+import pytest
+
+from refitd.follow import byte_source
+from refitd.follow.byte_source import HttpByteSource
+from refitd.follow.upstream import FilePart, GoneError, UnreachableError, UpstreamError, WrongError
+from refitd_client.http.connection import Connection
+
+PART = FilePart(version="run~v000001", file="model.safetensors", start=10, length=5)
+HEAD = b"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 10-14/20\r\nContent-Length: 5\r\n\r\n"
+
+
+@asynccontextmanager
+async def answering(*answers: Callable[[socket.socket], None]) -> AsyncGenerator[HttpByteSource]:
+    """A server that answers each connection with the next of these, and closes it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(2) as threads:
+
+        def serve() -> None:
+            for answer in answers:
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(65536)
+                    answer(connection)
+
+        server = threading.Thread(target=serve, daemon=True)
+        server.start()
+        source = HttpByteSource(Connection(url=f"http://127.0.0.1:{listener.getsockname()[1]}"), threads=threads)
+        try:
+            yield source
+        finally:
+            await source.aclose()
+
+
+async def filled(source: HttpByteSource) -> bytes:
+    buffer = bytearray(5)
+    await source.fill(PART, memoryview(buffer))
+    return bytes(buffer)
+
+
+async def test_a_part_is_received_into_the_callers_memory() -> None:
+    async with answering(lambda to: to.sendall(HEAD + b"world")) as source:
+        assert await filled(source) == b"world"
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (HEAD + b"wor", UnreachableError),
+        (b"", UnreachableError),
+        (b"\x00garbage\r\n\r\n", UnreachableError),
+        (HEAD.replace(b"10-14", b"11-15") + b"world", WrongError),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", WrongError),
+        (b"HTTP/1.1 410 Gone\r\nContent-Length: 0\r\n\r\n", GoneError),
+        (b"HTTP/1.1 503 Not Ready\r\nContent-Length: 0\r\n\r\n", UnreachableError),
+        (b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n", WrongError),
+    ],
+)
+async def test_an_answer_that_is_not_the_part_is_an_error_of_its_kind(
+    answer: bytes, error: type[UpstreamError]
+) -> None:
+    async with answering(lambda to: to.sendall(answer)) as source:
+        with pytest.raises(error, match="http://127"):
+            await filled(source)
+
+
+async def test_a_source_that_stalls_in_the_middle_of_a_part_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(byte_source, "STALL_SECONDS", 0.2)
+    over = threading.Event()
+
+    def stalls(to: socket.socket) -> None:
+        to.sendall(HEAD + b"wor")
+        over.wait(10)
+
+    async with answering(stalls) as source:
+        with pytest.raises(UnreachableError, match="stalled"):
+            await filled(source)
+        over.set()
+
+
+async def test_a_part_that_is_given_up_ends_at_once_and_writes_nothing_more() -> None:
+    began, over = threading.Event(), threading.Event()
+
+    def stalls(to: socket.socket) -> None:
+        to.sendall(HEAD + b"wor")
+        began.set()
+        over.wait(10)
+
+    async with answering(stalls) as source:
+        asking = asyncio.create_task(filled(source))
+        await asyncio.to_thread(began.wait, 10)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        over.set()

@@ -1,0 +1,61 @@
+"""A rank proves its share of a version: fingerprints of the manifest, finite values, and the very files it has open."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from refitd_client.validation.proof import proof_digest, share_of, unprovable
+from refitd_plugin.proving import HostReader, VersionProver
+from support.provable import NAN, damage, published, weights
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / ".refitd").mkdir()
+    return tmp_path
+
+
+def test_a_good_version_is_proved_by_the_fingerprints_of_its_manifest(root: Path) -> None:
+    source = published(root, 1, weights())
+    proof, staged = VersionProver(HostReader(), 0, 1).prove(source)
+    manifest = source.structure.manifest
+    assert manifest is not None
+    assert (proof.fault, proof.tensors, staged) == ("", len(weights()), None)
+    assert proof.digest == proof_digest(manifest.fingerprints, share_of(source.structure.headers, 0, 1))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7, 20])
+def test_ranks_share_out_all_tensors_and_none_twice(root: Path, ranks: int) -> None:
+    source = published(root, 1, weights())
+    names = [name for rank in range(ranks) for name in share_of(source.structure.headers, rank, ranks)]
+    assert sorted(names) == sorted(weights())
+    assert not any(VersionProver(HostReader(), rank, ranks).prove(source)[0].fault for rank in range(ranks))
+
+
+def test_a_flipped_bit_is_found_by_the_rank_that_reads_it_and_by_no_other(root: Path) -> None:
+    source = published(root, 1, weights())
+    damage(source, "e")
+    faults = [VersionProver(HostReader(), rank, 2).prove(source)[0].fault for rank in range(2)]
+    mine = next(rank for rank in range(2) if "e" in share_of(source.structure.headers, rank, 2))
+    assert "tensor e has another fingerprint" in faults[mine]
+
+
+def test_values_that_are_not_finite_are_no_proof(root: Path) -> None:
+    tensors = weights()
+    tensors["b"][7] = NAN
+    source = published(root, 1, tensors)
+    assert VersionProver(HostReader(), 0, 1).prove(source)[0].fault == "tensor b has non-finite values"
+
+
+def test_files_that_change_while_they_are_read_are_no_proof(root: Path) -> None:
+    source = published(root, 1, weights())
+    file = source.place.folder / next(iter(source.structure.headers))
+    os.utime(file, (1, 1))
+    assert VersionProver(HostReader(), 0, 1).prove(source)[0].fault == "the files changed while they were read"
+
+
+def test_a_version_without_fingerprints_cannot_be_proved(root: Path) -> None:
+    source = published(root, 1, weights(), fingerprints=False)
+    assert unprovable(source.structure) == "has no fingerprint of each tensor in its manifest"
+    assert VersionProver(HostReader(), 0, 1).prove(source)[0].fault.startswith("the version has no fingerprint")

@@ -26,3 +26,18 @@ def test_engines_that_come_to_rest_on_different_copies_are_all_brought_to_the_ta
         story.loads_fail(faults=[Fault.UNCLEAR], hands_over=False, name="a", seconds=0.2)
         story.publish_a_delta(announce=False, back=4, honest=True, seconds=0.0)
         world.heal()
+
+
+def test_an_engine_that_slept_when_it_was_to_be_resumed_and_was_named_no_more_is_resumed_by_its_operator() -> None:
+    """A vLLM goes to sleep in its update, and is taken out of the settings before it wakes: nobody knows any more who
+    has paused it, and one that may be asleep is left alone.
+    """
+    with closing(World(30318339, strategy=StrategyName.ALL, vllm="ac")) as world:
+        story = Story(world)
+        story.publish(make=Make.NAN, announce=True, seconds=2.0)
+        story.engine_is_added_or_removed(named=True, seconds=0.1)
+        story.hand_over(seconds=0.05)
+        story.engine_sleeps_for_a_while(name="c", seconds=20.0)
+        story.engine_is_added_or_removed(named=False, seconds=0.0)
+        story.engine_is_added_or_removed(named=True, seconds=0.0)
+        world.heal()

@@ -81,7 +81,8 @@ def version_prefix(run: str, order: Order) -> str:
 class BucketVersion:
     """A version that counts. `digest` is the manifest's, `bytes` those of its files.
 
-    `pinned` and `barred` are a hub's: an operator keeps it; it was rolled back from, and no engine goes there.
+    `pinned` and `barred` are a hub's: an operator keeps it; it was rolled back from, and no engine goes there. So are
+    `allow_missing` and `allow_extra`: it may have fewer or more tensors than the engines' model.
     """
 
     id: str
@@ -91,6 +92,8 @@ class BucketVersion:
     bytes: int = 0
     pinned: bool = False
     barred: bool = False
+    allow_missing: bool = False
+    allow_extra: bool = False
 
     @classmethod
     def of(cls, manifest: Manifest) -> "BucketVersion":

@@ -74,11 +74,9 @@ class Version:
     """A version as the service sees it. `bytes` counts all its files; `timings` maps stages to milliseconds.
 
     `base` is the version that a delta leads from. `proved_by` are the engines whose GPUs have proved its tensors, where
-    the service has not read these itself. `needs_full`: it cannot be carried out, for the reason given, and the
-    next one that can is a full version. `in_memory`: it was handed over from its trainer's memory, and has no
-    good files yet, or never will: no engine can be brought back to it.
-    `place`: lists are ordered by (`place`, `generation`, `step`), the greatest first, which is the newest
-    (GET /v1/versions).
+    the service has not read these itself. `needs_full`: it cannot be carried out, for the reason given, and the next
+    one that can is a full version. `in_memory`: it was handed over from its trainer's memory, and has no good files
+    yet, or never will: no engine can be brought back to it. `allow_missing` and `allow_extra` are its notice's.
     """
 
     id: str
@@ -101,7 +99,9 @@ class Version:
     engines: list[EngineOnVersion] = field(default_factory=list[EngineOnVersion])
     timings: dict[str, float] = field(default_factory=dict[str, float])
     metadata: dict[str, str] = field(default_factory=dict[str, str])
-    place: int = 0
+    place: int = 0  # lists are ordered by (place, generation, step), the greatest first, which is the newest
+    allow_missing: bool = False
+    allow_extra: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

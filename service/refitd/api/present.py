@@ -56,6 +56,8 @@ def present_version(
         timings=record.timings,
         metadata=record.metadata,
         place=place,
+        allow_missing=record.allow_missing,
+        allow_extra=record.allow_extra,
     )
 
 

@@ -166,6 +166,8 @@ def _run(pointer: Pointer) -> UpstreamRun:
                 bytes=version.bytes,
                 pinned=version.pinned,
                 barred=version.barred,
+                allow_missing=version.allow_missing,
+                allow_extra=version.allow_extra,
             )
             for version in pointer.versions
         ),

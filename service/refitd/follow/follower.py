@@ -26,7 +26,7 @@ from refitd.follow.upstream import (
     UpstreamRun,
     UpstreamVersion,
 )
-from refitd.policy.pulls import PullPlan, is_held_back, plan_pulls
+from refitd.policy.pulls import PullPlan, as_told, is_held_back, plan_pulls
 from refitd.policy.served import is_proven
 from refitd.rollout.targets import Targets
 from refitd.state.observer import Notifier
@@ -263,8 +263,9 @@ class UpstreamFollower:
             return
         for version in self._offered.versions:
             known = self._store.versions.get(version.id)
-            if known is not None and (known.pinned, known.barred) != (version.pinned, version.barred):
-                self._store.put_version(replace(known, pinned=version.pinned, barred=version.barred))
+            if known is not None and (told := as_told(known, version)) != known:
+                self._store.put_version(told)
+                self._nudge()
         run, desired = self._offered.run, self._offered.desired
         before = self._store.runs.desired.get(run)
         if desired is None or (self._offered.is_paused and is_held_back(desired, before, self._offered.versions)):
@@ -310,7 +311,7 @@ class UpstreamFollower:
         self._store.say("version", version.id, text, of_run=version.run)
         known = self._store.versions.get(version.id)
         if known is None or known.state in _COMES:
-            self._store.put_version(_announced(version, self._store.clock.now()))
+            self._store.put_version(as_told(_announced(version, self._store.clock.now()), version))
         self._nudge()
 
     def _failed(self, version: str, error: Exception) -> None:
@@ -384,6 +385,4 @@ def _announced(version: UpstreamVersion, now: str) -> VersionRecord:
         kind=version.kind if version.kind is not Kind.HANDOVER else Kind.FULL,
         base=version.base,
         noticed=True,
-        pinned=version.pinned,
-        barred=version.barred,
     )

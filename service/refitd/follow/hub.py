@@ -145,6 +145,8 @@ def _version(version: Version) -> UpstreamVersion:
         bytes=version.bytes,
         pinned=version.pinned,
         barred=version.barred,
+        allow_missing=version.allow_missing,
+        allow_extra=version.allow_extra,
     )
 
 

@@ -50,6 +50,8 @@ class UpstreamVersion:
         bytes: of all its files.
         pinned: whether an operator keeps it.
         barred: whether it was rolled back from, so that no engine goes there.
+        allow_missing: whether it may lack tensors of the engines' model, as its publisher said.
+        allow_extra: whether it may have tensors that the engines' model lacks.
     """
 
     id: str
@@ -61,6 +63,8 @@ class UpstreamVersion:
     bytes: int | None = None
     pinned: bool = False
     barred: bool = False
+    allow_missing: bool = False
+    allow_extra: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,11 @@ this host lacks it. One that this host has rejected is not pulled again: its ups
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+from refitd.state.version import VersionRecord
+from refitd_client.checkpoint.fault import FOR_EVERY_NOTICE
 from refitd_client.contract.naming import Order
 from refitd_client.contract.states import VersionState
 
@@ -28,6 +30,19 @@ class Pullable(Protocol):
     def digest(self) -> str | None: ...
     @property
     def barred(self) -> bool: ...
+
+
+class Told(Protocol):
+    """What an upstream says about a version beside its files."""
+
+    @property
+    def pinned(self) -> bool: ...
+    @property
+    def barred(self) -> bool: ...
+    @property
+    def allow_missing(self) -> bool: ...
+    @property
+    def allow_extra(self) -> bool: ...
 
 
 HELD = frozenset(
@@ -82,6 +97,20 @@ def plan_pulls(
         elif goal == desired:
             lacks = why
     return PullPlan(pull=tuple(pull), needs=frozenset(needs), lacks=lacks)
+
+
+def as_told(known: VersionRecord, told: Told) -> VersionRecord:
+    """A version with what its upstream says about it: whether it is pinned or barred, and what its notice allowed.
+
+    The watch may have found the folder first, and the version may have been rejected for what the notice allowed: it is
+    judged again. An upstream of an earlier release does not say what was allowed, and takes nothing back.
+    """
+    allowed = known.allow_missing or told.allow_missing, known.allow_extra or told.allow_extra
+    now = replace(known, pinned=told.pinned, barred=told.barred, allow_missing=allowed[0], allow_extra=allowed[1])
+    is_new = allowed != (known.allow_missing, known.allow_extra)
+    if is_new and known.state is VersionState.REJECTED and known.code not in FOR_EVERY_NOTICE:
+        return replace(now, state=VersionState.ANNOUNCED, reason=None, code=None)
+    return now
 
 
 def is_held_back(desired: str, before: str | None, offered: Sequence[Pullable]) -> bool:

@@ -18,7 +18,7 @@ from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd_client.bucket.collection import collect
 from refitd_client.bucket.objects import Bucket
-from refitd_client.bucket.pointer import Pointer
+from refitd_client.bucket.pointer import BucketVersion, Pointer
 from refitd_client.bucket.run import BucketRun
 from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, ManifestRefusedError, parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME
@@ -168,8 +168,7 @@ def _as_here(known: Mapping[str, VersionRecord], wanted: str | None) -> Callable
         if pointer is None:
             raise RuntimeError("a run without versions wants nothing")
         versions = tuple(
-            replace(version, pinned=here.pinned, barred=here.barred) if (here := known.get(version.id)) else version
-            for version in pointer.versions
+            _said_of(version, here) if (here := known.get(version.id)) else version for version in pointer.versions
         )
         is_there = any(version.id == wanted for version in versions)
         desired = wanted if is_there else pointer.desired
@@ -178,3 +177,13 @@ def _as_here(known: Mapping[str, VersionRecord], wanted: str | None) -> Callable
         return replace(pointer, versions=versions, desired=desired)
 
     return change
+
+
+def _said_of(version: BucketVersion, here: VersionRecord) -> BucketVersion:
+    return replace(
+        version,
+        pinned=here.pinned,
+        barred=here.barred,
+        allow_missing=here.allow_missing,
+        allow_extra=here.allow_extra,
+    )

@@ -1,0 +1,45 @@
+"""What an upstream says about a version counts on each host, and what was allowed once stays allowed."""
+
+from dataclasses import replace
+
+import pytest
+
+from refitd.follow.upstream import UpstreamVersion
+from refitd.policy.pulls import as_told
+from refitd.state.version import VersionRecord
+from refitd_client.checkpoint.fault import Code
+from refitd_client.contract.naming import Order
+from refitd_client.contract.states import VersionState
+
+ORDER = Order(1, 7)
+TOLD = UpstreamVersion(id="run~v000007", run="run", order=ORDER, digest="xxh3:1")
+KNOWN = VersionRecord(run="run", order=ORDER, path="run/v000007", state=VersionState.SEALED, created_at="now")
+
+
+def _rejected(code: Code) -> VersionRecord:
+    return replace(KNOWN, state=VersionState.REJECTED, reason="tensor a is missing", code=code)
+
+
+@pytest.mark.parametrize("allowance", ["allow_missing", "allow_extra"])
+def test_a_version_that_was_rejected_for_what_its_notice_allowed_is_judged_again(allowance: str) -> None:
+    again = as_told(_rejected(Code.MISSING_TENSOR), replace(TOLD, **{allowance: True}))
+    assert (again.state, again.reason, again.code) == (VersionState.ANNOUNCED, None, None)
+    assert getattr(again, allowance)
+
+
+def test_nothing_is_allowed_that_would_make_bad_bytes_good() -> None:
+    assert as_told(_rejected(Code.NON_FINITE), replace(TOLD, allow_missing=True)).state is VersionState.REJECTED
+
+
+def test_a_verdict_stays_while_the_upstream_says_nothing_new() -> None:
+    rejected = replace(_rejected(Code.MISSING_TENSOR), allow_missing=True)
+    assert as_told(rejected, replace(TOLD, allow_missing=True)) == rejected
+
+
+def test_an_upstream_of_an_earlier_release_takes_back_nothing_that_was_allowed() -> None:
+    assert as_told(replace(KNOWN, allow_missing=True), TOLD).allow_missing
+
+
+def test_pins_and_bars_are_the_upstreams() -> None:
+    told = as_told(replace(KNOWN, pinned=True), replace(TOLD, barred=True))
+    assert (told.pinned, told.barred, told.state) == (False, True, VersionState.SEALED)

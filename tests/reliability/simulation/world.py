@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import random
 import tempfile
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -449,18 +449,23 @@ class World:
         # One that waited for its turn behind another is found broken only after that one was restarted.
         while waiting := [each for each in self.life.store.engines.values() if self._wants_operator(each, tended)]:
             tended.update(f"{each.id} {each.state}" for each in waiting)
-            for each in waiting:
-                if self._is_held(each):
-                    self.servers[each.id.removesuffix(":1")].is_resumed()
-            if given_up := [each for each in waiting if each.state is EngineState.QUARANTINED]:
-                self._restart([each.id.removesuffix(":1") for each in given_up])
-            for each in waiting:
-                if each.state is EngineState.CONTESTED:
-                    self.promises.is_seen(each)
-                    self.life.fleet.resync(each.id)
+            self._tend(waiting)
             self.wait(HEAL_SECONDS)
         self.wait(HEAL_SECONDS)
         self.promises.hold_in_the_end()
+
+    def _tend(self, waiting: Sequence[EngineRecord]) -> None:
+        """Do for engines what alerts ask the operator to do."""
+        assert self.life is not None
+        for each in waiting:
+            if self._is_held(each):
+                self.servers[each.id.removesuffix(":1")].is_resumed()
+        if given_up := [each for each in waiting if each.state is EngineState.QUARANTINED]:
+            self._restart([each.id.removesuffix(":1") for each in given_up])
+        for each in waiting:
+            if each.state is EngineState.CONTESTED:
+                self.promises.is_seen(each)
+                self.life.fleet.resync(each.id)
 
     def _wants_operator(self, engine: EngineRecord, tended: Collection[str]) -> bool:
         """Whether an alert asks the operator to do something for an engine, which was not done before."""

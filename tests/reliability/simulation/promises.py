@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .world import World
 
 RUN = "run"
+LOST = -1  # the life of contents that nobody knows any more
 
 
 @dataclass(slots=True)
@@ -272,6 +273,8 @@ class Promises(Observer):
                 if engine.run == RUN:  # one that is moved away in mid-load may end on the base of a delta
                     self._goes_forward(engine.serving, engine.id, server)
                 self._is_proven(engine.serving, engine.id, server)
+            if not engine.known and engine.id in self._reached:
+                self._reached[engine.id] = self._reached[engine.id][0], LOST
             if engine.state in {EngineState.TAINTED, EngineState.QUARANTINED}:
                 assert not engine.known, f"4: {engine.id} is {engine.state} and counts as known"
 
@@ -291,7 +294,8 @@ class Promises(Observer):
     def _goes_forward(self, version: str, engine: str, server: SimServer) -> None:
         """5: never back to an older version, but for a rollback.
 
-        One that has lost its contents cannot be brought to a delta again that leads there from nothing.
+        One that has lost its contents, by a restart or by a load that nobody knows the end of, cannot be brought to a
+        delta again that leads there from nothing.
         """
         order = self._orders[self._path_of(version)]
         before, life = self._reached.get(engine, (order, server.life))

@@ -41,3 +41,25 @@ def test_an_engine_that_slept_when_it_was_to_be_resumed_and_was_named_no_more_is
         story.engine_is_added_or_removed(named=False, seconds=0.0)
         story.engine_is_added_or_removed(named=True, seconds=0.0)
         world.heal()
+
+
+def test_an_engine_whose_load_was_cut_off_with_its_record_goes_back_where_its_delta_cannot_be_loaded_again() -> None:
+    """The journal is full, so that nothing says that a delta was loaded; its base goes, and the service is killed: what
+    the engine holds is unknown, and from nothing no way leads to the delta.
+    """
+    with closing(World(2264370740, strategy=StrategyName.CANARY, vllm="abc")) as world:
+        story = Story(world)
+        story.publish_a_delta(back=4, announce=True, honest=True, seconds=0.01)
+        story.publish(make=Make.NAN, announce=True, seconds=0.0)
+        story.trainer_deletes_a_version(index=3)
+        story.another_writer_loads_into_an_engine(name="b", seconds=3.0, times=1)
+        story.engine_is_killed(name="a")
+        story.engine_is_added_or_removed(named=False, seconds=2.0)
+        story.label_is_set_by_someone_else(name="b")
+        story.disk_fails_for_a_while(kind="full", seconds=9.0)
+        story.call_of_someone_else_fails(name="a", loads=True, seconds=40.0)
+        story.train_on(steps=5, seconds=0.1)
+        story.trainer_deletes_a_version(index=3)
+        story.disk_fails_for_a_while(kind="full", seconds=9.0)
+        story.service_is_killed_and_started_again(seconds=0.0)
+        world.heal()

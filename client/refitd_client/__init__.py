@@ -4,49 +4,49 @@
 >>> with WeightPublisher("/shared/weights", "exp/trial", "http://127.0.0.1:8700") as publisher:
 ...     publisher.publish(model, step=123).wait()
 
-Importing it imports neither torch nor any part of the service.
+Importing it imports neither torch nor any part of the service; a name's module is imported when the name is asked for.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from refitd_client.contract.wire import Notice
-from refitd_client.delta.plan import DeltaRules
-from refitd_client.errors import (
-    BucketError,
-    ConflictError,
-    EngineFailedError,
-    Fault,
-    InvalidRequestError,
-    InvalidWeightsError,
-    NameRefusedError,
-    NoSpaceError,
-    NotFoundError,
-    PlanRefusedError,
-    PublishError,
-    RankLostError,
-    RefitError,
-    RunBusyError,
-    ServiceError,
-    ServiceProblemError,
-    ServiceUnreachableError,
-    StepConflictError,
-    StorageError,
-    UnauthorizedError,
-    UnlabelledAnswerError,
-    VersionFailedError,
-    VersionLostError,
-    VersionRejectedError,
-    WaitTimeoutError,
-)
-from refitd_client.http.client import AsyncRefitClient, RefitClient
-from refitd_client.http.exchange import RetryPolicy
-from refitd_client.http.verdict import Served
-from refitd_client.publish.publication import Publication, StagedPublication
-from refitd_client.publish.publisher import WeightPublisher
-from refitd_client.sharded import Sharded, ShardedPublisher
-from refitd_client.write.version_folder import Progress
-
 if TYPE_CHECKING:
+    from refitd_client.contract.wire import Notice
+    from refitd_client.delta.plan import DeltaRules
+    from refitd_client.errors import (
+        BucketError,
+        ConflictError,
+        EngineFailedError,
+        Fault,
+        InvalidRequestError,
+        InvalidWeightsError,
+        NameRefusedError,
+        NoSpaceError,
+        NotFoundError,
+        PlanRefusedError,
+        PublishError,
+        RankLostError,
+        RefitError,
+        RunBusyError,
+        ServiceError,
+        ServiceProblemError,
+        ServiceUnreachableError,
+        StepConflictError,
+        StorageError,
+        UnauthorizedError,
+        UnlabelledAnswerError,
+        VersionFailedError,
+        VersionLostError,
+        VersionRejectedError,
+        WaitTimeoutError,
+    )
+    from refitd_client.http.client import AsyncRefitClient, RefitClient
+    from refitd_client.http.exchange import RetryPolicy
+    from refitd_client.http.verdict import Served
+    from refitd_client.publish.publication import Publication, StagedPublication
+    from refitd_client.publish.publisher import WeightPublisher
+    from refitd_client.sharded import Sharded, ShardedPublisher
+    from refitd_client.write.version_folder import Progress
     from refitd_plan import plan
 
 __all__ = [
@@ -91,10 +91,31 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """`plan` is imported when it is asked for: a trainer that publishes has no need of it."""
-    if name != "plan":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from refitd_plan import plan
+_PLACES = {
+    "Notice": "refitd_client.contract.wire",
+    "DeltaRules": "refitd_client.delta.plan",
+    "AsyncRefitClient": "refitd_client.http.client",
+    "RefitClient": "refitd_client.http.client",
+    "RetryPolicy": "refitd_client.http.exchange",
+    "Served": "refitd_client.http.verdict",
+    "Publication": "refitd_client.publish.publication",
+    "StagedPublication": "refitd_client.publish.publication",
+    "WeightPublisher": "refitd_client.publish.publisher",
+    "Sharded": "refitd_client.sharded",
+    "ShardedPublisher": "refitd_client.sharded",
+    "Progress": "refitd_client.write.version_folder",
+    "plan": "refitd_plan",
+}
+"""The module of each name that is no error."""
 
-    return plan
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_PLACES.get(name, "refitd_client.errors")), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

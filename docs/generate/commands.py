@@ -32,9 +32,10 @@ def _exit_codes() -> str:
 
 def _sections() -> Iterator[str]:
     commands: dict[str, Any] = typer.main.get_command(app).commands  # pyright: ignore
-    for panel, functions in COMMANDS.items():
+    for panel, names in COMMANDS.items():
         yield f"## {panel}"
-        yield from (_command(f"refitd {each.__name__}", commands[each.__name__]) for each in functions)
+        alone = [name for name in names if not hasattr(commands[name], "commands")]
+        yield from (_command(f"refitd {name}", commands[name]) for name in alone)
     for name, group in commands.items():
         if hasattr(group, "commands"):
             yield from _group(f"refitd {name}", group)

@@ -1,29 +1,18 @@
-"""The command line: all commands together, and a suggestion where the name is that of another tool's command."""
+"""The command line: all commands together, and a suggestion where the name is that of another tool's command.
 
-from collections.abc import Callable, Mapping
+A command's module is imported when it is called: all of them take a second, most of which is the service's.
+"""
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from importlib import import_module
 from importlib.metadata import version as version_of
 from typing import Annotated, Any
 
 import typer
+from typer.main import get_command
 
-from refitd.cli import engines, runs
-from refitd.cli.areal import areal
-from refitd.cli.demo import demo
-from refitd.cli.doctor import doctor
 from refitd.cli.exits import EXIT_CODES_HELP
-from refitd.cli.fsck import fsck
-from refitd.cli.log import log
 from refitd.cli.options import Command, Group, help_of
-from refitd.cli.plan import plan
-from refitd.cli.publish import publish
-from refitd.cli.reclaim import reclaim
-from refitd.cli.rollback import rollback
-from refitd.cli.serve import ENGINES_FILE_HELP, adopt, serve
-from refitd.cli.status import status
-from refitd.cli.top import top
-from refitd.cli.versions import explain, pause, pin, resume, unpin, versions
-from refitd.cli.wait import wait
-from refitd.cli.webhooks import webhooks
 
 MEANT: Mapping[str, str] = {
     **dict.fromkeys(("events", "history", "logs", "audit", "decisions"), "log"),
@@ -44,8 +33,87 @@ MEANT: Mapping[str, str] = {
 }
 
 
+COMMANDS: Mapping[str, Mapping[str, str]] = {
+    "Run it": {
+        "plan": "plan",
+        "doctor": "doctor",
+        "serve": "serve",
+        "areal": "areal",
+        "demo": "demo",
+        "fsck": "fsck",
+        "adopt": "serve",
+    },
+    "Look": {
+        "status": "status",
+        "top": "top",
+        "versions": "versions",
+        "explain": "versions",
+        "log": "log",
+        "wait": "wait",
+        "webhooks": "webhooks",
+        "engines": "engines",
+        "runs": "runs",
+    },
+    "Change": {
+        "publish": "publish",
+        "rollback": "rollback",
+        "pause": "versions",
+        "resume": "versions",
+        "pin": "versions",
+        "unpin": "versions",
+        "reclaim": "reclaim",
+    },
+}
+"""By the panel of --help that shows it: each command, and the module of `refitd.cli` that has it."""
+
+
+def _made(name: str, panel: str) -> Any:
+    """The command of this name: a function of its module, or the module's `app`, which has commands of its own."""
+    module = import_module(f"refitd.cli.{COMMANDS[panel][name]}")
+    if hasattr(module, "app"):
+        group = get_command(module.app)
+        group.name, group.rich_help_panel, group.epilog = name, panel, EXIT_CODES_HELP  # pyright: ignore
+        return group
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+    command, epilog = getattr(module, name), getattr(module, "EPILOGS", {}).get(name, EXIT_CODES_HELP)
+    alone.command(cls=Command, help=help_of(command), epilog=epilog, rich_help_panel=panel)(command)
+    return get_command(alone)
+
+
+class _OnDemand(MutableMapping[str, Any]):
+    """Commands by name. One is made when it is asked for."""
+
+    def __init__(self) -> None:
+        self._panels = {name: panel for panel, names in COMMANDS.items() for name in names}
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            self._made[name] = _made(name, self._panels[name])
+        return self._made[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._panels
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        raise TypeError(f"{name} is not in COMMANDS")
+
+    __delitem__: Any = None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._panels)
+
+    def __len__(self) -> int:
+        return len(self._panels)
+
+
 class Commands(Group):
-    """Suggests refitd's own command where the name is that of another tool's command."""
+    """All commands. Suggests refitd's own command where the name is that of another tool's command."""
+
+    def __init__(self, **given: Any) -> None:
+        """Made by Typer, which knows of none."""
+        super().__init__(**given)
+        self.commands = _OnDemand()
 
     def resolve_command(self, ctx: Any, args: Any) -> Any:
         """The command that the first word names."""
@@ -85,17 +153,3 @@ def refitd(version: Version = False) -> None:
     refitd publish out/checkpoint-123 --root /shared/weights --run exp --step 123 --wait
     refitd status
     """
-
-
-COMMANDS: Mapping[str, tuple[Callable[..., None], ...]] = {
-    "Run it": (plan, doctor, serve, areal, demo, fsck, adopt),
-    "Look": (status, top, versions, explain, log, wait, webhooks),
-    "Change": (publish, rollback, pause, resume, pin, unpin, reclaim),
-}
-EPILOGS: Mapping[Callable[..., None], str] = {serve: ENGINES_FILE_HELP + EXIT_CODES_HELP}
-for panel, commands in COMMANDS.items():
-    for command in commands:
-        epilog = EPILOGS.get(command, EXIT_CODES_HELP)
-        app.command(cls=Command, help=help_of(command), epilog=epilog, rich_help_panel=panel)(command)
-app.add_typer(engines.app, name="engines", rich_help_panel="Look", epilog=EXIT_CODES_HELP)
-app.add_typer(runs.app, name="runs", rich_help_panel="Look", epilog=EXIT_CODES_HELP)

@@ -14,7 +14,7 @@ from refitd_client.contract.wire import NewEngine, RunGlance
 from refitd_client.errors import ConflictError
 from refitd_client.http.client import RefitClient
 
-app = typer.Typer(cls=Group)
+app = typer.Typer(cls=Group, add_completion=False)
 
 EngineUrl = Annotated[str, typer.Argument(metavar="URL", help="The engine's own URL, such as http://10.0.0.7:30000")]
 NewId = Annotated[str | None, typer.Option("--id", metavar="ID", help="A name for it; else one is made from its URL")]

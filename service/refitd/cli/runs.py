@@ -12,7 +12,7 @@ from refitd_client.contract.states import Standing
 from refitd_client.contract.wire import Page, RunGlance
 from refitd_client.http.client import RefitClient
 
-app = typer.Typer(cls=Group)
+app = typer.Typer(cls=Group, add_completion=False)
 
 _WHAT_GOES = "Its other versions are deleted at the next collection: 'refitd reclaim --dry-run' lists them."
 _LOSES = "this lets collection delete older versions of the run"

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from refitd.cli.exits import EXIT_CODES_HELP
 from refitd.cli.flags import settings_from, takes_settings
 from refitd.cli.output import speaking
 from refitd.cli.render import sentence
@@ -28,6 +29,8 @@ engines:
     pair: http://10.0.0.9:30000     # decodes what it prefills; a list of several
 
 """
+EPILOGS = {"serve": ENGINES_FILE_HELP + EXIT_CODES_HELP}
+"""What stands below the options of a command, by its name."""
 
 
 @takes_settings()

@@ -21,8 +21,8 @@ from refitd_client.errors import (
 )
 from support.command_line import refitd
 
-NAMES = [command.__name__ for commands in COMMANDS.values() for command in commands]
-EVERY = [[name] for name in NAMES] + [["engines"], *(["engines", verb] for verb in ("list", "add", "remove", "resync"))]
+NAMES = [name for names in COMMANDS.values() for name in names]
+EVERY = [[name] for name in NAMES] + [["engines", verb] for verb in ("list", "add", "remove", "resync")]
 
 
 def run_without(package: str, *args: str) -> subprocess.CompletedProcess[str]:
@@ -32,9 +32,11 @@ def run_without(package: str, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("package", ["typer", "rich", "pydantic_settings"])
-def test_the_bare_sdk_says_in_one_line_what_to_install(package: str) -> None:
-    done = run_without(package, "status")
+@pytest.mark.parametrize(
+    ("package", "command"), [("typer", "status"), ("rich", "status"), ("pydantic_settings", "serve")]
+)
+def test_the_bare_sdk_says_in_one_line_what_to_install(package: str, command: str) -> None:
+    done = run_without(package, command)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == "refitd: this command needs the service extra: pip install '.[service]' in its clone\n"
@@ -56,6 +58,14 @@ def test_a_missing_part_of_refitd_is_a_bug_and_not_an_extra() -> None:
     done = run_without("refitd.cli.render", "status")
     assert done.returncode == 1
     assert "Traceback" in done.stderr
+
+
+def test_a_command_imports_what_it_needs_and_not_the_service() -> None:
+    code = (
+        "import sys, refitd.cli.app, refitd.cli.status; print(sorted({'numpy', 'pydantic', 'torch'} & {*sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_the_module_is_the_command() -> None:

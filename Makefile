@@ -61,10 +61,10 @@ check: $(READY) ## lint, formatting, imports between packages, and types
 	@$(BIN)/lint-imports --no-cache --no-logo
 	@$(BIN)/pyright
 
-simulation: $(READY) ## 10,000 steps of the simulation from a seed that is drawn and shown (SEED=7 STEPS=1: that case again)
+simulation: $(READY) ## 10,000 steps of the simulation, on one host and on several, from a seed that is drawn and shown (SEED=7 STEPS=1: that case again)
 	@seed=$(SEED); echo "the first case of the simulation is $$seed: 'make simulation SEED=$$seed' takes the same steps"; \
 	REFITD_SIMULATION_SEED=$$seed REFITD_SIMULATION_STEPS=$(or $(STEPS),$(REFITD_SIMULATION_STEPS),10000) REFITD_SIMULATION_SHARES=2 \
-	$(BIN)/python -m pytest tests/reliability/simulation/test_simulation.py -q -n 2 -k whatever_comes $(ARGS)
+	$(BIN)/python -m pytest tests/reliability/simulation -q -n 2 -k whatever_comes $(ARGS)
 
 fuzz: $(READY) ## change what files, engines and plugins send, in other ways each time, for about two minutes (FUZZ=100000: an hour)
 	@REFITD_FUZZ=$(FUZZ) $(BIN)/python -m pytest tests/reliability/attack/test_attack_parsers.py tests/reliability/attack/test_attack_answers.py -q --timeout 7200 $(ARGS)

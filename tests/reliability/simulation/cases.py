@@ -3,7 +3,7 @@ nor the order of hashes changes a step.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -11,11 +11,14 @@ from typing import Any
 
 from refitd.policy.strategy import StrategyName
 
-from .steps import RULES, Story
+from .host_steps import HOST_RULES, HostStory
+from .hosts import Hosts
+from .steps import RULES, Draw, Story
 from .world import NAMES, World
 
 RUN_STEPS = 50
 VLLM = 0.5  # of the engines
+MOST_FOLLOWERS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +36,23 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A world and the steps that are taken in it. `vllm` as of `World`."""
+    """A world and the steps that are taken in it. `vllm` as of `World`, `followers` as of `Hosts`, 0 for one host."""
 
     seed: int
     strategy: StrategyName
     vllm: str
     steps: tuple[Step, ...]
+    followers: int = 0
 
     def __str__(self) -> str:
         """As Python that takes the steps again."""
         arguments = f"{self.seed}, strategy={_said(self.strategy)}, vllm={self.vllm!r}"
-        world = f"with closing(World({arguments})) as world:"
-        return "\n    ".join([world, "story = Story(world)", *map(str, self.steps), "world.heal()"])
+        hosts = f", followers={self.followers}"
+        made = f"Hosts({arguments}{hosts})" if self.followers else f"World({arguments})"
+        story = "HostStory" if self.followers else "Story"
+        return "\n    ".join(
+            [f"with closing({made}) as world:", f"story = {story}(world)", *map(str, self.steps), "world.heal()"]
+        )
 
 
 def _said(value: Any) -> str:
@@ -55,10 +63,19 @@ def _said(value: Any) -> str:
 
 def drawn(seed: int) -> Case:
     """The case of a seed. It knows some of the rules only, so that cases differ in what they do often."""
+    return _drawn(random.Random(seed), RULES)
+
+
+def drawn_of_hosts(seed: int) -> Case:
+    """The same of several hosts."""
     chance = random.Random(seed)
+    return replace(_drawn(chance, HOST_RULES), followers=chance.randint(1, MOST_FOLLOWERS))
+
+
+def _drawn(chance: random.Random, known: Mapping[str, Mapping[str, Draw]]) -> Case:
     share = chance.random()
-    rules = [name for name in RULES if chance.random() < share] or list(RULES)
-    steps = (_step(chance.choice(rules), chance) for _ in range(RUN_STEPS))
+    rules = [name for name in known if chance.random() < share] or list(known)
+    steps = (_step(chance.choice(rules), known, chance) for _ in range(RUN_STEPS))
     return Case(chance.getrandbits(32), chance.choice(list(StrategyName)), some_engines(chance), tuple(steps))
 
 
@@ -67,8 +84,8 @@ def some_engines(chance: random.Random) -> str:
     return "".join(name for name in NAMES if chance.random() < VLLM)
 
 
-def _step(name: str, chance: random.Random) -> Step:
-    return Step(name, {argument: draw(chance) for argument, draw in RULES[name].items()})
+def _step(name: str, known: Mapping[str, Mapping[str, Draw]], chance: random.Random) -> Step:
+    return Step(name, {argument: draw(chance) for argument, draw in known[name].items()})
 
 
 def played(case: Case) -> Story:
@@ -77,12 +94,18 @@ def played(case: Case) -> Story:
     Raises:
         AssertionError: one does not.
     """
-    with closing(World(case.seed, strategy=case.strategy, vllm=case.vllm)) as world:
-        story = Story(world)
+    with closing(_world(case)) as world:
+        story = HostStory(world) if isinstance(world, Hosts) else Story(world)
         for step in case.steps:
             getattr(story, step.name)(**step.arguments)
         world.heal()
     return story
+
+
+def _world(case: Case) -> World:
+    if case.followers:
+        return Hosts(case.seed, strategy=case.strategy, vllm=case.vllm, followers=case.followers)
+    return World(case.seed, strategy=case.strategy, vllm=case.vllm)
 
 
 def shortest(case: Case, fails: Callable[[Case], bool]) -> Case:

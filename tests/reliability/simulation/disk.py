@@ -6,10 +6,11 @@ the product's own code, and copied from then on. So the verdicts are the product
 
 import itertools
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cache
+from functools import cache, lru_cache
+from hashlib import shake_128
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,8 +22,8 @@ from refitd.root.handle import Identity
 from refitd.root.outcome import Discarded, Emptied, Gone, Incoming, Refused, Slot
 from refitd.root.scan import FoundFolder, Listing, ListingFailed
 from refitd_client.checkpoint.inventory import Reference
-from refitd_client.contract.manifest import ManifestFile
-from refitd_client.contract.naming import Order, parse_version_folder, version_id
+from refitd_client.contract.manifest import ManifestFile, digest_of_pieces, joined
+from refitd_client.contract.naming import MANIFEST_NAME, Order, parse_version_folder, version_id
 from refitd_client.validation.delta import Base
 from refitd_client.validation.examine import examine, structure
 from refitd_client.validation.reference import read_reference
@@ -34,6 +35,7 @@ from . import proving
 from .offer import SimOffer
 from .proving import with_fingerprints
 
+SIM_BLOCK = 64  # bytes that are pulled and digested together
 Pause = Callable[[], Awaitable[None]]
 
 
@@ -80,8 +82,11 @@ class SimFolder:
 
 @dataclass(frozen=True, slots=True)
 class _Template:
+    """What a folder looks like, and the bytes of its files."""
+
     structure: Structure
     evidence: Evidence
+    files: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
 
 
 @cache
@@ -105,8 +110,39 @@ def templates() -> tuple[Reference, dict[Make, _Template]]:
             path = f"{make.value}/v000001"
             seen = structure(root, path)
             evidence = examine(root, path, reference, Options())
-            found[make] = _Template(seen, evidence)
+            found[make] = _Template(seen, evidence, _files_in(root / path))
         return reference, found
+
+
+def _files_in(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != MANIFEST_NAME}
+
+
+@lru_cache(4096)
+def bytes_of(make: Make, name: str, content: int) -> bytes:
+    """The bytes of a file of a version: others for other contents, in a safetensors file behind its header."""
+    real = templates()[1][make].files[name]
+    if name.endswith(".json"):
+        return real
+    head = 8 + int.from_bytes(real[:8], "little") if name.endswith(".safetensors") else 0
+    return real[:head] + shake_128(f"{name} {content}".encode()).digest(len(real) - head)
+
+
+def digest_in_blocks(data: bytes) -> str:
+    """A file's digest, of blocks of `SIM_BLOCK`: files here are small, and are to have several."""
+    return joined(blocks_of(data))
+
+
+def blocks_of(data: bytes) -> list[bytes]:
+    """The digests of a file's blocks."""
+    starts = range(0, max(len(data), 1), SIM_BLOCK)
+    return [digest_of_pieces([data[start : start + SIM_BLOCK]]) for start in starts]
+
+
+@lru_cache(4096)
+def _entry(make: Make, name: str, content: int) -> ManifestFile:
+    data = bytes_of(make, name, content)
+    return ManifestFile(size=len(data), digest=digest_in_blocks(data))
 
 
 def _delta(root: Path, reference: Reference) -> _Template:
@@ -119,7 +155,8 @@ def _delta(root: Path, reference: Reference) -> _Template:
     assert evidence.structure.manifest is not None
     look = replace(evidence.structure, manifest=replace(evidence.structure.manifest, fingerprints={}))
     assert evidence.delta is not None
-    return _Template(look, replace(evidence, structure=look, delta=replace(evidence.delta, rows={})))
+    evidence = replace(evidence, structure=look, delta=replace(evidence.delta, rows={}))
+    return _Template(look, evidence, _files_in(root / record.path))
 
 
 def _without_one() -> dict[str, "np.ndarray[tuple[int, ...], np.dtype[np.float32]]"]:
@@ -260,10 +297,7 @@ def seen_at(path: str, folder: SimFolder) -> _Template:
     manifest, contents = template.structure.manifest, template.evidence.contents
     if manifest is not None:
         order = _order(path)
-        files = {
-            name: ManifestFile(size=file.size, digest=f"{file.digest}:{folder.content}")
-            for name, file in manifest.files.items()
-        }
+        files = {name: _entry(folder.make, name, folder.content) for name in manifest.files if name in template.files}
         manifest = replace(
             manifest, run=path.rpartition("/")[0], generation=order.generation, step=order.step, files=files
         )
@@ -273,12 +307,21 @@ def seen_at(path: str, folder: SimFolder) -> _Template:
             manifest = with_fingerprints(template.structure, manifest, folder.content)
     look = replace(template.structure, path=path, signature=signature_of(folder), manifest=manifest)
     if contents is not None:
-        digests = {name: f"{digest}:{folder.content}" for name, digest in contents.digests.items()}
+        digests = {name: _digest(folder, name, digest) for name, digest in contents.digests.items()}
         contents = replace(contents, digests=digests)
     delta = template.evidence.delta
     if delta is not None and manifest is not None:
         delta = replace(delta, base=folder.base or "", version=version_id(manifest.run, manifest.order))
     return _Template(look, replace(template.evidence, structure=look, contents=contents, delta=delta))
+
+
+def _digest(folder: SimFolder, name: str, found: str) -> str:
+    """What reading a file finds, where the template's own bytes had the digest `found`."""
+    template = templates()[1][folder.make]
+    manifest = template.structure.manifest
+    if manifest is not None and name in manifest.files and manifest.files[name].digest == found:
+        return _entry(folder.make, name, folder.content).digest
+    return f"{found}:{folder.content}"
 
 
 class SimFiles:

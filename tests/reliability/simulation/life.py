@@ -27,16 +27,17 @@ from refitd.rollout.controller import RolloutController
 from refitd.rollout.fleet import Fleet
 from refitd.rollout.proving import RankProofs
 from refitd.rollout.targets import Targets
+from refitd.state.followers import Followers
 from refitd.state.journal.journal import Journal
 from refitd.state.journal.writes import JournalWrite
 from refitd.state.store import Store
 
 from .copies import SimCopies
-from .disk import SimFiles, SimFolders, templates
+from .disk import SimFiles, templates
 from .server import MOUNT
 
 if TYPE_CHECKING:
-    from .world import World
+    from .place import Place
 
 ADDED = "c"  # the engine that the API adds and removes
 PARTNER = "p"  # the server that decodes what engine a's own prefills, where that is a pair
@@ -67,18 +68,20 @@ class _Journal(Journal):
 class Life:
     """One process of the service, from its start to its kill."""
 
-    def __init__(self, world: "World") -> None:
+    def __init__(self, world: "Place") -> None:
         self.world = world
         self.alive = True
         self.journal = _Journal(world.state, self)
         self.store = Store(self.journal, world.clock)
-        self.targets = Targets(self.store, world.strategy)
+        self.targets = Targets(self.store, world.strategy, follows=world.follows)
         self.store.observe(world.promises)
         settings = world.settings
         files = SimFiles(world.disk, self._pause)
         proofs = RankProofs(self.store, self.targets, settings.prove)
         self.catalog = Catalog(self.store, files, _Base(self.store), settings.catalog_rules, proofs)
-        facts = StoreFacts(self.store, self.targets, files, self.catalog.judging)
+        self.followers = Followers(world.clock)
+        self.follower = world.follow(self)
+        facts = self._facts(files)
         copies = SimCopies(world.disk, self._pause, world.promises.before_copying)
         self.materializer = Materializer(self.store, self.targets, facts, copies, most=settings.copies)
         warmer = Warmer(world.state, lambda: "tmpfs")
@@ -96,11 +99,11 @@ class Life:
             proofs=proofs,
             chance=random.Random(world.chance.random()),
         )
-        promises = world.promises
-        folders = SimFolders(world.disk, self._pause, promises.before_discard, promises.before_recycling)
         self.swept = SimFiles(world.disk, self._pause)
-        swept = StoreFacts(self.store, self.targets, self.swept, self.catalog.judging)
-        self.collector = Collector(self.store, swept, folders, settings.reclaim_rules, self.materializer)
+        folders = world.folders(self._pause)
+        self.collector = Collector(
+            self.store, self._facts(self.swept), folders, settings.reclaim_rules, self.materializer
+        )
         self.intake = Intake(self.store, self.targets, files, Path(MOUNT), self.catalog.nudge)
         self.controller = RolloutController(self.store, self.targets, default_run=None, quorum=1)
         self.canaries = CanaryChecks(self.store, self.targets, [self.fleet.trial])
@@ -112,8 +115,21 @@ class Life:
             fleet=self.fleet,
             sweeper=self.collector.sweeper,
             materializer=self.materializer,
+            followers=self.followers,
+            follower=self.follower,
         )
         self._task = world.loop.create_task(self._run())
+
+    def _facts(self, files: SimFiles) -> StoreFacts:
+        follower = self.follower
+        return StoreFacts(
+            self.store,
+            self.targets,
+            files,
+            self.catalog.judging,
+            pulling=self.followers.pulled,
+            upstream=frozenset if follower is None else lambda: follower.needs,
+        )
 
     def _connect(self, spec: EngineSpec) -> EnginePort:
         server = self.world.servers[spec.url.removeprefix("http://").removesuffix(":1")]
@@ -129,7 +145,7 @@ class Life:
         await self.materializer.survey()
         async with asyncio.TaskGroup() as group:
             parts = (self.catalog, self.controller, self.canaries, self.collector, self.materializer, self.fleet)
-            for part in (self.journal, *parts):
+            for part in (self.journal, *parts, *([] if self.follower is None else [self.follower])):
                 group.create_task(part.run())
 
     async def kill(self) -> None:

@@ -26,7 +26,7 @@ from .server import SimServer
 
 if TYPE_CHECKING:
     from .life import Life
-    from .world import World
+    from .place import Place
 
 RUN = "run"
 LOST = -1  # the life of contents that nobody knows any more
@@ -43,7 +43,7 @@ class _Proof:
 class Promises(Observer):
     """What was promised, and whether it holds."""
 
-    def __init__(self, world: "World") -> None:
+    def __init__(self, world: "Place") -> None:
         self._world = world
         self._contents: dict[str, set[int]] = {}  # path → what has ever lain there and was good
         self._lent: dict[str, set[int]] = {}  # path → what a trainer has offered from its memory
@@ -304,9 +304,14 @@ class Promises(Observer):
         if before <= order:
             return
         record = self._life.store.versions.get(version_id(RUN, before))
-        gone = record is None or record.barred or record.state is not VersionState.SEALED
+        gone = self._may_go_back(version_id(RUN, before))
         gone = gone or (life != server.life and record is not None and self._life.targets.carriage.is_refused(record))
         assert gone, f"5: {engine} went back from {before} to {order}"
+
+    def _may_go_back(self, version: str) -> bool:
+        """Whether engines may go to an older version than this one."""
+        record = self._life.store.versions.get(version)
+        return record is None or record.barred or record.state is not VersionState.SEALED
 
     def _path_of(self, version: str) -> str:
         return self._paths[version]

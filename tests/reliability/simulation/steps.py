@@ -25,11 +25,11 @@ def several(values: Sequence[Any], *, most: int) -> Draw:
     return lambda chance: [chance.choice(values) for _ in range(chance.randint(1, most))]
 
 
-def may(**arguments: Draw) -> Callable[[Rule], Rule]:
+def may(_rules: dict[str, dict[str, Draw]] = RULES, /, **arguments: Draw) -> Callable[[Rule], Rule]:
     """Say that a step may be taken, and how its arguments are drawn."""
 
     def take(method: Rule) -> Rule:
-        RULES[method.__name__] = arguments
+        _rules[method.__name__] = arguments
         return method
 
     return take
@@ -55,7 +55,7 @@ class Story:
         """One thing that happens."""
         self.steps += 1
         act(self.world)
-        self.world.promises.hold()
+        self.world.hold()
 
     @may(seconds=one_of([0.01, 0.1, 0.3, 0.3, 1.0, 3.0, 10.0, 40.0]))
     def time_passes(self, seconds: float) -> None:

@@ -20,7 +20,7 @@ from refitd_client.contract.states import Standing
 from simulation.cases import Case, drawn, played, shortest, some_engines
 from simulation.disk import Make
 from simulation.fault import Fault
-from simulation.steps import CALLS, WRITTEN
+from simulation.steps import CALLS, WRITTEN, Story
 from simulation.world import World
 from support.points import taken
 
@@ -46,17 +46,21 @@ def test_every_promise_holds_under_whatever_comes(share: int) -> None:
 
 
 def _seen(seed: int) -> Counter[str]:
-    """What happened in the case of a seed. A failure says how to have it again."""
-    case = drawn(seed)
+    """What happened in the case of a seed."""
+    story = played_or_shortest(drawn(seed), seed)
+    promises = story.world.promises
+    counts = {"steps": story.steps, "versions recycled": promises.recycled, "copies written": promises.copied}
+    return Counter(counts) + story.world.disk.counts
+
+
+def played_or_shortest(case: Case, seed: int) -> Story:
+    """Take a case's steps. A failure says how to have it again."""
     try:
-        story = played(case)
+        return played(case)
     except Exception as error:
         shown = shortest(case, _fails) if SHRINK else case
         error.add_note(f"to have it again: make simulation SEED={seed} STEPS=1\n{shown}")
         raise
-    promises = story.world.promises
-    counts = {"steps": story.steps, "versions recycled": promises.recycled, "copies written": promises.copied}
-    return Counter(counts) + story.world.disk.counts
 
 
 def _fails(case: Case) -> bool:

@@ -8,10 +8,9 @@ import asyncio
 import itertools
 import random
 import tempfile
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
 
 from refitd.api.engines import move_engines
 from refitd.api.operations import close, pause, reopen, resume, rollback
@@ -20,42 +19,35 @@ from refitd.api.present import present_engine
 from refitd.api.versions import pin, unpin
 from refitd.policy.strategy import Strategy, StrategyName
 from refitd.problem import ProblemError
-from refitd.settings import Settings
-from refitd.state.journal.journal import JournalError
-from refitd.state.records import EngineRecord
 from refitd_client.contract.naming import Order, parse_version_folder, version_folder, version_id
 from refitd_client.contract.states import EngineState, Kind, Standing
 from refitd_client.contract.wire import Move, NewEngine, Notice, OneRun, Rollback, Rollouts
 from refitd_client.delta.plan import last_served
 
 from .disk import Make, SimDisk, SimFolder
-from .fault import Call, Fault
 from .life import ADDED, PARTNER, Life, url_of
 from .offer import SimOffer
-from .promises import Promises
+from .place import Place
 from .server import SimServer
-from .sglang_server import SimSglang
-from .virtual_time import VirtualClock, VirtualLoop
-from .vllm_server import SimVllm
+from .virtual_time import VirtualLoop
 
-AnswerT = TypeVar("AnswerT")
 RUN = "run"
 OTHER_RUN = "other"
 NAMES = ("a", "b", ADDED)  # of the engines
-HEAL_SECONDS = 120.0
 START_SECONDS = 10.0  # SGLang takes longer to start; the service looks several times meanwhile
-PLUGGED = 0.7  # of the engines
 TAKEN_SECONDS = 20.0  # a trainer's patience
 BACK_SECONDS = 10.0  # in which an engine that copies is to have ended
 LOOK_SECONDS = 0.2  # between two looks at what should hold at any time; servers are looked at whenever they change
 
 
-class World:
+class World(Place):
     """A simulation. Two engines are named by settings, a third comes and goes; each has refitd's plugin or not.
     Everything that is left to chance follows from `seed`. `waits`: the trainer says what it has written, and waits.
     `vllm` holds the names of the engines that are vLLM; the others are SGLang. `pair`: engine `a` is a unit of two
     servers, one of which prefills for the other.
     """
+
+    heal_seconds: tuple[float, ...] = (120.0, 120.0)  # after which engines that have died meanwhile are started again
 
     def __init__(
         self,
@@ -67,29 +59,13 @@ class World:
         pair: bool = False,
     ) -> None:
         self.waits = waits
-        self.chance = random.Random(seed)
-        self.loop = VirtualLoop(random.Random(self.chance.random()))
-        asyncio.set_event_loop(self.loop)
-        self.clock = VirtualClock(self.loop)
-        self.strategy = Strategy(name=strategy)
+        chance = random.Random(seed)
+        loop = VirtualLoop(random.Random(chance.random()))
+        asyncio.set_event_loop(loop)
         self._folder = tempfile.TemporaryDirectory(prefix="refitd-sim-", dir=_memory())
-        self.state = Path(self._folder.name)
-        self.settings = Settings(
-            root=self.state, keep_last=2, scan_interval=1.0, settle=0.5, settle_timeout=5.0, reclaim_interval=5.0
-        )
-        self.disk = SimDisk()
-        self.journal_full = False
-        self.promises = Promises(self)
-        self.servers: dict[str, SimServer] = {
-            name: (SimVllm if name in vllm else SimSglang)(
-                name,
-                self.disk,
-                random.Random(self.chance.random()),
-                self.promises.served,
-                plugged=self.chance.random() < PLUGGED,
-            )
-            for name in (*NAMES, *([PARTNER] if pair else []))
-        }
+        state = Path(self._folder.name)
+        super().__init__(loop, chance, state=state, disk=SimDisk(), strategy=Strategy(name=strategy))
+        self._add_servers([*NAMES, *([PARTNER] if pair else [])], vllm)
         if pair:
             self.servers["a"].partner, self.servers["a"].role = self.servers[PARTNER], "prefill"
             self.servers[PARTNER].role = "decode"
@@ -97,7 +73,8 @@ class World:
         self.generation, self.step = 1, 0
         self.trained: list[tuple[str, int]] = []  # what the trainer that runs now has published, with its contents
         self._contents = itertools.count(1)
-        self.life: Life | None = Life(self)
+        self.places: list[Place] = [self]
+        self.life = Life(self)
         self.log: list[str] = []
         self._others: set[asyncio.Task[None]] = set()
 
@@ -116,15 +93,21 @@ class World:
     def wait(self, seconds: float) -> None:
         """Let time pass, and look at the promises."""
         self.loop.run_until_complete(self._wait(seconds))
-        self.promises.hold()
+        self.hold()
+
+    def hold(self) -> None:
+        """Look at the promises of each host."""
+        for place in self.places:
+            place.promises.hold()
 
     async def _wait(self, seconds: float) -> None:
         end = self.loop.time() + seconds
         while self.loop.time() < end:
             await asyncio.sleep(min(LOOK_SECONDS, max(end - self.loop.time(), 1e-3)))
-            self.promises.hold_now()
-            if self.life is not None:
-                self.life.check()
+            for place in self.places:
+                place.promises.hold_now()
+                if place.life is not None:
+                    place.life.check()
 
     def publish(self, make: Make, *, announce: bool) -> None:
         """The next step comes into its place."""
@@ -299,11 +282,6 @@ class World:
             change = pin if pinned else unpin
             self._call(change(versions[index % len(versions)], self.life.service))
 
-    def sweep(self) -> None:
-        """Somebody asks for a reclaim."""
-        if self.life is not None:
-            self._call(self.life.collector.sweeper.run())
-
     def resync(self, name: str) -> None:
         """An operator asks for a load, and may be told that it would go backwards."""
         if self.life is not None and f"{name}:1" in self.life.store.engines:
@@ -332,51 +310,6 @@ class World:
                 self.life.fleet.remove(f"{ADDED}:1")
                 self.promises.removed(f"{ADDED}:1")
 
-    def _call(self, request: Any) -> bool:
-        """A request to the service: whether it was answered. It may be refused, and it may never be answered."""
-        with suppress(ProblemError, JournalError, OSError, TimeoutError):
-            self.loop.run_until_complete(asyncio.wait_for(request, 1.0))
-            return True
-        return False
-
-    def ask(self, question: Coroutine[Any, Any, AnswerT]) -> AnswerT | None:
-        """A question to the service, None where it is not answered."""
-        with suppress(ProblemError, JournalError, TimeoutError):
-            return self.loop.run_until_complete(asyncio.wait_for(question, 1.0))
-        return None
-
-    def kill(self) -> None:
-        """SIGKILL to the service."""
-        if self.life is not None:
-            self.loop.run_until_complete(self.life.kill())
-            self.life = None
-
-    def start(self) -> None:
-        """A new process of the service."""
-        if self.life is None:
-            self.life = Life(self)
-            self.promises.restarted()
-
-    def kill_engine(self, name: str) -> None:
-        """SIGKILL to an engine."""
-        self.servers[name].die()
-
-    def start_engine(self, name: str) -> None:
-        """It comes (back) on its start-up weights."""
-        self.servers[name].start()
-
-    def fault(self, name: str, call: Call, fault: Fault) -> None:
-        """The next call of a kind goes wrong."""
-        self.servers[name].faults[call] = fault
-
-    def put_to_sleep(self, name: str, *, asleep: bool) -> None:
-        """An operator wants an engine's memory for a while, or gives it back."""
-        self.servers[name].sleeps(asleep=asleep)
-
-    def misuse(self, name: str) -> None:
-        """Somebody else's call fails in an engine."""
-        self.servers[name].is_misused()
-
     def relabel(self, name: str) -> None:
         """Somebody else sets the version label."""
         self.servers[name].label = "somebody else's"
@@ -403,91 +336,49 @@ class World:
             self.disk.rewrite(path, make, next(self._contents))
             self.promises.rewritten(path)
 
-    def disk_fault(self, kind: str) -> None:
-        """The root cannot be read, is unmounted or looks empty, its folders cannot be, or the journal has no room."""
-        match kind:
-            case "error":
-                self.disk.fault = OSError(5, "Input/output error")
-            case "unmounted":
-                self.disk.hidden = True
-            case "empty":
-                self.disk.empty = True
-            case "no room":
-                self.disk.no_room = True
-            case "unreadable":
-                self.disk.unreadable = set(self.disk.folders)
-            case _:
-                self.journal_full = True
-
-    def heal_disk(self) -> None:
-        """The disk is well again."""
-        self.disk.fault, self.disk.hidden, self.disk.empty, self.journal_full = None, False, False, False
-        self.disk.unreadable.clear()
-        self.disk.no_room = False
-
-    def set_wall_clock(self, days: float) -> None:
-        """An administrator sets the clock."""
-        self.clock.wall_offset = days * 86400
-
     def heal(self) -> None:
         """Everything works again, and time passes: then everything must be as it should."""
         self.take_back(announce=True)
-        self.heal_disk()
-        for server in self.servers.values():
-            server.faults.clear()
-            server.sleeps(asleep=False)
-        self.start()
-        for _ in range(2):  # a fault that was under way may still kill one
-            for server in self.servers.values():
-                if not server.up:
-                    server.start()
-                self.move_engine(server.name, away=False)
+        for place in self.places:
+            place.mend()
+        for seconds in self.heal_seconds:  # a fault that was under way may still kill one
+            for place in self.places:
+                place.start_what_is_dead()
+            for name in self.servers:
+                self.move_engine(name, away=False)
             self.close_run(closed=False)
-            self.wait(HEAL_SECONDS)
-        assert self.life is not None
+            self.wait(seconds)
         tended: set[str] = set()  # each engine is tended once: what is found again after that is a failure
         # One that waited for its turn behind another is found broken only after that one was restarted.
-        while waiting := [each for each in self.life.store.engines.values() if self._wants_operator(each, tended)]:
-            tended.update(f"{each.id} {each.state}" for each in waiting)
-            self._tend(waiting)
-            self.wait(HEAL_SECONDS)
-        self.wait(HEAL_SECONDS)
-        self.promises.hold_in_the_end()
+        while True in [self._tend(place, tended) for place in self.places]:
+            self.wait(self.heal_seconds[-1])
+        self.wait(self.heal_seconds[0])
+        for place in self.places:
+            place.promises.hold_in_the_end()
 
-    def _tend(self, waiting: Sequence[EngineRecord]) -> None:
-        """Do for engines what alerts ask the operator to do."""
-        assert self.life is not None
+    def _tend(self, place: Place, tended: set[str]) -> bool:
+        """Do what alerts ask an operator to do for a host's engines; whether any asked that had not asked before."""
+        assert place.life is not None
+        waiting = [each for each in place.life.store.engines.values() if place.wants_operator(each, tended)]
+        tended.update(f"{place.name} {each.id} {each.state}" for each in waiting)
         for each in waiting:
-            if self._is_held(each):
-                self.servers[each.id.removesuffix(":1")].is_resumed()
+            if place.is_held(each):
+                place.server_of(each).is_resumed()
         if given_up := [each for each in waiting if each.state is EngineState.QUARANTINED]:
-            self._restart([each.id.removesuffix(":1") for each in given_up])
+            self._restart([place.server_of(each) for each in given_up])
         for each in waiting:
             if each.state is EngineState.CONTESTED:
-                self.promises.is_seen(each)
-                self.life.fleet.resync(each.id)
+                place.promises.is_seen(each)
+                place.life.fleet.resync(each.id)
+        return bool(waiting)
 
-    def _wants_operator(self, engine: EngineRecord, tended: Collection[str]) -> bool:
-        """Whether an alert asks the operator to do something for an engine, which was not done before."""
-        asks = engine.state in {EngineState.QUARANTINED, EngineState.CONTESTED} or self._is_held(engine)
-        return asks and f"{engine.id} {engine.state}" not in tended
-
-    def _is_held(self, engine: EngineRecord) -> bool:
-        """Whether it is left alone as one that is asleep or that another has paused: it does not tell which.
-
-        So is one that was to be resumed while it slept, when it was named no more.
-        """
-        server = self.servers[engine.id.removesuffix(":1")]
-        left_alone = engine.known and engine.state in {EngineState.BEHIND, EngineState.UNREACHABLE}
-        return left_alone and server.paused and isinstance(server, SimVllm)
-
-    def _restart(self, names: list[str]) -> None:
+    def _restart(self, servers: Sequence[SimServer]) -> None:
         """As an operator would, told by the alert. One that was not seen to be away is not seen to be a new one."""
-        for name in names:
-            self.servers[name].die()
+        for server in servers:
+            server.die()
         self.wait(START_SECONDS)
-        for name in names:
-            self.servers[name].start()
+        for server in servers:
+            server.start()
 
     @property
     def standing(self) -> Standing:

@@ -1,0 +1,208 @@
+"""A follower's root: real files in a file system in memory, which the product's own code writes, moves and recycles.
+
+What lies there is read once, held against what was published byte by byte, and is from then on what the made-up servers
+and the made-up catalog know versions by.
+"""
+
+import asyncio
+import errno
+import itertools
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from refitd.policy.holdings import Holdings
+from refitd.reclaim.folders import DiskFolders
+from refitd.root.outcome import Discarded, Emptied, Gone, Refused, Slot
+from refitd.root.scan import Listing, ListingFailed
+from refitd.root.threads import RootThreads
+from refitd_client.contract.manifest import parse_manifest
+from refitd_client.contract.naming import (
+    INCOMING_PREFIX,
+    MANIFEST_NAME,
+    SERVICE_FOLDER,
+    TRASH,
+)
+
+from .disk import Pause, SimDisk, SimFolder, bytes_of
+
+AnswerT = TypeVar("AnswerT")
+RUN = "run"
+_HALF = itertools.count(-1_000_000, -1)  # what is being written into a slot: no version has such contents
+LONG_AGO = 10**6  # seconds since 1970
+
+
+class Published:
+    """What trainers have published with a manifest, by version and digest."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], SimFolder] = {}
+
+    def note(self, path: str, digest: str | None, folder: SimFolder) -> None:
+        """A version has come into its place at the hub."""
+        if digest is not None:
+            self._known[path, digest] = replace(folder)
+
+    def at(self, path: str, digest: str) -> SimFolder | None:
+        """What a version of that name and digest holds; None where none was ever published."""
+        return self._known.get((path, digest))
+
+
+class HostDisk(SimDisk):
+    """The root of a follower. Its `folders` are what lies there as versions."""
+
+    def __init__(self, parent: Path, published: Published) -> None:
+        super().__init__()
+        self._parent = parent
+        self._published = published
+        self._by_inode: dict[int, SimFolder] = {}
+        self._times = itertools.count()
+        self.root = self._next()
+        self.root.mkdir()
+
+    def _next(self) -> Path:
+        return self._parent / f"root-{next(self._times)}"
+
+    def process_ends(self) -> None:
+        """The process is killed: nothing that it does from now on, on its way out, changes anything.
+
+        So the root gets another name. What the process has left half written is as old as it will be when that counts.
+        """
+        root = self._next()
+        self.root.rename(root)
+        self.root = root
+        for folder in self.being_written():
+            self.counts["killed in a pull"] += 1
+            for path in (*folder.iterdir(), folder):
+                os.utime(path, (LONG_AGO, LONG_AGO))
+
+    def being_written(self) -> list[Path]:
+        """Folders of versions that are being written, or were when their writer was killed."""
+        return sorted((self.root / RUN).glob(f"{INCOMING_PREFIX}*"))
+
+    def left_behind(self) -> list[str]:
+        """What is no version and nobody's slot."""
+        trash = self.root / SERVICE_FOLDER / TRASH
+        discarded = sorted(trash.iterdir()) if trash.is_dir() else []
+        return [str(path.relative_to(self.root)) for path in (*self.being_written(), *discarded)]
+
+    def at(self, path: str) -> SimFolder:
+        """See `SimDisk`."""
+        self._look()
+        return super().at(path)
+
+    def any(self, path: str) -> SimFolder | None:
+        """See `SimDisk`."""
+        self._look()
+        return super().any(path)
+
+    def listing(self) -> Listing | ListingFailed:
+        """See `SimDisk`."""
+        self._look()
+        return super().listing()
+
+    def _look(self) -> None:
+        """See what lies in the run's folder now."""
+        found: dict[str, int] = {}
+        try:
+            with os.scandir(self.root / RUN) as entries:
+                for entry in entries:
+                    if not entry.name.startswith("."):
+                        found[f"{RUN}/{entry.name}"] = entry.inode()
+        except FileNotFoundError:
+            pass
+        for path in [path for path in self.folders if path not in found]:
+            del self.folders[path]
+        for path, inode in sorted(found.items()):
+            known = self.folders.get(path)
+            if known is None or known.inode != inode:
+                self.folders[path] = self._read(path, inode)
+
+    def _read(self, path: str, inode: int) -> SimFolder:
+        """A version that was not there before: it is exactly what was published under its name, or nothing is right."""
+        folder = self.root / path
+        manifest = parse_manifest((folder / MANIFEST_NAME).read_bytes())
+        published = self._published.at(path, manifest.digest)
+        assert published is not None, f"{path} counts as a version on a host, and was never published"
+        make, content = published.make, published.content
+        there = {each.name for each in folder.iterdir()} - {MANIFEST_NAME}
+        assert there == set(manifest.files), f"{path} on a host has {sorted(there)}"
+        for name in there:
+            is_right = (folder / name).read_bytes() == bytes_of(make, name, content)
+            assert is_right, f"{name} of {path} on a host has not the bytes that were published"
+        self.counts["pulled"] += 1
+        seen = self._by_inode.setdefault(inode, SimFolder(inode, make, content))
+        seen.make, seen.content, seen.writes = make, content, seen.writes + 1
+        seen.base, seen.onto = published.base, published.onto
+        return seen
+
+    def becomes_slot(self, folder: SimFolder) -> None:
+        """Whoever takes it writes other bytes into its files."""
+        folder.content = next(_HALF)
+
+
+class _NoThreads(RootThreads):
+    """Calls on the root, when it is their turn in virtual time."""
+
+    async def run(self, what: str, call: Callable[[], AnswerT], *, within: float | None = None) -> AnswerT:
+        del what, within
+        return await asyncio.get_running_loop().run_in_executor(None, call)
+
+
+class HostFolders(DiskFolders):
+    """The sweep's port, the product's own. `discarded` and `recycled` hear of each folder before."""
+
+    def __init__(
+        self,
+        disk: HostDisk,
+        pause: Pause,
+        discarded: Callable[[str, SimFolder], None],
+        recycled: Callable[[SimFolder], None],
+    ) -> None:
+        super().__init__(disk.root, _NoThreads())
+        self._disk = disk
+        self._pause = pause
+        self._discarded = discarded
+        self._recycled = recycled
+        self._thrown: dict[str, SimFolder] = {}
+        self._looked: Callable[[], None] = lambda: None
+
+    async def _deleting(self, what, work, stop=None):  # noqa: ANN001, ANN202
+        await self._pause()
+        if self._disk.fault is not None or self._disk.hidden:
+            raise OSError(errno.EIO, "Input/output error")
+        looked, self._looked = self._looked, lambda: None
+
+        def act(root: int) -> Any:
+            looked()
+            return work(root)
+
+        return await super()._deleting(what, act, stop)
+
+    async def discard(self, path: str, folder: Holdings) -> Discarded | Gone | Refused:
+        """See `DiskFolders`."""
+        known = self._disk.any(path)
+        if known is not None:
+            self._looked = lambda: self._discarded(path, known)
+        done = await super().discard(path, folder)
+        if known is not None and isinstance(done, Discarded):
+            self._thrown[done.where] = known
+        return done
+
+    async def hand_back(self, discarded: Discarded, run: str) -> Slot | Refused:
+        """See `DiskFolders`."""
+        known = self._thrown.pop(discarded.where, None)
+        if known is not None:
+            self._looked = lambda: self._is_offered(known)
+        return await super().hand_back(discarded, run)
+
+    def _is_offered(self, folder: SimFolder) -> None:
+        self._recycled(folder)
+        self._disk.becomes_slot(folder)
+
+    async def empty(self) -> Emptied:
+        """See `DiskFolders`."""
+        self._thrown.clear()
+        return await super().empty()

@@ -1,0 +1,235 @@
+"""Several hosts: a hub with its trainer and engines, and followers with theirs, between links that fail.
+
+The followers' parts are the product's own, the puller and what it writes among them. Made up are the links, and what
+lies at the hub.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from refitd.follow import puller
+from refitd.follow.follower import FollowedSources, UpstreamFollower
+from refitd.follow.puller import Puller
+from refitd.follow.upstream import FollowerIdentity
+from refitd.policy.strategy import StrategyName
+from refitd.state.version import VersionRecord
+from refitd_client.contract.follow import Following
+from refitd_client.contract.naming import Order
+from refitd_client.contract.states import VersionState
+from refitd_client.write import version_folder
+
+from .disk import SIM_BLOCK, Pause, SimFolder, seen_at
+from .fault import Call, Fault
+from .host_disk import HostDisk, HostFolders, Published
+from .life import Life
+from .links import Damage, Link
+from .place import Place
+from .promises import RUN, Promises
+from .upstream import SimHub
+from .world import World
+
+ENGINES = ("a", "b")  # of each host
+HUB = "hub"
+
+
+class Host(Place):
+    """A host with a follower. `links` lead from it to the other hosts, by their names."""
+
+    follows = True
+    disk: HostDisk
+
+    def __init__(self, name: str, world: "Hosts", vllm: str) -> None:
+        self.name = name
+        self.world = world
+        state = world.state / name
+        state.mkdir()
+        disk = HostDisk(state, world.known)
+        super().__init__(
+            world.loop, random.Random(world.chance.random()), state=state, disk=disk, strategy=world.strategy
+        )
+        self.links: dict[str, Link] = {}
+        self._add_servers(ENGINES[: world.chance.randint(1, 2)], vllm)
+
+    def _promises(self) -> "HostPromises":
+        return HostPromises(self)
+
+    def folders(self, pause: Pause) -> Any:
+        """See `Place`."""
+        return HostFolders(self.disk, pause, self.promises.before_discard, self.promises.before_recycling)
+
+    def follow(self, life: Life) -> UpstreamFollower:
+        """See `Place`."""
+        relays = {f"http://{name}": link for name, link in self.links.items()}
+        sources = FollowedSources([SimHub(self.links[HUB], relays)])
+        return UpstreamFollower(
+            life.store,
+            life.targets,
+            Puller(self.disk.root, sources),
+            sources,
+            identity=FollowerIdentity(name=self.name, url=f"http://{self.name}"),
+            run=None,
+            nudge=life.catalog.nudge,
+        )
+
+    def following(self) -> Following:
+        """What the follower says of itself."""
+        assert self.life is not None
+        assert self.life.follower is not None
+        return self.life.follower.following()
+
+    def stop_engine(self, name: str, *, starts: bool) -> None:
+        """SIGKILL to an engine, if there is one of that name, which comes back at once or not."""
+        if name in self.servers:
+            (self.start_engine if starts else self.kill_engine)(name)
+
+    def goes_wrong(self, name: str, call: Call, fault: Fault) -> None:
+        """The next call of a kind goes wrong, if there is an engine of that name."""
+        if name in self.servers:
+            self.fault(name, call, fault)
+
+    def kill(self) -> None:
+        """See `Place`. Nothing that it does on its way out changes its root."""
+        if self.life is not None:
+            self.life.alive = False
+            self.disk.process_ends()
+        super().kill()
+
+    def mend(self) -> None:
+        """See `Place`."""
+        for link in self.links.values():
+            link.mend()
+        super().mend()
+
+
+class HostPromises(Promises):
+    """What holds on a host that follows: what is published is what trainers have published at the hub."""
+
+    _world: Host
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        hub = host.world.promises
+        self._contents, self._lent, self._orders, self._paths = hub._contents, hub._lent, hub._orders, hub._paths
+
+    def version_changed(self, before: VersionRecord | None, after: VersionRecord) -> None:
+        """Nothing is good on a host that never was at the hub."""
+        super().version_changed(before, after)
+        if after.state is VersionState.SEALED and (before is None or before.state is not VersionState.SEALED):
+            is_known = after.id in self._world.world.was_good
+            assert is_known, f"2: {after.id} is SEALED at {self._world.name} and never was at the hub"
+
+    def _may_go_back(self, version: str) -> bool:
+        """So does who follows a hub that has gone back, or that has lost the version."""
+        return version in self._world.world.was_left or super()._may_go_back(version)
+
+    def _newest_wins(self) -> None:
+        """The target is the hub's."""
+        world, life = self._world.world, self._life
+        assert world.life is not None
+        target = world.life.targets.of_run(RUN).target
+        said = self._world.following()
+        if target is None or target.state is not VersionState.SEALED or not target.owned:
+            return
+        here = life.targets.of_run(RUN).target
+        state = f"{self._world.name}: {said}, {[(v.id, v.state, v.barred) for v in life.store.versions.values()]}"
+        assert said.desired == target.id, f"the hub wants {target.id}; {state}"
+        assert here is not None, f"{target.id} is wanted, and there is no target: {state}"
+        assert here.id == target.id, f"{target.id} is wanted, and {here.id} is the target: {state}"
+        assert said.fault is None, f"everything works again: {state}"
+        assert said.pulling is None, f"something is being pulled: {state}"
+
+    def _nothing_leaks(self) -> None:
+        super()._nothing_leaks()
+        left = self._world.disk.left_behind()
+        assert not left, f"leaked at {self._world.name}: {left}"
+        hub = self._world.world.life
+        assert hub is not None
+        assert not list(hub.followers.pulled()), "leaked: the hub keeps what nobody pulls"
+
+
+class Hosts(World):
+    """A world in which so many followers follow the hub."""
+
+    heal_seconds = (30.0, 90.0)  # a pull that failed is tried again within 60
+
+    def __init__(
+        self, seed: int, *, strategy: StrategyName = StrategyName.ALL, vllm: str = "", followers: int = 2
+    ) -> None:
+        self.known = Published()
+        self.was_good: set[str] = set()  # ids of versions that were SEALED at the hub
+        self.was_left: set[str] = set()  # ids of versions that hosts may go back from
+        self.counts: Counter[str] = Counter()
+        self._patches = ExitStack()
+        self._patches.enter_context(mock.patch.object(puller, "BLOCK", SIM_BLOCK))
+        self._patches.enter_context(mock.patch.object(version_folder, "free_bytes", self._free_bytes))
+        super().__init__(seed, strategy=strategy, vllm=vllm)
+        assert self.life is not None
+        self.hosts = [Host(f"host{number}", self, vllm) for number in range(followers)]
+        for host in self.hosts:
+            for other in (self, *self.hosts):
+                if other is not host:
+                    host.links[other.name] = Link(other, random.Random(self.chance.random()), self.counts)
+        self.places += self.hosts
+        for host in self.hosts:
+            host.start()
+
+    def _free_bytes(self, folder: Path) -> int:
+        is_full = any(host.disk.no_room for host in self.hosts if folder.is_relative_to(host.disk.root))
+        return 0 if is_full else 2**40
+
+    def close(self) -> None:
+        """See `World`."""
+        for host in self.hosts:
+            host.kill()
+            for server in host.servers.values():
+                server.die()
+        super().close()
+        self._patches.close()
+
+    def _promises(self) -> Promises:
+        return _HubPromises(self)
+
+    def host(self, index: int) -> Host:
+        """One of the hosts that follow."""
+        return self.hosts[index % len(self.hosts)]
+
+    def damage(self, index: int, parts: Sequence[Damage], answers: Sequence[Damage] = ()) -> None:
+        """What goes over a host's links next is damaged: parts of files, and other answers."""
+        for link in self.host(index).links.values():
+            link.parts.extend(parts)
+            link.answers.extend(answers)
+
+    def cut(self, index: int, *, cut: bool) -> None:
+        """A host is cut off, or connected again."""
+        for link in self.host(index).links.values():
+            link.cut = cut
+
+    def slow(self, index: int, seconds: float) -> None:
+        """A host's links have become slow."""
+        for link in self.host(index).links.values():
+            link.slow = seconds
+
+
+class _HubPromises(Promises):
+    """Notes what was good at the hub."""
+
+    _world: Hosts
+
+    def published(self, path: str, order: Order, folder: SimFolder) -> None:
+        super().published(path, order, folder)
+        manifest = seen_at(path, folder).structure.manifest
+        self._world.known.note(path, None if manifest is None else manifest.digest, folder)
+
+    def version_changed(self, before: VersionRecord | None, after: VersionRecord) -> None:
+        super().version_changed(before, after)
+        if after.state is VersionState.SEALED:
+            self._world.was_good.add(after.id)
+            if after.barred:
+                self._world.was_left.add(after.id)
+        elif after.id in self._world.was_good:
+            self._world.was_left.add(after.id)

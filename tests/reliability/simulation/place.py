@@ -1,0 +1,181 @@
+"""One host: its root, its engines, and the process of the service between them, which is killed and started."""
+
+import asyncio
+import random
+from collections.abc import Collection, Coroutine, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from refitd.follow.follower import UpstreamFollower
+from refitd.policy.strategy import Strategy
+from refitd.problem import ProblemError
+from refitd.settings import Settings
+from refitd.state.journal.journal import JournalError
+from refitd.state.records import EngineRecord
+from refitd_client.contract.states import EngineState
+
+from .disk import Pause, SimDisk, SimFolders
+from .fault import Call, Fault
+from .life import Life
+from .promises import Promises
+from .server import SimServer
+from .sglang_server import SimSglang
+from .virtual_time import VirtualClock, VirtualLoop
+from .vllm_server import SimVllm
+
+AnswerT = TypeVar("AnswerT")
+PLUGGED = 0.7  # of the engines
+
+
+class Place:
+    """A host. `state` is the folder of its journal."""
+
+    name = "hub"
+    follows = False  # whether an upstream orders what is served here
+
+    def __init__(
+        self, loop: VirtualLoop, chance: random.Random, *, state: Path, disk: SimDisk, strategy: Strategy
+    ) -> None:
+        self.loop = loop
+        self.chance = chance
+        self.clock = VirtualClock(loop)
+        self.strategy = strategy
+        self.state = state
+        self.settings = Settings(
+            root=state, keep_last=2, scan_interval=1.0, settle=0.5, settle_timeout=5.0, reclaim_interval=5.0
+        )
+        self.disk = disk
+        self.journal_full = False
+        self.promises = self._promises()
+        self.servers: dict[str, SimServer] = {}
+        self.life: Life | None = None
+
+    def _promises(self) -> Promises:
+        return Promises(self)
+
+    def _add_servers(self, names: Iterable[str], vllm: str) -> None:
+        for name in names:
+            self.servers[name] = (SimVllm if name in vllm else SimSglang)(
+                name,
+                self.disk,
+                random.Random(self.chance.random()),
+                self.promises.served,
+                plugged=self.chance.random() < PLUGGED,
+            )
+
+    def folders(self, pause: Pause) -> SimFolders:
+        """What the sweep of a process of the service works on."""
+        return SimFolders(self.disk, pause, self.promises.before_discard, self.promises.before_recycling)
+
+    def follow(self, life: Life) -> UpstreamFollower | None:
+        """What follows an upstream in a process of the service."""
+        del life
+
+    def _call(self, request: Any) -> bool:
+        """A request to the service: whether it was answered. It may be refused, and it may never be answered."""
+        with suppress(ProblemError, JournalError, OSError, TimeoutError):
+            self.loop.run_until_complete(asyncio.wait_for(request, 1.0))
+            return True
+        return False
+
+    def ask(self, question: Coroutine[Any, Any, AnswerT]) -> AnswerT | None:
+        """A question to the service, None where it is not answered."""
+        with suppress(ProblemError, JournalError, TimeoutError):
+            return self.loop.run_until_complete(asyncio.wait_for(question, 1.0))
+        return None
+
+    def sweep(self) -> None:
+        """Somebody asks for a reclaim."""
+        if self.life is not None:
+            self._call(self.life.collector.sweeper.run())
+
+    def kill(self) -> None:
+        """SIGKILL to the service."""
+        if self.life is not None:
+            self.loop.run_until_complete(self.life.kill())
+            self.life = None
+
+    def start(self) -> None:
+        """A new process of the service."""
+        if self.life is None:
+            self.life = Life(self)
+            self.promises.restarted()
+
+    def kill_engine(self, name: str) -> None:
+        """SIGKILL to an engine."""
+        self.servers[name].die()
+
+    def start_engine(self, name: str) -> None:
+        """It comes (back) on its start-up weights."""
+        self.servers[name].start()
+
+    def fault(self, name: str, call: Call, fault: Fault) -> None:
+        """The next call of a kind goes wrong."""
+        self.servers[name].faults[call] = fault
+
+    def put_to_sleep(self, name: str, *, asleep: bool) -> None:
+        """An operator wants an engine's memory for a while, or gives it back."""
+        self.servers[name].sleeps(asleep=asleep)
+
+    def misuse(self, name: str) -> None:
+        """Somebody else's call fails in an engine."""
+        self.servers[name].is_misused()
+
+    def disk_fault(self, kind: str) -> None:
+        """The root cannot be read, is unmounted or looks empty, its folders cannot be, or the journal has no room."""
+        match kind:
+            case "error":
+                self.disk.fault = OSError(5, "Input/output error")
+            case "unmounted":
+                self.disk.hidden = True
+            case "empty":
+                self.disk.empty = True
+            case "no room":
+                self.disk.no_room = True
+            case "unreadable":
+                self.disk.unreadable = set(self.disk.folders)
+            case _:
+                self.journal_full = True
+
+    def heal_disk(self) -> None:
+        """The disk is well again."""
+        self.disk.fault, self.disk.hidden, self.disk.empty, self.journal_full = None, False, False, False
+        self.disk.unreadable.clear()
+        self.disk.no_room = False
+
+    def set_wall_clock(self, days: float) -> None:
+        """An administrator sets the clock."""
+        self.clock.wall_offset = days * 86400
+
+    def mend(self) -> None:
+        """The disk is well again, and so are the engines; the service runs."""
+        self.heal_disk()
+        for server in self.servers.values():
+            server.faults.clear()
+            server.sleeps(asleep=False)
+        self.start()
+
+    def start_what_is_dead(self) -> None:
+        """Engines are started again."""
+        for server in self.servers.values():
+            if not server.up:
+                server.start()
+
+    def server_of(self, engine: EngineRecord) -> SimServer:
+        """The server behind a record."""
+        return self.servers[engine.id.removesuffix(":1")]
+
+    def wants_operator(self, engine: EngineRecord, tended: Collection[str]) -> bool:
+        """Whether an alert asks the operator to do something for an engine, which was not done before."""
+        asks = engine.state in {EngineState.QUARANTINED, EngineState.CONTESTED} or self.is_held(engine)
+        return asks and f"{self.name} {engine.id} {engine.state}" not in tended
+
+    def is_held(self, engine: EngineRecord) -> bool:
+        """Whether it is left alone as one that is asleep or that another has paused: it does not tell which.
+
+        So is one that was to be resumed while it slept, when it was named no more.
+        """
+        server = self.server_of(engine)
+        left_alone = engine.known and engine.state in {EngineState.BEHIND, EngineState.UNREACHABLE}
+        return left_alone and server.paused and isinstance(server, SimVllm)

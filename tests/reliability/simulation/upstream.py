@@ -1,0 +1,182 @@
+"""The upstreams of a follower over made-up links: the product's own `HubUpstream` and routes, without HTTP between."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Mapping
+from typing import cast
+from urllib.parse import unquote
+
+import msgspec
+
+from refitd.api import follow
+from refitd.api.context import find_version
+from refitd.api.health import faults_now
+from refitd.api.overview import overview_of
+from refitd.api.versions import presented
+from refitd.follow.hub import HubUpstream
+from refitd.follow.upstream import ByteSource, FilePart, GoneError, UnreachableError, WrongError
+from refitd.problem import ProblemError, Slug
+from refitd_client.contract.follow import FileBlocks, FollowerReport, ReportAnswer
+from refitd_client.contract.manifest import Manifest
+from refitd_client.contract.states import VersionState
+from refitd_client.contract.wire import Overview, Page, Version
+from refitd_client.errors import ServiceProblemError, ServiceUnreachableError
+from refitd_client.http.connection import Connection
+
+from .disk import SimFolder, blocks_of, bytes_of, seen_at
+from .life import Life
+from .links import STALL_SECONDS, Damage, Link
+
+_PATH = re.compile(r"/v1/versions/([^/]+)/(manifest|files/([^/]+)/blocks)")
+EVENT_SECONDS = 0.3  # between two events that make a follower look
+
+
+async def held(life: Life, version: str) -> tuple[SimFolder, Manifest]:
+    """The folder that a service hands out as a version, and its manifest, as `api/files.py` decides it."""
+    record = await find_version(life.service, version)
+    if record.state is not VersionState.SEALED or not record.owned:
+        raise ProblemError(Slug.FILES_NOT_HELD, f"{version} is {record.state}")
+    try:
+        folder = life.world.disk.at(record.path)
+    except OSError as error:
+        raise ProblemError(Slug.FILES_NOT_HELD, str(error)) from error
+    manifest = seen_at(record.path, folder).structure.manifest
+    if manifest is None:
+        raise ProblemError(Slug.FILES_NOT_HELD, f"{version} has no manifest")
+    return folder, manifest
+
+
+class SimBytes:
+    """A host that hands out bytes, at the end of a link."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    @property
+    def name(self) -> str:
+        return f"http://{self._link.to.name}"
+
+    async def get(self, path: str, most: int) -> bytes:
+        """The body of an answer, as `HttpByteSource.get`."""
+        match = _PATH.fullmatch(path)
+        assert match is not None, f"nobody has told the simulation about {path}"
+        version, file = unquote(match[1]), None if match[3] is None else unquote(match[3])
+
+        async def answer(life: Life) -> bytes:
+            folder, manifest = await held(life, version)
+            if file is None:
+                return manifest.to_json()
+            digests = [digest.hex() for digest in blocks_of(bytes_of(folder.make, file, folder.content))]
+            return msgspec.json.encode(FileBlocks(blocks=digests))
+
+        damage = self._link.next_of(self._link.answers)
+        return _damaged(await self._asked(answer, damage), damage)
+
+    async def fill(self, part: FilePart, buffer: memoryview) -> None:
+        """As `HttpByteSource.fill`: half of the bytes comes later than the other."""
+
+        async def opened(life: Life) -> tuple[Life, SimFolder]:
+            return life, (await held(life, part.version))[0]
+
+        life, folder = await self._asked(opened)
+        damage, half = self._link.next_of(self._link.parts), len(buffer) // 2
+        buffer[:half] = _part(folder, part)[:half]
+        if damage is Damage.STALL:
+            await asyncio.sleep(STALL_SECONDS)
+        elif damage is Damage.SLOW:
+            await asyncio.sleep(STALL_SECONDS / 2)
+        else:
+            await self._link.take_time()
+        if damage in {Damage.STALL, Damage.CUT, Damage.LOST}:
+            raise UnreachableError(f"{self.name} cut the connection")
+        try:
+            self._link.still(life)
+        except ServiceUnreachableError as error:
+            raise UnreachableError(str(error)) from error
+        buffer[half:] = _part(folder, part)[half:]  # of the file that is open, whatever is written into it by now
+        buffer[:] = _damaged(bytes(buffer), damage)
+        self._link.counts["parts"] += 1
+
+    async def _asked(self, act, damage=None):  # noqa: ANN001, ANN202
+        try:
+            return await self._link.ask(act, damage)
+        except ServiceUnreachableError as error:
+            raise UnreachableError(str(error)) from error
+        except ServiceProblemError as error:
+            status = error.problem.status
+            kind = GoneError if status in {404, 410} else UnreachableError if status >= 500 else WrongError
+            raise kind(f"{self.name}: {error}") from error
+
+    async def aclose(self) -> None:
+        pass
+
+
+def _part(folder: SimFolder, part: FilePart) -> bytes:
+    return bytes_of(folder.make, part.file, folder.content)[part.start : part.start + part.length]
+
+
+def _damaged(data: bytes, damage: Damage | None) -> bytes:
+    half = len(data) // 2
+    if damage is Damage.REORDERED:
+        return data[half:] + data[:half]
+    return data if damage is not Damage.WRONG else bytes([*data[:half], data[half] ^ 1, *data[half + 1 :]])
+
+
+class _Client:
+    """The calls of a refitd's client that a follower makes."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    async def overview(self) -> Overview:
+        async def answer(life: Life) -> Overview:
+            return overview_of(life.store, life.targets, await faults_now(life.store), wants_token=False)
+
+        return await self._link.ask(answer, self._link.next_of(self._link.answers))
+
+    async def versions(self, run: str | None, state: VersionState, limit: int) -> Page[Version]:
+        async def answer(life: Life) -> Page[Version]:
+            await life.store.durable()  # as `list_versions`, which reads what is said here from the journal
+            found = sorted(life.store.versions_of(run or ""), key=lambda version: version.order, reverse=True)
+            return Page(items=[presented(life.service, each) for each in found if each.state is state][:limit])
+
+        return await self._link.ask(answer)
+
+    async def report(self, report: FollowerReport) -> ReportAnswer:
+        damage = self._link.next_of(self._link.answers)
+        return await self._link.ask(lambda life: follow.report(report.follower, report, life.service), damage)
+
+    async def aclose(self) -> None:
+        pass
+
+
+class SimHub(HubUpstream):
+    """A refitd at the end of a link, as the product follows it. `links` lead to the other hosts, by their URL."""
+
+    def __init__(self, link: Link, links: Mapping[str, Link]) -> None:
+        self._link = link
+        self._links = links
+        self._connection = Connection(url=f"http://{link.to.name}")
+        self._leads = False
+        self._bytes = SimBytes(link)  # type: ignore[assignment]
+        self._client = _Client(link)  # type: ignore[assignment]
+
+    async def changes(self) -> AsyncIterator[None]:
+        """See `Upstream`."""
+        try:
+            life = await self._link.reach()
+            while True:
+                seen = life.store.changed.count
+                await life.store.changed.wait_after(seen, within=30.0)
+                await asyncio.sleep(EVENT_SECONDS)
+                self._link.still(life)
+                yield None
+        except ServiceUnreachableError as error:
+            raise UnreachableError(str(error)) from error
+
+    def relay(self, url: str) -> ByteSource | None:
+        """See `Upstream`."""
+        return cast("ByteSource", SimBytes(self._links[url]))
+
+    async def aclose(self) -> None:
+        """See `ByteSource`."""

@@ -8,9 +8,10 @@ import os
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import NoDecode
 
+from refitd.api.options import AccessSettings
 from refitd.discovery.place import check_places, check_routers, refuse_both
 from refitd.engine.address import check_adapter_name, parse_allow_list
 from refitd.engine.engines_file import EngineSpec, check_engine, named_engines
@@ -27,13 +28,10 @@ from refitd.policy.strategy import Strategy, StrategyName
 from refitd.push.options import PushSettings
 from refitd.root.file_systems import Watch, why_no_slots
 from refitd.state.journal.address import PostgresAddress, is_postgres
-from refitd.text import advertised_url, bytes_in, canary_check_url, collector_url, host_patterns
-from refitd.tokens import Tokens, tokens_from
+from refitd.text import advertised_url, bytes_in, canary_check_url, collector_url
 from refitd_client.contract.naming import check_run
 from refitd_client.contract.states import Kind
 from refitd_client.validation.conventions import Trainer
-
-LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 def _split(value: object) -> object:
@@ -52,7 +50,7 @@ Size = Annotated[int, BeforeValidator(bytes_in)]
 Urls = Annotated[list[str], NoDecode, BeforeValidator(_split)]
 
 
-class Settings(FollowSettings, PushSettings):
+class Settings(AccessSettings, FollowSettings, PushSettings):
     """The settings of `refitd serve`."""
 
     root: Path = Field(description="Folder that trainers publish into: <root>/<run>/v000123/")
@@ -107,13 +105,6 @@ class Settings(FollowSettings, PushSettings):
         "(default: loopback and the hosts that are named already)",
     )
 
-    host: str = Field(default="127.0.0.1", description="Address to listen on; beyond loopback only with a token")
-    port: int = Field(default=8700, ge=0, le=65535, description="Port to listen on (0: any free one, printed)")
-    allowed_hosts: Annotated[Urls, AfterValidator(host_patterns)] = Field(
-        default=[],
-        description="Names (or *.patterns) that the service may be called by where no token is needed, besides "
-        "addresses, localhost and --host (comma-separated in the environment)",
-    )
     state: Annotated[Path | PostgresAddress | None, BeforeValidator(_state)] = Field(
         default=None,
         description="Folder of the journal (default: under the XDG state directory), or the postgresql:// URL of the "
@@ -129,19 +120,6 @@ class Settings(FollowSettings, PushSettings):
         le=60.0,
         description="Time without an answer of the database after which another service of the group takes over",
     )
-    token: SecretStr | None = Field(default=None, description="Bearer token for everything that changes anything")
-    token_file: Path | None = Field(
-        default=None, description="File with that token; several, one per line, during a rotation"
-    )
-    read_token: SecretStr | None = Field(
-        default=None, description="Bearer token for reading (default: reading needs none)"
-    )
-    read_token_file: Path | None = Field(default=None, description="File with that token, or several")
-    insecure: bool = Field(
-        default=False,
-        description="Start without a token although engines have keys: any user of this machine can then change them",
-    )
-
     keep_last: int = Field(
         default=3,
         ge=1,
@@ -241,16 +219,7 @@ class Settings(FollowSettings, PushSettings):
     @model_validator(mode="after")
     def _check(self) -> "Settings":
         parse_allow_list(self.engine_allow)
-        try:
-            tokens = self.tokens()
-        except OSError as error:
-            raise ValueError(f"the token file {error.filename} cannot be read: {error.strerror}") from error
-        if tokens.read and not tokens.write:
-            raise ValueError("a read token without a write token leaves every change open: set REFITD_TOKEN(_FILE) too")
-        if self.host not in LOOPBACK and not tokens.write:
-            raise ValueError(
-                f"host {self.host} is reachable from other machines: set a token (REFITD_TOKEN or --token-file) first"
-            )
+        self.check_access()
         refuse_both(self.discover, self.routers)
         self._check_strategy()
         self.check_follow()
@@ -379,21 +348,4 @@ class Settings(FollowSettings, PushSettings):
             secret_file=self.webhook_secret_file,
             topics=self.webhook_events,
             stalled_after=self.stalled_after,
-        )
-
-    @property
-    def wants_token(self) -> bool:
-        """Whether any request needs a token."""
-        return any((self.token, self.token_file, self.read_token, self.read_token_file))
-
-    def tokens(self) -> Tokens:
-        """Return the bearer tokens, a file's before a variable's; read for each request, so that they can be rotated.
-
-        Raises:
-            TokensRefusedError: one is set and empty, or cannot be a token.
-            OSError: a file cannot be read.
-        """
-        return Tokens(
-            write=tokens_from("token", self.token, self.token_file),
-            read=tokens_from("read_token", self.read_token, self.read_token_file),
         )

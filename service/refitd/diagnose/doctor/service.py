@@ -17,13 +17,14 @@ from ipaddress import ip_address
 
 import msgspec
 
+from refitd.api.options import LOOPBACK
 from refitd.diagnose.doctor.engines import LOADS_WHOLE_FIX, loads_whole
 from refitd.diagnose.doctor.finding import CheckName, CheckVerdict, Finding, failed, good, unknown, warning
 from refitd.diagnose.doctor.processes import is_service, listener
 from refitd.diagnose.journal import JournalFacts
 from refitd.diagnose.preflight import faults_of
 from refitd.engine.http import NoReply, Reply, Transport
-from refitd.settings import LOOPBACK, Settings
+from refitd.settings import Settings
 from refitd.state.journal.condition import Corrupt, Missing, Newer, Sound, UnreadableJournal
 from refitd.state.journal.schema import SCHEMA_VERSION
 from refitd_client.contract.states import EngineState

@@ -5,10 +5,15 @@ it is taken off the pointer's list. So wherever a collection is stopped, the nex
 with. An object that no manifest and no `upload.json` of that version names stays.
 
 If a listing or a read fails, nothing is deleted: what was not seen may be a lease.
+
+The writer of a run collects, or anybody in its place (`collect_run`): the pointer stays the writer's, who goes on from
+where a collection has moved it. A retired version is never anything else again, so two that collect at once delete the
+same.
 """
 
 import time
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -32,18 +37,77 @@ from refitd_client.bucket.pointer import (
     version_prefix,
     versions_prefix,
 )
+from refitd_client.bucket.pointer import kept as rest_of
 from refitd_client.bucket.run import BucketRun
 from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, ManifestRefusedError, parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME, Order, parse_version_folder, version_id
-from refitd_client.errors import BucketError
+from refitd_client.errors import BucketError, RunBusyError
+
+_TAKEOVERS = 3  # of a run by other publishers, during one collection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketCollection:
-    """What a collection did. `deleted` are versions' ids; `kept` says of others why they could not be deleted."""
+    """What a collection did, or would do. All by versions' ids.
+
+    Attributes:
+        deleted: those whose objects are gone.
+        retired: those that count no more, and are deleted later.
+        waiting: those that were retired before, and rest or are leased.
+        kept: why others could not be deleted.
+    """
 
     deleted: tuple[str, ...] = ()
+    retired: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
     kept: dict[str, str] = field(default_factory=dict[str, str])
+
+
+async def collect_run(bucket: Bucket, name: str, *, keep: int | None = None, dry: bool = False) -> BucketCollection:
+    """Collect from a run in place of its publisher, which may be alive or gone.
+
+    Args:
+        bucket: where it is.
+        name: the run's.
+        keep: retire what is not among so many newest versions, pinned, wanted, or a base of one of these; None retires
+            nothing.
+        dry: delete and retire nothing, and say what would be. The store's time is learned by a write all the same.
+
+    Raises:
+        BucketError: the store would not; what was deleted until then was rightly deleted.
+    """
+    for _ in range(_TAKEOVERS):
+        run = await BucketRun.in_place_of_its_writer(bucket, name)
+        if run.pointer is None:
+            return BucketCollection()
+        if dry:
+            return await _foreseen(run, run.pointer, keep)
+        with suppress(RunBusyError):  # the next publisher of the run has come meanwhile: in that one's place, then
+            return await _collected(run, run.pointer, keep)
+    raise BucketError(f"{bucket.name} has run {name} taken by one publisher after the other", may_heal=True)
+
+
+async def _collected(run: BucketRun, pointer: Pointer, keep: int | None) -> BucketCollection:
+    if keep is not None:
+        now = await store_time(run.bucket, run.run, run.writer)
+        await run.move(lambda seen: rest_of(_require(seen), keep=keep, now=now))
+    left = {version.id for version in _require(run.pointer).versions}
+    retired = tuple(version.id for version in pointer.versions if version.id not in left)
+    done = await collect(run)
+    return replace(done, retired=retired, waiting=tuple(each for each in done.waiting if each not in retired))
+
+
+async def _foreseen(run: BucketRun, pointer: Pointer, keep: int | None) -> BucketCollection:
+    """What a collection would do now."""
+    now = await store_time(run.bucket, run.run, run.writer)
+    due = [retired.id for retired in collectable(pointer, await read_leases(run.bucket), now)]
+    due += [version_id(run.run, order) for order in await _dead_uploads(run.bucket, pointer, now)]
+    left = {version.id for version in (pointer if keep is None else rest_of(pointer, keep=keep, now=now)).versions}
+    return BucketCollection(
+        deleted=tuple(due),
+        retired=tuple(version.id for version in pointer.versions if version.id not in left),
+        waiting=tuple(retired.id for retired in pointer.retired if retired.id not in due),
+    )
 
 
 async def collect(run: BucketRun) -> BucketCollection:
@@ -58,9 +122,8 @@ async def collect(run: BucketRun) -> BucketCollection:
     bucket = run.bucket
     now = await store_time(bucket, run.run, run.writer)
     leases = await read_leases(bucket)
-    await run.move(
-        partial(_again, run.writer)
-    )  # fails if another writer has the run: only its pointer says what is retired
+    # Fails if another writer has the run: only its pointer says what is retired.
+    await run.move(partial(_again, run.writer))
     pointer = _require(run.pointer)
     deleted: list[str] = []
     kept: dict[str, str] = {}
@@ -78,7 +141,8 @@ async def collect(run: BucketRun) -> BucketCollection:
             deleted.append(version_id(run.run, order))
         else:
             kept[version_id(run.run, order)] = why
-    return BucketCollection(deleted=tuple(deleted), kept=kept)
+    waiting = tuple(each.id for each in pointer.retired if each.id not in {*deleted, *kept})
+    return BucketCollection(deleted=tuple(deleted), waiting=waiting, kept=kept)
 
 
 async def store_time(bucket: Bucket, run: str, writer: str) -> float:

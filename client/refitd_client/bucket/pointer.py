@@ -13,8 +13,8 @@ has seen what it replaces, so of two publishers one loses. Objects of a version 
 is written on the condition that it is not there, and its writer alone writes the others.
 
 A version that is not kept is retired: taken out of the pointer's list, so that followers begin no pull of it. It is
-collected when it has been retired for a lease's length, and no lease names it. Ages are differences of times that the
-store itself gave to objects, so that hosts' clocks do not matter.
+collected when it has been retired for a lease's length, and no lease names it or a version that stands on it. Ages are
+differences of times that the store itself gave to objects, so that hosts' clocks do not matter.
 """
 
 from collections.abc import Iterable, Mapping
@@ -114,11 +114,15 @@ class BucketVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetiredVersion:
-    """A version that does not count any more. `at` is the store's time of that, in seconds since 1970."""
+    """A version that does not count any more. `at` is the store's time of that, in seconds since 1970.
+
+    `base` is the id of the version that a delta leads from.
+    """
 
     id: str
     digest: str
     at: float
+    base: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +183,7 @@ class RunsList:
 class FollowerNote:
     """The content of `followers/<name>.json`: what a follower holds, pulls and serves, by versions' ids.
 
-    What it pulls is leased for `lease_seconds` from when the store took the note.
+    What it pulls or serves is leased for `lease_seconds` from when the store took the note.
     """
 
     follower: str
@@ -264,7 +268,8 @@ def lease_of(data: bytes, written: float) -> BucketLease:
         note = parse_note(data)
     except PointerRefusedError:
         return BucketLease(versions=None, ends=written + MAX_LEASE_SECONDS)
-    return BucketLease(versions=frozenset(note.pulls), ends=written + min(note.lease_seconds, MAX_LEASE_SECONDS))
+    named = frozenset([*note.pulls, *filter(None, [note.serves])])
+    return BucketLease(versions=named, ends=written + min(note.lease_seconds, MAX_LEASE_SECONDS))
 
 
 def advanced(pointer: Pointer | None, version: BucketVersion, *, writer: str, keep: int, now: float) -> Pointer:
@@ -308,23 +313,32 @@ def kept(pointer: Pointer, *, keep: int, now: float) -> Pointer:
     return replace(
         pointer,
         versions=tuple(version for version in pointer.versions if version.id in stay),
-        retired=(*pointer.retired, *(RetiredVersion(id=each.id, digest=each.digest, at=now) for each in gone)),
+        retired=(*pointer.retired, *(_retired(each, now) for each in gone)),
     )
+
+
+def _retired(version: BucketVersion, at: float) -> RetiredVersion:
+    return RetiredVersion(id=version.id, digest=version.digest, at=at, base=version.base)
 
 
 def collectable(
     pointer: Pointer, leases: Iterable[BucketLease], now: float, *, rest: float = LEASE_SECONDS
 ) -> tuple[RetiredVersion, ...]:
-    """The retired versions that may be deleted: for `rest` seconds followers were told of them no more, and none that
-    began before has a lease.
+    """The retired versions that may be deleted: for `rest` seconds followers were told of them no more, and no lease
+    names them or what stands on them.
     """
-    alive = [lease for lease in leases if lease.ends > now]
-    return tuple(
-        retired
-        for retired in pointer.retired
-        if now - retired.at >= rest
-        and all(lease.versions is not None and retired.id not in lease.versions for lease in alive)
-    )
+    named: set[str] = set()
+    for lease in leases:
+        if lease.ends > now and lease.versions is None:
+            return ()
+        if lease.ends > now and lease.versions is not None:
+            named |= lease.versions
+    bases = {version.id: version.base for version in (*pointer.versions, *pointer.retired)}
+    stay: set[str] = set()
+    while named:
+        stay.add(version := named.pop())
+        named |= {base for base in [bases.get(version)] if base is not None and base not in stay}
+    return tuple(each for each in pointer.retired if now - each.at >= rest and each.id not in stay)
 
 
 def is_dead(order: Order, pointer: Pointer, age: float) -> bool:

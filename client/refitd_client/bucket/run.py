@@ -71,6 +71,21 @@ class BucketRun:
         self._lost: str | None = None
         self._is_certain = True  # that the pointer is as we saw it, if no other writer moved it
 
+    @classmethod
+    async def in_place_of_its_writer(cls, bucket: Bucket, run: str) -> "BucketRun":
+        """A run to collect from, whose publisher may be alive or gone: what is moved stays that one's.
+
+        Nothing may be published by it.
+
+        Raises:
+            BucketError: the store would not.
+        """
+        mine = cls(bucket, run, keep=1)
+        mine.pointer, mine._tag = await read_pointer(bucket, run)
+        if mine.pointer is not None:
+            mine.writer = mine.pointer.writer
+        return mine
+
     @property
     def newest(self) -> Order | None:
         """The newest version that counts, None in a run without any."""
@@ -114,16 +129,30 @@ class BucketRun:
         await self._claim(manifest, hashlib.sha256(data).hexdigest())
         await self._upload(folder, manifest)
         now = await self._write_manifest(manifest, data)
-        await self.move(lambda pointer: advanced(pointer, version, writer=self.writer, keep=self._keep, now=now))
+
+        def change(pointer: Pointer | None) -> Pointer:
+            if pointer is not None and version in pointer.versions:
+                return pointer  # our write was carried out, and a collection has moved the pointer after it
+            return advanced(pointer, version, writer=self.writer, keep=self._keep, now=now)
+
+        await self.move(change)
 
     async def move(self, change: Callable[[Pointer | None], Pointer]) -> None:
         """Write the pointer that `change` makes of the one that this writer saw last.
 
+        A collection in this writer's place may have moved it since: then of that one.
+
         Raises:
             RunBusyError: another writer has moved it since.
         """
-        self._require_held()
-        wanted = change(self.pointer)
+        for _ in range(_TRIES):
+            self._require_held()
+            if await self._moved(change(self.pointer)):
+                return
+        raise BucketError(f"{self.bucket.name} has {pointer_key(self.run)} changed all the time", may_heal=True)
+
+    async def _moved(self, wanted: Pointer) -> bool:
+        """Write a pointer; False where `self.pointer` was not the one that is there, and is it now."""
         data, key = wanted.to_json(), pointer_key(self.run)
         failed: BucketError | None = None
         tag: ObjectTag | None = None
@@ -137,7 +166,10 @@ class BucketRun:
             failed = error
         if tag is None:
             tag = await self._after_refusal(data, failed)
-        self.pointer, self._tag, self._is_certain = wanted, tag, True
+        if tag is not None:
+            self.pointer, self._tag = wanted, tag
+        self._is_certain = True
+        return tag is not None
 
     async def _see_own(self) -> None:
         """Look whether a write of the pointer that was broken off has been carried out."""
@@ -146,8 +178,8 @@ class BucketRun:
             self.pointer, self._tag = pointer, tag
         self._is_certain = True
 
-    async def _after_refusal(self, data: bytes, failed: BucketError | None) -> ObjectTag:
-        """The pointer's tag if it is what we wrote all the same; otherwise raise."""
+    async def _after_refusal(self, data: bytes, failed: BucketError | None) -> ObjectTag | None:
+        """The pointer's tag if it is what we wrote all the same; None if it is this writer's, moved by a collection."""
         found = await self.bucket.read(pointer_key(self.run), MAX_BYTES)
         if found is not None and found.data == data:
             return found.facts.tag
@@ -157,6 +189,9 @@ class BucketRun:
         if found is not None:
             try:
                 pointer = parse_pointer(found.data, self.run)
+                if pointer.writer == self.writer:
+                    self.pointer, self._tag = pointer, found.facts.tag
+                    return None
                 other = f"moved it to {pointer.versions[0].id} ({pointer.writer})"
             except PointerRefusedError as error:
                 other = f"wrote what is no pointer ({error})"

@@ -62,6 +62,7 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         "pin": "versions",
         "unpin": "versions",
         "reclaim": "reclaim",
+        "collect": "collect",
     },
 }
 """By the panel of --help that shows it: each command, and the module of `refitd.cli` that has it."""

@@ -120,7 +120,7 @@ class BucketUpstream:
         return None
 
     async def report(self, report: FollowerReport) -> ReportAnswer:
-        """Write the follower's note. What it pulls is leased from when the store has taken it."""
+        """Write the follower's note. What it pulls or serves is leased from when the store has taken it."""
         note = FollowerNote(
             follower=report.follower,
             holds=report.holds,

@@ -1,0 +1,218 @@
+"""Anybody may collect from a run: its publisher, alive or gone, stays its publisher, and what is needed stays."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from refitd_client.bucket.collection import BucketCollection, collect_run
+from refitd_client.bucket.objects import Bucket
+from refitd_client.bucket.pointer import (
+    FOLLOWERS_PREFIX,
+    LEASE_SECONDS,
+    BucketLease,
+    BucketVersion,
+    FollowerNote,
+    Pointer,
+    collectable,
+    kept,
+    lease_of,
+    parse_pointer,
+    pointer_key,
+    version_prefix,
+)
+from refitd_client.bucket.run import BucketRun
+from refitd_client.contract.manifest import parse_manifest
+from refitd_client.contract.naming import MANIFEST_NAME, Order
+from refitd_client.contract.states import Kind
+from support.buckets import RUN, KilledError, ScriptedBucket, counted, keys, nth, publish_folder, unreachable
+from support.checkpoints import publish, tensors
+
+V1, V2, V3, V4 = (f"exp~trial~v00000{step}" for step in (1, 2, 3, 4))
+
+
+@pytest.fixture
+def bucket() -> ScriptedBucket:
+    return ScriptedBucket()
+
+
+@pytest.fixture
+def run(bucket: ScriptedBucket, tmp_path: Path) -> BucketRun:
+    """A run of three versions, of which the first is retired."""
+    run: BucketRun | None = None
+    for step in (1, 2, 3):
+        run = publish_folder(bucket, publish(tmp_path, RUN, step, tensors(step)), run=run)
+    assert run is not None
+    return run
+
+
+def collected(bucket: Bucket, keep: int | None = None, *, dry: bool = False) -> BucketCollection:
+    return asyncio.run(collect_run(bucket, RUN, keep=keep, dry=dry))
+
+
+def beside(bucket: ScriptedBucket, act: Callable[[ScriptedBucket], object]) -> None:
+    """Act as another process does, in the middle of a request of this one."""
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(act, bucket.sibling()).result()
+
+
+def once(methods: Sequence[str], act: Callable[[], object]) -> Callable[[str, str], None]:
+    left = [1]
+
+    def hook(method: str, key: str) -> None:
+        if method in methods and key == pointer_key(RUN) and left[0]:
+            left[0] -= 1
+            act()
+
+    return hook
+
+
+def of_version(bucket: Bucket, step: int) -> set[str]:
+    return {key for key in keys(bucket) if key.startswith(version_prefix(RUN, Order(1, step)))}
+
+
+def require_whole(bucket: Bucket) -> None:
+    """Every version that counts has its manifest, and every file of it."""
+    for version in counted(bucket):
+        prefix = version_prefix(RUN, Order(1, int(version[-6:])))
+        manifest = asyncio.run(Bucket.read(bucket, prefix + MANIFEST_NAME, 2**20))
+        assert manifest is not None
+        assert {prefix + name for name in parse_manifest(manifest.data).files} <= keys(bucket)
+
+
+def pointer_of(bucket: Bucket) -> Pointer:
+    found = asyncio.run(Bucket.read(bucket, pointer_key(RUN), 2**20))
+    assert found is not None
+    return parse_pointer(found.data, RUN)
+
+
+def test_a_run_whose_publisher_is_gone_is_collected_and_stays_that_publishers(
+    bucket: ScriptedBucket, run: BucketRun
+) -> None:
+    assert collected(bucket) == BucketCollection(waiting=(V1,))
+    bucket.later = LEASE_SECONDS + 1
+    assert collected(bucket) == BucketCollection(deleted=(V1,))
+    assert of_version(bucket, 1) == set()
+    assert counted(bucket) == [V3, V2]
+    assert pointer_of(bucket).writer == run.writer
+    assert collected(bucket) == BucketCollection()
+
+
+def test_what_would_go_is_said_without_deleting_or_retiring(bucket: ScriptedBucket, run: BucketRun) -> None:
+    bucket.later = LEASE_SECONDS + 1
+    before, pointer = keys(bucket), pointer_of(bucket)
+    assert collected(bucket, 1, dry=True) == BucketCollection(deleted=(V1,), retired=(V2,))
+    assert keys(bucket) - before <= {"exp~trial/collected.json"}
+    assert pointer_of(bucket) == pointer
+
+
+def test_fewer_versions_are_kept_where_that_is_asked_for_and_the_newest_always(
+    bucket: ScriptedBucket, run: BucketRun
+) -> None:
+    assert collected(bucket, 1) == BucketCollection(retired=(V2,), waiting=(V1,))
+    assert counted(bucket) == [V3]
+    assert of_version(bucket, 2), "followers that pull it have ten minutes"
+    bucket.later = LEASE_SECONDS + 1
+    assert set(collected(bucket, 1).deleted) == {V1, V2}
+    require_whole(bucket)
+
+
+def test_a_publisher_that_is_alive_goes_on_from_where_a_collection_has_moved_its_pointer(
+    bucket: ScriptedBucket, run: BucketRun, tmp_path: Path
+) -> None:
+    bucket.later = LEASE_SECONDS + 1
+    assert collected(bucket.sibling()).deleted == (V1,)
+    publish_folder(bucket, publish(tmp_path, RUN, 4, tensors(4)), run=run)
+    assert counted(bucket) == [V4, V3]
+    assert V1 not in {retired.id for retired in pointer_of(bucket).retired}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_collection_in_the_middle_of_a_publication_takes_nothing_from_either(
+    bucket: ScriptedBucket, run: BucketRun, tmp_path: Path, when: str
+) -> None:
+    """Right before the pointer is moved, and right after, when the answer to that is lost as well."""
+    bucket.later = LEASE_SECONDS + 1
+
+    def meanwhile() -> None:
+        beside(bucket, collected)
+        if when == "after":
+            raise unreachable()
+
+    setattr(bucket, when, once(("write_over",), meanwhile))
+    publish_folder(bucket, publish(tmp_path, RUN, 4, tensors(4)), run=run)
+    assert counted(bucket) == [V4, V3]
+    assert of_version(bucket, 1) == set()
+    require_whole(bucket)
+
+
+def test_a_publisher_that_comes_during_a_collection_has_the_run(
+    bucket: ScriptedBucket, run: BucketRun, tmp_path: Path
+) -> None:
+    bucket.later = LEASE_SECONDS + 1
+    newer = publish(tmp_path, RUN, 4, tensors(4))
+    bucket.before = once(("write_over",), lambda: beside(bucket, lambda other: publish_folder(other, newer)))
+    assert collected(bucket).deleted == (V1,)
+    assert counted(bucket) == [V4, V3]
+    assert pointer_of(bucket).writer != run.writer
+
+
+def test_two_collections_at_once_delete_the_same(bucket: ScriptedBucket, run: BucketRun) -> None:
+    bucket.later = LEASE_SECONDS + 1
+    bucket.before = once(("write_over",), lambda: beside(bucket, collected))
+    collected(bucket)
+    assert of_version(bucket, 1) == set()
+    assert counted(bucket) == [V3, V2]
+    require_whole(bucket)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("at", range(9))
+def test_a_collection_killed_at_any_write_leaves_what_counts_whole_and_is_finished_by_the_next(
+    bucket: ScriptedBucket, run: BucketRun, at: int, when: str
+) -> None:
+    bucket.later = LEASE_SECONDS + 1
+    setattr(bucket, when, nth(at, KilledError(), ("delete", "write_over", "write")))
+    with suppress(KilledError):
+        collected(bucket, 1)
+    healthy = bucket.sibling()
+    assert counted(healthy) in ([V3, V2], [V3])
+    require_whole(healthy)
+    for later in (3, 6):
+        healthy.later = later * LEASE_SECONDS
+        collected(healthy, 1)
+    assert counted(healthy) == [V3]
+    assert of_version(healthy, 1) == of_version(healthy, 2) == set()
+
+
+@pytest.mark.parametrize("name", ["pulls", "serves"])
+def test_what_a_followers_note_names_stays_with_all_that_it_stands_on(name: str) -> None:
+    chain = (version(5), version(4, 3), version(3, 2), version(2), version(1))
+    pointer = kept(Pointer(run=RUN, writer="w", versions=chain), keep=1, now=0.0)
+    assert [each.id[-1] for each in pointer.retired] == ["4", "3", "2", "1"]
+    named = FollowerNote(follower="f", **{name: id_of(4) if name == "serves" else (id_of(4),)})
+    lease = lease_of(msgspec.json.encode(named), written=LEASE_SECONDS)
+    due = collectable(pointer, [lease], LEASE_SECONDS + 1)
+    assert [each.id for each in due] == [id_of(1)]
+    assert len(collectable(pointer, [BucketLease(versions=None, ends=9e9)], LEASE_SECONDS + 1)) == 0
+    assert len(collectable(pointer, [lease], 3 * LEASE_SECONDS)) == 4, "when the lease is over"
+
+
+def test_a_copy_that_a_follower_merely_holds_needs_nothing_of_the_store(bucket: ScriptedBucket, run: BucketRun) -> None:
+    bucket.later = LEASE_SECONDS + 1
+    note = FollowerNote(follower="f", holds=(V1,), serves=V2)
+    asyncio.run(bucket.write(f"{FOLLOWERS_PREFIX}f.json", msgspec.json.encode(note)))
+    assert collected(bucket).deleted == (V1,)
+
+
+def version(step: int, base: int | None = None) -> BucketVersion:
+    kind = Kind.FULL if base is None else Kind.DELTA
+    return BucketVersion(id=id_of(step), digest=f"d{step}", kind=kind, base=None if base is None else id_of(base))
+
+
+def id_of(step: int) -> str:
+    return f"exp~trial~v{step:06d}"

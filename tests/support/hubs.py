@@ -17,8 +17,8 @@ from support.mini_vllm import MiniVllm
 from support.servers import ADMIN_KEY, API_KEY, RefitdServer
 
 PATIENCE = 60.0  # seconds, on a busy machine; what is measured is measured by the benchmark
-# One for all: a client of its own for each question would take more CPU than the services. Each asks by a new connection,
-# because services end and begin.
+# One for all: a client of its own for each question would take more CPU than the services. Each question has a new
+# connection, because services end and begin.
 _HTTP = httpx.Client(trust_env=False, verify=False, limits=httpx.Limits(max_keepalive_connections=0))  # noqa: S501
 
 
@@ -30,6 +30,10 @@ class HubServer(RefitdServer):
     def __init__(self, folder: Path, root: Path, database: str, engines: Sequence[str], *flags: str) -> None:
         folder.mkdir(exist_ok=True)
         super().__init__(folder, root, engines, "--state", database, *flags)
+
+    def name_database(self, database: str) -> None:
+        """Give it another URI of the group's database, from its next start on."""
+        self._arguments += ["--state", database]
 
     def leads(self) -> bool:
         """Whether it is ready, which only the leader is."""

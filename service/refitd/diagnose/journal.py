@@ -12,8 +12,9 @@ import sqlalchemy as sa
 from refitd.settings import Settings
 from refitd.state.journal import reads
 from refitd.state.journal.address import PostgresAddress
-from refitd.state.journal.condition import Condition, Sound, examine_journal, reading
+from refitd.state.journal.condition import Condition, Corrupt, Sound, examine_journal, reading
 from refitd.state.journal.recovery import last_state_folder
+from refitd.state.journal.schema import RecordDamagedError
 from refitd.state.journal.sqlite_file import JOURNAL_NAME
 from refitd.state.records import AttemptRecord, EngineRecord, RolloutRecord
 from refitd.state.version import VersionRecord
@@ -27,6 +28,7 @@ class JournalFacts:
 
     Attributes:
         path: of its file, or its database's URL.
+        is_shared: whether it is a group's, in PostgreSQL.
         condition: whether it can be read.
         last_folder: the state folder that the root names.
         elsewhere: whether another journal lies in `last_folder`.
@@ -39,6 +41,7 @@ class JournalFacts:
 
     path: str
     condition: Condition
+    is_shared: bool = False
     last_folder: Path | None = None
     elsewhere: bool = False
     versions: Mapping[str, VersionRecord] = field(default_factory=dict[str, VersionRecord])
@@ -104,11 +107,15 @@ def _of_group(database: PostgresAddress, root: Path) -> JournalFacts:
     from refitd.state.journal.group_reading import examine_group, reading_group
 
     condition = examine_group(database)
-    facts = JournalFacts(path=database.shown, condition=condition, last_folder=last_state_folder(root))
+    before = last_state_folder(root)
+    facts = JournalFacts(path=database.shown, condition=condition, is_shared=True, last_folder=before)
     if not isinstance(condition, Sound):
         return facts
-    with reading_group(database) as connection:
-        return _with_records(facts, connection)
+    try:
+        with reading_group(database) as connection:
+            return _with_records(facts, connection)
+    except RecordDamagedError as error:
+        return replace(facts, condition=Corrupt(str(error)))
 
 
 def _with_records(facts: JournalFacts, connection: sa.Connection) -> JournalFacts:

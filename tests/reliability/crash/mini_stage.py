@@ -8,6 +8,7 @@ import httpx
 from rollout_stage import Calls, Stage
 from safetensors.torch import save_file
 
+from refitd.state.journal.address import PostgresAddress
 from support.mini_sglang import tiny_weights
 from support.mini_vllm import MiniVllm, mini_vllm
 
@@ -43,12 +44,14 @@ class PluggedMiniStage(MiniStage):
 
 
 @contextmanager
-def mini_stage(folder: Path, http: httpx.Client, load_seconds: float, *, plugged: bool) -> Generator[MiniStage]:
-    """One whose versions have the weights of the seeds 1 to `MODELS`."""
+def mini_stage(
+    folder: Path, http: httpx.Client, load_seconds: float, *, plugged: bool, database: PostgresAddress | None = None
+) -> Generator[MiniStage]:
+    """One whose versions have the weights of the seeds 1 to `MODELS`. `database` is for its services' journal."""
     models = [folder / f"m{seed}" for seed in range(1, MODELS + 1)]
     for seed, model in enumerate(models, start=1):
         model.mkdir()
         save_file(tiny_weights(seed), model / "model.safetensors")
     root, ranks = (folder / "root", 2) if plugged else (None, 1)
     with mini_vllm(folder, root=root, size=ranks, load_seconds=load_seconds) as engine:
-        yield (PluggedMiniStage if plugged else MiniStage)(folder, engine, models, [], http)
+        yield (PluggedMiniStage if plugged else MiniStage)(folder, engine, models, [], http, database)

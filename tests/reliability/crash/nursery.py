@@ -67,7 +67,8 @@ class Nursery:
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
         pid = int(self._next("born"))
-        said = self._line()
+        while "stands by on" in (said := self._line()):
+            pass  # a service of a group, before it leads
         ready = re.search(r'refitd ready on ([^\s"]+)', said)
         url = None if ready is None else ready[1]
         if url is None:

@@ -1,6 +1,7 @@
 """A service that dies in the middle of a rollout: its engine, its root, what it leaves in its journal."""
 
 import time
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -10,7 +11,9 @@ import sqlalchemy as sa
 from nursery import PATIENCE, Newborn
 
 from refitd.state.journal import reads
-from refitd.state.journal.condition import Sound, examine_journal, reading
+from refitd.state.journal.address import PostgresAddress
+from refitd.state.journal.condition import Condition, Sound, examine_journal, reading
+from refitd.state.journal.group_reading import examine_group, reading_group
 from refitd.state.journal.schema import attempts, unpack
 from refitd.state.journal.sqlite_file import JOURNAL_NAME
 from refitd.state.records import AttemptRecord
@@ -19,6 +22,7 @@ from support.servers import ADMIN_KEY, API_KEY
 
 RUN = "run"
 PROMPT = [5, 6, 7]
+LEASE: dict[str, Any] = {"lease": 6.0}  # seconds: on a machine that does much else no lead is lost without a kill
 READS = ("/model_info", "/generate")
 SLOW: dict[str, Any] = {"probe_interval": 3600.0, "scan_interval": 3600.0, "reclaim_interval": 3600.0, "watch": "poll"}
 
@@ -70,12 +74,13 @@ class Stage:
     models: list[Path]
     answers: list[list[int]]
     http: httpx.Client
+    database: PostgresAddress | None = None  # of a group, in place of the folder of a service alone
     root: Path = field(init=False)
-    state: Path = field(init=False)
+    state: Path | PostgresAddress = field(init=False)
     step: int = 0
 
     def __post_init__(self) -> None:
-        self.root, self.state = self.folder / "root", self.folder / "state"
+        self.root, self.state = self.folder / "root", self.database or self.folder / "state"
         self.root.mkdir(exist_ok=True)
 
     @property
@@ -85,8 +90,9 @@ class Stage:
         for name, key in (("engine_key_file", API_KEY), ("engine_admin_key_file", ADMIN_KEY)):
             keys[name] = str(self.folder / name)
             (self.folder / name).write_text(key)
-        places = {"root": str(self.root), "state": str(self.state), "engines": [self.engine.url], "port": 0}
-        return {**places, **keys, **SLOW, "keep_last": 1000}
+        state = str(self.state) if self.database is None else self.database.uri
+        places = {"root": str(self.root), "state": state, "engines": [self.engine.url], "port": 0}
+        return {**places, **keys, **SLOW, **({} if self.database is None else LEASE), "keep_last": 1000}
 
     def publish(self) -> str:
         """Put the next version on the disk; return its id."""
@@ -170,11 +176,11 @@ class Remains:
     last_event: int
 
     @classmethod
-    def of(cls, state: Path) -> "Remains":
+    def of(cls, state: Path | PostgresAddress) -> "Remains":
         """Read it, and see that it is in order."""
-        condition = examine_journal(state / JOURNAL_NAME, thorough=True)
+        condition = _examined(state)
         assert isinstance(condition, Sound), condition
-        with reading(state / JOURNAL_NAME) as connection:
+        with _reading(state) as connection:
             rows = connection.scalars(sa.select(attempts.c.record))
             return cls(
                 [unpack(row, AttemptRecord) for row in rows],
@@ -204,8 +210,18 @@ class Remains:
             assert "ACK" not in {attempt.outcome for attempt in known}, f"an outcome before the end: {known}"
 
 
-def mended_since(state: Path, event: int) -> bool:
+def _examined(state: Path | PostgresAddress) -> Condition:
+    if isinstance(state, PostgresAddress):
+        return examine_group(state)
+    return examine_journal(state / JOURNAL_NAME, thorough=True)
+
+
+def _reading(state: Path | PostgresAddress) -> AbstractContextManager[sa.Connection]:
+    return reading_group(state) if isinstance(state, PostgresAddress) else reading(state / JOURNAL_NAME)
+
+
+def mended_since(state: Path | PostgresAddress, event: int) -> bool:
     """Whether the log says that a start found an engine in the middle of a load."""
-    with reading(state / JOURNAL_NAME) as connection:
+    with _reading(state) as connection:
         events = reads.read_events(connection, after=event, limit=10_000)
     return any("TAINTED: the service stopped" in each.text for each in events)

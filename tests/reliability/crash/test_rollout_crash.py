@@ -1,7 +1,8 @@
 """kill -9 at every journal and HTTP step of a rollout: the service, restarted, brings the engine to the target.
 
 The service runs as `refitd serve` runs it, in a process of its own that kills itself. The engine goes on with a load
-whose caller is gone: the embedded one, with SGLang's habits; and a vLLM of a few lines, stock or with the plugin.
+whose caller is gone: the embedded one, with SGLang's habits; and a vLLM of a few lines, stock or with the plugin. The
+journal is a file, or that of a group, in PostgreSQL, of which the next service takes the lead over.
 """
 
 from collections.abc import Generator
@@ -15,6 +16,7 @@ from mini_stage import mini_stage
 from nursery import PATIENCE, Nursery
 from rollout_stage import Remains, Stage, mended_since, question
 
+from refitd.state.journal.address import PostgresAddress
 from support import points
 from support.servers import EmbeddedServer
 
@@ -40,7 +42,10 @@ VLLM = ("vllm", "vllm-plugged")
 def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Stage]:
     with httpx.Client(timeout=PATIENCE, trust_env=False) as http:
         if request.param != "embedded":
-            with mini_stage(tmp_path, http, LOAD_SECONDS, plugged=request.param == "vllm-plugged") as stage:
+            is_group = request.param == "vllm-postgres"
+            database = PostgresAddress(request.getfixturevalue("postgres").database()) if is_group else None
+            plugged = request.param == "vllm-plugged"
+            with mini_stage(tmp_path, http, LOAD_SECONDS, plugged=plugged, database=database) as stage:
                 yield stage
             return
         models = request.getfixturevalue("variants")
@@ -55,14 +60,24 @@ def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Stage]:
 
 
 def every_point(stage: Stage) -> Generator[str]:
-    """Every call of a rollout, and batches of the journal for as long as the test asks for them."""
-    yield from stage.update.points
+    """Every call of a rollout, and batches of the journal for as long as the test asks for them.
+
+    Where the journal is in PostgreSQL, its batches alone: the calls are the same.
+    """
+    yield from calls_of(stage)
     yield from (f"{when} {number}" for number in count(1) for when in ("commit", "committed"))
 
 
+def calls_of(stage: Stage) -> list[str]:
+    return stage.update.points if stage.database is None else []
+
+
 @pytest.mark.points
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "stage", ["embedded", "vllm", pytest.param("vllm-plugged", marks=pytest.mark.thorough)], indirect=True
+    "stage",
+    ["embedded", "vllm", pytest.param("vllm-plugged", marks=pytest.mark.thorough), "vllm-postgres"],
+    indirect=True,
 )
 def test_kill_9_at_every_journal_and_http_step_of_a_rollout(stage: Stage) -> None:
     """Each rollout dies at another effect, until all calls and all commits were had."""
@@ -97,7 +112,7 @@ def test_kill_9_at_every_journal_and_http_step_of_a_rollout(stage: Stage) -> Non
     print(f"died at {len(died)} effects: {', '.join(died)}")
     assert point.startswith("commit"), "every call was had"
     # The notice, the intent and the end each wait for a commit; what else there is may share one.
-    assert len(died) >= (len(stage.update.points) + 2 * 3) // points.STRIDE, "and every commit"
+    assert len(died) >= (len(calls_of(stage)) + 2 * 3) // points.STRIDE, "and every commit"
 
 
 @pytest.mark.points

@@ -53,11 +53,6 @@ async def check(
     root = settings.root.resolve()
     if not root.is_dir():
         raise StartRefusedError(f"the root {root} is no folder: name another with --root")
-    if repair and settings.database is not None:
-        raise StartRefusedError(
-            f"--repair does not write into {settings.database.shown}, where a service may lead: leave it out, and "
-            "ask the service (refitd resync, refitd reclaim)"
-        )
     with owned(root) if repair else still(root) as running:
         held_by = running if isinstance(running, str) else None
         progress.say("reading the journal")

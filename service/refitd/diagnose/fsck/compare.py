@@ -89,6 +89,10 @@ def _condition(journal: JournalFacts, disk: DiskFacts) -> Iterator[Disagreement]
                 )
         case Missing():
             yield from _missing(journal, disk)
+        case Corrupt(reason) if journal.is_shared:
+            advice = "restore the database from its backup; without one give the group an empty database, and delete "
+            advice += f"the root's note of this one: {FORGOTTEN}"
+            yield error(FsckKind.JOURNAL_CORRUPT, str(journal.path), f"corrupt: {reason}", advice)
         case Corrupt(reason):
             advice = f"--repair moves it aside and begins an empty one: {FORGOTTEN}"
             yield error(

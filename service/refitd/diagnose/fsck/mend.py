@@ -12,6 +12,7 @@ from typing import assert_never
 from refitd.catalog.files import DiskFiles
 from refitd.clock import SystemClock
 from refitd.diagnose.fsck.disagreement import Disagreement, FsckKind, Repair
+from refitd.diagnose.fsck.opening import opened
 from refitd.diagnose.roster import Roster
 from refitd.materialize.disk import DiskCopies
 from refitd.policy.holdings import Holdings
@@ -22,7 +23,6 @@ from refitd.rollout.targets import Targets
 from refitd.root.outcome import Refused
 from refitd.settings import Settings
 from refitd.state.journal.journal import JournalError
-from refitd.state.journal.recovery import open_journal
 from refitd.state.records import EngineRecord
 from refitd.state.store import Store
 from refitd_client.contract.states import EngineState, VersionState
@@ -38,10 +38,8 @@ async def mend(settings: Settings, findings: Sequence[Disagreement], roster: Ros
     """
     if all(finding.repair is None for finding in findings):
         return list(findings)
-    root = settings.root.resolve()
-    journal = await asyncio.to_thread(open_journal, settings.state_folder, root)
-    try:
-        store = await asyncio.to_thread(Store, journal, SystemClock())  # closes the attempts that were open
+    async with opened(settings) as (journal, epoch):
+        store = await asyncio.to_thread(Store, journal, SystemClock(), epoch)  # closes the attempts that were open
         writing = asyncio.create_task(journal.run())
         try:
             mender = Mender(settings, store, roster)
@@ -51,8 +49,6 @@ async def mend(settings: Settings, findings: Sequence[Disagreement], roster: Ros
         finally:
             writing.cancel()
             await asyncio.wait({writing})
-    finally:
-        journal.close()
 
 
 class Mender:

@@ -185,16 +185,20 @@ class BucketRun:
             return found.facts.tag
         if failed is not None and (None if found is None else found.facts.tag) == self._tag:
             raise failed  # nothing has moved: the same call may succeed later
-        other = "removed it" if found is None else "moved it"
-        if found is not None:
-            try:
-                pointer = parse_pointer(found.data, self.run)
-                if pointer.writer == self.writer:
-                    self.pointer, self._tag = pointer, found.facts.tag
-                    return None
-                other = f"moved it to {pointer.versions[0].id} ({pointer.writer})"
-            except PointerRefusedError as error:
-                other = f"wrote what is no pointer ({error})"
+        if found is None:
+            self._lost = (
+                f"the pointer of run {self.run} in {self.bucket.name} was deleted: nothing of the run counts there. "
+                f"Restore {pointer_key(self.run)}, or open a new publisher, which begins the run anew"
+            )
+            raise RunBusyError(self._lost)
+        try:
+            pointer = parse_pointer(found.data, self.run)
+            if pointer.writer == self.writer:
+                self.pointer, self._tag = pointer, found.facts.tag
+                return None
+            other = f"moved it to {pointer.versions[0].id} ({pointer.writer})"
+        except PointerRefusedError as error:
+            other = f"wrote what is no pointer ({error})"
         self._lost = (
             f"run {self.run} in {self.bucket.name} is held by another publisher, which has {other}: one publisher a "
             "run. Stop one of them, or use another run name"

@@ -67,6 +67,11 @@ class BucketUpstream:
         """The run's pointer, which is sent only if it is not the one that was read last."""
         known = self._seen.get(run)
         found = await self._bucket.read_changed(pointer_key(run), MAX_BYTES, None if known is None else known[0])
+        if found is None and known is not None:
+            raise WrongError(
+                f"the pointer of run {run} in {self.name} was deleted: this host serves on. Restore "
+                f"{pointer_key(run)}, or publish again"
+            )
         if found is None:
             return None
         if found == "same" and known is not None:

@@ -1,6 +1,7 @@
 """Nothing is collected from a bucket that is leased, not proved to be the run's, or seen by a listing that failed."""
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -114,6 +115,21 @@ def test_a_collection_that_is_killed_at_any_deletion_is_finished_by_the_next(
     collected(other)
     assert of_version(healthy, 1) == set()
     assert len(of_version(healthy, 3)) > 3
+
+
+@pytest.mark.parametrize("at", range(14))
+def test_a_store_that_is_not_there_at_any_request_of_a_collection_loses_nothing_that_counts(
+    bucket: ScriptedBucket, run: BucketRun, at: int
+) -> None:
+    bucket.later = LEASE_SECONDS + 1
+    bucket.before = nth(at, unreachable(), ("write", "write_over", "delete", "read", "facts", "list"))
+    with suppress(BucketError):
+        collected(run)
+    bucket.before = lambda method, key: None
+    assert counted(bucket) == [V3, V2]
+    assert len(of_version(bucket, 2)) == len(of_version(bucket, 3)) > 3
+    collected(run)  # the same publisher goes on
+    assert of_version(bucket, 1) == set()
 
 
 def test_an_object_that_no_manifest_names_stays(bucket: ScriptedBucket, run: BucketRun) -> None:

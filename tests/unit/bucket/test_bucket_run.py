@@ -8,7 +8,7 @@ from obstore.store import MemoryStore
 
 from refitd_client.bucket import objects
 from refitd_client.bucket.objects import Bucket, ObjectTag
-from refitd_client.bucket.pointer import RUNS_KEY, version_prefix
+from refitd_client.bucket.pointer import RUNS_KEY, pointer_key, version_prefix
 from refitd_client.bucket.run import BucketRun, list_runs, require_conditions
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME, Order
@@ -133,6 +133,17 @@ def test_of_two_publishers_one_loses_and_says_to_whom(tmp_path: Path) -> None:
     assert counted(bucket) == [V2, V1]
     with pytest.raises(RunBusyError):  # and from then on before any byte travels
         publish_folder(bucket, folder_of(tmp_path, 4), run=first)
+
+
+def test_a_pointer_that_somebody_deleted_ends_the_publisher_and_the_next_one_begins_anew(tmp_path: Path) -> None:
+    bucket = ScriptedBucket()
+    run = publish_folder(bucket, folder_of(tmp_path, 1))
+    asyncio.run(bucket.delete(pointer_key(RUN)))
+    with pytest.raises(RunBusyError, match=r"was deleted.*Restore exp~trial/latest.json, or open a new publisher"):
+        publish_folder(bucket, folder_of(tmp_path, 2), run=run)
+    assert counted(bucket) == []
+    publish_folder(bucket, folder_of(tmp_path, 3))
+    assert counted(bucket) == [V3]
 
 
 def test_two_publishers_of_one_version_do_not_mix_their_files(tmp_path: Path) -> None:

@@ -145,6 +145,36 @@ def test_a_pointer_that_goes_back_is_not_followed(bucket: ScriptedBucket, tmp_pa
         asyncio.run(look())
 
 
+def test_a_pointer_that_somebody_deleted_is_said_and_is_no_run_without_versions(
+    bucket: ScriptedBucket, tmp_path: Path
+) -> None:
+    publish_folder(bucket, publish(tmp_path, RUN, 1, tensors(1)))
+    upstream = BucketUpstream(bucket)
+
+    async def look() -> None:
+        await upstream.look(RUN)
+        await bucket.delete("exp~trial/latest.json")
+        await upstream.look(RUN)
+
+    with pytest.raises(WrongError, match=r"was deleted: this host serves on. Restore exp~trial/latest.json"):
+        asyncio.run(look())
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_a_store_that_is_away_for_any_look_of_a_pull_is_asked_again(
+    bucket: ScriptedBucket, tmp_path: Path, at: int
+) -> None:
+    """The list of runs, the pointer, the manifest: a follower that fails there begins again and lacks nothing."""
+    publish_folder(bucket, publish(tmp_path / "trainer", RUN, 1, tensors(1)))
+    bucket.before = nth(at, unreachable(), ("read",))
+    try:
+        folder = pull(bucket, tmp_path / "host")
+    except UnreachableError:
+        bucket.before = lambda method, key: None
+        folder = pull(bucket, tmp_path / "host")
+    check(folder)
+
+
 def test_an_unchanged_pointer_is_not_sent_again(bucket: ScriptedBucket, tmp_path: Path) -> None:
     publish_folder(bucket, publish(tmp_path, RUN, 1, tensors(1)))
     upstream = BucketUpstream(bucket)

@@ -12,8 +12,10 @@ import yaml
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from refitd.api.metrics import LeaderCollector
 from refitd.policy.lines import KeptFor
 from refitd_client.contract.states import EngineState
 from support.checkpoints import publish
@@ -51,6 +53,9 @@ async def _series(folder: Path) -> Series:
         await stage.rejected("run~v000002")
         await stage.sweep()
         text = (await stage.http.get("/metrics")).text
+    group = CollectorRegistry()
+    group.register(LeaderCollector(lambda: 1))  # what a service of a group has besides
+    text += generate_latest(group).decode()
     found: Series = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

@@ -179,7 +179,7 @@ def test_an_upload_that_may_still_count_stays(bucket: ScriptedBucket, run: Bucke
     bucket.later = 10 * UPLOAD_SECONDS
     before = of_version(bucket, 4)
     collected(run)
-    assert of_version(bucket, 4) == before
+    assert before <= of_version(bucket, 4)  # writes that were under way at the kill may arrive later
 
 
 def test_a_publisher_that_has_lost_the_run_collects_nothing(

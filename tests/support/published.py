@@ -8,7 +8,7 @@ import numpy as np
 import xxhash
 from safetensors.numpy import load_file
 
-from refitd_client.contract.manifest import Manifest, parse_manifest
+from refitd_client.contract.manifest import FileDigest, Manifest, parse_manifest
 from refitd_client.contract.naming import INDEX_NAME, MANIFEST_NAME, parse_version_folder
 
 
@@ -32,6 +32,17 @@ def check(folder: Path) -> Manifest:
         assert (len(data), f"xxh3:{xxhash.xxh3_128(data).hexdigest()}") == (file.size, file.digest), name
     assert msgspec.json.decode((folder / INDEX_NAME).read_bytes())["weight_map"] == where(folder)
     assert manifest.tensors.count == len(where(folder))
+    return manifest
+
+
+def check_by_blocks(folder: Path) -> Manifest:
+    """Hold the files of a version, large ones among them, against its manifest by the product's own digest."""
+    manifest = parse_manifest((folder / MANIFEST_NAME).read_bytes())
+    assert {entry.name for entry in folder.iterdir()} == {MANIFEST_NAME, *manifest.files}
+    for name, file in manifest.files.items():
+        digest = FileDigest()
+        digest.update((folder / name).read_bytes())
+        assert ((folder / name).stat().st_size, digest.text) == (file.size, file.digest), name
     return manifest
 
 

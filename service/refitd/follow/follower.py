@@ -139,6 +139,7 @@ class UpstreamFollower:
         self._told = Notifier()
         self._offered: UpstreamRun | None = None
         self._plan = PullPlan()
+        self._kept_for: frozenset[str] | None = None
         self._failures: dict[str, _Failure] = {}
         self._pulling: tuple[str, asyncio.Task[None]] | None = None
         self._heard: float | None = None
@@ -205,6 +206,7 @@ class UpstreamFollower:
                     seen = self._wake.count
                     await self._look()
                     self._go(group)
+                    await self._tidy()
                     self._tell()
                     await self._wake.wait_after(seen, within=LOOK_SECONDS)
         finally:
@@ -290,6 +292,12 @@ class UpstreamFollower:
             self._pulling = wanted.id, task
             task.add_done_callback(lambda _: self._pull_ended())
 
+    async def _tidy(self) -> None:
+        """Remove what is left of pulls whose versions nobody wants any more."""
+        if self._offered is not None and self._pulling is None and self._kept_for != self._plan.needs:
+            self._kept_for = self._plan.needs
+            await self._puller.keep_only(self._offered.run, self._plan.needs)
+
     def _pull_ended(self) -> None:
         self._pulling = None
         self._wake.notify()
@@ -297,6 +305,7 @@ class UpstreamFollower:
 
     async def _pull(self, version: UpstreamVersion) -> None:
         await self._report()
+        await self._puller.keep_only(version.run, self._plan.needs | {version.id})
         began = self._store.clock.monotonic()
         try:
             took = await self._puller.pull(version.id, version.digest or "")
@@ -308,6 +317,7 @@ class UpstreamFollower:
         self._failures.pop(version.id, None)
         seconds = self._store.clock.monotonic() - began
         text = f"pulled {sum(took.bytes_from.values())} bytes in {seconds:.2f} s from {', '.join(took.bytes_from)}"
+        text = f"{text}; {took.resumed} bytes were here" if took.resumed else text
         self._store.say("version", version.id, text, of_run=version.run)
         known = self._store.versions.get(version.id)
         if known is None or known.state in _COMES:

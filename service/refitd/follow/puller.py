@@ -5,17 +5,19 @@
     parts       of 16 MiB, several at a time, each from a relay or from the upstream; one that fails is asked for again
     digests     of each block as it arrives; joined they must be the file's digest in the manifest
     commit      every file synced, the manifest last, then the rename
+    resume      what a kill or a lost upstream left is gone on with (`resuming.py`)
 
 A file whose digest is wrong is looked at again by the digests of its blocks, which the upstream tells: the blocks that
 are wrong are pulled from the upstream itself, and the relay that gave them is named and not used again.
 
-A break loses the parts that were under way. A cancelled or failed pull leaves nothing that counts as a version.
+A break loses the parts that were under way, and so does a kill. A pull that was cancelled or lost its upstream leaves
+its parts for the next, until that is given up (`keep_only`); one that failed otherwise leaves nothing.
 """
 
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,6 +27,8 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from refitd.follow.resuming import PullJournal, drop_others, lacking
+from refitd.follow.tasks import first_error, in_thread
 from refitd.follow.upstream import ByteSource, FilePart, UnreachableError, UpstreamError, WrongError
 from refitd_client.checkpoint.strict_header import MAX_HEADER_BYTES
 from refitd_client.contract.manifest import (
@@ -32,7 +36,7 @@ from refitd_client.contract.manifest import (
     Manifest,
     ManifestFile,
     ManifestRefusedError,
-    digest_of_pieces,
+    digest_of_block,
     joined,
     parse_manifest,
 )
@@ -86,13 +90,16 @@ class ManifestSource(ByteSource, Protocol):
     async def blocks(self, version: str, file: str) -> Sequence[bytes] | None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class PullTotals:
-    """What a pull took: bytes that arrived, by the name of their source, and milliseconds by stage."""
+    """What a pull took: bytes that arrived, by the name of their source, and milliseconds by stage. `resumed` are the
+    bytes that an earlier pull had left here.
+    """
 
     version: str
     bytes_from: Mapping[str, int]
     timings: Mapping[str, float]
+    resumed: int = 0
 
 
 @dataclass(slots=True)
@@ -135,6 +142,11 @@ class Puller:
             self._folders.popitem()[1].lock.release()
         self._mappings.close()
 
+    async def keep_only(self, run: str, wanted: Collection[str]) -> None:
+        """Remove what earlier pulls of a run left of versions that are not wanted any more."""
+        for version in await in_thread(drop_others, self._root, run, wanted):
+            log.info("what was pulled of a version is removed: it is not wanted any more", version=version)
+
     async def pull(self, version: str, digest: str) -> PullTotals:
         """Pull a version; when this returns, its folder is there and durable.
 
@@ -151,7 +163,7 @@ class Puller:
         data = await self.again(lambda: self._sources.upstream.manifest(version))
         manifest = _checked(data, version, digest, self._sources.upstream.name)
         try:
-            folder = await _in_thread(self.folder_of, manifest.run)
+            folder = await in_thread(self.folder_of, manifest.run)
             with laps.lap("layout"):
                 layout = await self._layout(manifest, version)
             return await self._into(folder, manifest, version, data, layout, laps)
@@ -168,21 +180,28 @@ class Puller:
         laps: Laps,
     ) -> PullTotals:
         total = sum(file.size for file in manifest.files.values())
-        take = partial(folder.take_slot, layout)
+        journal = PullJournal(self._root, manifest)
+        take = partial(journal.take, folder, layout)
         context = staged(folder.path, Meter(total, None), laps, take=take, mappings=self._mappings)
         try:
-            staging = await _in_thread(context.__enter__)
-            transfer = _Transfer(self, self._sources, version, staging)
+            staging = await in_thread(context.__enter__)
+            transfer = _Transfer(self, self._sources, version, staging, journal)
             with laps.lap("pull"):
-                await transfer.run(manifest, total)
+                await transfer.run(manifest)
             with laps.lap("commit"):
-                await _in_thread(self._commit, folder, staging, manifest.order, data)
-        except BaseException as error:
-            await _in_thread(_leave, context, error)
+                await in_thread(self._commit, folder, staging, manifest.order, data)
+        except (UnreachableError, asyncio.CancelledError):
+            await in_thread(_leave, context, None)
+            journal.close()
             raise
-        await _in_thread(_leave, context, None)
-        await _in_thread(self._mappings.prune)
-        return PullTotals(version=version, bytes_from=transfer.bytes_from, timings=dict(laps.times))
+        except BaseException as error:
+            await in_thread(_leave, context, error)
+            await in_thread(journal.remove)
+            raise
+        await in_thread(_leave, context, None)
+        await in_thread(journal.remove)
+        await in_thread(self._mappings.prune)
+        return PullTotals(version, transfer.bytes_from, dict(laps.times), transfer.resumed)
 
     def _commit(self, folder: RunFolder, staging: Staging, order: Order, manifest: bytes) -> None:
         newest = folder.newest
@@ -194,7 +213,7 @@ class Puller:
     async def _layout(self, manifest: Manifest, version: str) -> Sequence[ShardLayout]:
         """The layout of the version's shards, by their headers; none where there is no slot that it could fit."""
         shards = {name: file for name, file in manifest.files.items() if name.endswith(_SHARD)}
-        if not shards or not await _in_thread(_has_entries, self._root / slots_path(manifest.run)):
+        if not shards or not await in_thread(_has_entries, self._root / slots_path(manifest.run)):
             return ()
         return [
             ShardLayout(name=name, header=await self._header(version, name, file.size), size=file.size)
@@ -231,26 +250,30 @@ class Puller:
 class _Transfer:
     """The parts of one version on their way into its staging folder."""
 
-    def __init__(self, puller: Puller, sources: Sources, version: str, staging: Staging) -> None:
+    def __init__(self, puller: Puller, sources: Sources, version: str, staging: Staging, journal: PullJournal) -> None:
         self._puller = puller
         self._sources = sources
         self._version = version
         self._staging = staging
+        self._journal = journal
         self._triedagain_: set[tuple[str, int]] = set()
         self.bytes_from: dict[str, int] = {}
+        self.resumed = 0
 
-    async def run(self, manifest: Manifest, total: int) -> None:
+    async def run(self, manifest: Manifest) -> None:
         """Pull all files, check and sync them."""
-        if not self._staging.recycled:
-            await _in_thread(self._staging.require_space, total)
+        if self._journal.known or not self._staging.recycled:
+            sizes = {name: file.size for name, file in manifest.files.items()}
+            needed = await in_thread(lacking, self._staging.path, sizes)
+            await in_thread(self._staging.require_space, needed)
         files = [await self._begun(name, entry) for name, entry in manifest.files.items()]
         todo = deque((file, block) for file in files for block in range(len(file.digests)))
-        async with _first_error() as group:
+        async with first_error() as group:
             for _ in range(max(1, min(PARTS, len(todo)))):
                 group.create_task(self._work(todo))
 
     async def _begun(self, name: str, entry: ManifestFile) -> _File:
-        shard = await _in_thread(self._open, name, entry.size)
+        shard = await in_thread(self._open, name, entry.size)
         return _File(name=name, entry=entry, shard=shard, digests=[None] * max(1, -(-entry.size // BLOCK)))
 
     def _open(self, name: str, size: int) -> StagedShard:
@@ -265,23 +288,37 @@ class _Transfer:
             file, block = todo.popleft()
             start = block * BLOCK
             length = min(BLOCK, file.entry.size - start)
+            if await self._resumed(file, block, length):
+                todo.extendleft((file, wrong) for wrong in await self._complete(file))
+                continue
             if file.shard.mapped is None and len(spare) < length:
                 spare = np.empty(length, np.uint8)
             mapped = None if file.shard.mapped is None else file.shard.mapped.bytes[start : start + length]
             target = spare[:length] if mapped is None else mapped
             part = FilePart(version=self._version, file=file.name, start=start, length=length)
             file.came_from[block] = await self._filled(part, target)
-            file.digests[block] = await _in_thread(self._kept, file, start, target, mapped is None)
+            file.digests[block] = await in_thread(self._kept, file, start, target, mapped is None)
             self._puller.arrived += length
-            if not file.is_complete and None not in file.digests:
-                file.is_complete = True
-                todo.extendleft((file, wrong) for wrong in await self._checked(file))
+            todo.extendleft((file, wrong) for wrong in await self._complete(file))
+
+    async def _resumed(self, file: _File, block: int, length: int) -> bool:
+        """Whether the block is in the file from an earlier pull, by its digest."""
+        known = self._journal.known.pop((file.name, block), None)
+        start = block * BLOCK
+        if known is None or await in_thread(lambda: digest_of_block(file.shard.get(start, length))) != known:
+            return False
+        file.came_from[block], file.digests[block] = self._sources.upstream, known
+        self.resumed += length
+        self._puller.arrived += length
+        return True
 
     def _kept(self, file: _File, start: int, data: NDArray[np.uint8], put: bool) -> bytes:
         """Write a block into its file where it did not arrive there, and digest it."""
         if put and len(data):
             file.shard.put(start, data)
-        return digest_of_pieces([data.data])
+        digest = digest_of_block(data)
+        self._journal.add(file.name, start // BLOCK, digest)
+        return digest
 
     async def _filled(self, part: FilePart, target: NDArray[np.uint8]) -> ByteSource:
         """Fill the target from a relay, else from the upstream; return what gave the bytes."""
@@ -309,11 +346,14 @@ class _Transfer:
         self.bytes_from[source.name] = self.bytes_from.get(source.name, 0) + count
         return source
 
-    async def _checked(self, file: _File) -> Sequence[int]:
-        """Seal a file whose digest is right; else the blocks that are to be pulled again."""
+    async def _complete(self, file: _File) -> Sequence[int]:
+        """Seal a file whose blocks are all there and right; the blocks that are to be pulled again."""
+        if file.is_complete or None in file.digests:
+            return ()
+        file.is_complete = True
         digests = [digest for digest in file.digests if digest is not None]
         if joined(digests) == file.entry.digest:
-            await _in_thread(self._staging.seal, file.shard, file.entry.size, file.entry.digest)
+            await in_thread(self._staging.seal, file.shard, file.entry.size, file.entry.digest)
             return ()
         upstream = self._sources.upstream
         told = await self._puller.again(lambda: upstream.blocks(self._version, file.name))
@@ -357,23 +397,3 @@ def _has_entries(folder: Path) -> bool:
 def _leave(context: contextlib.AbstractContextManager[Staging], error: BaseException | None) -> None:
     with contextlib.suppress(BaseException) if error is not None else contextlib.nullcontext():
         context.__exit__(None if error is None else type(error), error, None)
-
-
-@contextlib.asynccontextmanager
-async def _first_error() -> AsyncGenerator[asyncio.TaskGroup]:
-    """A group of tasks whose first error is raised as it is."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            yield group
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-
-
-async def _in_thread(call: Callable[..., AnswerT], *arguments: object) -> AnswerT:
-    """Run a call in a thread to its end, also if the caller is cancelled meanwhile: it works on the caller's memory."""
-    running = asyncio.ensure_future(asyncio.to_thread(call, *arguments))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait([running])
-        raise

@@ -206,7 +206,9 @@ async def test_a_version_that_is_collected_while_it_is_pulled_is_gone_and_nothin
     assert stage.here == []
 
 
-async def test_a_pull_that_is_given_up_leaves_nothing_and_the_next_begins_at_once(stage: Stage) -> None:
+async def test_a_pull_that_is_given_up_leaves_nothing_once_it_is_not_wanted_and_the_next_begins_at_once(
+    stage: Stage,
+) -> None:
     _with_right_digests(stage.hub, 1)
     began = asyncio.Event()
 
@@ -221,8 +223,52 @@ async def test_a_pull_that_is_given_up_leaves_nothing_and_the_next_begins_at_onc
     pulling.cancel()
     with pytest.raises(asyncio.CancelledError):
         await pulling
+    assert versions(stage.root / RUN) == []
+    await stage.puller.keep_only(RUN, ())
     assert stage.here == []
     stage.upstream.on_part = None
+    await stage.pull()
+    assert same(stage)
+
+
+async def test_a_pull_whose_upstream_went_away_goes_on_where_it_was(stage: Stage) -> None:
+    _with_right_digests(stage.hub, 1)
+
+    async def goes_away(part: FilePart, data: bytes) -> bytes:
+        if len(stage.upstream.parts) > 8:
+            raise UnreachableError("the connection was cut")
+        return data
+
+    stage.upstream.on_part = goes_away
+    with pytest.raises(UnreachableError):
+        await stage.pull()
+    assert versions(stage.root / RUN) == []
+    stage.upstream.on_part = None
+    before, stage.upstream.parts = stage.upstream.parts[:8], []
+    await stage.pull()
+    assert same(stage)
+    assert not {(part.file, part.start) for part in before} & {(part.file, part.start) for part in stage.upstream.parts}
+
+
+async def test_what_a_lying_relay_gave_before_a_restart_is_found_out_after_it(stage: Stage) -> None:
+    _with_right_digests(stage.hub, 1)
+
+    async def lies(part: FilePart, data: bytes) -> bytes:
+        if len(relay.parts) > 3:
+            await asyncio.Event().wait()
+        if len(relay.parts) == 3:
+            came.set()
+        return bytes(len(data))
+
+    came = asyncio.Event()
+    relay = FakeSource(stage.hub, name="http://liar:8700", on_part=lies)
+    stage.sources.known = [relay]
+    pulling = asyncio.create_task(stage.pull())
+    await came.wait()
+    pulling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await pulling
+    stage.sources.known = []
     await stage.pull()
     assert same(stage)
 

@@ -1,0 +1,142 @@
+"""Pulls a version from a folder, and is killed at its k-th change to the file system: the seam of a pull's crash tests.
+
+    python killed_pulls.py ROOTS HUB [slot]
+
+For each k, `ROOTS/<k>` is the root that a kill at change k leaves, until a pull comes through, and `ROOTS/<k>.parts`
+has a line for each part that had arrived. One part is under way at a time, so that each k is the same change in each
+run.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from refitd.follow import puller
+from refitd.follow.puller import Puller
+from refitd.follow.upstream import ByteSource, FilePart
+from refitd_client.checkpoint import header
+from refitd_client.contract import manifest
+from refitd_client.contract.manifest import digest_of_pieces, parse_manifest
+from refitd_client.contract.naming import MANIFEST_NAME, layout_of, slot_name, slots_path
+from support.durable_effects import on_each_effect
+
+BLOCK = 64  # bytes of a part, so that small files have several
+VERSION = "run~v000001"
+
+
+@dataclass
+class FolderSource:
+    """An upstream that reads versions from a folder. `parts` are those that it gave, by file and offset."""
+
+    root: Path
+    name: str = "hub"
+    log: Path | None = None
+    parts: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+
+    @property
+    def upstream(self) -> "FolderSource":
+        return self
+
+    def relays(self, version: str) -> Sequence[ByteSource]:
+        return ()
+
+    def distrust(self, relay: str, why: str) -> None: ...
+
+    def failed(self, version: str, relay: str) -> None: ...
+
+    def folder(self, version: str) -> Path:
+        return self.root / version.replace("~", "/")
+
+    async def manifest(self, version: str) -> bytes:
+        return (self.folder(version) / MANIFEST_NAME).read_bytes()
+
+    async def blocks(self, version: str, file: str) -> Sequence[bytes] | None:
+        return None
+
+    async def fill(self, part: FilePart, buffer: memoryview) -> None:
+        buffer[:] = (self.folder(part.version) / part.file).read_bytes()[part.start : part.start + part.length]
+        if part.length > BLOCK:  # a shard's header, which is read before a slot is taken
+            return
+        self.parts.append((part.file, part.start))
+        if self.log is not None:
+            with self.log.open("a") as log:
+                log.write(f"{part.file} {part.start}\n")
+
+    async def aclose(self) -> None: ...
+
+
+def small_blocks(hub: Path) -> None:
+    """Have parts of a few bytes in this process, and the version's manifest with digests by them."""
+    puller.BLOCK = manifest.BLOCK = BLOCK
+    folder = hub / "run" / "v000001"
+    known = parse_manifest((folder / MANIFEST_NAME).read_bytes())
+    for name in known.files:
+        data = (folder / name).read_bytes()
+        blocks = [digest_of_pieces([data[at : at + BLOCK]]) for at in range(0, len(data), BLOCK)]
+        known.files[name] = manifest.ManifestFile(size=len(data), digest=manifest.joined(blocks))
+    (folder / MANIFEST_NAME).write_bytes(known.to_json())
+
+
+def pull(root: Path, source: FolderSource) -> None:
+    """Pull the version as a follower does that was (re)started."""
+    made = Puller(root, source)
+    digest = parse_manifest((source.folder(VERSION) / MANIFEST_NAME).read_bytes()).digest
+    try:
+        asyncio.run(_pulled(made, digest))
+    finally:
+        made.close()
+
+
+async def _pulled(made: Puller, digest: str) -> None:
+    await made.keep_only("run", {VERSION})
+    await made.pull(VERSION, digest)
+
+
+def make_slot(root: Path, hub: Path) -> None:
+    """A slot that fits the version, whose bytes are those of another one."""
+    shards = sorted((hub / "run" / "v000001").glob("*.safetensors"))
+    folder = root / slots_path("run") / slot_name(layout_of(map(header.layout, shards)), "0" * 32)
+    folder.mkdir(parents=True)
+    for shard in shards:
+        (folder / shard.name).write_bytes(b"\xff" * shard.stat().st_size)
+
+
+def _kill_at(number: int) -> Callable[[int, str, Callable[..., Any], tuple[Any, ...]], None]:
+    def act(count: int, name: str, original: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        if count == number:
+            if name in {"write", "write_at"}:
+                target, data, *offset = args
+                original(target, data[: len(data) // 2], *offset)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return act
+
+
+def kill_at_each(roots: Path, hub: Path, *, recycle: bool) -> None:
+    """Make the roots."""
+    puller.PARTS = 1
+    number = 0
+    while True:
+        number += 1
+        root = roots / f"{number:03d}"
+        root.mkdir()
+        if recycle:
+            make_slot(root, hub)
+        child = os.fork()
+        if child == 0:
+            on_each_effect(_kill_at(number))
+            pull(root, FolderSource(hub, log=roots / f"{number:03d}.parts"))
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if not os.WIFSIGNALED(status):
+            sys.exit(os.waitstatus_to_exitcode(status))
+
+
+if __name__ == "__main__":
+    small_blocks(Path(sys.argv[2]))
+    kill_at_each(Path(sys.argv[1]), Path(sys.argv[2]), recycle="slot" in sys.argv[3:])

@@ -61,15 +61,15 @@ class Hosts:
     base: Path
     _open: ExitStack
 
-    def follower(self, name: str, *flags: str, engines: int = 1, url: str | None = None) -> Host:
-        """Start one more follower, of the hub unless `url` is another upstream."""
-        host = self.host(name, *flags, "--follow", url or self.hub.refitd.url, engines=engines)
+    def follower(self, name: str, *flags: str, engines: int = 1, url: str | None = None, **more: Any) -> Host:
+        """Start one more follower, of the hub unless `url` is another upstream. `more` is for its `RefitdServer`."""
+        host = self.host(name, *flags, "--follow", url or self.hub.refitd.url, engines=engines, **more)
         self._open.enter_context(host.refitd)
         return host
 
-    def host(self, name: str, *flags: str, engines: int = 1) -> Host:
+    def host(self, name: str, *flags: str, engines: int = 1, **more: Any) -> Host:
         """A host that is not started yet."""
-        return _host(self._open, self.folder / name, self.base, flags, engines)
+        return _host(self._open, self.folder / name, self.base, flags, engines, **more)
 
     def publish(self, step: int, weights: Tensors | None = None, **more: Any) -> str:
         """Publish a step to the hub; its version's id."""
@@ -77,11 +77,11 @@ class Hosts:
             return publisher.publish(tensors(step) if weights is None else weights, step=step).version_id
 
 
-def _host(opened: ExitStack, folder: Path, base: Path, flags: tuple[str, ...], engines: int) -> Host:
-    (folder / "root").mkdir(parents=True)
+def _host(opened: ExitStack, folder: Path, base: Path, flags: tuple[str, ...], engines: int, **more: Any) -> Host:
+    (folder / "root").mkdir(parents=True, exist_ok=True)
     own = [opened.enter_context(scripted_sglang()) for _ in range(engines)]
     urls = [engine.url for engine in own]
-    refitd = RefitdServer(folder, folder / "root", urls, *QUICK, "--base-model", str(base), *flags)
+    refitd = RefitdServer(folder, folder / "root", urls, *QUICK, "--base-model", str(base), *flags, **more)
     return Host(folder.name, folder, refitd, own)
 
 

@@ -26,7 +26,7 @@ from refitd.follow.upstream import (
     UpstreamRun,
     UpstreamVersion,
 )
-from refitd.policy.pulls import PullPlan, as_told, is_held_back, plan_pulls
+from refitd.policy.pulls import PullPlan, as_told, is_held_back, plan_pulls, why_not_good
 from refitd.policy.served import is_proven
 from refitd.rollout.targets import Targets
 from refitd.state.observer import Notifier
@@ -353,7 +353,7 @@ class UpstreamFollower:
         failure = None if desired is None else self._failures.get(desired)
         if failure is not None:
             return f"{desired} was not pulled: {failure.reason}"
-        return self._plan.lacks
+        return self._plan.lacks or why_not_good(self._store.versions.get(desired or ""))
 
     async def _report_forever(self) -> None:
         """Report when something has changed, and well before a lease ends."""

@@ -113,6 +113,17 @@ def as_told(known: VersionRecord, told: Told) -> VersionRecord:
     return now
 
 
+def why_not_good(wanted: VersionRecord | None) -> str | None:
+    """Why what this host is to serve is here and cannot be served, in a sentence; None where nothing is known of that.
+
+    It may be what somebody else has put at the version's place, or this host's engines may have another model.
+    """
+    stuck = {VersionState.SETTLING, VersionState.UNKNOWN, VersionState.REJECTED}
+    if wanted is None or wanted.state not in stuck or wanted.reason is None:
+        return None
+    return f"{wanted.id} is wanted, and what lies at {wanted.path} on this host is {wanted.state}: {wanted.reason}"
+
+
 def is_held_back(desired: str, before: str | None, offered: Sequence[Pullable]) -> bool:
     """Whether a host stays where it is while its upstream has paused the run: it goes back, but to nothing newer.
 

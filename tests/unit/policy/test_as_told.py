@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from refitd.follow.upstream import UpstreamVersion
-from refitd.policy.pulls import as_told
+from refitd.policy.pulls import as_told, why_not_good
 from refitd.state.version import VersionRecord
 from refitd_client.checkpoint.fault import Code
 from refitd_client.contract.naming import Order
@@ -43,3 +43,10 @@ def test_an_upstream_of_an_earlier_release_takes_back_nothing_that_was_allowed()
 def test_pins_and_bars_are_the_upstreams() -> None:
     told = as_told(replace(KNOWN, pinned=True), replace(TOLD, barred=True))
     assert (told.pinned, told.barred, told.state) == (False, True, VersionState.SEALED)
+
+
+def test_why_a_wanted_version_is_not_served_here_is_said() -> None:
+    why = why_not_good(_rejected(Code.MISSING_TENSOR))
+    assert why is not None
+    assert "run/v000007 on this host is REJECTED: tensor a is missing" in why
+    assert why_not_good(KNOWN) is why_not_good(None) is None

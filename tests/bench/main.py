@@ -16,6 +16,7 @@ from pathlib import Path
 from figures import Figure, report
 from fleet import fleet
 from footprint import footprint
+from hosts import hosts
 from latency import notice, watch
 from many_tensors import many_tensors
 from paint import paint
@@ -37,9 +38,10 @@ SCENARIOS: dict[str, Callable[[Path], list[Figure]]] = {
     "stream": stream,
     "footprint": footprint,
     "takeover": takeover,
+    "hosts": hosts,
     "paint": paint,
 }
-BY_NAME = ("paint", "takeover")  # one needs a browser, the other PostgreSQL
+BY_NAME = ("paint", "takeover", "hosts")  # one needs a browser, one PostgreSQL, one gigabytes of memory
 
 
 def main() -> int:

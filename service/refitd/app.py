@@ -11,14 +11,14 @@ import random
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from socket import socket
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from refitd.api.api import build_api
 from refitd.api.context import Service
-from refitd.api.server import Server, listening
+from refitd.api.server import Address, Server, listening, server_tls
+from refitd.api.tls import ServerTls
 from refitd.catalog.catalog import Catalog
 from refitd.catalog.files import DiskFiles
 from refitd.catalog.intake import Intake
@@ -63,6 +63,7 @@ from refitd.state.journal.recovery import open_journal
 from refitd.state.records import Source
 from refitd.state.store import Store
 from refitd_client.bucket.objects import Bucket
+from refitd_client.http.tls import use
 from refitd_client.transport.ipc.offer_file import make_secret
 
 if TYPE_CHECKING:
@@ -85,9 +86,11 @@ def serve(settings: Settings) -> int:
     configure_logs(settings.log_format)
     # Threads look at files and write the journal; the loop must not wait for its turn behind them (5 ms by default).
     sys.setswitchinterval(SWITCH_SECONDS)
+    use(settings.client_tls)
     try:
+        tls = server_tls(settings.tls_files)
         if settings.database is not None:
-            return _serve_in_group(settings, settings.database)
+            return _serve_in_group(settings, settings.database, tls)
         with owned(settings.root) as hold:
             check_state_folder(settings.state_folder, named=settings.state is not None, mounts=mounts_now())
             with (
@@ -96,7 +99,7 @@ def serve(settings: Settings) -> int:
                 listening(settings.host, settings.port) as sockets,
             ):
                 _warn_of_root()
-                asyncio.run(_serve(settings, hold, sockets, tracer))
+                asyncio.run(_serve(settings, hold, Address(sockets=sockets, tls=tls), tracer))
     except StartRefusedError as error:
         log.error("refitd does not start", reason=str(error))
         return 1
@@ -108,7 +111,7 @@ def _warn_of_root() -> None:
         log.warning("refitd runs as root and need not", advice=_NOT_ROOT)
 
 
-def _serve_in_group(settings: Settings, database: PostgresAddress) -> int:
+def _serve_in_group(settings: Settings, database: PostgresAddress, tls: ServerTls | None) -> int:
     """The same for a service of a group, which stands by until it leads.
 
     Raises:
@@ -121,13 +124,13 @@ def _serve_in_group(settings: Settings, database: PostgresAddress) -> int:
         why = f"--state {database.shown} needs PostgreSQL's driver ({error}): install refitd's extra postgres"
         raise StartRefusedError(why) from error
 
-    async def run(hold: Hold, sockets: list[socket], tracer: "Tracer | None") -> None:
-        led = await lead_group(settings, database, sockets)
+    async def run(hold: Hold, at: Address, tracer: "Tracer | None") -> None:
+        led = await lead_group(settings, database, at)
         if led is None:
             log.info("stopped")
             return
         try:
-            await _act(settings, hold, sockets, tracer, led.journal, led.lead)
+            await _act(settings, hold, at, tracer, led.journal, led.lead)
         finally:
             led.lead.release()
 
@@ -137,19 +140,19 @@ def _serve_in_group(settings: Settings, database: PostgresAddress) -> int:
         listening(settings.host, settings.port) as sockets,
     ):
         _warn_of_root()
-        asyncio.run(run(hold, sockets, tracer))
+        asyncio.run(run(hold, Address(sockets=sockets, tls=tls), tracer))
     return 0
 
 
-async def _serve(settings: Settings, hold: Hold, sockets: list[socket], tracer: "Tracer | None") -> None:
+async def _serve(settings: Settings, hold: Hold, at: Address, tracer: "Tracer | None") -> None:
     journal = await asyncio.to_thread(open_journal, settings.state_folder, settings.root.resolve())
-    await _act(settings, hold, sockets, tracer, journal)
+    await _act(settings, hold, at, tracer, journal)
 
 
 async def _act(
     settings: Settings,
     hold: Hold,
-    sockets: list[socket],
+    at: Address,
     tracer: "Tracer | None",
     journal: Journal,
     lead: "HeldLead | None" = None,
@@ -162,7 +165,7 @@ async def _act(
         telemetry = Telemetry(store, tracer)
         async with asyncio.TaskGroup() as group:
             writing = group.create_task(journal.run(), name="journal")
-            await _run(settings, store, targets, guard, sockets, telemetry, lead)
+            await _run(settings, store, targets, guard, at, telemetry, lead)
             telemetry.close()
             writing.cancel()
     finally:
@@ -198,7 +201,7 @@ async def _run(
     store: Store,
     targets: Targets,
     guard: RootGuard,
-    sockets: list[socket],
+    at: Address,
     telemetry: Telemetry,
     lead: "HeldLead | None",
 ) -> None:
@@ -214,8 +217,7 @@ async def _run(
     except OSError as error:  # then no version is handed over from memory, and all else works
         log.warning("no secret for hand-overs from memory", reason=str(error))
     leads = await asyncio.to_thread(_leads, settings, lead)
-    port: int = sockets[0].getsockname()[1]
-    parts = compose(settings, store, targets, guard, telemetry=telemetry, leads=leads, port=port, lead=lead)
+    parts = compose(settings, store, targets, guard, telemetry=telemetry, leads=leads, port=at.port, lead=lead)
     webhooks = await asyncio.to_thread(lambda: Webhooks(settings.webhook_rules, store, targets, telemetry))
     await parts.materializer.survey()  # before engines are asked: they go straight to a copy that is there already
     gc.collect()
@@ -225,7 +227,9 @@ async def _run(
     async with asyncio.TaskGroup() as group:
         runs = (*parts.runs, telemetry.stops.run, webhooks.run)
         tasks = [group.create_task(run(), name=run.__qualname__) for run in runs]
-        await Server(api, settings.host, settings.port).serve(sockets)
+        if at.tls is not None:
+            tasks.append(group.create_task(at.tls.watch(store.faults.set_tls), name="certificate"))
+        await Server(api, settings.host, settings.port, tls=at.tls).serve(at.sockets)
         await parts.fleet.drain(DRAIN_SECONDS)
         for task in tasks:
             task.cancel()

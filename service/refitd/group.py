@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import structlog
 
 from refitd.api.api import door_of
+from refitd.api.server import Address
 from refitd.api.standby import Standby, StandbyView, build_standby, standing_by
 from refitd.settings import Settings
 from refitd.state.journal.address import PostgresAddress
@@ -28,25 +29,25 @@ class Led:
     journal: Journal
 
 
-async def lead_group(settings: Settings, database: PostgresAddress, sockets: list[socket.socket]) -> Led | None:
+async def lead_group(settings: Settings, database: PostgresAddress, at: Address) -> Led | None:
     """Stand by until this service leads and may act; None where it is to stop before.
 
     Args:
         settings: of the service.
         database: the group's.
-        sockets: where it listens. They stay open.
+        at: where it listens. Its sockets stay open.
 
     Raises:
         StartRefusedError: the database or its journal cannot be used; the message says why and what to do.
     """
-    candidate = Candidate(database, advertised(settings, sockets[0].getsockname()[1]), settings.lease)
+    candidate = Candidate(database, advertised(settings, at.port), settings.lease)
     view = StandbyView()
 
     async def refuses() -> str | None:
         return await asyncio.to_thread(_why_refused, database)
 
     app = build_standby(view, door_of(settings))
-    async with standing_by(Standby(candidate, view, refuses), app, settings.host, settings.port, sockets) as standby:
+    async with standing_by(Standby(candidate, view, refuses), app, settings.host, settings.port, at) as standby:
         lead = await standby.lead()
         if lead is None:
             return None
@@ -68,7 +69,8 @@ def advertised(settings: Settings, port: int) -> str:
     if settings.advertise is not None:
         return settings.advertise
     host = socket.gethostname() if settings.host in _EVERY_ADDRESS else settings.host
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "http" if settings.tls_cert is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _why_refused(database: PostgresAddress) -> str | None:

@@ -37,6 +37,7 @@ class Slug(Enum):
     ENGINE_NOT_ALLOWED = ("engine-not-allowed", 403, "The engine's address is not on the allow list")
     UNAUTHORIZED = ("unauthorized", 401, "A bearer token is needed")
     FORBIDDEN = ("insufficient-scope", 403, "The bearer token does not open this")
+    NO_CERTIFICATE = ("no-certificate", 403, "A client's certificate is needed")
     FOREIGN_PAGE = ("foreign-page", 403, "Another site's page asks for this")
     FOREIGN_HOST = ("foreign-host", 403, "The service does not go by this name")
     TOO_SLOW = ("too-slow", 408, "The request took too long to arrive")

@@ -20,10 +20,14 @@ class TokensRefusedError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """What opens the service. `write` opens everything, `read` what only looks; without one, looking is open."""
+    """What opens the service. `write` opens everything, `read` what only looks; without one, looking is open.
+    `publish` opens what trainers need, `follow` what followers need: `api/roles.py` has the routes.
+    """
 
     write: tuple[str, ...] = field(default=(), repr=False)
     read: tuple[str, ...] = field(default=(), repr=False)
+    publish: tuple[str, ...] = field(default=(), repr=False)
+    follow: tuple[str, ...] = field(default=(), repr=False)
 
 
 def is_one_of(given: str, tokens: tuple[str, ...]) -> bool:

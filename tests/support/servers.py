@@ -44,7 +44,7 @@ class Server:
     """One process with its log. `command` gives its arguments for a port; 0 lets it choose, and it keeps that port."""
 
     name = "server"
-    ready = re.compile(rb' ready on http://127\.0\.0\.1:(\d+)(?:$|")')
+    ready = re.compile(rb' ready on https?://127\.0\.0\.1:(\d+)(?:$|")')
 
     def __init__(self, folder: Path) -> None:
         self.log = folder / f"{self.name}.log"

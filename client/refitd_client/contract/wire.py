@@ -243,10 +243,9 @@ class Rollouts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
     """What the service cannot do now, each in a sentence: list its root, read which engines there are, write its
-    journal, keep within its disk budget (`disk`), take in all folders of its root (`folders`), keep its routers'
-    workers current (`routers`), have from its upstream what is to be served (`upstream`), push to an object store
-    (`push`). None: nothing is wrong. If the engines file is of no use any more, its last good content stays in force.
-    """
+    journal, keep within its disk budget, take in all `folders` of its root, keep its routers' workers current, have
+    from its upstream what is to be served, push to a store, use its files for `tls`. None: nothing is wrong. The last
+    good engines file, and the last good files for TLS, stay in force."""
 
     root: str | None = None
     engines: str | None = None
@@ -256,6 +255,7 @@ class Faults:
     routers: str | None = None
     upstream: str | None = None
     push: str | None = None
+    tls: str | None = None
 
     @property
     def sentences(self) -> list[str]:

@@ -35,9 +35,8 @@ from refitd_client.contract.states import WaitOutcome
 from refitd_client.contract.wire import Event, WaitResult
 from refitd_client.errors import ServiceError
 from refitd_client.http import routes
-from refitd_client.http.connection import connect_to, tls_of
+from refitd_client.http.connection import connect_to
 from refitd_client.http.exchange import (
-    ONE_CALL_EACH,
     EventReader,
     HttpReply,
     LostReply,
@@ -53,6 +52,7 @@ from refitd_client.http.exchange import (
     stream_request,
 )
 from refitd_client.http.routes import Call, ResultT, WaitFor
+from refitd_client.http.tls import ONE_CALL_EACH, async_tls, blocking_tls, no_certificates
 
 # The longest single poll: below the 30 to 60 s after which proxies give up on a silent connection.
 _LONGEST_POLL = 25.0
@@ -124,7 +124,7 @@ class _Client:
         self._httpx: dict[str, Any] = {
             "trust_env": False,
             "follow_redirects": False,
-            "verify": tls_of(self._connection),
+            "verify": no_certificates(),
             "limits": ONE_CALL_EACH,
         }
 
@@ -267,7 +267,7 @@ class RefitClient(_Client):
             ValueError: the URL or the token cannot be one.
         """
         super().__init__(service_url, token=token, token_file=token_file, timeout=timeout, retry=retry)
-        self._http = httpx.Client(transport=transport, **self._httpx)
+        self._http = httpx.Client(transport=transport or blocking_tls(self._connection.service_url), **self._httpx)
 
     def close(self) -> None:
         """Give the connections back."""
@@ -340,7 +340,7 @@ class AsyncRefitClient(_Client):
     ) -> None:
         """Settle on a service. Nothing is sent yet. Arguments and errors are those of `RefitClient`."""
         super().__init__(service_url, token=token, token_file=token_file, timeout=timeout, retry=retry)
-        self._http = httpx.AsyncClient(transport=transport, **self._httpx)
+        self._http = httpx.AsyncClient(transport=transport or async_tls(self._connection.service_url), **self._httpx)
 
     async def aclose(self) -> None:
         """Give the connections back."""

@@ -6,17 +6,20 @@
     REFITD_READ_TOKEN, REFITD_READ_TOKEN_FILE
                        the same for a token that allows reading alone; it is sent where there is no other
 
+    REFITD_CA_FILE, REFITD_CLIENT_CERT, REFITD_CLIENT_KEY
+                       files for TLS (`refitd_client.http.tls`)
+
 Arguments win over the environment, a token over a token file. Of a file with several tokens, one a line, the first is
 sent: the service accepts each token of its own file, so both can work from the same file.
 """
 
 import os
-import ssl
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 
 import httpx
+
+from refitd_client.http.tls import in_use
 
 DEFAULT_URL = "http://127.0.0.1:8700"
 
@@ -67,10 +70,13 @@ def connect_to(
         token_file: a file that holds the token.
 
     Raises:
-        ValueError: the URL is not one of an HTTP service, or the token cannot be a token.
+        ValueError: the URL is not one of an HTTP service, the token cannot be a token, or the files for TLS cannot be
+            used.
     """
     named = service_url or os.environ.get("REFITD_URL") or DEFAULT_URL
     url, *others = dict.fromkeys(_check_url(each.strip()) for each in named.split(",") if each.strip() or named == each)
+    if any(each.startswith("https://") for each in (url, *others)):
+        in_use().context()
     if token is None and token_file is None:
         for name in ("REFITD_TOKEN", "REFITD_READ_TOKEN"):
             token, token_file = os.environ.get(name) or None, os.environ.get(f"{name}_FILE") or None
@@ -79,20 +85,6 @@ def connect_to(
     if token is not None:
         return Connection(url=url, others=tuple(others), token=_check_token(token, "the token (REFITD_TOKEN)"))
     return Connection(url=url, others=tuple(others), token_file=None if token_file is None else Path(token_file))
-
-
-def tls_of(connection: Connection) -> ssl.SSLContext | bool:
-    """What httpx checks certificates with.
-
-    A context with the system's certificates takes 20 ms to make, and is of no use without TLS. One without any
-    certificate takes 0.2 ms, as much as the rest of a client, and is made once.
-    """
-    return True if "https://" in connection.service_url else _without_certificates()
-
-
-@cache
-def _without_certificates() -> ssl.SSLContext:
-    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def _check_url(text: str) -> str:

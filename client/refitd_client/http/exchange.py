@@ -33,6 +33,7 @@ from refitd_client.errors import ServiceError, ServiceUnreachableError, problem_
 from refitd_client.http import routes
 from refitd_client.http.connection import Connection
 from refitd_client.http.routes import Call, ResultT
+from refitd_client.http.tls import why_refused
 
 _NOT_YET = 503
 _REFUSED_UNDONE = frozenset({429, _NOT_YET})
@@ -141,9 +142,6 @@ def _moment(text: str) -> datetime | None:
     return None if moment.tzinfo is None else moment
 
 
-# A connection is not used twice: an answer that a proxy on the way repeats would be taken for that of the next call.
-ONE_CALL_EACH = httpx.Limits(max_keepalive_connections=0)
-
 _NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _QUOTED = 120  # characters of an answer in another form that an error quotes
 
@@ -206,7 +204,7 @@ def reply_of(response: httpx.Response) -> HttpReply:
 
 def lost_reply(url: str, error: httpx.RequestError) -> LostReply:
     """What httpx raised, as an outcome: the request may have been carried out unless it never left."""
-    reason = str(error) or type(error).__name__
+    reason = why_refused(error) or str(error) or type(error).__name__
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ConnectionRefusedError):  # in plain words: Python's name the errno

@@ -20,11 +20,12 @@ from refitd.api import (
     versions,
     web_pages,
 )
-from refitd.api.auth import LOOKS, OPEN, Door, Gate
+from refitd.api.auth import OPEN, Door, Gate
 from refitd.api.context import Service
 from refitd.api.feed import Feed, Streams
 from refitd.api.limits import RequestLimit
 from refitd.api.metrics import LeaderCollector, StoreCollector
+from refitd.api.roles import LOOKS
 from refitd.observe.telemetry import Telemetry
 from refitd.settings import Settings
 from refitd_client.contract.wire import GroupLead, Problem
@@ -91,9 +92,8 @@ def build_api(service: Service) -> FastAPI:
 
 def door_of(settings: Settings) -> Door:
     """Whom a service with these settings lets in."""
-    in_files = settings.token_file is not None or settings.read_token_file is not None
     names = (settings.host, *settings.allowed_hosts)
-    return Door(tokens=settings.tokens, in_files=in_files, open=OPEN, names=names)
+    return Door(tokens=settings.tokens, in_files=settings.has_token_files, open=OPEN, names=names)
 
 
 def _documented(app: FastAPI) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 What a request may do is decided by its method, before its body is read. No route has to ask for a token, so none can
 forget to: every path that is not listed as open is closed. Changes need the write token. Looking needs a read or a
-write token where a read token is set.
+write token where a read token is set. Tokens to publish and to follow open a few routes (`roles.py`).
 
 Browsers send requests wherever a page that they show asks for it. Without a token, a service on loopback would do what
 any page says that its user looks at. So a request from a page changes nothing unless the page is the dashboard itself
@@ -23,6 +23,7 @@ import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from refitd.api.errors import answer
+from refitd.api.roles import LOOKS, Role, may
 from refitd.api.web_pages import API_PAGES, DASHBOARD
 from refitd.problem import ProblemError, Slug
 from refitd.tokens import Tokens, TokensRefusedError, is_one_of
@@ -94,7 +95,6 @@ def _name_in(host: str) -> str:
 HEALTH = frozenset({"/healthz", "/readyz"})  # orchestrators ask these, without a token
 # And what is the same for everyone: the pages, which ask people for their tokens, and the API's document.
 OPEN = HEALTH | DASHBOARD.keys() | API_PAGES.keys() | {"/openapi.json"}
-LOOKS = frozenset({"GET", "HEAD", "OPTIONS"})
 log = structlog.get_logger("refitd")
 
 REALM = 'Bearer realm="refitd"'
@@ -102,9 +102,10 @@ REALM = 'Bearer realm="refitd"'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """A request's method, and the `Authorization` headers that it came with."""
+    """A request's method and path, and the `Authorization` headers that it came with."""
 
     method: str
+    path: str = ""
     credentials: tuple[str, ...]
 
 
@@ -137,13 +138,29 @@ def refusal(claim: Credentials, tokens: Tokens) -> ProblemError | None:
     given = _token_of(claim.credentials)
     if given is None:
         return _unauthorized(f"{what} needs the bearer token: send 'Authorization: Bearer …'", "")
-    may_write, may_read = is_one_of(given, tokens.write), is_one_of(given, tokens.read)
-    if may_write or (looks and may_read):
+    roles = roles_of(given, tokens)
+    if may(roles, claim.method, claim.path):
         return None
-    if may_read:
-        detail = "this changes something, and the token only opens what looks: send the write token"
+    if roles:
+        detail = (
+            "this changes something, and the token only opens what looks: send the write token"
+            if Role.READ in roles
+            else f"the token is one to {' and '.join(sorted(roles))}, which does not open this: send "
+            f"{'a read token' if looks else 'the write token'}"
+        )
         return ProblemError(Slug.FORBIDDEN, detail, {"WWW-Authenticate": _challenge("insufficient_scope")})
     return _unauthorized(f"{what} needs the bearer token: the one that was sent is not known here", "invalid_token")
+
+
+def roles_of(given: str, tokens: Tokens) -> frozenset[Role]:
+    """Return the roles that a token has here; none where it is not known. Compares it with all of them."""
+    held = {
+        Role.WRITE: tokens.write,
+        Role.READ: tokens.read,
+        Role.PUBLISH: tokens.publish,
+        Role.FOLLOW: tokens.follow,
+    }
+    return frozenset([role for role, known in held.items() if is_one_of(given, known)])
 
 
 def is_needed(claim: Credentials, tokens: Tokens) -> bool:
@@ -154,7 +171,7 @@ def is_needed(claim: Credentials, tokens: Tokens) -> bool:
 def is_known(claim: Credentials, tokens: Tokens) -> bool:
     """Return whether the request came with a token of the service's, needed or not."""
     given = _token_of(claim.credentials)
-    return given is not None and is_one_of(given, tokens.write + tokens.read)
+    return given is not None and bool(roles_of(given, tokens))
 
 
 def _token_of(credentials: tuple[str, ...]) -> str | None:
@@ -215,7 +232,9 @@ class Gate:
         self._logged = None
         sent = tuple(value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization")
         claim = Credentials(
-            method=scope["method"], credentials=tuple(map(_as_bearer, sent)) if self._door.as_password else sent
+            method=scope["method"],
+            path=scope["path"],
+            credentials=tuple(map(_as_bearer, sent)) if self._door.as_password else sent,
         )
         found = intrusion(headers, changes=claim.method not in LOOKS) or refusal(claim, tokens)
         if found is not None or is_needed(claim, tokens) or is_known(claim, tokens):

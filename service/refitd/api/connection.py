@@ -11,6 +11,7 @@ A peer that sends many requests at once may have more than its slots for a momen
 less than `GRACE` seconds ago is a request on its way, and to close it would lose it.
 """
 
+import ssl
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -115,6 +116,11 @@ def _longest(taken: Sequence[Taken], *, until: float) -> int | None:
 _TOO_MANY = ProblemError(
     Slug.TOO_MANY, "there are as many connections as the server takes: try again", {"Retry-After": "1"}
 )
+_NO_CERTIFICATE = ProblemError(
+    Slug.NO_CERTIFICATE,
+    "this service answers clients with a certificate alone (--tls-client-ca): name one in REFITD_CLIENT_CERT and "
+    "REFITD_CLIENT_KEY",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,8 +154,11 @@ class ClientConnection(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         """Accept a connection, for health alone where there is no other slot, or turn it away."""
         super().connection_made(transport)
-        if transport.get_extra_info("sslcontext") is None:
+        tls = transport.get_extra_info("sslcontext")
+        if tls is None:
             self.app = self._sending_files(self.app)
+        elif tls.verify_mode is not ssl.CERT_NONE and not transport.get_extra_info("peercert"):
+            self.app = _only(self.health, self.app, _NO_CERTIFICATE)
         self._request_since, self.peer = self.loop.time(), peer_of(self.client)
         others = {id(each): each for each in cast("set[ClientConnection]", self.connections) if each.is_open}
         del others[id(self)]
@@ -160,7 +169,7 @@ class ClientConnection(H11Protocol):
         if not found.is_in:
             self.make_room()
         elif found.health_only:
-            self.health_only, self.app = True, _only(self.health, self.app)
+            self.health_only, self.app = True, _only(self.health, self.app, _TOO_MANY)
 
     def _sending_files(self, inner: ASGIApp) -> ASGIApp:
         """The application, to which the scope names an extension by which it can have the kernel send files."""
@@ -319,7 +328,7 @@ def protocol(patience: Patience, health: Collection[str]) -> type[ClientConnecti
     return type("ClientConnection", (ClientConnection,), {"patience": patience, "health": health})
 
 
-def _only(paths: Collection[str], app: ASGIApp) -> ASGIApp:
+def _only(paths: Collection[str], app: ASGIApp, otherwise: ProblemError) -> ASGIApp:
     """An application that answers these paths alone, and closes the connection behind each answer."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -328,7 +337,7 @@ def _only(paths: Collection[str], app: ASGIApp) -> ASGIApp:
                 message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
             await send(message)
 
-        inner: ASGIApp = app if scope["path"] in paths else response(_TOO_MANY, scope["path"])
+        inner: ASGIApp = app if scope["path"] in paths else response(otherwise, scope["path"])
         await inner(scope, receive, send_and_close)
 
     return answer

@@ -60,6 +60,7 @@ def faults_of(store: Store, journal: str | None) -> Faults:
         routers=faults.routers,
         upstream=faults.upstream,
         push=faults.push,
+        tls=faults.tls,
     )
 
 

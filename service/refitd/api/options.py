@@ -1,19 +1,27 @@
 """The settings of `refitd serve` that are about who may call it: the address, names and bearer tokens."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from refitd.api.tls import TlsFiles
 from refitd.text import host_patterns
 from refitd.tokens import Tokens, tokens_from
+from refitd_client.http.tls import ClientTls
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 def _split(value: object) -> object:
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+def _check_both(given: Collection[str], one: str, other: str) -> None:
+    if one in given and other not in given:
+        raise ValueError(f"--{one.replace('_', '-')} needs --{other.replace('_', '-')} as well")
 
 
 class AccessSettings(BaseSettings):
@@ -36,13 +44,49 @@ class AccessSettings(BaseSettings):
         default=None, description="Bearer token for reading (default: reading needs none)"
     )
     read_token_file: Path | None = Field(default=None, description="File with that token, or several")
+    publishers_token_file: Path | None = Field(
+        default=None, description="File with tokens that only publish, one a line, for trainers (docs/security.md)"
+    )
+    followers_token_file: Path | None = Field(
+        default=None, description="File with tokens that only follow, one a line, for followers (docs/security.md)"
+    )
+    tls_cert: Path | None = Field(
+        default=None, description="File with the certificate for HTTPS (PEM), read again when it changes"
+    )
+    tls_key: Path | None = Field(default=None, description="File with its key")
+    tls_client_ca: Path | None = Field(
+        default=None,
+        description="File with the authorities whose certificates clients have to show (mTLS); /healthz and /readyz "
+        "need none",
+    )
+    ca_file: Path | None = Field(
+        default=None,
+        description="File with the authorities that what this service calls over HTTPS has to have its certificate "
+        "from: upstreams, relays, engines (default: the system's)",
+    )
+    client_cert: Path | None = Field(
+        default=None, description="File with the certificate that this service shows there"
+    )
+    client_key: Path | None = Field(default=None, description="File with its key")
     insecure: bool = Field(
         default=False,
         description="Start without a token although engines have keys: any user of this machine can then change them",
     )
 
+    @property
+    def tls_files(self) -> TlsFiles | None:
+        """The files for HTTPS; None for a service that speaks plain HTTP."""
+        if self.tls_cert is None or self.tls_key is None:
+            return None
+        return TlsFiles(cert=self.tls_cert, key=self.tls_key, client_ca=self.tls_client_ca)
+
+    @property
+    def client_tls(self) -> ClientTls:
+        """The files for what this service calls over HTTPS."""
+        return ClientTls(ca_file=self.ca_file, cert=self.client_cert, key=self.client_key)
+
     def check_access(self) -> None:
-        """Refuse tokens that cannot be read, and an address that other machines reach without a token.
+        """Refuse tokens that cannot be read, an address that other machines reach without a token, half of a pair.
 
         Raises:
             ValueError: with a sentence that names the setting.
@@ -51,12 +95,25 @@ class AccessSettings(BaseSettings):
             tokens = self.tokens()
         except OSError as error:
             raise ValueError(f"the token file {error.filename} cannot be read: {error.strerror}") from error
-        if tokens.read and not tokens.write:
-            raise ValueError("a read token without a write token leaves every change open: set REFITD_TOKEN(_FILE) too")
+        for one, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert"), ("tls_client_ca", "tls_cert")):
+            _check_both(self.model_fields_set, one, other)
+        for one, other in (("client_cert", "client_key"), ("client_key", "client_cert")):
+            _check_both(self.model_fields_set, one, other)
+        for name, of_role in (("read", tokens.read), ("publisher's", tokens.publish), ("follower's", tokens.follow)):
+            if of_role and not tokens.write:
+                raise ValueError(
+                    f"a {name} token without a write token leaves every change open: set REFITD_TOKEN(_FILE) too"
+                )
         if self.host not in LOOPBACK and not tokens.write:
             raise ValueError(
                 f"host {self.host} is reachable from other machines: set a token (REFITD_TOKEN or --token-file) first"
             )
+
+    @property
+    def has_token_files(self) -> bool:
+        """Whether tokens are read from files."""
+        files = (self.token_file, self.read_token_file, self.publishers_token_file, self.followers_token_file)
+        return any(file is not None for file in files)
 
     @property
     def wants_token(self) -> bool:
@@ -73,4 +130,6 @@ class AccessSettings(BaseSettings):
         return Tokens(
             write=tokens_from("token", self.token, self.token_file),
             read=tokens_from("read_token", self.read_token, self.read_token_file),
+            publish=tokens_from("publishers_token", None, self.publishers_token_file),
+            follow=tokens_from("followers_token", None, self.followers_token_file),
         )

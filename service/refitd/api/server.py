@@ -9,6 +9,7 @@ import errno
 import signal
 from collections.abc import Collection, Generator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from socket import (
     AF_INET6,
     AI_PASSIVE,
@@ -27,6 +28,7 @@ from starlette.types import ASGIApp
 
 from refitd.api.auth import HEALTH
 from refitd.api.connection import ClientConnection, Patience, protocol
+from refitd.api.tls import ServerTls, TlsFiles
 from refitd.observe.logs import announce
 from refitd.root.ownership import StartRefusedError
 
@@ -35,6 +37,31 @@ _ABSENT = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 
 PATIENCE = Patience()
 CLOSE_SECONDS = 2  # what an open event stream gets when the service stops
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """The sockets that a service listens on, and its certificate; without one it speaks plain HTTP."""
+
+    sockets: list[Socket]
+    tls: ServerTls | None = None
+
+    @property
+    def port(self) -> int:
+        """The port."""
+        return int(self.sockets[0].getsockname()[1])
+
+
+def server_tls(files: TlsFiles | None) -> ServerTls | None:
+    """Read the files for TLS; None where there are none to be.
+
+    Raises:
+        StartRefusedError: one cannot be used.
+    """
+    try:
+        return None if files is None else ServerTls(files)
+    except ValueError as error:
+        raise StartRefusedError(str(error)) from error
 
 
 @contextmanager
@@ -81,7 +108,16 @@ class BoundedServer(uvicorn.Server):
     look_ticks = 10  # uvicorn ticks ten times a second
     close_seconds = CLOSE_SECONDS
 
-    def __init__(self, app: ASGIApp, host: str, port: int, *, patience: Patience, health: Collection[str]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        host: str,
+        port: int,
+        *,
+        patience: Patience,
+        health: Collection[str],
+        tls: ServerTls | None = None,
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -97,6 +133,8 @@ class BoundedServer(uvicorn.Server):
                 ws="none",
             )
         )
+        self.config.load()
+        self.config.ssl = None if tls is None else tls.context
 
     async def on_tick(self, counter: int) -> bool:
         """Look at every connection once a second, also while nothing happens."""
@@ -111,7 +149,8 @@ class BoundedServer(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             port = self.servers[0].sockets[0].getsockname()[1]
-            self.listens(f"http://{self.config.host}:{port}")
+            scheme = "http" if self.config.ssl is None else "https"
+            self.listens(f"{scheme}://{self.config.host}:{port}")
 
     def listens(self, url: str) -> None:
         """Called when it listens."""
@@ -121,8 +160,10 @@ class BoundedServer(uvicorn.Server):
 class Server(BoundedServer):
     """The service's. Says on stdout when it listens, with the port that it got."""
 
-    def __init__(self, api: ASGIApp, host: str, port: int, patience: Patience = PATIENCE) -> None:
-        super().__init__(api, host, port, patience=patience, health=HEALTH)
+    def __init__(
+        self, api: ASGIApp, host: str, port: int, patience: Patience = PATIENCE, tls: ServerTls | None = None
+    ) -> None:
+        super().__init__(api, host, port, patience=patience, health=HEALTH, tls=tls)
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:

@@ -14,7 +14,6 @@ import signal
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from socket import socket as Socket  # noqa: N812 - it is a class
 from typing import TYPE_CHECKING
 
 import structlog
@@ -24,7 +23,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from refitd.api import errors
 from refitd.api.auth import Door, Gate
 from refitd.api.metrics import LeaderCollector
-from refitd.api.server import Server
+from refitd.api.server import Address, Server
 from refitd.observe.logs import announce
 from refitd.problem import ProblemError, Slug
 from refitd.root.ownership import StartRefusedError
@@ -160,20 +159,21 @@ class Standby:
 
 
 @asynccontextmanager
-async def standing_by(
-    standby: Standby, app: FastAPI, host: str, port: int, sockets: list[Socket]
-) -> AsyncGenerator[Standby]:
+async def standing_by(standby: Standby, app: FastAPI, host: str, port: int, at: Address) -> AsyncGenerator[Standby]:
     """Answer on the sockets as long as the context lasts; they stay open. SIGTERM and SIGINT set `standby.stopped`."""
     loop = asyncio.get_running_loop()
-    server = StandbyServer(app, host, port)
+    server = StandbyServer(app, host, port, tls=at.tls)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, standby.stopped.set)
-    serving = asyncio.create_task(server.serve([each.dup() for each in sockets]), name="standby")
+    serving = asyncio.create_task(server.serve([each.dup() for each in at.sockets]), name="standby")
     serving.add_done_callback(lambda _: standby.stopped.set())
+    watching = None if at.tls is None else asyncio.create_task(at.tls.watch(lambda _: None), name="certificate")
     try:
         yield standby
     finally:
         server.should_exit = True
+        if watching is not None:
+            watching.cancel()
         await serving
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)

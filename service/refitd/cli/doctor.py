@@ -11,6 +11,7 @@ from refitd.cli.exits import ExitCode
 from refitd.cli.flags import option, settings_from, takes_settings
 from refitd.cli.output import speaking
 from refitd_client.http.connection import connect_to
+from refitd_client.http.tls import use
 
 Url = Annotated[
     str | None,
@@ -21,9 +22,10 @@ TrainerPid = Annotated[
     int | None, typer.Option("--trainer-pid", metavar="PID", min=1, help="The trainer's process, if it runs here")
 ]
 _SETTINGS = """
-    root state host port token_file read_token_file engines engines_file discover engine_allow engine_key_file
+    root state host port token_file read_token_file publishers_token_file followers_token_file engines
+    engines_file discover engine_allow engine_key_file
     engine_admin_key_file path_map trainers lora lora_keep base_model watch keep_last slots copies copies_folder
-    disk_budget vllm_stock_ranks
+    disk_budget vllm_stock_ranks tls_cert tls_key tls_client_ca ca_file client_cert client_key
 """
 
 
@@ -50,7 +52,9 @@ def doctor(**flags: Any) -> None:
     json, nccl, trainer = bool(flags.pop("json", False)), bool(flags.pop("nccl")), flags.pop("trainer_pid")
     with speaking(json=json) as out:
         url = _service_url(flags.pop("url"), flags)
-        report = asyncio.run(check(settings_from(flags), nccl=nccl, trainer=trainer, url=url))
+        settings = settings_from(flags)
+        use(settings.client_tls)
+        report = asyncio.run(check(settings, nccl=nccl, trainer=trainer, url=url))
         out.show(doctor_document(report), doctor_table(report), doctor_summary(report))
         if report.failed:
             raise typer.Exit(ExitCode.FAILED)

@@ -3,7 +3,7 @@
 `Settings` refuses what contradicts itself. What needs a look at the disk is here, so that only a start looks.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 
 from refitd.engine.address import engine_id
@@ -31,11 +31,26 @@ def faults_of(settings: Settings) -> list[str]:
             read_engines(settings.engines_file)
     except EnginesFileError as error:
         faults.append(f"--engines-file (REFITD_ENGINES_FILE): {error}")
+    faults.extend(_tls_faults(settings))
     if not settings.insecure and (keys := keys_without_token(settings)) is not None:
         faults.append(f"{keys}: set --token-file (REFITD_TOKEN_FILE), or --insecure where every user may")
     if (fault := _base_model(settings)) is not None:
         faults.append(fault)
     return faults
+
+
+def _tls_faults(settings: Settings) -> Iterator[str]:
+    """Why files for TLS cannot be used."""
+    try:
+        if settings.tls_files is not None:
+            settings.tls_files.context()
+            settings.tls_files.expires()
+    except ValueError as error:
+        yield f"--tls-cert (REFITD_TLS_CERT), --tls-key, --tls-client-ca: {error}"
+    try:
+        settings.client_tls.context()
+    except ValueError as error:
+        yield f"--ca-file (REFITD_CA_FILE), --client-cert, --client-key: {error}"
 
 
 def stranger(settings: Settings, known: Collection[str]) -> str | None:

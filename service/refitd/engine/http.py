@@ -6,10 +6,8 @@ file is read when the key is first needed, and again when the server refuses the
 
 import asyncio
 import errno
-import functools
 import os
 import re
-import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -22,6 +20,7 @@ import httpx
 import msgspec
 
 from refitd.engine.dialing import CheckedNetwork, Guard, Sockets
+from refitd_client.http.tls import in_use, why_refused
 
 _PORTS = {"http": 80, "https": 443}
 _HEADERS: Mapping[str | bytes, str | bytes] = {
@@ -221,7 +220,7 @@ class Transport:
         headers = {**self._headers, **await key.headers()}
         at = self._origin
         url = httpcore.URL(scheme=at.scheme, host=at.host, port=at.port, target=self._prefix + path.encode())
-        tls = _certificates() if at.scheme == b"https" else None
+        tls = await asyncio.to_thread(in_use().context) if at.scheme == b"https" else None
         async with (
             httpcore.AsyncHTTPConnection(at, tls, network_backend=self._network) as connection,
             connection.stream(method, url, headers=headers, content=content) as response,
@@ -262,6 +261,8 @@ def _address(stream: httpcore.AsyncNetworkStream) -> str:
 
 def _spoken(error: Exception, server: str) -> str:
     """Why the connection failed, in the operating system's words."""
+    if (told := why_refused(error)) is not None:
+        return told
     numbers = _errors(error)
     if numbers == {errno.ECONNREFUSED}:
         return f"connection refused (is the {server} running there?)"
@@ -271,9 +272,3 @@ def _spoken(error: Exception, server: str) -> str:
 def _errors(error: Exception) -> set[int]:
     """What each address of a name answered."""
     return {int(number) for number in _CONNECT_FAILED.findall(str(error))}
-
-
-@functools.cache
-def _certificates() -> ssl.SSLContext:
-    """The system's, once for all engines: a context takes 20 ms to make."""
-    return ssl.create_default_context()

@@ -7,7 +7,6 @@ caller's memory, which may be a mapped file: bytes are copied once, by the kerne
 import asyncio
 import http.client
 import socket
-import ssl
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ from urllib.parse import quote, urlsplit
 
 from refitd.follow.upstream import FilePart, GoneError, UnreachableError, UpstreamError, WrongError
 from refitd_client.http.connection import Connection
+from refitd_client.http.tls import in_use, why_refused
 
 CONNECT_SECONDS = 5.0
 STALL_SECONDS = 10.0  # without a byte
@@ -39,7 +39,7 @@ class HttpByteSource:
         self._connection = connection
         self._threads = threads
         at = urlsplit(connection.url)
-        self._tls = ssl.create_default_context() if at.scheme == "https" else None
+        self._tls = in_use() if at.scheme == "https" else None
         self._host, self._port, self._prefix = at.hostname or "", at.port, at.path.rstrip("/")
         self._idle: list[http.client.HTTPConnection] = []
 
@@ -103,7 +103,7 @@ class HttpByteSource:
             return self._idle.pop(), True
         if self._tls is not None:
             return http.client.HTTPSConnection(
-                self._host, self._port, timeout=CONNECT_SECONDS, context=self._tls
+                self._host, self._port, timeout=CONNECT_SECONDS, context=self._tls.context()
             ), False
         return http.client.HTTPConnection(self._host, self._port, timeout=CONNECT_SECONDS), False
 
@@ -217,4 +217,4 @@ def _receive(response: http.client.HTTPResponse, buffer: memoryview, until: floa
 
 
 def _said(error: Exception) -> str:
-    return str(error) or type(error).__name__
+    return why_refused(error) or str(error) or type(error).__name__

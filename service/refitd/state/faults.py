@@ -16,6 +16,7 @@ class InputFaults:
         folders_left_out: how many these are.
         runs_left_out: the runs that they are of.
         push: why versions cannot be pushed to the object store.
+        tls: why the files for TLS cannot be used, or that the certificate expires.
         upstream: why the upstream that is followed cannot be heard, or what it wants cannot be had.
     """
 
@@ -30,6 +31,7 @@ class InputFaults:
         self.folders_left_out = 0
         self.upstream: str | None = None
         self.push: str | None = None
+        self.tls: str | None = None
         self.runs_left_out: Collection[str] = frozenset()
         self._routers: dict[str, str] = {}
 
@@ -73,6 +75,10 @@ class InputFaults:
     def set_push(self, fault: str | None) -> None:
         """Good versions were pushed, or could not be."""
         self.push = fault
+
+    def set_tls(self, fault: str | None) -> None:
+        """The files for TLS were read, or could not be used."""
+        self.tls = fault
 
     def set_disk(self, fault: str | None) -> None:
         """What is kept was held against the disk budget."""

@@ -22,6 +22,7 @@ class CheckName(StrEnum):
     ROOT_CLOCK = "root-clock"
     SETTINGS = "settings"
     TOKEN = "token"  # noqa: S105 - the name of a check
+    TLS = "tls"
     JOURNAL = "journal"
     GROUP = "group"
     LOCK = "lock"

@@ -11,13 +11,16 @@ import asyncio
 import os
 import shlex
 import stat
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from ipaddress import ip_address
 
 import msgspec
 
 from refitd.api.options import LOOPBACK
+from refitd.api.tls import TlsFiles, expiry_fault
 from refitd.diagnose.doctor.engines import LOADS_WHOLE_FIX, loads_whole
 from refitd.diagnose.doctor.finding import CheckName, CheckVerdict, Finding, failed, good, unknown, warning
 from refitd.diagnose.doctor.processes import is_service, listener
@@ -52,6 +55,10 @@ _OF_FAULTS: Mapping[str, tuple[CheckName, str]] = {
     ),
     "folders": (CheckName.ROOT, "remove folders that are no versions, and close runs that have ended"),
     "upstream": (CheckName.ROOT, "start the upstream, or name another one (--follow)"),
+    "tls": (
+        CheckName.TLS,
+        "replace the files of --tls-cert, --tls-key, --tls-client-ca: no restart is needed",
+    ),
     "push": (CheckName.STORE, "mend what the sentence names; refitd doctor tries the object store"),
 }
 
@@ -66,6 +73,8 @@ def judge_service(settings: Settings, journal: JournalFacts, running: str | None
     """
     yield from judge_settings(settings)
     yield from _secret_files(settings)
+    if settings.tls_files is not None:
+        yield from _certificate(settings.tls_files)
     if settings.tokens().write:
         yield good(CheckName.TOKEN, "service", "changes need a token")
     elif settings.host in LOOPBACK:
@@ -86,10 +95,27 @@ def judge_settings(settings: Settings) -> Iterator[Finding]:
         yield failed(CheckName.SETTINGS, "service", fault, fix)
 
 
+def _certificate(files: TlsFiles) -> Iterator[Finding]:
+    """What is wrong with the files for HTTPS; that they cannot be used is a fault of the settings."""
+    with suppress(ValueError):
+        files.context()
+        fault = expiry_fault(files.cert, files.expires(), time.time())
+        if fault is None:
+            yield good(CheckName.TLS, str(files.cert), "the certificate and its key can be used")
+        else:
+            yield warning(CheckName.TLS, str(files.cert), fault, "have its authority issue a new one")
+
+
 def _secret_files(settings: Settings) -> Iterator[Finding]:
     """Files that hold a token, a key, or a webhook's URL, which can be a secret too."""
-    tokens = (settings.token_file, settings.read_token_file)
+    tokens = (
+        settings.token_file,
+        settings.read_token_file,
+        settings.publishers_token_file,
+        settings.followers_token_file,
+    )
     keys = (settings.engine_key_file, settings.engine_admin_key_file)
+    keys = (*keys, settings.tls_key, settings.client_key)
     for file in (*tokens, *keys, settings.webhooks_file, settings.webhook_secret_file):
         if file is None:
             continue
@@ -125,14 +151,14 @@ def _journal(journal: JournalFacts) -> Finding:
 
 def url_of(settings: Settings) -> str:
     """Where a service with these settings answers. One that listens on every address listens on loopback too."""
-    host = settings.host
+    host, scheme = settings.host, "http" if settings.tls_cert is None else "https"
     try:
         at = ip_address(host)
     except ValueError:
-        return f"http://{host}:{settings.port}"
+        return f"{scheme}://{host}:{settings.port}"
     if at.is_unspecified:
         host = "127.0.0.1" if at.version == 4 else "::1"
-    return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
+    return f"{scheme}://[{host}]:{settings.port}" if ":" in host else f"{scheme}://{host}:{settings.port}"
 
 
 def service_at(url: str, token: str | None) -> Transport:

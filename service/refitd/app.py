@@ -33,8 +33,9 @@ from refitd.engine.connect import connector
 from refitd.engine.dialing import Guard
 from refitd.engine.plugin.leading import Leads, leads_of, leads_of_group
 from refitd.follow.connecting import connect_upstream
-from refitd.follow.follower import FollowedSources, UpstreamFollower
+from refitd.follow.follower import UpstreamFollower
 from refitd.follow.puller import Puller
+from refitd.follow.sources import FollowedSources
 from refitd.materialize.before_load import BeforeLoad, Warmer
 from refitd.materialize.disk import DiskCopies
 from refitd.materialize.materializer import Materializer

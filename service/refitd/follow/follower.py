@@ -10,18 +10,18 @@ root. `heard_at` and the fault say since when nothing was heard.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import structlog
 
 from refitd.follow.puller import Puller, PullRefusedError
+from refitd.follow.reporting import Reporter
+from refitd.follow.sources import FollowedSources
 from refitd.follow.upstream import (
-    ByteSource,
     FollowerIdentity,
     GoneError,
     UnreachableError,
-    Upstream,
     UpstreamError,
     UpstreamRun,
     UpstreamVersion,
@@ -32,7 +32,7 @@ from refitd.rollout.targets import Targets
 from refitd.state.observer import Notifier
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
-from refitd_client.contract.follow import MAX_REPORTED, FollowerReport, Following, ReportAnswer
+from refitd_client.contract.follow import MAX_REPORTED, FollowerReport, Following
 from refitd_client.contract.naming import version_folder
 from refitd_client.contract.states import Kind, VersionState
 
@@ -53,51 +53,6 @@ class _Failure:
     reason: str
     times: int
     until: float
-
-
-@dataclass(slots=True)
-class FollowedSources:
-    """Whom the puller pulls from now: the upstream that answers, and the relays that it has named."""
-
-    upstreams: Sequence[Upstream]
-    current: int = 0
-    wrong: dict[str, str] = field(default_factory=dict[str, str])
-    named: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    _relays: dict[str, ByteSource | None] = field(default_factory=dict[str, "ByteSource | None"])
-
-    @property
-    def upstream(self) -> Upstream:
-        """See `Sources`."""
-        return self.upstreams[self.current]
-
-    def next(self) -> None:
-        """Go on to the next upstream."""
-        self.current = (self.current + 1) % len(self.upstreams)
-
-    def relays(self, version: str) -> Sequence[ByteSource]:
-        """See `Sources`."""
-        found: list[ByteSource] = []
-        for url in self.named.get(version, ()):
-            if url not in self._relays:
-                self._relays[url] = self.upstream.relay(url)
-            relay = self._relays[url]
-            if relay is not None and relay.name not in self.wrong:
-                found.append(relay)
-        return found
-
-    def distrust(self, relay: str, why: str) -> None:
-        """See `Sources`."""
-        self.wrong[relay] = why
-        log.warning("a relay is not used any more", relay=relay, reason=why)
-
-    def failed(self, version: str, relay: str) -> None:
-        """See `Sources`."""
-        self.named = {**self.named, version: tuple(url for url in self.named.get(version, ()) if url != relay)}
-
-    async def aclose(self) -> None:
-        """Give back connections."""
-        for source in (*self.upstreams, *(relay for relay in self._relays.values() if relay is not None)):
-            await source.aclose()
 
 
 class UpstreamFollower:
@@ -136,7 +91,7 @@ class UpstreamFollower:
         self._nudge = nudge
         self._quorum = quorum
         self._wake = Notifier()
-        self._told = Notifier()
+        self._reporter = Reporter(sources, self._as_report)
         self._offered: UpstreamRun | None = None
         self._plan = PullPlan()
         self._kept_for: frozenset[str] | None = None
@@ -145,7 +100,6 @@ class UpstreamFollower:
         self._heard: float | None = None
         self._heard_at: str | None = None
         self._began = store.clock.monotonic()
-        self._lease_seconds = 30.0
         self._silence: str | None = None
 
     @property
@@ -179,6 +133,21 @@ class UpstreamFollower:
             fault=self._store.faults.upstream,
         )
 
+    def _as_report(self) -> FollowerReport:
+        run = self.run_followed
+        held = self._store.versions_of(run) if run is not None else []
+        holds = [v.id for v in held if v.state is VersionState.SEALED and v.owned][:MAX_REPORTED]
+        return FollowerReport(
+            follower=self._identity.name,
+            url=self._identity.url,
+            zone=self._identity.zone,
+            run=run,
+            holds=tuple(holds),
+            pulls=() if self._pulling is None else (self._pulling[0],),
+            serves=self._serves(run or ""),
+            wrong=dict(self._sources.wrong),
+        )
+
     def _serves(self, run: str) -> str | None:
         ordered = self._store.runs.ordered.get(run)
         engines = self._store.engines_of(run)
@@ -201,7 +170,7 @@ class UpstreamFollower:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._listen(), name="follow: listen")
                 group.create_task(self._order_what_is_good(), name="follow: order")
-                group.create_task(self._report_forever(), name="follow: report")
+                group.create_task(self._reporter.run(), name="follow: report")
                 while True:
                     seen = self._wake.count
                     await self._look()
@@ -301,10 +270,10 @@ class UpstreamFollower:
     def _pull_ended(self) -> None:
         self._pulling = None
         self._wake.notify()
-        self._told.notify()
+        self._reporter.changed()
 
     async def _pull(self, version: UpstreamVersion) -> None:
-        await self._report()
+        await self._reporter.report()
         await self._puller.keep_only(version.run, self._plan.needs | {version.id})
         began = self._store.clock.monotonic()
         try:
@@ -354,35 +323,6 @@ class UpstreamFollower:
         if failure is not None:
             return f"{desired} was not pulled: {failure.reason}"
         return self._plan.lacks or why_not_good(self._store.versions.get(desired or ""))
-
-    async def _report_forever(self) -> None:
-        """Report when something has changed, and well before a lease ends."""
-        while True:
-            seen = self._told.count
-            await self._report()
-            await self._told.wait_after(seen, within=self._lease_seconds / 3)
-
-    async def _report(self) -> None:
-        run = self.run_followed
-        held = self._store.versions_of(run) if run is not None else []
-        holds = [v.id for v in held if v.state is VersionState.SEALED and v.owned][:MAX_REPORTED]
-        report = FollowerReport(
-            follower=self._identity.name,
-            url=self._identity.url,
-            zone=self._identity.zone,
-            run=run,
-            holds=tuple(holds),
-            pulls=() if self._pulling is None else (self._pulling[0],),
-            serves=self._serves(run or ""),
-            wrong=dict(self._sources.wrong),
-        )
-        try:
-            answer: ReportAnswer = await self._sources.upstream.report(report)
-        except UpstreamError as error:
-            log.debug("the upstream did not take a report", reason=str(error))
-            return
-        self._lease_seconds = max(1.0, answer.lease_seconds)
-        self._sources.named = answer.relays
 
 
 def _announced(version: UpstreamVersion, now: str) -> VersionRecord:

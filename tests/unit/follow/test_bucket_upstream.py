@@ -9,8 +9,8 @@ import pytest
 from refitd.follow import bucket as followed
 from refitd.follow.bucket import BucketUpstream
 from refitd.follow.connecting import check_upstream, connect_upstream
-from refitd.follow.follower import FollowedSources
 from refitd.follow.puller import Puller
+from refitd.follow.sources import FollowedSources
 from refitd.follow.upstream import FilePart, GoneError, UnreachableError, WrongError
 from refitd_client.bucket.pointer import FOLLOWERS_PREFIX, LEASE_SECONDS, version_prefix
 from refitd_client.contract.follow import FollowerReport

@@ -50,6 +50,7 @@ from refitd.reclaim.sweep import Collector
 from refitd.rollout.canary import CanaryCheck, CanaryChecks, OperatorCheck
 from refitd.rollout.controller import RolloutController
 from refitd.rollout.fleet import Fleet
+from refitd.rollout.hosts import ReportedHosts
 from refitd.rollout.proving import RankProofs
 from refitd.rollout.targets import Targets
 from refitd.root.file_systems import mounts_now, root_file_system
@@ -311,6 +312,14 @@ def compose(
         chance=random.Random(),  # noqa: S311 - jitter, not a secret
         discovers=bool(settings.discover),
     )
+    hosts = ReportedHosts(
+        store,
+        fleet,
+        store.clock,
+        guard_of(settings.operator_hosts, store.engines),
+        takes=settings.take_followers,
+        leader="" if leads is None else leads.owner.service,
+    )
     checks: list[CanaryCheck] = [fleet.trial]
     if settings.canary_check is not None:
         checks.append(OperatorCheck(settings.canary_check))
@@ -340,6 +349,7 @@ def compose(
             materializer=materializer,
             telemetry=telemetry,
             followers=followers,
+            hosts=hosts,
             follower=follower,
             leader=None if lead is None else lead.leader,
         ),
@@ -353,6 +363,7 @@ def compose(
             CanaryChecks(store, targets, checks).run,
             materializer.run,
             fleet.run,
+            hosts.run,
             Scout(places, discovered, fleet.discovered, store.clock).run,
             *(() if follower is None else (follower.run,)),
             *(() if pusher is None else (pusher.run,)),
@@ -367,14 +378,14 @@ def _follower(
     """What follows the upstreams of the settings, None where there are none."""
     if not settings.follow:
         return None
-    upstreams = [connect_upstream(url, token_file=settings.follow_token_file, leads=False) for url in settings.follow]
+    upstreams = [connect_upstream(url, token_file=settings.follow_token_file) for url in settings.follow]
     sources = FollowedSources(upstreams)
     return UpstreamFollower(
         store,
         targets,
         Puller(settings.root.resolve(), sources),
         sources,
-        identity=settings.identity(port),
+        identity=settings.identity(port, settings.advertise),
         run=settings.run,
         nudge=nudge,
         quorum=settings.quorum,

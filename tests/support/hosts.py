@@ -14,12 +14,47 @@ import httpx
 
 from refitd_client import RefitClient, WeightPublisher
 from support.checkpoints import Tensors, tensors, write_model
-from support.scripted_sglang import ScriptedSglang, scripted_sglang
+from support.scripted_server import Step, answer, serve
+from support.scripted_sglang import DONE, NO_FILES, ScriptedSglang, said
 from support.servers import RefitdServer
+from support.sockets import free_port
 
 RUN = "run"
 PATIENCE = 30.0
 QUICK = ("--probe-interval", "0.2", "--scan-interval", "0.2", "--settle", "0.2", "--reclaim-interval", "0.2")
+
+
+@dataclass
+class HostEngine(ScriptedSglang):
+    """Its checksums are those of the version, wherever the host's root is. While it `refuses` it loads nothing."""
+
+    refuses: bool = False
+
+    def load(self) -> Step:
+        if self.refuses:
+            return said(400, NO_FILES)
+        super().load()
+        self.ranks = [{"w": "/".join(Path(self.served["model_path"]).parts[-2:])}]
+        return said(200, DONE)
+
+    def _work(self, path: str) -> Step:
+        if path != "/generate":
+            return super()._work(path)
+        meta = {"output_token_logprobs": [[-0.5, 7, None]], "weight_version": self.served["weight_version"]}
+        return answer(200, {"text": "7", "meta_info": meta})
+
+    @property
+    def loaded(self) -> list[str]:
+        """The folders that it was told to load."""
+        return [body["model_path"] for body in self.bodies("/update_weights_from_disk")]
+
+
+@contextmanager
+def _engine() -> Generator[HostEngine]:
+    with serve() as server:
+        engine = HostEngine(server)
+        server.steps.append(engine.step)
+        yield engine
 
 
 @dataclass
@@ -29,7 +64,7 @@ class Host:
     name: str
     folder: Path
     refitd: RefitdServer
-    engines: list[ScriptedSglang] = field(default_factory=list[ScriptedSglang])
+    engines: list[HostEngine] = field(default_factory=list[HostEngine])
 
     @property
     def root(self) -> Path:
@@ -67,6 +102,15 @@ class Hosts:
         self._open.enter_context(host.refitd)
         return host
 
+    def led(self, name: str, *flags: str, engines: int = 1) -> Host:
+        """Start one more follower of the hub, which names itself to it with its URL."""
+        port = free_port()
+        flags = ("--follow", self.hub.refitd.url, "--follower", name, "--advertise", f"http://127.0.0.1:{port}", *flags)
+        host = self.host(name, *flags, engines=engines)
+        host.refitd.port = port
+        self._open.enter_context(host.refitd)
+        return host
+
     def host(self, name: str, *flags: str, engines: int = 1, **more: Any) -> Host:
         """A host that is not started yet."""
         return _host(self._open, self.folder / name, self.base, flags, engines, **more)
@@ -79,7 +123,7 @@ class Hosts:
 
 def _host(opened: ExitStack, folder: Path, base: Path, flags: tuple[str, ...], engines: int, **more: Any) -> Host:
     (folder / "root").mkdir(parents=True, exist_ok=True)
-    own = [opened.enter_context(scripted_sglang()) for _ in range(engines)]
+    own = [opened.enter_context(_engine()) for _ in range(engines)]
     urls = [engine.url for engine in own]
     refitd = RefitdServer(folder, folder / "root", urls, *QUICK, "--base-model", str(base), *flags, **more)
     return Host(folder.name, folder, refitd, own)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from refitd_client.contract.hosts import HostEngines, OrderState
 from refitd_client.contract.wire import STRICT
 
 MAX_REPORTED = 1000  # versions in each list of a report
@@ -17,7 +18,7 @@ class FollowerReport:
     `zone` labels its place, such as an availability zone, "" for none. `run` is the run that it follows, None where it
     has none yet. `holds` are the ids of versions that it has in whole and validated, and hands on, `pulls` those that
     it pulls now, which the upstream keeps until the lease's end, `serves` the one that its engines are proved to serve.
-    `wrong` has relays that gave wrong bytes, by URL, each with a sentence.
+    `wrong` has relays that gave wrong bytes, by URL, each with a sentence. `engines` is how many engines it has.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
@@ -30,6 +31,7 @@ class FollowerReport:
     pulls: tuple[str, ...] = ()
     serves: str | None = None
     wrong: Mapping[str, str] = field(default_factory=dict[str, str])
+    engines: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +39,49 @@ class ReportAnswer:
     """What the upstream says to a report.
 
     `lease_seconds` is how long it keeps what the follower pulls without another report. `relays` has, by the id of a
-    version, the URLs of followers to pull it from before the upstream itself.
+    version, the URLs of followers to pull it from before the upstream itself. `leads`: the upstream orders by itself
+    what this follower serves (PUT /v1/follow/desired), and `leader` is the name by which its orders are known.
     """
 
     lease_seconds: float
     relays: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    leads: bool = False
+    leader: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostOrder:
+    """The body of PUT /v1/follow/desired: what the engines of a host are to serve from now on.
+
+    `version` is its id, None for nothing but what they serve. `fence` is the epoch of the hub's lead (0 of a service
+    that belongs to no group): a lower one than the host has seen is refused. `leader` is its name, `told_by` where
+    it runs, for people. `again`: the engines are loaded again even if they serve the version.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = STRICT
+
+    run: str
+    version: str | None
+    fence: int = 0
+    leader: str = ""
+    told_by: str = ""
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostTrial:
+    """The body of POST /v1/follow/trial: the label of the version whose engines are asked for a few tokens."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = STRICT
+
+    label: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostTrialResult:
+    """What is wrong with the answers of a host's engines, in a sentence; `fault` is None where nothing is."""
+
+    fault: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +100,11 @@ class Following:
     to serve, `ordered` of the last such version that was good here, `serves` of the one that its engines are proved to
     serve. `pulling` is the id of the version that it pulls, of which `pulled_bytes` have arrived. `fault` is what keeps
     it from what it is to serve, in a sentence, None where nothing does.
+
+    `process` is drawn at each start of the service, `release` its release. `leads`: a hub orders what is served here;
+    `leader` and `fence` are those of the newest order. `order` says how far the host is with `desired`, and
+    `order_reason` why, in a sentence. `configuration` is equal for hosts whose engines' fingerprints can be compared,
+    and `proof` sums up the fingerprints of the engines that serve `serves`, None where they have none.
     """
 
     follower: str
@@ -73,3 +118,13 @@ class Following:
     pulling: str | None = None
     pulled_bytes: int = 0
     fault: str | None = None
+    process: str = ""
+    release: str = ""
+    leads: bool = False
+    leader: str = ""
+    fence: int = 0
+    order: OrderState = OrderState.NONE
+    order_reason: str | None = None
+    configuration: str = ""
+    proof: str | None = None
+    host: HostEngines | None = None

@@ -6,6 +6,7 @@ Times of day are RFC 3339 strings in UTC and for display only. Durations in `tim
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
+from refitd_client.contract.hosts import HostEngines
 from refitd_client.contract.states import (
     EngineState,
     Kind,
@@ -57,9 +58,7 @@ class Notice:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOnVersion:
     """The state of one engine of the run. `step` is the step that it serves, None on start-up weights, and while it
-    still serves the run that it was moved from.
-
-    `serves` says that it serves this very version. An engine that does not answer serves nothing.
+    still serves the run that it was moved from. `serves`: it serves this very version; one that is away does not.
     """
 
     id: str
@@ -136,16 +135,16 @@ class Engine:
     `pair` are the URLs of other servers that are updated together with the one at `url`, as one engine.
     `behind` counts the trainer's steps from there to its run's target; None if they cannot be compared: on start-up
     weights or unknown contents, without a target, between generations and between runs.
-    `server` and `server_version` are what its server is, such as "vLLM" and "0.32.0"; None until it was reached.
-    `proof` is what proves that it serves `version`, such as "digests of parameters"; None where nothing does.
+    `server` and `server_version` are its server's, such as "vLLM" and "0.32.0", None until it was reached; `proof` is
+    what proves that it serves `version`, such as "digests of parameters", None where nothing does.
     `plugin` is the release of refitd's plugin that carries out its loads; None if the server does, for `stock_reason`.
     `through_loader` says why the plugin loads tensors through the server's loader, which takes longer and refuses
     deltas of them; None if it copies all, or has loaded nothing yet. `loads_whole`: it loads all of them so.
     `draft` says what becomes of its draft model in an update, such as "left as started"; None where it has none.
-    `in_memory` is that of the version it serves: after a restart it could not be brought back to it.
-    `known` is False while its contents are unknown. `unreachable_since` is when it was first found not to answer, as
-    far as the service that runs now has seen; None while it answers. `moved`: an operator has moved it to its run,
-    against the settings or the engines file.
+    `in_memory` is that of the version it serves: after a restart it could not be brought back to it. `known` is False
+    while its contents are unknown. `unreachable_since` is when it was first found not to answer, as far as this service
+    has seen; None while it answers. `moved`: an operator has moved it to its run, against the settings or the engines
+    file. `host` has the engines of one that is another refitd.
     """
 
     id: str
@@ -173,6 +172,7 @@ class Engine:
     unreachable_since: str | None = None
     moved: bool = False
     pair: tuple[str, ...] = ()
+    host: HostEngines | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from refitd.policy.readiness import unknown
 from refitd.problem import Slug
 from refitd.reclaim.sweep import Sweeper
 from refitd.rollout.fleet import Fleet
+from refitd.rollout.hosts import ReportedHosts
 from refitd.rollout.targets import Targets
 from refitd.settings import Settings
 from refitd.state.followers import Followers
@@ -25,8 +26,8 @@ from refitd.state.version import VersionRecord
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
     """The parts of the running service. Without `telemetry` only the API is measured. `followers` are those of this
-    service; `follower` follows an upstream, None where it follows none. `leader` is this service as the leader of its
-    group, None where it belongs to none.
+    service, and `hosts` knows which of them it leads; `follower` follows an upstream, None where it follows none.
+    `leader` is this service as the leader of its group, None where it belongs to none.
     """
 
     settings: Settings
@@ -38,6 +39,7 @@ class Service:
     materializer: Materializer | None = None
     telemetry: Telemetry | None = None
     followers: Followers = field(default_factory=lambda: Followers(SystemClock()))
+    hosts: ReportedHosts | None = None
     follower: UpstreamFollower | None = None
     leader: Leader | None = None
 

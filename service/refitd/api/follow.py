@@ -1,16 +1,29 @@
 """Routes of following: a follower's reports at its upstream, and what a follower says of itself."""
 
+import asyncio
 from typing import Annotated
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Query
 
-from refitd.api.context import ServiceOf
+from refitd.api.context import Service, ServiceOf
+from refitd.follow.follower import UpstreamFollower
+from refitd.follow.orders import OrderRefusedError
 from refitd.problem import ProblemError, Slug
 from refitd.state.followers import LEASE_SECONDS, TooManyFollowersError
-from refitd_client.contract.follow import MAX_REPORTED, FollowerReport, Following, ReportAnswer
+from refitd_client.contract.follow import (
+    MAX_REPORTED,
+    FollowerReport,
+    Following,
+    HostOrder,
+    HostTrial,
+    HostTrialResult,
+    ReportAnswer,
+)
+from refitd_client.contract.naming import InvalidNameError, check_run, parse_version_id
 from refitd_client.contract.wire import Page
 
 router = APIRouter(prefix="/v1", tags=["follow"])
+MOST_SECONDS = 30.0  # that an answer is held back
 _MAX_NAME = 200
 _MAX_TEXT = 500
 
@@ -31,7 +44,11 @@ async def report(
         service.followers.reported(report)
     except TooManyFollowersError:
         raise ProblemError(Slug.TOO_MANY, "there are as many followers as one service takes") from None
-    return ReportAnswer(lease_seconds=LEASE_SECONDS)
+    hosts = service.hosts
+    if hosts is None:
+        return ReportAnswer(lease_seconds=LEASE_SECONDS)
+    await hosts.reported(report)
+    return ReportAnswer(lease_seconds=LEASE_SECONDS, leads=hosts.leads(report), leader=hosts.leader)
 
 
 @router.get("/followers")
@@ -41,8 +58,58 @@ async def list_followers(service: ServiceOf) -> Page[FollowerReport]:
 
 
 @router.get("/follow")
-async def following(service: ServiceOf) -> Following:
-    """What this service follows, and how far it is. 404 where it follows no upstream."""
+async def following(service: ServiceOf, within: Annotated[float, Query(ge=0, le=MOST_SECONDS)] = 0.0) -> Following:
+    """What this service follows, and how far it is. 404 where it follows no upstream.
+
+    With `within` it answers once what it is to serve is served or refused, at the latest after so many seconds.
+    """
+    follower = _follower(service)
+    return await follower.settled(within) if within else follower.following()
+
+
+@router.put("/follow/desired")
+async def desire(order: HostOrder, service: ServiceOf) -> Following:
+    """Have the engines of this host serve a version: the order of the hub that leads it.
+
+    It is answered at once, when it is written down; `GET /v1/follow` says what comes of it. 409 where the order comes
+    from another hub than the one that this host follows, or from one that leads no more: `fence` is the epoch of its
+    lead, and a lower one than this host has seen is refused.
+    """
+    follower = _follower(service)
+    try:
+        check_run(order.run)
+    except InvalidNameError as error:
+        raise ProblemError(Slug.BAD_NAME, str(error)) from error
+    parsed = parse_version_id(order.version or "")
+    if order.version is not None and (parsed is None or parsed[0] != order.run):
+        raise ProblemError(Slug.BAD_NAME, f"{order.version!a} is no version of run {order.run}")
+    if max(map(len, (order.leader, order.told_by))) > _MAX_TEXT:
+        raise ProblemError(Slug.BAD_REQUEST, f"each text of an order has at most {_MAX_TEXT} characters")
+    try:
+        follower.obey(order)
+    except OrderRefusedError as error:
+        raise ProblemError(Slug.ORDER_REFUSED, str(error)) from error
+    for engine in service.store.engines_of(order.run) if order.again else ():
+        service.fleet.resync(engine.id)
+    await service.store.durable()
+    return follower.following()
+
+
+@router.post("/follow/trial")
+async def trial(asked: HostTrial, service: ServiceOf) -> HostTrialResult:
+    """Ask each engine of this host that serves the version with this label for a few tokens, as a rollout would."""
+    follower = _follower(service)
+    version = service.store.versions.get(follower.following().serves or "")
+    if version is None or version.label != asked.label:
+        serves = "no version" if version is None else f"{version.id} and not {asked.label!r}"
+        return HostTrialResult(fault=f"the host is proved to serve {serves}")
+    asked_of = [engine for engine in service.store.engines_of(version.run) if engine.serving == version.id]
+    found = await asyncio.gather(*(service.fleet.trial(version, engine, lambda _: None) for engine in asked_of))
+    faults = [f"engine {engine.id}: {fault}" for engine, fault in zip(asked_of, found, strict=True) if fault]
+    return HostTrialResult(fault=faults[0] if faults else None)
+
+
+def _follower(service: Service) -> UpstreamFollower:
     if service.follower is None:
         raise ProblemError(Slug.NOT_FOUND, "this service follows no upstream (refitd serve --follow URL)")
-    return service.follower.following()
+    return service.follower

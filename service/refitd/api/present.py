@@ -136,6 +136,7 @@ def present_engine(record: EngineRecord, store: Store, targets: Targets) -> Engi
         known=record.known,
         unreachable_since=store.away_since.get(record.id),
         moved=record.moved,
+        host=record.host,
     )
 
 

@@ -185,6 +185,10 @@ class Transport:
         """Send a POST with the key for changes. Gives up after `within` seconds."""
         return await self._call("POST", path, body, self._change, within)
 
+    async def put(self, path: str, body: dict[str, Any], within: float) -> Reply | NoReply:
+        """Send a PUT with the key for changes. Gives up after `within` seconds."""
+        return await self._call("PUT", path, body, self._change, within)
+
     async def delete(self, path: str, within: float) -> Reply | NoReply:
         """Send a DELETE with the key for changes. Gives up after `within` seconds."""
         return await self._call("DELETE", path, None, self._change, within)

@@ -8,6 +8,9 @@ from refitd.engine.dialing import Guard
 from refitd.engine.plugin.leading import Leads
 from refitd.engine.port import EnginePort
 
+HOST_KIND = "refitd"
+"""The name of the kind that drives another refitd, which has engines of its own."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineAccess:

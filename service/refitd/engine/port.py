@@ -20,6 +20,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Protocol
 
+from refitd_client.contract.hosts import HostEngines
+
 
 class Outcome(Enum):
     """How a refit ended. The docstring of the module defines the contents after each."""
@@ -188,6 +190,7 @@ class Reached:
     `may_read` are folders that it may read again, beside `model_path`; where `may_read_more`, also those of before, of
     which the adapter does not know because it was made since.
     `draft` says what becomes of its draft model in an update: `DRAFT_LEFT`, `DRAFT_UPDATED`, None where it has none.
+    `pulls`: it is another refitd, which pulls versions itself; `host` has what that tells of its engines.
     """
 
     model_path: str
@@ -208,6 +211,8 @@ class Reached:
     may_read: tuple[str, ...] = ()
     may_read_more: bool = False
     draft: str | None = None
+    pulls: bool = False
+    host: HostEngines | None = None
 
     def expecting(self, path: str, label: str) -> "Reached":
         """The same with `path`, where the server tells no path and the label is that of what is there."""
@@ -317,6 +322,7 @@ class EnginePort(Protocol):
 BY_PLUGIN = "plugin:"
 """The prefix of fingerprints that refitd's plugin computes; the others are made of what the server itself tells."""
 CHECKED = "vllm:"
+BY_HOST = "host:"
 ANSWERED = "vllm-answers:"
 NOT_COMPARED = "recorded, not yet compared"
 _PROOFS = {
@@ -324,6 +330,7 @@ _PROOFS = {
     ANSWERED: "answers to a fixed prompt",
     CHECKED: "digests of parameters",
     "xxh3:": "checksums of tensors",
+    BY_HOST: "fingerprints of the host's engines",
 }
 
 

@@ -31,15 +31,14 @@ def check_upstream(url: str) -> None:
         )
 
 
-def connect_upstream(url: str, *, token_file: Path | None, leads: bool) -> Upstream:
+def connect_upstream(url: str, *, token_file: Path | None) -> Upstream:
     """The upstream at a URL. Nothing is sent yet.
 
     Args:
         url: of a refitd, or of an object store.
         token_file: file with the bearer token for it; None where it wants none.
-        leads: whether it tells this follower by itself what to serve, because it can call it.
     """
     check_upstream(url)
     if is_bucket_url(url):
         return BucketUpstream(Bucket.at(url))
-    return HubUpstream(Connection(url=url.rstrip("/"), token_file=token_file), leads=leads)
+    return HubUpstream(Connection(url=url.rstrip("/"), token_file=token_file))

@@ -3,20 +3,24 @@
     look      the upstream's versions, when it says that something changed, and at intervals as the truth
     plan      `policy/pulls.py`: what to pull, and what must stay here
     pull      one version at a time; one that is not wanted any more is given up
-    order     once the catalog has found it good, what the upstream wants becomes the run's target on this host
+    order     once the catalog has found it good, what is wanted becomes the run's target on this host (`orders.py`):
+              the upstream's own target, or what a hub orders that leads this host
 
 While no upstream answers, everything else goes on: engines that restart are brought to what was ordered last, from this
 root. `heard_at` and the fault say since when nothing was heard.
 """
 
 import asyncio
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import version as release_of
 
 import structlog
 
+from refitd.follow.orders import Orders
 from refitd.follow.puller import Puller, PullRefusedError
-from refitd.follow.reporting import Reporter
+from refitd.follow.reporting import UpstreamReporter
 from refitd.follow.sources import FollowedSources
 from refitd.follow.upstream import (
     FollowerIdentity,
@@ -26,13 +30,15 @@ from refitd.follow.upstream import (
     UpstreamRun,
     UpstreamVersion,
 )
-from refitd.policy.pulls import PullPlan, as_told, is_held_back, plan_pulls, why_not_good
+from refitd.policy.hosts import engines_of_host, order_state, proof_of_host
+from refitd.policy.pulls import PullPlan, as_told, is_held_back, plan_pulls, pull_fault, why_not_good
 from refitd.policy.served import is_proven
 from refitd.rollout.targets import Targets
 from refitd.state.observer import Notifier
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
-from refitd_client.contract.follow import MAX_REPORTED, FollowerReport, Following
+from refitd_client.contract.follow import MAX_REPORTED, FollowerReport, Following, HostOrder
+from refitd_client.contract.hosts import OrderState
 from refitd_client.contract.naming import version_folder
 from refitd_client.contract.states import Kind, VersionState
 
@@ -48,11 +54,14 @@ log = structlog.get_logger("refitd")
 
 @dataclass(slots=True)
 class _Failure:
-    """Why a version was not pulled, how often in a row, and when (monotonic seconds) it is tried again."""
+    """Why a version was not pulled, how often in a row, and when (monotonic seconds) it is tried again. `is_final`: not
+    only because its sources could not be reached or had gone on.
+    """
 
     reason: str
     times: int
     until: float
+    is_final: bool
 
 
 class UpstreamFollower:
@@ -83,15 +92,16 @@ class UpstreamFollower:
             quorum: engines that must serve a version before it counts as served.
         """
         self._store = store
-        self._targets = targets
         self._puller = puller
         self._sources = sources
         self._identity = identity
-        self._wanted_run = run
         self._nudge = nudge
         self._quorum = quorum
         self._wake = Notifier()
-        self._reporter = Reporter(sources, self._as_report)
+        self._orders = Orders(store, targets, self._wake, run=run)
+        self._reporter = UpstreamReporter(sources, self._as_report, self._orders.answered)
+        self._process, self._release = secrets.token_hex(8), release_of("refitd")
+        self._planned: str | None = None  # what was to be served when the look began that the plan was made of
         self._offered: UpstreamRun | None = None
         self._plan = PullPlan()
         self._kept_for: frozenset[str] | None = None
@@ -110,8 +120,8 @@ class UpstreamFollower:
     @property
     def run_followed(self) -> str | None:
         """The run that this host follows; None where the upstream has several and none was named."""
-        if self._wanted_run is not None:
-            return self._wanted_run
+        if self._orders.run is not None:
+            return self._orders.run
         if self._offered is not None:
             return self._offered.run
         return next(iter(self._store.runs.desired), None)
@@ -119,19 +129,47 @@ class UpstreamFollower:
     def following(self) -> Following:
         """What this follower says of itself."""
         run = self.run_followed or ""
+        desired, serves, engines = self._store.runs.desired.get(run), self._serves(run), self._store.engines_of(run)
+        order, reason = order_state(
+            desired,
+            self._store.runs.ordered.get(run),
+            self._store.versions.get(desired or ""),
+            engines,
+            quorum=self._quorum,
+            refused=None if desired is None else self._refused(desired),
+        )
+        configuration, proof = proof_of_host(serves, engines, self._store.fingerprint)
         return Following(
             follower=self._identity.name,
             upstream=self._sources.upstream.name,
             upstreams=[upstream.name for upstream in self._sources.upstreams],
             heard_at=self._heard_at,
             run=self.run_followed,
-            desired=self._store.runs.desired.get(run),
+            desired=desired,
             ordered=self._store.runs.ordered.get(run),
-            serves=self._serves(run),
+            serves=serves,
             pulling=None if self._pulling is None else self._pulling[0],
             pulled_bytes=self._puller.arrived if self._pulling is not None else 0,
             fault=self._store.faults.upstream,
+            process=self._process,
+            release=self._release,
+            leads=self._orders.is_led,
+            leader=self._orders.lead.leader,
+            fence=self._orders.lead.fence,
+            order=order,
+            order_reason=reason,
+            configuration=configuration,
+            proof=proof,
+            host=engines_of_host(self._identity.name, list(self._store.engines.values())),
         )
+
+    def _refused(self, desired: str) -> str | None:
+        """Why what is to be served cannot be had, by a look at the upstream that began after it was ordered."""
+        if self._planned != desired or self._offered is None:
+            return None
+        failures = {version: failure.reason for version, failure in self._failures.items() if failure.is_final}
+        here = {version.id: version.state for version in self._store.versions_of(self._offered.run)}
+        return pull_fault(desired, self._offered.versions, here, failures)
 
     def _as_report(self) -> FollowerReport:
         run = self.run_followed
@@ -146,6 +184,7 @@ class UpstreamFollower:
             pulls=() if self._pulling is None else (self._pulling[0],),
             serves=self._serves(run or ""),
             wrong=dict(self._sources.wrong),
+            engines=len(self._store.engines),
         )
 
     def _serves(self, run: str) -> str | None:
@@ -153,29 +192,39 @@ class UpstreamFollower:
         engines = self._store.engines_of(run)
         return ordered if ordered is not None and is_proven(ordered, engines, self._quorum) else None
 
-    def desire(self, run: str, version: str) -> None:
-        """The upstream wants this host to serve a version, of the run that it follows from now on."""
-        self._wanted_run = run
-        known = self._store.runs.record_of(run)
-        if known.desired != version:
-            text = f"the upstream wants {version} to be served here"
-            self._store.put_order(replace(known, desired=version), text)
-            self._failures.pop(version, None)
-            self._order()
-            self._wake.notify()
+    def obey(self, order: HostOrder) -> None:
+        """Have the engines of this host serve what a hub orders.
+
+        Raises:
+            OrderRefusedError: it comes from another hub, or from one that leads no more.
+        """
+        self._failures.pop(order.version or "", None)
+        self._orders.obey(order, self._sources.upstream.name)
+
+    async def settled(self, within: float) -> Following:
+        """What it says of itself once what it is to serve does not come any more, or after so many seconds."""
+        ends = self._store.clock.monotonic() + within
+        while True:
+            seen, now = self._store.changed.count, self._store.clock.monotonic()
+            told = self.following()
+            if told.order is not OrderState.COMES or now >= ends:
+                return told
+            await self._store.changed.wait_after(seen, within=ends - now)
 
     async def run(self) -> None:
         """Follow until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._listen(), name="follow: listen")
-                group.create_task(self._order_what_is_good(), name="follow: order")
+                group.create_task(self._orders.run_forever(), name="follow: order")
+                await self._reporter.report()  # before the first look: its answer says who decides what is served here
                 group.create_task(self._reporter.run(), name="follow: report")
                 while True:
-                    seen = self._wake.count
+                    seen, desired = self._wake.count, self._store.runs.desired.get(self.run_followed or "")
                     await self._look()
                     self._go(group)
                     await self._tidy()
+                    self._planned = desired
                     self._tell()
                     await self._wake.wait_after(seen, within=LOOK_SECONDS)
         finally:
@@ -195,25 +244,12 @@ class UpstreamFollower:
                 log.debug("the upstream's events broke off", upstream=upstream.name, reason=str(error))
             await asyncio.sleep(LISTEN_AGAIN_SECONDS)
 
-    async def _order_what_is_good(self) -> None:
-        seen = -1
-        while True:
-            seen = await self._store.changed.wait_after(seen)
-            self._order()
-
-    def _order(self) -> None:
-        """Have what the upstream wants rolled out, once it is found good here."""
-        for run, desired in self._store.runs.desired.items():
-            record = self._store.versions.get(desired)
-            if record is not None and record.state is VersionState.SEALED and not record.barred:
-                self._targets.order(run, desired)
-
     async def _look(self) -> None:
         """Ask the upstream, or the next one that answers, for the versions of the run."""
         for _ in self._sources.upstreams:
             upstream = self._sources.upstream
             try:
-                runs = await upstream.look(self._wanted_run)
+                runs = await upstream.look(self._orders.run)
             except UpstreamError as error:
                 self._silence = str(error)
                 self._sources.next()
@@ -239,9 +275,12 @@ class UpstreamFollower:
                 self._nudge()
         run, desired = self._offered.run, self._offered.desired
         before = self._store.runs.desired.get(run)
+        if self._orders.is_led:
+            return
         if desired is None or (self._offered.is_paused and is_held_back(desired, before, self._offered.versions)):
             return
-        self.desire(run, desired)
+        if self._orders.desire(run, desired):
+            self._failures.pop(desired, None)
 
     def _go(self, group: asyncio.TaskGroup) -> None:
         """Begin to pull what is next, and give up what is not wanted any more."""
@@ -299,7 +338,8 @@ class UpstreamFollower:
         wait = min(LONGEST_RETRY_SECONDS, RETRY_SECONDS * 2.0 ** (times - 1))
         if isinstance(error, GoneError) and times == 1:
             wait = 0.0  # the upstream has gone on: look what it has now
-        self._failures[version] = _Failure(str(error), times, self._store.clock.monotonic() + wait)
+        is_final = not isinstance(error, UnreachableError | GoneError)
+        self._failures[version] = _Failure(str(error), times, self._store.clock.monotonic() + wait, is_final)
         if known is None or known.reason != str(error):
             self._store.say("version", version, f"was not pulled: {error}", is_fault=True)
 

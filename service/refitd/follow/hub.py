@@ -52,12 +52,11 @@ class _Client(AsyncRefitClient):
 
 
 class HubUpstream:
-    """The refitd at a URL. `leads`: it tells this follower itself what to serve, since it can call it."""
+    """The refitd at a URL. What it says of a run's target is for followers that it does not lead."""
 
-    def __init__(self, connection: Connection, *, leads: bool) -> None:
+    def __init__(self, connection: Connection) -> None:
         """Send nothing yet."""
         self._connection = connection
-        self._leads = leads
         self._threads = ThreadPoolExecutor(32, "refitd-pull")
         self._bytes = HttpByteSource(connection, threads=self._threads)
         self._client = _Client(connection)
@@ -78,7 +77,7 @@ class HubUpstream:
         return UpstreamRun(
             run=glance.run,
             versions=tuple(_version(version) for version in page.items),
-            desired=None if self._leads else glance.target,
+            desired=glance.target,
             is_closed=glance.standing is Standing.CLOSED,
             is_paused=glance.paused_since is not None,
         )

@@ -32,6 +32,11 @@ class FollowSettings(BaseSettings):
         max_length=200,
         description="Name of this follower at its upstream (default: the host's name and the port)",
     )
+    take_followers: bool = Field(
+        default=False,
+        description="Take followers that report with a URL (their --advertise) as engines of kind refitd: their hosts "
+        "are rolled out to as engines are; hosts beyond loopback need --engine-allow",
+    )
 
     def check_follow(self) -> None:
         """Refuse upstreams that are none, and settings of a follower without an upstream.
@@ -45,7 +50,12 @@ class FollowSettings(BaseSettings):
             flag = "--" + min(set_).replace("_", "-")
             raise ValueError(f"{flag} is for a service that follows an upstream: add --follow URL")
 
-    def identity(self, port: int) -> FollowerIdentity:
-        """What this service tells its upstream of itself. `port` is the one that it listens on."""
+    def identity(self, port: int, url: str | None) -> FollowerIdentity:
+        """What this service tells its upstream of itself.
+
+        Args:
+            port: the one that it listens on.
+            url: where it can be called; None where the operator does not say.
+        """
         name = self.follower or f"{socket.gethostname()}:{port}"
-        return FollowerIdentity(name=name)
+        return FollowerIdentity(name=name, url=url)

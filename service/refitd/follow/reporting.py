@@ -1,4 +1,7 @@
-"""Tells the upstream what this host has, and leases what it pulls there. The answer says from whom to pull."""
+"""Tells the upstream what this host has, and leases what it pulls there.
+
+The answer says from whom to pull, and whether the upstream leads this host.
+"""
 
 from collections.abc import Callable
 
@@ -12,13 +15,25 @@ from refitd_client.contract.follow import FollowerReport, ReportAnswer
 log = structlog.get_logger("refitd")
 
 
-class Reporter:
+class UpstreamReporter:
     """Reports when something has changed, and well before a lease ends."""
 
-    def __init__(self, sources: FollowedSources, tell: Callable[[], FollowerReport]) -> None:
-        """Send nothing yet. `tell` makes the report of this moment."""
+    def __init__(
+        self,
+        sources: FollowedSources,
+        tell: Callable[[], FollowerReport],
+        heard: Callable[[str | None, ReportAnswer], None],
+    ) -> None:
+        """Send nothing yet.
+
+        Args:
+            sources: hear from whom to pull.
+            tell: makes the report of this moment.
+            heard: gets each answer, with the run of the report.
+        """
         self._sources = sources
         self._tell = tell
+        self._heard = heard
         self._changed = Notifier()
         self._lease_seconds = 30.0
 
@@ -35,10 +50,12 @@ class Reporter:
 
     async def report(self) -> None:
         """Report now. An upstream that does not take it hears the next one."""
+        told = self._tell()
         try:
-            answer: ReportAnswer = await self._sources.upstream.report(self._tell())
+            answer: ReportAnswer = await self._sources.upstream.report(told)
         except UpstreamError as error:
             log.debug("the upstream did not take a report", reason=str(error))
             return
         self._lease_seconds = max(1.0, answer.lease_seconds)
         self._sources.named = answer.relays
+        self._heard(told.run, answer)

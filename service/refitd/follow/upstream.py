@@ -74,8 +74,8 @@ class UpstreamRun:
     Attributes:
         run: its name.
         versions: those that are sealed, newest first; at least the newest, and the bases that it needs.
-        desired: the id of the version that this follower is to serve, where the upstream alone decides that (a pointer
-            in an object store). None where a hub tells each follower by itself (`engine/refitd/`).
+        desired: the id of the version that followers are to serve which no hub leads: the run's target, or a pointer in
+            an object store. None where there is none yet.
         is_closed: whether the run has ended.
         is_paused: whether its rollouts are paused, so that no host goes to anything newer.
     """

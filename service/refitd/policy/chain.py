@@ -88,6 +88,8 @@ Versions = Mapping[str, VersionRecord]
 
 def takes_in_place(engine: EngineRecord, version: VersionRecord, versions: Versions) -> bool:
     """Whether a delta is written into what the engine serves now."""
+    if engine.pulls:
+        return version.kind is Kind.DELTA
     serving = _serving(engine, version.run, versions)
     if not _takes_deltas(engine) or version.kind is not Kind.DELTA or serving is None:
         return False
@@ -95,7 +97,11 @@ def takes_in_place(engine: EngineRecord, version: VersionRecord, versions: Versi
 
 
 def step_in_place(engine: EngineRecord, wanted: VersionRecord, versions: Versions) -> VersionRecord | None:
-    """What the engine loads next on its way to a delta; None where it cannot get there without a copy."""
+    """What the engine loads next on its way to a delta; None where it cannot get there without a copy. A host pulls a
+    delta with what it stands on, and needs no steps.
+    """
+    if engine.pulls:
+        return wanted if wanted.kind is Kind.DELTA and engine.serving != wanted.id else None
     if not _takes_deltas(engine) or wanted.kind is not Kind.DELTA or engine.serving == wanted.id:
         return None
     serving = _serving(engine, wanted.run, versions)

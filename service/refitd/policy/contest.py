@@ -46,7 +46,7 @@ class Cause(Enum):
 def cause_of(engine: EngineRecord, seen: Reached) -> Cause:
     """Decide. `engine` is the record before the probe that saw the change."""
     same = seen.process.is_as(engine.process)
-    if same is False:
+    if same is False or seen.pulls:  # what a host's engines serve is changed by its own service, as after a restart
         return Cause.RESTARTED
     startup = seen.startup_path or engine.startup_path
     if startup is not None and seen.model_path != startup:
@@ -70,6 +70,9 @@ def changed(before: EngineRecord, engine: EngineRecord, seen: Reached, path: str
     cause, was = cause_of(before, seen), before.serving or before.model_path
     engine = replace(engine, serving=None, beneath=None, wants_full=False, failures=0)
     serves = f"serves {seen.model_path} as {seen.weight_version!r} and no longer {was}"
+    if seen.pulls:
+        reason = f"not all of the host's engines are proved to serve {was} any more"
+        return replace(engine, reason=reason, contest=None, contests=0, contested_at=None)
     if cause is Cause.RESTARTED:
         return replace(engine, reason=f"{serves}: it was restarted", contest=None, contests=0, contested_at=None)
     if cause is Cause.UNEXPLAINED and before.contested_at is None:

@@ -75,7 +75,8 @@ class Goals:
     the last good version, though it may wait for a copy; `serving` is what the engine serves. `recorded` names those of
     them whose fingerprint is on record for the engine's configuration. `offered` is a version that this engine can have
     from its trainer's memory now, and the offer's file; `coming` the id of one that is still being checked, for those
-    that are to make it ready meanwhile.
+    that are to make it ready meanwhile. `ordered`: an upstream has ordered the target, and engines go there also from a
+    newer version.
     """
 
     target: VersionRecord | None = None
@@ -87,6 +88,7 @@ class Goals:
     recorded: frozenset[str] = frozenset()
     offered: RefitTo | None = None
     coming: str | None = None
+    ordered: bool = False
 
 
 def next_action(engine: EngineRecord, goals: Goals, agenda: Agenda, now: float) -> Action:
@@ -126,12 +128,15 @@ def stays(engine: EngineRecord, goals: Goals) -> bool:
 
 
 def _wanted(engine: EngineRecord, goals: Goals) -> VersionRecord | None:
-    """What an engine with known contents is brought to, None where it stays: never back, but for a rollback."""
+    """What an engine with known contents is brought to, None where it stays: never back, but for a rollback or where an
+    upstream orders it.
+    """
     if goals.loadable is None or goals.target is None or engine.serving in {goals.target.id, goals.loadable.id}:
         return None
     serving = goals.serving
     if serving is not None and not serving.barred and serving.run == goals.loadable.run:
-        return None if serving.order > goals.loadable.order else goals.loadable
+        is_ordered = goals.ordered and goals.loadable.id == goals.target.id
+        return None if serving.order > goals.loadable.order and not is_ordered else goals.loadable
     return goals.loadable
 
 

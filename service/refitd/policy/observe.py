@@ -69,6 +69,8 @@ def after_probe(
         through_loader=None if seen.loader is None else seen.loader.reason,
         loads_whole=seen.loader is not None and seen.loader.whole,
         draft=seen.draft,
+        pulls=seen.pulls,
+        host=seen.host,
     )
     if not engine.known:
         # Contents stay unknown. One that was given up is tried again when something has happened to it: it was away or

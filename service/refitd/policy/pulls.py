@@ -124,6 +124,22 @@ def why_not_good(wanted: VersionRecord | None) -> str | None:
     return f"{wanted.id} is wanted, and what lies at {wanted.path} on this host is {wanted.state}: {wanted.reason}"
 
 
+def pull_fault(
+    goal: str, offered: Sequence[Pullable], here: Mapping[str, VersionState], failures: Mapping[str, str]
+) -> str | None:
+    """Why a version cannot be had, in a sentence; None where it can, or where a pull was only cut short.
+
+    Args:
+        goal: its id.
+        offered: the upstream's good versions of the run.
+        here: the states of the versions that this host knows.
+        failures: by the ids of versions, why they could not be put here or be had.
+    """
+    chain, why = _chain(goal, {version.id: version for version in offered}, here)
+    failed = next((each for each in chain if each in failures and here.get(each) not in HELD), None)
+    return why if failed is None else f"{failed} was not pulled: {failures[failed]}"
+
+
 def is_held_back(desired: str, before: str | None, offered: Sequence[Pullable]) -> bool:
     """Whether a host stays where it is while its upstream has paused the run: it goes back, but to nothing newer.
 

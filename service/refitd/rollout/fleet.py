@@ -5,7 +5,7 @@ Settings, the engines file, the API and discovery name them; the store remembers
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -208,12 +208,25 @@ class Fleet:
         self._has_found = self._has_found or fault is None
         if self._group is None:
             return
-        others = {name: entry for name, entry in self._named.items() if entry.source is not Source.DISCOVERED}
-        taken = {entry.spec.url for entry in others.values()}
-        new = {engine_id(url): EngineSpec(url=url) for url in urls if url not in taken and engine_id(url) not in others}
-        if {name for name, entry in self._named.items() if entry.source is Source.DISCOVERED} != set(new):
-            self._name(new, Source.DISCOVERED)
+        self._found({engine_id(url): EngineSpec(url=url) for url in urls}, Source.DISCOVERED)
         self._admit()
+
+    def reported(self, specs: dict[str, EngineSpec]) -> None:
+        """Replace the hosts that have named themselves, by id. Engines that another source names stay as they are."""
+        if self._group is not None:
+            self._found(specs, Source.REPORTED)
+
+    def _found(self, specs: dict[str, EngineSpec], source: Source) -> None:
+        others = {name: entry for name, entry in self._named.items() if entry.source is not source}
+        taken = {entry.spec.url for entry in others.values()}
+        new = {name: spec for name, spec in specs.items() if spec.url not in taken and name not in others}
+        if {name: entry.spec for name, entry in self._named.items() if entry.source is source} != new:
+            self._name(new, source)
+
+    @property
+    def specs(self) -> Mapping[str, EngineSpec]:
+        """The engines as their sources name them, by id."""
+        return {name: entry.spec for name, entry in self._named.items()}
 
     def _complain(self, fault: str) -> None:
         log.error("the engines file cannot be used", error=fault)
@@ -256,6 +269,8 @@ class Fleet:
                 where = f"the engines file {self._file.path}"
             if record.source is Source.DISCOVERED:
                 where = "a place of --discover / REFITD_DISCOVER"
+            if record.source is Source.REPORTED:
+                where = "its own report (--take-followers)"
             raise ProblemError(Slug.ENGINE_NOT_REMOVABLE, f"engine {name} is named by {where}: take it out there")
         self._named.pop(name, None)
         self._store.drop_engine(name)

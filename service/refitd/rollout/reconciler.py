@@ -384,7 +384,7 @@ class Loads:
             after,
             weight_version=version.label,
             model_path=self._files.seen_path(version, in_place=in_place) or after.model_path,
-            beneath=(before.beneath or before.serving) if in_place else None,
+            beneath=(before.beneath or before.serving) if in_place and not before.pulls else None,
             wants_full=version.kind is Kind.DELTA and not in_place,  # its plugin knows nothing of what a copy held
             skipped=before.skipped + len(skipped),
         )

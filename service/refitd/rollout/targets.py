@@ -69,9 +69,10 @@ class Targets(Observer):
             if self._follows:
                 known = as_ordered(known, self._store.runs.ordered.get(run))
             looked_at = [*known[:1], *(version for version in known[1:] if _may_be_aimed_at(version))]
-            self._goals[run] = goals_of_run(
+            goals = goals_of_run(
                 self.strategy, self._store.rollouts.get(run), looked_at, self._store.engines_of(run), self.carriage
             )
+            self._goals[run] = replace(goals, ordered=self._follows)
         return self._goals[run]
 
     def of_engine(self, engine: EngineRecord) -> Goals:
@@ -90,11 +91,12 @@ class Targets(Observer):
         offer = offered_to(engine, self._offers.get(engine.run), store.versions)
         return goals if offer is None else replace(goals, offered=RefitTo(store.versions[offer.version], offer.path))
 
-    def order(self, run: str, version: str) -> None:
-        """Bring the run's engines to a version that the upstream wants and that is good here."""
+    def order(self, run: str, version: str | None) -> None:
+        """Bring the run's engines to a version that the upstream wants and that is good here; None leaves them."""
         known = self._store.runs.record_of(run)
         if known.ordered != version:
-            self._store.put_order(replace(known, ordered=version), f"{version} is good here, and is rolled out")
+            what = "engines stay where they are" if version is None else f"{version} is good here, and is rolled out"
+            self._store.put_order(replace(known, ordered=version), what)
             self._aim(run)
 
     def shut(self, engine: EngineRecord, demand: Demand) -> Shut | None:

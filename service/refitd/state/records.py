@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from refitd.engine.port import UNTOLD, Process, what_was_compared
 from refitd.root.mark import RootMark
+from refitd_client.contract.hosts import HostEngines
 from refitd_client.contract.states import EngineState, Kind, RolloutState
 
 
@@ -20,6 +21,7 @@ class Source(StrEnum):
     FILE = "file"
     API = "api"
     DISCOVERED = "discovered"
+    REPORTED = "reported"  # a follower, by its own report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,8 @@ class EngineRecord:
     writer has done to it, None while it serves what this service has loaded; `contests` counts the changes by another
     writer that followed each other, the newest at `contested_at` (monotonic seconds). `taken` says why this entry must
     not load it at all: another service leads it, or another entry names the same server.
+    `pulls`: it is another refitd, which pulls what it is to serve, deltas with what they stand on; `host` has what it
+    tells of its own engines.
     """
 
     id: str
@@ -123,6 +127,8 @@ class EngineRecord:
     contests: int = 0
     contested_at: float | None = None
     taken: str | None = None
+    pulls: bool = False
+    host: HostEngines | None = None
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -168,6 +174,8 @@ class EngineRecord:
         if not self.server:
             return ""
         kind = "stock" if self.plugin is None else f"with refitd {self.plugin} inside"
+        if self.pulls:
+            kind = "a host that pulls and rolls out by itself"
         told = f"{self.server} {self.release or 'of an unknown release'}, {kind}"
         return f"was {told}, when it was last reached" if self.state is EngineState.UNREACHABLE else f"is {told}"
 
@@ -184,6 +192,8 @@ class EngineRecord:
         if self.plugin is not None:
             how = "" if self.through_loader is None else f", {self.what_is_slow}"
             return f"loads through refitd's plugin {self.plugin}{how}"
+        if self.pulls:
+            return "pulls versions and rolls them out by itself"
         if not self.server:
             return "has not said yet what carries out its loads"
         return f"loads as {self.server} does by itself" + (f": {self.stock_reason}" if self.stock_reason else "")
@@ -193,17 +203,34 @@ NOT_SENT = "NOT_SENT"  # the outcome of an attempt that the engine was never tol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostLead:
+    """Which hub orders what is served on this host. `leads` is False once it orders no more. `leader` and `fence` are
+    those of the newest order, `told_by` says for people from where it came.
+    """
+
+    leads: bool = False
+    leader: str = ""
+    fence: int = 0
+    told_by: str = ""
+
+
+UNLED = HostLead()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """What is known of a run beside its versions. `closed_at` is when it was closed.
 
     On a host that follows an upstream, `desired` is the id of the version that the upstream wants it to serve, and
     `ordered` that of the last such version that was found good here: what the engines of this host are to serve.
+    `lead` says whether a hub orders that.
     """
 
     run: str
     closed_at: str | None = None
     desired: str | None = None
     ordered: str | None = None
+    lead: HostLead = UNLED
 
 
 class CheckState(StrEnum):

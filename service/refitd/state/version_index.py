@@ -19,7 +19,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from refitd.state.records import EngineRecord, RunRecord
+from refitd.state.records import UNLED, EngineRecord, HostLead, RunRecord
 from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import Order
 
@@ -125,13 +125,14 @@ class ListOrder:
 class Runs:
     """`closed` has when each closed run was closed (RFC 3339), `followed_since` since when engines follow a run
     (monotonic seconds). A run that is in neither is open, and no engine follows it. `desired` and `ordered` have the
-    ids of `RunRecord`, by run, where there are any.
+    ids of `RunRecord`, by run, where there are any, and `leads` its leads.
     """
 
     def __init__(self) -> None:
         self.closed: dict[str, str] = {}
         self.desired: dict[str, str] = {}
         self.ordered: dict[str, str] = {}
+        self.leads: dict[str, HostLead] = {}
         self.followed_since: dict[str, float] = {}
 
     def remember(self, record: RunRecord) -> None:
@@ -139,13 +140,16 @@ class Runs:
         if record.closed_at is not None:
             self.closed[record.run] = record.closed_at
         for known, id_ in ((self.desired, record.desired), (self.ordered, record.ordered)):
+            known.pop(record.run, None)
             if id_ is not None:
                 known[record.run] = id_
+        self.leads[record.run] = record.lead
 
     def record_of(self, run: str) -> RunRecord:
         """What the journal is to know."""
         closed, desired, ordered = self.closed.get(run), self.desired.get(run), self.ordered.get(run)
-        return RunRecord(run=run, closed_at=closed, desired=desired, ordered=ordered)
+        lead = self.leads.get(run, UNLED)
+        return RunRecord(run=run, closed_at=closed, desired=desired, ordered=ordered, lead=lead)
 
     def count(self, engines: Iterable[EngineRecord], now: float) -> None:
         """Take which runs engines follow now."""

@@ -212,7 +212,7 @@ def test_a_part_outside_the_versions_folder_is_not_asked_for(bucket: ScriptedBuc
 
 
 def test_the_url_of_a_store_names_an_upstream() -> None:
-    assert connect_upstream(NAME, token_file=None, leads=False).name == NAME
+    assert connect_upstream(NAME, token_file=None).name == NAME
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Another refitd, which follows this service, as one engine."""

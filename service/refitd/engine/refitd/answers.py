@@ -1,0 +1,143 @@
+"""What a host answers, and what it means for the rollout: no call is made here."""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from refitd.engine.http import NoReply, Reply
+from refitd.engine.port import BY_HOST, Reached, Unreached
+from refitd.engine.port import Process as ServerProcess
+from refitd_client.contract.follow import Following, HostTrialResult
+from refitd_client.contract.hosts import OrderState
+from refitd_client.contract.naming import parse_version_id, version_folder
+
+NOTHING_PROVED = "(nothing that is proved)"
+_UNAUTHORISED = frozenset({401, 403})
+_NOT_THERE = 404
+_LATER = frozenset({408, 429, 500, 502, 503, 504, 507})
+_OTHER_LEAD = "urn:refitd:problem:order-refused"
+_REFITD = "urn:refitd:problem:"
+_FIX = "start the service there with --follow and the URL of this one, and with --engine for its engines"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoAnswer:
+    """An answer that cannot be used: why, in a sentence, and what to do.
+
+    Attributes:
+        reason: a sentence.
+        advice: what an operator can do about it, "" for nothing.
+        recognised: a refitd is there.
+        later: asking again may help, since nothing was decided.
+        led: another service leads the host.
+    """
+
+    reason: str
+    advice: str = ""
+    recognised: bool = False
+    later: bool = True
+    led: bool = False
+
+
+def following(reply: Reply | NoReply, url: str) -> Following | NoAnswer:
+    """What a host says of itself.
+
+    Args:
+        reply: to `GET /v1/follow`, or to an order.
+        url: of the host.
+    """
+    if isinstance(reply, NoReply):
+        return NoAnswer(reason=reply.reason, advice="start it, or correct its URL, its token's file or --engine-allow")
+    if not reply.ok:
+        return _refused(reply, url)
+    try:
+        return msgspec.convert(reply.data, Following)
+    except msgspec.ValidationError as error:
+        return NoAnswer(reason=f"{url}/v1/follow answered in another form: {error}", advice="is it a refitd?")
+
+
+def _refused(reply: Reply, url: str) -> NoAnswer:
+    kind = str((reply.data or {}).get("type", ""))
+    is_refitd = kind.startswith(_REFITD)
+    if reply.status in _UNAUTHORISED:
+        advice = "give the host's tokens: --engine-key-file opens what looks, --engine-admin-key-file what changes"
+        return NoAnswer(
+            reason=f"{url} answered {reply.status}: {reply.short_message}",
+            advice=advice,
+            recognised=is_refitd,
+            later=False,
+        )
+    if reply.status == _NOT_THERE and is_refitd:
+        return NoAnswer(reason=f"the refitd at {url} follows no upstream", advice=_FIX, recognised=True, later=False)
+    reason = f"{url} answered {reply.status}: {reply.short_message}"
+    return NoAnswer(
+        reason=reason, recognised=is_refitd, later=reply.status in _LATER, led=kind == _OTHER_LEAD, advice="see its log"
+    )
+
+
+def trial_fault(reply: Reply | NoReply) -> str | None:
+    """What is wrong with a host's trial; None where nothing is."""
+    if isinstance(reply, NoReply):
+        return reply.reason
+    if not reply.ok:
+        return f"the host answered {reply.status}: {reply.short_message}"
+    try:
+        return msgspec.convert(reply.data, HostTrialResult).fault
+    except msgspec.ValidationError as error:
+        return f"the host answered in another form: {error}"
+
+
+def reached(told: Following, root: str, address: str | None) -> Reached | Unreached:
+    """What a probe says of a host that has answered.
+
+    Args:
+        told: what it says of itself.
+        root: the root as engines of this kind are said to see it: versions are named by their paths in it.
+        address: where the connection went.
+    """
+    if told.order is OrderState.AWAY or told.host is None or not told.host.count:
+        why = told.order_reason or "it has no engine"
+        return Unreached(reason=f"the host {told.follower} answers, and {why}", advice=_FIX, recognised=True)
+    path, label = named(told.serves, root)
+    return Reached(
+        model_path=path,
+        weight_version=label,
+        server_version=told.release,
+        configuration=told.configuration,
+        startup_path=None,
+        process=ServerProcess(started=told.process),
+        address=address,
+        server="refitd",
+        pulls=True,
+        host=told.host,
+    )
+
+
+def named(version: str | None, root: str) -> tuple[str, str | None]:
+    """The path and label by which the rollout knows a version that a host serves."""
+    parsed = parse_version_id(version or "")
+    if parsed is None:
+        return NOTHING_PROVED, None
+    run, order = parsed
+    return f"{root}/{run}/{version_folder(order)}", str(order.step)
+
+
+def doubt(proof: str | None, expected: str | None, not_expected: str | None) -> str | None:
+    """Why a host that proves a version to itself is not believed, None where it is.
+
+    Args:
+        proof: the host's.
+        expected: what another clean load of the version gave; None where none is on record.
+        not_expected: what the contents before gave, where the files differ.
+    """
+    if proof is None:
+        return None
+    if expected is not None and _configuration(proof) == _configuration(expected) and proof != expected:
+        return "its engines' fingerprints are not those that the version has on other hosts"
+    if proof == not_expected:
+        return "its engines' fingerprints are those of what they served before"
+    return None
+
+
+def _configuration(proof: str) -> str:
+    return proof.removeprefix(BY_HOST).partition(":")[0]

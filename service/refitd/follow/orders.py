@@ -1,0 +1,117 @@
+"""What the engines of this host are to serve: as the upstream lists it, or as a hub orders it that leads this host.
+
+A host is *led* from the first order on, or from the answer to a report that says so, until the upstream answers that it
+does not lead it. That is written down: a host that was led goes to nothing newer by itself, also after a restart and
+while its hub is gone. It serves on, and pulls what is sealed.
+"""
+
+from dataclasses import replace
+
+from refitd.policy.hosts import refusal_of
+from refitd.rollout.targets import Targets
+from refitd.state.observer import Notifier
+from refitd.state.records import UNLED, HostLead
+from refitd.state.store import Store
+from refitd_client.contract.follow import HostOrder, ReportAnswer
+from refitd_client.contract.states import VersionState
+
+
+class OrderRefusedError(Exception):
+    """An order that is not obeyed: from another hub, or by an older lead. The message is a sentence."""
+
+
+class Orders:
+    """The orders of one host. `wake` is notified when there is something new to pull."""
+
+    def __init__(self, store: Store, targets: Targets, wake: Notifier, *, run: str | None) -> None:
+        """Change nothing yet.
+
+        Args:
+            store: what the service knows.
+            targets: what engines are to serve; hears of orders.
+            wake: notified when another version is wanted.
+            run: the run to follow; None for the only one.
+        """
+        self._store = store
+        self._targets = targets
+        self._wake = wake
+        self._expected = ""
+        self._is_led: bool | None = None  # what was said since the start
+        self.run = run
+
+    @property
+    def lead(self) -> HostLead:
+        """Which order was the newest, and from whom, as it is written down."""
+        return max(self._store.runs.leads.values(), key=lambda lead: (lead.leads, lead.fence), default=UNLED)
+
+    @property
+    def is_led(self) -> bool:
+        """Whether a hub orders what is served here, as far as is known."""
+        return self.lead.leads if self._is_led is None else self._is_led
+
+    def answered(self, run: str | None, answer: ReportAnswer) -> None:
+        """The upstream has answered a report about a run (None: none is known yet): it leads this host, or does not."""
+        self._expected, before = answer.leader, self.is_led
+        self._is_led = answer.leads
+        lead = self.lead
+        if answer.leads and run is not None and not lead.leads:
+            self._write(run, replace(lead, leads=True, leader=answer.leader), "a hub orders what is served here")
+        for known, other in list(self._store.runs.leads.items()):
+            if other.leads and not answer.leads:
+                self._write(known, replace(other, leads=False), "no hub orders any more what is served here")
+        if before is not answer.leads:
+            self._wake.notify()
+
+    def _write(self, run: str, lead: HostLead, text: str) -> None:
+        self._store.put_order(replace(self._store.runs.record_of(run), lead=lead), text)
+
+    def obey(self, order: HostOrder, upstream: str) -> None:
+        """Have the engines of this host serve what a hub orders.
+
+        Args:
+            order: the order.
+            upstream: what sentences call the hub that this host follows.
+
+        Raises:
+            OrderRefusedError: it comes from another hub, or from one that leads no more.
+        """
+        before = self.lead
+        if (why := refusal_of(order, before, self._expected or before.leader, upstream)) is not None:
+            raise OrderRefusedError(why)
+        leader = order.leader or before.leader
+        lead = HostLead(leads=True, leader=leader, fence=order.fence, told_by=order.told_by)
+        self._is_led = True
+        if lead != self._store.runs.leads.get(order.run):
+            told = f"{order.told_by or 'a hub'} orders what is served here, with epoch {order.fence}"
+            self._write(order.run, lead, told)
+        self.desire(order.run, order.version)
+
+    def desire(self, run: str, version: str | None) -> bool:
+        """The upstream wants this host to serve a version, of the run that it follows from now on. None: nothing but
+        what it serves. Return whether that is new.
+        """
+        self.run = run
+        known = self._store.runs.record_of(run)
+        if known.desired == version:
+            return False
+        what = "nothing but what is served here" if version is None else f"{version} to be served here"
+        self._store.put_order(replace(known, desired=version), f"the upstream wants {what}")
+        if version is None:
+            self._targets.order(run, None)
+        self.carry_out()
+        self._wake.notify()
+        return True
+
+    async def run_forever(self) -> None:
+        """Roll out what is wanted as soon as it is good here, until cancelled."""
+        seen = -1
+        while True:
+            seen = await self._store.changed.wait_after(seen)
+            self.carry_out()
+
+    def carry_out(self) -> None:
+        """Have what is wanted rolled out, if it is good here."""
+        for run, desired in list(self._store.runs.desired.items()):
+            record = self._store.versions.get(desired)
+            if record is not None and record.state is VersionState.SEALED and not record.barred:
+                self._targets.order(run, desired)

@@ -1,0 +1,144 @@
+"""A host as its hub sees it: how far it is with what it was ordered to serve, and what proves that. Pure.
+
+The hub compares hosts as it compares engines. A host's configuration and proof are made of those of its engines that
+serve the version now: two hosts with engines of the same configurations, however many, have the same of both. Proofs
+that are no digests, such as answers to a prompt, are equal on no two engines and are left out.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+
+from refitd.engine.port import ANSWERED, BY_HOST
+from refitd.policy.served import is_proven
+from refitd.state.records import EngineRecord, HostLead
+from refitd.state.version import VersionRecord
+from refitd_client.contract.follow import HostOrder
+from refitd_client.contract.hosts import MAX_HOST_ENGINES, HostEngine, HostEngines, OrderState
+from refitd_client.contract.states import EngineState, VersionState
+
+_AWAY = frozenset({EngineState.UNREACHABLE})
+_BUSY = frozenset({EngineState.PROBING, EngineState.UPDATING, EngineState.VERIFYING, EngineState.TAINTED})
+_FAILED = frozenset({"NACK", "TAINTED"})
+_CALM = frozenset({EngineState.IN_SYNC, EngineState.UPDATING, EngineState.VERIFYING})
+_LONGEST = 300  # characters of a reason
+
+
+def refusal_of(order: HostOrder, known: HostLead, expected: str, upstream: str) -> str | None:
+    """Why an order is not obeyed, in a sentence; None where it is.
+
+    Args:
+        order: what was ordered.
+        known: the lead of the last order that was obeyed.
+        expected: the name of the hub that this host follows, "" where it has not said it yet.
+        upstream: what sentences call that hub.
+    """
+    by = f"the order to serve {order.version or 'nothing'} comes from {order.told_by or 'a service without a name'}"
+    if expected and order.leader and order.leader != expected:
+        return f"{by}, and this host follows {upstream}: take it out of the other service's engines"
+    if order.leader in {"", known.leader} and order.fence < known.fence:
+        newest = known.told_by or "another service"
+        return f"{by}, by its epoch {order.fence}; {newest} leads with epoch {known.fence}, and older leads are over"
+    return None
+
+
+def order_state(
+    desired: str | None,
+    ordered: str | None,
+    here: VersionRecord | None,
+    engines: Sequence[EngineRecord],
+    *,
+    quorum: int,
+    refused: str | None = None,
+) -> tuple[OrderState, str | None]:
+    """How far a host is with what it is to serve, and why, in a sentence.
+
+    Args:
+        desired: the id of the version that the upstream wants.
+        ordered: of the last such version that was good here.
+        here: what this host knows of `desired`.
+        engines: those of the run.
+        quorum: engines that must serve a version before it counts as served.
+        refused: why it cannot be pulled, None where it can.
+    """
+    if desired is None:
+        return OrderState.NONE, None
+    if here is not None and here.state is VersionState.REJECTED:
+        return OrderState.REFUSED, f"{desired} was rejected there: {here.reason}"
+    if here is not None and here.barred:
+        return OrderState.REFUSED, f"{desired} was given up there: {here.reason or 'it is barred'}"
+    if refused is not None and ordered != desired:
+        return OrderState.REFUSED, refused
+    if ordered != desired:
+        return OrderState.COMES, f"{desired} is pulled and checked there"
+    if is_proven(desired, engines, quorum):
+        return OrderState.SERVED, None
+    return _of_engines(desired, engines)
+
+
+def _of_engines(desired: str, engines: Sequence[EngineRecord]) -> tuple[OrderState, str | None]:
+    """How far engines are that do not all serve it."""
+    there = [engine for engine in engines if engine.state not in _AWAY]
+    if not there:
+        why = "it has no engine" if not engines else f"none of its engines answers: {_told(engines[0])}"
+        return OrderState.AWAY, why
+    if any(engine.state in _BUSY for engine in there):
+        return OrderState.COMES, "its engines are being loaded"
+    if lost := [engine for engine in there if not engine.known]:
+        return OrderState.DOUBTFUL, _told(lost[0])
+    if refusing := [engine for engine in there if _refuses(engine, desired)]:
+        return OrderState.REFUSED, _told(refusing[0])
+    return OrderState.COMES, "its engines are being loaded"
+
+
+def _refuses(engine: EngineRecord, desired: str) -> bool:
+    last = engine.last_attempt
+    failed = last is not None and last.version == desired and last.outcome in _FAILED
+    return engine.serving != desired and (failed or engine.state is EngineState.CONTESTED)
+
+
+def _told(engine: EngineRecord) -> str:
+    return f"engine {engine.id} is {engine.state}" + (f": {engine.reason}" if engine.reason else "")
+
+
+def proof_of_host(
+    serves: str | None, engines: Sequence[EngineRecord], fingerprint: Callable[[str, str], str | None]
+) -> tuple[str, str | None]:
+    """A host's configuration, and the digest of its engines' fingerprints; None where they have none.
+
+    Args:
+        serves: the id of the version that it serves; None where that is not proved.
+        engines: those of the run.
+        fingerprint: the one that a version has on a configuration.
+    """
+    counted = [engine for engine in engines if serves is None or engine.serving == serves]
+    configurations = sorted({engine.configuration for engine in counted if engine.configuration is not None})
+    name = _digest(configurations)
+    found = [(each, fingerprint(serves, each)) for each in configurations] if serves is not None else []
+    pairs = [f"{each} {print_}" for each, print_ in found if print_ is not None and not print_.startswith(ANSWERED)]
+    return f"refitd {name}", f"{BY_HOST}{name}:{_digest(pairs)}" if pairs else None
+
+
+def _digest(texts: Sequence[str]) -> str:
+    return blake2b("\n".join(texts).encode(), digest_size=12).hexdigest()
+
+
+def engines_of_host(follower: str, engines: Sequence[EngineRecord]) -> HostEngines:
+    """A host's engines in short, those that need a look first.
+
+    Args:
+        follower: the name of the service there.
+        engines: all of its engines.
+    """
+    first = sorted(engines, key=lambda engine: (engine.state in _CALM, engine.id))
+    shown = tuple(
+        HostEngine(
+            id=engine.id,
+            state=engine.state,
+            version=engine.serving,
+            reason=None if engine.reason is None else engine.reason[:_LONGEST],
+            paused=not engine.known or engine.resume_owed,
+        )
+        for engine in first[:MAX_HOST_ENGINES]
+    )
+    return HostEngines(follower=follower, states=dict(Counter(engine.state for engine in engines)), engines=shown)

@@ -1,0 +1,83 @@
+"""A host as its hub sees it: which orders it obeys, how far it is with one, and what it proves."""
+
+from refitd.engine.port import ANSWERED
+from refitd.policy.hosts import engines_of_host, order_state, proof_of_host, refusal_of
+from refitd.state.records import AttemptRecord, EngineRecord, HostLead
+from refitd_client.contract.follow import HostOrder
+from refitd_client.contract.hosts import MAX_HOST_ENGINES, OrderState
+from refitd_client.contract.states import EngineState, VersionState
+from support.records import engine, version
+
+V1, V2 = version(1).id, version(2).id
+LED = HostLead(leads=True, leader="hub", fence=5, told_by="the refitd of new")
+
+
+def order(**fields: object) -> HostOrder:
+    return HostOrder(**({"run": "run", "version": V2, "leader": "hub", "told_by": "the refitd of old"} | fields))  # pyright: ignore[reportArgumentType]
+
+
+def test_an_order_of_an_older_lead_is_refused_by_name_and_one_of_the_same_or_a_newer_lead_obeyed() -> None:
+    why = refusal_of(order(fence=4), LED, "hub", "http://hub")
+    assert why is not None
+    assert "the refitd of old, by its epoch 4; the refitd of new leads with epoch 5" in why
+    assert refusal_of(order(fence=4, leader=""), LED, "hub", "http://hub") is not None
+    assert refusal_of(order(fence=5), LED, "hub", "http://hub") is None
+    assert refusal_of(order(fence=6), LED, "", "http://hub") is None
+
+
+def test_an_order_of_another_service_than_the_one_that_is_followed_is_refused() -> None:
+    why = refusal_of(order(leader="stranger", fence=9), LED, "hub", "http://hub")
+    assert why is not None
+    assert "this host follows http://hub" in why
+
+
+def state_of(*engines: EngineRecord, ordered: str | None = V2, refused: str | None = None) -> tuple[OrderState, str]:
+    state, why = order_state(V2, ordered, version(2), engines, quorum=1, refused=refused)
+    return state, why or ""
+
+
+def failed(**fields: object) -> EngineRecord:
+    """An engine that serves step 1 and has refused step 2."""
+    last = AttemptRecord(id="1", engine="a", version=V2, started_at="", outcome="NACK")
+    return engine(state=EngineState.NACKED, serving=V1, last_attempt=last, reason="no room", failures=1, **fields)
+
+
+def test_an_order_comes_until_all_engines_serve_it() -> None:
+    assert order_state(None, V1, None, [], quorum=1) == (OrderState.NONE, None)
+    assert state_of(engine(serving=V1), ordered=V1)[0] is OrderState.COMES
+    assert state_of(engine(serving=V2), engine("b", serving=V1, state=EngineState.UPDATING))[0] is OrderState.COMES
+    assert state_of(engine(serving=V2), engine("b", serving=V2)) == (OrderState.SERVED, "")
+
+
+def test_an_order_is_refused_in_the_words_of_what_refuses_it() -> None:
+    rejected = version(2, state=VersionState.REJECTED, reason="a NaN")
+    assert order_state(V2, V1, rejected, [], quorum=1) == (OrderState.REFUSED, f"{V2} was rejected there: a NaN")
+    assert state_of(ordered=V1, refused="the disk is full") == (OrderState.REFUSED, "the disk is full")
+    assert state_of(failed(), engine("b", serving=V2)) == (OrderState.REFUSED, "engine a is NACKED: no room")
+    assert state_of(failed(), engine("b", state=EngineState.UPDATING))[0] is OrderState.COMES
+
+
+def test_unknown_contents_and_hosts_without_an_engine_that_answers_are_told_apart_from_a_refusal() -> None:
+    lost = engine(state=EngineState.QUARANTINED, known=False, reason="torn")
+    assert state_of(lost) == (OrderState.DOUBTFUL, "engine a is QUARANTINED: torn")
+    assert state_of(engine(state=EngineState.UNREACHABLE))[0] is OrderState.AWAY
+    assert state_of()[0] is OrderState.AWAY
+
+
+def test_hosts_with_engines_of_one_configuration_prove_the_same_however_many_they_have() -> None:
+    prints = {(V1, "c"): "xxh3:1", (V1, "d"): "xxh3:2", (V1, "e"): f"{ANSWERED}-0.51"}
+
+    def proved(*configurations: str) -> tuple[str, str | None]:
+        engines = [engine(str(at), serving=V1, configuration=each) for at, each in enumerate(configurations)]
+        return proof_of_host(V1, engines, lambda v, c: prints.get((v, c)))
+
+    assert proved("c", "d") == proved("d", "c", "c")
+    assert proved("c")[1] != proved("d")[1]
+    assert proved("e")[1] is None
+    assert proof_of_host(None, [engine(configuration="c")], lambda *_: None) == (proved("c")[0], None)
+
+
+def test_a_host_names_a_bounded_number_of_its_engines_those_first_that_need_a_look() -> None:
+    engines = [engine(f"e{at:03}", serving=V1) for at in range(40)] + [engine("z", state=EngineState.TAINTED)]
+    told = engines_of_host("host", engines)
+    assert (told.count, len(told.engines), told.engines[0].id) == (41, MAX_HOST_ENGINES, "z")

@@ -1,0 +1,55 @@
+"""Engines that are other refitds: what the rollout asks of them, and what counts as a change there."""
+
+from dataclasses import replace
+
+from refitd.engine.port import Process, Reached
+from refitd.policy.chain import needs_copy, step_in_place, takes_in_place
+from refitd.policy.leases import EngineView, LeaseKind, Views, leases
+from refitd.policy.next_action import Agenda, Goals, RefitTo, Rest, next_action
+from refitd.policy.observe import Expected, after_probe
+from refitd_client.contract.states import EngineState, Kind
+from support.records import engine, version
+
+BASE, MIDDLE = version(1), version(2, kind=Kind.DELTA, base="run~v000001")
+NEWEST = version(3, kind=Kind.DELTA, base="run~v000002")
+ALL = {each.id: each for each in (BASE, MIDDLE, NEWEST)}
+
+
+def test_a_host_is_given_a_delta_at_once_without_a_copy_or_the_steps_before_it() -> None:
+    for serving, known in ((None, True), (BASE.id, True), (None, False)):
+        host = engine(pulls=True, configuration="c", serving=serving, known=known)
+        assert step_in_place(host, NEWEST, ALL) == NEWEST
+        assert takes_in_place(host, NEWEST, ALL)
+        assert not needs_copy(host, NEWEST, ALL)
+    assert step_in_place(engine(pulls=True, serving=NEWEST.id), NEWEST, ALL) is None
+
+
+def test_engines_of_a_host_that_were_restarted_are_no_other_writer() -> None:
+    seen = Reached(
+        model_path="(nothing)",
+        weight_version=None,
+        server_version="1",
+        configuration="c",
+        startup_path=None,
+        process=Process(started="same"),
+        pulls=True,
+    )
+    host = engine(pulls=True, serving=BASE.id, process=Process(started="same"), model_path="/root/run/v000001")
+    expected = Expected(path="/root/run/v000001", label="1")
+    for _ in range(5):
+        after = after_probe(host, seen, expected, BASE.id, 0.0)
+        assert (after.state, after.serving, after.contest) == (EngineState.BEHIND, None, None)
+    assert "not all of the host's engines" in (after.reason or "")
+
+
+def test_engines_of_a_host_go_back_where_that_is_ordered_and_nowhere_else() -> None:
+    goals = Goals(target=BASE, wanted=BASE, loadable=BASE, serving=version(2))
+    ahead = engine(state=EngineState.BEHIND, serving=version(2).id)
+    rests = Agenda(probe_at=9.0)
+    assert isinstance(next_action(ahead, goals, rests, 0.0), Rest)
+    assert next_action(ahead, replace(goals, ordered=True), rests, 0.0) == RefitTo(BASE)
+
+
+def test_what_a_host_serves_is_leased_at_its_hub() -> None:
+    view = EngineView(id="host", run="run", state=EngineState.IN_SYNC, serving=NEWEST.id)
+    assert [lease.kind for lease in leases(Views(engines=(view,)))[NEWEST.id]] == [LeaseKind.SERVING]

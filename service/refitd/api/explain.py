@@ -56,6 +56,7 @@ _SOURCES = {
     Source.FILE: "the engines file",
     Source.API: "who added it",
     Source.DISCOVERED: "where it was found",
+    Source.REPORTED: "its own report",
 }
 
 
@@ -185,6 +186,7 @@ def explain_engine(engine: EngineRecord, store: Store, targets: Targets) -> list
         failed = "1 attempt has" if engine.failures == 1 else f"{engine.failures} attempts in a row have"
         sentences.append(f"{failed} failed; the next one waits a while.")
     sentences += _its_server(engine)
+    sentences += _its_host(engine)
     if engine.last_attempt is not None:
         sentences.append(_last_load(engine.last_attempt))
     return _with_reason(sentences, engine, store.rollouts.get(engine.run))
@@ -201,6 +203,19 @@ def _its_server(engine: EngineRecord) -> list[str]:
         sentences.append(f"Its servers are updated together: {', '.join(engine.urls)}.")
     if engine.draft is not None:
         sentences.append(f"Its draft model is {engine.draft}.")
+    return sentences
+
+
+def _its_host(engine: EngineRecord) -> list[str]:
+    """Say what engines a host has, and name those that need a look."""
+    if engine.host is None:
+        return []
+    counted = ", ".join(f"{count} {state}" for state, count in sorted(engine.host.states.items()))
+    sentences = [f"It is the host {engine.host.follower}; its engines, when it was last asked: {counted or 'none'}."]
+    for each in engine.host.engines:
+        if each.state is not EngineState.IN_SYNC:
+            why = f": {each.reason}" if each.reason else ""
+            sentences.append(f"Its engine {each.id} serves {each.version or 'no version'} and is {each.state}{why}.")
     return sentences
 
 

@@ -218,7 +218,8 @@ def why_there(engine: Engine, now: str | None) -> str | None:
     """Why an engine is where it is; of one that does not answer also since when, and at the instant `now` how long."""
     if engine.unreachable_since is None:
         is_new = engine.state is EngineState.IN_SYNC and engine.version is None
-        return engine.reason or ("no version to serve yet" if is_new else through_loader(engine) or _draft(engine))
+        told = "no version to serve yet" if is_new else through_loader(engine) or _draft(engine)
+        return engine.reason or of_host(engine) or told
     since = f"since {engine.unreachable_since[11:16]}Z"
     if now is not None:
         away = datetime.fromisoformat(now) - datetime.fromisoformat(engine.unreachable_since)
@@ -262,6 +263,8 @@ def proof_of(engine: Engine) -> Text:
 
 def how_it_loads(engine: Engine) -> str:
     """Who carries out its loads. Why it is not the plugin, `refitd explain` says."""
+    if engine.host is not None:
+        return "host"
     if engine.plugin is None:
         return "stock"
     return "loader" if engine.loads_whole else "plugin"
@@ -275,6 +278,14 @@ def through_loader(engine: Engine) -> str | None:
 
 def _draft(engine: Engine) -> str | None:
     return None if engine.draft is None else f"draft: {engine.draft}"
+
+
+def of_host(engine: Engine) -> str | None:
+    """How many engines a host has in each state; None for an engine that is no host."""
+    if engine.host is None:
+        return None
+    counted = sorted(engine.host.states.items())
+    return f"engines there: {', '.join(f'{count} {state}' for state, count in counted) or 'none'}"
 
 
 def last_load(engine: Engine) -> str:

@@ -121,8 +121,8 @@ function row(engine, open, runs, max, seen) {
 const lastLoad = (load, max) => bar(placed(load, Date.parse(load.started_at)), max, `Load of ${load.version}`);
 
 // Of one that does not answer also since when, and for how long; of one whose loads are slow, why.
-function why({ reason, url, unreachable_since: since, loads_whole: whole, through_loader: slow, server, draft }) {
-  if (since === null) return reason ?? (whole ? `each load goes through ${server}'s loader: ${slow}` : draft ? `draft: ${draft}` : "");
+function why({ reason, url, unreachable_since: since, loads_whole: whole, through_loader: slow, server, draft, host }) {
+  if (since === null) return reason ?? (host ? ofHost(host) : whole ? `each load goes through ${server}'s loader: ${slow}` : draft ? `draft: ${draft}` : "");
   const told = (reason ?? "").replace(`${url} cannot be reached: `, "");
   return `since ${clock(since)} (${span(Math.max(0, Date.now() - Date.parse(since)))})${told === "" ? "" : `: ${told}`}`;
 }
@@ -140,10 +140,27 @@ function behind(engine) {
 
 const notSglang = ({ server }) => ![null, "SGLang"].includes(server);
 
+// How many engines a host has in each state.
+const ofHost = (host) =>
+  `engines there: ${Object.entries(host.states).map(([state, number]) => `${count(number)} ${words(state)}`).join(", ")}`;
+
+// The engines of a host that it names one by one.
+function hosted({ host }) {
+  if (!host) return nothing;
+  const left = Object.values(host.states).reduce((sum, number) => sum + number, 0) - host.engines.length;
+  return html`<ul class="hosted">
+    ${host.engines.map(
+      ({ id, state, version, reason, paused }) =>
+        html`<li>${stateWord(state)} ${id}: ${version ?? "no version"}${paused ? ", paused" : ""}${reason ? html` – ${reason}` : nothing}</li>`,
+    )}
+    ${left > 0 ? html`<li>and ${plural(left, "more engine")}</li>` : nothing}
+  </ul>`;
+}
+
 // Server, release, whether refitd is inside, and what proves its contents.
-function whatItIs({ server, server_version: release, plugin, version, proof }) {
+function whatItIs({ server, server_version: release, plugin, version, proof, host }) {
   if (server === null) return nothing;
-  const kind = plugin === null ? "stock" : `with refitd ${plugin} inside`;
+  const kind = host ? "a host with engines of its own" : plugin === null ? "stock" : `with refitd ${plugin} inside`;
   const proved = version === null ? nothing : html`<span>proof: ${proof ?? "none"}</span>`;
   return html`<span>${server} ${release ?? ""}, ${kind}</span>${proved}`;
 }
@@ -153,6 +170,7 @@ function detail(engine, open, columns, seen) {
   return html`<tr class="detail">
     <td colspan=${columns}>
       ${folded(open.sentences ?? ["Asking …"], 6)}
+      ${hosted(engine)}
       <p class="facts"><span>${engine.url}</span>${whatItIs(engine)}${load === null ? nothing : html`<span>last load at ${clock(load.started_at)}</span>`}
         ${engine.skipped > 0 ? html`<span>passed over ${plural(engine.skipped, "good version")}</span>` : nothing}</p>
       <div class="actions">

@@ -20,7 +20,9 @@ def check_kind(name: str) -> str:
         ValueError: it is none; the message lists them.
     """
     if name not in (known := [kind.name for kind in KINDS]):
-        raise ValueError(f"{name!r} is no kind of engine: use {' or '.join(known)}, or none, and refitd finds out")
+        raise ValueError(
+            f"{name!r} is no kind of engine: use {', '.join(known[:-1])} or {known[-1]}, or none, and refitd finds out"
+        )
     return name
 
 

@@ -13,7 +13,7 @@ root. `heard_at` and the fault say since when nothing was heard.
 import asyncio
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version as release_of
 
 import structlog

@@ -1,0 +1,155 @@
+"""Another refitd behind the port: what becomes of an order, in the answers that a host gives."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from refitd.engine.connect import connector
+from refitd.engine.engines_file import EngineSpec
+from refitd.engine.kind import EngineAccess
+from refitd.engine.port import Outcome, Reached, Refit, Target, Unreached, VersionFiles
+from refitd.engine.refitd.adapter import RefitdEngine
+from support.scripted_server import Server, Step, answer, problem, serve
+
+V1, V2 = "run~v000001", "run~v000002"
+
+
+def told(order: str, desired: str | None = V2, **fields: Any) -> Step:
+    """An answer of a host that has one engine and served step 1 before."""
+    known = {
+        "follower": "host-1",
+        "upstream": "http://hub",
+        "upstreams": ["http://hub"],
+        "desired": desired,
+        "ordered": V1,
+        "serves": V1,
+        "process": "p",
+        "order": order,
+        "configuration": "refitd c",
+        "proof": "host:c:1",
+        "host": {"follower": "host-1", "states": {"IN_SYNC": 1}, "engines": []},
+    }
+    return answer(200, known | fields)
+
+
+BEFORE = told("served", V1)
+SERVED = told("served", ordered=V2, serves=V2, proof="host:c:2")
+
+
+def target(**fields: Any) -> Target:
+    files = VersionFiles(version=V2, path="run/v000002", digest="d", signature="s")
+    return Target(path="/root/run/v000002", label="2", files=files, **fields)
+
+
+async def refit(*steps: Step, load_timeout: float = 30, **fields: Any) -> tuple[Refit, Server]:
+    with serve(*steps) as server:
+        engine = RefitdEngine(server.url, root="/root", load_timeout=load_timeout)
+        return await engine.refit(target(**fields), lambda _: None), server
+
+
+def calls(server: Server) -> list[str]:
+    return [f"{seen.method} {seen.path}" for seen in server.seen]
+
+
+async def test_a_host_that_serves_what_was_ordered_is_proved_by_its_engines_fingerprints() -> None:
+    ended, server = await refit(BEFORE, told("comes"), told("comes"), SERVED)
+    assert (ended.outcome, ended.fingerprint, ended.resumed) == (Outcome.ACK, "host:c:2", True)
+    assert calls(server)[1] == "PUT /v1/follow/desired"
+    assert b'"version":"run~v000002"' in server.seen[1].body
+
+
+@pytest.mark.parametrize("fields", [{"fingerprint": "host:c:9"}, {"not_fingerprint": "host:c:2"}])
+async def test_a_host_whose_engines_have_other_fingerprints_is_not_believed_and_is_loaded_again(
+    fields: dict[str, str],
+) -> None:
+    with serve(BEFORE, SERVED, BEFORE, SERVED) as server:
+        engine = RefitdEngine(server.url, root="/root", load_timeout=30)
+        assert (await engine.refit(target(**fields), lambda _: None)).outcome is Outcome.TAINTED
+        await engine.refit(target(repairs=True), lambda _: None)
+        assert [b'"again":true' in seen.body for seen in server.seen if seen.method == "PUT"] == [False, True]
+
+
+async def test_fingerprints_of_hosts_with_other_configurations_are_not_compared() -> None:
+    ended, _ = await refit(BEFORE, SERVED, fingerprint="host:d:9")
+    assert ended.outcome is Outcome.ACK
+
+
+async def test_a_host_that_refuses_is_ordered_back_and_its_sentence_is_the_reason() -> None:
+    ended, server = await refit(BEFORE, told("refused", order_reason="the disk is full"), told("served", V1))
+    assert (ended.outcome, ended.reason) == (Outcome.NACK, "host-1: the disk is full")
+    assert b'"version":"run~v000001"' in server.seen[2].body
+
+
+async def test_a_host_that_does_not_get_back_to_what_it_served_is_tainted() -> None:
+    back = told("doubtful", V1, order_reason="engine a is QUARANTINED")
+    ended, _ = await refit(BEFORE, told("refused", order_reason="torn"), back)
+    assert ended.outcome is Outcome.TAINTED
+    assert "engine a is QUARANTINED" in (ended.reason or "")
+
+
+async def test_a_host_that_makes_no_progress_is_ordered_back_in_the_end() -> None:
+    ended, _ = await refit(BEFORE, told("comes", order_reason="it is pulled"), told("served", V1), load_timeout=0)
+    assert ended.outcome is Outcome.NACK
+    assert "made no progress" in (ended.reason or "")
+
+
+async def test_a_host_whose_contents_are_unknown_is_tainted_and_one_without_engines_that_answer_is_away() -> None:
+    assert (await refit(BEFORE, told("doubtful", order_reason="lost")))[0].outcome is Outcome.TAINTED
+    assert (await refit(BEFORE, told("away", order_reason="gone")))[0].outcome is Outcome.UNREACHABLE
+
+
+async def test_a_host_that_is_led_by_another_service_says_so() -> None:
+    ended, _ = await refit(BEFORE, problem(409, "order-refused", "the refitd of x leads with epoch 7"))
+    assert (ended.outcome, ended.led) == (Outcome.NACK, True)
+    assert "the refitd of x leads with epoch 7" in (ended.reason or "")
+
+
+async def test_a_host_that_cannot_take_orders_now_is_unreachable_and_one_whose_token_is_wrong_refuses() -> None:
+    assert (await refit(BEFORE, problem(503, "not-ready")))[0].outcome is Outcome.UNREACHABLE
+    assert (await refit(BEFORE, problem(401, "unauthorized")))[0].outcome is Outcome.NACK
+    assert (await refit(problem(503, "not-ready")))[0].outcome is Outcome.UNREACHABLE
+
+
+async def test_a_version_without_a_manifest_is_not_ordered() -> None:
+    with serve(BEFORE) as server:
+        engine = RefitdEngine(server.url, root="/root")
+        ended = await engine.refit(Target(path="/root/run/v000002", label="2"), lambda _: None)
+        assert (ended.outcome, server.seen) == (Outcome.NACK, [])
+
+
+async def test_a_probe_names_what_a_host_serves_as_the_rollout_does_and_shows_its_engines() -> None:
+    with serve(BEFORE, told("away", order_reason="none of its engines answers"), problem(404, "not-found")) as server:
+        engine = RefitdEngine(server.url, root="/root")
+        seen = await engine.probe()
+        assert isinstance(seen, Reached)
+        assert (seen.model_path, seen.weight_version, seen.pulls) == ("/root/run/v000001", "1", True)
+        assert seen.host is not None
+        assert seen.host.count == 1
+        away, other = await engine.probe(), await engine.probe()
+        assert isinstance(away, Unreached)
+        assert away.reason == "the host host-1 answers, and none of its engines answers"
+        assert isinstance(other, Unreached)
+        assert "follows no upstream" in other.reason
+
+
+async def test_a_host_whose_kind_is_not_said_is_found_out() -> None:
+    access = EngineAccess(root=Path("/root"), load_timeout=1, pause_mode="auto")
+
+    def step(handler: Any) -> None:
+        (BEFORE if handler.path == "/v1/follow" else problem(404, "not-found"))(handler)
+
+    with serve(step) as server:
+        engine = connector(access, lambda *_: None, lambda _: False)(EngineSpec(url=server.url))
+        seen = await engine.probe()
+        await engine.aclose()
+    assert isinstance(seen, Reached)
+    assert seen.server == "refitd"
+
+
+async def test_whether_orders_are_open_is_asked_without_one() -> None:
+    with serve(problem(422, "bad-request"), problem(401, "unauthorized")) as server:
+        engine = RefitdEngine(server.url, root="/root")
+        assert (await engine.check_changes()).fault is None
+        assert (await engine.check_changes()).fault is not None
+        assert {seen.body for seen in server.seen} == {b"{}"}

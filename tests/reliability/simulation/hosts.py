@@ -13,8 +13,9 @@ from typing import Any
 from unittest import mock
 
 from refitd.follow import puller
-from refitd.follow.follower import FollowedSources, UpstreamFollower
+from refitd.follow.follower import UpstreamFollower
 from refitd.follow.puller import Puller
+from refitd.follow.sources import FollowedSources
 from refitd.follow.upstream import FollowerIdentity
 from refitd.policy.strategy import StrategyName
 from refitd.state.version import VersionRecord

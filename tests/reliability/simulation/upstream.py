@@ -157,7 +157,6 @@ class SimHub(HubUpstream):
         self._link = link
         self._links = links
         self._connection = Connection(url=f"http://{link.to.name}")
-        self._leads = False
         self._bytes = SimBytes(link)  # type: ignore[assignment]
         self._client = _Client(link)  # type: ignore[assignment]
 

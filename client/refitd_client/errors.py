@@ -17,6 +17,7 @@
     ├── UnlabelledAnswerError           engine: an answer that does not say which version generated it
     ├── PlanRefusedError                trainer: a plan whose inputs contradict each other
     ├── WaitTimeoutError                engine or service, by which of them is late
+    ├── FollowerStartError              service: a follower in a Ray job does not come up
     └── ServiceError
         ├── ServiceUnreachableError     service: no answer, or none that refitd gives
         └── ServiceProblemError         service: it answered with a problem document (RFC 9457)
@@ -164,6 +165,10 @@ class WaitTimeoutError(RefitError):
         super().__init__(message)
         self.laggards = laggards
         self.fault = Fault.ENGINE if laggards else Fault.SERVICE
+
+
+class FollowerStartError(RefitError):
+    """A follower in a Ray job does not come up. The message names the node and has what the follower printed."""
 
 
 class PublishedVersion(Protocol):

@@ -1,0 +1,301 @@
+"""deploy/kubernetes/hosts: a hub, alone or as a group, and followers beside their engines or on their nodes."""
+
+import json
+import re
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from refitd.api.health import router
+from refitd.settings import Settings
+from refitd.text import bytes_in
+from support.checkpoints import write_model
+from support.kustomize import built
+
+Document = dict[str, Any]
+KUBERNETES = Path(__file__).parents[2] / "deploy/kubernetes"
+FOLDER = KUBERNETES / "hosts"
+HUBS, FOLLOWERS = ("hub", "hub-postgres"), ("sidecar", "daemonset")
+NAMES = (*HUBS, *FOLLOWERS)
+RELEASES = ("1.29", "1.33")
+WORKLOADS = ("Deployment", "DaemonSet")
+
+
+@cache
+def documents(name: str) -> list[Document]:
+    return built(FOLDER / name)
+
+
+def of_kind(name: str, *kinds: str) -> list[Document]:
+    return [document for document in documents(name) if document["kind"] in kinds]
+
+
+def pods(name: str) -> list[Document]:
+    """The templates of the pods."""
+    return [workload["spec"]["template"] for workload in of_kind(name, *WORKLOADS)]
+
+
+def containers(name: str) -> list[tuple[Document, Document]]:
+    """Each container with its pod's template."""
+    found = [(pod, each) for pod in pods(name) for each in pod["spec"].get("initContainers", [])]
+    return found + [(pod, each) for pod in pods(name) for each in pod["spec"]["containers"]]
+
+
+def refitd(name: str) -> tuple[Document, Document]:
+    ((pod, container),) = [each for each in containers(name) if each[1]["name"] == "refitd"]
+    return pod, container
+
+
+def settings_of(name: str) -> dict[str, str]:
+    return {each["name"]: each["value"] for each in refitd(name)[1]["env"] if "value" in each}
+
+
+def selects(labels: Document, selector: Document) -> bool:
+    return selector.get("matchLabels", selector).items() <= labels.items()
+
+
+def admitted(policy: Document, pod: Document, rules: str = "ingress") -> set[Any]:
+    """The ports at which a policy lets a pod in, or out to it."""
+    side = "from" if rules == "ingress" else "to"
+    return {
+        port["port"]
+        for rule in policy["spec"].get(rules, [])
+        for port in rule["ports"]
+        if any("podSelector" in who and selects(pod["metadata"]["labels"], who["podSelector"]) for who in rule[side])
+    }
+
+
+def policy_of(name: str, pod: Document) -> Document:
+    (found,) = [
+        policy
+        for policy in of_kind(name, "NetworkPolicy")
+        if selects(pod["metadata"]["labels"], policy["spec"]["podSelector"])
+    ]
+    return found
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_manifest_of_many_hosts_fits_the_schemas(name: str, release: str) -> None:
+    for document in documents(name):
+        kubernetes_validate.validate(document, release, strict=True)
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not here: support.kustomize stands for it")
+@pytest.mark.parametrize("name", NAMES)
+def test_kustomize_itself_makes_the_same(name: str) -> None:
+    done = subprocess.run(["kubectl", "kustomize", FOLDER / name], capture_output=True, text=True, check=True)
+    made = {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(done.stdout)}
+    assert made == {(each["kind"], each["metadata"]["name"]): each for each in documents(name)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_file_of_a_layout_is_named_and_every_image_has_a_registry_and_a_tag(name: str) -> None:
+    said = yaml.safe_load((FOLDER / name / "kustomization.yaml").read_text())
+    named = {*said["resources"], *(patch["path"] for patch in said.get("patches", []))}
+    assert {path.name for path in (FOLDER / name).iterdir()} - {"kustomization.yaml"} == named - {"../hub"}
+    for _, container in containers(name):
+        assert re.fullmatch(r"[\w.-]+\.[\w./-]+:v?\d+\.\d+\.\d+", container["image"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_containers_gain_no_rights_and_refitd_is_no_root(name: str) -> None:
+    for pod, each in containers(name):
+        assert pod["spec"]["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["spec"]["automountServiceAccountToken"] is pod["spec"]["enableServiceLinks"] is False
+        assert each["securityContext"]["allowPrivilegeEscalation"] is False
+        assert each["securityContext"]["capabilities"]["drop"] == ["ALL"]
+        assert "memory" in each["resources"]["limits"]
+    pod, container = refitd(name)
+    user = pod["spec"]["securityContext"] | container["securityContext"]
+    assert (user["runAsNonRoot"], user["runAsUser"], user["readOnlyRootFilesystem"]) == (True, 10001, True)
+    assert "add" not in user["capabilities"]
+    added = [each["name"] for _, each in containers(name) if "add" in each["securityContext"]["capabilities"]]
+    assert added == (["owner"] if name == "daemonset" else []), "who gives a folder of the node to refitd"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_refitd_of_many_hosts_starts_with_these_settings(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = {"/data": tmp_path, "/state": tmp_path, "/models/model": write_model(tmp_path / "models/model")}
+    for secret in ("write", "read", "engines"):
+        (tmp_path / secret).write_text(secret)
+    values = {"$(POD_IP)": "10.0.0.7", "$(POD_NAME)": "pod", "$(NODE_NAME)": "node"}
+    for variable, value in settings_of(name).items():
+        text = value.replace("/run/secrets/refitd", str(tmp_path))
+        for word, stands_for in values.items():
+            text = text.replace(word, stands_for)
+        monkeypatch.setenv(variable, str(places.get(text, text)))
+        assert variable == "PGPASSFILE" or variable.removeprefix("REFITD_").lower() in Settings.model_fields
+    settings = Settings()  # pyright: ignore[reportCallIssue]
+    assert refitd(name)[1]["args"] == ["serve"]
+    assert (settings.follow == ["http://refitd:8700"]) == (name in FOLLOWERS)
+    assert len(settings.engines) == (name in FOLLOWERS)
+    assert (settings.database is not None) == (name == "hub-postgres")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_secrets_are_files_and_no_variables_of_refitd(name: str) -> None:
+    _, container = refitd(name)
+    assert not [variable for variable in container["env"] if "secretKeyRef" in variable.get("valueFrom", {})]
+    assert "REFITD_TOKEN" not in settings_of(name)
+    told = "".join((FOLDER / hub / "kustomization.yaml").read_text() for hub in HUBS)
+    for pod in pods(name):
+        for volume in pod["spec"]["volumes"]:
+            if "secret" in volume:
+                assert f"create secret generic {volume['secret']['secretName']} " in told
+                assert volume["secret"]["defaultMode"] == 0o440
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_probes_of_refitd_ask_what_is_there(name: str) -> None:
+    routes = {getattr(route, "path", None) for route in router.routes}
+    _, container = refitd(name)
+    ports = {port["name"] for port in container["ports"]}
+    probes = {kind: container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")}
+    assert {probe["port"] for probe in probes.values()} <= ports
+    assert {probe["path"] for probe in probes.values()} <= routes
+    assert probes["readiness"]["path"] == "/readyz", "only the leader of a group is ready"
+    assert probes["liveness"]["path"] == "/healthz", "one that stands by is no reason for a restart"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_volumes_and_claims_of_many_hosts_are_there(name: str) -> None:
+    claims = {claim["metadata"]["name"] for claim in [*of_kind("hub", "PersistentVolumeClaim")]}
+    for pod in pods(name):
+        volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+        mine = [each for owner, each in containers(name) if owner is pod]
+        assert {mount["name"] for each in mine for mount in each["volumeMounts"]} == volumes.keys()
+        named = {v["persistentVolumeClaim"]["claimName"] for v in volumes.values() if "persistentVolumeClaim" in v}
+        assert named <= claims
+    if name == "hub-postgres":
+        assert "refitd-state" not in {claim["metadata"]["name"] for claim in of_kind(name, "PersistentVolumeClaim")}
+
+
+def test_a_hub_alone_is_replaced_and_a_group_is_of_two_of_which_neither_waits_for_the_other() -> None:
+    """A new pod is not ready while an old one leads: an update that waits for one would never end."""
+    ((alone,), (group,)) = (of_kind(name, "Deployment") for name in HUBS)
+    assert (alone["spec"]["replicas"], alone["spec"]["strategy"]) == (1, {"type": "Recreate"})
+    assert group["spec"]["replicas"] == 2
+    assert group["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == "100%"
+    (term,) = group["spec"]["template"]["spec"]["affinity"]["podAntiAffinity"].popitem()[1]
+    assert selects(group["spec"]["template"]["metadata"]["labels"], term["podAffinityTerm"]["labelSelector"])
+
+
+def test_the_password_of_the_database_is_a_file_that_libpq_takes() -> None:
+    pod, _ = refitd("hub-postgres")
+    (first,) = pod["spec"]["initContainers"]
+    *words, source, target = first["command"]
+    assert words == ["install", "-m", "0600"]
+    assert settings_of("hub-postgres")["PGPASSFILE"] == target
+    (volume,) = [each for each in pod["spec"]["volumes"] if each["name"] == "pgpass"]
+    assert volume["emptyDir"]["medium"] == "Memory"
+    told = (FOLDER / "hub-postgres/kustomization.yaml").read_text()
+    assert f"--from-literal={Path(source).name}=" in told
+    (ca,) = re.findall(r"sslrootcert=(\S+)", settings_of("hub-postgres")["REFITD_STATE"])
+    assert f"--from-file={Path(ca).name}" in told
+
+
+def test_the_sidecar_of_many_hosts_is_a_native_one_on_a_root_in_memory_of_a_bounded_size() -> None:
+    pod, container = refitd("sidecar")
+    assert container in pod["spec"]["initContainers"]
+    assert container["restartPolicy"] == "Always"
+    volumes = {volume["name"]: volume.get("emptyDir", {}) for volume in pod["spec"]["volumes"]}
+    for name in ("weights", "shm"):
+        assert volumes[name].keys() == {"medium", "sizeLimit"}
+        assert volumes[name]["medium"] == "Memory"
+    room = bytes_in(settings_of("sidecar")["REFITD_DISK_BUDGET"]), bytes_in(f"{volumes['weights']['sizeLimit']}B")
+    assert room[0] < room[1] < bytes_in(f"{container['resources']['limits']['memory']}B"), "they count as refitd's"
+    (engine,) = pod["spec"]["containers"]
+    assert {"name": "shm", "mountPath": "/dev/shm"} in engine["volumeMounts"]  # noqa: S108
+
+
+@pytest.mark.parametrize("name", FOLLOWERS)
+def test_an_engine_reads_the_root_of_its_follower_and_cannot_write_it(name: str) -> None:
+    """Where both see it under one path no path map is needed."""
+    roots: dict[str, tuple[Document, Document]] = {}
+    for pod, container in containers(name):
+        if container["name"] in {"refitd", "sglang"}:
+            (mount,) = [each for each in container["volumeMounts"] if each["mountPath"] == "/data"]
+            (volume,) = [each for each in pod["spec"]["volumes"] if each["name"] == mount["name"]]
+            roots[container["name"]] = mount, volume
+    assert roots["refitd"][1] == roots["sglang"][1]
+    assert roots["sglang"][0].get("readOnly") is True
+    assert not roots["refitd"][0].get("readOnly")
+
+
+def test_the_follower_of_a_node_is_there_once_and_reaches_the_engine_of_its_node_alone() -> None:
+    follower, engine = (
+        next(each for each in of_kind("daemonset", "DaemonSet") if each["metadata"]["name"] == name)
+        for name in ("refitd-follower", "sglang")
+    )
+    assert "maxSurge" not in follower["spec"]["updateStrategy"]["rollingUpdate"], "a root has one service"
+    for key in ("nodeSelector", "tolerations"):
+        assert follower["spec"]["template"]["spec"][key] == engine["spec"]["template"]["spec"][key]
+    ((name, port),) = re.findall(r"^http://([\w-]+):(\d+)$", settings_of("daemonset")["REFITD_ENGINES"])
+    (service,) = [each for each in of_kind("daemonset", "Service") if each["metadata"]["name"] == name]
+    assert service["spec"]["internalTrafficPolicy"] == "Local"
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    assert service["spec"]["ports"][0]["port"] == int(port)
+    assert selects(engine["spec"]["template"]["metadata"]["labels"], service["spec"]["selector"])
+    (owner,) = follower["spec"]["template"]["spec"]["initContainers"]
+    assert owner["command"][-1].startswith("chown 10001:10001 /data /state ")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_services_of_many_hosts_select_pods_and_ports_that_there_are(name: str) -> None:
+    for service in of_kind(name, "Service"):
+        chosen = [pod for pod in pods(name) if selects(pod["metadata"]["labels"], service["spec"]["selector"])]
+        assert len(chosen) == 1
+        ports = {port["name"] for pod, each in containers(name) if pod is chosen[0] for port in each.get("ports", [])}
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
+
+
+@pytest.mark.parametrize("follower", FOLLOWERS)
+@pytest.mark.parametrize("hub", HUBS)
+def test_policies_let_hub_followers_trainer_and_engines_reach_each_other(hub: str, follower: str) -> None:
+    (hubs, at_hub), (follows, at_follower) = refitd(hub), refitd(follower)
+    hub_port, follower_port = at_hub["ports"][0]["name"], at_follower["ports"][0]["name"]
+    trainer = yaml.safe_load((KUBERNETES / "samples/trainer.yaml").read_text())["spec"]["template"]
+    of_hub, of_follower = policy_of(hub, hubs), policy_of(follower, follows)
+    assert hub_port in admitted(of_hub, follows) & admitted(of_hub, trainer)
+    assert follower_port in admitted(of_follower, hubs), "the hub says what a follower is to serve"
+    assert follower_port in admitted(of_follower, follows), "followers pull from each other"
+    assert follower_port not in admitted(of_follower, trainer), "a host that follows has one owner"
+    assert at_follower["ports"][0]["containerPort"] in admitted(of_hub, follows, "egress")
+    if "egress" in of_follower["spec"]:
+        assert {8700} == admitted(of_follower, hubs, "egress") == admitted(of_follower, follows, "egress")
+    (engine,) = [pod for pod, each in containers(follower) if each["name"] == "sglang"]
+    assert "http" in admitted(policy_of(follower, engine), trainer)
+    if engine is not follows:
+        assert "http" in admitted(policy_of(follower, engine), follows)
+        assert 30000 in admitted(of_follower, engine, "egress")
+
+
+def test_a_group_reaches_its_database_and_whatever_a_hub_alone_reaches() -> None:
+    alone, group = (policy_of(name, refitd(name)[0])["spec"]["egress"] for name in HUBS)
+    (added,) = [rule for rule in group if rule not in alone]
+    assert added["ports"] == [{"port": 5432}]
+    assert all(rule in group for rule in alone)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_pod_monitor_finds_hub_and_followers_at_their_port(name: str) -> None:
+    """Its schema is the operator's own (monitoring.coreos.com/v1), which Kubernetes' schemas do not have."""
+    monitor = yaml.safe_load((KUBERNETES / "samples/monitor.yaml").read_text())
+    (chosen,) = monitor["spec"]["selector"]["matchExpressions"]
+    pod, container = refitd(name)
+    assert chosen["operator"] == "In"
+    assert pod["metadata"]["labels"][chosen["key"]] in chosen["values"]
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert [port["containerPort"] for port in container["ports"]] == [endpoint["portNumber"]]
+    (tokens,) = [each["secret"] for each in pod["spec"]["volumes"] if each["name"] == "tokens"]
+    assert endpoint["authorization"]["credentials"]["name"] == tokens["secretName"]
+    assert "prometheus.io" not in json.dumps(documents(name)), "annotations bring no token"

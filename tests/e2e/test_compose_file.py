@@ -18,8 +18,11 @@ from refitd_embedded.demo.policy import main as write_model
 
 TREE = Path(__file__).resolve().parents[2]
 ENGINES = ("engine-a", "engine-b", "sglang")
-OURS = ("refitd", "model", "engine-a", "engine-b", "trainer", "areal")
-LONG_RUNNING = ("refitd", "areal", *ENGINES)
+FOLLOWERS = ("follower-1", "follower-2", "follower-3")
+FOLLOWING = ("engine-1", "engine-2", "engine-3")
+STOCK = ("postgres", "s3")
+OURS = ("refitd", "model", "engine-a", "engine-b", "trainer", "areal", *FOLLOWERS, *FOLLOWING, "bucket")
+LONG_RUNNING = ("refitd", "areal", *ENGINES, *FOLLOWERS, *FOLLOWING)
 OBSERVERS = ("prometheus", "grafana")
 
 
@@ -48,8 +51,9 @@ def image(service: str) -> str:
 def volumes(service: str) -> dict[str, tuple[str, str]]:
     """The mounts of a service: target to (source, mode)."""
     place = r"(\$\{[^}]*\}|[^:]+)"
-    mounts = [re.fullmatch(rf"{place}:{place}(?::(\w+))?", line) for line in services()[service]["volumes"]]
-    assert all(mounts), services()[service]["volumes"]
+    said = services()[service].get("volumes", [])
+    mounts = [re.fullmatch(rf"{place}:{place}(?::(\w+))?", line) for line in said]
+    assert all(mounts), said
     return {mount[2]: (mount[1], mount[3] or "rw") for mount in mounts if mount}
 
 
@@ -133,9 +137,7 @@ def test_a_service_whose_neighbour_is_not_ready_is_started_again() -> None:
 
 def test_images_of_others_have_a_tag_that_stays_and_kubernetes_names_the_same_sglang() -> None:
     named = {name: service["image"] for name, service in services().items() if name not in OURS}
-    tags = {
-        name: re.fullmatch(r"\$\{\w+_IMAGE:-([\w./-]+):v?(\d+\.\d+\.\d+[\w.]*)\}", text) for name, text in named.items()
-    }
+    tags = {name: re.fullmatch(r"\$\{\w+_IMAGE:-([\w./-]+):v?(\d+\.\d+[\w.]*)\}", text) for name, text in named.items()}
     assert all(tags.values()), named
     for kustomization in (TREE / "deploy/kubernetes").glob("*/kustomization.yaml"):
         images = {image["name"]: image for image in yaml.safe_load(kustomization.read_text())["images"]}
@@ -150,17 +152,18 @@ def test_a_real_engine_waits_behind_a_profile_and_never_downloads() -> None:
     assert sglang["deploy"]["resources"]["reservations"]["devices"][0]["capabilities"] == ["gpu"]
 
 
-@pytest.mark.parametrize("name", ["engine-a", "engine-b"])
+@pytest.mark.parametrize("name", ["engine-a", "engine-b", *FOLLOWING])
 def test_the_engines_command_is_one_that_the_engine_takes(name: str) -> None:
     module, *words = services()[name]["command"]
     assert module == "refitd_embedded"
     engine = engine_parser().parse_args(words)
     assert engine.host == "0.0.0.0"  # noqa: S104
-    assert f"http://{name}:{engine.port}" in services()["refitd"]["environment"]["REFITD_ENGINES"]
+    owner = name.replace("engine", "follower") if name in FOLLOWING else "refitd"
+    assert f"http://{name}:{engine.port}" in services()[owner]["environment"]["REFITD_ENGINES"]
     assert f"127.0.0.1:{engine.port}/" in services()[name]["healthcheck"]["test"][-1]
 
 
-@pytest.mark.parametrize("name", ["engine-a", "engine-b"])
+@pytest.mark.parametrize("name", ["engine-a", "engine-b", *FOLLOWING])
 def test_an_engine_waits_for_its_model_itself_and_then_is_the_process_that_signals_reach(name: str) -> None:
     service = services()[name]
     model = engine_parser().parse_args(service["command"][1:]).model_path
@@ -221,6 +224,54 @@ def test_areal_s_facade_publishes_into_the_root_and_finds_checkpoints_where_area
     assert mounts["/data"] == volumes("refitd")["/data"]
     (files,) = mounts.keys() - {"/data"}
     assert mounts[files] == (files, "ro"), "AReaL names a folder, and deletes it itself"
+
+
+def test_many_hosts_wait_behind_a_profile_of_their_own() -> None:
+    waiting = {name for name, service in services().items() if service.get("profiles") == ["hosts"]}
+    assert waiting == {*FOLLOWERS, *FOLLOWING, *STOCK, "bucket"}
+    for name in (*STOCK, "bucket"):
+        assert "ports" not in services()[name], "open to the stack's own network alone"
+
+
+@pytest.mark.parametrize("name", FOLLOWERS)
+def test_a_follower_has_settings_that_exist_and_a_root_that_its_engine_alone_sees(name: str) -> None:
+    service = services()[name]
+    settings = {key.removeprefix("REFITD_").lower() for key in service["environment"] if key.startswith("REFITD_")}
+    assert settings <= Settings.model_fields.keys()
+    root, engine = volumes(name)["/data"][0], volumes(name.replace("follower", "engine"))["/data"]
+    assert engine == (root, "ro")
+    assert volumes(name)["/model"] == ("model", "ro"), "versions are held against the model that its engine starts on"
+    assert [other for other in services() if root in {source for source, _ in volumes(other).values()}] == [
+        name,
+        name.replace("follower", "engine"),
+    ]
+
+
+def test_a_follower_has_the_hub_s_token_in_a_file_in_memory() -> None:
+    for name in FOLLOWERS:
+        service = services()[name]
+        assert service["environment"]["REFITD_TOKEN"] == services()["refitd"]["environment"]["REFITD_TOKEN"]
+        (file,) = re.findall(
+            r'\(umask 077 && printf %s "\$\$REFITD_TOKEN" > (\S+)\) && exec refitd serve$', service["entrypoint"][-1]
+        )
+        assert service["environment"]["REFITD_FOLLOW_TOKEN_FILE"] == file
+        assert file.startswith("/tmp/")  # noqa: S108
+
+
+def test_the_third_follower_follows_the_store_that_the_second_one_pushes_into() -> None:
+    one, two, three = (services()[name]["environment"] for name in FOLLOWERS)
+    assert one["REFITD_FOLLOW"] == two["REFITD_FOLLOW"] == "http://refitd:8700"
+    assert two["REFITD_PUSH"] == three["REFITD_FOLLOW"]
+    bucket = re.findall(r"^s3://(\w+)/", two["REFITD_PUSH"])
+    assert re.findall(rf"'{two['AWS_ENDPOINT_URL']}/(\w+)'", services()["bucket"]["command"][0]) == bucket
+    assert [two[key] == three[key] for key in two if key.startswith("AWS_")] == [True] * 5
+
+
+def test_the_hub_s_journal_is_in_postgres_by_the_url_that_the_head_says() -> None:
+    (url,) = re.findall(r"^#   REFITD_STATE=(\S+) ", (TREE / "docker-compose.yml").read_text(), re.MULTILINE)
+    made = services()["postgres"]["environment"]
+    assert url == f"postgresql://{made['POSTGRES_USER']}:{made['POSTGRES_PASSWORD']}@postgres/{made['POSTGRES_DB']}"
+    assert services()["refitd"]["environment"]["REFITD_STATE"] == "${REFITD_STATE:-/state}"
 
 
 def test_prometheus_and_grafana_wait_behind_a_profile_of_their_own() -> None:

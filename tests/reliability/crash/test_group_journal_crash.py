@@ -84,11 +84,13 @@ def at_statement(number: int, act: Callable[[], None]) -> Generator[list[int]]:
         counted()
         _COMMIT(connection)
 
-    psycopg.Cursor.execute, psycopg.Connection.commit = execute, commit
+    cursors: Any = psycopg.Cursor
+    connections: Any = psycopg.Connection
+    cursors.execute, connections.commit = execute, commit
     try:
         yield seen
     finally:
-        psycopg.Cursor.execute, psycopg.Connection.commit = _EXECUTE, _COMMIT
+        cursors.execute, connections.commit = _EXECUTE, _COMMIT
 
 
 def die_at(number: int, database: PostgresAddress, root: Path, write: int) -> bool:

@@ -23,7 +23,7 @@ import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from refitd.api.errors import answer
-from refitd.api.roles import LOOKS, Role, may
+from refitd.api.roles import LOOKS, TokenRole, may
 from refitd.api.web_pages import API_PAGES, DASHBOARD
 from refitd.problem import ProblemError, Slug
 from refitd.tokens import Tokens, TokensRefusedError, is_one_of
@@ -144,7 +144,7 @@ def refusal(claim: Credentials, tokens: Tokens) -> ProblemError | None:
     if roles:
         detail = (
             "this changes something, and the token only opens what looks: send the write token"
-            if Role.READ in roles
+            if TokenRole.READ in roles
             else f"the token is one to {' and '.join(sorted(roles))}, which does not open this: send "
             f"{'a read token' if looks else 'the write token'}"
         )
@@ -152,13 +152,13 @@ def refusal(claim: Credentials, tokens: Tokens) -> ProblemError | None:
     return _unauthorized(f"{what} needs the bearer token: the one that was sent is not known here", "invalid_token")
 
 
-def roles_of(given: str, tokens: Tokens) -> frozenset[Role]:
+def roles_of(given: str, tokens: Tokens) -> frozenset[TokenRole]:
     """Return the roles that a token has here; none where it is not known. Compares it with all of them."""
     held = {
-        Role.WRITE: tokens.write,
-        Role.READ: tokens.read,
-        Role.PUBLISH: tokens.publish,
-        Role.FOLLOW: tokens.follow,
+        TokenRole.WRITE: tokens.write,
+        TokenRole.READ: tokens.read,
+        TokenRole.PUBLISH: tokens.publish,
+        TokenRole.FOLLOW: tokens.follow,
     }
     return frozenset([role for role, known in held.items() if is_one_of(given, known)])
 

@@ -15,7 +15,7 @@ from enum import StrEnum
 from functools import cache
 
 
-class Role(StrEnum):
+class TokenRole(StrEnum):
     """What a token is for."""
 
     WRITE = "write"
@@ -25,10 +25,10 @@ class Role(StrEnum):
 
 
 LOOKS = frozenset({"GET", "HEAD", "OPTIONS"})
-_P, _F = Role.PUBLISH, Role.FOLLOW
+_P, _F = TokenRole.PUBLISH, TokenRole.FOLLOW
 
 # What else opens a route besides `write`, and `read` where it only looks.
-OPENS: Mapping[tuple[str, str], frozenset[Role]] = {
+OPENS: Mapping[tuple[str, str], frozenset[TokenRole]] = {
     ("GET", "/v1/overview"): frozenset({_F}),
     ("GET", "/v1/versions"): frozenset({_P, _F}),
     ("POST", "/v1/versions"): frozenset({_P}),
@@ -71,7 +71,7 @@ OPENS: Mapping[tuple[str, str], frozenset[Role]] = {
 }
 
 
-def may(roles: frozenset[Role], method: str, path: str) -> bool:
+def may(roles: frozenset[TokenRole], method: str, path: str) -> bool:
     """Return whether a token of these roles opens a request.
 
     Args:
@@ -79,14 +79,14 @@ def may(roles: frozenset[Role], method: str, path: str) -> bool:
         method: of the request.
         path: of the request, decoded.
     """
-    if Role.WRITE in roles or (Role.READ in roles and method in LOOKS):
+    if TokenRole.WRITE in roles or (TokenRole.READ in roles and method in LOOKS):
         return True
     asked = "GET" if method in LOOKS else method
     return any(asked == each and roles & opens and pattern.fullmatch(path) for each, pattern, opens in _patterns())
 
 
 @cache
-def _patterns() -> list[tuple[str, re.Pattern[str], frozenset[Role]]]:
+def _patterns() -> list[tuple[str, re.Pattern[str], frozenset[TokenRole]]]:
     """The lines of roles of their own: a name in a path has no slash, as in the routes that these are."""
     return [
         (method, re.compile(re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(path))), opens)

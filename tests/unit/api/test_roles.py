@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from refitd.api.api import routes
 from refitd.api.auth import HEALTH, OPEN, Door, Gate
-from refitd.api.roles import LOOKS, OPENS, Role, may
+from refitd.api.roles import LOOKS, OPENS, TokenRole, may
 from refitd.settings import Settings
 from refitd.tokens import Tokens
 
@@ -47,22 +47,25 @@ async def test_each_role_opens_what_the_table_says(method: str, route: str) -> N
     path = re.sub(r"\{\w+\}", "x~v000001", route)
     looks = method in LOOKS
     for token in ("write", "read", "publish", "publish-2", "follow", "follow-2"):
-        role = Role(token.removesuffix("-2"))
-        opens = role is Role.WRITE or (role is Role.READ and looks) or role in OPENS[method, route]
+        role = TokenRole(token.removesuffix("-2"))
+        opens = role is TokenRole.WRITE or (role is TokenRole.READ and looks) or role in OPENS[method, route]
         assert await _status(method, path, token) == (200 if opens else 403), token
     assert await _status(method, path, "unknown") == 401
 
 
 async def test_the_only_changes_are_a_trainers_notice_and_a_followers_report() -> None:
     changes = {(role, route) for route, roles in OPENS.items() for role in roles if route[0] not in LOOKS}
-    assert changes == {(Role.PUBLISH, ("POST", "/v1/versions")), (Role.FOLLOW, ("PUT", "/v1/followers/{name}"))}
+    assert changes == {
+        (TokenRole.PUBLISH, ("POST", "/v1/versions")),
+        (TokenRole.FOLLOW, ("PUT", "/v1/followers/{name}")),
+    }
 
 
 def test_a_path_that_is_longer_than_a_route_is_not_that_route() -> None:
     for path in ("/v1/versions/a/wait/b", "/v1/versions/a/b", "/v1/versions/", "/v1//versions", "/v1/versions\n"):
-        assert not may(frozenset({Role.PUBLISH}), "GET", path), path
-    assert not may(frozenset({Role.FOLLOW}), "PUT", "/v1/followers/a/b")
-    assert may(frozenset({Role.FOLLOW}), "HEAD", "/v1/versions/a/manifest")
+        assert not may(frozenset({TokenRole.PUBLISH}), "GET", path), path
+    assert not may(frozenset({TokenRole.FOLLOW}), "PUT", "/v1/followers/a/b")
+    assert may(frozenset({TokenRole.FOLLOW}), "HEAD", "/v1/versions/a/manifest")
 
 
 async def test_health_needs_no_role() -> None:
@@ -94,7 +97,7 @@ def test_tokens_of_roles_come_from_files_with_one_a_line(tmp_path: Path) -> None
 def test_the_page_has_the_table() -> None:
     told = set(re.findall(r"^\| `(\w+) (/[^`]+)` \| (.*?) \| (.*?) \|$", PAGE.read_text(), flags=re.MULTILINE))
     expected = {
-        (method, path, *("yes" if role in roles else "" for role in (Role.PUBLISH, Role.FOLLOW)))
+        (method, path, *("yes" if role in roles else "" for role in (TokenRole.PUBLISH, TokenRole.FOLLOW)))
         for (method, path), roles in OPENS.items()
         if roles
     }

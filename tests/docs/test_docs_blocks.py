@@ -173,6 +173,10 @@ def names(tree: ast.Module) -> Iterator[str]:
                 yield from (alias.asname or alias.name for alias in taken)
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 yield name
+            case ast.If(
+                test=ast.Name(id="TYPE_CHECKING"), body=body
+            ):  # what a lazy package imports when it is asked for
+                yield from names(ast.Module(body, []))
             case ast.Assign(targets=targets):
                 yield from (target.id for target in targets if isinstance(target, ast.Name))
             case _:

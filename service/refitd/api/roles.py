@@ -44,6 +44,8 @@ OPENS: Mapping[tuple[str, str], frozenset[TokenRole]] = {
     ("PUT", "/v1/followers/{name}"): frozenset({_F}),
     ("GET", "/v1/followers"): frozenset(),
     ("GET", "/v1/follow"): frozenset(),
+    ("PUT", "/v1/follow/desired"): frozenset(),
+    ("POST", "/v1/follow/trial"): frozenset(),
     ("GET", "/v1/rollback"): frozenset(),
     ("POST", "/v1/rollback"): frozenset(),
     ("GET", "/v1/engines"): frozenset(),

@@ -11,6 +11,7 @@ import random
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -32,10 +33,8 @@ from refitd.discovery.scout import Scout
 from refitd.engine.connect import connector
 from refitd.engine.dialing import Guard
 from refitd.engine.plugin.leading import Leads, leads_of, leads_of_group
-from refitd.follow.connecting import connect_upstream
-from refitd.follow.follower import UpstreamFollower
-from refitd.follow.puller import Puller
-from refitd.follow.sources import FollowedSources
+from refitd.follow.composing import compose_follower
+from refitd.follow.relay_plans import RelayPlans
 from refitd.materialize.before_load import BeforeLoad, Warmer
 from refitd.materialize.disk import DiskCopies
 from refitd.materialize.materializer import Materializer
@@ -59,6 +58,7 @@ from refitd.root.ownership import Hold, StartRefusedError, check_state_folder, o
 from refitd.root.threads import RootThreads
 from refitd.settings import Settings
 from refitd.state.followers import Followers
+from refitd.state.handed_out import HandedOutBytes
 from refitd.state.journal.address import PostgresAddress
 from refitd.state.journal.journal import Journal
 from refitd.state.journal.recovery import open_journal
@@ -276,15 +276,24 @@ def compose(
     references = References(store, settings.base_model, threads)
     catalog = Catalog(store, files, references, settings.catalog_rules, proofs)
     copies = DiskCopies(root, settings.copies_folder, threads)
-    followers = Followers(store.clock)
-    follower = _follower(settings, store, targets, catalog.nudge, port)
+    followers, handed_out = Followers(store.clock), HandedOutBytes()
+    follower = compose_follower(
+        settings,
+        store,
+        targets,
+        root=settings.root,
+        run=settings.run,
+        quorum=settings.quorum,
+        nudge=catalog.nudge,
+        port=port,
+    )
     pusher = _pusher(settings, store, targets)
     facts = StoreFacts(
         store,
         targets,
         files,
         catalog.judging,
-        pulling=followers.pulled,
+        pulling=lambda: chain(followers.pulled(), handed_out.in_use()),
         upstream=frozenset if follower is None else lambda: follower.needs,
         pushing=frozenset if pusher is None else lambda: pusher.uploading,
     )
@@ -350,6 +359,8 @@ def compose(
             telemetry=telemetry,
             followers=followers,
             hosts=hosts,
+            relays=RelayPlans(followers, store, settings.relay_children),
+            handed_out=handed_out,
             follower=follower,
             leader=None if lead is None else lead.leader,
         ),
@@ -369,26 +380,6 @@ def compose(
             *(() if pusher is None else (pusher.run,)),
             *(RouterKeeper(parse_router(text), store, targets, is_named).run for text in settings.routers),
         ),
-    )
-
-
-def _follower(
-    settings: Settings, store: Store, targets: Targets, nudge: Callable[[], None], port: int
-) -> UpstreamFollower | None:
-    """What follows the upstreams of the settings, None where there are none."""
-    if not settings.follow:
-        return None
-    upstreams = [connect_upstream(url, token_file=settings.follow_token_file) for url in settings.follow]
-    sources = FollowedSources(upstreams)
-    return UpstreamFollower(
-        store,
-        targets,
-        Puller(settings.root.resolve(), sources),
-        sources,
-        identity=settings.identity(port, settings.advertise),
-        run=settings.run,
-        nudge=nudge,
-        quorum=settings.quorum,
     )
 
 

@@ -19,6 +19,7 @@ class Slug(Enum):
     VERSION_CONFLICT = ("version-conflict", 409, "The step has been published with other content")
     VERSION_NOT_GOOD = ("version-not-good", 409, "The version cannot be served")
     FILES_NOT_HELD = ("files-not-held", 410, "The service does not hand out these files")
+    NOT_YET = ("not-yet", 503, "The service is still pulling these bytes itself")
     BAD_RANGE = ("bad-range", 416, "The file has no such part")
     NOT_COMPARABLE = ("not-comparable", 409, "The versions cannot be compared")
     OTHER_ROOT = ("other-root", 409, "The service watches another root")

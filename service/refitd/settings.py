@@ -28,7 +28,7 @@ from refitd.policy.strategy import Strategy, StrategyName
 from refitd.push.options import PushSettings
 from refitd.root.file_systems import Watch, why_no_slots
 from refitd.state.journal.address import PostgresAddress, is_postgres
-from refitd.text import advertised_url, bytes_in, canary_check_url, collector_url
+from refitd.text import bytes_in, canary_check_url, collector_url
 from refitd_client.contract.naming import check_run
 from refitd_client.contract.states import Kind
 from refitd_client.validation.conventions import Trainer
@@ -109,10 +109,6 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
         default=None,
         description="Folder of the journal (default: under the XDG state directory), or the postgresql:// URL of the "
         "database that a group of services shares (needs refitd[postgres])",
-    )
-    advertise: Annotated[str, AfterValidator(advertised_url)] | None = Field(
-        default=None,
-        description="URL by which clients reach this service of a group (default: its --host, or this machine's name)",
     )
     lease: float = Field(
         default=3.0,

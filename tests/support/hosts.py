@@ -111,6 +111,15 @@ class Hosts:
         self._open.enter_context(host.refitd)
         return host
 
+    def relay(self, name: str, *flags: str, url: str | None = None) -> Host:
+        """Start one more follower, from which others may pull."""
+        port = free_port()
+        advertise = ("--advertise", f"http://127.0.0.1:{port}")
+        host = self.host(name, *advertise, "--run", RUN, *flags, "--follow", url or self.hub.refitd.url)
+        host.refitd.port = port
+        self._open.enter_context(host.refitd)
+        return host
+
     def host(self, name: str, *flags: str, engines: int = 1, **more: Any) -> Host:
         """A host that is not started yet."""
         return _host(self._open, self.folder / name, self.base, flags, engines, **more)
@@ -130,9 +139,9 @@ def _host(opened: ExitStack, folder: Path, base: Path, flags: tuple[str, ...], e
 
 
 @contextmanager
-def hosts(folder: Path, *flags: str, engines: int = 0) -> Generator[Hosts]:
-    """Run a hub. `flags` are its own, and `engines` how many it has itself."""
-    base = write_model(folder / "base")
+def hosts(folder: Path, *flags: str, engines: int = 0, weights: Tensors | None = None) -> Generator[Hosts]:
+    """Run a hub. `flags` are its own, `engines` how many it has itself, `weights` those of the model at the start."""
+    base = write_model(folder / "base", weights)
     with ExitStack() as opened:
         hub = _host(opened, folder / "hub", base, flags, engines)
         opened.enter_context(hub.refitd)

@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from refitd.follow import puller
+from refitd.follow import transfer
 from refitd.follow.puller import Puller
-from refitd.follow.upstream import ByteSource, FilePart
+from refitd.follow.sources import RelaySource
+from refitd.follow.upstream import FilePart
 from refitd_client.checkpoint import header
 from refitd_client.contract import manifest
 from refitd_client.contract.manifest import digest_of_pieces, parse_manifest
@@ -42,12 +43,18 @@ class FolderSource:
     def upstream(self) -> "FolderSource":
         return self
 
-    def relays(self, version: str) -> Sequence[ByteSource]:
-        return ()
+    def checks_blocks(self, version: str) -> bool:
+        return False
 
-    def distrust(self, relay: str, why: str) -> None: ...
+    def stripes(self, version: str) -> int:
+        return 1
 
-    def failed(self, version: str, relay: str) -> None: ...
+    def relay(self, version: str, block: int) -> RelaySource | None:
+        return None
+
+    def distrust(self, relay: RelaySource, why: str) -> None: ...
+
+    def failed(self, relay: RelaySource, why: str) -> None: ...
 
     def folder(self, version: str) -> Path:
         return self.root / version.replace("~", "/")
@@ -72,7 +79,7 @@ class FolderSource:
 
 def small_blocks(hub: Path) -> None:
     """Have parts of a few bytes in this process, and the version's manifest with digests by them."""
-    puller.BLOCK = manifest.BLOCK = BLOCK
+    transfer.BLOCK = manifest.BLOCK = BLOCK
     folder = hub / "run" / "v000001"
     known = parse_manifest((folder / MANIFEST_NAME).read_bytes())
     for name in known.files:
@@ -119,7 +126,7 @@ def _kill_at(number: int) -> Callable[[int, str, Callable[..., Any], tuple[Any, 
 
 def kill_at_each(roots: Path, hub: Path, *, recycle: bool) -> None:
     """Make the roots."""
-    puller.PARTS = 1
+    transfer.PARTS = 1
     number = 0
     while True:
         number += 1

@@ -18,7 +18,9 @@ class FollowerReport:
     `zone` labels its place, such as an availability zone, "" for none. `run` is the run that it follows, None where it
     has none yet. `holds` are the ids of versions that it has in whole and validated, and hands on, `pulls` those that
     it pulls now, which the upstream keeps until the lease's end, `serves` the one that its engines are proved to serve.
-    `wrong` has relays that gave wrong bytes, by URL, each with a sentence. `engines` is how many engines it has.
+    `process` is a random name of this follower's process. `wrong` has relays that gave wrong bytes, by the name of
+    their process, each with a sentence; `lost` names the processes of those that did not give what they were asked for
+    in this pull. `engines` is how many engines it has.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
@@ -30,21 +32,32 @@ class FollowerReport:
     holds: tuple[str, ...] = ()
     pulls: tuple[str, ...] = ()
     serves: str | None = None
+    process: str = ""
     wrong: Mapping[str, str] = field(default_factory=dict[str, str])
+    lost: tuple[str, ...] = ()
     engines: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relay:
+    """A follower that hands on what it has: its URL, and the name of the process there."""
+
+    url: str
+    process: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportAnswer:
     """What the upstream says to a report.
 
-    `lease_seconds` is how long it keeps what the follower pulls without another report. `relays` has, by the id of a
-    version, the URLs of followers to pull it from before the upstream itself. `leads`: the upstream orders by itself
-    what this follower serves (PUT /v1/follow/desired), and `leader` is the name by which its orders are known.
+    `lease_seconds` is how long it keeps what the follower pulls without another report. `relays` says, by the id of a
+    version, from whom to pull its blocks: counted through all of its files in the order of the manifest, they are of
+    the entries in turns. None is the upstream itself. `leads`: the upstream orders by itself what this follower serves
+    (PUT /v1/follow/desired), and `leader` is the name by which its orders are known.
     """
 
     lease_seconds: float
-    relays: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    relays: Mapping[str, tuple[Relay | None, ...]] = field(default_factory=dict[str, "tuple[Relay | None, ...]"])
     leads: bool = False
     leader: str = ""
 
@@ -82,6 +95,39 @@ class HostTrialResult:
     """What is wrong with the answers of a host's engines, in a sentence; `fault` is None where nothing is."""
 
     fault: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandedOut:
+    """What this service itself has sent of a version to followers: bytes, and how many copies of it these are."""
+
+    version: str
+    bytes: int
+    copies: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayedFollower:
+    """A follower's place: from whom it pulls, by stripe (a follower's name, None for this service itself), and in which
+    stripe it hands on (`home`), None where it does in none. `why_not` says why nobody pulls from it now.
+    """
+
+    follower: str
+    run: str | None
+    zone: str
+    url: str | None
+    home: int | None
+    parents: list[str | None]
+    why_not: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relays:
+    """Who pulls from whom: GET /v1/relays. `children` is how many each follower may have; 0: all pull from here."""
+
+    children: int
+    followers: list[RelayedFollower]
+    handed_out: list[HandedOut]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

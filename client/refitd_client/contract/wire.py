@@ -242,10 +242,9 @@ class Rollouts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """What the service cannot do now, each in a sentence: list its root, read which engines there are, write its
-    journal, keep within its disk budget, take in all `folders` of its root, keep its routers' workers current, have
-    from its upstream what is to be served, push to a store, use its files for `tls`. None: nothing is wrong. The last
-    good engines file, and the last good files for TLS, stay in force."""
+    """What it cannot do now, in sentences: list its root, read its engines, write its journal, keep to its disk budget,
+    take in all `folders`, keep `routers`' workers current, have from its `upstream` what is to be served, push to a
+    store, use its `tls` files, have `relays` hand on; None where it can. The last good engines and TLS files count."""
 
     root: str | None = None
     engines: str | None = None
@@ -256,6 +255,7 @@ class Faults:
     upstream: str | None = None
     push: str | None = None
     tls: str | None = None
+    relays: str | None = None
 
     @property
     def sentences(self) -> list[str]:

@@ -8,6 +8,7 @@ from fastapi import Depends, Request
 from refitd.catalog.intake import Intake
 from refitd.clock import SystemClock
 from refitd.follow.follower import UpstreamFollower
+from refitd.follow.relay_plans import RelayPlans
 from refitd.materialize.materializer import Materializer
 from refitd.observe.telemetry import Telemetry
 from refitd.policy.readiness import unknown
@@ -18,6 +19,7 @@ from refitd.rollout.hosts import ReportedHosts
 from refitd.rollout.targets import Targets
 from refitd.settings import Settings
 from refitd.state.followers import Followers
+from refitd.state.handed_out import HandedOutBytes
 from refitd.state.leader import Leader
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
@@ -26,8 +28,9 @@ from refitd.state.version import VersionRecord
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
     """The parts of the running service. Without `telemetry` only the API is measured. `followers` are those of this
-    service, and `hosts` knows which of them it leads; `follower` follows an upstream, None where it follows none.
-    `leader` is this service as the leader of its group, None where it belongs to none.
+    service, `hosts` knows which of them it leads, `relays` who of them pulls from whom, and `handed_out` what was sent
+    to them. `follower` follows an upstream, None where it follows none. `leader` is this service as the leader of its
+    group, None where it belongs to none.
     """
 
     settings: Settings
@@ -40,6 +43,8 @@ class Service:
     telemetry: Telemetry | None = None
     followers: Followers = field(default_factory=lambda: Followers(SystemClock()))
     hosts: ReportedHosts | None = None
+    relays: RelayPlans | None = None
+    handed_out: HandedOutBytes = field(default_factory=HandedOutBytes)
     follower: UpstreamFollower | None = None
     leader: Leader | None = None
 

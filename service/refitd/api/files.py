@@ -1,13 +1,17 @@
 """Routes of a version's files, from which followers pull: the manifest, parts of files, digests of blocks.
 
-Every service has them, so a follower hands on what it has pulled. A follower believes none of the bytes: it holds them
-against the manifest's digests.
+Every service has them, so a follower hands on what it has pulled, and blocks of what it still pulls. A follower
+believes none of the bytes: it holds them against the manifest's digests.
 """
 
 import asyncio
 import os
 import re
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,6 +34,10 @@ router = APIRouter(prefix="/v1/versions/{version_id}", tags=["files"])
 _CHUNK = 2**20  # bytes that are read and sent at a time where the server has no sendfile, as with TLS
 _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{0,18})")
 _DIGESTING = asyncio.Semaphore(1)
+_READERS = 4  # threads that read a file for the digests of its blocks
+_MOST_BLOCKS = 200  # files whose blocks' digests are remembered: all followers ask for those of the newest versions
+_BLOCKS: OrderedDict[tuple[str, str], list[str]] = OrderedDict()  # by a version's digest and a file's name
+ARRIVES_SECONDS = 5.0  # for which a request waits for bytes that are on their way here: less than a stall takes
 _OBJECT: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
 _OCTETS: dict[str, Any] = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _PARTS: dict[int | str, dict[str, Any]] = {
@@ -54,17 +62,45 @@ async def get_manifest(version_id: str, service: ServiceOf) -> Response:
 async def get_file(
     version_id: str, name: str, service: ServiceOf, wanted: Annotated[str | None, Header(alias="range")] = None
 ) -> Response:
-    """A file of a sealed version, or a part of it: `Range: bytes=0-16777215`. One range alone is understood."""
+    """A file of a sealed version, or a part of it: `Range: bytes=0-16777215`. One range alone is understood.
+
+    A follower also hands out blocks of what it still pulls, once it has checked them; it answers 503 (`not-yet`) where
+    it has waited some seconds for a block in vain.
+    """
+    fd, part = await _arriving(service, version_id, name, wanted) or await _sealed(service, version_id, name, wanted)
+    if service.telemetry is not None:
+        service.telemetry.meters.handed_out(part.count)
+    return FileResponse(fd, part, service.handed_out.sending(version_id, part.count))
+
+
+async def _arriving(
+    service: Service, version_id: str, name: str, wanted: str | None
+) -> "tuple[int, PartOfFile] | None":
+    """An open file of a version that this service pulls itself, and the part of it; None where it pulls none such."""
+    if service.follower is None:
+        return None
+    here = await service.follower.arrival(version_id)
+    if here is not None:
+        size = here.size_of(name)
+        if size is None:
+            return None
+        part = part_of(wanted, size)
+        if await here.has(name, part.start, part.count, within=ARRIVES_SECONDS):
+            return here.opened(name), part
+    if (here is None or not here.is_open) and not service.follower.expects(version_id):
+        return None  # by now it is a version, or none will be
+    raise ProblemError(Slug.NOT_YET, f"these bytes of {name} have not come here yet", {"Retry-After": "0"})
+
+
+async def _sealed(service: Service, version_id: str, name: str, wanted: str | None) -> "tuple[int, PartOfFile]":
+    """An open file of a version that was found good here, and the part of it."""
     record = await _held(service, version_id)
     fd = await _opened(service, record, name)
     try:
-        part = part_of(wanted, os.fstat(fd).st_size)
+        return fd, part_of(wanted, os.fstat(fd).st_size)
     except BaseException:
         os.close(fd)
         raise
-    if service.telemetry is not None:
-        service.telemetry.meters.handed_out(part.count)
-    return FileResponse(fd, part)
 
 
 @router.get("/files/{name}/blocks")
@@ -74,18 +110,31 @@ async def get_blocks(version_id: str, name: str, service: ServiceOf) -> FileBloc
     Joined they are the file's digest in the manifest.
     """
     record = await _held(service, version_id)
+    key = record.digest or record.id, name
     async with _DIGESTING:
-        fd = await _opened(service, record, name)
-        try:
-            return FileBlocks(blocks=await asyncio.to_thread(_digests, fd))
-        finally:
-            os.close(fd)
+        if key not in _BLOCKS:
+            fd = await _opened(service, record, name)
+            try:
+                _BLOCKS[key] = await asyncio.to_thread(_digests, fd)
+            finally:
+                os.close(fd)
+        _BLOCKS.move_to_end(key)
+        while len(_BLOCKS) > _MOST_BLOCKS:
+            _BLOCKS.popitem(last=False)
+        return FileBlocks(blocks=_BLOCKS[key])
 
 
 def _digests(fd: int) -> list[str]:
+    """The digests of a file's blocks, which are read by a few threads at once."""
     size = os.fstat(fd).st_size
-    starts = range(0, max(size, 1), BLOCK)
-    return [digest_of_pieces([read_at(fd, min(BLOCK, size - start), start)]).hex() for start in starts]
+    with ThreadPoolExecutor(min(_READERS, os.cpu_count() or 1), "refitd-digest") as threads:
+        return list(threads.map(partial(_digest, fd, size), range(0, max(size, 1), BLOCK)))
+
+
+def _digest(fd: int, size: int, start: int) -> str:
+    end = min(start + BLOCK, size)
+    pieces = (read_at(fd, min(_CHUNK, end - at), at) for at in range(start, end, _CHUNK))
+    return digest_of_pieces(pieces).hex()
 
 
 async def _held(service: Service, version_id: str) -> VersionRecord:
@@ -140,9 +189,10 @@ def part_of(header: str | None, size: int) -> PartOfFile:
 class FileResponse(Response):
     """Sends a part of an open file, and closes it."""
 
-    def __init__(self, fd: int, part: PartOfFile) -> None:
-        """Take the descriptor over."""
+    def __init__(self, fd: int, part: PartOfFile, sending: AbstractContextManager[None]) -> None:
+        """Take the descriptor over. `sending` is entered while it is sent."""
         self._fd = fd
+        self._sending = sending
         self._part = part
         headers = {"Content-Length": str(part.count), "Accept-Ranges": "bytes"}
         if not part.is_whole:
@@ -153,16 +203,20 @@ class FileResponse(Response):
         """Send it, by the kernel alone where the server can."""
         del receive
         try:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            at, end = self._part.start, self._part.start + self._part.count
-            if EXTENSION in scope.get("extensions", {}):
-                await send({"type": EXTENSION, "file": self._fd, "offset": at, "count": end - at, "more_body": False})
-                return
-            while at < end:
-                data = await asyncio.to_thread(read_at, self._fd, min(_CHUNK, end - at), at)
-                at += len(data)
-                await send({"type": "http.response.body", "body": data, "more_body": at < end})
-            if not self._part.count:
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+            with self._sending:
+                await self._send(scope, send)
         finally:
             os.close(self._fd)
+
+    async def _send(self, scope: Scope, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        at, end = self._part.start, self._part.start + self._part.count
+        if EXTENSION in scope.get("extensions", {}):
+            await send({"type": EXTENSION, "file": self._fd, "offset": at, "count": end - at, "more_body": False})
+            return
+        while at < end:
+            data = await asyncio.to_thread(read_at, self._fd, min(_CHUNK, end - at), at)
+            at += len(data)
+            await send({"type": "http.response.body", "body": data, "more_body": at < end})
+        if not self._part.count:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,6 +1,7 @@
 """Routes of following: a follower's reports at its upstream, and what a follower says of itself."""
 
 import asyncio
+from collections.abc import Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
@@ -14,9 +15,12 @@ from refitd_client.contract.follow import (
     MAX_REPORTED,
     FollowerReport,
     Following,
+    HandedOut,
     HostOrder,
     HostTrial,
     HostTrialResult,
+    Relay,
+    Relays,
     ReportAnswer,
 )
 from refitd_client.contract.naming import InvalidNameError, check_run, parse_version_id
@@ -35,26 +39,44 @@ async def report(
     """A follower says what it has and what it pulls. That is kept until the lease ends, or it says otherwise."""
     if report.follower != name:
         raise ProblemError(Slug.BAD_REQUEST, f"the report is {report.follower!a}'s, and the address names {name!a}")
-    if max(len(report.holds), len(report.pulls), len(report.wrong)) > MAX_REPORTED:
+    if max(len(report.holds), len(report.pulls), len(report.wrong), len(report.lost)) > MAX_REPORTED:
         raise ProblemError(Slug.BAD_REQUEST, f"each list of a report has at most {MAX_REPORTED} entries")
-    texts = (report.url or "", report.zone, report.run or "", report.serves or "", *report.holds, *report.pulls)
-    if max(map(len, (*texts, *report.wrong, *report.wrong.values()))) > _MAX_TEXT:
+    texts = (report.url or "", report.zone, report.process, report.run or "", report.serves or "", *report.lost)
+    if max(map(len, (*texts, *report.holds, *report.pulls, *report.wrong, *report.wrong.values()))) > _MAX_TEXT:
         raise ProblemError(Slug.BAD_REQUEST, f"each text of a report has at most {_MAX_TEXT} characters")
     try:
         service.followers.reported(report)
     except TooManyFollowersError:
         raise ProblemError(Slug.TOO_MANY, "there are as many followers as one service takes") from None
+    named: Mapping[str, tuple[Relay | None, ...]] = {} if service.relays is None else service.relays.answer(report)
     hosts = service.hosts
     if hosts is None:
-        return ReportAnswer(lease_seconds=LEASE_SECONDS)
+        return ReportAnswer(lease_seconds=LEASE_SECONDS, relays=named)
     await hosts.reported(report)
-    return ReportAnswer(lease_seconds=LEASE_SECONDS, leads=hosts.leads(report), leader=hosts.leader)
+    leads, leader = hosts.leads(report), hosts.leader
+    return ReportAnswer(lease_seconds=LEASE_SECONDS, relays=named, leads=leads, leader=leader)
 
 
 @router.get("/followers")
 async def list_followers(service: ServiceOf) -> Page[FollowerReport]:
     """The followers that have reported within the last 30 seconds, each as it reported itself last."""
     return Page(items=[known.report for _, known in sorted(service.followers.known.items())])
+
+
+@router.get("/relays")
+async def relays(service: ServiceOf) -> Relays:
+    """Who of the followers pulls from whom, and what this service itself has sent of which version."""
+    return Relays(
+        children=0 if service.relays is None else service.relays.children,
+        followers=[] if service.relays is None else service.relays.shown(),
+        handed_out=[_handed_out(service, version, count) for version, count in service.handed_out.bytes_of.items()],
+    )
+
+
+def _handed_out(service: Service, version: str, count: int) -> HandedOut:
+    known = service.store.versions.get(version)
+    size = None if known is None else known.bytes
+    return HandedOut(version=version, bytes=count, copies=round(count / size, 2) if size else None)
 
 
 @router.get("/follow")

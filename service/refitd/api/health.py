@@ -61,6 +61,7 @@ def faults_of(store: Store, journal: str | None) -> Faults:
         upstream=faults.upstream,
         push=faults.push,
         tls=faults.tls,
+        relays=faults.relays,
     )
 
 

@@ -43,6 +43,7 @@ OPENS: Mapping[tuple[str, str], frozenset[TokenRole]] = {
     ("GET", "/v1/versions/{first}/compare/{second}"): frozenset(),
     ("PUT", "/v1/followers/{name}"): frozenset({_F}),
     ("GET", "/v1/followers"): frozenset(),
+    ("GET", "/v1/relays"): frozenset(),
     ("GET", "/v1/follow"): frozenset(),
     ("PUT", "/v1/follow/desired"): frozenset(),
     ("POST", "/v1/follow/trial"): frozenset(),

@@ -23,7 +23,16 @@ from refitd.settings import Settings, Size
 PANELS: Mapping[str, tuple[str, ...]] = {
     "Weights": ("root", "run", "trainers", "lora", "lora_keep", "base_model", "path_map"),
     "Engines": ("engines", "engines_file", "discover", "engine_allow", "routers"),
-    "Following": ("follow", "follow_token_file", "follower", "take_followers", "push", "push_keep"),
+    "Following": (
+        "follow",
+        "follow_token_file",
+        "follower",
+        "zone",
+        "take_followers",
+        "relay_children",
+        "push",
+        "push_keep",
+    ),
     "API": (
         "host",
         "port",

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TypeVar
 from urllib.parse import quote, urlsplit
 
-from refitd.follow.upstream import FilePart, GoneError, UnreachableError, UpstreamError, WrongError
+from refitd.follow.upstream import FilePart, GoneError, NotYetError, UnreachableError, UpstreamError, WrongError
 from refitd_client.http.connection import Connection
 from refitd_client.http.tls import in_use, why_refused
 
@@ -25,6 +25,7 @@ _SLICE = 2**20  # bytes between two looks at the clock
 _TOO_LATE = frozenset({404, 410})
 _NOT_NOW = frozenset({408, 429, 500, 502, 503, 504, 507})
 _MOST_TEXT = 500  # characters of a refusal
+NOT_YET = '"urn:refitd:problem:not-yet"'  # in the refusal of a relay that has not got to a part itself
 
 ResultT = TypeVar("ResultT")
 Take = Callable[[http.client.HTTPResponse, float], ResultT]
@@ -198,6 +199,8 @@ class _Call:
             return take(response, time.monotonic() + self._patience)
         text = response.read(_MOST_TEXT).decode(errors="replace")
         told = f"{self._source.name} answered {response.status} to {self._path}: {text}"
+        if response.status in _NOT_NOW and NOT_YET in text:
+            raise NotYetError(told)
         if response.status in _TOO_LATE:
             raise GoneError(told)
         raise UnreachableError(told) if response.status in _NOT_NOW else WrongError(told)

@@ -11,13 +11,14 @@ root. `heard_at` and the fault say since when nothing was heard.
 """
 
 import asyncio
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version as release_of
 
 import structlog
 
+from refitd.follow.arrival import Arrival
+from refitd.follow.handing_on import HandingOn
 from refitd.follow.orders import Orders
 from refitd.follow.puller import Puller, PullRefusedError
 from refitd.follow.reporting import UpstreamReporter
@@ -31,7 +32,7 @@ from refitd.follow.upstream import (
     UpstreamVersion,
 )
 from refitd.policy.hosts import engines_of_host, order_state, proof_of_host
-from refitd.policy.pulls import PullPlan, as_told, is_held_back, plan_pulls, pull_fault, why_not_good
+from refitd.policy.pulls import HELD, PullPlan, as_told, is_held_back, plan_pulls, pull_fault, why_not_good
 from refitd.policy.served import is_proven
 from refitd.rollout.targets import Targets
 from refitd.state.observer import Notifier
@@ -99,8 +100,9 @@ class UpstreamFollower:
         self._quorum = quorum
         self._wake = Notifier()
         self._orders = Orders(store, targets, self._wake, run=run)
+        self._handing_on = HandingOn(store, puller, self._wake, lambda: self._pulling is not None)
         self._reporter = UpstreamReporter(sources, self._as_report, self._orders.answered)
-        self._process, self._release = secrets.token_hex(8), release_of("refitd")
+        self._release = release_of("refitd")
         self._planned: str | None = None  # what was to be served when the look began that the plan was made of
         self._offered: UpstreamRun | None = None
         self._plan = PullPlan()
@@ -151,7 +153,7 @@ class UpstreamFollower:
             pulling=None if self._pulling is None else self._pulling[0],
             pulled_bytes=self._puller.arrived if self._pulling is not None else 0,
             fault=self._store.faults.upstream,
-            process=self._process,
+            process=self._identity.process,
             release=self._release,
             leads=self._orders.is_led,
             leader=self._orders.lead.leader,
@@ -183,7 +185,9 @@ class UpstreamFollower:
             holds=tuple(holds),
             pulls=() if self._pulling is None else (self._pulling[0],),
             serves=self._serves(run or ""),
+            process=self._identity.process,
             wrong=dict(self._sources.wrong),
+            lost=tuple(self._sources.lost),
             engines=len(self._store.engines),
         )
 
@@ -191,6 +195,15 @@ class UpstreamFollower:
         ordered = self._store.runs.ordered.get(run)
         engines = self._store.engines_of(run)
         return ordered if ordered is not None and is_proven(ordered, engines, self._quorum) else None
+
+    async def arrival(self, version: str) -> Arrival | None:
+        """What others may have of a version that is not validated here yet. Waits a little for its pull to begin."""
+        return await self._handing_on.arrival(version)
+
+    def expects(self, version: str) -> bool:
+        """Whether this host is going to pull a version, or pulls it."""
+        known = self._store.versions.get(version)
+        return version in self._plan.pull and (known is None or known.state not in HELD)
 
     def obey(self, order: HostOrder) -> None:
         """Have the engines of this host serve what a hub orders.
@@ -217,6 +230,7 @@ class UpstreamFollower:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._listen(), name="follow: listen")
                 group.create_task(self._orders.run_forever(), name="follow: order")
+                group.create_task(self._handing_on.run_forever(), name="follow: settle")
                 await self._reporter.report()  # before the first look: its answer says who decides what is served here
                 group.create_task(self._reporter.run(), name="follow: report")
                 while True:
@@ -292,7 +306,9 @@ class UpstreamFollower:
         refused = {version for version, failure in self._failures.items() if failure.until > now}
         desired = self._store.runs.desired.get(offered.run)
         self._plan = plan_pulls(offered.versions, desired, here, refused=refused)
-        if self._pulling is not None and self._pulling[0] not in self._plan.pull:
+        # One that the catalog has found already has its name: its pull is about to end by itself.
+        kept = {*self._plan.pull, *(version for version, state in here.items() if state in HELD)}
+        if self._pulling is not None and self._pulling[0] not in kept:
             self._pulling[1].cancel()
         if self._pulling is None and self._plan.pull:
             wanted = next(version for version in offered.versions if version.id == self._plan.pull[0])
@@ -308,8 +324,9 @@ class UpstreamFollower:
 
     def _pull_ended(self) -> None:
         self._pulling = None
+        self._sources.pull_ended()
         self._wake.notify()
-        self._reporter.changed()
+        self._sources.told.notify()
 
     async def _pull(self, version: UpstreamVersion) -> None:
         await self._reporter.report()

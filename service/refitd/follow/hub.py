@@ -20,6 +20,7 @@ from refitd.follow.upstream import (
     UpstreamVersion,
     WrongError,
 )
+from refitd.text import is_web_address
 from refitd_client.contract.follow import FileBlocks, FollowerReport, ReportAnswer
 from refitd_client.contract.manifest import MAX_MANIFEST_BYTES
 from refitd_client.contract.naming import Order
@@ -114,7 +115,12 @@ class HubUpstream:
         return await self._asked(self._client.report(report))
 
     def relay(self, url: str) -> ByteSource | None:
-        """See `Upstream`. The follower there gets the token that this one has for the upstream."""
+        """See `Upstream`. The follower there gets the token that this one has for the upstream, which is not sent
+        unencrypted where the upstream gets it encrypted.
+        """
+        is_open = self.name.startswith("https:") and not url.startswith("https:")
+        if is_open or not is_web_address(url) or "@" in url:
+            return None
         return HttpByteSource(replace(self._connection, url=url.rstrip("/")), threads=self._threads)
 
     async def aclose(self) -> None:

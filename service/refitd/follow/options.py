@@ -3,12 +3,14 @@
 import socket
 from pathlib import Path
 from typing import Annotated
+from uuid import uuid4
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from refitd.follow.connecting import check_upstream
 from refitd.follow.upstream import FollowerIdentity
+from refitd.text import advertised_url
 
 
 def _split(value: object) -> object:
@@ -37,6 +39,25 @@ class FollowSettings(BaseSettings):
         description="Take followers that report with a URL (their --advertise) as engines of kind refitd: their hosts "
         "are rolled out to as engines are; hosts beyond loopback need --engine-allow",
     )
+    advertise: Annotated[str, AfterValidator(advertised_url)] | None = Field(
+        default=None,
+        description="URL by which others reach this service: as one of a group (default: its --host, or this machine's "
+        "name), and as a follower that its hub leads and that other followers pull from "
+        "(default: none)",
+    )
+    zone: str = Field(
+        default="",
+        max_length=100,
+        description="Label of this follower's place, such as an availability zone: followers pull from others of their "
+        "own where they can",
+    )
+    relay_children: int = Field(
+        default=2,
+        ge=0,
+        le=16,
+        description="Followers that may pull from each follower of this service, each a part of a version "
+        "(0: all pull from this service)",
+    )
 
     def check_follow(self) -> None:
         """Refuse upstreams that are none, and settings of a follower without an upstream.
@@ -46,16 +67,11 @@ class FollowSettings(BaseSettings):
         """
         for url in self.follow:
             check_upstream(url)
-        if not self.follow and (set_ := self.model_fields_set & {"follow_token_file", "follower"}):
+        if not self.follow and (set_ := self.model_fields_set & {"follow_token_file", "follower", "zone"}):
             flag = "--" + min(set_).replace("_", "-")
             raise ValueError(f"{flag} is for a service that follows an upstream: add --follow URL")
 
-    def identity(self, port: int, url: str | None) -> FollowerIdentity:
-        """What this service tells its upstream of itself.
-
-        Args:
-            port: the one that it listens on.
-            url: where it can be called; None where the operator does not say.
-        """
+    def identity(self, port: int) -> FollowerIdentity:
+        """What this service tells its upstream of itself. `port` is the one that it listens on."""
         name = self.follower or f"{socket.gethostname()}:{port}"
-        return FollowerIdentity(name=name, url=url)
+        return FollowerIdentity(name=name, process=uuid4().hex, url=self.advertise, zone=self.zone)

@@ -9,7 +9,6 @@ import structlog
 
 from refitd.follow.sources import FollowedSources
 from refitd.follow.upstream import UpstreamError
-from refitd.state.observer import Notifier
 from refitd_client.contract.follow import FollowerReport, ReportAnswer
 
 log = structlog.get_logger("refitd")
@@ -27,26 +26,21 @@ class UpstreamReporter:
         """Send nothing yet.
 
         Args:
-            sources: hear from whom to pull.
+            sources: hear from whom to pull, and notify when the upstream is to hear of something.
             tell: makes the report of this moment.
             heard: gets each answer, with the run of the report.
         """
         self._sources = sources
         self._tell = tell
         self._heard = heard
-        self._changed = Notifier()
         self._lease_seconds = 30.0
-
-    def changed(self) -> None:
-        """Report soon: something has changed."""
-        self._changed.notify()
 
     async def run(self) -> None:
         """Report until cancelled."""
         while True:
-            seen = self._changed.count
+            seen = self._sources.told.count
             await self.report()
-            await self._changed.wait_after(seen, within=self._lease_seconds / 3)
+            await self._sources.told.wait_after(seen, within=self._lease_seconds / 3)
 
     async def report(self) -> None:
         """Report now. An upstream that does not take it hears the next one."""
@@ -57,5 +51,5 @@ class UpstreamReporter:
             log.debug("the upstream did not take a report", reason=str(error))
             return
         self._lease_seconds = max(1.0, answer.lease_seconds)
-        self._sources.named = answer.relays
+        self._sources.answered(answer)
         self._heard(told.run, answer)

@@ -25,6 +25,10 @@ class UnreachableError(UpstreamError):
     """It could not be reached, stalled, cut the connection, or cannot answer now. Asking again later may help."""
 
 
+class NotYetError(UnreachableError):
+    """It pulls that version itself, and has not got to these bytes. Asking again will help."""
+
+
 class GoneError(UpstreamError):
     """It does not have that version, or that file of it, any more. Asking again does not help."""
 
@@ -122,9 +126,13 @@ class ByteSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowerIdentity:
-    """What a follower tells of itself: its name, where it can be called (None: nowhere), and its zone ("": none)."""
+    """What a follower tells of itself: its name, where it can be called (None: nowhere), and its zone ("": none).
+
+    `process` is a random name of this process.
+    """
 
     name: str
+    process: str
     url: str | None = None
     zone: str = ""
 

@@ -17,6 +17,7 @@ class InputFaults:
         runs_left_out: the runs that they are of.
         push: why versions cannot be pushed to the object store.
         tls: why the files for TLS cannot be used, or that the certificate expires.
+        relays: which followers gave others wrong bytes.
         upstream: why the upstream that is followed cannot be heard, or what it wants cannot be had.
     """
 
@@ -32,6 +33,7 @@ class InputFaults:
         self.upstream: str | None = None
         self.push: str | None = None
         self.tls: str | None = None
+        self.relays: str | None = None
         self.runs_left_out: Collection[str] = frozenset()
         self._routers: dict[str, str] = {}
 
@@ -71,6 +73,10 @@ class InputFaults:
     def set_upstream(self, fault: str | None) -> None:
         """The upstream was asked, or did not answer."""
         self.upstream = fault
+
+    def set_relays(self, fault: str | None) -> None:
+        """Followers that gave wrong bytes are there, or none is."""
+        self.relays = fault
 
     def set_push(self, fault: str | None) -> None:
         """Good versions were pushed, or could not be."""

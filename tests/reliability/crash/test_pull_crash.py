@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from refitd.follow import puller
+from refitd.follow import resuming, transfer
 from refitd_client.contract import manifest
 from refitd_client.contract.naming import SERVICE_FOLDER
 from support import killed_pulls
@@ -19,11 +19,11 @@ from support.published import leftovers, versions
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Generator[Path]:
-    before = puller.BLOCK
+    before = transfer.BLOCK
     publish(tmp_path / "hub", "run", 1, tensors(1))
     small_blocks(tmp_path / "hub")
     yield tmp_path / "hub"
-    puller.BLOCK = manifest.BLOCK = before
+    transfer.BLOCK = manifest.BLOCK = before
 
 
 def killed(tmp_path: Path, hub: Path, *more: str) -> list[Path]:
@@ -89,5 +89,5 @@ def test_what_was_pulled_of_a_version_goes_when_it_is_not_wanted_any_more(tmp_pa
             assert leftovers(root / "run") == []
             assert content(root / "run" / "v000001") == content(hub / root.name / "run" / "v000001")
         else:
-            puller.drop_others(root, "run", ())
+            resuming.drop_others(root, "run", ())
         assert not list((root / SERVICE_FOLDER / "pulls").glob("*/*"))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from refitd.follow import puller
+from refitd.follow import transfer
 from refitd.follow.follower import UpstreamFollower
 from refitd.follow.puller import Puller
 from refitd.follow.sources import FollowedSources
@@ -72,7 +72,7 @@ class Host(Place):
             life.targets,
             Puller(self.disk.root, sources),
             sources,
-            identity=FollowerIdentity(name=self.name, url=f"http://{self.name}"),
+            identity=FollowerIdentity(name=self.name, process=self.name, url=f"http://{self.name}"),
             run=None,
             nudge=life.catalog.nudge,
         )
@@ -166,7 +166,7 @@ class Hosts(World):
         self.was_left: set[str] = set()  # ids of versions that hosts may go back from
         self.counts: Counter[str] = Counter()
         self._patches = ExitStack()
-        self._patches.enter_context(mock.patch.object(puller, "BLOCK", SIM_BLOCK))
+        self._patches.enter_context(mock.patch.object(transfer, "BLOCK", SIM_BLOCK))
         self._patches.enter_context(mock.patch.object(version_folder, "free_bytes", self._free_bytes))
         super().__init__(seed, strategy=strategy, vllm=vllm)
         assert self.life is not None

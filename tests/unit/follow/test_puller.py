@@ -1,14 +1,17 @@
 """A version is pulled whole or not at all, and no source is believed: every byte is held against the manifest."""
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from refitd.follow import transfer
 from refitd.follow.puller import Puller, PullRefusedError
-from refitd.follow.upstream import ByteSource, FilePart, GoneError, UnreachableError, WrongError
+from refitd.follow.sources import RelaySource
+from refitd.follow.upstream import FilePart, GoneError, NotYetError, UnreachableError, WrongError
 from refitd_client import WeightPublisher
 from refitd_client.contract import manifest
 from refitd_client.contract.manifest import digest_of_pieces, parse_manifest
@@ -23,7 +26,7 @@ V1 = "run~v000001"
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 64 bytes, so that small files have several."""
-    monkeypatch.setattr("refitd.follow.puller.BLOCK", 64)
+    monkeypatch.setattr("refitd.follow.transfer.BLOCK", 64)
     monkeypatch.setattr(manifest, "BLOCK", 64)
 
 
@@ -62,17 +65,26 @@ class FakeSources:
     """An upstream, and relays."""
 
     upstream: FakeSource
-    known: list[FakeSource] = field(default_factory=list[FakeSource])
+    known: list[FakeSource | None] = field(default_factory=list["FakeSource | None"])
     wrong: dict[str, str] = field(default_factory=dict[str, str])
+    lost: list[str] = field(default_factory=list[str])
+    early: bool = True
 
-    def relays(self, version: str) -> Sequence[ByteSource]:
-        return [relay for relay in self.known if relay.name not in self.wrong]
+    def checks_blocks(self, version: str) -> bool:
+        return self.early
 
-    def distrust(self, relay: str, why: str) -> None:
-        self.wrong[relay] = why
+    def stripes(self, version: str) -> int:
+        return max(1, len(self.known))
 
-    def failed(self, version: str, relay: str) -> None:
-        self.known = [each for each in self.known if each.name != relay]
+    def relay(self, version: str, block: int) -> RelaySource | None:
+        at = self.known[block % len(self.known)] if self.known else None
+        return None if at is None or at.name in self.wrong or at.name in self.lost else RelaySource(at, at.name)
+
+    def distrust(self, relay: RelaySource, why: str) -> None:
+        self.wrong[relay.process] = why
+
+    def failed(self, relay: RelaySource, why: str) -> None:
+        self.lost.append(relay.process)
 
 
 async def _no_sleep(_: float) -> None:
@@ -161,12 +173,13 @@ async def test_a_link_that_is_cut_loses_the_parts_under_way_and_no_others(stage:
     assert len(stage.upstream.parts) == len(wanted) + 3
 
 
+@pytest.mark.parametrize("early", [True, False])
 @pytest.mark.parametrize("knows_blocks", [True, False])
 async def test_a_relay_that_gives_wrong_bytes_is_found_named_and_not_used_again(
-    stage: Stage, knows_blocks: bool
+    stage: Stage, knows_blocks: bool, early: bool
 ) -> None:
     _with_right_digests(stage.hub, 1)
-    stage.upstream.knows_blocks = knows_blocks
+    stage.upstream.knows_blocks, stage.sources.early = knows_blocks, early
 
     async def lies(part: FilePart, data: bytes) -> bytes:
         return bytes(len(data)) if part.start == 128 else data
@@ -176,7 +189,7 @@ async def test_a_relay_that_gives_wrong_bytes_is_found_named_and_not_used_again(
     await stage.pull()
     assert same(stage)
     if knows_blocks:
-        assert "wrong bytes" in stage.sources.wrong["http://liar:8700"]
+        assert "block 2 of " in stage.sources.wrong["http://liar:8700"]
         assert {part.start for part in relay.parts if part in stage.upstream.parts} == {128}  # nothing good came twice
 
 
@@ -324,3 +337,98 @@ async def test_a_version_is_pulled_into_the_files_of_a_collected_one_of_the_same
 
 def _layout(name: str, data: bytes) -> ShardLayout:
     return ShardLayout(name=name, header=data[: 8 + int.from_bytes(data[:8], "little")], size=len(data))
+
+
+async def test_a_relay_that_dies_in_the_middle_is_left_and_the_rest_comes_from_the_upstream(stage: Stage) -> None:
+    _with_right_digests(stage.hub, 1)
+    dead, good = FakeSource(stage.hub, name="dead"), FakeSource(stage.hub, name="good")
+
+    async def dies(part: FilePart, data: bytes) -> bytes:
+        if len(dead.parts) > 2:
+            raise UnreachableError("the connection was cut")
+        return data
+
+    dead.on_part = dies
+    stage.sources.known = [dead, good]
+    await stage.pull()
+    assert same(stage)
+    assert stage.sources.lost == ["dead"]
+    asked = [(part.file, part.start) for part in (*dead.parts, *good.parts)]
+    assert len(asked) == len(set(asked))
+    assert [part for part in stage.upstream.parts if part in dead.parts] == dead.parts[2:]
+    assert not stage.sources.wrong
+
+
+async def test_a_relay_that_has_not_yet_got_a_block_is_asked_again_and_left_when_it_gets_no_further(
+    stage: Stage,
+) -> None:
+    _with_right_digests(stage.hub, 1)
+    slow = FakeSource(stage.hub, name="slow")
+
+    async def waits(part: FilePart, data: bytes) -> bytes:
+        if part.start == 64 or slow.parts.count(part) < transfer.NOT_YET_TIMES:
+            raise NotYetError("it has not come here yet")
+        return data
+
+    slow.on_part = waits
+    stage.sources.known = [slow]
+    await stage.pull()
+    assert same(stage)
+    assert slow.parts.count(slow.parts[0]) == transfer.NOT_YET_TIMES
+    assert stage.sources.lost == ["slow"]
+    assert any(part.start == 64 for part in stage.upstream.parts)
+
+
+async def test_each_stripe_comes_from_its_own_relay_and_one_that_waits_holds_up_no_other(stage: Stage) -> None:
+    _with_right_digests(stage.hub, 1)
+    may_go_on = asyncio.Event()
+    slow, fast = FakeSource(stage.hub, name="slow"), FakeSource(stage.hub, name="fast")
+
+    async def waits(part: FilePart, data: bytes) -> bytes:
+        await may_go_on.wait()
+        return data
+
+    slow.on_part = waits
+    stage.sources.known = [slow, fast]
+    manifest_ = parse_manifest(await stage.upstream.manifest(V1))
+    count = sum(max(1, -(-file.size // 64)) for file in manifest_.files.values())
+
+    async def gives(part: FilePart, data: bytes) -> bytes:
+        if len(fast.parts) == count // 2:  # the last of them, and nothing of the other stripe has come yet
+            may_go_on.set()
+        return data
+
+    fast.on_part = gives
+    await stage.pull()
+    assert same(stage)
+    assert len(slow.parts) == count - count // 2
+    assert stage.upstream.parts == []
+
+
+async def test_what_was_checked_is_handed_on_while_the_rest_still_comes_and_nothing_else_is(stage: Stage) -> None:
+    _with_right_digests(stage.hub, 1)
+    held = asyncio.Event()
+
+    async def holds(part: FilePart, data: bytes) -> bytes:
+        if part.start == 128:
+            await held.wait()
+        return bytes(len(data)) if part.start == 64 and stage.upstream.parts.count(part) == 1 else data
+
+    stage.upstream.on_part = holds
+    pulling = asyncio.create_task(stage.pull())
+    await stage.puller.began.wait_after(0)
+    arrival = stage.puller.arrival(V1)
+    assert arrival is not None
+    name = "model-00001-of-00002.safetensors"
+    assert await arrival.has(name, 0, 128, within=60)
+    fd = arrival.opened(name)
+    assert os.pread(fd, 128, 0) == (stage.hub / RUN / "v000001" / name).read_bytes()[:128]
+    os.close(fd)
+    assert not await arrival.has(name, 128, 1, within=0)
+    assert not await arrival.has(name, 100, 64, within=0)
+    held.set()
+    await pulling
+    assert await arrival.has(name, 128, 64, within=0)
+    stage.puller.settled()
+    assert stage.puller.arrival(V1) is None
+    assert not await arrival.has(name, 0, 64, within=60)

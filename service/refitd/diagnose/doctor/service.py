@@ -59,6 +59,10 @@ _OF_FAULTS: Mapping[str, tuple[CheckName, str]] = {
         CheckName.TLS,
         "replace the files of --tls-cert, --tls-key, --tls-client-ca: no restart is needed",
     ),
+    "relays": (
+        CheckName.ROOT,
+        "look at that host's memory, disk and link; others pull from it again once its refitd has been restarted",
+    ),
     "push": (CheckName.STORE, "mend what the sentence names; refitd doctor tries the object store"),
 }
 

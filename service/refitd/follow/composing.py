@@ -1,0 +1,51 @@
+"""A follower of the upstreams that the settings name: its parts, and how they are handed to each other."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from refitd.follow.connecting import connect_upstream
+from refitd.follow.follower import UpstreamFollower
+from refitd.follow.options import FollowSettings
+from refitd.follow.puller import Puller
+from refitd.follow.sources import FollowedSources
+from refitd.rollout.targets import Targets
+from refitd.state.store import Store
+
+
+def compose_follower(
+    settings: FollowSettings,
+    store: Store,
+    targets: Targets,
+    *,
+    root: Path,
+    run: str | None,
+    quorum: int,
+    nudge: Callable[[], None],
+    port: int,
+) -> UpstreamFollower | None:
+    """What follows the upstreams of the settings, None where there are none.
+
+    Args:
+        settings: name the upstreams, and this follower.
+        store: what the service knows.
+        targets: what engines are to serve.
+        root: what is pulled into.
+        run: the run to follow; None for the only one.
+        quorum: engines that must serve a version before it counts as served.
+        nudge: has the catalog scan soon.
+        port: the one that this service listens on.
+    """
+    if not settings.follow:
+        return None
+    upstreams = [connect_upstream(url, token_file=settings.follow_token_file) for url in settings.follow]
+    sources = FollowedSources(upstreams, hands_on=settings.advertise is not None)
+    return UpstreamFollower(
+        store,
+        targets,
+        Puller(root.resolve(), sources),
+        sources,
+        identity=settings.identity(port),
+        run=run,
+        nudge=nudge,
+        quorum=quorum,
+    )

@@ -1,6 +1,6 @@
 """Pulls a version from an upstream into the root: once, in parallel parts, through the same staging as a publisher.
 
-    manifest    parsed, and held against the version's digest
+    manifest    parsed, and held against the version's digest; it has to come alike twice
     slot        the files of a collected version of the same layout, if the recycler has left one
     parts       of 16 MiB, several at a time, each from a relay or from the upstream (`transfer.py`)
     digests     of each block as it arrives; joined they must be the file's digest in the manifest
@@ -120,7 +120,7 @@ class Puller:
         """
         self.settled()
         laps = Laps()
-        data = await again(lambda: self._sources.upstream.manifest(version), self._sleep)
+        data = await self._manifest(version)
         manifest = _checked(data, version, digest, self._sources.upstream.name)
         try:
             folder = await in_thread(self.folder_of, manifest.run)
@@ -171,6 +171,19 @@ class Puller:
             timings=dict(laps.times),
             resumed=transfer.resumed,
         )
+
+    async def _manifest(self, version: str) -> bytes:
+        """The bytes of the manifest, asked for twice: its digest is of the files that it names and of nothing else in
+        it, so that a damaged fingerprint or base would not be seen.
+
+        Raises:
+            UnreachableError: they differ.
+        """
+        once, twice = [await again(lambda: self._sources.upstream.manifest(version), self._sleep) for _ in range(2)]
+        if once != twice:
+            name = self._sources.upstream.name
+            raise UnreachableError(f"{name} gave two manifests of {version} that differ: the link damages them")
+        return once
 
     def _commit(self, folder: RunFolder, staging: Staging, order: Order, manifest: bytes) -> None:
         newest = folder.newest

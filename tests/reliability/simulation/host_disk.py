@@ -18,7 +18,7 @@ from refitd.reclaim.folders import DiskFolders
 from refitd.root.outcome import Discarded, Emptied, Gone, Refused, Slot
 from refitd.root.scan import Listing, ListingFailed
 from refitd.root.threads import RootThreads
-from refitd_client.contract.manifest import parse_manifest
+from refitd_client.contract.manifest import Manifest, parse_manifest
 from refitd_client.contract.naming import (
     INCOMING_PREFIX,
     MANIFEST_NAME,
@@ -38,15 +38,14 @@ class Published:
     """What trainers have published with a manifest, by version and digest."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str], SimFolder] = {}
+        self._known: dict[tuple[str, str], tuple[SimFolder, bytes]] = {}
 
-    def note(self, path: str, digest: str | None, folder: SimFolder) -> None:
+    def note(self, path: str, manifest: Manifest, folder: SimFolder) -> None:
         """A version has come into its place at the hub."""
-        if digest is not None:
-            self._known[path, digest] = replace(folder)
+        self._known[path, manifest.digest] = replace(folder), manifest.to_json()
 
-    def at(self, path: str, digest: str) -> SimFolder | None:
-        """What a version of that name and digest holds; None where none was ever published."""
+    def at(self, path: str, digest: str) -> tuple[SimFolder, bytes] | None:
+        """What a version of that name and digest holds, and its manifest; None where none was ever published."""
         return self._known.get((path, digest))
 
 
@@ -123,15 +122,18 @@ class HostDisk(SimDisk):
     def _read(self, path: str, inode: int) -> SimFolder:
         """A version that was not there before: it is exactly what was published under its name, or nothing is right."""
         folder = self.root / path
-        manifest = parse_manifest((folder / MANIFEST_NAME).read_bytes())
-        published = self._published.at(path, manifest.digest)
-        assert published is not None, f"{path} counts as a version on a host, and was never published"
+        data = (folder / MANIFEST_NAME).read_bytes()
+        manifest = parse_manifest(data)
+        known = self._published.at(path, manifest.digest)
+        assert known is not None, f"2: {path} counts as a version on a host, and was never published"
+        published, told = known
+        assert data == told, f"2: the manifest of {path} on a host has not the bytes that were published"
         make, content = published.make, published.content
         there = {each.name for each in folder.iterdir()} - {MANIFEST_NAME}
-        assert there == set(manifest.files), f"{path} on a host has {sorted(there)}"
+        assert there == set(manifest.files), f"2: {path} on a host has {sorted(there)}"
         for name in there:
             is_right = (folder / name).read_bytes() == bytes_of(make, name, content)
-            assert is_right, f"{name} of {path} on a host has not the bytes that were published"
+            assert is_right, f"2: {name} of {path} on a host has not the bytes that were published"
         self.counts["pulled"] += 1
         seen = self._by_inode.setdefault(inode, SimFolder(inode, make, content))
         seen.make, seen.content, seen.writes = make, content, seen.writes + 1

@@ -24,6 +24,7 @@ AT_THE_HUB = (
     "clock_is_set",
 )
 HOST_RULES: dict[str, dict[str, Draw]] = {name: RULES[name] for name in AT_THE_HUB}
+HOST_RULES["publish_a_delta"] = RULES["publish_a_delta"] | {"honest": one_of([True])}  # a liar's leads nowhere
 HOST = one_of(range(4))
 ENGINE = one_of("ab")
 DAMAGES = several(list(Damage), most=6)
@@ -114,6 +115,13 @@ class HostStory(Story):
     @may(HOST_RULES, host=HOST, name=ENGINE, call=one_of([*[Call.LOAD] * 4, *CALLS]), fault=one_of(Fault))
     def call_of_a_follower_goes_wrong(self, host: int, name: str, call: Call, fault: Fault) -> None:
         self.do(lambda world: world.host(host).goes_wrong(name, call, fault))
+
+    @may(HOST_RULES, paused=one_of([False, True]), seconds=one_of([0.0, 2.0, 10.0]))
+    def hub_pauses_rollouts_or_lets_them_go_on(self, paused: bool, seconds: float) -> None:
+        """Something is published then."""
+        self.do(lambda world: world.pause_rollouts(paused=paused))
+        self._publish(delta=False)
+        self.do(lambda world: world.wait(seconds))
 
     @may(HOST_RULES, host=HOST)
     def follower_sweeps(self, host: int) -> None:

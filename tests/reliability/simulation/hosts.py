@@ -31,6 +31,7 @@ from .life import Life
 from .links import Damage, Link
 from .place import Place
 from .promises import RUN, Promises
+from .server import SimServer
 from .upstream import SimHub
 from .world import World
 
@@ -124,6 +125,12 @@ class HostPromises(Promises):
             is_known = after.id in self._world.world.was_good
             assert is_known, f"2: {after.id} is SEALED at {self._world.name} and never was at the hub"
 
+    def _is_proven(self, version: str, engine: str, server: SimServer) -> None:
+        """Nor is anything served there that the hub has not wanted to be served."""
+        super()._is_proven(version, engine, server)
+        is_wanted = version in self._world.world.wanted
+        assert is_wanted, f"5: {engine} at {self._world.name} serves {version}, which the hub never wanted"
+
     def _may_go_back(self, version: str) -> bool:
         """So does who follows a hub that has gone back, or that has lost the version."""
         return version in self._world.world.was_left or super()._may_go_back(version)
@@ -179,6 +186,12 @@ class Hosts(World):
         for host in self.hosts:
             host.start()
 
+    def heal(self) -> None:
+        """See `World`."""
+        self.start()
+        self.pause_rollouts(paused=False)
+        super().heal()
+
     def _free_bytes(self, folder: Path) -> int:
         is_full = any(host.disk.no_room for host in self.hosts if folder.is_relative_to(host.disk.root))
         return 0 if is_full else 2**40
@@ -223,8 +236,8 @@ class _HubPromises(Promises):
 
     def published(self, path: str, order: Order, folder: SimFolder) -> None:
         super().published(path, order, folder)
-        manifest = seen_at(path, folder).structure.manifest
-        self._world.known.note(path, None if manifest is None else manifest.digest, folder)
+        if (manifest := seen_at(path, folder).structure.manifest) is not None:
+            self._world.known.note(path, manifest, folder)
 
     def version_changed(self, before: VersionRecord | None, after: VersionRecord) -> None:
         super().version_changed(before, after)

@@ -34,7 +34,8 @@ class Damage(StrEnum):
 class Link:
     """From a host to another. `cut`: nothing gets through. `slow`: seconds that each answer takes longer.
 
-    `parts` is what happens to the next parts of files that go over it, `answers` to the next other answers.
+    `parts` is what happens to the next manifests and parts of files that go over it, `answers` to the next other
+    answers.
     """
 
     def __init__(self, to: Place, chance: random.Random, counts: Counter[str]) -> None:
@@ -58,6 +59,10 @@ class Link:
             return None
         self.counts[damages[0].name.lower()] += 1
         return damages.popleft()
+
+    def somewhere_in(self, data: bytes) -> int:
+        """The number of a byte."""
+        return self._chance.randrange(max(1, len(data)))
 
     async def take_time(self) -> None:
         """The time that half of an answer takes."""

@@ -47,6 +47,7 @@ class Place:
         )
         self.disk = disk
         self.journal_full = False
+        self.wanted: set[str] = set()  # ids of versions that it has told followers to serve
         self.promises = self._promises()
         self.servers: dict[str, SimServer] = {}
         self.life: Life | None = None

@@ -5,6 +5,9 @@ from contextlib import closing
 from refitd.policy.strategy import StrategyName
 from simulation.disk import Make
 from simulation.fault import Fault
+from simulation.host_steps import HostStory
+from simulation.hosts import Hosts
+from simulation.links import Damage
 from simulation.steps import Story
 from simulation.world import World
 
@@ -62,4 +65,14 @@ def test_an_engine_whose_load_was_cut_off_with_its_record_goes_back_where_its_de
         story.trainer_deletes_a_version(index=3)
         story.disk_fails_for_a_while(kind="full", seconds=9.0)
         story.service_is_killed_and_started_again(seconds=0.0)
+        world.heal()
+
+
+def test_a_manifest_that_was_damaged_where_its_digest_does_not_look_is_pulled_again() -> None:
+    """The link changes a byte among its fingerprints. The files' digests are right, so the version was taken with it,
+    and every delta on it would have been refused on that host.
+    """
+    with closing(Hosts(6, strategy=StrategyName.ALL, vllm="", followers=1)) as world:
+        story = HostStory(world)
+        story.link_is_damaged(host=0, parts=[Damage.WRONG], answers=[], delta=False, seconds=5.0)
         world.heal()

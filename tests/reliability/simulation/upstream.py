@@ -69,8 +69,8 @@ class SimBytes:
             digests = [digest.hex() for digest in blocks_of(bytes_of(folder.make, file, folder.content))]
             return msgspec.json.encode(FileBlocks(blocks=digests))
 
-        damage = self._link.next_of(self._link.answers)
-        return _damaged(await self._asked(answer, damage), damage)
+        damage = self._link.next_of(self._link.parts)
+        return self._damaged(await self._asked(answer, damage), damage)
 
     async def fill(self, part: FilePart, buffer: memoryview) -> None:
         """As `HttpByteSource.fill`: half of the bytes comes later than the other."""
@@ -94,7 +94,7 @@ class SimBytes:
         except ServiceUnreachableError as error:
             raise UnreachableError(str(error)) from error
         buffer[half:] = _part(folder, part)[half:]  # of the file that is open, whatever is written into it by now
-        buffer[:] = _damaged(bytes(buffer), damage)
+        buffer[:] = self._damaged(bytes(buffer), damage)
         self._link.counts["parts"] += 1
 
     async def _asked(self, act, damage=None):  # noqa: ANN001, ANN202
@@ -107,19 +107,18 @@ class SimBytes:
             kind = GoneError if status in {404, 410} else UnreachableError if status >= 500 else WrongError
             raise kind(f"{self.name}: {error}") from error
 
+    def _damaged(self, data: bytes, damage: Damage | None) -> bytes:
+        half, at = len(data) // 2, self._link.somewhere_in(data)
+        if damage is Damage.REORDERED:
+            return data[half:] + data[:half]
+        return data if damage is not Damage.WRONG else bytes([*data[:at], data[at] ^ 1, *data[at + 1 :]])
+
     async def aclose(self) -> None:
         pass
 
 
 def _part(folder: SimFolder, part: FilePart) -> bytes:
     return bytes_of(folder.make, part.file, folder.content)[part.start : part.start + part.length]
-
-
-def _damaged(data: bytes, damage: Damage | None) -> bytes:
-    half = len(data) // 2
-    if damage is Damage.REORDERED:
-        return data[half:] + data[:half]
-    return data if damage is not Damage.WRONG else bytes([*data[:half], data[half] ^ 1, *data[half + 1 :]])
 
 
 class _Client:
@@ -130,7 +129,9 @@ class _Client:
 
     async def overview(self) -> Overview:
         async def answer(life: Life) -> Overview:
-            return overview_of(life.store, life.targets, await faults_now(life.store), wants_token=False)
+            told = overview_of(life.store, life.targets, await faults_now(life.store), wants_token=False)
+            life.world.wanted.update(glance.target for glance in told.runs if glance.target is not None)
+            return told
 
         return await self._link.ask(answer, self._link.next_of(self._link.answers))
 

@@ -432,3 +432,19 @@ async def test_what_was_checked_is_handed_on_while_the_rest_still_comes_and_noth
     stage.puller.settled()
     assert stage.puller.arrival(V1) is None
     assert not await arrival.has(name, 0, 64, within=60)
+
+
+async def test_a_manifest_that_comes_in_two_ways_is_not_taken(stage: Stage) -> None:
+    """Its digest is of the files that it names: a fingerprint that the link has damaged would not be noticed."""
+    data = await stage.upstream.manifest(V1)
+    given = [data.replace(b'"step": 1', b'"step":  1'), data]
+    assert given[0] != data
+
+    async def manifest(version: str) -> bytes:
+        del version
+        return given.pop(0)
+
+    stage.upstream.manifest = manifest
+    with pytest.raises(UnreachableError, match="two manifests"):
+        await stage.puller.pull(V1, parse_manifest(data).digest)
+    assert stage.here == []

@@ -17,6 +17,7 @@ from figures import Figure, report
 from fleet import fleet
 from footprint import footprint
 from hosts import hosts
+from hosts_simulated import hosts_simulated
 from latency import notice, watch
 from many_tensors import many_tensors
 from paint import paint
@@ -40,8 +41,10 @@ SCENARIOS: dict[str, Callable[[Path], list[Figure]]] = {
     "takeover": takeover,
     "hosts": hosts,
     "paint": paint,
+    "hosts-simulated": hosts_simulated,
 }
-BY_NAME = ("paint", "takeover", "hosts")  # one needs a browser, one PostgreSQL, one gigabytes of memory
+# memory in gigabytes, PostgreSQL, a browser, and a model that takes some minutes
+BY_NAME = ("paint", "takeover", "hosts", "hosts-simulated")
 
 
 def main() -> int:

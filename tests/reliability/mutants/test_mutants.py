@@ -303,6 +303,27 @@ MUTANTS = [
         "        return False\n",
         "tests/unit/plugin/test_plugin_update.py",
     ),
+    Mutant(
+        "takes a manifest from an upstream that came once",
+        "service/refitd/follow/puller.py",
+        "        if once != twice:",
+        "        if False:",
+        "tests/reliability/simulation/test_found.py",
+    ),
+    Mutant(
+        "serves on a host what the hub has not wanted yet",
+        "service/refitd/policy/goals.py",
+        "    return [last, *(v for v in versions if v.order < last.order and v.served_at is not None)]",
+        "    return list(versions)",
+        "tests/reliability/simulation/test_hosts.py",
+    ),
+    Mutant(
+        "never tries again on a host what could not be pulled",
+        "service/refitd/follow/follower.py",
+        "if failure.until > now}",
+        "if failure.times}",
+        "tests/reliability/simulation/test_hosts.py tests/reliability/simulation/test_found.py",
+    ),
 ]
 
 

@@ -8,11 +8,13 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from refitd.follow import transfer
+from refitd.follow.arrival import Arrival
 from refitd.follow.follower import UpstreamFollower
 from refitd.follow.puller import Puller
 from refitd.follow.sources import FollowedSources
@@ -55,6 +57,7 @@ class Host(Place):
             world.loop, random.Random(world.chance.random()), state=state, disk=disk, strategy=world.strategy
         )
         self.links: dict[str, Link] = {}
+        self.boots = 0
         self._add_servers(ENGINES[: world.chance.randint(1, 2)], vllm)
 
     def _promises(self) -> "HostPromises":
@@ -67,13 +70,14 @@ class Host(Place):
     def follow(self, life: Life) -> UpstreamFollower:
         """See `Place`."""
         relays = {f"http://{name}": link for name, link in self.links.items()}
-        sources = FollowedSources([SimHub(self.links[HUB], relays)])
+        sources = FollowedSources([SimHub(self.links[HUB], relays)], hands_on=True)
+        self.boots += 1
         return UpstreamFollower(
             life.store,
             life.targets,
             Puller(self.disk.root, sources),
             sources,
-            identity=FollowerIdentity(name=self.name, process=self.name, url=f"http://{self.name}"),
+            identity=FollowerIdentity(name=self.name, process=f"{self.name}-{self.boots}", url=f"http://{self.name}"),
             run=None,
             nudge=life.catalog.nudge,
         )
@@ -176,7 +180,8 @@ class Hosts(World):
         self._patches.enter_context(mock.patch.object(transfer, "BLOCK", SIM_BLOCK))
         self._patches.enter_context(mock.patch.object(version_folder, "free_bytes", self._free_bytes))
         super().__init__(seed, strategy=strategy, vllm=vllm)
-        assert self.life is not None
+        arrival = partial(Arrival, clock=self.loop.time)
+        self._patches.enter_context(mock.patch.object(transfer, "Arrival", arrival))
         self.hosts = [Host(f"host{number}", self, vllm) for number in range(followers)]
         for host in self.hosts:
             for other in (self, *self.hosts):

@@ -18,6 +18,7 @@ from refitd.catalog.intake import Intake
 from refitd.catalog.references import References
 from refitd.engine.engines_file import EngineSpec
 from refitd.engine.port import EnginePort
+from refitd.follow.relay_plans import RelayPlans
 from refitd.materialize.before_load import BeforeLoad, Warmer
 from refitd.materialize.materializer import Materializer
 from refitd.reclaim.facts import StoreFacts
@@ -116,6 +117,7 @@ class Life:
             sweeper=self.collector.sweeper,
             materializer=self.materializer,
             followers=self.followers,
+            relays=RelayPlans(self.followers, self.store, settings.relay_children),
             follower=self.follower,
         )
         self._task = world.loop.create_task(self._run())

@@ -75,3 +75,16 @@ def test_a_follower_that_is_killed_in_a_pull_leaves_nothing_that_counts_and_noth
             world.wait(2.0)
         world.heal()
         assert host.disk.counts["killed in a pull"] > 0
+
+
+def test_hosts_go_to_nothing_newer_while_the_hub_has_paused_the_run_and_have_it_at_hand_when_it_goes_on() -> None:
+    with closing(Hosts(4, followers=2)) as world:
+        world.publish(Make.GOOD, announce=True)
+        world.wait(10.0)
+        world.pause_rollouts(paused=True)
+        world.publish(Make.GOOD, announce=True)
+        world.wait(20.0)
+        assert [host.following().serves for host in world.hosts] == ["run~v000001", "run~v000001"]
+        assert all("run/v000002" in host.disk.folders for host in world.hosts)
+        world.heal()
+        assert [host.following().serves for host in world.hosts] == ["run~v000002", "run~v000002"]

@@ -1,20 +1,21 @@
 """The upstreams of a follower over made-up links: the product's own `HubUpstream` and routes, without HTTP between."""
 
 import asyncio
+import os
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import cast
 from urllib.parse import unquote
 
 import msgspec
 
-from refitd.api import follow
+from refitd.api import files, follow
 from refitd.api.context import find_version
 from refitd.api.health import faults_now
 from refitd.api.overview import overview_of
 from refitd.api.versions import presented
 from refitd.follow.hub import HubUpstream
-from refitd.follow.upstream import ByteSource, FilePart, GoneError, UnreachableError, WrongError
+from refitd.follow.upstream import ByteSource, FilePart, GoneError, NotYetError, UnreachableError, WrongError
 from refitd.problem import ProblemError, Slug
 from refitd_client.contract.follow import FileBlocks, FollowerReport, ReportAnswer
 from refitd_client.contract.manifest import Manifest
@@ -75,12 +76,12 @@ class SimBytes:
     async def fill(self, part: FilePart, buffer: memoryview) -> None:
         """As `HttpByteSource.fill`: half of the bytes comes later than the other."""
 
-        async def opened(life: Life) -> tuple[Life, SimFolder]:
-            return life, (await held(life, part.version))[0]
+        async def opened(life: Life) -> tuple[Life, Callable[[], bytes]]:
+            return life, await _reader(life, part)
 
-        life, folder = await self._asked(opened)
+        life, read = await self._asked(opened)
         damage, half = self._link.next_of(self._link.parts), len(buffer) // 2
-        buffer[:half] = _part(folder, part)[:half]
+        buffer[:half] = read()[:half]
         if damage is Damage.STALL:
             await asyncio.sleep(STALL_SECONDS)
         elif damage is Damage.SLOW:
@@ -93,9 +94,9 @@ class SimBytes:
             self._link.still(life)
         except ServiceUnreachableError as error:
             raise UnreachableError(str(error)) from error
-        buffer[half:] = _part(folder, part)[half:]  # of the file that is open, whatever is written into it by now
+        buffer[half:] = read()[half:]  # of the file that is open, whatever is written into it by now
         buffer[:] = self._damaged(bytes(buffer), damage)
-        self._link.counts["parts"] += 1
+        self._link.counts["parts" if life.follower is None else "relayed parts"] += 1
 
     async def _asked(self, act, damage=None):  # noqa: ANN001, ANN202
         try:
@@ -104,6 +105,8 @@ class SimBytes:
             raise UnreachableError(str(error)) from error
         except ServiceProblemError as error:
             status = error.problem.status
+            if error.problem.type == f"urn:refitd:problem:{Slug.NOT_YET.slug}":
+                raise NotYetError(str(error)) from error
             kind = GoneError if status in {404, 410} else UnreachableError if status >= 500 else WrongError
             raise kind(f"{self.name}: {error}") from error
 
@@ -117,8 +120,17 @@ class SimBytes:
         pass
 
 
-def _part(folder: SimFolder, part: FilePart) -> bytes:
-    return bytes_of(folder.make, part.file, folder.content)[part.start : part.start + part.length]
+async def _reader(life: Life, part: FilePart) -> Callable[[], bytes]:
+    """What reads the bytes of a part from the file that a service has opened to hand it out."""
+    wanted = f"bytes={part.start}-{part.start + part.length - 1}"
+    if (arriving := await files._arriving(life.service, part.version, part.file, wanted)) is not None:
+        try:
+            data = os.pread(arriving[0], part.length, part.start)
+        finally:
+            os.close(arriving[0])
+        return lambda: data
+    folder, _ = await held(life, part.version)
+    return lambda: bytes_of(folder.make, part.file, folder.content)[part.start : part.start + part.length]
 
 
 class _Client:
@@ -130,7 +142,8 @@ class _Client:
     async def overview(self) -> Overview:
         async def answer(life: Life) -> Overview:
             told = overview_of(life.store, life.targets, await faults_now(life.store), wants_token=False)
-            life.world.wanted.update(glance.target for glance in told.runs if glance.target is not None)
+            unpaused = [glance.target for glance in told.runs if glance.paused_since is None]
+            life.world.wanted.update(target for target in unpaused if target is not None)
             return told
 
         return await self._link.ask(answer, self._link.next_of(self._link.answers))

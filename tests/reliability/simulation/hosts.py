@@ -19,6 +19,7 @@ from refitd.follow.follower import UpstreamFollower
 from refitd.follow.puller import Puller
 from refitd.follow.sources import FollowedSources
 from refitd.follow.upstream import FollowerIdentity
+from refitd.policy.chain import NoBase, chain_of
 from refitd.policy.strategy import StrategyName
 from refitd.state.version import VersionRecord
 from refitd_client.contract.follow import Following
@@ -147,6 +148,8 @@ class HostPromises(Promises):
         said = self._world.following()
         if target is None or target.state is not VersionState.SEALED or not target.owned:
             return
+        if isinstance(chain_of(target, world.life.store.versions), NoBase):
+            return  # its trainer has deleted what it stands on: the hub's engines have it, and nobody else can
         here = life.targets.of_run(RUN).target
         state = f"{self._world.name}: {said}, {[(v.id, v.state, v.barred) for v in life.store.versions.values()]}"
         assert said.desired == target.id, f"the hub wants {target.id}; {state}"

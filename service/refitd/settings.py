@@ -281,7 +281,8 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
     @property
     def operator_hosts(self) -> OperatorHosts:
         """Which engines the operator names, and which hosts may be called."""
-        return OperatorHosts(tuple(spec.url for spec in self.engine_specs.values()), tuple(self.engine_allow))
+        named = tuple(spec.url for spec in self.engine_specs.values())
+        return OperatorHosts(named, tuple(self.engine_allow), knows_reporters=self.wants_token)
 
     @property
     def engine_access(self) -> EngineAccess:

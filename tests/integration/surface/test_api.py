@@ -361,7 +361,7 @@ async def test_what_is_wrong_with_root_and_engines_file_can_be_asked(tmp_path: P
     async with serving(tmp_path, token="secret") as stage:
         await stage.served(1)
         assert (await stage.http.get("/v1/faults")).json() == dict.fromkeys(
-            ("root", "engines", "journal", "disk", "folders", "routers", "upstream", "push")
+            ("root", "engines", "journal", "disk", "folders", "routers", "upstream", "push", "tls", "relays")
         )
         stage.store.faults.set_engines_file("engines.yaml cannot be read")
         assert (await stage.http.get("/v1/faults")).json()["engines"] == "engines.yaml cannot be read"

@@ -308,7 +308,7 @@ MUTANTS = [
         "service/refitd/follow/puller.py",
         "        if once != twice:",
         "        if False:",
-        "tests/reliability/simulation/test_found.py",
+        "tests/unit/follow/test_puller.py",
     ),
     Mutant(
         "serves on a host what the hub has not wanted yet",

@@ -72,7 +72,7 @@ def test_a_manifest_that_was_damaged_where_its_digest_does_not_look_is_pulled_ag
     """The link changes a byte among its fingerprints. The files' digests are right, so the version was taken with it,
     and every delta on it would have been refused on that host.
     """
-    with closing(Hosts(6, strategy=StrategyName.ALL, vllm="", followers=1)) as world:
+    with closing(Hosts(5, strategy=StrategyName.ALL, vllm="", followers=1)) as world:
         story = HostStory(world)
         story.link_is_damaged(host=0, parts=[Damage.WRONG], answers=[], delta=False, seconds=5.0)
         world.heal()

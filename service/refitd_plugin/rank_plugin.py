@@ -2,10 +2,9 @@
 
 import logging
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from refitd_client.contract.naming import SERVICE_FOLDER
+from refitd_client.contract.naming import SERVICE_FOLDER, installed_release
 from refitd_client.contract.plugin import Answer, UpdateOutcome
 from refitd_plugin import ranks
 from refitd_plugin.channel import Channel
@@ -17,14 +16,6 @@ from refitd_plugin.source import place_of
 
 logger = logging.getLogger("refitd_plugin")
 _OPENING_SECONDS = 2.0  # for a thread to begin and a socket to be made; the engine computes nothing meanwhile
-
-
-def plugin_release() -> str:
-    """The installed release of refitd."""
-    try:
-        return version("refitd")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 class RankPlugin:
@@ -55,7 +46,7 @@ class RankPlugin:
             outcome = UpdateOutcome.UNKNOWN if engine.touched else UpdateOutcome.REFUSED
             answer = Answer(outcome=outcome, reason=f"{type(error).__name__}: {error}")
         logger.info("refitd: %s", answer.log_line)
-        return replace(answer, plugin=plugin_release())
+        return replace(answer, plugin=installed_release())
 
     def open(self, root: Path) -> str | None:
         """Open the channel, unless it is open; why the service cannot have this rank load, None where it can.
@@ -75,6 +66,6 @@ class RankPlugin:
         if self._channel is None and root is not None:
             if self.engine is not None:
                 self.engine.root = root
-            handler = RequestHandler(root, self.process, self.engine, self.aside, plugin_release())
+            handler = RequestHandler(root, self.process, self.engine, self.aside, installed_release())
             self._channel = Channel(root, self.process.rank, handler.handle)
             self._channel.open()

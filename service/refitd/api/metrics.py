@@ -7,7 +7,6 @@ steps are values.
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from importlib.metadata import version as release_of
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -18,6 +17,7 @@ from refitd.api.present import steps_behind
 from refitd.observe.telemetry import Unserved
 from refitd.policy.traffic import Demand
 from refitd.state.records import EngineRecord
+from refitd_client.contract.naming import installed_release
 from refitd_client.contract.states import EngineState, VersionState
 
 
@@ -32,7 +32,7 @@ class StoreCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric as it is now."""
-        yield InfoMetricFamily("refitd_build", "The release that runs", value={"version": release_of("refitd")})
+        yield InfoMetricFamily("refitd_build", "The release that runs", value={"version": installed_release()})
         yield self._faults()
         yield self._versions()
         what = "Folders of the root that are not taken in yet, because too many versions wait for a verdict"

@@ -5,7 +5,6 @@ A command's module is imported when it is called: all of them take a second, mos
 
 from collections.abc import Iterator, Mapping, MutableMapping
 from importlib import import_module
-from importlib.metadata import version as version_of
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +12,7 @@ from typer.main import get_command
 
 from refitd.cli.exits import EXIT_CODES_HELP
 from refitd.cli.options import Command, Group, help_of
+from refitd_client.contract.naming import installed_release
 
 MEANT: Mapping[str, str] = {
     **dict.fromkeys(("events", "history", "logs", "audit", "decisions"), "log"),
@@ -136,7 +136,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"refitd {version_of('refitd')}")
+        typer.echo(f"refitd {installed_release()}")
         raise typer.Exit
 
 

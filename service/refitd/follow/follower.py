@@ -13,7 +13,6 @@ root. `heard_at` and the fault say since when nothing was heard.
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version as release_of
 
 import structlog
 
@@ -40,7 +39,7 @@ from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd_client.contract.follow import MAX_REPORTED, FollowerReport, Following, HostOrder
 from refitd_client.contract.hosts import OrderState
-from refitd_client.contract.naming import version_folder
+from refitd_client.contract.naming import installed_release, version_folder
 from refitd_client.contract.states import Kind, VersionState
 
 LOOK_SECONDS = 2.0  # between two looks at the upstream
@@ -102,7 +101,7 @@ class UpstreamFollower:
         self._orders = Orders(store, targets, self._wake, run=run)
         self._handing_on = HandingOn(store, puller, self._wake, lambda: self._pulling is not None)
         self._reporter = UpstreamReporter(sources, self._as_report, self._orders.answered)
-        self._release = release_of("refitd")
+        self._release = installed_release()
         self._planned: str | None = None  # what was to be served when the look began that the plan was made of
         self._offered: UpstreamRun | None = None
         self._plan = PullPlan()

@@ -2,7 +2,6 @@
 
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
-from importlib.metadata import version as release_of
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, disable_created_metrics
@@ -17,6 +16,7 @@ from refitd.state.observer import Observer
 from refitd.state.records import RolloutRecord
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
+from refitd_client.contract.naming import installed_release
 from refitd_client.contract.states import RolloutState
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def tracing(endpoint: str | None) -> Generator["Tracer | None"]:
             "--otlp-endpoint (REFITD_OTLP_ENDPOINT) needs OpenTelemetry: refitd's extra 'otel' brings it"
         ) from error
 
-    release = release_of("refitd")
+    release = installed_release()
     provider = TracerProvider(resource=Resource.create({"service.name": "refitd", "service.version": release}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")))
     try:

@@ -7,6 +7,7 @@ import msgspec
 
 from refitd_client.contract import plugin
 from refitd_client.contract import plugin as answer
+from refitd_client.contract.naming import installed_release
 from refitd_client.contract.plugin import (
     Answer,
     Handshake,
@@ -18,7 +19,6 @@ from refitd_client.contract.plugin import (
     socket_name,
 )
 from refitd_client.transport.ipc import exporter, offer_file
-from refitd_plugin import rank_plugin
 from refitd_plugin.requests import RequestHandler
 from support.tiny_rank import Rank, version
 
@@ -49,7 +49,7 @@ def test_the_words_of_a_handshake(root: Path, startup: Path) -> None:
     rank = Rank(startup, port=30000, random_seed=7)
     rank.answer(version(root, 1))
     installed = rank.plugin.rank_of(rank.updater)
-    handler = RequestHandler(root, installed.process, installed.engine, None, rank_plugin.plugin_release())
+    handler = RequestHandler(root, installed.process, installed.engine, None, installed_release())
     said = handler.handle(PluginRequest(do="hello"))
     assert set(said) == {
         "ok", "protocol", "plugin", "sglang", "state", "reason", "host", "pid", "port", "seed", "rank", "ranks",

@@ -235,7 +235,7 @@ def speed(palette: Palette) -> str:
         y += 52
     notes = (
         "Publish: how long the trainer is held. Pause: how long the engine stands still (its stages, added).",
-        "Empty: not measured. Medians; docs/benchmarks.md has each run with its machine and its command.",
+        "Empty: not measured. Medians; docs/measurements.md has each run with its machine and its command.",
         "By hand and SGLang as it is: one run. The others: runs of their own, on machines of the same kind.",
         "SGLang 0.5.12.post1; refitd inside on one H200: SGLang 0.5.23.",
     )

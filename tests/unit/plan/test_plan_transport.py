@@ -152,8 +152,8 @@ def test_nccl_brings_the_environment_that_both_sides_need() -> None:
     assert environment["engine"]["HF_HUB_OFFLINE"] == "1"
 
 
-def test_every_figure_of_a_cost_stands_in_the_benchmarks() -> None:
-    page = (DOCS / "benchmarks.md").read_text()
+def test_every_figure_of_a_cost_stands_in_the_measurements() -> None:
+    page = (DOCS / "measurements.md").read_text()
     for transport, cost in COSTS.items():
         figures = re.findall(r"\d+(?:\.\d+)?", cost)
         assert figures, transport

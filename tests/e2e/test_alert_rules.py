@@ -28,9 +28,10 @@ def test_prometheus_takes_its_configuration_and_the_rules() -> None:
 
 
 @needs_promtool
-def test_prometheus_takes_the_job_for_a_cluster(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["kubernetes", "kubernetes-hosts"])
+def test_prometheus_takes_the_job_for_a_cluster(name: str, tmp_path: Path) -> None:
     """But for its finding of pods: Debian's promtool is built without Kubernetes."""
-    configuration = yaml.safe_load((FOLDER / "kubernetes.yml").read_text())
+    configuration = yaml.safe_load((FOLDER / f"{name}.yml").read_text())
     assert configuration["scrape_configs"][0].pop("kubernetes_sd_configs")
     (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(configuration))
     done = run("check", "config", "--syntax-only", tmp_path / "prometheus.yml")

@@ -1,12 +1,9 @@
 """deploy/kubernetes/hosts: a hub, alone or as a group, and followers beside their engines or on their nodes."""
 
-import json
 import re
 import shutil
 import subprocess
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import kubernetes_validate
 import pytest
@@ -16,68 +13,24 @@ from refitd.api.health import router
 from refitd.settings import Settings
 from refitd.text import bytes_in
 from support.checkpoints import write_model
-from support.kustomize import built
-
-Document = dict[str, Any]
-KUBERNETES = Path(__file__).parents[2] / "deploy/kubernetes"
-FOLDER = KUBERNETES / "hosts"
-HUBS, FOLLOWERS = ("hub", "hub-postgres"), ("sidecar", "daemonset")
-NAMES = (*HUBS, *FOLLOWERS)
-RELEASES = ("1.29", "1.33")
-WORKLOADS = ("Deployment", "DaemonSet")
-
-
-@cache
-def documents(name: str) -> list[Document]:
-    return built(FOLDER / name)
-
-
-def of_kind(name: str, *kinds: str) -> list[Document]:
-    return [document for document in documents(name) if document["kind"] in kinds]
-
-
-def pods(name: str) -> list[Document]:
-    """The templates of the pods."""
-    return [workload["spec"]["template"] for workload in of_kind(name, *WORKLOADS)]
-
-
-def containers(name: str) -> list[tuple[Document, Document]]:
-    """Each container with its pod's template."""
-    found = [(pod, each) for pod in pods(name) for each in pod["spec"].get("initContainers", [])]
-    return found + [(pod, each) for pod in pods(name) for each in pod["spec"]["containers"]]
-
-
-def refitd(name: str) -> tuple[Document, Document]:
-    ((pod, container),) = [each for each in containers(name) if each[1]["name"] == "refitd"]
-    return pod, container
-
-
-def settings_of(name: str) -> dict[str, str]:
-    return {each["name"]: each["value"] for each in refitd(name)[1]["env"] if "value" in each}
-
-
-def selects(labels: Document, selector: Document) -> bool:
-    return selector.get("matchLabels", selector).items() <= labels.items()
-
-
-def admitted(policy: Document, pod: Document, rules: str = "ingress") -> set[Any]:
-    """The ports at which a policy lets a pod in, or out to it."""
-    side = "from" if rules == "ingress" else "to"
-    return {
-        port["port"]
-        for rule in policy["spec"].get(rules, [])
-        for port in rule["ports"]
-        if any("podSelector" in who and selects(pod["metadata"]["labels"], who["podSelector"]) for who in rule[side])
-    }
-
-
-def policy_of(name: str, pod: Document) -> Document:
-    (found,) = [
-        policy
-        for policy in of_kind(name, "NetworkPolicy")
-        if selects(pod["metadata"]["labels"], policy["spec"]["podSelector"])
-    ]
-    return found
+from support.kubernetes_hosts import (
+    FOLDER,
+    FOLLOWERS,
+    HUBS,
+    KUBERNETES,
+    NAMES,
+    RELEASES,
+    Document,
+    admitted,
+    containers,
+    documents,
+    of_kind,
+    pods,
+    policy_of,
+    refitd,
+    selects,
+    settings_of,
+)
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -98,7 +51,7 @@ def test_kustomize_itself_makes_the_same(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_file_of_a_layout_is_named_and_every_image_has_a_registry_and_a_tag(name: str) -> None:
     said = yaml.safe_load((FOLDER / name / "kustomization.yaml").read_text())
-    named = {*said["resources"], *(patch["path"] for patch in said.get("patches", []))}
+    named = {*said["resources"], *(patch["path"] for patch in said.get("patches", []) if "path" in patch)}
     assert {path.name for path in (FOLDER / name).iterdir()} - {"kustomization.yaml"} == named - {"../hub"}
     for _, container in containers(name):
         assert re.fullmatch(r"[\w.-]+\.[\w./-]+:v?\d+\.\d+\.\d+", container["image"])
@@ -125,8 +78,9 @@ def test_refitd_of_many_hosts_starts_with_these_settings(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = {"/data": tmp_path, "/state": tmp_path, "/models/model": write_model(tmp_path / "models/model")}
-    for secret in ("write", "read", "engines"):
-        (tmp_path / secret).write_text(secret)
+    (tokens,) = [each["secret"] for each in refitd(name)[0]["spec"]["volumes"] if each["name"] == "tokens"]
+    for item in tokens["items"]:
+        (tmp_path / item["path"]).write_text(item["key"])
     values = {"$(POD_IP)": "10.0.0.7", "$(POD_NAME)": "pod", "$(NODE_NAME)": "node"}
     for variable, value in settings_of(name).items():
         text = value.replace("/run/secrets/refitd", str(tmp_path))
@@ -136,8 +90,16 @@ def test_refitd_of_many_hosts_starts_with_these_settings(
         assert variable == "PGPASSFILE" or variable.removeprefix("REFITD_").lower() in Settings.model_fields
     settings = Settings()  # pyright: ignore[reportCallIssue]
     assert refitd(name)[1]["args"] == ["serve"]
-    assert (settings.follow == ["http://refitd:8700"]) == (name in FOLLOWERS)
+    assert (settings.follow == ["https://refitd:8700"]) == (name in FOLLOWERS)
     assert len(settings.engines) == (name in FOLLOWERS)
+    assert settings.take_followers is (name in HUBS)
+    assert settings.tls_files is not None
+    assert settings.client_tls.ca_file is not None
+    assert settings.tokens().read == ("read",)
+    assert settings.tokens().follow == ("follow",)
+    assert (settings.tokens().write, settings.tokens().publish) == (
+        (("write",), ("publish",)) if name in HUBS else (("hosts",), ())
+    )
     assert (settings.database is not None) == (name == "hub-postgres")
 
 
@@ -150,7 +112,8 @@ def test_secrets_are_files_and_no_variables_of_refitd(name: str) -> None:
     for pod in pods(name):
         for volume in pod["spec"]["volumes"]:
             if "secret" in volume:
-                assert f"create secret generic {volume['secret']['secretName']} " in told
+                secret = re.sub("refitd-(hub|host|client)-tls", "refitd-$one-tls", volume["secret"]["secretName"])
+                assert f"create secret generic {secret} " in told
                 assert volume["secret"]["defaultMode"] == 0o440
 
 
@@ -162,6 +125,7 @@ def test_probes_of_refitd_ask_what_is_there(name: str) -> None:
     probes = {kind: container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")}
     assert {probe["port"] for probe in probes.values()} <= ports
     assert {probe["path"] for probe in probes.values()} <= routes
+    assert {probe["scheme"] for probe in probes.values()} == {"HTTPS"}
     assert probes["readiness"]["path"] == "/readyz", "only the leader of a group is ready"
     assert probes["liveness"]["path"] == "/healthz", "one that stands by is no reason for a restart"
 
@@ -252,6 +216,8 @@ def test_the_follower_of_a_node_is_there_once_and_reaches_the_engine_of_its_node
 @pytest.mark.parametrize("name", NAMES)
 def test_services_of_many_hosts_select_pods_and_ports_that_there_are(name: str) -> None:
     for service in of_kind(name, "Service"):
+        if service["metadata"]["name"] == "hosts":
+            continue  # followers' pods, which another layout has
         chosen = [pod for pod in pods(name) if selects(pod["metadata"]["labels"], service["spec"]["selector"])]
         assert len(chosen) == 1
         ports = {port["name"] for pod, each in containers(name) if pod is chosen[0] for port in each.get("ports", [])}
@@ -284,18 +250,3 @@ def test_a_group_reaches_its_database_and_whatever_a_hub_alone_reaches() -> None
     (added,) = [rule for rule in group if rule not in alone]
     assert added["ports"] == [{"port": 5432}]
     assert all(rule in group for rule in alone)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_pod_monitor_finds_hub_and_followers_at_their_port(name: str) -> None:
-    """Its schema is the operator's own (monitoring.coreos.com/v1), which Kubernetes' schemas do not have."""
-    monitor = yaml.safe_load((KUBERNETES / "samples/monitor.yaml").read_text())
-    (chosen,) = monitor["spec"]["selector"]["matchExpressions"]
-    pod, container = refitd(name)
-    assert chosen["operator"] == "In"
-    assert pod["metadata"]["labels"][chosen["key"]] in chosen["values"]
-    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
-    assert [port["containerPort"] for port in container["ports"]] == [endpoint["portNumber"]]
-    (tokens,) = [each["secret"] for each in pod["spec"]["volumes"] if each["name"] == "tokens"]
-    assert endpoint["authorization"]["credentials"]["name"] == tokens["secretName"]
-    assert "prometheus.io" not in json.dumps(documents(name)), "annotations bring no token"

@@ -1,6 +1,7 @@
 """As much of kustomize as deploy/kubernetes uses, for where no kubectl is: what a folder's kustomization makes."""
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,50 @@ _KEYS = ("name", "mountPath", "containerPort")  # by which entries of a list are
 def built(folder: Path) -> list[Document]:
     """The documents that a kustomization makes, with namespace, labels, images and patches."""
     said = yaml.safe_load((folder / "kustomization.yaml").read_text())
-    known = {"apiVersion", "kind", "resources", "patches", "namespace", "labels", "images"}
+    return _built(folder, said, [])
+
+
+def overlay(folder: Path, resources: list[str], components: list[str]) -> list[Document]:
+    """The documents that a kustomization in the folder makes of these resources and components."""
+    return _built(folder, {"resources": resources, "components": components}, [])
+
+
+def _built(folder: Path, said: Document, found: list[Document]) -> list[Document]:
+    """What a kustomization makes of the documents that there are already: none, but for a component."""
+    known = {"apiVersion", "kind", "resources", "components", "patches", "namespace", "labels", "images"}
     assert said.keys() <= known, f"{folder}: {said.keys() - known} is not known here"
-    found: list[Document] = []
-    for name in said["resources"]:
+    found = list(found)
+    for name in said.get("resources", []):
         place = folder / name
         found += built(place) if place.is_dir() else yaml.safe_load_all(place.read_text())
+    for name in said.get("components", []):
+        place = folder / name
+        found = _built(place, yaml.safe_load((place / "kustomization.yaml").read_text()), found)
     for patch in said.get("patches", []):
-        found = _patched(found, yaml.safe_load((folder / patch["path"]).read_text()))
+        if "target" in patch:
+            _change(found, patch["target"], yaml.safe_load(patch["patch"]))
+        else:
+            found = _patched(found, yaml.safe_load((folder / patch["path"]).read_text()))
     for document in found:
         _finish(document, said)
     return found
+
+
+def _change(documents: list[Document], target: Document, operations: list[Document]) -> None:
+    """A JSON patch that adds, for each document whose kind and name fit the target's patterns."""
+    for document in documents:
+        if all(re.fullmatch(pattern, part) for pattern, part in zip(target.values(), _name(document), strict=True)):
+            for operation in operations:
+                assert operation["op"] == "add", f"{operation} is not known here"
+                *way, last = operation["path"].strip("/").split("/")
+                place: Any = document
+                for step in way:
+                    place = place[int(step)] if isinstance(place, list) else place[step]
+                if isinstance(place, list):
+                    assert last == "-", f"{operation} is not known here"
+                    place.append(copy.deepcopy(operation["value"]))
+                else:
+                    place[last] = copy.deepcopy(operation["value"])
 
 
 def _patched(documents: list[Document], patch: Document) -> list[Document]:

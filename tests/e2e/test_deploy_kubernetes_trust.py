@@ -1,0 +1,183 @@
+"""deploy/kubernetes/hosts: who has which token, which certificates there are, and the components mtls and monitor."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from refitd.engine.address import parse_allow_list
+from support.kubernetes_hosts import (
+    FOLDER,
+    FOLLOWERS,
+    HUBS,
+    KUBERNETES,
+    NAMES,
+    RELEASES,
+    documents,
+    names_of,
+    of_kind,
+    refitd,
+    selects,
+    settings_of,
+    tls_of,
+)
+from support.kustomize import overlay
+
+
+def test_each_side_has_the_tokens_of_its_role_and_no_other() -> None:
+    trainer = yaml.safe_load((KUBERNETES / "samples/trainer.yaml").read_text())["spec"]["template"]
+    held: dict[str, set[str]] = {}
+    for name, pod in (*((name, refitd(name)[0]) for name in NAMES), ("trainer", trainer)):
+        (tokens,) = [each["secret"] for each in pod["spec"]["volumes"] if each["name"] == "tokens"]
+        assert tokens["secretName"] == "refitd-tokens"
+        held[name] = {item["key"] for item in tokens["items"]}
+    hub, follower = {"write", "read", "publish", "follow", "hosts"}, {"hosts", "read", "follow", "engines"}
+    assert held == dict.fromkeys(HUBS, hub) | dict.fromkeys(FOLLOWERS, follower) | {"trainer": {"publish"}}
+    told = (FOLDER / "hub/kustomization.yaml").read_text()
+    assert set(re.findall(r"--from-literal=(\w+)=", told)) == hub | follower
+    assert settings_of("hub")["REFITD_ENGINE_ADMIN_KEY_FILE"] == settings_of("sidecar")["REFITD_TOKEN_FILE"], (
+        "what the hub sends with its orders opens the hosts"
+    )
+
+
+@pytest.mark.parametrize("name", [*FOLLOWERS, "hub-postgres"])
+def test_each_pod_says_a_name_by_which_the_others_reach_it_and_which_its_certificate_has(
+    name: str, tmp_path: Path
+) -> None:
+    """A pod's address is known at its start alone, and no certificate has it."""
+    (tmp_path / "refitd").write_text('#!/bin/sh\necho "$REFITD_ADVERTISE $*"\n')
+    (tmp_path / "refitd").chmod(0o755)
+    for address, dashed in (("10.0.0.7", "10-0-0-7"), ("fd00::7", "fd00--7")):
+        said = subprocess.run(
+            [word.replace("$$", "$") for word in refitd(name)[1]["command"]] + refitd(name)[1]["args"],
+            env={"PATH": f"{tmp_path}:/usr/bin:/bin", "POD_IP": address},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        service = "hubs" if name in HUBS else "hosts"
+        host = f"{dashed}.{service}.refitd.svc"
+        assert said == f"https://{host}:8700 serve\n"
+        assert f"*.{service}.refitd.svc" in names_of(tls_of(name))
+        (headless,) = [each for hub in HUBS for each in of_kind(hub, "Service") if each["metadata"]["name"] == service][
+            :1
+        ]
+        assert headless["spec"]["clusterIP"] == "None"
+        assert headless["spec"]["publishNotReadyAddresses"] is True
+        assert headless["spec"]["ports"][0]["port"] == 8700
+        assert selects(refitd(name)[0]["metadata"]["labels"], headless["spec"]["selector"])
+        if name in FOLLOWERS:
+            assert parse_allow_list([settings_of("hub")["REFITD_ENGINE_ALLOW"]]).names(host)
+
+
+def test_the_certificates_of_both_ways_have_the_names_that_services_are_called_by(tmp_path: Path) -> None:
+    """By cert-manager, and by the command of the hub's head, which is run here."""
+    head = re.sub(r"^# *", "", (FOLDER / "hub/kustomization.yaml").read_text(), flags=re.MULTILINE)
+    (words,) = re.findall(r"^deploy/make-certificates tls (.*\\\n.*?) +# ", head, re.MULTILINE)
+    for _ in range(2):  # the second time with the authority that is there
+        command = f"{KUBERNETES.parent / 'make-certificates'} tls {words}"
+        subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True)
+    for secret in ("refitd-hub-tls", "refitd-host-tls", "refitd-client-tls"):
+        file = tmp_path / "tls" / f"{secret.split('-')[1]}.crt"
+        checked = subprocess.run(
+            ["openssl", "verify", "-CAfile", tmp_path / "tls/ca.crt", file], capture_output=True, text=True, check=False
+        )
+        assert checked.returncode == 0, checked.stdout + checked.stderr
+        assert file.with_suffix(".key").stat().st_mode & 0o077 == 0
+        shown = subprocess.run(
+            ["openssl", "x509", "-in", file, "-noout", "-ext", "subjectAltName"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        assert re.findall(r"(?:DNS|IP Address):([^,\s]+)", shown) == names_of(secret)
+    (upstream,) = {re.sub(r"^https://|:\d+$", "", settings_of(name)["REFITD_FOLLOW"]) for name in FOLLOWERS}
+    assert upstream in names_of(tls_of("hub"))
+    for name in NAMES:
+        assert "127.0.0.1" in names_of(tls_of(name)), "which doctor calls, in the pod"
+
+
+def test_an_authority_that_is_there_is_kept_and_a_slip_makes_none(tmp_path: Path) -> None:
+    make = KUBERNETES.parent / "make-certificates"
+    subprocess.run([make, "tls", "one=one.example,::1"], cwd=tmp_path, check=True)
+    before = (tmp_path / "tls/ca.crt").read_bytes()
+    for slip in ([], ["one"], ["one="], ["=one.example"], ["ca=one.example"]):
+        done = subprocess.run([make, "tls", *slip], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 2, slip
+        assert "usage: make-certificates FOLDER" in done.stderr
+    assert (tmp_path / "tls/ca.crt").read_bytes() == before
+
+
+@pytest.mark.parametrize("follower", FOLLOWERS)
+@pytest.mark.parametrize("hub", HUBS)
+def test_with_the_component_mtls_hub_and_followers_want_a_certificate_and_show_theirs(hub: str, follower: str) -> None:
+    names = [f"../{name}" for name in (hub, follower)]
+    with_it, without = (overlay(FOLDER / "mtls", names, components) for components in (["../mtls"], []))
+    changed = [(one, other) for one, other in zip(with_it, without, strict=True) if one != other]
+    assert len(changed) == 2
+    for one, other in changed:
+        ((ours, before),) = [
+            pair
+            for kind in ("initContainers", "containers")
+            for pair in zip(*(each["spec"]["template"]["spec"].get(kind, []) for each in (one, other)), strict=True)
+            if pair[0] != pair[1]
+        ]
+        assert ours["name"] == "refitd"
+        (added,) = [each for each in ours["env"] if each not in before["env"]]
+        settings = {each["name"]: each.get("value") for each in ours["env"]}
+        assert added == {"name": "REFITD_TLS_CLIENT_CA", "value": settings["REFITD_CA_FILE"]}
+        assert settings["REFITD_CLIENT_CERT"] == settings["REFITD_TLS_CERT"]
+        assert settings["REFITD_CLIENT_KEY"] == settings["REFITD_TLS_KEY"]
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not here: support.kustomize stands for it")
+def test_kustomize_itself_takes_the_components(tmp_path: Path) -> None:
+    shutil.copytree(KUBERNETES, tmp_path / "kubernetes")
+    mine = tmp_path / "kubernetes/hosts/mine"
+    mine.mkdir()
+    said = {"resources": ["../hub-postgres", "../sidecar", "../cert-manager"], "components": ["../mtls", "../monitor"]}
+    (mine / "kustomization.yaml").write_text(yaml.safe_dump(said))
+    done = subprocess.run(["kubectl", "kustomize", mine], capture_output=True, text=True, check=True)
+    made = {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(done.stdout)}
+    expected = overlay(mine, **said)
+    assert made == {(each["kind"], each["metadata"]["name"]): each for each in expected}
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_the_sample_of_a_trainer_with_the_lines_for_many_hosts_trusts_the_hub_s_certificate(release: str) -> None:
+    text = re.sub(r"^( +)#- ", r"\1- ", (KUBERNETES / "samples/trainer.yaml").read_text(), flags=re.MULTILINE)
+    trainer = yaml.safe_load(text)
+    kubernetes_validate.validate(trainer, release, strict=True)
+    (container,) = trainer["spec"]["template"]["spec"]["containers"]
+    volumes = {each["name"]: each for each in trainer["spec"]["template"]["spec"]["volumes"]}
+    (mount,) = [each["mountPath"] for each in container["volumeMounts"] if each["name"] == "tls"]
+    settings = {each["name"]: each["value"] for each in container["env"]}
+    files = {settings[f"REFITD_{name}"] for name in ("CA_FILE", "CLIENT_CERT", "CLIENT_KEY")}
+    assert files == {f"{mount}/{name}" for name in ("ca.crt", "tls.crt", "tls.key")}
+    assert volumes["tls"]["secret"]["secretName"] == "refitd-client-tls"
+    assert settings_of("sidecar")["REFITD_FOLLOW"] in text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_pod_monitor_finds_hub_and_followers_at_their_port_and_trusts_their_certificates(name: str) -> None:
+    """Its schema is the operator's own (monitoring.coreos.com/v1), which Kubernetes' schemas do not have."""
+    (monitor,) = overlay(FOLDER / "monitor", [], ["../monitor"])
+    (chosen,) = monitor["spec"]["selector"]["matchExpressions"]
+    pod, container = refitd(name)
+    assert chosen["operator"] == "In"
+    assert pod["metadata"]["labels"][chosen["key"]] in chosen["values"]
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert [port["containerPort"] for port in container["ports"]] == [endpoint["portNumber"]]
+    (tokens,) = [each["secret"] for each in pod["spec"]["volumes"] if each["name"] == "tokens"]
+    assert endpoint["authorization"]["credentials"]["name"] == tokens["secretName"]
+    (job,) = yaml.safe_load((KUBERNETES.parent / "prometheus/kubernetes-hosts.yml").read_text())["scrape_configs"]
+    assert endpoint["scheme"] == job["scheme"] == "https"
+    assert endpoint["tlsConfig"]["serverName"] == job["tls_config"]["server_name"]
+    assert endpoint["tlsConfig"]["serverName"] in names_of(tls_of(name))
+    assert not of_kind(name, "PodMonitor"), "a cluster without the operator would refuse the layout"
+    assert "prometheus.io" not in json.dumps(documents(name)), "annotations bring no token"

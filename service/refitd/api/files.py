@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import unquote
 
 from fastapi import APIRouter, Header
 from starlette.responses import Response
@@ -24,7 +25,7 @@ from refitd.api.sendfile import EXTENSION
 from refitd.problem import ProblemError, Slug
 from refitd.root.handle import below, parts_below, root_at
 from refitd.state.version import VersionRecord
-from refitd_client.contract.follow import FileBlocks
+from refitd_client.contract.follow import FOLLOWER_HEADER, FileBlocks
 from refitd_client.contract.manifest import BLOCK, MAX_MANIFEST_BYTES, digest_of_pieces
 from refitd_client.contract.naming import MANIFEST_NAME
 from refitd_client.contract.states import VersionState
@@ -37,6 +38,7 @@ _DIGESTING = asyncio.Semaphore(1)
 _READERS = 4  # threads that read a file for the digests of its blocks
 _MOST_BLOCKS = 200  # files whose blocks' digests are remembered: all followers ask for those of the newest versions
 _BLOCKS: OrderedDict[tuple[str, str], list[str]] = OrderedDict()  # by a version's digest and a file's name
+_HEAD = 2**20  # bytes: a smaller part, as of a file's header, is given to everyone
 ARRIVES_SECONDS = 5.0  # for which a request waits for bytes that are on their way here: less than a stall takes
 _OBJECT: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
 _OCTETS: dict[str, Any] = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
@@ -60,17 +62,36 @@ async def get_manifest(version_id: str, service: ServiceOf) -> Response:
 
 @router.get("/files/{name}", response_class=Response, responses=_PARTS)
 async def get_file(
-    version_id: str, name: str, service: ServiceOf, wanted: Annotated[str | None, Header(alias="range")] = None
+    version_id: str,
+    name: str,
+    service: ServiceOf,
+    wanted: Annotated[str | None, Header(alias="range")] = None,
+    follower: Annotated[str | None, Header(alias=FOLLOWER_HEADER)] = None,
 ) -> Response:
     """A file of a sealed version, or a part of it: `Range: bytes=0-16777215`. One range alone is understood.
 
     A follower also hands out blocks of what it still pulls, once it has checked them; it answers 503 (`not-yet`) where
-    it has waited some seconds for a block in vain.
+    it has waited some seconds for a block in vain. So does a hub to a follower that names itself and has relays, once
+    the hub has sent enough copies of the version.
     """
     fd, part = await _arriving(service, version_id, name, wanted) or await _sealed(service, version_id, name, wanted)
+    if follower is not None and part.count > _HEAD and not _serves(service, follower, version_id):
+        os.close(fd)
+        text = f"this service has sent enough copies of {version_id}: ask the relays that it names"
+        raise ProblemError(Slug.NOT_YET, text, {"Retry-After": "0"})
     if service.telemetry is not None:
         service.telemetry.meters.handed_out(part.count)
     return FileResponse(fd, part, service.handed_out.sending(version_id, part.count))
+
+
+def _serves(service: Service, follower: str, version_id: str) -> bool:
+    """Whether this service gives blocks of a version to a follower, which could have them from relays."""
+    known = service.store.versions.get(version_id)
+    if service.relays is None or known is None or not known.bytes:
+        return True
+    return service.relays.serves(
+        unquote(follower), version_id, service.handed_out.bytes_of.get(version_id, 0) / known.bytes
+    )
 
 
 async def _arriving(

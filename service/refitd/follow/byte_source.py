@@ -15,10 +15,12 @@ from typing import TypeVar
 from urllib.parse import quote, urlsplit
 
 from refitd.follow.upstream import FilePart, GoneError, NotYetError, UnreachableError, UpstreamError, WrongError
+from refitd_client.contract.follow import FOLLOWER_HEADER
 from refitd_client.http.connection import Connection
 from refitd_client.http.tls import in_use, why_refused
 
 CONNECT_SECONDS = 5.0
+RELAY_CONNECT_SECONDS = 2.0  # another source is named soon; a lost first packet is sent again within one
 STALL_SECONDS = 10.0  # without a byte
 SLOWEST = 2**20  # bytes a second below which a part is given up
 _SLICE = 2**20  # bytes between two looks at the clock
@@ -33,12 +35,24 @@ Take = Callable[[http.client.HTTPResponse, float], ResultT]
 
 
 class HttpByteSource:
-    """One other refitd. `connection` has its URL, and the token that it wants."""
+    """One other refitd. `connection` has its URL, and the token that it wants. `asked_by` is sent as this follower's
+    name where it is set.
+    """
 
-    def __init__(self, connection: Connection, *, threads: ThreadPoolExecutor) -> None:
-        """Open no connection yet. `threads` receive; the caller owns them."""
+    def __init__(
+        self, connection: Connection, *, threads: ThreadPoolExecutor, connect_seconds: float = CONNECT_SECONDS
+    ) -> None:
+        """Open no connection yet.
+
+        Args:
+            connection: the URL, and the token.
+            threads: receive; the caller owns them.
+            connect_seconds: until a connection is given up that does not come.
+        """
+        self.asked_by: str | None = None
         self._connection = connection
         self._threads = threads
+        self._connect_seconds = connect_seconds
         at = urlsplit(connection.url)
         self._tls = in_use() if at.scheme == "https" else None
         self._host, self._port, self._prefix = at.hostname or "", at.port, at.path.rstrip("/")
@@ -54,6 +68,8 @@ class HttpByteSource:
         path = f"/v1/versions/{quote(part.version, safe='')}/files/{quote(part.file, safe='')}"
         end = part.start + part.length - 1
         headers = {"Range": f"bytes={part.start}-{end}"}
+        if self.asked_by is not None:
+            headers[FOLLOWER_HEADER] = quote(self.asked_by, safe="")
 
         def take(response: http.client.HTTPResponse, until: float) -> None:
             told = response.headers.get("Content-Range", "").partition("/")[0]
@@ -104,9 +120,9 @@ class HttpByteSource:
             return self._idle.pop(), True
         if self._tls is not None:
             return http.client.HTTPSConnection(
-                self._host, self._port, timeout=CONNECT_SECONDS, context=self._tls.context()
+                self._host, self._port, timeout=self._connect_seconds, context=self._tls.context()
             ), False
-        return http.client.HTTPConnection(self._host, self._port, timeout=CONNECT_SECONDS), False
+        return http.client.HTTPConnection(self._host, self._port, timeout=self._connect_seconds), False
 
     def keep(self, connection: http.client.HTTPConnection) -> None:
         """Keep a connection whose answer was read to its end. Called in threads."""

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from refitd.follow.byte_source import HttpByteSource
+from refitd.follow.byte_source import RELAY_CONNECT_SECONDS, HttpByteSource
 from refitd.follow.upstream import (
     ByteSource,
     FilePart,
@@ -112,6 +112,7 @@ class HubUpstream:
 
     async def report(self, report: FollowerReport) -> ReportAnswer:
         """See `Upstream`."""
+        self._bytes.asked_by = report.follower
         return await self._asked(self._client.report(report))
 
     def relay(self, url: str) -> ByteSource | None:
@@ -121,7 +122,8 @@ class HubUpstream:
         is_open = self.name.startswith("https:") and not url.startswith("https:")
         if is_open or not is_web_address(url) or "@" in url:
             return None
-        return HttpByteSource(replace(self._connection, url=url.rstrip("/")), threads=self._threads)
+        connection = replace(self._connection, url=url.rstrip("/"))
+        return HttpByteSource(connection, threads=self._threads, connect_seconds=RELAY_CONNECT_SECONDS)
 
     async def aclose(self) -> None:
         """See `ByteSource`."""

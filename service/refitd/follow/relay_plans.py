@@ -6,16 +6,22 @@
 
 A follower that is said to have given wrong bytes is not named again to anyone until its process is another. One that
 did not give what it was asked for is not named again to who said so, and to others not until it has reported again.
+
+A follower is silent that has not reported for some time, or not since others began to pull what is new: each reports
+when it begins to pull. A silent one may be dead, and gets the last place (`policy/relays.py`).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from refitd.policy.relays import Parents, RelayHost, home_of, plan_relays
-from refitd.state.followers import Followers
+from refitd.policy.relays import Parents, RelayHost, home_of, hub_serves, plan_relays
+from refitd.state.followers import LEASE_SECONDS, Followers
 from refitd.state.store import Store
 from refitd_client.contract.follow import FollowerReport, Relay, RelayedFollower
+from refitd_client.contract.naming import Order, parse_version_id
 
+SILENT_SECONDS = LEASE_SECONDS / 2  # without a report, where followers report three times in a lease
+HEARD_SECONDS = 1.0  # in which a follower that lives says that it pulls what others pull
 _MOST_WRONG = 1000  # processes that are remembered
 Answer = tuple[Relay | None, ...]
 
@@ -44,6 +50,9 @@ class RelayPlans:
         self._came = 0
         self._wrong: dict[str, str] = {}
         self._complaints: dict[tuple[str, str], float] = {}  # who lacks what process, since when
+        self._newest: dict[str | None, tuple[Order, float]] = {}  # what is pulled, by run, and since when
+        self._silent: frozenset[str] = frozenset()  # when the plan was made
+        self._refused: dict[str, tuple[str, float]] = {}  # to whom which version, since when
         self._is_old = True
         self._plans: dict[str | None, dict[str, Parents]] = {}
 
@@ -54,12 +63,29 @@ class RelayPlans:
         self._forget()
         self._place(report)
         self._hear(report)
+        self._begins(report)
         if not report.pulls:
             return {}
         if self._is_old:
             self._plan()
         named = tuple(map(self._relay, self._plans[report.run][report.follower]))
         return dict.fromkeys(report.pulls, named) if any(named) else {}
+
+    def serves(self, follower: str, version: str, copies: float) -> bool:
+        """Whether this service itself gives a follower blocks of a version, of which it has sent so many copies.
+
+        A follower that is refused has a relay for each stripe, and asks those; after some seconds it is served.
+        """
+        place = self._places.get(follower)
+        parents = None if place is None else self._plans.get(place.run, {}).get(follower)
+        if parents is None:
+            return True
+        now, (refused, since) = self._store.clock.monotonic(), self._refused.get(follower, ("", 0.0))
+        if hub_serves(parents, copies, now - since if refused == version else None):
+            return True
+        if refused != version:
+            self._refused[follower] = version, now
+        return False
 
     def shown(self) -> list[RelayedFollower]:
         """Every follower's place, for people."""
@@ -87,7 +113,9 @@ class RelayPlans:
             return self._wrong[place.process]
         if place.home is None:
             return "it has no --advertise, so that others cannot reach it"
-        return None if self._answers(name) else "another follower did not get from it what it asked for"
+        if not self._answers(name):
+            return "another follower did not get from it what it asked for"
+        return "it has not reported when it should have" if self._is_silent(name) else None
 
     def _relay(self, name: str | None) -> Relay | None:
         place = None if name is None else self._places[name]
@@ -99,6 +127,7 @@ class RelayPlans:
         if gone := self._places.keys() - known.keys():
             for name in gone:
                 del self._places[name]
+                self._refused.pop(name, None)
             self._complaints = {key: at for key, at in self._complaints.items() if key[0] in known}
             self._is_old = True
             self._tell()
@@ -139,6 +168,22 @@ class RelayPlans:
         if any(process == report.process for _, process in self._complaints):
             self._is_old = True
 
+    def _begins(self, report: FollowerReport) -> None:
+        """Note since when the newest version is pulled, and that one that was silent is there."""
+        pulled = [parsed[1] for parsed in map(parse_version_id, report.pulls) if parsed is not None]
+        known = self._newest.get(report.run)
+        if pulled and (known is None or max(pulled) > known[0]):
+            self._newest[report.run] = max(pulled), self._followers.known[report.follower].at
+            self._is_old = True
+        if report.follower in self._silent:
+            self._is_old = True
+
+    def _is_silent(self, name: str) -> bool:
+        """Whether it has not reported for some time, or not since others began to pull what is new."""
+        at, now = self._followers.known[name].at, self._store.clock.monotonic()
+        _, began = self._newest.get(self._places[name].run, (None, at))
+        return now - at > SILENT_SECONDS or (at < began and now - began > HEARD_SECONDS)
+
     def _distrust(self, by: str, process: str, why: str) -> None:
         name = next((name for name, place in self._places.items() if place.process == process), None)
         if process in self._wrong or name is None or len(self._wrong) >= _MOST_WRONG:
@@ -170,6 +215,7 @@ class RelayPlans:
             home=place.home,
             zone=place.zone,
             is_used=place.process not in self._wrong and self._answers(name),
+            is_silent=self._is_silent(name),
             avoids=frozenset(each for each, other in self._places.items() if other.process in lost)
             if lost
             else frozenset(),
@@ -178,4 +224,5 @@ class RelayPlans:
     def _plan(self) -> None:
         runs = {place.run for place in self._places.values()}
         self._plans = {run: plan_relays(self._hosts(run), self.children, self._plans.get(run)) for run in runs}
+        self._silent = frozenset(filter(self._is_silent, self._places))
         self._is_old = False

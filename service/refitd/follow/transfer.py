@@ -34,7 +34,7 @@ from refitd_client.write.version_folder import StagedShard, Staging
 PARTS = 4  # that are under way at a time
 NOT_YET_TIMES = 5  # that a relay may say "not yet" to one block, each after some seconds
 PATIENCE = 60.0  # seconds for which no source may give anything, before a pull is given up
-_PAUSES = (0.1, 0.3, 1.0, 3.0)  # seconds after failures of a part
+PAUSES = (0.1, 0.3, 1.0, 3.0)  # seconds after failures of a part
 _ONE_BLOCK = "xxh3:"
 AnswerT = TypeVar("AnswerT")
 
@@ -88,7 +88,7 @@ async def again(ask: Callable[[], Awaitable[AnswerT]], sleep: Sleep) -> AnswerT:
         except UnreachableError:
             if waited >= PATIENCE:
                 raise
-        pause = _PAUSES[min(tried, len(_PAUSES) - 1)]
+        pause = PAUSES[min(tried, len(PAUSES) - 1)]
         await sleep(pause)
         waited, tried = waited + pause, tried + 1
 
@@ -253,25 +253,27 @@ class Transfer:
     async def _filled(
         self, part: FilePart, target: NDArray[np.uint8], number: int | None
     ) -> "ByteSource | RelaySource":
-        """Fill the target from the relay for this block of the version (None: no relay), else from the upstream."""
+        """Fill the target from the relay for this block of the version (None: no relay), else from the upstream.
+
+        An upstream that gives nothing may have named another relay meanwhile, so that is asked first each time.
+        """
         if not part.length:
             return self._sources.upstream
-        while number is not None and (relay := self._sources.relay(self._version, number)) is not None:
-            try:
-                await _patiently(relay.source, part, target.data)
-            except UpstreamError as error:
-                self._sources.failed(relay, str(error))
-            else:
-                self._count(relay.source, part.length)
-                return relay
 
-        async def ask() -> ByteSource:
+        async def ask() -> ByteSource | RelaySource:
+            while number is not None and (relay := self._sources.relay(self._version, number)) is not None:
+                try:
+                    await _patiently(relay.source, part, target.data)
+                except UpstreamError as error:
+                    self._sources.failed(relay, str(error))
+                else:
+                    return relay
             upstream = self._sources.upstream
             await upstream.fill(part, target.data)
             return upstream
 
         source = await again(ask, self._sleep)
-        self._count(source, part.length)
+        self._count(source.source if isinstance(source, RelaySource) else source, part.length)
         return source
 
     def _count(self, source: ByteSource, count: int) -> None:

@@ -26,7 +26,7 @@ class UnreachableError(UpstreamError):
 
 
 class NotYetError(UnreachableError):
-    """It pulls that version itself, and has not got to these bytes. Asking again will help."""
+    """It pulls that version itself, and has not got to these bytes, or has others give them. Asking again will help."""
 
 
 class GoneError(UpstreamError):

@@ -9,14 +9,19 @@ SOSP 2003.) The first of each tree pulls from the hub, which so sends one copy i
 In each stripe followers have an order that never changes: those at home there by their number, then those at home
 elsewhere, then those that nobody can reach. A follower pulls only from one before it. So nobody waits for itself, also
 while some still go by an older plan.
+
+Who is silent may be dead: it gets a relay after all others, and a place that another needs is taken from it. A dead
+follower leaves as many places as its children need, so that these need not go to the hub.
 """
 
+import heapq
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 Parents = tuple[str | None, ...]
 """From whom a follower pulls, a name by stripe; None is the hub."""
+REFUSED_SECONDS = 3.0  # after which the hub serves a follower all the same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +34,7 @@ class RelayHost:
         home: the stripe in which it hands on; None where others cannot reach it.
         zone: label of its place; followers pull within a zone where they can.
         is_used: whether others pull from it; not while it counts as dead, or if it gave wrong bytes.
+        is_silent: whether it has not reported as it should have, so that it may be dead.
         avoids: names of followers that it does not pull from, because they did not give it what it asked for.
     """
 
@@ -37,6 +43,7 @@ class RelayHost:
     home: int | None
     zone: str = ""
     is_used: bool = True
+    is_silent: bool = False
     avoids: frozenset[str] = frozenset()
 
 
@@ -46,6 +53,20 @@ def home_of(zone: str, hosts: Iterable[RelayHost], children: int) -> int:
     in_zone = Counter(home for is_near, home in there if is_near)
     in_all = Counter(home for _, home in there)
     return min(range(children), key=lambda stripe: (in_zone[stripe], in_all[stripe], stripe))
+
+
+def hub_serves(parents: Parents, copies: float, refused: float | None) -> bool:
+    """Whether the hub gives blocks of a version to a follower that asks it for them.
+
+    Whoever asks gets them until as many copies of the version were sent as it has stripes. From then on a follower that
+    has a relay for each stripe is to ask those again; one that was refused for a while is served for good.
+
+    Args:
+        parents: whom the plan names to the follower.
+        copies: of the version that the hub has sent.
+        refused: seconds since it first refused the version to this follower, None where it has not.
+    """
+    return copies < len(parents) or None in parents or (refused is not None and refused >= REFUSED_SECONDS)
 
 
 def plan_relays(
@@ -59,12 +80,14 @@ def plan_relays(
         before: the plan so far. What of it still can be stays; what came from the hub is decided anew.
     """
     trees = _Trees(hosts, children)
-    for name, parents in (before or {}).items():
-        trees.keep(name, parents)
-    for stripe in range(children):
-        trees.attach(stripe, at_home=True)
-    for stripe in range(children):  # the tree of another stripe may have left something over
-        trees.attach(stripe, at_home=False)
+    for is_silent in (False, True):
+        for host in hosts:
+            if host.is_silent is is_silent and before is not None and host.name in before:
+                trees.keep(host.name, before[host.name])
+        for stripe in range(children):
+            trees.attach(stripe, at_home=True, is_silent=is_silent)
+        for stripe in range(children):  # the tree of another stripe may have left something over
+            trees.attach(stripe, at_home=False, is_silent=is_silent)
     return trees.plan
 
 
@@ -83,31 +106,54 @@ class _Trees:
 
     def keep(self, name: str, parents: Parents) -> None:
         """Leave a follower with the parents that it had, as far as they may be."""
-        child = self._hosts.get(name)
-        if child is None or len(parents) != len(self._parents[name]):
+        child = self._hosts[name]
+        if len(parents) != len(self._parents[name]):
             return
         for stripe, parent in enumerate(parents):
             known = None if parent is None else self._hosts.get(parent)
             if known is not None and self._may(child, known) and _rank(known, stripe) < _rank(child, stripe):
                 self._join(child, known, stripe)
 
-    def attach(self, stripe: int, *, at_home: bool) -> None:
-        """Give those without a parent one that is before them: of those at home in the stripe, or of all."""
+    def attach(self, stripe: int, *, at_home: bool, is_silent: bool) -> None:
+        """Give those without a parent one that is before them: of those at home in the stripe, or of all.
+
+        Args:
+            stripe: whose tree grows.
+            at_home: whether only those at home there get children.
+            is_silent: whether those that are silent get a parent, or those that are not.
+        """
+        earlier = _Earlier(self._spare)
         depth: dict[str, int] = {}
-        earlier: list[RelayHost] = []
         for host in self._order[stripe]:
-            if self._parents[host.name][stripe] is None:
-                nearest = min(
-                    (each for each in earlier if self._may(host, each)),
-                    key=lambda each: (each.zone != host.zone, depth[each.name], each.number),
-                    default=None,
-                )
+            parents = self._parents[host.name]
+            if parents[stripe] is None and host.is_silent is is_silent:
+                nearest = earlier.nearest(host) or self._freed(host, stripe, depth)
                 if nearest is not None:
                     self._join(host, nearest, stripe)
-            parent = self._parents[host.name][stripe]
+            parent = parents[stripe]
             depth[host.name] = 0 if parent is None else depth.get(parent, 0) + 1
             if host.home == stripe or not at_home:
-                earlier.append(host)
+                earlier.add(host, depth[host.name])
+
+    def _freed(self, host: RelayHost, stripe: int, depth: Mapping[str, int]) -> RelayHost | None:
+        """One before the follower, which is at home in the stripe: a child gives way that another can take."""
+        room = [each for each in self._hosts.values() if each.home == stripe and self._spare[each.name] > 0]
+        if host.home != stripe or host.is_silent or not room:
+            return None
+        found: list[tuple[tuple[bool, int, int], RelayHost, RelayHost]] = []
+        for child in self._order[stripe]:
+            name = self._parents[child.name][stripe]
+            if child.home == stripe or name is None or name not in depth or name in host.avoids:
+                continue
+            if any(each.name not in child.avoids for each in room):
+                parent = self._hosts[name]
+                found.append(((parent.zone != host.zone, depth[name], parent.number), child, parent))
+        if not found:
+            return None
+        _, child, parent = min(found, key=lambda each: each[0])
+        self._parents[child.name][stripe] = None
+        self._spare[parent.name] += 1
+        return parent
 
     def _may(self, child: RelayHost, parent: RelayHost) -> bool:
         return self._spare[parent.name] > 0 and parent.name not in child.avoids
@@ -115,6 +161,45 @@ class _Trees:
     def _join(self, child: RelayHost, parent: RelayHost, stripe: int) -> None:
         self._spare[parent.name] -= 1
         self._parents[child.name][stripe] = parent.name
+
+
+class _Earlier:
+    """Those that come before a follower and may have children, the flattest first."""
+
+    def __init__(self, spare: Mapping[str, int]) -> None:
+        self._spare = spare
+        self._heaps: dict[bool, dict[str, list[tuple[int, int, RelayHost]]]] = {False: {}, True: {}}
+
+    def add(self, host: RelayHost, depth: int) -> None:
+        """One more."""
+        if self._spare[host.name] > 0:
+            heapq.heappush(self._heaps[host.is_silent].setdefault(host.zone, []), (depth, host.number, host))
+
+    def nearest(self, child: RelayHost) -> RelayHost | None:
+        """Whom a follower is to pull from: one that is not silent, of its zone, with a short way from the hub."""
+        for heaps in self._heaps.values():
+            at_hand = self._first(heaps.get(child.zone, []), child)
+            far = () if at_hand else (self._first(heap, child) for zone, heap in heaps.items() if zone != child.zone)
+            found = at_hand or min((each for each in far if each), default=None)
+            if found is not None:
+                return found[2]
+        return None
+
+    def _first(self, heap: list[tuple[int, int, RelayHost]], child: RelayHost) -> tuple[int, int, RelayHost] | None:
+        """The first of a zone that has room and that the follower does not avoid. Drops those that are full."""
+        aside: list[tuple[int, int, RelayHost]] = []
+        found = None
+        while heap and found is None:
+            first = heap[0]
+            if self._spare[first[2].name] > 0 and first[2].name not in child.avoids:
+                found = first
+            elif self._spare[first[2].name] > 0:
+                aside.append(heapq.heappop(heap))
+            else:
+                heapq.heappop(heap)
+        for each in aside:
+            heapq.heappush(heap, each)
+        return found
 
 
 def _rank(host: RelayHost, stripe: int) -> tuple[bool, bool, int]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from refitd_client.contract.follow import FOLLOWER_HEADER
 from refitd_client.contract.manifest import BLOCK
 from support.checkpoints import Tensors
 from support.hosts import RUN, Host, Hosts, hosts, until
@@ -66,6 +67,17 @@ def test_four_followers_are_served_and_the_hub_sends_about_one_copy(tmp_path: Pa
         metrics = all_.hub.get("/metrics").text
         sent = next(line for line in metrics.splitlines() if line.startswith("refitd_handed_out_bytes_total"))
         assert float(sent.split()[1]) <= 2 * 2 * 3.6 * BLOCK
+        related = next(name for name, place in relays(all_).items() if None not in place["parents"])
+        while copies(all_, second) < 2:
+            _given(all_, second, None)
+        assert _given(all_, second, related) == 503
+        assert _given(all_, second, "somebody else") == 206
+
+
+def _given(all_: Hosts, version: str, follower: str | None) -> int:
+    """The status of the hub's answer to a follower that asks it for most of the first block."""
+    headers = {"Range": f"bytes=0-{BLOCK - 2}"} | ({} if follower is None else {FOLLOWER_HEADER: follower})
+    return all_.hub.get(f"/v1/versions/{version}/files/{FILE}", headers=headers).status_code
 
 
 def test_a_relay_with_wrong_bytes_is_named_and_not_used_again_until_it_was_restarted(tmp_path: Path) -> None:

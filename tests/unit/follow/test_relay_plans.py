@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from refitd.follow.relay_plans import Answer, RelayPlans
+from refitd.follow.relay_plans import SILENT_SECONDS, Answer, RelayPlans
+from refitd.policy.relays import REFUSED_SECONDS
 from refitd.state.followers import LEASE_SECONDS, Followers
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
@@ -125,3 +126,42 @@ def test_where_nobody_hands_on_nobody_is_named(tmp_path: Path) -> None:
     alone = Hub(clock, store, followers, RelayPlans(followers, store, 0))
     alone.report("a")
     assert alone.report("b") == ()
+
+
+def test_where_others_pull_what_is_new_one_that_has_said_nothing_gets_the_last_place(hub: Hub) -> None:
+    for name in "abcd":
+        hub.report(name)
+    assert "a-1" in hub.named("b") | hub.named("c") | hub.named("d")
+    v2 = ("run~v000002",)
+    for name in "bcd":
+        hub.report(name, pulls=v2)
+    hub.report("d", pulls=v2, lost=("a-1",))
+    places = {each.follower: each for each in hub.plans.shown()}
+    assert places["a"].why_not is not None
+    assert all("a" not in places[name].parents for name in "bcd")
+    hub.report("a", pulls=v2)
+    assert {each.follower: each.why_not for each in hub.plans.shown()}["a"] is None
+
+
+def test_one_that_has_not_reported_for_half_a_lease_counts_as_silent_until_it_reports(hub: Hub) -> None:
+    hub.report("a")
+    hub.clock.seconds += SILENT_SECONDS
+    hub.report("b")
+    said = {each.follower: each.why_not for each in hub.plans.shown()}
+    assert said == {"a": "it has not reported when it should have", "b": None}
+    hub.report("a")
+    assert [each.why_not for each in hub.plans.shown()] == [None, None]
+
+
+def test_after_enough_copies_the_hub_gives_only_to_those_that_lack_a_relay_or_were_refused_for_long(hub: Hub) -> None:
+    for name in "abcde":
+        hub.report(name)
+    lacking = {each.follower for each in hub.plans.shown() if None in each.parents}
+    related = next(name for name in "abcde" if name not in lacking)
+    assert lacking
+    assert hub.plans.serves(related, V1, 1.9)
+    assert all(hub.plans.serves(name, V1, 2.0) for name in (*lacking, "unknown"))
+    assert not hub.plans.serves(related, V1, 2.0)
+    hub.clock.seconds += REFUSED_SECONDS
+    assert hub.plans.serves(related, V1, 2.0)
+    assert not hub.plans.serves(related, "run~v000002", 2.0)

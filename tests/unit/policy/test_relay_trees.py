@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refitd.policy.relays import Parents, RelayHost, home_of, plan_relays
+from refitd.policy.relays import REFUSED_SECONDS, Parents, RelayHost, home_of, hub_serves, plan_relays
 
 ZONES = ("", "a", "b")
 
@@ -51,6 +51,11 @@ def depth(plan: dict[str, Parents], stripe: int, name: str) -> int:
         steps, at = steps + 1, plan[at][stripe]
         assert steps <= len(plan), "a cycle"
     return steps
+
+
+def without(dead: set[str], hosts: list[RelayHost]) -> list[RelayHost]:
+    """The followers, as they are known once these have died."""
+    return [replace(host, is_used=host.name not in dead, is_silent=host.name in dead) for host in hosts]
 
 
 def check(children: int, hosts: list[RelayHost], plan: dict[str, Parents]) -> None:
@@ -123,14 +128,72 @@ def test_a_zone_gets_each_stripe_about_once_from_elsewhere() -> None:
     assert sum(zone[child] != zone[parent] for _, child, parent in edges(plan)) <= 4
 
 
-def test_who_gave_wrong_bytes_gives_nothing_more_and_the_others_keep_whom_they_have() -> None:
+def test_who_gave_wrong_bytes_gives_nothing_more_and_most_others_keep_whom_they_have() -> None:
     hosts = fleet(12, 2)
     older = plan_relays(hosts, 2)
     wrong = next(parent for _, _, parent in edges(older))
     newer = plan_relays([replace(host, is_used=host.name != wrong) for host in hosts], 2, older)
     assert wrong not in [parent for _, _, parent in edges(newer)]
+    left = [edge for edge in edges(older) if edge[2] == wrong]
     kept = {edge for edge in edges(older) if edge[2] != wrong}
-    assert kept <= set(edges(newer))
+    assert len(kept - set(edges(newer))) <= len(left)  # at most one gives way for each that lost its relay
+
+
+@given(st.integers(2, 60), st.integers(1, 4), st.data())
+def test_where_followers_died_the_others_get_every_stripe_from_those_that_live(
+    count: int, children: int, data: st.DataObject
+) -> None:
+    hosts = fleet(count, children)
+    dead = {host.name for host in hosts if data.draw(st.integers(0, 9)) == 0}
+    known = without(dead, hosts)
+    newer = plan_relays(known, children, plan_relays(hosts, children))
+    check(children, known, newer)
+    assert not dead & {parent for _, _, parent in edges(newer)}
+    living = [name for name in newer if name not in dead]
+    deepest = max((depth(newer, stripe, name) for stripe in range(children) for name in living), default=0)
+    assert children == 1 or deepest <= math.ceil(math.log(count + 1, children)) + 2 + len(dead)
+
+
+def test_of_1000_followers_50_die_and_the_hub_sends_hardly_more() -> None:
+    hosts = fleet(1000, 2)
+    older = plan_relays(hosts, 2)
+    dead = {f"f{number + index % 2}" for index, number in enumerate(range(7, 1000, 20))}  # as many of each stripe
+    newer = plan_relays(without(dead, hosts), 2, older)
+    assert from_hub(older) == 2
+    assert from_hub({name: parents for name, parents in newer.items() if name not in dead}) <= 4
+    assert max(depth(newer, stripe, name) for stripe in (0, 1) for name in newer) <= 12
+
+
+def test_a_place_of_one_that_is_silent_goes_to_one_that_has_none() -> None:
+    hosts = fleet(12, 2)
+    older = plan_relays(hosts, 2)
+    silent = "f11"
+    lost = next(name for name, parents in older.items() if name != silent and "f3" in parents)
+    known = [replace(h, is_silent=h.name == silent, avoids=frozenset({"f3"} if h.name == lost else ())) for h in hosts]
+    newer = plan_relays(known, 2, older)
+    check(2, known, newer)
+    assert from_hub({name: parents for name, parents in newer.items() if name != silent}) <= 2
+
+
+def test_one_that_is_silent_gives_to_others_only_where_no_other_can() -> None:
+    first, second, third = fleet(3, 1)
+    silent = replace(first, is_silent=True)
+    assert plan_relays([silent, second, third], 1)["f2"] == ("f1",)
+    assert plan_relays([silent, second], 1)["f1"] == ("f0",)
+
+
+@given(
+    st.integers(1, 4),
+    st.floats(0, 100),
+    st.none() | st.floats(0, 2 * REFUSED_SECONDS),
+    st.data(),
+)
+def test_the_hub_refuses_only_who_has_a_relay_for_each_stripe_and_not_for_long(
+    children: int, copies: float, refused: float | None, data: st.DataObject
+) -> None:
+    parents = tuple(data.draw(st.sampled_from([None, "a", "b"])) for _ in range(children))
+    served = hub_serves(parents, copies, refused)
+    assert served == (copies < children or None in parents or (refused or 0) >= REFUSED_SECONDS)
 
 
 def test_a_follower_that_came_later_takes_over_from_the_hub() -> None:

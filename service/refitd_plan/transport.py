@@ -6,8 +6,8 @@ handover     on one GPU: the engine opens the trainer's tensors by CUDA IPC, and
 nccl         a broadcast over a process group of trainer rank 0 and all engine ranks; by the trainer, not by refitd
 gloo         the same through host memory, where neither files nor NCCL can be had
 
-`RULES` is a table of named rules: the first that applies chooses. `COSTS` are figures of docs/measurements.md, and a test
-holds every number here against that page.
+`RULES` is a table of named rules: the first that applies chooses. `COSTS` are figures of docs/measurements.md, and a
+test holds every number here against that page.
 """
 
 from collections.abc import Callable, Mapping

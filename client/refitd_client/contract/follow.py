@@ -7,9 +7,7 @@ from typing import ClassVar
 from refitd_client.contract.hosts import HostEngines, OrderState
 from refitd_client.contract.wire import STRICT
 
-FOLLOWER_HEADER = (
-    "X-Refitd-Follower"  # a follower's name, quoted as in a URL, where it asks a hub for bytes
-)
+FOLLOWER_HEADER = "X-Refitd-Follower"  # a follower's name, quoted as in a URL, where it asks a hub for bytes
 MAX_REPORTED = 1000  # versions in each list of a report
 
 

@@ -6,6 +6,7 @@
     │   ├── NameRefusedError            trainer: a run name or a step that cannot be one
     │   ├── StepConflictError           trainer: the step was published before
     │   ├── RunBusyError                trainer: another publisher has the run
+    │   ├── TransportRefusedError       trainer: a transport that cannot work with these engines
     │   ├── RankLostError               trainer: a rank of a sharded publication is gone or late
     │   └── StorageError                storage: the file system would not
     │       ├── NoSpaceError
@@ -73,6 +74,10 @@ class InvalidWeightsError(PublishError):
 
 class NameRefusedError(PublishError, naming.InvalidNameError):
     """A run name or a step that cannot be one."""
+
+
+class TransportRefusedError(PublishError):
+    """The transport that was asked for cannot work between this trainer and these engines. Nothing was sent."""
 
 
 class StepConflictError(PublishError):

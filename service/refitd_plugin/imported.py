@@ -101,6 +101,7 @@ class IpcHandleCache:
         self._turn = threading.RLock()
         self._opened: OpenedMemory | None = None
         self._offer: Offer | None = None
+        self._announced: Offer | None = None
         self._watching = False
 
     def import_offer(self, root: Path, path: str) -> tuple[ImportedTensors, OpenedMemory]:
@@ -115,6 +116,21 @@ class IpcHandleCache:
                 return imported, self._take_over(imported, (root / path).parent)
             except (OfferRefusedError, offer_file.HandoverKeyRefusedError) as error:
                 raise SourceRefusedError(str(error)) from error
+
+    def announced(self, root: Path, path: str) -> Offer:
+        """Read the offer at a path beneath the root, and open nothing.
+
+        Raises:
+            SourceRefusedError: it is none. OSError: it is gone, or cannot be read.
+        """
+        with self._turn:
+            try:
+                imported = ImportedTensors(root / path, self._secret.of(root), self._announced)
+            except (OfferRefusedError, offer_file.HandoverKeyRefusedError) as error:
+                raise SourceRefusedError(str(error)) from error
+            imported.close()
+            self._announced = imported.offer
+            return imported.offer
 
     def tensor(self, tensor: OfferedTensor) -> Any:
         """A view of a tensor that the last offer names.
@@ -206,11 +222,13 @@ def _refusing() -> Generator[None]:
 class OfferedMemory(VersionSource):
     """A `VersionSource` of a trainer's memory.
 
+    `offer` says where the tensors lie, `announced` is the trainer's: another one where they were sent to this rank.
     `loaded` names the tensors that go through the model's loader, which gets copies of them: it may work in place on
     what it is given, and a GPU's memory is the trainer's own.
     """
 
     offer: Offer
+    announced: Offer
     opened: OpenedMemory
     handle_cache: IpcHandleCache
     loaded: frozenset[str] = frozenset()
@@ -252,6 +270,7 @@ class OfferedMemory(VersionSource):
 def memory_of(
     place: VersionPlace,
     offer: Offer,
+    announced: Offer,
     opened: OpenedMemory,
     handle_cache: IpcHandleCache,
     reference: Callable[[], Reference],
@@ -263,6 +282,7 @@ def memory_of(
     Args:
         place: where the version's files will be.
         offer: names the version.
+        announced: the trainer's own offer, the same for all ranks.
         opened: the memory that the offer names.
         handle_cache: has that memory open.
         reference: describes the model.
@@ -271,6 +291,8 @@ def memory_of(
     Raises:
         SourceRefusedError: it is of another version, or not for this model.
     """
+    if (announced.version, announced.expected) != (offer.version, offer.expected):
+        raise SourceRefusedError(f"what was received is not the {announced.version} that the trainer offers")
     parsed = parse_version_id(offer.version)
     if parsed is None or place.path != f"{parsed[0]}/{version_folder(parsed[1])}":
         raise SourceRefusedError(f"the offer is of {offer.version}, whose files will not be at {place.path}")
@@ -281,8 +303,8 @@ def memory_of(
         if differences := compare(structure.inventory, model.inventory, tied=model.tied):
             raise SourceRefusedError(f"the offer does not fit the model: {listed(differences)}")
         opened.structure, opened.inventory = structure, structure.inventory.digest
-    hasher = xxhash.xxh3_128(offer.line)
-    hasher.update(f"{offer.version}\n{offer.fingerprints}".encode())
+    hasher = xxhash.xxh3_128(announced.line)
+    hasher.update(f"{announced.version}\n{announced.fingerprints}".encode())
     structure = replace(opened.structure, path=place.path, signature=f"offer:{hasher.hexdigest()}")
     return OfferedMemory(
         place=place,
@@ -290,6 +312,7 @@ def memory_of(
         inventory=opened.inventory,
         maps={},
         offer=offer,
+        announced=announced,
         opened=opened,
         handle_cache=handle_cache,
     )

@@ -13,7 +13,7 @@ import torch
 from refitd_client.checkpoint.inventory import Reference
 from refitd_client.contract.naming import SERVICE_FOLDER, parse_version_folder
 from refitd_client.transport.ipc.device import uuid_of
-from refitd_client.transport.ipc.offer import OfferRefusedError
+from refitd_client.transport.ipc.offer import Offer, OfferRefusedError
 from refitd_client.transport.ipc.offer_file import ImportedTensors
 from refitd_plugin.contents import count_equal, first_difference
 from refitd_plugin.copy_schedule import table_of
@@ -148,6 +148,7 @@ def open_offer(
     loading: Loading,
     handle_cache: IpcHandleCache,
     device: torch.device | None,
+    announced: Offer,
 ) -> OfferedVersion:
     """Look at an offer.
 
@@ -158,13 +159,14 @@ def open_offer(
         loading: the rank's loads.
         handle_cache: the memory that the rank has open.
         device: the model's GPU, None where it is on none.
+        announced: the trainer's offer: this one, or that of what was received.
 
     Raises:
         SourceRefusedError: it is not one to load into the model that `reference` describes.
         OSError: it cannot be read.
     """
     imported, opened = handle_cache.import_offer(place.root, offer)
-    source = memory_of(place, imported.offer, opened, handle_cache, reference, on_device=device is not None)
+    source = memory_of(place, imported.offer, announced, opened, handle_cache, reference, on_device=device is not None)
     return OfferedVersion(source=source, loading=loading, imported=imported, device=device)
 
 

@@ -12,6 +12,7 @@ from threading import Event
 from typing import Any, assert_never
 
 from refitd_client.checkpoint.inventory import Reference
+from refitd_client.transport.ipc.device import uuid_of
 from refitd_client.validation.contents import ReadingStoppedError
 from refitd_client.validation.validate import Options
 from refitd_plugin.changes import DeltaChanges, is_delta, most_memory, open_changes
@@ -25,6 +26,7 @@ from refitd_plugin.port import EngineProcess, Stages
 from refitd_plugin.prefetch import findings, messages
 from refitd_plugin.prefetch.worker import PrefetchWorker
 from refitd_plugin.proving import VersionProver
+from refitd_plugin.receiving import RankReceiver
 from refitd_plugin.restore_point import RestorePoint
 from refitd_plugin.source import (
     FullNeededError,
@@ -199,6 +201,7 @@ class Preparing:
         self._device = next(iter(devices_of(process.model)), None)
         self.inspector = VersionInspector(process.model_path, process.revision, buffer_mapper(self._device))
         self.handle_cache = IpcHandleCache()
+        self.receiver = RankReceiver(self._device)
 
     def here(self, path: str, *, check_bytes: bool) -> UpdateSource:
         """Look in this thread. Raises as `VersionInspector.here`."""
@@ -224,8 +227,13 @@ class Preparing:
         )
         return self._update_source(found, options)
 
-    def offered(self, path: str, offer: str) -> OfferedVersion:
-        """Look at what a trainer offers, whose files will be at `path`.
+    def offered(self, path: str, offer: str, stop: Event) -> OfferedVersion:
+        """Look at what a trainer offers. Where it sends that to this rank over a process group, wait until it is here.
+
+        Args:
+            path: where the version's files will be.
+            offer: the path of the offer's file beneath the root.
+            stop: ends the wait.
 
         Raises:
             SourceRefusedError: it is not one to load now. OSError: it cannot be read.
@@ -233,7 +241,10 @@ class Preparing:
         if self._restore_point.has_no_files:
             raise SourceRefusedError("what is served came from memory, and has no files yet to be put back from")
         place = place_of(path, self._root)
-        return open_offer(place, offer, self.inspector.known, self._loading, self.handle_cache, self._device)
+        announced = self.handle_cache.announced(place.root, offer)
+        if announced.transfer is not None and self.receiver.name in announced.transfer.receivers:
+            offer = self.receiver.receive(place.root, offer, stop)
+        return open_offer(place, offer, self.inspector.known, self._loading, self.handle_cache, self._device, announced)
 
     def make_ready(self, update_source: UpdateSource) -> None:
         """Do what can be done while the engine serves.
@@ -247,6 +258,11 @@ class Preparing:
             update_source.make_ready()
         elif isinstance(update_source, FullVersion) and not update_source.partial:
             update_source.readied = self._loading.make_ready(update_source.source)
+
+    @property
+    def device_name(self) -> str:
+        """The UUID of the GPU that holds the model, "" where none does."""
+        return "" if self._device is None else uuid_of(self._device)
 
     @property
     def proves(self) -> bool:

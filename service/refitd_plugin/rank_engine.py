@@ -186,7 +186,7 @@ class RankEngine:
                     path, options or Options(), check_bytes=check, stop=stop, stages=stages
                 )
             else:
-                update_source = self.preparing.offered(path, offer)
+                update_source = self.preparing.offered(path, offer, stop)
         if stop.is_set():
             raise ReadingStoppedError
         if not self.process.may_release:  # released memory must not be read, and this thread does not hear of it

@@ -68,4 +68,6 @@ class RankPlugin:
                 self.engine.root = root
             handler = RequestHandler(root, self.process, self.engine, self.aside, installed_release())
             self._channel = Channel(root, self.process.rank, handler.handle)
+            if self.engine is not None:
+                self.engine.preparing.receiver.named(self._channel.name)
             self._channel.open()

@@ -12,6 +12,8 @@ import torch
 
 from refitd_client.checkpoint.opening import OpeningRefusedError, components
 from refitd_client.contract.plugin import NEEDS_FULL, PROTOCOL, PluginRequest
+from refitd_client.transport.group.host import available
+from refitd_client.transport.ipc.shared import boot_id
 from refitd_client.validation.contents import ReadingStoppedError
 from refitd_client.validation.validate import Options
 from refitd_plugin.channel import Reply, refused
@@ -92,6 +94,9 @@ class RequestHandler:
             "served": "" if engine is None else engine.served,
             "plan": plan,
             "kinds": [] if engine is None else ["full", "delta", "handover"],
+            "backends": [] if engine is None else sorted(available()),
+            "device": "" if engine is None else engine.preparing.device_name,
+            "boot": boot_id(),
             "leads": engine is not None,
             "proves": engine is not None and engine.preparing.proves,
             "leader": "" if engine is None else engine.lease.leader() or "",

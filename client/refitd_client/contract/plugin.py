@@ -75,7 +75,9 @@ class Handshake(msgspec.Struct, frozen=True, kw_only=True):
     """The part of the reply to `hello` that the service reads. `rank` of `ranks` is tensor-parallel.
 
     `host`, `port` and `seed` identify its server: the host's name, and two of the server's own launch settings.
-    `leads`: it supports leases. `proves`: it can read a version's tensors with its GPU, and prove them.
+    `boot` (the kernel's id of the boot) and `device` (the UUID of the rank's GPU, "" for none) say where it is,
+    `backends` over which process groups it can receive weights. `leads`: it supports leases. `proves`: it can read a
+    version's tensors with its GPU, and prove them.
     """
 
     plugin: str
@@ -91,6 +93,9 @@ class Handshake(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     served: str = ""
     kinds: tuple[str, ...] = ()
+    boot: str = ""
+    device: str = ""
+    backends: tuple[str, ...] = ()
     leads: bool = False
     proves: bool = False
     plan: LoadPlan | None = None

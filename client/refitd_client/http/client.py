@@ -177,6 +177,7 @@ class _Client:
     deliveries = request(routes.deliveries)
     engines = request(routes.engines)
     engine = request(routes.engine)
+    receivers = request(routes.receivers)
     add_engine = request(routes.add_engine)
     move_engines = request(routes.move_engines)
     close_run = request(routes.close_run)

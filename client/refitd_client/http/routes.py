@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from refitd_client.contract.follow import FollowerReport, ReportAnswer
 from refitd_client.contract.history import Delivery, EnginePast, History, VersionsCompared
+from refitd_client.contract.receivers import Receivers
 from refitd_client.contract.states import LogSeverity, VersionState
 from refitd_client.contract.wire import (
     Attempt,
@@ -216,6 +217,11 @@ def engines(run: str | None = None, serves: str | None = None) -> Call[Page[Engi
 def engine(engine_id: str) -> Call[Engine]:
     """One engine."""
     return Call(method="GET", path=_path("engines", engine_id), result=Engine)
+
+
+def receivers(run: str) -> Call[Receivers]:
+    """The ranks of a run's engines that can receive weights over a process group. `run` is the run."""
+    return Call(method="GET", path="/v1/receivers", result=Receivers, params={"run": run})
 
 
 def add_engine(new: NewEngine) -> Call[Engine]:

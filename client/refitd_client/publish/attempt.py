@@ -4,7 +4,7 @@
     write       the files and their commit, in one go; or
     stage       the bytes, until the trainer may go on; the files and their commit then in the background. What changed
                 has been copied when it is offered: a delta is put together and written in the background
-    hand_over   the tensors to engines on this host, and then the bytes as with `stage` (`transport/ipc/`)
+    hand_over   the tensors to engines on this host, and then the bytes as with `stage` (`transport/`)
     announce    the notice
 
 Whatever stops it before the commit, deltas begin anew: what they were compared with is not what was published last.
@@ -34,8 +34,8 @@ from refitd_client.publish.bucket_target import BucketTarget
 from refitd_client.publish.publication import PendingPublication, Publication, StagedPublication, announce
 from refitd_client.publish.run_folder import RunFolder
 from refitd_client.publish.tracing import PublishTrace
-from refitd_client.transport.ipc.exported_memory import LayoutCache
-from refitd_client.transport.ipc.handover import Debt, ExportTarget, Handed, TensorExport
+from refitd_client.transport.group.sending import Destination
+from refitd_client.transport.handover import ExportTarget, Handed, HandoverState, TensorExport
 from refitd_client.write.content import Content, PlannedContent, WeightsReader
 from refitd_client.write.version_folder import Laps, Meter, Progress, Staging, free_bytes, no_space, staged
 
@@ -165,7 +165,7 @@ def _checked(manifest: Manifest) -> bytes:
 class PublisherContext:
     """What a publisher has for all of its versions.
 
-    `debt` and `layouts` are of hand-overs: what the last one owes, and where its tensors lie. `engines` is what each
+    `handover` is what hand-overs leave to the next one. `engines` is what each
     notice asks for where no engine follows the run. `make_deltas` makes what `deltas` returns, when it is first needed.
     """
 
@@ -176,8 +176,7 @@ class PublisherContext:
     connection: Connection | None
     engines: Literal["mine"] | None = None
     bucket: BucketTarget | None = None
-    debt: Debt = field(default_factory=Debt)
-    layouts: LayoutCache = field(default_factory=LayoutCache)
+    handover: HandoverState = field(default_factory=HandoverState)
     _deltas: list[DeltaMaker] = field(default_factory=list[DeltaMaker], init=False)
 
     @property
@@ -196,7 +195,7 @@ class PublisherContext:
         """The version is durable: deltas may be made on it, and the last hand-over's files are no longer owed."""
         for maker in self._deltas:
             maker.committed(version)
-        self.debt.due = False
+        self.handover.due = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -204,6 +203,7 @@ class PublishAttempt:
     """One version. It is written or staged, once; the next one begins when that has ended.
 
     `begun` says that a generation of the run begins with it, and is logged when it has. `trace` ends with it.
+    `destination` are the ranks that a hand-over sends the tensors to.
     """
 
     context: PublisherContext
@@ -215,6 +215,7 @@ class PublishAttempt:
     delta: DeltaChoice
     begun: str | None
     trace: PublishTrace
+    destination: Destination | None = None
     _laps: Laps = field(default_factory=Laps, init=False)
     _needed: int = field(default=0, init=False)
 
@@ -306,8 +307,9 @@ class PublishAttempt:
             allow_missing=self.allow_missing,
             allow_extra=self.allow_extra,
             engines=self.context.engines,
+            destination=self.destination,
         )
-        return TensorExport(place=place, layouts=self.context.layouts, debt=self.context.debt)
+        return TensorExport(place=place, state=self.context.handover)
 
     def _content_of(self, offer: PlannedContent) -> Content:
         with self._laps.lap("encode") if offer.is_delta else nullcontext():

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from refitd_client.bucket.address import is_bucket_url
 from refitd_client.bucket.collection import collect
 from refitd_client.bucket.objects import Bucket
 from refitd_client.bucket.pointer import version_prefix
@@ -177,3 +178,26 @@ def spool_folder(name: str) -> Path:
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise StorageError(f"{spool} is not a folder of this user: set REFITD_SPOOL to one")
     return spool / xxhash.xxh3_64(name.encode()).hexdigest()
+
+
+def bucket_at(root: str | os.PathLike[str], service_url: str | None, keep: int) -> Bucket | None:
+    """The bucket that a root names, None if it is a folder."""
+    if not is_bucket_url(text := os.fspath(root)):
+        return None
+    if service_url is not None:
+        raise ValueError("an object store goes without service_url: services follow the store by themselves")
+    if keep < 1:
+        raise ValueError(f"keep is {keep}; at least the newest version is kept")
+    return Bucket.at(text)
+
+
+def begun_target(bucket: Bucket, folder: RunFolder, keep: int) -> BucketTarget:
+    """What uploads the versions of a run, begun."""
+    target = BucketTarget(bucket, folder.run, keep=keep)
+    try:
+        target.begin(folder)
+    except BaseException:
+        target.close()
+        folder.lock.release()
+        raise
+    return target

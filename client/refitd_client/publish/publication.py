@@ -35,7 +35,7 @@ from refitd_client.http.verdict import Served, judge
 from refitd_client.write.version_folder import Laps
 
 if TYPE_CHECKING:
-    from refitd_client.transport.ipc.handover import Handed
+    from refitd_client.transport.handover import Handed
 
 
 class PendingPublication:

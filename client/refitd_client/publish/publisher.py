@@ -23,8 +23,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
-from refitd_client.bucket.address import is_bucket_url
-from refitd_client.bucket.objects import Bucket
 from refitd_client.contract.naming import Order, whole_step
 from refitd_client.delta.maker import DeltaMaker, ask_base
 from refitd_client.delta.plan import DeltaRules
@@ -34,13 +32,15 @@ from refitd_client.files.durable import Mappings
 from refitd_client.http.connection import connect_to
 from refitd_client.http.publisher_client import newest_known
 from refitd_client.publish.attempt import DeltaChoice, PublishAttempt, PublisherContext
-from refitd_client.publish.bucket_target import KEEP, BucketTarget, spool_folder
+from refitd_client.publish.bucket_target import KEEP, begun_target, bucket_at, spool_folder
 from refitd_client.publish.publication import Background, PendingPublication, Publication, StagedPublication
+from refitd_client.publish.route import route_of
 from refitd_client.publish.run_folder import RunFolder
 from refitd_client.publish.tracing import PublishTrace
 from refitd_client.tensors import casts
+from refitd_client.transport.group.choice import Transport
+from refitd_client.transport.handover import Handed
 from refitd_client.transport.ipc import exporter
-from refitd_client.transport.ipc.handover import Handed
 from refitd_client.write.content import BaseModel, WeightsReader, fp8_blocks
 from refitd_client.write.plan import Rename
 from refitd_client.write.version_folder import Progress
@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     TrainerWeights = Mapping[str, Any] | torch.nn.Module | str | os.PathLike[str]
 
 _log = logging.getLogger("refitd_client")
+DUE = Handed(reason="the files of what was handed over before were never written: these come first")
+"""The result of a hand-over that was not made."""
 
 
 class WeightPublisher:
@@ -142,9 +144,9 @@ class WeightPublisher:
             blocks=fp8_blocks(rules, base),
         )
         connection = None if service_url is None else connect_to(service_url, token=token, token_file=token_file)
-        bucket = _bucket_at(root, service_url, keep)
+        bucket = bucket_at(root, service_url, keep)
         self._folder = RunFolder(Path(root).absolute() if bucket is None else spool_folder(bucket.name), run)
-        target = None if bucket is None else _target(bucket, self._folder, keep)
+        target = None if bucket is None else begun_target(bucket, self._folder, keep)
         make_deltas = partial(
             DeltaMaker,
             delta_rules or DeltaRules(),
@@ -241,6 +243,19 @@ class WeightPublisher:
         handover: Literal[True],
     ) -> StagedPublication: ...
 
+    @overload
+    def publish(
+        self,
+        weights: "TrainerWeights",
+        *,
+        step: int,
+        metadata: Mapping[str, str] | None = None,
+        allow_missing: bool = False,
+        allow_extra: bool = False,
+        progress: Callable[[Progress], None] | None = None,
+        transport: Transport,
+    ) -> StagedPublication: ...
+
     def publish(
         self,
         weights: "TrainerWeights",
@@ -253,6 +268,7 @@ class WeightPublisher:
         delta: DeltaChoice = "never",
         block: Literal["committed", "staged"] = "committed",
         handover: bool = False,
+        transport: Transport | None = None,
     ) -> Publication | StagedPublication:
         """Write a version, commit it and send the notice. Returns when it is on stable storage.
 
@@ -283,9 +299,13 @@ class WeightPublisher:
                 Returns when those have answered, 20 s at most, and the bytes are staged: the tensors may be changed.
                 What came of it is the publication's `handed`. Its files follow as with `staged`. After one whose files
                 could not be written the next goes by its files.
+            transport: how engines get it, in place of `delta` and `handover` (docs/transports.md): `auto` takes the
+                fastest that can work between this trainer and the run's engines; `disk`, `delta`, `handover`, `nccl`
+                and `gloo` force one. The version's metadata has it as `transport`, with the reason as `transport_why`.
 
         Raises:
             InvalidWeightsError: the weights cannot be a version; the message names the tensor or file.
+            TransportRefusedError: `transport` cannot work between this trainer and these engines.
             StepConflictError, NameRefusedError: the step cannot be published.
             NoSpaceError, StorageError: the file system would not.
             ServiceProblemError: the service refuses the notice, as for a wrong token. The version stands all the
@@ -298,30 +318,38 @@ class WeightPublisher:
             raise ValueError(f"delta is {delta!r}: it is 'auto' or 'never'")
         if handover and (delta != "never" or self._context.connection is None):
             raise ValueError("handover=True goes with a service_url, and with delta='never'")
+        if transport is not None and (handover or delta != "never" or block != "committed"):
+            raise ValueError("transport goes without delta, block and handover: it says what they would")
         if self._context.bucket is not None and (allow_missing or allow_extra):
             raise ValueError("allow_missing and allow_extra go to a service with the notice, which a store has none of")
         with self._turn:
             self._background.settle()
             order = self._placed(step)
             self._context.mappings.prune()
-            trace = PublishTrace(self._folder.run, step)
+            trace, late, said = PublishTrace(self._folder.run, step), DUE, dict[str, str]()
+            destination = None
+            if transport is not None:
+                route = route_of(transport, weights, self._context.connection, self._folder.run)
+                delta, handover, block, destination = route.delta, route.handover, "staged", route.destination
+                late, said = late if route.instead is None else Handed(reason=route.instead), route.metadata
             attempt = PublishAttempt(
                 context=self._context,
                 order=order,
-                metadata=trace.carrier | dict(metadata or {}),
+                metadata=trace.carrier | said | dict(metadata or {}),
                 allow_missing=allow_missing,
                 allow_extra=allow_extra,
                 trace=trace,
                 progress=progress,
                 delta=delta,
                 begun=self._folder.begun(order),
+                destination=destination,
             )
-            if handover and not self._context.debt.due:
+            if handover and not self._context.handover.due:
                 rest, handed = attempt.hand_over(weights)
                 return attempt.staged(self._background.begin(rest), handed)
             if handover or block == "staged":
-                late = Handed(reason="the files of what was handed over before were never written: these come first")
-                return attempt.staged(self._background.begin(attempt.stage(weights)), late if handover else None)
+                told = late if handover or late is not DUE else None
+                return attempt.staged(self._background.begin(attempt.stage(weights)), told)
             publication = attempt.write(weights)
         return attempt.announce(publication)
 
@@ -339,29 +367,6 @@ class WeightPublisher:
         return order
 
 
-def _bucket_at(root: str | os.PathLike[str], service_url: str | None, keep: int) -> Bucket | None:
-    """The bucket that a root names, None if it is a folder."""
-    if not is_bucket_url(text := os.fspath(root)):
-        return None
-    if service_url is not None:
-        raise ValueError("an object store goes without service_url: services follow the store by themselves")
-    if keep < 1:
-        raise ValueError(f"keep is {keep}; at least the newest version is kept")
-    return Bucket.at(text)
-
-
-def _target(bucket: Bucket, folder: RunFolder, keep: int) -> BucketTarget:
-    """What uploads the versions of a run, begun."""
-    target = BucketTarget(bucket, folder.run, keep=keep)
-    try:
-        target.begin(folder)
-    except BaseException:
-        target.close()
-        folder.lock.release()
-        raise
-    return target
-
-
 def _release(begun: list[PendingPublication], context: PublisherContext) -> None:
     """Give everything back when the last publication has ended: until then it writes, and its step is not free."""
 
@@ -374,6 +379,7 @@ def _release(begun: list[PendingPublication], context: PublisherContext) -> None
         finally:
             if context.bucket is not None:
                 context.bucket.close()
+            context.handover.sender.close()
             exporter.end(context.folder.path)  # before the lock: the next one to export there voids what it finds
             context.folder.lock.release()
 

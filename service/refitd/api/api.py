@@ -53,6 +53,7 @@ def routes() -> FastAPI:
         operations.rollback_routes,
         gate.router,  # before the routes whose engine's name may have slashes
         engines.router,
+        engines.receivers_route,
         operations.run_routes,
         operations.rollout_routes,
         operations.reclaim_routes,

@@ -1,6 +1,7 @@
 """Routes of engines: the fleet."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
@@ -15,9 +16,11 @@ from refitd.policy.traffic import Demand
 from refitd.problem import ProblemError, Slug
 from refitd.state.records import EngineRecord
 from refitd_client.contract.naming import InvalidNameError, check_run
+from refitd_client.contract.receivers import Receivers
 from refitd_client.contract.wire import Engine, Move, NewEngine, Page
 
 router = APIRouter(prefix="/v1/engines", tags=["engines"])
+receivers_route = APIRouter(prefix="/v1/receivers", tags=["engines"])
 
 
 @router.get("")
@@ -73,6 +76,19 @@ async def move_engines(order: Move, service: ServiceOf) -> Page[Engine]:
         move(service.store, record, run)
     await service.store.durable()
     return Page(items=[_present(service, engine_id) for engine_id in meant])
+
+
+@receivers_route.get("")
+async def receivers(run: str, service: ServiceOf) -> Receivers:
+    """The ranks of a run's engines that can receive weights over a process group, as of the last look at each engine.
+
+    A trainer asks for them before it publishes, to choose a transport by what is there.
+    """
+    there = [engine for engine in service.store.engines_of(_checked_run(run)) if engine.receivers]
+    return Receivers(
+        receivers=[replace(each, engine=engine.id) for engine in there for each in engine.receivers],
+        others=[engine.id for engine in service.store.engines_of(run) if not engine.receivers],
+    )
 
 
 # An engine is named by its id or by its URL, which has slashes.

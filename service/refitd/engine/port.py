@@ -21,6 +21,7 @@ from enum import Enum, auto
 from typing import Protocol
 
 from refitd_client.contract.hosts import HostEngines
+from refitd_client.contract.receivers import Receiver
 
 
 class Outcome(Enum):
@@ -88,12 +89,13 @@ class RankProof:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offered:
     """A version in a trainer's memory: `offer` is the file that says where, `path` where the version's files will be.
-    Both are relative to the root.
+    Both are relative to the root. `sent`: the trainer sends it over a process group, which takes its time.
     """
 
     version: str
     path: str
     offer: str
+    sent: bool = False
 
 
 async def never_change() -> bool:
@@ -181,7 +183,8 @@ class Reached:
     `startup_path` is the model that the server was started with (None where it does not say): its inventory is
     what checkpoints are compared with. `fingerprint` is not part of a probe: it costs the engine time.
     `plugin` is the release of refitd's plugin that carries out its loads; None where they are the server's own, and
-    then `stock_reason` says why, where a plugin was looked for. `takes_offers`: it can load from a trainer's memory.
+    then `stock_reason` says why, where a plugin was looked for. `takes_offers`: it can load from a trainer's memory;
+    `receivers` are its ranks that can receive weights over a process group.
     `proves`: its GPUs can read a version while it serves, and say whether it is as its manifest says.
     `loader`: what its plugin does not copy by itself; None where that is nothing, or is not known yet.
     `address` is where the connection went, equal for two names of one server; `led_by` says which other service leads
@@ -200,6 +203,7 @@ class Reached:
     startup_path: str | None
     plugin: str | None = None
     takes_offers: bool = False
+    receivers: tuple[Receiver, ...] = ()
     proves: bool = False
     stock_reason: str | None = None
     process: Process = UNTOLD

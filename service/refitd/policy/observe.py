@@ -61,6 +61,7 @@ def after_probe(
         release=seen.server_version,
         plugin=seen.plugin,
         takes_offers=seen.takes_offers,
+        receivers=seen.receivers,
         proves=seen.proves,
         stock_reason=seen.stock_reason,
         process=_process(engine.process, seen.process),

@@ -254,7 +254,9 @@ class Loads:
         attempt = self._store.open_attempt(self._entry.id, version.id, Kind.HANDOVER)
         with bound_contextvars(version=version.id, attempt=attempt.id, **self._rollout_of(version)):
             try:
-                await self._take(attempt, version, Offered(version=version.id, path=version.path, offer=offer))
+                await self._take(
+                    attempt, version, Offered(version=version.id, path=version.path, offer=offer, sent=version.is_sent)
+                )
             finally:
                 if self._entry.is_named:  # the trainer does not wait for an engine that was removed
                     self._entry.targets.answered(self._entry.record, version)

@@ -11,6 +11,7 @@ from enum import StrEnum
 from refitd.engine.port import UNTOLD, Process, what_was_compared
 from refitd.root.mark import RootMark
 from refitd_client.contract.hosts import HostEngines
+from refitd_client.contract.receivers import Receiver
 from refitd_client.contract.states import EngineState, Kind, RolloutState
 
 
@@ -61,8 +62,9 @@ class EngineRecord:
     `server` and `release` are what its server is, such as "vLLM" and "0.32.0", "" until it was reached. `proof` is what
     proves that it serves `serving`, None where nothing does.
     `plugin` is the release of refitd's plugin that carries out its loads, None where they are the server's own, for
-    `stock_reason`; `takes_offers`: it can copy weights from the memory of a trainer on its host. `proves`: its GPUs
-    can read a version while it serves, to prove it for the service. `through_loader` is why its plugin loads tensors
+    `stock_reason`; `takes_offers`: it can copy weights from the memory of a trainer on its host; `receivers` are its
+    ranks that can receive them over a process group, as of the last look. `proves`: its GPUs can read a version while
+    it serves, to prove it for the service. `through_loader` is why its plugin loads tensors
     through the server's loader, `loads_whole` that it loads all of them so.
     `draft` says what becomes of its draft model in an update (`DRAFT_LEFT`, `DRAFT_UPDATED`), None where it has none.
     `beneath` is the full version that deltas were written into since, from which the plugin would put it back;
@@ -105,6 +107,7 @@ class EngineRecord:
     proof: str | None = None
     plugin: str | None = None
     takes_offers: bool = False
+    receivers: tuple[Receiver, ...] = ()
     proves: bool = False
     stock_reason: str | None = None
     through_loader: str | None = None

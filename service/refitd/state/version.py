@@ -97,6 +97,11 @@ class VersionRecord:
             return self
         return replace(self, state=self.state_before, reason=self.reason_before)
 
+    @property
+    def is_sent(self) -> bool:
+        """Whether its trainer sends it over a process group, by what it says in the metadata."""
+        return self.metadata.get("transport") in {"nccl", "gloo"}
+
     def differs_in_weights(self, other: "VersionRecord") -> bool:
         """Whether it is proved that the two hold different tensors.
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from refitd_client import RefitClient, WeightPublisher
 from refitd_client.contract.states import VersionState
-from refitd_client.transport.ipc import handover
+from refitd_client.transport import handover
 from refitd_client.transport.ipc.offer_file import make_secret
 from support.exporting import shared
 from support.forked import Forked

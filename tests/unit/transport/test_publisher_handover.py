@@ -17,7 +17,7 @@ from refitd_client.contract.manifest import fitting_fingerprints
 from refitd_client.contract.states import Kind, WaitOutcome
 from refitd_client.fingerprint import fingerprints
 from refitd_client.publish import attempt
-from refitd_client.transport.ipc import handover
+from refitd_client.transport import handover
 from refitd_client.transport.ipc.exported_memory import LayoutCache
 from refitd_client.transport.ipc.offer_file import make_secret
 from refitd_client.transport.ipc.shared import SharedTensors
@@ -102,9 +102,7 @@ def test_after_files_that_failed_the_next_version_is_durable_before_any_engine_h
     assert said(service, 3) == ["offer", Kind.FULL]
 
 
-@pytest.mark.parametrize(
-    "broken_in", ["transport.ipc.handover.Handover._answers", "publish.attempt.VersionWriter.stage"]
-)
+@pytest.mark.parametrize("broken_in", ["transport.handover.Handover._answers", "publish.attempt.VersionWriter.stage"])
 def test_a_failure_before_the_offer_is_over_or_after_takes_the_tensors_back_and_tells_the_service(
     publisher: WeightPublisher,
     service: StandIn,

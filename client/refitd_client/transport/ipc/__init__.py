@@ -4,6 +4,5 @@ offer             what is offered, as plain data under a message authentication 
 offer_file        the offer's file and its lock, by which a trainer gets its tensors back; the key of that code
 exporter          the lock that says whether the trainer lives
 exported_memory   an offer of tensors as the trainer makes it, and as an engine sees it
-handover          an offer under way: announced, answered, withdrawn, before the version's bytes are staged
 shared            tensors in shared memory of the host; `device` in a GPU's, by CUDA IPC
 """

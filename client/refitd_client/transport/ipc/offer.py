@@ -3,11 +3,12 @@
     {"format": 2, "host": …, "boot": …, "pid": 4711, "life": "…", "tensors": [
       {"name": "model.norm.weight", "dtype": "BF16", "shape": [1536],
        "place": {"in": "device", "device": "GPU-…", "handle": "…64 bytes…", "serial": 17, "offset": 0}}, …]}
-    {"version": "exp~v000007", "fingerprints": "…8 bytes for each tensor, little-endian…"}
+    {"version": "exp~v000007", "fingerprints": "…8 bytes for each tensor, little-endian…", "transfer": {…}}
     hmac-sha256:…64 hex digits, over all bytes of the lines above…
 
 (bytes in base64). The first line is the layout, and the same at each step as long as tensors stay where they are. It is
-in every offer, so that none depends on another; but a trainer writes it, and an engine reads it, once.
+in every offer, so that none depends on another; but a trainer writes it, and an engine reads it, once. `transfer` is
+there where the trainer also sends the tensors over a process group, to ranks that cannot open its memory.
 
 An engine must not open memory for a process that it does not trust, so an offer without the secret's code is not read
 any further. A code proves who wrote an offer, not that it still holds: `offer_file` says that.
@@ -15,10 +16,10 @@ any further. A code proves who wrote an offer, not that it still holds: `offer_f
 
 import hmac
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -28,6 +29,7 @@ from refitd_client.contract.naming import parse_version_id
 FORMAT = 2
 MAX_OFFER_BYTES = 64 * 2**20
 _MARK = b"\nhmac-sha256:"
+_ALIGNED = 64  # bytes: where a tensor may begin in memory that holds several
 Allocation = tuple[bytes, int]
 """Handle and number of a GPU's memory, as a place has them."""
 
@@ -88,23 +90,39 @@ class OfferLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     format: int = FORMAT
 
 
-class _Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The second line."""
+class Transfer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How ranks receive the tensors over a process group (`refitd_client.transport.group`).
+
+    `name` is drawn anew for each transfer. `host` and `port` are the address of the sender's store, where receivers
+    meet it. `receivers` are the ranks that may take part, by the names of their sockets.
+    """
+
+    name: str
+    backend: Literal["gloo", "nccl"]
+    host: str
+    port: int
+    receivers: tuple[str, ...]
+
+
+class _Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """The second line. Releases that know of no transfers read it where there is none."""
 
     version: str
     fingerprints: bytes
+    transfer: Transfer | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
     """All tensors of a version. `fingerprints` are as manifests have them, in the layout's order; `line` is the layout
-    as the file has it.
+    as the file has it; `transfer` says how ranks elsewhere receive them, None where they are not sent.
     """
 
     version: str
     layout: OfferLayout
     fingerprints: tuple[int, ...]
     line: bytes = field(repr=False)
+    transfer: Transfer | None = None
 
     @property
     def expected(self) -> dict[str, str]:
@@ -129,7 +147,8 @@ def offer_with(layout: OfferLayout, version: str, fingerprints: Sequence[int], l
 def seal(offer: Offer, secret: bytes) -> bytes:
     """The bytes of the offer's file."""
     numbers = struct.pack(f"<{len(offer.fingerprints)}Q", *offer.fingerprints)
-    body = b"\n".join((offer.line, msgspec.json.encode(_Contents(version=offer.version, fingerprints=numbers))))
+    contents = _Contents(version=offer.version, fingerprints=numbers, transfer=offer.transfer)
+    body = b"\n".join((offer.line, msgspec.json.encode(contents)))
     return body + _MARK + _code(body, secret)
 
 
@@ -155,7 +174,16 @@ def unseal(data: bytes, secret: bytes, known: Offer | None = None) -> Offer:
     if len(contents.fingerprints) != 8 * len(layout.tensors):
         raise OfferRefusedError("the offer has not one fingerprint for each tensor")
     numbers = struct.unpack(f"<{len(layout.tensors)}Q", contents.fingerprints)
-    return Offer(version=contents.version, layout=layout, fingerprints=numbers, line=line)
+    return Offer(version=contents.version, layout=layout, fingerprints=numbers, line=line, transfer=contents.transfer)
+
+
+def side_by_side(sizes: Iterable[int]) -> tuple[list[int], int]:
+    """Where tensors of these sizes, in bytes, lie in one piece of memory: their offsets, and the bytes of all."""
+    offsets, end = list[int](), 0
+    for size in sizes:
+        offsets.append(end)
+        end += -(-size // _ALIGNED) * _ALIGNED
+    return offsets, end
 
 
 def _layout(line: bytes) -> OfferLayout:

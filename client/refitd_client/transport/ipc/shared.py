@@ -17,7 +17,7 @@ from weakref import WeakSet
 from refitd_client.checkpoint.header import BITS
 from refitd_client.files.plain_file import open_plain
 from refitd_client.tensors import TORCH_NAMES
-from refitd_client.transport.ipc.offer import HostPlace
+from refitd_client.transport.ipc.offer import HostPlace, side_by_side
 
 
 def host_name() -> str:
@@ -33,7 +33,6 @@ def boot_id() -> str:
         return ""
 
 
-_ALIGNED = 64
 _MADE: "WeakSet[SharedTensors]" = WeakSet()
 
 
@@ -42,15 +41,12 @@ class NotSharedError(RuntimeError):
 
 
 class SharedTensors:
-    """Tensors that a trainer can export. `specs` maps names to (safetensors' dtype, shape)."""
+    """Tensors that a trainer can export. `specs` maps names to (safetensors' dtype, shape); `flat` is all of it."""
 
     def __init__(self, specs: Mapping[str, tuple[str, tuple[int, ...]]], folder: Path = Path("/dev/shm")) -> None:  # noqa: S108 - a random name, made exclusively
-        self.places: dict[str, HostPlace] = {}
         self.path = folder / f"refitd-{secrets.token_hex(8)}"
-        size = 0
-        for name, (dtype, shape) in specs.items():
-            self.places[name] = HostPlace(str(self.path), size)
-            size += -(-prod(shape) * BITS[dtype] // 8 // _ALIGNED) * _ALIGNED
+        offsets, size = side_by_side(prod(shape) * BITS[dtype] // 8 for dtype, shape in specs.values())
+        self.places = {name: HostPlace(str(self.path), at) for name, at in zip(specs, offsets, strict=True)}
         fd = open_plain(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o640)
         try:
             os.ftruncate(fd, max(size, 1))
@@ -59,7 +55,8 @@ class SharedTensors:
             os.close(fd)
         views = {name: (self.places[name].offset, *spec) for name, spec in specs.items()}
         self.tensors = {name: view(self._memory, *each) for name, each in views.items()}
-        self._begin = int(view(self._memory, 0, "U8", (1,)).data_ptr())
+        self.flat = view(self._memory, 0, "U8", (len(self._memory),))
+        self._begin = int(self.flat.data_ptr())
         _MADE.add(self)
 
     def offset_of(self, address: int, nbytes: int) -> int | None:

@@ -19,9 +19,11 @@ from refitd.engine.plugin.prepared import (
 )
 from refitd.engine.plugin.rank_group import EngineRankGroup, Launch, Stock
 from refitd.engine.port import Coming, LoaderUse, Offered, RankProof, Target, VersionFiles
+from refitd_client.contract.receivers import Receiver
 
 AHEAD_SECONDS = 60.0  # to prepare a version that may turn out to be bad; the caller may give up before
 OFFER_SECONDS = 10.0  # to look at a trainer's memory: nothing of it is read yet
+SENT_SECONDS = 120.0  # to receive what a trainer sends over a process group
 CONTENTS_SECONDS = 120.0  # to fingerprint all tensors, while the engine serves
 
 
@@ -45,6 +47,11 @@ class PluginClient:
     def takes_offers(self) -> bool:
         """Whether the engine can load from the memory of a trainer on its host."""
         return isinstance(self._rank_group, EngineRankGroup) and self._rank_group.takes_offers
+
+    @property
+    def receivers(self) -> tuple[Receiver, ...]:
+        """Its ranks that can receive weights over a process group, without the engine's id."""
+        return self._rank_group.receivers if isinstance(self._rank_group, EngineRankGroup) else ()
 
     @property
     def reason(self) -> str | None:
@@ -76,13 +83,14 @@ class PluginClient:
         """Whether its ranks can prove versions with their GPUs."""
         return isinstance(self._rank_group, EngineRankGroup) and self._rank_group.proves
 
-    async def prefetch(self, version: Coming | Offered, within: float) -> Sequence[RankProof]:
-        """Have a version prepared before the service has checked it. Gives up after `within` seconds. Returns what the
-        ranks prove of it, where that is wanted and they can.
+    async def prefetch(self, version: Coming | Offered) -> Sequence[RankProof]:
+        """Have a version prepared before the service has checked it. Gives up after some time. Returns what the ranks
+        prove of it, where that is wanted and they can.
         """
         if not isinstance(self._rank_group, EngineRankGroup):
             return ()
         is_offer = isinstance(version, Offered)
+        within = _seconds_of(version) if is_offer else AHEAD_SECONDS
         request = offer_request(version) if is_offer else files_request(version, cast=self._cast)
         proves = not is_offer and version.prove and self._rank_group.proves
         self._early, self._waiting = None, True
@@ -99,7 +107,7 @@ class PluginClient:
             within: seconds to prepare files; an offer is only looked at.
         """
         if target.offered is not None:
-            return await self.take(target.offered, OFFER_SECONDS)
+            return await self.take(target.offered, _seconds_of(target.offered))
         if target.files is not None:
             return await self.prepare(target.files, within)
         return Unprepared("nothing is known of its files")
@@ -148,3 +156,7 @@ class PluginClient:
         ranks = self._rank_group.members if of_all else self._rank_group.first
         replies = await self._channels.ask_all(ranks, {"do": "contents"}, CONTENTS_SECONDS)
         return [str(reply.get("contents", "")) if isinstance(reply, dict) else "" for reply in replies]
+
+
+def _seconds_of(offered: Offered) -> float:
+    return SENT_SECONDS if offered.sent else OFFER_SECONDS

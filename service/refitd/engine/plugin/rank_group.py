@@ -16,6 +16,7 @@ import msgspec
 
 from refitd.engine.port import LoaderUse
 from refitd_client.contract.plugin import PROTOCOL, Handshake
+from refitd_client.contract.receivers import Receiver
 
 _SHOWN = 200  # characters of a foreign text in a sentence
 NO_PLUGIN = "no plugin answers for it"
@@ -56,6 +57,23 @@ class EngineRankGroup:
     def takes_offers(self) -> bool:
         """Whether all can load from a trainer's memory."""
         return all("handover" in member.handshake.kinds for member in self.members)
+
+    @property
+    def receivers(self) -> tuple[Receiver, ...]:
+        """The ranks that can receive weights over a process group, without the engine's id."""
+        return tuple(
+            Receiver(
+                engine="",
+                rank=member.handshake.rank,
+                name=member.socket,
+                host=shown(member.handshake.host),
+                boot=shown(member.handshake.boot),
+                device=shown(member.handshake.device),
+                backends=[each for each in ("gloo", "nccl") if each in member.handshake.backends],
+            )
+            for member in self.members
+            if member.handshake.backends
+        )
 
     @property
     def proves(self) -> bool:

@@ -25,7 +25,7 @@ from typing import Any, assert_never
 from refitd.engine.dialing import Guard
 from refitd.engine.http import CallFailure, NoReply, Reply, Transport
 from refitd.engine.load_reply import Loaded, Unclear, Untouched
-from refitd.engine.plugin.client import AHEAD_SECONDS, OFFER_SECONDS, PluginClient
+from refitd.engine.plugin.client import PluginClient
 from refitd.engine.plugin.leading import Leads
 from refitd.engine.plugin.prepared import PrepareRefused
 from refitd.engine.port import (
@@ -138,6 +138,7 @@ class SglangEngine:
             startup_path=self._startup_path,
             plugin=self._plugin.release,
             takes_offers=self._plugin.takes_offers,
+            receivers=self._plugin.receivers,
             proves=self._plugin.proves,
             stock_reason=self._plugin.reason,
             process=self._server.process,
@@ -187,7 +188,7 @@ class SglangEngine:
 
     async def prefetch(self, version: Coming | Offered) -> Sequence[RankProof]:
         """See `Engine`."""
-        return await self._plugin.prefetch(version, OFFER_SECONDS if isinstance(version, Offered) else AHEAD_SECONDS)
+        return await self._plugin.prefetch(version)
 
     async def cancel_prefetch(self) -> None:
         """See `Engine`."""

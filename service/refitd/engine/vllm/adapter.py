@@ -32,7 +32,7 @@ from refitd.engine.dialing import Guard
 from refitd.engine.http import CallFailure, NoReply, Reply
 from refitd.engine.load_reply import Loaded, Unclear, Untouched
 from refitd.engine.plugin.answers import fingerprint as answered_fingerprint
-from refitd.engine.plugin.client import AHEAD_SECONDS, OFFER_SECONDS, PluginClient
+from refitd.engine.plugin.client import PluginClient
 from refitd.engine.plugin.leading import Leads
 from refitd.engine.plugin.prepared import PrepareRefused
 from refitd.engine.port import (
@@ -145,6 +145,7 @@ class VllmEngine:
             startup_path=self._server.model_path,
             plugin=self._plugin.release,
             takes_offers=self._plugin.takes_offers,
+            receivers=self._plugin.receivers,
             proves=self._plugin.proves,
             stock_reason=stock_reason(self._can, self._plugin.reason, self._channel.fault, opens=self._channel.opens),
             process=self._server.process,
@@ -201,7 +202,7 @@ class VllmEngine:
 
     async def prefetch(self, version: Coming | Offered) -> Sequence[RankProof]:
         """See `Engine`. A server without the extension can prepare nothing."""
-        return await self._plugin.prefetch(version, OFFER_SECONDS if isinstance(version, Offered) else AHEAD_SECONDS)
+        return await self._plugin.prefetch(version)
 
     async def cancel_prefetch(self) -> None:
         """See `Engine`."""

@@ -4,6 +4,9 @@
     complete   the tensors are the trainer's own again
     failed     the service is told that the version's files will never come
 
+Engines on the trainer's host open its memory. To ranks that the publication names the tensors are sent over a process
+group meanwhile (`transport.group`): each has received them before its engine is asked to load.
+
 If the tensors cannot be handed over, that is a reason in the result and no error: the version reaches engines by its
 files then, a little later. The bytes are staged after the hand-over. As engines may hear of the version as soon as it
 is offered, its name is used up from then on. Where its files fail, the next version is durable before it is announced.
@@ -14,7 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from refitd_client.checkpoint.finite import NO_RULE, rule_of
 from refitd_client.contract.manifest import fitting_fingerprints
@@ -25,6 +28,14 @@ from refitd_client.errors import ServiceError
 from refitd_client.http.connection import Connection
 from refitd_client.http.publisher_client import open_client, root_name
 from refitd_client.tensors import TensorSource
+from refitd_client.transport.group.child import Sent
+from refitd_client.transport.group.sending import (
+    SEND_SECONDS,
+    Destination,
+    GroupSender,
+    NoTransferError,
+    Sending,
+)
 from refitd_client.transport.ipc.device import DriverError
 from refitd_client.transport.ipc.exported_memory import LayoutCache
 from refitd_client.transport.ipc.offer_file import ExportedTensors, HandoverKeyRefusedError, read_secret
@@ -43,19 +54,27 @@ class Handed:
     """The result of a hand-over: the engines that serve the version now, and why not all do, or none.
 
     `timings` are milliseconds of `offer` (fingerprints, the offer's file), `notice`, and `taken`: from the call of
-    `publish` until the last engine had answered.
+    `publish` until the last engine had answered. `sent` are milliseconds of a transfer over a process group by stage,
+    None where there was none.
     """
 
     engines: tuple[str, ...] = ()
     reason: str | None = None
     timings: Mapping[str, float] | None = None
+    sent: Mapping[str, float] | None = None
 
 
 @dataclass(slots=True)
-class Debt:
-    """Whether the files of a version that was handed over are `due`: they were not written."""
+class HandoverState:
+    """What a publisher keeps from one hand-over to the next.
+
+    `due`: the files of the last one were not written. `layouts` know where its tensors lie, `sender` sends them over
+    process groups.
+    """
 
     due: bool = False
+    layouts: LayoutCache = field(default_factory=LayoutCache)
+    sender: GroupSender = field(default_factory=GroupSender)
 
 
 class NotOfferedError(Exception):
@@ -64,7 +83,9 @@ class NotOfferedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportTarget:
-    """A version that is handed over, and the service to tell. `metadata` are the version's: they begin its trace."""
+    """A version that is handed over, and the service to tell. `metadata` are the version's: they begin its trace.
+    `destination` are ranks that it is sent to over a process group, None where engines open the trainer's memory.
+    """
 
     root: Path
     run: str
@@ -74,6 +95,7 @@ class ExportTarget:
     allow_missing: bool = False
     allow_extra: bool = False
     engines: Literal["mine"] | None = None
+    destination: Destination | None = None
 
     @property
     def version(self) -> str:
@@ -110,11 +132,10 @@ class ExportTarget:
 
 @dataclass(slots=True, kw_only=True)
 class TensorExport:
-    """The hand-over of one version. `layouts` and `debt` are the publisher's."""
+    """The hand-over of one version. `state` is the publisher's."""
 
     place: ExportTarget
-    layouts: LayoutCache
-    debt: Debt
+    state: HandoverState
     _told: bool = field(default=False, init=False)
 
     def of(self, content: Content) -> tuple[Content, Handed]:
@@ -130,7 +151,7 @@ class TensorExport:
         if not isinstance(weights, TensorShards):
             return self._by_files(content, "files are not exported: pass tensors")
         try:
-            handover = Handover(self.place, weights.sources, self.layouts, check_finite=weights.check_finite)
+            handover = Handover(self.place, weights.sources, self.state, check_finite=weights.check_finite)
         except NotOfferedError as error:
             # The manifest gets fingerprints, as the offer would have had.
             return self._by_files(replace(content, weights=replace(weights, fingerprinted=True)), str(error))
@@ -154,7 +175,7 @@ class TensorExport:
         """
         if not self._told:
             return
-        self.debt.due = True
+        self.state.due = True
         try:
             self.place.tell(failed=(str(error) or type(error).__name__)[:500])
         except (ServiceError, OSError, ValueError) as lost:
@@ -165,14 +186,14 @@ class Handover:
     """An offer under way. Call `complete` or `withdraw`. `fingerprints` are those of the tensors, by name."""
 
     def __init__(
-        self, target: ExportTarget, sources: Sequence[TensorSource], layouts: LayoutCache, *, check_finite: bool
+        self, target: ExportTarget, sources: Sequence[TensorSource], state: HandoverState, *, check_finite: bool
     ) -> None:
         """Offer the tensors, and tell the service.
 
         Args:
             target: the version, and the service.
             sources: its tensors.
-            layouts: where the tensors of the last offer lay.
+            state: what the hand-over before has left.
             check_finite: whether NaN and infinity are refused.
 
         Raises:
@@ -183,18 +204,23 @@ class Handover:
         self.timings: dict[str, float] = {}
         if cast := next((source.entry.name for source in sources if not source.is_view), None):
             raise NotOfferedError(f"tensor {cast} would be exported as it lies, and is not published as it lies")
-        tensors = {source.entry.name: source.tensor() for source in sources}
+        tensors: Mapping[str, Any] = {source.entry.name: source.tensor() for source in sources}
         rules = [rule_of(source.entry.dtype) if check_finite else NO_RULE for source in sources]
+        self._sending: Sending | None = None
         try:
-            prepared = layouts.prepare(tensors, rules)
+            if target.destination is not None:
+                tensors = state.sender.sharable(tensors)
+            prepared = state.layouts.prepare(tensors, rules)
             found = dict(zip(tensors, prepared.scan(), strict=True))
             for name, each in found.items():
                 if each.nonfinite:
                     raise not_finite(name, each.nonfinite)
             self.fingerprints = {name: each.fingerprint for name, each in found.items()}
             offer = prepared.offer(target.version, list(self.fingerprints.values()))
+            if target.destination is not None:
+                offer = replace(offer, transfer=state.sender.begin(target.destination, tensors))
             self._exported = ExportedTensors(target.root / target.run, offer, read_secret(target.root))
-        except (DriverError, NotSharedError, HandoverKeyRefusedError, OSError) as error:
+        except (DriverError, NotSharedError, HandoverKeyRefusedError, NoTransferError, OSError) as error:
             raise NotOfferedError(f"the tensors cannot be exported: {error}") from error
         self._lap("offer")
         try:
@@ -204,34 +230,45 @@ class Handover:
             if isinstance(error, (ServiceError, OSError, ValueError)):
                 raise NotOfferedError(f"the service was not told: {error}") from error
             raise
+        if offer.transfer is not None:
+            self._sending = Sending(state.sender, target.root, f"{target.run}/{self._exported.path.name}")
         self._lap("notice")
 
     def complete(self) -> Handed:
-        """Wait until engines have answered, for `ANSWER_SECONDS` at most, and withdraw the offer."""
+        """Wait until engines have answered, and withdraw the offer.
+
+        It waits for `ANSWER_SECONDS` at most, where the tensors are sent for `SEND_SECONDS`.
+        """
+        within, sent = (ANSWER_SECONDS if self._sending is None else SEND_SECONDS), None
         try:
-            engines, reason = self._answers()
+            engines, reason = self._answers(within)
         finally:
             self._lap("taken")
+            if self._sending is not None:
+                sent = self._sending.finish()
             is_back = self.withdraw()
+        if isinstance(sent, NoTransferError):
+            reason = f"nothing was sent: {sent}" if reason is None else f"{reason}; nothing was sent: {sent}"
         if not is_back:
             reason = f"an engine still reads the tensors after {BACK_SECONDS:g} s: what it copied counts for nothing"
-        return Handed(engines=engines, reason=reason, timings=self.timings)
+        times = sent.ms if isinstance(sent, Sent) else None
+        return Handed(engines=engines, reason=reason, timings=self.timings, sent=times)
 
     def withdraw(self) -> bool:
         """Take the tensors back. False where an engine still reads them after `BACK_SECONDS`."""
         return self._exported.take_back(BACK_SECONDS)
 
-    def _answers(self) -> tuple[tuple[str, ...], str | None]:
-        """The engines that serve the version, and why others do not."""
+    def _answers(self, within: float) -> tuple[tuple[str, ...], str | None]:
+        """The engines that serve the version, and why others do not. `within` are seconds."""
         try:
-            with open_client(self._target.connection, try_for=ANSWER_SECONDS) as client:
-                result = client.wait(self._target.version, "taken", ANSWER_SECONDS)
+            with open_client(self._target.connection, try_for=within) as client:
+                result = client.wait(self._target.version, "taken", within)
         except (ServiceError, OSError, ValueError) as error:
             return (), f"the service does not say who has taken it: {error}"
         listed = result.version.engines
         engines = tuple(engine.id for engine in listed if engine.serves)
         if result.outcome is not WaitOutcome.TAKEN:
-            return engines, f"not every engine has answered in {ANSWER_SECONDS:g} s ({result.outcome})"
+            return engines, f"not every engine has answered in {within:g} s ({result.outcome})"
         others = [f"{engine.id}: {engine.reason or engine.state}" for engine in listed if not engine.serves]
         none = "no engine of the run is known to the service" if not listed else None
         return engines, "; ".join(others)[:1000] or none

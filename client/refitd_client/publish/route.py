@@ -1,0 +1,121 @@
+"""How one publication reaches the engines: what `transport` asks for, held against what is there."""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+from urllib.parse import urlsplit
+
+from refitd_client.contract.receivers import Receiver, Receivers
+from refitd_client.errors import ServiceError, TransportRefusedError
+from refitd_client.http.connection import Connection
+from refitd_client.http.publisher_client import open_client
+from refitd_client.transport.group.choice import TRANSPORTS, Choice, Trainer, Transport, choose, hinders
+from refitd_client.transport.group.host import available
+from refitd_client.transport.group.sending import Destination, is_sharable
+from refitd_client.transport.ipc.device import uuid_of
+from refitd_client.transport.ipc.shared import boot_id, host_name
+
+_ASK_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """What a publication does: hand over or not, as a delta or not, and to which ranks it sends.
+
+    `choice` is the transport with the reason for it. `instead` says why the files go alone where more was asked for.
+    """
+
+    choice: Choice
+    delta: Literal["auto", "never"] = "never"
+    handover: bool = False
+    destination: Destination | None = None
+    instead: str | None = None
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What the version's metadata says of it."""
+        return {"transport": self.choice.transport, "transport_why": self.instead or self.choice.why}
+
+
+def route_of(transport: Transport, weights: Any, connection: Connection | None, run: str) -> Route:
+    """Decide how a publication goes.
+
+    Args:
+        transport: what the trainer asks for; `auto` leaves it to this function.
+        weights: a state dict, a module, or the path of a folder.
+        connection: where the service is.
+        run: the run.
+
+    Raises:
+        TransportRefusedError: what is asked for cannot work between this trainer and these engines.
+        ValueError: `transport` is none, or there is no service to ask.
+    """
+    if transport not in TRANSPORTS:
+        raise ValueError(f"transport is {transport!r}: it is one of {', '.join(TRANSPORTS)}")
+    if transport in {"disk", "delta"}:
+        return _by_files(Choice(transport=transport, why="the trainer asks for it"))
+    if connection is None:
+        raise ValueError(f"transport={transport!r} needs the service_url of the service that has the engines")
+    tensors = _tensors_of(weights)
+    if tensors is None:
+        return _by_files(Choice(transport="disk", why="the weights are files"))
+    try:
+        with open_client(connection, try_for=_ASK_SECONDS) as client:
+            found = client.receivers(run)
+    except (ServiceError, OSError, ValueError) as error:
+        asked = Choice(transport="delta" if transport == "auto" else "disk", why="files need no answer of the service")
+        return _by_files(asked, instead=f"the service does not say who can receive: {error}")
+    return _route(transport, _trainer_of(tensors), found, urlsplit(connection.url).hostname or "")
+
+
+def _route(transport: Transport, trainer: Trainer, found: Receivers, service_host: str) -> Route:
+    receivers = found.receivers
+    if transport == "auto":
+        choice = choose(trainer, receivers)
+    else:
+        choice = Choice(transport=transport, why="the trainer asks for it")
+        hindrance = hinders(transport, trainer, receivers)
+        if hindrance is not None and transport in {"nccl", "gloo"}:
+            if receivers:
+                raise TransportRefusedError(f"transport={transport!r} cannot work: {hindrance}")
+            return _by_files(Choice(transport="disk", why="files go everywhere"), instead=hindrance)
+    match choice.transport:
+        case "nccl" | "gloo" as backend:
+            destination = Destination(backend=backend, receivers=_names(receivers), service_host=service_host)
+            return Route(choice=choice, handover=True, destination=destination)
+        case "handover":
+            return Route(choice=choice, handover=True)
+        case _:
+            return _by_files(choice)
+
+
+def _by_files(choice: Choice, *, instead: str | None = None) -> Route:
+    return Route(choice=choice, delta="auto" if choice.transport == "delta" else "never", instead=instead)
+
+
+def _names(receivers: list[Receiver]) -> tuple[str, ...]:
+    return tuple(sorted(each.name for each in receivers))
+
+
+def _tensors_of(weights: Any) -> Mapping[str, Any] | None:
+    """The tensors, as they are before names and dtypes are worked out; None for a folder."""
+    if isinstance(weights, (str, os.PathLike)):
+        return None
+    if isinstance(weights, Mapping):
+        return cast("Mapping[str, Any]", weights)
+    return dict(weights.named_parameters())
+
+
+def _trainer_of(tensors: Mapping[str, Any]) -> Trainer:
+    torch = sys.modules.get("torch")
+    mine = [each for each in tensors.values() if torch is not None and isinstance(each, torch.Tensor)]
+    on_gpus = {uuid_of(each.device) for each in mine if each.device.type == "cuda"}
+    return Trainer(
+        host=host_name(),
+        boot=boot_id(),
+        devices=frozenset(on_gpus),
+        shared=bool(mine) and len(mine) == len(tensors) and all(is_sharable(each) for each in mine),
+        backends=available() if mine else frozenset(),
+    )

@@ -1,0 +1,258 @@
+"""A sender or receiver process: as its parent has it, and its own loop. Its parent may kill it at any moment.
+
+Parent and process have a socket each of a pair. An order is one line of JSON, and so is its reply; `Stop` has no reply,
+it ends the waiting of the order that is under way. The process ends when its parent does: the socket says so, and where
+a copy of the parent's end lives on in some other process, the parent's pid.
+"""
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from threading import Event, Lock
+from typing import Literal
+
+import msgspec
+
+MAX_LINE = 2**20  # bytes
+_TURN_SECONDS = 0.1
+_LOOK_SECONDS = 1.0
+_STOP_SECONDS = 5.0  # until a process that was told to stop is ended
+_GRACE_SECONDS = 5.0  # beyond the time of an order, until it is ended
+
+
+class Open(msgspec.Struct, tag=True, frozen=True):
+    """To a sender: open the store, at this address of the host."""
+
+    host: str
+
+
+class Send(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """To a sender: send the tensors of an offer to the receivers that it names.
+
+    `root` is the folder beneath which `offer` is the path of the offer's file; `within` and `join` are seconds, for all
+    and for the receivers to come.
+    """
+
+    root: str
+    offer: str
+    within: float
+    join: float
+
+
+class Receive(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """To a receiver: receive the tensors of an offer, and offer them in `folder`. `root`, `offer`, `within` as above.
+
+    `name` is the receiver's in the transfer; `on_device`: it keeps them on its GPU, where there is room.
+    """
+
+    root: str
+    offer: str
+    name: str
+    folder: str
+    within: float
+    on_device: bool
+
+
+class Stop(msgspec.Struct, tag=True, frozen=True):
+    """Stop waiting."""
+
+
+class Opened(msgspec.Struct, tag=True, frozen=True):
+    """The store is open."""
+
+    port: int
+
+
+class Sent(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """What the receivers have said: "" or why one has nothing. `ms` are milliseconds by stage."""
+
+    refused: dict[str, str]
+    ms: dict[str, float]
+
+
+class Received(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """All has arrived: `offer` is the name of the file in the folder that offers it. `ms` as above."""
+
+    offer: str
+    ms: dict[str, float]
+
+
+class Failed(msgspec.Struct, tag=True, frozen=True):
+    """The order was not carried out, and why."""
+
+    reason: str
+
+
+Order = Open | Send | Receive
+Reply = Opened | Sent | Received | Failed
+_ORDERS: msgspec.json.Decoder[Order | Stop] = msgspec.json.Decoder(Order | Stop)
+_REPLIES: msgspec.json.Decoder[Reply] = msgspec.json.Decoder(Reply)
+
+
+class ChildLostError(Exception):
+    """The process has ended, or was ended: it did not answer in time. The message is a sentence."""
+
+
+class GroupChild:
+    """A process as its parent has it, begun with the first order and again after it was lost. One order at a time."""
+
+    def __init__(self, role: Literal["send", "receive"], environment: Mapping[str, str] | None = None) -> None:
+        """Nothing is begun yet.
+
+        Args:
+            role: what it does.
+            environment: variables that it gets besides this process's.
+        """
+        self._role, self._environment = role, dict(environment or {})
+        self._process: subprocess.Popen[bytes] | None = None
+        self._line: socket.socket | None = None
+        self._turn = Lock()
+
+    @property
+    def pid(self) -> int | None:
+        """The process's id; None where there is none."""
+        return None if self._process is None else self._process.pid
+
+    def ask(self, order: Order, within: float, stop: Event | None = None) -> Reply:
+        """Give an order, and wait for the reply.
+
+        Args:
+            order: the order.
+            within: seconds after which the process is ended.
+            stop: once set, the process is told to stop waiting, and ended if it does not.
+
+        Raises:
+            ChildLostError: there is no reply.
+        """
+        with self._turn:
+            try:
+                return self._asked(order, within, stop)
+            except OSError as error:
+                self._end()
+                raise ChildLostError(f"the process that {self._role}s cannot be used: {error}") from error
+            except (ChildLostError, msgspec.MsgspecError) as error:
+                self._end()
+                raise ChildLostError(f"the process that {self._role}s has ended: {error}") from error
+
+    def end(self) -> None:
+        """End the process, also in the middle of an order."""
+        process = self._process
+        if process is not None:
+            with suppress(ProcessLookupError):
+                process.kill()
+        with self._turn:
+            self._end()
+
+    def _asked(self, order: Order, within: float, stop: Event | None) -> Reply:
+        if self._process is not None and self._process.poll() is not None:
+            self._end()  # it was killed since the last order: another one carries this out
+        line = self._line or self._spawn()
+        line.sendall(msgspec.json.encode(order) + b"\n")
+        deadline, data, told = time.monotonic() + within + _GRACE_SECONDS, bytearray(), False
+        while not data.endswith(b"\n"):
+            with suppress(TimeoutError):
+                part = line.recv(MAX_LINE)
+                if not part:
+                    raise ChildLostError("its end of the socket is closed")
+                data += part
+            if stop is not None and stop.is_set() and not told:
+                line.sendall(msgspec.json.encode(Stop()) + b"\n")
+                deadline, told = min(deadline, time.monotonic() + _STOP_SECONDS), True
+            if time.monotonic() > deadline or len(data) > MAX_LINE:
+                raise ChildLostError("it did not stop" if told else f"it did not answer in {within:g} s")
+        return _REPLIES.decode(data)
+
+    def _spawn(self) -> socket.socket:
+        mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        path = os.pathsep.join(dict.fromkeys(each for each in sys.path if each))
+        try:
+            with its:
+                self._process = subprocess.Popen(  # noqa: S603 - this Python, and no words from outside
+                    [sys.executable, "-P", "-m", "refitd_client.transport.group", self._role, str(its.fileno())],
+                    pass_fds=[its.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    env=dict(os.environ) | {"PYTHONPATH": path} | self._environment,
+                    start_new_session=True,  # signals that a terminal sends are not for it
+                )
+        except BaseException:
+            mine.close()
+            raise
+        mine.settimeout(_TURN_SECONDS)
+        self._line = mine
+        return mine
+
+    def _end(self) -> None:
+        process, line, self._process, self._line = self._process, self._line, None, None
+        if line is not None:
+            line.close()
+        if process is not None:
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_STOP_SECONDS)
+
+
+Work = Callable[[Order, Callable[[], bool]], Reply]
+"""Carries out an order; is given it, and what says that its waiting was stopped."""
+
+
+def serve(line: socket.socket, work: Work, end: Callable[[], None]) -> None:
+    """Carry out orders until the parent is gone; then the process ends, whatever it does.
+
+    Args:
+        line: this process's end of the socket.
+        work: carries out one order. It raises nothing.
+        end: removes what would outlive the process.
+    """
+    stopped = Event()
+    orders: list[Order] = []
+    there = threading.Condition()
+
+    def carry_out() -> None:
+        while True:
+            with there:
+                there.wait_for(lambda: orders)
+                order = orders.pop(0)
+            reply = work(order, stopped.is_set)
+            try:
+                line.sendall(msgspec.json.encode(reply) + b"\n")
+            except OSError:
+                return  # the other thread sees it as well, and ends the process
+
+    threading.Thread(target=carry_out, name="refitd-group", daemon=True).start()
+    try:
+        for message in _messages(line):
+            if isinstance(message, Stop):
+                stopped.set()
+                continue
+            stopped.clear()
+            with there:
+                orders.append(message)
+                there.notify()
+    finally:
+        with suppress(Exception):
+            end()
+        os._exit(0)
+
+
+def _messages(line: socket.socket) -> Iterator[Order | Stop]:
+    parent, data = os.getppid(), bytearray()
+    poll = select.poll()
+    poll.register(line, select.POLLIN | select.POLLHUP)
+    while os.getppid() == parent:
+        if not poll.poll(_LOOK_SECONDS * 1000):
+            continue
+        part = line.recv(MAX_LINE)
+        if not part:
+            return
+        data += part
+        while (end := data.find(b"\n")) >= 0:
+            yield _ORDERS.decode(data[:end])
+            del data[: end + 1]

@@ -1,0 +1,114 @@
+"""Which transport a publication takes, and why another cannot work. Pure: from what is there, and not from counts.
+
+A GPU is known by its UUID. Bus ids are no names: some hosts give two GPUs one.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from refitd_client.contract.receivers import Receiver
+
+Transport = Literal["auto", "disk", "delta", "handover", "nccl", "gloo"]
+TRANSPORTS: tuple[str, ...] = get_args(Transport)
+_WITHOUT = "no engine of the run has refitd inside"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trainer:
+    """Where the trainer's tensors are.
+
+    `host` and `boot` name the host. `devices` are the UUIDs of the GPUs that hold tensors, empty for host memory;
+    `shared`: that host memory can be opened by other processes. `backends` are those of this process's torch.
+    """
+
+    host: str
+    boot: str
+    devices: frozenset[str]
+    shared: bool
+    backends: frozenset[str]
+
+    def is_host_of(self, receiver: Receiver) -> bool:
+        """Whether a rank runs on the same host, in a container of the same name."""
+        return (receiver.host, receiver.boot) == (self.host, self.boot)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The transport that a publication takes, and why, as a sentence."""
+
+    transport: Transport
+    why: str
+
+
+def choose(trainer: Trainer, receivers: Sequence[Receiver]) -> Choice:
+    """The fastest transport that can reach all ranks, by the figures of docs/transports.md.
+
+    Args:
+        trainer: where the tensors are.
+        receivers: all ranks of the run's engines that have refitd inside.
+    """
+    if (hindrance := hinders("handover", trainer, receivers)) is None:
+        where = "share a GPU" if trainer.devices else "share a host"
+        return Choice(transport="handover", why=f"trainer and engines {where}")
+    if (no_nccl := hinders("nccl", trainer, receivers)) is None:
+        return Choice(transport="nccl", why="trainer and engine ranks have GPUs of their own")
+    why = _WITHOUT if not receivers else f"no hand-over: {hindrance}; no NCCL: {no_nccl}"
+    return Choice(transport="delta", why=f"files go everywhere ({why})")
+
+
+def hinders(transport: Transport, trainer: Trainer, receivers: Sequence[Receiver]) -> str | None:
+    """Why a transport cannot work, as a sentence that says what else to do; None where it can.
+
+    Args:
+        transport: the transport.
+        trainer: where the tensors are.
+        receivers: as in `choose`.
+    """
+    match transport:
+        case "handover":
+            return _hinders_handover(trainer, receivers)
+        case "nccl":
+            return _hinders_group("nccl", trainer, receivers) or _hinders_nccl(trainer, receivers)
+        case "gloo":
+            return _hinders_group("gloo", trainer, receivers)
+        case _:
+            return None
+
+
+def _hinders_handover(trainer: Trainer, receivers: Sequence[Receiver]) -> str | None:
+    if not receivers:
+        return _WITHOUT
+    if (far := next((each for each in receivers if not trainer.is_host_of(each)), None)) is not None:
+        return f"rank {far.rank} of {far.engine} runs on {far.host}, and the trainer on {trainer.host}"
+    if not trainer.devices and not trainer.shared:
+        return "the tensors are in this process's own memory: put them into SharedTensors, or use gloo"
+    other = next((each for each in receivers if trainer.devices and each.device not in trainer.devices), None)
+    if other is not None:
+        return f"rank {other.rank} of {other.engine} is on {other.device or 'no GPU'}, and the tensors are not there"
+    return None
+
+
+def _hinders_group(backend: str, trainer: Trainer, receivers: Sequence[Receiver]) -> str | None:
+    if not receivers:
+        return f"{_WITHOUT}: install it there, or use disk"
+    if backend not in trainer.backends:
+        return f"the trainer's torch has no {backend}"
+    lacks = next((each for each in receivers if backend not in each.backends), None)
+    return None if lacks is None else f"rank {lacks.rank} of {lacks.engine} has no {backend}"
+
+
+def _hinders_nccl(trainer: Trainer, receivers: Sequence[Receiver]) -> str | None:
+    if not trainer.devices:
+        return "the tensors are in host memory: use gloo"
+    if len(trainer.devices) > 1:
+        return f"the tensors are on {len(trainer.devices)} GPUs, and one sends"
+    both = next((each for each in receivers if each.device in trainer.devices), None)
+    if both is not None:
+        return (
+            f"trainer and rank {both.rank} of {both.engine} share {both.device}: NCCL refuses two ranks on one GPU; "
+            "use handover"
+        )
+    twice = next((device for device, count in Counter(each.device for each in receivers).items() if count > 1), None)
+    return None if twice is None else f"two engine ranks share {twice}: NCCL refuses two ranks on one GPU; use disk"

@@ -1,0 +1,231 @@
+"""What a receiver process does: it receives a transfer into memory of its own, proves it, and offers it to its rank.
+
+That memory is on the rank's GPU, where there is room beside the model, else in a file of shared memory of the host. It
+stays for the next transfer. The offer of the transfer before is withdrawn first: while the rank still copies from it,
+nothing is written there.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from refitd_client.checkpoint.finite import NO_RULE
+from refitd_client.tensors import TORCH_NAMES
+from refitd_client.transport.group.child import Failed, Order, Receive, Received, Reply
+from refitd_client.transport.group.membership import Group, TransferError, Waiting, hear, join_store, say
+from refitd_client.transport.group.transfer import (
+    BLOCK_BYTES,
+    IN_FLIGHT,
+    Done,
+    FlatLayout,
+    Go,
+    Ready,
+    flat_layout,
+    key,
+)
+from refitd_client.transport.ipc.device import DriverError
+from refitd_client.transport.ipc.exported_memory import LayoutCache
+from refitd_client.transport.ipc.offer import Offer, OfferedTensor, OfferRefusedError, Transfer
+from refitd_client.transport.ipc.offer_file import (
+    ExportedTensors,
+    HandoverKeyRefusedError,
+    ImportedTensors,
+    read_secret,
+)
+from refitd_client.transport.ipc.shared import NotSharedError, SharedTensors
+
+_REFUSALS = (
+    TransferError, OfferRefusedError, HandoverKeyRefusedError, DriverError, NotSharedError, OSError, ValueError,
+)  # fmt: skip
+_BACK_SECONDS = 5.0  # in which the rank is to have ended its copy of the transfer before
+_SPARE_BYTES = 2**30  # of the GPU's memory, which are left for the engine
+
+
+class StagedTensors:
+    """Memory for the tensors of an offer, in one piece. `tensors` are views of it, by name."""
+
+    def __init__(self, offered: Sequence[OfferedTensor], layout: FlatLayout, *, on_device: bool) -> None:
+        """Allocate it.
+
+        Args:
+            offered: names, dtypes and shapes.
+            layout: where each lies.
+            on_device: on the GPU, where there is room.
+
+        Raises:
+            OSError: there is no room in /dev/shm.
+        """
+        self.specs = tuple((each.name, each.dtype, each.shape) for each in offered)
+        self._shared: SharedTensors | None = None
+        if on_device and torch.cuda.mem_get_info()[0] >= layout.nbytes + _SPARE_BYTES:
+            self.flat: Any = torch.empty(max(layout.nbytes, 1), dtype=torch.uint8, device="cuda")
+            self.tensors = {
+                name: self.flat[at : at + size].view(getattr(torch, TORCH_NAMES[dtype])).reshape(shape)
+                for (name, dtype, shape), at, size in zip(self.specs, layout.offsets, layout.sizes, strict=True)
+            }
+            return
+        self._shared = SharedTensors({name: (dtype, shape) for name, dtype, shape in self.specs})
+        self.tensors = self._shared.tensors
+        self.flat = self._shared.flat[: layout.nbytes]
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether it is a GPU's memory."""
+        return self._shared is None
+
+    def close(self) -> None:
+        """Give it back."""
+        if self._shared is not None:
+            self._shared.close()
+
+
+class Receiver:
+    """The work of a receiver process. `work` raises nothing for what others do."""
+
+    def __init__(self) -> None:
+        self._address: tuple[str, int] | None = None
+        self._store: Any = None
+        self._group: Group | None = None
+        self._known: Offer | None = None
+        self._staged: StagedTensors | None = None
+        self._layouts = LayoutCache()
+        self._exported: ExportedTensors | None = None
+
+    def work(self, order: Order, stopped: Callable[[], bool]) -> Reply:
+        """Carry out one order."""
+        if not isinstance(order, Receive):
+            return Failed("it is a receiver, and sends nothing")
+        try:
+            return self._receive(order, Waiting(order.within, stopped))
+        except _REFUSALS as error:
+            return Failed(str(error) or type(error).__name__)
+
+    def end(self) -> None:
+        """Remove the files that would outlive the process."""
+        if self._exported is not None:
+            self._exported.take_back(0.0)
+        if self._staged is not None:
+            self._staged.close()
+
+    def _receive(self, order: Receive, waiting: Waiting) -> Received:
+        root, ms = Path(order.root), dict[str, float]()
+        imported = ImportedTensors(root / order.offer, secret := read_secret(root), self._known)
+        imported.close()
+        offer = self._known = imported.offer
+        transfer = offer.transfer
+        if transfer is None or order.name not in transfer.receivers:
+            raise TransferError("the offer is of no transfer to this rank")
+        began = time.perf_counter()
+        self._join(transfer, waiting)
+        layout = flat_layout(offer.layout.tensors)
+        try:
+            staged = self._stage(offer, layout, on_device=order.on_device)
+        except _REFUSALS as error:
+            say(self._store, key(transfer.name, "ready", order.name), Ready(refused=f"{error}"))
+            raise
+        held = 0 if self._group is None else self._group.number
+        say(self._store, key(transfer.name, "ready", order.name), Ready(group=held))
+        go = hear(self._store, key(transfer.name, "go"), Go, waiting)
+        self._follow(go, order.name, transfer, waiting)
+        ms["join"] = _since(began)
+        began = time.perf_counter()
+        try:
+            self._take(staged, layout, transfer, waiting)
+            ms["receive"] = _since(began)
+            began = time.perf_counter()
+            exported = self._prove(offer, staged, Path(order.folder), secret)
+        except BaseException as error:
+            self._leave()
+            say(self._store, key(transfer.name, "done", order.name), Done(refused=f"{error}"))
+            raise
+        ms["prove"] = _since(began)
+        say(self._store, key(transfer.name, "done", order.name), Done())
+        self._exported = exported
+        return Received(offer=exported.path.name, ms=ms)
+
+    def _join(self, transfer: Transfer, waiting: Waiting) -> None:
+        """Connect to the sender's store. Another sender has no group of ours."""
+        if self._address != (address := (transfer.host, transfer.port)):
+            self._leave()
+            self._address, self._store = None, join_store(*address, waiting)
+            self._address = address
+
+    def _stage(self, offer: Offer, layout: FlatLayout, *, on_device: bool) -> StagedTensors:
+        """Memory that the rank does not read.
+
+        Raises:
+            TransferError: it still copies the transfer before.
+        """
+        exported, self._exported = self._exported, None
+        if exported is not None and not exported.take_back(_BACK_SECONDS):
+            self._exported = exported
+            raise TransferError("the engine still copies what was received before")
+        specs = tuple((each.name, each.dtype, each.shape) for each in offer.layout.tensors)
+        if self._staged is None or self._staged.specs != specs:
+            if self._staged is not None:
+                self._staged.close()
+                self._staged = None
+            self._staged = StagedTensors(offer.layout.tensors, layout, on_device=on_device)
+        return self._staged
+
+    def _follow(self, go: Go, name: str, transfer: Transfer, waiting: Waiting) -> None:
+        """Be a member of the group that sends.
+
+        Raises:
+            TransferError: nothing is sent, or this one has no part in it.
+        """
+        if go.refused:
+            raise TransferError(f"nothing is sent: {go.refused}")
+        if name not in go.ranks:
+            raise TransferError("the sender has begun without this rank, which was not ready in time")
+        if self._group is None or self._group.number != go.group:
+            self._leave()
+            self._group = Group(
+                transfer.backend, self._store, go.group, go.ranks[name], len(go.ranks) + 1, transfer.host, waiting
+            )
+
+    def _take(self, staged: StagedTensors, layout: FlatLayout, transfer: Transfer, waiting: Waiting) -> None:
+        if self._group is None:
+            raise TransferError("there is no group")
+        bounds = layout.blocks(BLOCK_BYTES[transfer.backend])
+        if (transfer.backend == "nccl") == staged.is_on_device:
+            self._group.broadcast((staged.flat[begin:end] for begin, end in bounds), waiting)
+            return
+        # They arrive in another memory than they are kept in: through a ring, one block more than are under way.
+        device, size = "cuda" if transfer.backend == "nccl" else "cpu", BLOCK_BYTES[transfer.backend]
+        ring = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(IN_FLIGHT + 1)]
+
+        def keep(number: int) -> None:
+            begin, end = bounds[number]
+            staged.flat[begin:end].copy_(ring[number % len(ring)][: end - begin])
+
+        blocks = (ring[number % len(ring)][: end - begin] for number, (begin, end) in enumerate(bounds))
+        self._group.broadcast(blocks, waiting, keep)
+
+    def _prove(self, offer: Offer, staged: StagedTensors, folder: Path, secret: bytes) -> ExportedTensors:
+        """Hold what has arrived against the trainer's fingerprints, and offer it.
+
+        Raises:
+            TransferError: it is something else.
+        """
+        prepared = self._layouts.prepare(staged.tensors, [NO_RULE] * len(staged.tensors))
+        found = [each.fingerprint for each in prepared.scan()]
+        for tensor, mine, announced in zip(offer.layout.tensors, found, offer.fingerprints, strict=True):
+            if mine != announced:
+                raise TransferError(
+                    f"what has arrived is not what the trainer announced: {tensor.name[:100]!a} has fingerprint "
+                    f"{mine:016x}, and {announced:016x} was announced"
+                )
+        return ExportedTensors(folder, prepared.offer(offer.version, found), secret)
+
+    def _leave(self) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            group.close()
+
+
+def _since(began: float) -> float:
+    return round((time.perf_counter() - began) * 1000, 2)

@@ -1,0 +1,44 @@
+"""Weights sent over a Gloo group to a real SGLang, by the service: the trainer's memory is nobody's but its own."""
+
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from refitd_client import WeightPublisher
+from refitd_client.contract.states import VersionState
+from support.jobs import TOKEN, Job, running, served_by
+from support.plugged import PluggedSglang
+
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
+
+RUN = "sent/over"
+
+
+@pytest.fixture
+def job(sglang_plugged: PluggedSglang, service: Path) -> Generator[Job]:
+    with running(service, sglang_plugged, "--run", RUN, root=sglang_plugged.root, run=RUN) as job:
+        yield job
+
+
+def test_what_a_trainer_sends_is_served_before_its_files_are_there_and_stays_when_they_are(
+    sglang_plugged: PluggedSglang, models: Path, job: Job
+) -> None:
+    a, b = (load_file(models / name / "model.safetensors") for name in ("model_a", "model_b"))
+    with WeightPublisher(job.root, RUN, job.refitd.url, token=TOKEN) as publisher:
+        answers = []
+        for step, weights in ((1, b), (2, a)):
+            publisher.publish(weights, step=step).wait(120)
+            answers.append(served_by(sglang_plugged).answer)
+        for step, weights in ((3, b), (4, a), (5, b)):
+            publication = publisher.publish(weights, step=step, transport="gloo")
+            assert publication.handed is not None
+            assert (publication.handed.engines, publication.handed.reason) == ((job.engine_now.id,), None)
+            assert publication.handed.sent is not None
+            served = served_by(sglang_plugged)
+            assert (served.label, served.answer) == (str(step), answers[(step - 3) % 2])
+            publication.wait(120, "sealed")
+        assert answers[0] != answers[1]
+    sealed = job.client.version("sent~over~v000005")
+    assert (sealed.state, sealed.metadata["transport"]) == (VersionState.SEALED, "gloo")

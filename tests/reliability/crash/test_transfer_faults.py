@@ -1,0 +1,333 @@
+"""Transfers over a real Gloo group, with processes that are killed, silent, late or wrong: no rank holds anything but
+what was announced or what it held, no wait outlasts its deadline, and the next transfer works.
+"""
+
+import os
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from refitd_client.checkpoint.finite import NO_RULE
+from refitd_client.transport.group import sending
+from refitd_client.transport.group.child import ChildLostError, Failed, GroupChild, Receive, Received, Reply, Sent
+from refitd_client.transport.group.membership import Group, TransferError, Waiting, hear, join_store, open_store, say
+from refitd_client.transport.group.sending import QUIET, Destination, GroupSender, NoTransferError
+from refitd_client.transport.group.transfer import SENDER, Done, Go, Ready, key
+from refitd_client.transport.ipc import exporter
+from refitd_client.transport.ipc.exported_memory import ImportedMemory, LayoutCache
+from refitd_client.transport.ipc.offer import Transfer
+from refitd_client.transport.ipc.offer_file import ExportedTensors, ImportedTensors, make_secret, read_secret
+
+pytestmark = pytest.mark.timeout(300)
+
+NAMES = ("a", "b")
+SECONDS = 60.0
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where receivers stage what arrives
+Weights = dict[str, torch.Tensor]
+
+
+def weights(seed: int) -> Weights:
+    """40 MiB, which is more than a block, and no NaN."""
+    made = torch.Generator().manual_seed(seed)
+    large = torch.randint(0, 2**14, (20 * 2**20,), dtype=torch.int16, generator=made)
+    return {"large": large.view(torch.bfloat16), "odd": torch.full((3,), float(seed))}
+
+
+@dataclass
+class Transfers:
+    """A trainer and two receivers on one root."""
+
+    root: Path
+    sender: GroupSender = field(default_factory=GroupSender)
+    layouts: LayoutCache = field(default_factory=LayoutCache)
+    receivers: dict[str, GroupChild] = field(default_factory=dict[str, GroupChild])
+    pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8))
+
+    def offer(self, step: int, names: tuple[str, ...] = NAMES, at: tuple[str, int] | None = None) -> ExportedTensors:
+        """Offer the weights of a step; `at` is another sender's store."""
+        tensors = self.sender.sharable(weights(step))
+        prepared = self.layouts.prepare(tensors, [NO_RULE] * len(tensors))
+        found = [each.fingerprint for each in prepared.scan()]
+        transfer = (
+            self.sender.begin(Destination(backend="gloo", receivers=names, service_host="127.0.0.1"), tensors)
+            if at is None
+            else Transfer(name=secrets.token_hex(4), backend="gloo", host=at[0], port=at[1], receivers=names)
+        )
+        offer = replace(prepared.offer(f"run~v{step:06d}", found), transfer=transfer)
+        return ExportedTensors(self.root / "run", offer, read_secret(self.root))
+
+    def receive(self, name: str, exported: ExportedTensors, within: float = SECONDS) -> Future[Reply]:
+        """A receiver begins."""
+        folder = self.root / ".refitd" / "receivers" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        child = self.receivers.setdefault(name, GroupChild("receive", QUIET))
+        order = Receive(
+            root=str(self.root),
+            offer=f"run/{exported.path.name}",
+            name=name,
+            folder=str(folder),
+            within=within,
+            on_device=False,
+        )
+        return self.pool.submit(child.ask, order, within)
+
+    def send(self, exported: ExportedTensors) -> Sent:
+        return self.sender.send(self.root, f"run/{exported.path.name}", threading.Event())
+
+    def says_that_it_is_ready(self, name: str, exported: ExportedTensors) -> None:
+        """Wait until a receiver waits for the sender's word."""
+        imported = ImportedTensors(exported.path, read_secret(self.root))
+        transfer, waiting = imported.offer.transfer, Waiting(SECONDS, lambda: False)
+        imported.close()
+        assert transfer is not None
+        store = join_store(transfer.host, transfer.port, waiting)
+        hear(store, key(transfer.name, "ready", name), Ready, waiting)
+
+    def goes(self, step: int, names: tuple[str, ...] = NAMES) -> None:
+        """A whole transfer, after which all receivers have exactly the weights of the step."""
+        with self.offer(step, names) as exported:
+            under_way = [self.receive(name, exported) for name in names]
+            assert self.send(exported).refused == dict.fromkeys(names, "")
+            for name, one in zip(names, under_way, strict=True):
+                self.holds(name, one.result(SECONDS), step)
+
+    def holds(self, name: str, reply: Reply, step: int) -> None:
+        """What a receiver offers is the weights of a step."""
+        assert isinstance(reply, Received), reply
+        path = self.root / ".refitd" / "receivers" / name / reply.offer
+        imported = ImportedTensors(path, read_secret(self.root))
+        assert imported.is_exported
+        there = ImportedMemory().tensors(imported.offer)
+        assert all(torch.equal(there[name], tensor) for name, tensor in weights(step).items())
+        imported.close()
+
+
+@pytest.fixture
+def transfers(tmp_path: Path) -> Iterator[Transfers]:
+    (tmp_path / ".refitd").mkdir()
+    (tmp_path / "run").mkdir()
+    make_secret(tmp_path)
+    made = Transfers(tmp_path)
+    before = set(SHARED_MEMORY.glob("refitd-*"))
+    with ExitStack() as ends:
+        ends.callback(exporter.end, tmp_path / "run")
+        ends.callback(made.pool.shutdown)
+        yield made
+        for child in made.receivers.values():
+            child.end()
+        made.sender.close()
+    for path in set(SHARED_MEMORY.glob("refitd-*")) - before:
+        if path.is_file():  # of a receiver that was killed
+            path.unlink()
+
+
+def reason(one: "Future[Reply]") -> str:
+    reply = one.result(SECONDS)
+    assert isinstance(reply, Failed), reply
+    return reply.reason
+
+
+def test_receivers_have_the_weights_and_keep_their_group_from_step_to_step(transfers: Transfers) -> None:
+    transfers.goes(1)
+    pids = {name: child.pid for name, child in transfers.receivers.items()}
+    for step in (2, 3):
+        transfers.goes(step)
+    assert {name: child.pid for name, child in transfers.receivers.items()} == pids
+
+
+def test_a_member_that_comes_or_goes_is_in_the_next_transfer_or_is_not(transfers: Transfers) -> None:
+    transfers.goes(1, ("a",))
+    transfers.goes(2, ("a", "b"))
+    transfers.goes(3, ("b",))
+
+
+def test_a_receiver_that_is_killed_is_begun_again_for_the_next_transfer(transfers: Transfers) -> None:
+    transfers.goes(1)
+    killed = transfers.receivers["b"].pid
+    assert killed is not None
+    os.kill(killed, signal.SIGKILL)
+    transfers.goes(2)
+
+
+def test_a_receiver_that_is_killed_when_it_was_ready_ends_this_transfer_and_no_other(
+    transfers: Transfers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transfers.goes(1)
+    monkeypatch.setattr(sending, "SEND_SECONDS", 10.0)  # what a group of which a member is gone waits for
+    with transfers.offer(2) as exported:
+        lost = transfers.receive("b", exported)
+        transfers.says_that_it_is_ready("b", exported)
+        killed = transfers.receivers["b"].pid
+        assert killed is not None
+        os.kill(killed, signal.SIGKILL)
+        assert isinstance(lost.exception(SECONDS), ChildLostError)
+        first = transfers.receive("a", exported)
+        with pytest.raises(NoTransferError):
+            transfers.send(exported)
+        # It had said that it was ready, so that the group is not made, or is broken in the broadcast.
+        assert "broadcast has failed" in reason(first) or "was not made" in reason(first)
+    transfers.goes(3)
+
+
+def test_a_sender_that_is_killed_leaves_receivers_that_refuse_and_the_next_one_sends(transfers: Transfers) -> None:
+    transfers.goes(1)
+    with transfers.offer(2) as exported:
+        under_way = [transfers.receive(name, exported) for name in NAMES]
+        child = transfers.sender._child
+        assert child is not None
+        assert child.pid is not None
+        os.kill(child.pid, signal.SIGKILL)
+        assert all("store" in reason(one) for one in under_way)
+        with pytest.raises(NoTransferError, match=r"ended|cannot be used"):
+            transfers.send(exported)
+    transfers.goes(3)
+
+
+def test_a_trainer_that_never_joins_is_waited_for_until_the_deadline_and_no_longer(transfers: Transfers) -> None:
+    with transfers.offer(1) as exported:
+        assert "its time was over" in reason(transfers.receive("a", exported, within=2.0))
+    transfers.goes(2, ("a",))
+
+
+class Rogue:
+    """A sender in this process that says and sends what a test wants."""
+
+    def __init__(self) -> None:
+        self.store, self.port = open_store("127.0.0.1")
+
+    @property
+    def at(self) -> tuple[str, int]:
+        return "127.0.0.1", self.port
+
+    def gather(self, exported: ExportedTensors, root: Path) -> tuple[Group, Transfer, Waiting]:
+        """Make a group with receiver `a`."""
+        imported = ImportedTensors(exported.path, read_secret(root))
+        transfer = imported.offer.transfer
+        imported.close()
+        assert transfer is not None
+        waiting = Waiting(SECONDS, lambda: False)
+        hear(self.store, key(transfer.name, "ready", "a"), Ready, waiting)
+        say(self.store, key(transfer.name, "go"), Go(group=1, ranks={"a": 1}))
+        return Group("gloo", self.store, 1, SENDER, 2, "127.0.0.1", waiting), transfer, waiting
+
+
+def blocks(step: int) -> list[torch.Tensor]:
+    """What an honest sender sends."""
+    flat = torch.zeros(40 * 2**20 + 64, dtype=torch.uint8)
+    flat[: 40 * 2**20] = weights(step)["large"].view(torch.uint8)
+    flat[40 * 2**20 : 40 * 2**20 + 12] = weights(step)["odd"].view(torch.uint8)
+    return [flat[: 32 * 2**20], flat[32 * 2**20 :]]
+
+
+def other_bytes(sent: list[torch.Tensor]) -> list[torch.Tensor]:
+    sent[1][5] ^= 1
+    return sent
+
+
+def test_an_honest_rogue_is_believed(transfers: Transfers) -> None:
+    """Else the refusals below would prove nothing."""
+    rogue = Rogue()
+    with transfers.offer(1, ("a",), rogue.at) as exported:
+        one = transfers.receive("a", exported)
+        group, transfer, waiting = rogue.gather(exported, transfers.root)
+        group.broadcast(blocks(1), waiting)
+        assert hear(rogue.store, key(transfer.name, "done", "a"), Done, waiting) == Done()
+        transfers.holds("a", one.result(SECONDS), 1)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [other_bytes, lambda sent: blocks(2)],
+    ids=["one bit", "the bytes of another version"],
+)
+def test_bytes_that_were_not_announced_are_refused(
+    transfers: Transfers, changed: Callable[[list[torch.Tensor]], list[torch.Tensor]]
+) -> None:
+    rogue = Rogue()
+    with transfers.offer(1, ("a",), rogue.at) as exported:
+        one = transfers.receive("a", exported)
+        group, transfer, waiting = rogue.gather(exported, transfers.root)
+        group.broadcast(changed(blocks(1)), waiting)
+        assert (
+            "not what the trainer announced"
+            in hear(rogue.store, key(transfer.name, "done", "a"), Done, waiting).refused
+        )
+        assert "not what the trainer announced" in reason(one)
+    transfers.goes(2)
+
+
+@pytest.mark.parametrize("sent", [0, 1])
+def test_a_sender_that_breaks_off_is_refused(transfers: Transfers, sent: int) -> None:
+    rogue = Rogue()
+    with transfers.offer(1, ("a",), rogue.at) as exported:
+        one = transfers.receive("a", exported)
+        group, _, waiting = rogue.gather(exported, transfers.root)
+        group.broadcast(blocks(1)[:sent], waiting)
+        group.close()
+        assert "a broadcast has failed" in reason(one)
+    transfers.goes(2)
+
+
+def test_a_sender_that_sends_too_little_in_a_block_is_refused(transfers: Transfers) -> None:
+    """A real engine that receives by itself has answered "Succeeded" to that."""
+    rogue = Rogue()
+    with transfers.offer(1, ("a",), rogue.at) as exported:
+        one = transfers.receive("a", exported)
+        group, _, waiting = rogue.gather(exported, transfers.root)
+        with suppress(TransferError):
+            group.broadcast([block[:100] for block in blocks(1)], waiting)
+        group.close()
+        assert "broadcast has failed" in reason(one) or "not what the trainer announced" in reason(one)
+    transfers.goes(2)
+
+
+def test_a_sender_that_has_joined_and_is_silent_holds_up_a_receiver_until_its_deadline(transfers: Transfers) -> None:
+    rogue = Rogue()
+    with transfers.offer(1, ("a",), rogue.at) as exported:
+        one = transfers.receive("a", exported, within=6.0)
+        group, _, _ = rogue.gather(exported, transfers.root)
+        lost = one.exception(SECONDS)  # it was ended, or it has given up a moment before
+        assert isinstance(lost, ChildLostError) or "broadcast has failed" in reason(one)
+        group.close()
+    transfers.goes(2)
+
+
+def test_a_receiver_that_is_late_is_left_out_and_told_so(transfers: Transfers) -> None:
+    transfers.goes(1, ("a",))
+    rogue = Rogue()
+    with transfers.offer(2, ("a", "b"), rogue.at) as exported:
+        first = transfers.receive("a", exported)
+        group, transfer, waiting = rogue.gather(exported, transfers.root)
+        late = transfers.receive("b", exported)
+        group.broadcast(blocks(2), waiting)
+        transfers.holds("a", first.result(SECONDS), 2)
+        assert "begun without this rank" in reason(late)
+        assert hear(rogue.store, key(transfer.name, "done", "a"), Done, waiting) == Done()
+
+
+def test_the_processes_end_with_their_parent(transfers: Transfers) -> None:
+    transfers.goes(1)
+    pids = [child.pid for child in transfers.receivers.values()]
+    for child in transfers.receivers.values():
+        line = child._line
+        assert line is not None
+        line.close()  # as the kernel does when the parent dies
+    deadline = time.monotonic() + SECONDS
+    for pid in pids:
+        assert pid is not None
+        while True:
+            found, _ = os.waitpid(pid, os.WNOHANG)
+            if found:
+                break
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert not list((transfers.root / ".refitd" / "receivers").glob("*/.offer-*"))

@@ -12,7 +12,7 @@ from threading import Event
 from typing import Any
 
 from refitd_client.contract.naming import SERVICE_FOLDER
-from refitd_client.transport.group.child import ChildLostError, Failed, GroupChild, Receive, Received
+from refitd_client.transport.group.child import ChildLostError, GroupChild, OrderFailed, Receive, Received
 from refitd_client.transport.group.sending import NCCL, QUIET, SEND_SECONDS
 from refitd_client.transport.ipc.device import uuid_of
 from refitd_plugin.source import SourceRefusedError
@@ -68,7 +68,7 @@ class RankReceiver:
         match reply:
             case Received(offer=name):
                 return str(folder.relative_to(root) / name)
-            case Failed(reason):
+            case OrderFailed(reason):
                 raise SourceRefusedError(f"it was not received: {reason}")
             case _:
                 raise SourceRefusedError("it was not received: the receiver has said something else")

@@ -1,7 +1,7 @@
 """From `publish()` to answers by new, verified weights: full versions, deltas, and hand-overs from memory, in one run.
 
     python tests/bench/gpu_handover.py --models DIR --url URL --root DIR [--out FILE] [--rounds 10] [--device 1]
-        [--engine vllm] [--stock] [--dtype fp8_block]
+        [--engine vllm] [--stock] [--dtype fp8_block] [--transport nccl gloo]
 
 A server was started on DIR/a (Qwen2.5-1.5B's shapes) with the plugin in its environment and REFITD_SGLANG_ROOT=root
 (REFITD_VLLM_ROOT=root), the root on tmpfs and empty but for `.refitd`. This process is the trainer: it has the weights
@@ -27,6 +27,7 @@ import subprocess
 import sys
 import time
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,12 +143,13 @@ class Bench:
         ):  # fmt: skip
             self.out["bytes"] = sum(tensor.nbytes for tensor in self.weights.values())
             memory = () if self.options.dtype else (self.memory,)
-            by_plugin = () if self.options.stock else (self.deltas, *memory, self.same)
+            sent = tuple(partial(self.sent, name) for name in self.options.transport)
+            by_plugin = () if self.options.stock else (self.deltas, *memory, *sent, self.same)
             for part in (self.files, *by_plugin, self.under_load, self.last):
                 try:
                     part()
                 except Exception as error:
-                    self.out[f"{part.__name__} FAILED"] = f"{type(error).__name__}: {error}"[:3000]
+                    self.out[f"{getattr(part, '__name__', part)} FAILED"] = f"{type(error).__name__}: {error}"[:3000]
                 self.options.out.write_text(json.dumps(self.out, indent=1))
             self.out["engine"] = str(self.client.engines().items[0])[:600]
             self.options.out.write_text(json.dumps(self.out, indent=1))
@@ -167,6 +169,10 @@ class Bench:
         """From memory; its files follow."""
         self.rounds("memory", warm=3, handover=True)
 
+    def sent(self, transport: str) -> None:
+        """Over a process group; its files follow."""
+        self.rounds(transport, warm=3, transport=transport)
+
     def rounds(self, name: str, *, warm: int, **how: Any) -> None:
         """So many publications, and the first ones apart from the others."""
         extra, found = Memory(), []
@@ -181,7 +187,9 @@ class Bench:
         self.out[f"{name}: prepare ms"] = [each["stages"].get("prepare") for each in found]
         self.out[f"{name}: steps"] = list(range(self.step - self.options.rounds + 1, self.step + 1))
         self.out[f"{name}: kinds"] = sorted({each["kind"] for each in found})
-        self.out[f"{name}: handed"] = [each["handed"] for each in found] if how.get("handover") else []
+        self.out[f"{name}: handed"] = (
+            [each["handed"] for each in found] if {"handover", "transport"} & how.keys() else []
+        )
         self.out[f"{name}: extra GPU MiB"] = round(extra.highest, 1)
 
     def one(self, **how: Any) -> dict[str, Any]:
@@ -202,7 +210,10 @@ class Bench:
             "answered": (answered - began) * 1000, "held": (held - began) * 1000, "sealed": (sealed - began) * 1000,
             "paused": sum(attempt.get(stage, 0.0) for stage in PAUSED),
             "stages": stages, "kind": publication.committed().kind.value,
-            "handed": handed and {"engines": handed.engines, "reason": handed.reason, "ms": dict(handed.timings or {})},
+            "handed": handed and {
+                "engines": handed.engines, "reason": handed.reason, "ms": dict(handed.timings or {}),
+                "sent": dict(handed.sent or {}),
+            },
         }  # fmt: skip
 
     def same(self) -> None:
@@ -214,7 +225,8 @@ class Bench:
     def under_load(self) -> None:
         """Requests in flight through one of each. The service pauses SGLang before 0.5.21 by `abort`: it ends them."""
         memory = {} if self.options.stock or self.options.dtype else {"memory": {"handover": True}}
-        for name, how in {"files": {"block": "staged"}, **memory}.items():
+        sent: Weights = {name: {"transport": name} for name in self.options.transport}
+        for name, how in {"files": {"block": "staged"}, **memory, **sent}.items():
             step_on(self.weights)
             with in_flight(self.options.url, STREAMS, TOKENS, self.dialect) as streams:
                 began = time.perf_counter()
@@ -273,6 +285,7 @@ def main() -> None:
     parser.add_argument("--device", type=int, default=0, help="the trainer's GPU; the engine has the first one")
     parser.add_argument("--engine", choices=DIALECTS, default="sglang")
     parser.add_argument("--dtype", choices=["fp8_block"], help="what the trainer's weights are published as")
+    parser.add_argument("--transport", nargs="*", default=[], choices=["nccl", "gloo"], help="also over process groups")
     parser.add_argument("--stock", action="store_true", help="the server has no plugin")
     options = parser.parse_args()
     folder = options.out.absolute().parent

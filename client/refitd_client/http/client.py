@@ -7,8 +7,7 @@
 
 >>> async with AsyncRefitClient("http://127.0.0.1:8700") as client:
 ...     version = await client.announce(Notice(run="exp/trial", step=123))
-...     (await client.wait(version.id, timeout=60)).outcome
-<WaitOutcome.SERVED: 'served'>
+...     await client.wait(version.id, timeout=60)
 
 What a method sends and when it tries again is written once, as a generator (`Steps`): it yields the calls to send and
 the pauses to make, and returns the result. Each client only carries that out, with httpx's own client and its own way

@@ -2,12 +2,11 @@
 
     offer       what is to be written: everything, or what changed (`delta/`)
     write       the files and their commit, in one go; or
-    stage       the bytes, until the trainer may go on; the files and their commit then in the background. What changed
-                has been copied when it is offered: a delta is put together and written in the background
+    stage       the bytes (of a delta nothing: it was copied when it was compared); the rest then in the background
     hand_over   the tensors to engines on this host, and then the bytes as with `stage` (`transport/`)
     announce    the notice
 
-Whatever stops it before the commit, deltas begin anew: what they were compared with is not what was published last.
+If it stops before the commit, deltas begin anew: what they were compared with is not what was published last.
 """
 
 import logging
@@ -165,8 +164,8 @@ def _checked(manifest: Manifest) -> bytes:
 class PublisherContext:
     """What a publisher has for all of its versions.
 
-    `handover` is what hand-overs leave to the next one. `engines` is what each
-    notice asks for where no engine follows the run. `make_deltas` makes what `deltas` returns, when it is first needed.
+    `handover` is what hand-overs leave to the next one. `engines` is what each notice asks for where no engine follows
+    the run. `make_deltas` makes what `deltas` returns, when it is first needed.
     """
 
     folder: RunFolder
@@ -202,8 +201,8 @@ class PublisherContext:
 class PublishAttempt:
     """One version. It is written or staged, once; the next one begins when that has ended.
 
-    `begun` says that a generation of the run begins with it, and is logged when it has. `trace` ends with it.
-    `destination` are the ranks that a hand-over sends the tensors to.
+    `begun` says that a generation of the run begins with it, and is logged when it has. `trace` ends with it. A
+    hand-over sends the tensors to `destination`.
     """
 
     context: PublisherContext
@@ -239,12 +238,12 @@ class PublishAttempt:
         One after the other: side by side both would take turns on the GPU, and requests wait longer for the new weights
         (ADR 8). If the version has no files in the end, the service is sent a notice that says so.
         """
-        folder, export = self.context.folder, self._export()
+        export = self._export()
         try:
             with self._guarded(), self._offered(weights) as offer:
                 content = self._content_of(offer)
                 self._require_space(content)  # before engines take what could have no files
-                folder.promise(self.order)  # from here on engines may know the version, with files or without
+                self.context.folder.promise(self.order)  # engines may know the version, with files or without
                 content, handed = export.of(content)
                 finish = self._writer(self.progress).stage(content)
         except BaseException as error:

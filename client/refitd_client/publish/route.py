@@ -11,7 +11,7 @@ from refitd_client.contract.receivers import Receiver, Receivers
 from refitd_client.errors import ServiceError, TransportRefusedError
 from refitd_client.http.connection import Connection
 from refitd_client.http.publisher_client import open_client
-from refitd_client.transport.group.choice import TRANSPORTS, Choice, Trainer, Transport, choose, hinders
+from refitd_client.transport.group.choice import TRANSPORTS, Choice, TrainerPlace, Transport, choose, hinders
 from refitd_client.transport.group.host import available
 from refitd_client.transport.group.sending import Destination, is_sharable
 from refitd_client.transport.ipc.device import uuid_of
@@ -21,7 +21,7 @@ _ASK_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
+class PublishRoute:
     """What a publication does: hand over or not, as a delta or not, and to which ranks it sends.
 
     `choice` is the transport with the reason for it. `instead` says why the files go alone where more was asked for.
@@ -39,7 +39,7 @@ class Route:
         return {"transport": self.choice.transport, "transport_why": self.instead or self.choice.why}
 
 
-def route_of(transport: Transport, weights: Any, connection: Connection | None, run: str) -> Route:
+def route_of(transport: Transport, weights: Any, connection: Connection | None, run: str) -> PublishRoute:
     """Decide how a publication goes.
 
     Args:
@@ -70,7 +70,7 @@ def route_of(transport: Transport, weights: Any, connection: Connection | None, 
     return _route(transport, _trainer_of(tensors), found, urlsplit(connection.url).hostname or "")
 
 
-def _route(transport: Transport, trainer: Trainer, found: Receivers, service_host: str) -> Route:
+def _route(transport: Transport, trainer: TrainerPlace, found: Receivers, service_host: str) -> PublishRoute:
     receivers = found.receivers
     if transport == "auto":
         choice = choose(trainer, receivers)
@@ -84,15 +84,15 @@ def _route(transport: Transport, trainer: Trainer, found: Receivers, service_hos
     match choice.transport:
         case "nccl" | "gloo" as backend:
             destination = Destination(backend=backend, receivers=_names(receivers), service_host=service_host)
-            return Route(choice=choice, handover=True, destination=destination)
+            return PublishRoute(choice=choice, handover=True, destination=destination)
         case "handover":
-            return Route(choice=choice, handover=True)
+            return PublishRoute(choice=choice, handover=True)
         case _:
             return _by_files(choice)
 
 
-def _by_files(choice: Choice, *, instead: str | None = None) -> Route:
-    return Route(choice=choice, delta="auto" if choice.transport == "delta" else "never", instead=instead)
+def _by_files(choice: Choice, *, instead: str | None = None) -> PublishRoute:
+    return PublishRoute(choice=choice, delta="auto" if choice.transport == "delta" else "never", instead=instead)
 
 
 def _names(receivers: list[Receiver]) -> tuple[str, ...]:
@@ -108,11 +108,11 @@ def _tensors_of(weights: Any) -> Mapping[str, Any] | None:
     return dict(weights.named_parameters())
 
 
-def _trainer_of(tensors: Mapping[str, Any]) -> Trainer:
+def _trainer_of(tensors: Mapping[str, Any]) -> TrainerPlace:
     torch = sys.modules.get("torch")
     mine = [each for each in tensors.values() if torch is not None and isinstance(each, torch.Tensor)]
     on_gpus = {uuid_of(each.device) for each in mine if each.device.type == "cuda"}
-    return Trainer(
+    return TrainerPlace(
         host=host_name(),
         boot=boot_id(),
         devices=frozenset(on_gpus),

@@ -28,7 +28,7 @@ from refitd_client.errors import ServiceError
 from refitd_client.http.connection import Connection
 from refitd_client.http.publisher_client import open_client, root_name
 from refitd_client.tensors import TensorSource
-from refitd_client.transport.group.child import Sent
+from refitd_client.transport.group.child import TransferSent
 from refitd_client.transport.group.sending import (
     SEND_SECONDS,
     Destination,
@@ -251,7 +251,7 @@ class Handover:
             reason = f"nothing was sent: {sent}" if reason is None else f"{reason}; nothing was sent: {sent}"
         if not is_back:
             reason = f"an engine still reads the tensors after {BACK_SECONDS:g} s: what it copied counts for nothing"
-        times = sent.ms if isinstance(sent, Sent) else None
+        times = sent.ms if isinstance(sent, TransferSent) else None
         return Handed(engines=engines, reason=reason, timings=self.timings, sent=times)
 
     def withdraw(self) -> bool:

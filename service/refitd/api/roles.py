@@ -49,6 +49,7 @@ OPENS: Mapping[tuple[str, str], frozenset[TokenRole]] = {
     ("POST", "/v1/follow/trial"): frozenset(),
     ("GET", "/v1/rollback"): frozenset(),
     ("POST", "/v1/rollback"): frozenset(),
+    ("GET", "/v1/receivers"): frozenset({_P}),
     ("GET", "/v1/engines"): frozenset(),
     ("POST", "/v1/engines"): frozenset(),
     ("POST", "/v1/engines/move"): frozenset(),

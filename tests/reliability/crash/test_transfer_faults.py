@@ -18,13 +18,29 @@ import torch
 
 from refitd_client.checkpoint.finite import NO_RULE
 from refitd_client.transport.group import sending
-from refitd_client.transport.group.child import ChildLostError, Failed, GroupChild, Receive, Received, Reply, Sent
-from refitd_client.transport.group.membership import Group, TransferError, Waiting, hear, join_store, open_store, say
+from refitd_client.transport.group.child import (
+    ChildLostError,
+    GroupChild,
+    OrderFailed,
+    Receive,
+    Received,
+    Reply,
+    TransferSent,
+)
+from refitd_client.transport.group.membership import (
+    BroadcastGroup,
+    TransferError,
+    WaitLimit,
+    hear,
+    join_store,
+    open_store,
+    say,
+)
 from refitd_client.transport.group.sending import QUIET, Destination, GroupSender, NoTransferError
 from refitd_client.transport.group.transfer import SENDER, Done, Go, Ready, key
 from refitd_client.transport.ipc import exporter
 from refitd_client.transport.ipc.exported_memory import ImportedMemory, LayoutCache
-from refitd_client.transport.ipc.offer import Transfer
+from refitd_client.transport.ipc.offer import GroupTransfer
 from refitd_client.transport.ipc.offer_file import ExportedTensors, ImportedTensors, make_secret, read_secret
 
 pytestmark = pytest.mark.timeout(300)
@@ -60,7 +76,7 @@ class Transfers:
         transfer = (
             self.sender.begin(Destination(backend="gloo", receivers=names, service_host="127.0.0.1"), tensors)
             if at is None
-            else Transfer(name=secrets.token_hex(4), backend="gloo", host=at[0], port=at[1], receivers=names)
+            else GroupTransfer(name=secrets.token_hex(4), backend="gloo", host=at[0], port=at[1], receivers=names)
         )
         offer = replace(prepared.offer(f"run~v{step:06d}", found), transfer=transfer)
         return ExportedTensors(self.root / "run", offer, read_secret(self.root))
@@ -80,13 +96,13 @@ class Transfers:
         )
         return self.pool.submit(child.ask, order, within)
 
-    def send(self, exported: ExportedTensors) -> Sent:
+    def send(self, exported: ExportedTensors) -> TransferSent:
         return self.sender.send(self.root, f"run/{exported.path.name}", threading.Event())
 
     def says_that_it_is_ready(self, name: str, exported: ExportedTensors) -> None:
         """Wait until a receiver waits for the sender's word."""
         imported = ImportedTensors(exported.path, read_secret(self.root))
-        transfer, waiting = imported.offer.transfer, Waiting(SECONDS, lambda: False)
+        transfer, waiting = imported.offer.transfer, WaitLimit(SECONDS, lambda: False)
         imported.close()
         assert transfer is not None
         store = join_store(transfer.host, transfer.port, waiting)
@@ -132,7 +148,7 @@ def transfers(tmp_path: Path) -> Iterator[Transfers]:
 
 def reason(one: "Future[Reply]") -> str:
     reply = one.result(SECONDS)
-    assert isinstance(reply, Failed), reply
+    assert isinstance(reply, OrderFailed), reply
     return reply.reason
 
 
@@ -208,16 +224,16 @@ class Rogue:
     def at(self) -> tuple[str, int]:
         return "127.0.0.1", self.port
 
-    def gather(self, exported: ExportedTensors, root: Path) -> tuple[Group, Transfer, Waiting]:
+    def gather(self, exported: ExportedTensors, root: Path) -> tuple[BroadcastGroup, GroupTransfer, WaitLimit]:
         """Make a group with receiver `a`."""
         imported = ImportedTensors(exported.path, read_secret(root))
         transfer = imported.offer.transfer
         imported.close()
         assert transfer is not None
-        waiting = Waiting(SECONDS, lambda: False)
+        waiting = WaitLimit(SECONDS, lambda: False)
         hear(self.store, key(transfer.name, "ready", "a"), Ready, waiting)
         say(self.store, key(transfer.name, "go"), Go(group=1, ranks={"a": 1}))
-        return Group("gloo", self.store, 1, SENDER, 2, "127.0.0.1", waiting), transfer, waiting
+        return BroadcastGroup("gloo", self.store, 1, SENDER, 2, "127.0.0.1", waiting), transfer, waiting
 
 
 def blocks(step: int) -> list[torch.Tensor]:

@@ -53,7 +53,8 @@ def test_the_words_of_a_handshake(root: Path, startup: Path) -> None:
     said = handler.handle(PluginRequest(do="hello"))
     assert set(said) == {
         "ok", "protocol", "plugin", "sglang", "state", "reason", "host", "pid", "port", "seed", "rank", "ranks",
-        "dp_rank", "model", "served", "plan", "kinds", "proves", "leads", "leader", "no_deltas",
+        "dp_rank", "model", "served", "plan", "kinds", "boot", "device", "backends", "proves", "leads", "leader",
+        "no_deltas",
     }  # fmt: skip
     assert (said["state"], said["kinds"]) == ("on", ["full", "delta", "handover"])
     assert set(said["plan"]) == {"replays", "copies", "loader", "proven", "reason"}

@@ -20,6 +20,7 @@ EXAMPLES: list[errors.RefitError] = [
     errors.StepConflictError("text"),
     errors.RunBusyError("text", pid=7, host="node"),
     errors.RankLostError("text", rank=3),
+    errors.TransportRefusedError("text"),
     errors.FollowerStartError("text"),
     errors.StorageError("text"),
     errors.NoSpaceError("text", needed=2, free=1),

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refitd_client.contract.receivers import Receiver
-from refitd_client.transport.group.choice import Trainer, choose, hinders
+from refitd_client.transport.group.choice import TrainerPlace, choose, hinders
 from refitd_client.transport.group.transfer import Go, Ready, StandingGroup, decide, flat_layout
 from refitd_client.transport.ipc.offer import HostPlace, OfferedTensor
 
@@ -70,8 +70,8 @@ def rank(
     return Receiver(engine=engine, rank=0, name=engine, host=host, boot="b", device=device, backends=list(backends))
 
 
-def trainer(*devices: str, shared: bool = False, backends: tuple[str, ...] = ("gloo", "nccl")) -> Trainer:
-    return Trainer(host="h", boot="b", devices=frozenset(devices), shared=shared, backends=frozenset(backends))
+def trainer(*devices: str, shared: bool = False, backends: tuple[str, ...] = ("gloo", "nccl")) -> TrainerPlace:
+    return TrainerPlace(host="h", boot="b", devices=frozenset(devices), shared=shared, backends=frozenset(backends))
 
 
 def test_trainer_and_engine_on_one_gpu_hand_over_and_nccl_is_refused_by_the_gpus_name() -> None:
@@ -100,7 +100,7 @@ def test_two_engines_on_one_gpu_are_no_group_of_nccl() -> None:
         (trainer("GPU-0"), [], "no engine of the run has refitd inside"),
     ],
 )
-def test_what_nccl_cannot_do_is_said_with_what_to_do(here: Trainer, there: list[Receiver], why: str) -> None:
+def test_what_nccl_cannot_do_is_said_with_what_to_do(here: TrainerPlace, there: list[Receiver], why: str) -> None:
     assert why in str(hinders("nccl", here, there))
 
 

@@ -4,9 +4,9 @@ import socket
 import sys
 
 from refitd_client.transport.group.child import serve
-from refitd_client.transport.group.receiver import Receiver
-from refitd_client.transport.group.sender import Sender
+from refitd_client.transport.group.receiver import ReceiverProcess
+from refitd_client.transport.group.sender import SenderProcess
 
 if __name__ == "__main__":
-    process = Sender() if sys.argv[1] == "send" else Receiver()
+    process = SenderProcess() if sys.argv[1] == "send" else ReceiverProcess()
     serve(socket.socket(fileno=int(sys.argv[2])), process.work, process.end)

@@ -1,8 +1,8 @@
 """A sender or receiver process: as its parent has it, and its own loop. Its parent may kill it at any moment.
 
-Parent and process have a socket each of a pair. An order is one line of JSON, and so is its reply; `Stop` has no reply,
-it ends the waiting of the order that is under way. The process ends when its parent does: the socket says so, and where
-a copy of the parent's end lives on in some other process, the parent's pid.
+Parent and process have a socket each of a pair. An order is one line of JSON, and so is its reply; `StopWaiting` has no
+reply, it ends the waiting of the order that is under way. The process ends when its parent does: the socket says so,
+and where a copy of the parent's end lives on in some other process, the parent's pid.
 """
 
 import os
@@ -60,7 +60,7 @@ class Receive(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     on_device: bool
 
 
-class Stop(msgspec.Struct, tag=True, frozen=True):
+class StopWaiting(msgspec.Struct, tag=True, frozen=True):
     """Stop waiting."""
 
 
@@ -70,7 +70,7 @@ class Opened(msgspec.Struct, tag=True, frozen=True):
     port: int
 
 
-class Sent(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+class TransferSent(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """What the receivers have said: "" or why one has nothing. `ms` are milliseconds by stage."""
 
     refused: dict[str, str]
@@ -84,15 +84,15 @@ class Received(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     ms: dict[str, float]
 
 
-class Failed(msgspec.Struct, tag=True, frozen=True):
+class OrderFailed(msgspec.Struct, tag=True, frozen=True):
     """The order was not carried out, and why."""
 
     reason: str
 
 
 Order = Open | Send | Receive
-Reply = Opened | Sent | Received | Failed
-_ORDERS: msgspec.json.Decoder[Order | Stop] = msgspec.json.Decoder(Order | Stop)
+Reply = Opened | TransferSent | Received | OrderFailed
+_ORDERS: msgspec.json.Decoder[Order | StopWaiting] = msgspec.json.Decoder(Order | StopWaiting)
 _REPLIES: msgspec.json.Decoder[Reply] = msgspec.json.Decoder(Reply)
 
 
@@ -163,7 +163,7 @@ class GroupChild:
                     raise ChildLostError("its end of the socket is closed")
                 data += part
             if stop is not None and stop.is_set() and not told:
-                line.sendall(msgspec.json.encode(Stop()) + b"\n")
+                line.sendall(msgspec.json.encode(StopWaiting()) + b"\n")
                 deadline, told = min(deadline, time.monotonic() + _STOP_SECONDS), True
             if time.monotonic() > deadline or len(data) > MAX_LINE:
                 raise ChildLostError("it did not stop" if told else f"it did not answer in {within:g} s")
@@ -229,7 +229,7 @@ def serve(line: socket.socket, work: Work, end: Callable[[], None]) -> None:
     threading.Thread(target=carry_out, name="refitd-group", daemon=True).start()
     try:
         for message in _messages(line):
-            if isinstance(message, Stop):
+            if isinstance(message, StopWaiting):
                 stopped.set()
                 continue
             stopped.clear()
@@ -242,7 +242,7 @@ def serve(line: socket.socket, work: Work, end: Callable[[], None]) -> None:
         os._exit(0)
 
 
-def _messages(line: socket.socket) -> Iterator[Order | Stop]:
+def _messages(line: socket.socket) -> Iterator[Order | StopWaiting]:
     parent, data = os.getppid(), bytearray()
     poll = select.poll()
     poll.register(line, select.POLLIN | select.POLLHUP)

@@ -16,7 +16,7 @@ _WITHOUT = "no engine of the run has refitd inside"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trainer:
+class TrainerPlace:
     """Where the trainer's tensors are.
 
     `host` and `boot` name the host. `devices` are the UUIDs of the GPUs that hold tensors, empty for host memory;
@@ -42,7 +42,7 @@ class Choice:
     why: str
 
 
-def choose(trainer: Trainer, receivers: Sequence[Receiver]) -> Choice:
+def choose(trainer: TrainerPlace, receivers: Sequence[Receiver]) -> Choice:
     """The fastest transport that can reach all ranks, by the figures of docs/transports.md.
 
     Args:
@@ -58,7 +58,7 @@ def choose(trainer: Trainer, receivers: Sequence[Receiver]) -> Choice:
     return Choice(transport="delta", why=f"files go everywhere ({why})")
 
 
-def hinders(transport: Transport, trainer: Trainer, receivers: Sequence[Receiver]) -> str | None:
+def hinders(transport: Transport, trainer: TrainerPlace, receivers: Sequence[Receiver]) -> str | None:
     """Why a transport cannot work, as a sentence that says what else to do; None where it can.
 
     Args:
@@ -77,7 +77,7 @@ def hinders(transport: Transport, trainer: Trainer, receivers: Sequence[Receiver
             return None
 
 
-def _hinders_handover(trainer: Trainer, receivers: Sequence[Receiver]) -> str | None:
+def _hinders_handover(trainer: TrainerPlace, receivers: Sequence[Receiver]) -> str | None:
     if not receivers:
         return _WITHOUT
     if (far := next((each for each in receivers if not trainer.is_host_of(each)), None)) is not None:
@@ -90,7 +90,7 @@ def _hinders_handover(trainer: Trainer, receivers: Sequence[Receiver]) -> str | 
     return None
 
 
-def _hinders_group(backend: str, trainer: Trainer, receivers: Sequence[Receiver]) -> str | None:
+def _hinders_group(backend: str, trainer: TrainerPlace, receivers: Sequence[Receiver]) -> str | None:
     if not receivers:
         return f"{_WITHOUT}: install it there, or use disk"
     if backend not in trainer.backends:
@@ -99,7 +99,7 @@ def _hinders_group(backend: str, trainer: Trainer, receivers: Sequence[Receiver]
     return None if lacks is None else f"rank {lacks.rank} of {lacks.engine} has no {backend}"
 
 
-def _hinders_nccl(trainer: Trainer, receivers: Sequence[Receiver]) -> str | None:
+def _hinders_nccl(trainer: TrainerPlace, receivers: Sequence[Receiver]) -> str | None:
     if not trainer.devices:
         return "the tensors are in host memory: use gloo"
     if len(trainer.devices) > 1:

@@ -31,15 +31,15 @@ class TransferError(Exception):
     """A transfer that has failed, or was not begun. The message is a sentence."""
 
 
-class Waiting:
+class WaitLimit:
     """How long this process waits, and whether it is still to: `stopped` says that it is not."""
 
     def __init__(self, seconds: float, stopped: Callable[[], bool]) -> None:
         self._deadline, self._stopped = time.monotonic() + seconds, stopped
 
-    def at_most(self, seconds: float) -> "Waiting":
+    def at_most(self, seconds: float) -> "WaitLimit":
         """The same with a deadline that is so near, unless it is nearer."""
-        return Waiting(min(seconds, max(self._deadline - time.monotonic(), 0.0)), self._stopped)
+        return WaitLimit(min(seconds, max(self._deadline - time.monotonic(), 0.0)), self._stopped)
 
     def left(self) -> float:
         """Seconds until the deadline, at least a millisecond.
@@ -73,7 +73,7 @@ def open_store(host: str) -> tuple[Any, int]:
     return store, port
 
 
-def join_store(host: str, port: int, waiting: Waiting) -> Any:
+def join_store(host: str, port: int, waiting: WaitLimit) -> Any:
     """The sender's store, from a receiver.
 
     Raises:
@@ -99,7 +99,7 @@ def say(store: Any, key: str, word: msgspec.Struct) -> None:
         raise TransferError(f"the sender's store is gone: {_short(error)}") from error
 
 
-def hear(store: Any, key: str, kind: type[Word], waiting: Waiting) -> Word:
+def hear(store: Any, key: str, kind: type[Word], waiting: WaitLimit) -> Word:
     """Wait for a word of another member.
 
     Raises:
@@ -115,11 +115,11 @@ def hear(store: Any, key: str, kind: type[Word], waiting: Waiting) -> Word:
             raise TransferError(f"the sender's store is gone: {_short(error)}") from error
 
 
-class Group:
+class BroadcastGroup:
     """One process group, in which the rank `SENDER` sends. All members make it at the same time."""
 
     def __init__(
-        self, backend: Backend, store: Any, number: int, rank: int, size: int, host: str, waiting: Waiting
+        self, backend: Backend, store: Any, number: int, rank: int, size: int, host: str, waiting: WaitLimit
     ) -> None:
         """Join it.
 
@@ -145,7 +145,7 @@ class Group:
             raise TransferError(f"the {backend} group of {size} was not made: {_short(error)}") from error
 
     def broadcast(
-        self, blocks: Iterable[torch.Tensor], waiting: Waiting, arrived: Callable[[int], None] = lambda _: None
+        self, blocks: Iterable[torch.Tensor], waiting: WaitLimit, arrived: Callable[[int], None] = lambda _: None
     ) -> None:
         """Send the blocks in turn, or receive into them. At most `IN_FLIGHT` are under way beside the next one.
 
@@ -188,7 +188,7 @@ class Group:
             self._group.abort()
         del self._group
 
-    def _agree(self, waiting: Waiting) -> None:
+    def _agree(self, waiting: WaitLimit) -> None:
         """Send one byte: NCCL joins only with the first broadcast, which would otherwise be the first block's time."""
         device = "cuda" if self._backend == "nccl" else "cpu"
         self.broadcast([torch.zeros(1, dtype=torch.uint8, device=device)], waiting)

@@ -14,8 +14,8 @@ import torch
 
 from refitd_client.checkpoint.finite import NO_RULE
 from refitd_client.tensors import TORCH_NAMES
-from refitd_client.transport.group.child import Failed, Order, Receive, Received, Reply
-from refitd_client.transport.group.membership import Group, TransferError, Waiting, hear, join_store, say
+from refitd_client.transport.group.child import Order, OrderFailed, Receive, Received, Reply
+from refitd_client.transport.group.membership import BroadcastGroup, TransferError, WaitLimit, hear, join_store, say
 from refitd_client.transport.group.transfer import (
     BLOCK_BYTES,
     IN_FLIGHT,
@@ -28,7 +28,7 @@ from refitd_client.transport.group.transfer import (
 )
 from refitd_client.transport.ipc.device import DriverError
 from refitd_client.transport.ipc.exported_memory import LayoutCache
-from refitd_client.transport.ipc.offer import Offer, OfferedTensor, OfferRefusedError, Transfer
+from refitd_client.transport.ipc.offer import GroupTransfer, Offer, OfferedTensor, OfferRefusedError
 from refitd_client.transport.ipc.offer_file import (
     ExportedTensors,
     HandoverKeyRefusedError,
@@ -82,13 +82,13 @@ class StagedTensors:
             self._shared.close()
 
 
-class Receiver:
+class ReceiverProcess:
     """The work of a receiver process. `work` raises nothing for what others do."""
 
     def __init__(self) -> None:
         self._address: tuple[str, int] | None = None
         self._store: Any = None
-        self._group: Group | None = None
+        self._group: BroadcastGroup | None = None
         self._known: Offer | None = None
         self._staged: StagedTensors | None = None
         self._layouts = LayoutCache()
@@ -97,11 +97,11 @@ class Receiver:
     def work(self, order: Order, stopped: Callable[[], bool]) -> Reply:
         """Carry out one order."""
         if not isinstance(order, Receive):
-            return Failed("it is a receiver, and sends nothing")
+            return OrderFailed("it is a receiver, and sends nothing")
         try:
-            return self._receive(order, Waiting(order.within, stopped))
+            return self._receive(order, WaitLimit(order.within, stopped))
         except _REFUSALS as error:
-            return Failed(str(error) or type(error).__name__)
+            return OrderFailed(str(error) or type(error).__name__)
 
     def end(self) -> None:
         """Remove the files that would outlive the process."""
@@ -110,7 +110,7 @@ class Receiver:
         if self._staged is not None:
             self._staged.close()
 
-    def _receive(self, order: Receive, waiting: Waiting) -> Received:
+    def _receive(self, order: Receive, waiting: WaitLimit) -> Received:
         root, ms = Path(order.root), dict[str, float]()
         imported = ImportedTensors(root / order.offer, secret := read_secret(root), self._known)
         imported.close()
@@ -146,7 +146,7 @@ class Receiver:
         self._exported = exported
         return Received(offer=exported.path.name, ms=ms)
 
-    def _join(self, transfer: Transfer, waiting: Waiting) -> None:
+    def _join(self, transfer: GroupTransfer, waiting: WaitLimit) -> None:
         """Connect to the sender's store. Another sender has no group of ours."""
         if self._address != (address := (transfer.host, transfer.port)):
             self._leave()
@@ -171,7 +171,7 @@ class Receiver:
             self._staged = StagedTensors(offer.layout.tensors, layout, on_device=on_device)
         return self._staged
 
-    def _follow(self, go: Go, name: str, transfer: Transfer, waiting: Waiting) -> None:
+    def _follow(self, go: Go, name: str, transfer: GroupTransfer, waiting: WaitLimit) -> None:
         """Be a member of the group that sends.
 
         Raises:
@@ -183,11 +183,11 @@ class Receiver:
             raise TransferError("the sender has begun without this rank, which was not ready in time")
         if self._group is None or self._group.number != go.group:
             self._leave()
-            self._group = Group(
+            self._group = BroadcastGroup(
                 transfer.backend, self._store, go.group, go.ranks[name], len(go.ranks) + 1, transfer.host, waiting
             )
 
-    def _take(self, staged: StagedTensors, layout: FlatLayout, transfer: Transfer, waiting: Waiting) -> None:
+    def _take(self, staged: StagedTensors, layout: FlatLayout, transfer: GroupTransfer, waiting: WaitLimit) -> None:
         if self._group is None:
             raise TransferError("there is no group")
         bounds = layout.blocks(BLOCK_BYTES[transfer.backend])

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from refitd_client.transport.group.child import Failed, Open, Opened, Order, Reply, Send, Sent
-from refitd_client.transport.group.membership import Group, TransferError, Waiting, hear, open_store, say
+from refitd_client.transport.group.child import Open, Opened, Order, OrderFailed, Reply, Send, TransferSent
+from refitd_client.transport.group.membership import BroadcastGroup, TransferError, WaitLimit, hear, open_store, say
 from refitd_client.transport.group.transfer import (
     BLOCK_BYTES,
     IN_FLIGHT,
@@ -27,20 +27,20 @@ from refitd_client.transport.group.transfer import (
 )
 from refitd_client.transport.ipc.device import DriverError
 from refitd_client.transport.ipc.exported_memory import ImportedMemory
-from refitd_client.transport.ipc.offer import HostPlace, Offer, OfferRefusedError, Transfer
+from refitd_client.transport.ipc.offer import GroupTransfer, HostPlace, Offer, OfferRefusedError
 from refitd_client.transport.ipc.offer_file import HandoverKeyRefusedError, ImportedTensors, read_secret
 
 _REFUSALS = (TransferError, OfferRefusedError, HandoverKeyRefusedError, DriverError, OSError, ValueError)
 
 
-class Sender:
+class SenderProcess:
     """The work of a sender process. `work` raises nothing for what others do."""
 
     def __init__(self) -> None:
         self._store: Any = None
         self._host = ""
         self._memory = ImportedMemory()
-        self._group: Group | None = None
+        self._group: BroadcastGroup | None = None
         self._standing: StandingGroup | None = None
         self._numbered = 0
         self._offer: Offer | None = None
@@ -57,22 +57,22 @@ class Sender:
                 case Send():
                     return self._send(order, stopped)
                 case _:
-                    return Failed("it is a sender, and receives nothing")
+                    return OrderFailed("it is a sender, and receives nothing")
         except _REFUSALS as error:
-            return Failed(str(error) or type(error).__name__)
+            return OrderFailed(str(error) or type(error).__name__)
 
     def end(self) -> None:
         """Nothing of it outlives the process."""
 
-    def _send(self, order: Send, stopped: Callable[[], bool]) -> Sent:
+    def _send(self, order: Send, stopped: Callable[[], bool]) -> TransferSent:
         root, ms, began = Path(order.root), dict[str, float](), time.perf_counter()
         imported = ImportedTensors(root / order.offer, read_secret(root), self._offer)
         try:
             offer = self._offer = imported.offer
-            transfer, waiting = offer.transfer, Waiting(order.within, stopped)
+            transfer, waiting = offer.transfer, WaitLimit(order.within, stopped)
             if transfer is None or self._store is None:
                 raise TransferError("the offer is of no transfer")
-            go, said = self._gather(transfer, Waiting(min(order.join, order.within), stopped), waiting)
+            go, said = self._gather(transfer, WaitLimit(min(order.join, order.within), stopped), waiting)
             ms["join"] = _since(began)
             imported.hold()
             group = self._group
@@ -92,9 +92,11 @@ class Sender:
         began = time.perf_counter()
         refused = {name: self._done(transfer, name, waiting) for name in go}
         ms["checked"] = _since(began)
-        return Sent(refused=refused | said, ms=ms)
+        return TransferSent(refused=refused | said, ms=ms)
 
-    def _gather(self, transfer: Transfer, joining: Waiting, waiting: Waiting) -> tuple[dict[str, int], dict[str, str]]:
+    def _gather(
+        self, transfer: GroupTransfer, joining: WaitLimit, waiting: WaitLimit
+    ) -> tuple[dict[str, int], dict[str, str]]:
         """Wait for the receivers, and make their group unless it stands.
 
         Returns:
@@ -113,12 +115,14 @@ class Sender:
         if self._standing is None or go.group != self._standing.number:
             self._leave()
             self._numbered = go.group
-            self._group = Group(transfer.backend, self._store, go.group, SENDER, len(go.ranks) + 1, self._host, waiting)
+            self._group = BroadcastGroup(
+                transfer.backend, self._store, go.group, SENDER, len(go.ranks) + 1, self._host, waiting
+            )
             self._standing = StandingGroup(number=go.group, ranks=go.ranks)
         others = {name: _why_absent(each) for name, each in said.items() if name not in go.ranks}
         return go.ranks, others
 
-    def _done(self, transfer: Transfer, name: str, waiting: Waiting) -> str:
+    def _done(self, transfer: GroupTransfer, name: str, waiting: WaitLimit) -> str:
         try:
             return hear(self._store, key(transfer.name, "done", name), Done, waiting).refused
         except TransferError as error:
@@ -130,7 +134,7 @@ class Sender:
         if group is not None:
             group.close()
 
-    def _blocks(self, offer: Offer, transfer: Transfer) -> Iterator[torch.Tensor]:
+    def _blocks(self, offer: Offer, transfer: GroupTransfer) -> Iterator[torch.Tensor]:
         """The blocks, each filled when it is asked for."""
         layout, tensors = flat_layout(offer.layout.tensors), self._memory.tensors(offer)
         bounds = layout.blocks(BLOCK_BYTES[transfer.backend])
@@ -147,7 +151,7 @@ class Sender:
                 )
             yield block
 
-    def _block(self, number: int, transfer: Transfer) -> torch.Tensor:
+    def _block(self, number: int, transfer: GroupTransfer) -> torch.Tensor:
         """Memory for a block, which is used again when the broadcast of it has ended."""
         device = torch.device("cuda" if transfer.backend == "nccl" else "cpu")
         if not self._ring or self._ring[0].device.type != device.type:

@@ -13,11 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from refitd_client.tensors import DTYPES
-from refitd_client.transport.group.child import ChildLostError, Failed, GroupChild, Open, Opened, Send, Sent
+from refitd_client.transport.group.child import (
+    ChildLostError,
+    GroupChild,
+    Open,
+    Opened,
+    OrderFailed,
+    Send,
+    TransferSent,
+)
 from refitd_client.transport.group.host import own_address
 from refitd_client.transport.group.transfer import Backend
 from refitd_client.transport.ipc.device import uuid_of
-from refitd_client.transport.ipc.offer import Transfer
+from refitd_client.transport.ipc.offer import GroupTransfer
 from refitd_client.transport.ipc.shared import NotSharedError, SharedTensors, place_of
 
 SEND_SECONDS = 110.0  # for a transfer, from the notice to the last receiver's word
@@ -50,7 +58,7 @@ class GroupSender:
         self._port = 0
         self._shared: tuple[tuple[Any, ...], SharedTensors] | None = None
 
-    def begin(self, to: Destination, tensors: Mapping[str, Any]) -> Transfer:
+    def begin(self, to: Destination, tensors: Mapping[str, Any]) -> GroupTransfer:
         """A transfer that receivers can join, of tensors that `sharable` has returned.
 
         Raises:
@@ -63,7 +71,7 @@ class GroupSender:
             raise NoTransferError(f"the service's host {to.service_host!r} cannot be reached: {error}") from error
         if self._began != (to.backend, host, device) or self._child is None or self._child.pid is None:
             self._open(to.backend, host, device)
-        return Transfer(
+        return GroupTransfer(
             name=secrets.token_hex(8), backend=to.backend, host=host, port=self._port, receivers=to.receivers
         )
 
@@ -84,7 +92,7 @@ class GroupSender:
                 copies[name].copy_(tensor)
         return copies
 
-    def send(self, root: Path, offer: str, stop: threading.Event) -> Sent:
+    def send(self, root: Path, offer: str, stop: threading.Event) -> TransferSent:
         """Send an offer's tensors, and wait for what the receivers say. Once `stop` is set it does not wait for them.
 
         Args:
@@ -102,9 +110,9 @@ class GroupSender:
             reply = self._child.ask(order, SEND_SECONDS, stop)
         except ChildLostError as error:
             raise NoTransferError(str(error)) from error
-        if isinstance(reply, Sent):
+        if isinstance(reply, TransferSent):
             return reply
-        raise NoTransferError(reply.reason if isinstance(reply, Failed) else "its process has said something else")
+        raise NoTransferError(reply.reason if isinstance(reply, OrderFailed) else "its process has said something else")
 
     def close(self) -> None:
         """End the process, and give its memory back."""
@@ -124,7 +132,7 @@ class GroupSender:
         except ChildLostError as error:
             raise NoTransferError(str(error)) from error
         if not isinstance(reply, Opened):
-            raise NoTransferError(reply.reason if isinstance(reply, Failed) else "its store was not opened")
+            raise NoTransferError(reply.reason if isinstance(reply, OrderFailed) else "its store was not opened")
         self._port, self._began = reply.port, (backend, host, device)
 
     def _free(self) -> None:
@@ -137,13 +145,13 @@ class Sending:
     """A transfer under way, in a thread of its own. `finish` ends it."""
 
     def __init__(self, sender: GroupSender, root: Path, offer: str) -> None:
-        self._stop, self._result = threading.Event(), list[Sent | NoTransferError]()
+        self._stop, self._result = threading.Event(), list[TransferSent | NoTransferError]()
         self._thread = threading.Thread(
             target=self._run, args=(sender, root, offer), name="refitd-sending", daemon=True
         )
         self._thread.start()
 
-    def finish(self) -> Sent | NoTransferError:
+    def finish(self) -> TransferSent | NoTransferError:
         """What has come of it. It does not wait for receivers any more: they have come, or no engine wants it."""
         self._stop.set()
         self._thread.join()

@@ -90,7 +90,7 @@ class OfferLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     format: int = FORMAT
 
 
-class Transfer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class GroupTransfer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How ranks receive the tensors over a process group (`refitd_client.transport.group`).
 
     `name` is drawn anew for each transfer. `host` and `port` are the address of the sender's store, where receivers
@@ -109,7 +109,7 @@ class _Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     version: str
     fingerprints: bytes
-    transfer: Transfer | None = None
+    transfer: GroupTransfer | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +122,7 @@ class Offer:
     layout: OfferLayout
     fingerprints: tuple[int, ...]
     line: bytes = field(repr=False)
-    transfer: Transfer | None = None
+    transfer: GroupTransfer | None = None
 
     @property
     def expected(self) -> dict[str, str]:

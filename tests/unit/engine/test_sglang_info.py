@@ -45,6 +45,7 @@ def test_how_it_was_started_is_read() -> None:
         ({"tp_size": 4}, False),
         ({"pp_size": 2}, False),
         ({"dp_size": 2}, False),
+        ({"attn_dp_size": 2}, False),
         ({"ep_size": 2}, False),
         ({"device": "cuda"}, False),
         ({"enable_dp_attention": True}, False),
@@ -61,6 +62,23 @@ def test_fingerprints_are_compared_only_between_servers_that_hold_tensors_alike(
     assert isinstance(one, SglangServerInfo)
     assert isinstance(other, SglangServerInfo)
     assert (one.configuration == other.configuration) is same
+
+
+@pytest.mark.parametrize(
+    ("told", "groups", "processes"),
+    [
+        ({"dp_size": 2}, 2, 4),
+        ({"dp_size": 2, "enable_dp_attention": True}, 2, 2),  # before 0.5.23
+        ({"dp_size": 1, "attn_dp_size": 2, "enable_dp_attention": True}, 2, 2),  # 0.5.23, also for the older options
+        ({"dp_size": 1, "attn_dp_size": 2}, 2, 2),  # once SGLang has dropped the older option
+    ],
+)
+def test_each_group_of_dp_attention_answers_an_update_however_the_release_counts_groups(
+    told: dict[str, Any], groups: int, processes: int
+) -> None:
+    info = read_server_info(ok(SERVER_INFO | told), URL)
+    assert isinstance(info, SglangServerInfo)
+    assert (info.launch.dp_ranks, info.launch.seats) == (groups, processes)
 
 
 @pytest.mark.parametrize("read", [read_model_info, read_server_info])

@@ -112,6 +112,7 @@ class _Launch(msgspec.Struct, frozen=True):
     tp_size: int = 1
     pp_size: int = 1
     dp_size: int = 1
+    attn_dp_size: int = 1  # since 0.5.23: before, DP attention counted its groups in `dp_size`
     ep_size: int = 1
     enable_dp_attention: bool | None = None
     enable_dp_lm_head: bool | None = None
@@ -130,7 +131,7 @@ class _Launch(msgspec.Struct, frozen=True):
     @property
     def configuration(self) -> str:
         """All that decides which tensors a server holds, in what shape, and how it hashes them."""
-        sizes = f"tp{self.tp_size} pp{self.pp_size} dp{self.dp_size} ep{self.ep_size}"
+        sizes = f"tp{self.tp_size} pp{self.pp_size} dp{self._dp_ranks} ep{self.ep_size}"
         split = f"{self.enable_dp_attention} {self.enable_dp_lm_head} {self.moe_dense_tp_size}"
         kind = f"{self.device} {self.dtype} {self.quantization or 'unquantized'}"
         return f"sglang {self.version} {kind} {sizes} {split} {self.moe_runner_backend} {self.speculative_algorithm}"
@@ -151,9 +152,14 @@ class _Launch(msgspec.Struct, frozen=True):
             port=self.port if isinstance(self.port, int) else None,
             seed=self.random_seed if isinstance(self.random_seed, int) else None,
             ranks=self.tp_size,
-            dp_ranks=self.dp_size,
-            spread=not self.enable_dp_attention,
+            dp_ranks=self._dp_ranks,
+            spread=not self.enable_dp_attention and self.attn_dp_size == 1,
         )
+
+    @property
+    def _dp_ranks(self) -> int:
+        """How many answers an update gets: replicas times groups of DP attention, one of which is 1."""
+        return self.dp_size * self.attn_dp_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

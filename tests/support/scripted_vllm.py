@@ -92,6 +92,7 @@ class ScriptedVllm:
     told: dict[str, Any] = field(default_factory=config)
     ranks: int = 1
     adapters: dict[str, str] = field(default_factory=dict)
+    ignores_adapters: bool = False  # it lists them, and answers as the model alone
     dead: bool = False
     script: dict[str, list[Step]] = field(default_factory=dict)
 
@@ -214,7 +215,8 @@ class ScriptedVllm:
         """The answer to a prompt; what is loaded decides the scores."""
         if adapter is not None and adapter not in self.adapters:
             return error(404, f"The model `{adapter}` does not exist.")
-        score = -float(len(self.loaded if adapter is None else self.adapters[adapter])) + shift
+        is_plain = adapter is None or self.ignores_adapters
+        score = -float(len(self.loaded if is_plain else self.adapters[adapter or ""])) + shift
         scores = [None, *[score] * 15, *[-0.5] * 8]
         return answer(
             200, {"choices": [{"index": 0, "logprobs": {"token_logprobs": scores}, "finish_reason": "length"}]}

@@ -20,10 +20,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from refitd.engine.applied import Scores, answered_instead, unexplained
 from refitd.engine.http import CallFailure, NoReply, Reply, Transport
 from refitd.engine.port import Coming, Offered, Outcome, RankProof, Refit, Stage, Stopwatch, Target
 
@@ -86,7 +88,16 @@ class NamedAdapters(ABC):
     unload_route: str
     unlisted_hint = ""
 
-    def __init__(self, http: Transport, *, name: str, keep: int, load_timeout: float) -> None:
+    def __init__(
+        self,
+        http: Transport,
+        *,
+        name: str,
+        keep: int,
+        load_timeout: float,
+        root: Path | None = None,
+        root_there: str | None = None,
+    ) -> None:
         """Make no call yet.
 
         Args:
@@ -94,7 +105,10 @@ class NamedAdapters(ABC):
             name: of the adapter.
             keep: how many stay loaded.
             load_timeout: seconds that a load may take.
+            root: the root as the service sees it, from which files are read where answers need an explanation.
+            root_there: the root as the server sees it.
         """
+        self._root, self._root_there = root, root_there
         self._http = http
         self._name = name
         self._keep = keep
@@ -118,6 +132,10 @@ class NamedAdapters(ABC):
     @abstractmethod
     async def _proof(self, name: str, target: Target, *, again: bool) -> AdapterProof:
         """Prove what was loaded, beyond that it is listed. `again`: the name was in use before."""
+
+    @abstractmethod
+    async def _scores(self, adapter: str | None) -> Scores | str | None:
+        """Have an adapter answer a fixed prompt, as `applied.Ask`."""
 
     async def _change(self, route: str, body: dict[str, Any]) -> Reply | NoReply:
         """Send a load or an unload."""
@@ -210,6 +228,32 @@ class NamedAdapters(ABC):
         if not unchanged:
             return AdapterProof("loaded, but its files changed meanwhile, or it is not known whether they did")
         return await self._proof(name, target, again=again)
+
+    async def _answers_of_another(
+        self, name: str, target: Target, others: Sequence[ListedAdapter | None]
+    ) -> str | None:
+        """Why the server does not compute with an adapter that it lists; None where its answers are its own.
+
+        Args:
+            name: of the adapter.
+            target: what it was loaded from.
+            others: whose answers its own must not be equal to, unless the files are; None for the model. At least one.
+        """
+        names = {None if each is None else each.name: each for each in others}
+        same, doubt = await answered_instead(self._scores, name, [*names])
+        for each in same if doubt is None else ():
+            other = names[each]
+            whose = "the model without it" if other is None else other.name
+            there = None if other is None else self._here(other.path)
+            doubt = doubt or await asyncio.to_thread(unexplained, self._here(target.path), whose, there)
+        return doubt
+
+    def _here(self, path: str) -> Path:
+        """A folder of the server's as the service sees it."""
+        there = None if self._root_there is None else self._root_there.rstrip("/") + "/"
+        if self._root is None or there is None or not path.startswith(there):
+            return Path(path)
+        return self._root / path.removeprefix(there)
 
     def _refused(self, reply: Reply | NoReply) -> Refit | None:
         """What a load left behind that failed; None where it succeeded. The adapters from before are served on."""

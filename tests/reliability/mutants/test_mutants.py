@@ -291,7 +291,7 @@ MUTANTS = [
     ),
     Mutant(
         "serves an adapter that the server does not compute with",
-        "service/refitd/engine/sglang/applied.py",
+        "service/refitd/engine/applied.py",
         "if same := [each for each in others if found[each] == found[adapter]]:",
         "if same := []:",
         "tests/unit/engine/test_sglang_lora_applied.py",

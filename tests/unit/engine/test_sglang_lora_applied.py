@@ -174,7 +174,12 @@ def _told(**changes: Any) -> Step:
 
 
 @pytest.mark.parametrize(
-    ("changes", "why"), [({"dp_size": 2}, "--dp-size"), ({"disaggregation_mode": "prefill"}, "--disaggregation-mode")]
+    ("changes", "why"),
+    [
+        ({"dp_size": 2}, "--dp-size"),
+        ({"attn_dp_size": 2}, "--attn-dp-size"),
+        ({"disaggregation_mode": "prefill"}, "--disaggregation-mode"),
+    ],
 )
 async def test_servers_that_load_adapters_in_a_part_only_are_refused_by_name(
     tmp_path: Path, changes: dict[str, Any], why: str

@@ -4,20 +4,18 @@ The server waits with an unload until no request uses the adapter, and loads not
 its own in the server, under which prefixes are cached: what an adapter of the same name computed before is not used.
 """
 
-import asyncio
 from pathlib import Path
-from typing import Any
+from uuid import uuid4
 
 from refitd.engine.adapters import PROBE_SECONDS, AdapterProof, ListedAdapter, NamedAdapters
+from refitd.engine.applied import Scores
 from refitd.engine.dialing import Guard
-from refitd.engine.http import NoReply, Reply, Transport
+from refitd.engine.http import CallFailure, NoReply, Reply, Transport
 from refitd.engine.port import ChangeCheck, Outcome, Reached, Refit, Target, Unreached
 from refitd.engine.sglang import access
-from refitd.engine.sglang.applied import answered_instead, changes_nothing, is_same
 from refitd.engine.sglang.info import SglangServerInfo, read_model_info, read_server_info
 from refitd.engine.sglang.obstacles import adapter_obstacles, refusal
-from refitd.engine.sglang.verify import TRIAL, TRIAL_SECONDS, trial_fault
-from refitd_client.errors import InvalidWeightsError
+from refitd.engine.sglang.verify import TRIAL, TRIAL_SECONDS, read_scores, trial_fault
 
 CALL_SECONDS = 30.0
 
@@ -55,9 +53,8 @@ class SglangAdapters(NamedAdapters):
             root_there: the root as the server sees it.
         """
         http = Transport(url, api_key=api_key, admin_key=admin_key, guard=guard)
-        super().__init__(http, name=name, keep=keep, load_timeout=load_timeout)
+        super().__init__(http, name=name, keep=keep, load_timeout=load_timeout, root=root, root_there=root_there)
         self._server: SglangServerInfo | None = None
-        self._root, self._root_there = root, root_there
 
     async def probe(self) -> Reached | Unreached:
         """See `Engine`. It serves the adapter that was proved last, else the newest that it lists, else the model."""
@@ -123,36 +120,16 @@ class SglangAdapters(NamedAdapters):
     async def _proof(self, name: str, target: Target, *, again: bool) -> AdapterProof:
         listed = await self._listed()
         before = self._newest([each for each in listed if each.name != name]) if isinstance(listed, list) else None
-        others = [None] if before is None else [None, before.name]
-        same, doubt = await answered_instead(self._answer, name, others)
-        for other in same if doubt is None else ():
-            there = None if other is None else before
-            doubt = doubt or await asyncio.to_thread(self._unexplained, target.path, there)
-        if doubt is None:
+        others = [None] if before is None else [None, before]
+        if (doubt := await self._answers_of_another(name, target, others)) is None:
             return AdapterProof(None)
         withdrawn = await self._unload(ListedAdapter(name, target.label, target.path)) is None
         return AdapterProof(f"loaded, but {doubt}", withdrawn=withdrawn)
 
-    async def _answer(self, body: dict[str, Any]) -> Reply | NoReply:
-        return await self._http.ask("/generate", body, TRIAL_SECONDS)
-
-    def _unexplained(self, path: str, before: ListedAdapter | None) -> str | None:
-        """Why it is wrong that an adapter answers as the one before, or as the model alone; None where it is right."""
-        whose = "the model without it" if before is None else before.name
-        doubt = f"requests that name it are answered exactly as by {whose}"
-        try:
-            mine = self._here(path)
-            explained = changes_nothing(mine) if before is None else is_same(mine, self._here(before.path))
-        except (OSError, InvalidWeightsError) as error:
-            return f"{doubt}, and its files cannot be read to see whether they are alike: {error}"
-        if explained:
-            return None
-        differ = "its B matrices are not zero" if before is None else "the two differ"
-        return f"{doubt}, and {differ}: the server does not compute with it"
-
-    def _here(self, path: str) -> Path:
-        """A folder of the server's as the service sees it."""
-        there = None if self._root_there is None else self._root_there.rstrip("/") + "/"
-        if self._root is None or there is None or not path.startswith(there):
-            return Path(path)
-        return self._root / path.removeprefix(there)
+    async def _scores(self, adapter: str | None) -> Scores | str | None:
+        # No two of these requests share cached prefixes, by which an answer can differ in its last digits.
+        named = {} if adapter is None else {"lora_path": adapter}
+        reply = await self._http.ask("/generate", TRIAL | {"extra_key": uuid4().hex} | named, TRIAL_SECONDS)
+        if isinstance(reply, NoReply) and reply.lost is CallFailure.TIMED_OUT:
+            return None  # many requests are before it
+        return read_scores(reply)

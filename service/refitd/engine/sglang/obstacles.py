@@ -71,7 +71,7 @@ def adapter_obstacles(server: SglangServerInfo) -> Iterator[Obstacle]:
         yield Obstacle(text=text, fix="start a server that prefills and decodes")
     if server.launch.dp_ranks > 1:
         text = f"it has {server.launch.dp_ranks} data-parallel ranks, and SGLang loads adapters at run time into one"
-        yield Obstacle(text=text, fix="start a server for each of them, without --dp-size")
+        yield Obstacle(text=text, fix="start a server for each of them, without --dp-size or --attn-dp-size")
 
 
 def refusal(found: Iterator[Obstacle]) -> str | None:

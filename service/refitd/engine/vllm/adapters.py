@@ -10,8 +10,9 @@ What vLLM 0.32.0 was seen to do, and what follows from it:
   and continues running requests with other weights. So a name that is in use is unloaded and loaded anew; requests that
   are under way end with the adapter that they began with, and the prefix cache is emptied.
 - It answers 200 to an adapter with NaN, with a tensor missing or of another shape. A fixed prompt is scored with each
-  adapter that was loaded; one with a wrong answer is unloaded again. NaN stays behind in what the engine keeps, and
-  later requests for other adapters answer NaN as well (seen on a CPU): contents are unknown then.
+  adapter that was loaded; one with a wrong answer, or with that of the model alone, is unloaded again. NaN stays behind
+  in what the engine keeps, and later requests for other adapters answer NaN as well (seen on a CPU): contents are
+  unknown then.
 - A load that fails in one of several processes shifts the answers of all, as for models.
 """
 
@@ -22,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from refitd.engine.adapters import PROBE_SECONDS, AdapterProof, ListedAdapter, NamedAdapters
+from refitd.engine.applied import Scores
 from refitd.engine.dialing import Guard
-from refitd.engine.http import NoReply, Reply
+from refitd.engine.http import CallFailure, NoReply, Reply
 from refitd.engine.port import ChangeCheck, Obstacle, Outcome, Reached, Refit, Target, Unreached
 from refitd.engine.vllm import access, proof
 from refitd.engine.vllm.calls import ask_how_started, empty_caches
@@ -57,9 +59,25 @@ class VllmAdapters(NamedAdapters):
         load_timeout: float = 600.0,
         guard: Guard | None = None,
         several_ranks: bool = False,
+        root: Path | None = None,
+        root_there: str | None = None,
     ) -> None:
+        """Make no call yet. See `NamedAdapters`, and `WatchedTransport` for keys.
+
+        Args:
+            url: of the server.
+            name: of the adapter.
+            keep: how many stay loaded.
+            api_key: opens requests and adapters.
+            admin_key: opens changes.
+            load_timeout: seconds that a load may take.
+            guard: says which addresses may be called.
+            several_ranks: the operator accepts a server of several ranks without refitd inside.
+            root: the root as the service sees it.
+            root_there: the root as the server sees it.
+        """
         http = WatchedTransport(url, api_key=api_key, admin_key=admin_key, guard=guard)
-        super().__init__(http, name=name, keep=keep, load_timeout=load_timeout)
+        super().__init__(http, name=name, keep=keep, load_timeout=load_timeout, root=root, root_there=root_there)
         self._several_ranks = several_ranks
         self._known: _Known | None = None
         self._was_away = True  # whether another process may answer than at the last probe
@@ -188,12 +206,24 @@ class VllmAdapters(NamedAdapters):
         if again and (fault := await empty_caches(self._http, multimodal=self._can.multimodal)) is not None:
             return AdapterProof(f"loaded, but {fault}")
         found, doubt = await proof.answered(self._http, None, target, name)
+        if doubt is None and found is not None:
+            # Not those of the adapter before: one that is not in memory is read from its folder, and vLLM dies where a
+            # trainer has deleted that.
+            doubt = await self._answers_of_another(name, target, [None])
         if doubt is None:
             return AdapterProof(None, found)
         unloaded = await self._unload(ListedAdapter(name, target.label, target.path)) is None
         if found is None:
             doubt = f"{doubt}; where other adapters answer so as well, restart it"
         return AdapterProof(f"loaded, but {doubt}", withdrawn=unloaded and found is not None)
+
+    async def _scores(self, adapter: str | None) -> Scores | str | None:
+        # vLLM looks up no cached prefix for a prompt that is to be scored.
+        reply = await proof.ask(self._http, adapter)
+        if isinstance(reply, NoReply) and reply.lost is CallFailure.TIMED_OUT:
+            return None  # many requests are before it
+        answer = read_trial(reply)
+        return answer if isinstance(answer, str) else answer.values
 
 
 def _names(listed: list[ListedAdapter] | str) -> set[str]:

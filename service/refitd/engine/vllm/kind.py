@@ -19,6 +19,8 @@ def _connect(server: EngineServer) -> EnginePort:
             load_timeout=access.load_timeout,
             guard=server.guard,
             several_ranks=access.vllm_stock_ranks,
+            root=access.root,
+            root_there=server.root,
         )
     return VllmEngine(
         server.url,

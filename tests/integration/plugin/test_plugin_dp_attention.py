@@ -4,6 +4,9 @@ SGLang counts such groups in `dp_size` before 0.5.23, and in `attn_dp_size` sinc
 """
 
 import os
+import random
+import socket
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -17,6 +20,15 @@ from support.servers import API_KEY
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
 
 TWO_GROUPS = ("--tp", "2", "--dp", "2", "--enable-dp-attention")
+
+
+def quiet_port() -> int:
+    """A free port below those that the kernel hands out: SGLang also binds others at a distance of it (13, 233)."""
+    for port in random.sample(range(12_000, 32_000), 100):
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
 
 
 def answers(server: PluggedSglang) -> list[list[int]]:
@@ -44,7 +56,9 @@ def test_each_group_answers_by_the_version_that_the_engine_is_said_to_serve(
     root = tmp_path / "root"
     (root / ".refitd").mkdir(parents=True)
     variables = {"TORCHDYNAMO_DISABLE": "1", "SGLANG_CPU_OMP_THREADS_BIND": "0|1", "REFITD_SGLANG": inside}
-    with PluggedSglang(tmp_path, pair[0], *TWO_GROUPS, root=root, **variables) as server:
+    server = PluggedSglang(tmp_path, pair[0], *TWO_GROUPS, root=root, **variables)
+    server.port = quiet_port()
+    with server:
         found = [answers(server)]
         with running(tmp_path, server, root=root) as job:
             for step, model in enumerate([pair[1], pair[0], pair[1]], start=1):

@@ -42,6 +42,10 @@ async def updated(sglang: ScriptedSglang, *, plugged: bool = False) -> tuple[Rea
         ({"enable_eplb": True}, "--enable-eplb"),
         ({"disaggregation_mode": "prefill"}, "name it in the engines file together with its decode servers"),
         ({"disaggregation_mode": "decode"}, "name it in the engines file together with its prefill servers"),
+        ({"kt_weight_path": "/experts"}, "start it without --kt-weight-path"),
+        ({"weight_cache_mode": "client"}, "start it without --weight-cache-mode"),
+        ({"enable_elastic_expert_backup": True}, "start it without --enable-elastic-expert-backup"),
+        ({"enable_paged_experts": True}, "start it without --enable-paged-experts"),
         (DRAFT, "its own update would load each version into its draft model /draft as well"),
     ],
 )
@@ -63,6 +67,7 @@ async def test_what_an_update_would_break_is_refused_by_name_and_nothing_is_paus
         {"dp_size": 1, "tp_size": 2, "enable_dp_attention": True},
         {"speculative_algorithm": "NGRAM"},
         {"init_expert_location": "/experts.json"},
+        {"kt_weight_path": None, "weight_cache_mode": "off", "enable_paged_experts": False},
     ],
 )
 async def test_other_options_hinder_no_update(told: dict[str, Any]) -> None:

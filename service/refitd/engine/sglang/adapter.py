@@ -218,6 +218,10 @@ class SglangEngine:
         return await access.check_changes(self._http)
 
     @property
+    def _drafts(self) -> bool:
+        return self._server is None or self._server.drafts
+
+    @property
     def _dp_ranks(self) -> int:
         return 1 if self._server is None else self._server.launch.dp_ranks
 
@@ -301,7 +305,7 @@ class SglangEngine:
             reply = await self._http.post("/update_weights_from_disk", _order(target), self._load_timeout)
         self._unsettled = isinstance(reply, NoReply)
         self._plugin.is_done()
-        happened = what_happened(reply, self._dp_ranks)
+        happened = what_happened(reply, self._dp_ranks, drafts=self._drafts)
         match happened:
             case Untouched(reason) if again:  # untouched since the first try, which has written
                 return _tainted(f"its cache was not flushed, and then {reason}", watch)

@@ -123,6 +123,10 @@ class _Launch(msgspec.Struct, frozen=True):
     enable_eplb: bool | None = None
     disaggregation_mode: str | None = None
     disaggregation_bootstrap_port: int | None = None
+    kt_weight_path: str | None = None
+    weight_cache_mode: str | None = None
+    enable_elastic_expert_backup: bool | None = None
+    enable_paged_experts: bool | None = None
     tokenizer_worker_num: int = 1
     port: int | str | None = None
     random_seed: int | str | None = None
@@ -135,6 +139,17 @@ class _Launch(msgspec.Struct, frozen=True):
         split = f"{self.enable_dp_attention} {self.enable_dp_lm_head} {self.moe_dense_tp_size}"
         kind = f"{self.device} {self.dtype} {self.quantization or 'unquantized'}"
         return f"sglang {self.version} {kind} {sizes} {split} {self.moe_runner_backend} {self.speculative_algorithm}"
+
+    @property
+    def keeps_weights_apart(self) -> str | None:
+        """The option by which some weights lie where an update does not reach them."""
+        options = {
+            "--kt-weight-path": self.kt_weight_path,
+            "--weight-cache-mode": self.weight_cache_mode not in {None, "off"},
+            "--enable-elastic-expert-backup": self.enable_elastic_expert_backup,
+            "--enable-paged-experts": self.enable_paged_experts,
+        }
+        return next((option for option, given in options.items() if given), None)
 
     @property
     def process(self) -> Process:
@@ -169,6 +184,7 @@ class SglangServerInfo:
     Attributes:
         stages: pipeline stages.
         moves_experts: whether it moves experts between its ranks while it serves.
+        keeps_weights_apart: the option by which some of its weights lie where an update does not reach them.
         drafts: whether a draft model proposes tokens, or draft layers do; `draft_path` is where it was loaded from.
         role: "prefill" or "decode" where these are apart, None for a server that does both.
         bootstrap_port: where a prefill server is asked for keys and values.
@@ -183,6 +199,7 @@ class SglangServerInfo:
     stores: PrefixStores
     stages: int = 1
     moves_experts: bool = False
+    keeps_weights_apart: str | None = None
     drafts: bool = False
     draft_path: str | None = None
     role: str | None = None
@@ -220,6 +237,7 @@ def read_server_info(reply: Reply | NoReply, url: str) -> SglangServerInfo | str
         stores=read_stores(fault),
         stages=launch.pp_size,
         moves_experts=bool(launch.enable_eplb),
+        keeps_weights_apart=launch.keeps_weights_apart,
         drafts=(launch.speculative_algorithm or "").upper() not in _NO_DRAFT,
         draft_path=launch.speculative_draft_model_path,
         role=None if launch.disaggregation_mode in {None, "null"} else launch.disaggregation_mode,

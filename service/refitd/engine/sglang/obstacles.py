@@ -11,6 +11,13 @@ from collections.abc import Iterator
 from refitd.engine.port import DRAFT_LEFT, DRAFT_UPDATED, Obstacle
 from refitd.engine.sglang.info import LOADS_DRAFTS, SglangServerInfo
 
+_APART = {
+    "--kt-weight-path": "its experts on the CPU (KTransformers) are always those of a folder of their own",
+    "--weight-cache-mode": "its weights are those of a process that other servers use as well, and an update ends it",
+    "--enable-elastic-expert-backup": "its backup of the experts keeps those of the start, and brings them back",
+    "--enable-paged-experts": "experts that are on the GPU already would stay as they are, and it takes no update",
+}
+
 
 def draft_of(server: SglangServerInfo, startup_path: str | None) -> str | None:
     """What becomes of a server's draft model in an update; None where it has none.
@@ -51,6 +58,8 @@ def obstacles(server: SglangServerInfo, draft: str | None, *, plugged: bool, in_
             "what a load wrote there nor comparable with another load"
         )
         yield Obstacle(text=text, fix="start it without --enable-eplb (--init-expert-location may stay)")
+    if (option := server.keeps_weights_apart) is not None:
+        yield Obstacle(text=f"{_APART[option]} ({option})", fix=f"start it without {option}")
     if draft == DRAFT_LEFT and not plugged and server.dialect.has(LOADS_DRAFTS):
         text = f"its own update would load each version into its draft model {server.draft_path} as well"
         fix = (

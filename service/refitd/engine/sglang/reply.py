@@ -18,6 +18,8 @@ from refitd.engine.plugin.answers import fingerprint, worst
 from refitd_client.contract.plugin import MARK, NEEDS_FULL, NEEDS_LEADER, Answer, UpdateOutcome, answers_in
 
 _REFUSES = "Failed to get weights iterator"
+# Some kernels and models cannot be updated at all, which SGLang (0.5.23) says before it reads anything.
+_TAKES_NONE = "Online weight updates "
 _IS_STALE = "cache was not flushed"
 _SUCCEEDED = "Succeeded to update model weights"
 _REFUSED = {
@@ -39,8 +41,14 @@ class NotFlushed:
 Loading = Loaded | NotFlushed | Untouched | Unclear
 
 
-def what_happened(reply: Reply | NoReply, ranks: int = 1) -> Loading:
-    """Say what an update call did to an engine of so many data-parallel ranks."""
+def what_happened(reply: Reply | NoReply, ranks: int = 1, *, drafts: bool = False) -> Loading:
+    """Say what an update call did to an engine.
+
+    Args:
+        reply: to the call.
+        ranks: data-parallel ranks of the engine.
+        drafts: whether a draft model is loaded after the model, so that a refusal may be of the draft model alone.
+    """
     if isinstance(reply, NoReply):
         if reply.lost is CallFailure.NEVER_SENT:
             return Untouched(reply.reason, reachable=False)
@@ -49,7 +57,7 @@ def what_happened(reply: Reply | NoReply, ranks: int = 1) -> Loading:
         return Untouched(_REFUSED[reply.status])
     if reply.data is not None and (answers := answers_in(reply.message)):
         return _said_by_plugin(reply, answers, ranks)
-    return _answered(reply, reply.message.split(" | "))
+    return _answered(reply, reply.message.split(" | "), drafts=drafts)
 
 
 def _said_by_plugin(reply: Reply, answers: list[Answer], ranks: int) -> Loading:
@@ -78,13 +86,14 @@ def _said_by_plugin(reply: Reply, answers: list[Answer], ranks: int) -> Loading:
             assert_never(answer.outcome)
 
 
-def _answered(reply: Reply, ranks: list[str]) -> Loading:
+def _answered(reply: Reply, ranks: list[str], *, drafts: bool) -> Loading:
     """Decide by the sentences of all data-parallel ranks, which SGLang joins. If they differ it is unclear."""
     if _succeeded(reply):
         return Loaded()
     # SGLang answers a request of a wrong form so, before it reaches the scheduler.
     is_validation = reply.status in {400, 422} and reply.data is not None and reply.data.get("object") == "error"
-    if is_validation or all(_REFUSES in rank for rank in ranks):
+    takes_none = not drafts and all(rank.startswith(_TAKES_NONE) for rank in ranks)
+    if is_validation or takes_none or all(_REFUSES in rank for rank in ranks):
         return Untouched(f"the engine refused: {reply.short_message}")
     if reply.data is not None and all(_IS_STALE in rank or _SUCCEEDED in rank for rank in ranks):
         return NotFlushed(f"the engine answered {reply.status}: {reply.short_message}")

@@ -48,6 +48,7 @@ class PluggedSglang(SglangServer):
         real_triton = os.environ.get("REFITD_SGLANG_TRITON")  # tensor parallelism needs it
         extra = [real_triton] if real_triton and "--tp" in self._flags else []
         extra += [str(KIT / "shims/cpu_pin_memory")] if "--enable-lora" in self._flags else []
+        extra += [str(KIT / "shims/cpu_dp_attention")] if "--enable-dp-attention" in self._flags else []
         extra += [str(Path(RELEASES).absolute())] if RELEASES else []
         folders = [*extra, self._site, *(REPOSITORY / name for name in ("client", "service", "tests"))]
         folders += [each for each in [os.environ.get("PYTHONPATH")] if each]  # an SGLang for a GPU may lie there

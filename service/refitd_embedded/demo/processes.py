@@ -21,7 +21,7 @@ from typing import Protocol, Self, TypeVar
 from refitd_embedded.demo.table import is_live
 
 READY = re.compile(r" ready on (http://[^\s\"]+)")  # in a line of its own, or in a line of a log in JSON
-START_SECONDS = 60.0
+START_SECONDS = 180.0  # a busy machine takes a minute to import torch; a process that has ended is not waited for
 STOP_SECONDS = 15.0
 LOOK_SECONDS = 0.05
 TAIL = 15  # lines

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -21,7 +22,7 @@ from refitd_client import VersionRejectedError
 from support.adapters import write_adapter
 from support.jobs import PATIENCE, Job, running
 from support.servers import API_KEY
-from support.subject import ignore_stage
+from support.subject import PROMPT, ignore_stage
 from support.vllm import VllmServer
 from support.vllm_lora import answer, call, names_of, order
 
@@ -62,6 +63,13 @@ def streamed(engine: VllmServer, adapter: str, begun: Event) -> list[int]:
                 begun.set()
     assert len(so_far) == LONG
     return so_far
+
+
+def prefix_hits(engine: VllmServer) -> float:
+    """Tokens that were taken from the prefix cache since the start."""
+    told = httpx.get(f"{engine.url}/metrics", timeout=PATIENCE, trust_env=False).raise_for_status().text
+    lines = [line for line in told.splitlines() if line.startswith("vllm:prefix_cache_hits_total")]
+    return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
 def test_requests_that_name_the_adapter_get_it_and_others_the_model(
@@ -155,21 +163,67 @@ async def test_an_adapter_that_is_bad_is_not_listed_and_the_one_before_answers_o
             call(engine, "/v1/unload_lora_adapter", {"lora_name": listed})
 
 
-async def test_a_step_that_was_done_again_is_answered_by_the_new_adapter(
+async def test_a_step_that_was_done_again_is_answered_by_the_new_adapter_though_its_prefix_was_cached(
     model: Path, tmp_path: Path, engine: VllmServer
 ) -> None:
+    """As under a name that was never used: a prefix that the name's first adapter has computed is not used.
+
+    vLLM keeps prefixes by the adapter's name and folder, so both are those of before, with other files in the folder.
+    """
     first, again = (write_adapter(tmp_path / each, model, step) for step, each in ((1, "first"), (2, "again")))
-    adapters = VllmAdapters(engine.url, name="actor", api_key=API_KEY)
+    adapters = VllmAdapters(engine.url, name="actor", keep=2, api_key=API_KEY)
+    prompt = PROMPT * 128  # several blocks of the cache, which has blocks of 128 tokens on a CPU
+    answers: list[list[int]] = []
+    found: list[str | None] = []
     try:
-        one = await adapters.refit(Target(path=str(first), label="5"), ignore_stage)
-        before = answer(engine, "actor-v5")
-        two = await adapters.refit(Target(path=str(again), label="5"), ignore_stage)
-        assert (one.outcome, two.outcome) == (Outcome.ACK, Outcome.ACK)
-        assert answer(engine, "actor-v5") != before
-        assert one.fingerprint != two.fingerprint
+        for label, folder in (("5", first), ("6", again), ("5", first)):
+            done = await adapters.refit(Target(path=str(folder), label=label), ignore_stage)
+            assert (done.outcome, done.reason) == (Outcome.ACK, None)
+            found.append(done.fingerprint)
+            answers.append(answer(engine, f"actor-v{label}", prompt))
+            before = prefix_hits(engine)
+            assert answer(engine, f"actor-v{label}", prompt) == answers[-1]
+            assert prefix_hits(engine) > before, "nothing was shown: no cached prefix was used"
+            if folder == again:
+                shutil.copytree(again, first, dirs_exist_ok=True)
     finally:
         await adapters.aclose()
-        call(engine, "/v1/unload_lora_adapter", {"lora_name": "actor-v5"})
+        for listed in names_of(engine):
+            call(engine, "/v1/unload_lora_adapter", {"lora_name": listed})
+    assert answers[2] == answers[1] != answers[0]
+    assert found[2] != found[0]
+
+
+async def test_an_adapter_that_changes_nothing_yet_is_served_and_one_that_did_not_come_is_not(
+    model: Path, tmp_path: Path, engine: VllmServer
+) -> None:
+    """Before the first step B is zero. Files that say otherwise since the server read them are those of a step that it
+    does not compute with.
+    """
+    folder = write_adapter(tmp_path / "zero", model, 1)
+    full = load_file(folder / "adapter_model.safetensors")
+
+    def without_b(tensors: Tensors) -> None:
+        for name in tensors:
+            tensors[name] *= "lora_A" in name
+
+    rewritten(folder, without_b)
+    adapters = VllmAdapters(engine.url, name="first", api_key=API_KEY)
+    target = Target(path=str(folder), label="1")
+
+    async def change_after_the_load() -> bool:
+        save_file(full, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        return True
+
+    try:
+        done = await adapters.refit(target, ignore_stage)
+        assert (done.outcome, done.reason) == (Outcome.ACK, None)
+        done = await adapters.refit(replace(target, unchanged=change_after_the_load), ignore_stage)
+    finally:
+        await adapters.aclose()
+    assert done.outcome is Outcome.NACK
+    assert "the server does not compute with it" in (done.reason or "")
+    assert names_of(engine) == set()
 
 
 async def test_an_adapter_whose_answers_are_no_numbers_is_unloaded_and_the_engine_is_not_believed(

@@ -1,5 +1,6 @@
 """What tests ask a vLLM with LoRA adapters, past refitd."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -21,12 +22,12 @@ def names_of(engine: VllmServer) -> set[str]:
     return {card["id"] for card in cards if card["parent"] is not None}
 
 
-def order(adapter: str | None, tokens: int) -> dict[str, Any]:
-    body = {"prompt": PROMPT, "temperature": 0, "max_tokens": tokens, "ignore_eos": True, "return_token_ids": True}
+def order(adapter: str | None, tokens: int, prompt: Sequence[int] = PROMPT) -> dict[str, Any]:
+    body = {"prompt": [*prompt], "temperature": 0, "max_tokens": tokens, "ignore_eos": True, "return_token_ids": True}
     return body | ({} if adapter is None else {"model": adapter})
 
 
-def answer(engine: VllmServer, adapter: str | None) -> list[int]:
-    reply = call(engine, "/v1/completions", order(adapter, 8))
+def answer(engine: VllmServer, adapter: str | None, prompt: Sequence[int] = PROMPT) -> list[int]:
+    reply = call(engine, "/v1/completions", order(adapter, 8, prompt))
     assert reply.status_code == 200, reply.text
     return reply.json()["choices"][0]["token_ids"]

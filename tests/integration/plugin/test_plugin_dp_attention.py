@@ -19,7 +19,8 @@ from support.servers import API_KEY
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
 
-TWO_GROUPS = ("--tp", "2", "--dp", "2", "--enable-dp-attention")
+# SGLang takes what other programs allocate meanwhile for its own, so that it may take more than it needs.
+TWO_GROUPS = ("--tp", "2", "--dp", "2", "--enable-dp-attention", "--mem-fraction-static", "0.7")
 
 
 def quiet_port() -> int:

@@ -290,7 +290,7 @@ class UpstreamFollower:
         before = self._store.runs.desired.get(run)
         if self._orders.is_led:
             return
-        if desired is None or (self._offered.is_paused and is_held_back(desired, before, self._offered.versions)):
+        if desired is None or (self._offered.is_paused and is_held_back(desired, before)):
             return
         if self._orders.desire(run, desired):
             self._failures.pop(desired, None)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from refitd.state.version import VersionRecord
 from refitd_client.checkpoint.fault import FOR_EVERY_NOTICE
-from refitd_client.contract.naming import Order
+from refitd_client.contract.naming import Order, parse_version_id
 from refitd_client.contract.states import VersionState
 
 
@@ -140,18 +140,17 @@ def pull_fault(
     return why if failed is None else f"{failed} was not pulled: {failures[failed]}"
 
 
-def is_held_back(desired: str, before: str | None, offered: Sequence[Pullable]) -> bool:
+def is_held_back(desired: str, before: str | None) -> bool:
     """Whether a host stays where it is while its upstream has paused the run: it goes back, but to nothing newer.
+
+    The ids tell, and not what the upstream lists at that moment: it may have lost either version's files.
 
     Args:
         desired: the id of the version that the upstream wants.
         before: the id of the one that it wanted before, None where this host has heard of none yet.
-        offered: the upstream's good versions of the run.
     """
-    orders = {version.id: version.order for version in offered}
-    if desired not in orders:
-        return False
-    return before not in orders or orders[desired] > orders[before]
+    wanted, had = parse_version_id(desired), parse_version_id(before or "")
+    return wanted is None or had is None or wanted[1] > had[1]
 
 
 def _chain(

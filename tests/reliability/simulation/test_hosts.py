@@ -88,3 +88,18 @@ def test_hosts_go_to_nothing_newer_while_the_hub_has_paused_the_run_and_have_it_
         assert all("run/v000002" in host.disk.folders for host in world.hosts)
         world.heal()
         assert [host.following().serves for host in world.hosts] == ["run~v000002", "run~v000002"]
+
+
+def test_a_host_that_was_cut_off_goes_back_with_its_hub_also_while_that_has_paused_the_run() -> None:
+    with closing(Hosts(5, followers=1)) as world:
+        for _ in range(2):
+            world.publish(Make.GOOD, announce=True)
+            world.wait(10.0)
+        world.cut(0, cut=True)
+        world.roll_back()
+        world.wait(5.0)
+        world.pause_rollouts(paused=True)
+        world.cut(0, cut=False)
+        world.wait(20.0)
+        assert world.hosts[0].following().serves == "run~v000001"
+        world.heal()

@@ -19,6 +19,7 @@ from refitd.follow.upstream import ByteSource, FilePart, GoneError, NotYetError,
 from refitd.problem import ProblemError, Slug
 from refitd_client.contract.follow import FileBlocks, FollowerReport, ReportAnswer
 from refitd_client.contract.manifest import Manifest
+from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import VersionState
 from refitd_client.contract.wire import Overview, Page, Version
 from refitd_client.errors import ServiceProblemError, ServiceUnreachableError
@@ -133,6 +134,12 @@ async def _reader(life: Life, part: FilePart) -> Callable[[], bytes]:
     return lambda: bytes_of(folder.make, part.file, folder.content)[part.start : part.start + part.length]
 
 
+def _is_back(life: Life, target: str) -> bool:
+    """Whether a target is older than what hosts were to serve already: hosts follow a rollback also in a pause."""
+    orders = [parsed[1] for parsed in map(parse_version_id, (target, *life.world.wanted)) if parsed is not None]
+    return orders[0] < max(orders)
+
+
 class _Client:
     """The calls of a refitd's client that a follower makes."""
 
@@ -142,8 +149,9 @@ class _Client:
     async def overview(self) -> Overview:
         async def answer(life: Life) -> Overview:
             told = overview_of(life.store, life.targets, await faults_now(life.store), wants_token=False)
-            unpaused = [glance.target for glance in told.runs if glance.paused_since is None]
-            life.world.wanted.update(target for target in unpaused if target is not None)
+            for glance in told.runs:
+                if glance.target is not None and (glance.paused_since is None or _is_back(life, glance.target)):
+                    life.world.wanted.add(glance.target)
             return told
 
         return await self._link.ask(answer, self._link.next_of(self._link.answers))

@@ -7,7 +7,8 @@ version and to load it into its engines, which hosts do at the same time, comes 
 
 A dead host answers nothing: its children give it up after `GIVEN_UP` seconds, tell the hub, and have another parent.
 By then the hub knows who is silent, since all that live have reported that they pull. A follower whose relay is dead
-asks the hub at once, and again after some time where the hub has sent enough copies (`hub_serves`).
+asks the hub at once, and again after some time where the hub has sent enough copies (`hub_serves`). One whose relay
+has got another child in its place hears that with the answer to its next report.
 """
 
 import heapq
@@ -15,6 +16,7 @@ import random
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from refitd.follow.byte_source import RELAY_CONNECT_SECONDS as GIVEN_UP
 from refitd.follow.relay_plans import HEARD_SECONDS
 from refitd.follow.transfer import PARTS, PAUSES
 from refitd.policy.relays import Parents, RelayHost, home_of, hub_serves, plan_relays
+from refitd.state.followers import LEASE_SECONDS
 from refitd_client.contract.manifest import BLOCK
 
 HOSTS, ENGINES = 1000, 8
@@ -31,9 +34,10 @@ SPEED = 10e9 / 8  # bytes a second, in each direction of a link
 LATENCY = 0.0005  # seconds from a request to the first byte of its answer
 FULL = 15.2e9  # bytes of a model of 7.6 billion parameters in bfloat16
 DELTA = FULL * 0.01 * 3  # of 1 % of the elements, each with its index
-CHILDREN = (0, 1, 2, 4, 8)
+CHILDREN = (0, 1, 2, 4)
 DEAD = 0.05
 HUB = "hub"
+REPORTS = LEASE_SECONDS / 3  # between two reports of a follower
 if HEARD_SECONDS > GIVEN_UP:
     raise RuntimeError("a dead host is given up before the hub knows that it is silent: the model does not hold")
 
@@ -67,7 +71,7 @@ class Transfer:
         self._stripes = max(children, 1)
         self._known = _planned(children)
         self._plan = plan_relays(self._known, children) if children else {host.name: (None,) for host in self._known}
-        chance = random.Random(seed)
+        chance = self._chance = random.Random(seed)
         self._dead = set(chance.sample([host.name for host in self._known], int(dead * len(self._known))))
         self._places = {host.name: _Place(named=self._plan[host.name]) for host in self._known}
         self._places[HUB] = _Place(has=set(range(self._parts)))
@@ -86,6 +90,7 @@ class Transfer:
                 self._queues[name, stripe] = queue
                 for _ in range(min(-(-PARTS // self._stripes), len(queue))):
                     self._ask(0.0, name, queue.popleft())
+            self._later(self._chance.random() * REPORTS, partial(self._report, name=name))
         while self._events:
             at, _, happens = heapq.heappop(self._events)
             happens(at)
@@ -170,6 +175,12 @@ class Transfer:
         ]
         self._plan = plan_relays(hosts, self._children, self._plan)
         self._later(at + LATENCY, lambda _: self._name(name))
+
+    def _report(self, at: float, name: str) -> None:
+        """A follower that still pulls says so, and hears which relays it has by now."""
+        if len(self._places[name].has) < self._parts:
+            self._later(at + LATENCY, lambda _: self._name(name))
+            self._later(at + REPORTS, partial(self._report, name=name))
 
     def _name(self, name: str) -> None:
         self._places[name].named = self._plan[name]

@@ -136,18 +136,26 @@ class _Trees:
                 earlier.add(host, depth[host.name])
 
     def _freed(self, host: RelayHost, stripe: int, depth: Mapping[str, int]) -> RelayHost | None:
-        """One before the follower, which is at home in the stripe: a child gives way that another can take."""
+        """One before the follower, which is at home in the stripe: a child gives way, as another can take it.
+
+        A child that is not at home there can go anywhere. Where those before the follower have none of that kind, the
+        last child gives way that comes after the follower: it gets a place in its turn, where there is more choice.
+        """
         room = [each for each in self._hosts.values() if each.home == stripe and self._spare[each.name] > 0]
         if host.home != stripe or host.is_silent or not room:
             return None
-        found: list[tuple[tuple[bool, int, int], RelayHost, RelayHost]] = []
+        found: list[tuple[tuple[bool, int, bool, int, int], RelayHost, RelayHost]] = []
         for child in self._order[stripe]:
             name = self._parents[child.name][stripe]
-            if child.home == stripe or name is None or name not in depth or name in host.avoids:
+            if name is None or name not in depth or name in host.avoids:
                 continue
-            if any(each.name not in child.avoids for each in room):
+            is_home = child.home == stripe
+            if is_home and child.number <= host.number:
+                continue
+            if is_home or any(each.name not in child.avoids for each in room):
                 parent = self._hosts[name]
-                found.append(((parent.zone != host.zone, depth[name], parent.number), child, parent))
+                last = -child.number if is_home else depth[name]
+                found.append(((is_home, last, parent.zone != host.zone, depth[name], parent.number), child, parent))
         if not found:
             return None
         _, child, parent = min(found, key=lambda each: each[0])

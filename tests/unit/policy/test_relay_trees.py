@@ -1,6 +1,7 @@
 """From whom followers pull: no two wait for each other, nobody sends more than a copy, and the hub sends few."""
 
 import math
+import random
 from dataclasses import replace
 
 from hypothesis import given
@@ -162,6 +163,17 @@ def test_of_1000_followers_50_die_and_the_hub_sends_hardly_more() -> None:
     assert from_hub(older) == 2
     assert from_hub({name: parents for name, parents in newer.items() if name not in dead}) <= 4
     assert max(depth(newer, stripe, name) for stripe in (0, 1) for name in newer) <= 12
+
+
+def test_where_as_many_die_of_each_stripe_the_hub_sends_no_more_than_before_whoever_they_are() -> None:
+    hosts = fleet(400, 2)
+    older = plan_relays(hosts, 2)
+    for seed in range(8):
+        chance = random.Random(seed)
+        homes = [[host.name for host in hosts if host.home == home] for home in (0, 1)]
+        dead = {name for names in homes for name in chance.sample(names, 10)}
+        newer = plan_relays(without(dead, hosts), 2, older)
+        assert from_hub({name: parents for name, parents in newer.items() if name not in dead}) == from_hub(older)
 
 
 def test_a_place_of_one_that_is_silent_goes_to_one_that_has_none() -> None:

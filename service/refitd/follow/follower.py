@@ -318,8 +318,9 @@ class UpstreamFollower:
     async def _tidy(self) -> None:
         """Remove what is left of pulls whose versions nobody wants any more."""
         if self._offered is not None and self._pulling is None and self._kept_for != self._plan.needs:
-            self._kept_for = self._plan.needs
-            await self._puller.keep_only(self._offered.run, self._plan.needs)
+            needs = self._plan.needs
+            is_tidy = await self._puller.keep_only(self._offered.run, needs)
+            self._kept_for = needs if is_tidy else None
 
     def _pull_ended(self) -> None:
         self._pulling = None
@@ -328,6 +329,7 @@ class UpstreamFollower:
         self._sources.told.notify()
 
     async def _pull(self, version: UpstreamVersion) -> None:
+        self._kept_for = None  # what this leaves, if it is given up, is nobody's though all else be as it was before
         await self._reporter.report()
         await self._puller.keep_only(version.run, self._plan.needs | {version.id})
         began = self._store.clock.monotonic()

@@ -102,10 +102,12 @@ class Puller:
             self._folders.popitem()[1].lock.release()
         self._mappings.close()
 
-    async def keep_only(self, run: str, wanted: Collection[str]) -> None:
-        """Remove what earlier pulls of a run left of versions that are not wanted any more."""
-        for version in await in_thread(drop_others, self._root, run, wanted):
+    async def keep_only(self, run: str, wanted: Collection[str]) -> bool:
+        """Remove what earlier pulls of a run left of versions that are not wanted any more; whether nothing is left."""
+        dropped, left = await in_thread(drop_others, self._root, run, wanted)
+        for version in dropped:
             log.info("what was pulled of a version is removed: it is not wanted any more", version=version)
+        return not left
 
     async def pull(self, version: str, digest: str) -> PullTotals:
         """Pull a version; when this returns, its folder is there and durable.

@@ -144,7 +144,7 @@ def lacking(folder: Path, sizes: Mapping[str, int]) -> int:
     return sum(sizes.values()) - there
 
 
-def drop_others(root: Path, run: str, wanted: Collection[str]) -> list[str]:
+def drop_others(root: Path, run: str, wanted: Collection[str]) -> tuple[list[str], list[str]]:
     """Remove what earlier pulls of a run left of versions that are not wanted any more. Blocks.
 
     Args:
@@ -153,16 +153,21 @@ def drop_others(root: Path, run: str, wanted: Collection[str]) -> list[str]:
         wanted: ids of versions.
 
     Returns:
-        The ids of the versions of which something was removed.
+        The ids of the versions of which all was removed, and of those of which something could not be removed now.
     """
     dropped: list[str] = []
+    left: list[str] = []
     for journal, version in list(_of_run(root, run)):
-        if version in wanted or not all(_removed(root / run / name) for name in _read(journal, None)[0]):
+        if version in wanted:
             continue
-        with suppress(OSError):
-            durable.remove_file(journal)
-            dropped.append(version)
-    return dropped
+        try:
+            is_gone = all(_removed(root / run / name) for name in _read(journal, None)[0])
+            if is_gone:
+                durable.remove_file(journal)
+        except OSError:
+            is_gone = False
+        (dropped if is_gone else left).append(version)
+    return dropped, left
 
 
 def _journals(root: Path, run: str) -> Path:

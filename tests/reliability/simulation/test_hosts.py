@@ -103,3 +103,20 @@ def test_a_host_that_was_cut_off_goes_back_with_its_hub_also_while_that_has_paus
         world.wait(20.0)
         assert world.hosts[0].following().serves == "run~v000001"
         world.heal()
+
+
+def test_what_was_pulled_of_a_version_that_the_hub_takes_back_goes_though_all_else_is_as_before() -> None:
+    with closing(Hosts(6, followers=1)) as world:
+        (host,) = world.hosts
+        for _ in range(2):
+            world.publish(Make.GOOD, announce=True)
+            world.wait(10.0)
+        world.slow(0, 1.0)
+        world.publish(Make.GOOD, announce=True)
+        while not host.disk.being_written():
+            world.wait(0.5)
+        world.roll_back()
+        world.slow(0, 0.0)
+        world.wait(30.0)
+        assert host.disk.left_behind() == []
+        world.heal()

@@ -45,7 +45,8 @@ async def report(
     if max(map(len, (*texts, *report.holds, *report.pulls, *report.wrong, *report.wrong.values()))) > _MAX_TEXT:
         raise ProblemError(Slug.BAD_REQUEST, f"each text of a report has at most {_MAX_TEXT} characters")
     try:
-        service.followers.reported(report)
+        if (told := service.followers.reported(report)) is not None:
+            service.store.say("follower", name, told, is_fault=True)
     except TooManyFollowersError:
         raise ProblemError(Slug.TOO_MANY, "there are as many followers as one service takes") from None
     named: Mapping[str, tuple[Relay | None, ...]] = {} if service.relays is None else service.relays.answer(report)

@@ -19,6 +19,7 @@ from footprint import footprint
 from hosts import hosts
 from hosts_simulated import hosts_simulated
 from latency import notice, watch
+from linked_hosts import linked_hosts
 from many_tensors import many_tensors
 from paint import paint
 from publish import publish
@@ -40,11 +41,12 @@ SCENARIOS: dict[str, Callable[[Path], list[Figure]]] = {
     "footprint": footprint,
     "takeover": takeover,
     "hosts": hosts,
+    "linked-hosts": linked_hosts,
     "paint": paint,
     "hosts-simulated": hosts_simulated,
 }
-# memory in gigabytes, PostgreSQL, a browser, and a model that takes some minutes
-BY_NAME = ("paint", "takeover", "hosts", "hosts-simulated")
+# memory in gigabytes, root's rights, PostgreSQL, a browser, and a model that takes some minutes
+BY_NAME = ("paint", "takeover", "hosts", "linked-hosts", "hosts-simulated")
 
 
 def main() -> int:

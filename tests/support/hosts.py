@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 
@@ -148,9 +148,18 @@ def hosts(folder: Path, *flags: str, engines: int = 0, weights: Tensors | None =
         yield Hosts(folder, hub, base, opened)
 
 
-def until(what: Callable[[], object], *hosts: Host) -> None:
+class Logged(Protocol):
+    """A host, as far as a failure tells of it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def refitd(self) -> RefitdServer: ...
+
+
+def until(what: Callable[[], object], *hosts: Logged, patience: float = PATIENCE) -> None:
     """Wait for something to become true; the error has the end of the hosts' logs."""
-    ends = time.monotonic() + PATIENCE
+    ends = time.monotonic() + patience
     while not what():
         logs = "\n".join(f"--- {host.name}\n{host.refitd.tail()}" for host in hosts)
         assert time.monotonic() < ends, f"it did not happen\n{logs}"

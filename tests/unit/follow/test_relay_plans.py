@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from refitd.follow.relay_plans import SILENT_SECONDS, Answer, RelayPlans
@@ -117,6 +118,18 @@ def test_one_that_others_cannot_reach_pulls_from_others_and_is_not_named(hub: Hu
     hub.report("a", url=None)
     assert hub.named("b") == set()
     assert {relay and relay.process for relay in hub.report("a", url=None)} == {"b-1"}
+
+
+def test_a_follower_of_an_older_release_which_names_no_process_is_leased_and_is_nobodys_relay(hub: Hub) -> None:
+    told = b'{"follower":"old","url":"http://old:8700","run":"run","holds":[],"pulls":["run~v000001"],"serves":null}'
+    report = msgspec.json.decode(told, type=FollowerReport)
+    hub.followers.reported(report)
+    hub.plans.answer(report)
+    for name in "abcd":
+        hub.report(name, pulls=())
+    assert list(hub.followers.pulled()) == [("old", V1)]
+    assert all("old" not in each.parents for each in hub.plans.shown())
+    assert hub.plans.serves("old", V1, 0.0)
 
 
 def test_where_nobody_hands_on_nobody_is_named(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ _LOWEST = 10_000
 _BELOW = max(int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0]), 2 * _LOWEST)
 TOP = "dev/shm|mnt|shared|data|models|run|etc|tmp|weights"
 _ABSOLUTE = re.compile(rf"(?<![\w.:/~>])/({TOP})(?=[/\s\"']|$)", re.MULTILINE)
-_PORT = re.compile(r"(?<![\w.])(8700|8701|30000|30001|30002|31000|31001)(?!\w)")
+_PORT = re.compile(r"(?<![\w.])(8700|8701|8702|30000|30001|30002|31000|31001)(?!\w)")
 _HOST = re.compile(r"\b(?:10\.0\.0\.\d+|gpu-\d)(?=:\d)")
 
 

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(500)]
 
 HERE = Path(__file__).parent
 IN_RANKS = "docs/publishing.md"  # test_docs_publishing.py runs it, in as many ranks as it speaks of
-STARTS_ITS_OWN = "docs/quickstart.md"  # engine, that is; the others share three
+START_THEIR_OWN = {"docs/quickstart.md", "docs/many-hosts.md"}  # engines, that is; the others share three
 LONGEST = 400.0  # seconds, for a page, on a machine that is busy with other tests
 
 
@@ -173,7 +173,7 @@ def run(stage: Stage, script: str) -> tuple[int | str, str]:
 
 
 def test_what_is_known_of_pages_is_of_pages_that_there_are() -> None:
-    assert {*GIVENS, IN_RANKS, STARTS_ITS_OWN} <= {name_of(page) for page in PAGES}
+    assert {*GIVENS, IN_RANKS, *START_THEIR_OWN} <= {name_of(page) for page in PAGES}
 
 
 def test_the_page_that_is_run_in_ranks_shows_nothing_but_python() -> None:
@@ -189,9 +189,9 @@ def test_the_commands_of_a_page_do_what_it_says(
     page: Path, model: Path, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     given, blocks = GIVENS.get(name_of(page), Given()), runnable(page)
-    service, facade, other, own = free_ports(4)
-    engine = own if name_of(page) == STARTS_ITS_OWN else request.getfixturevalue("engines").port
-    ports = {"8700": service, "8701": other, "31000": facade, "31001": other}
+    service, facade, other, third, *own = free_ports(7)
+    engine = own[0] if name_of(page) in START_THEIR_OWN else request.getfixturevalue("engines").port
+    ports = {"8700": service, "8701": other, "8702": third, "31000": facade, "31001": other}
     ports |= {str(30000 + number): engine + number for number in range(3)}
     stage = Stage(folder=tmp_path, elsewhere=Elsewhere(folder=tmp_path, ports=ports, words=given.words), given=given)
     stage.prepare(blocks, model)

@@ -23,6 +23,7 @@ from refitd_plugin.registered import Registry  # noqa: E402
 from support.provable import NAN, damage, published, weights  # noqa: E402
 
 pytestmark = pytest.mark.gpu
+torch.zeros(1, device="cuda:0")  # files are registered where there is a context, as that of an engine's model
 
 
 @pytest.fixture

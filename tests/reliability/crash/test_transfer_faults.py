@@ -42,12 +42,13 @@ from refitd_client.transport.ipc import exporter
 from refitd_client.transport.ipc.exported_memory import ImportedMemory, LayoutCache
 from refitd_client.transport.ipc.offer import GroupTransfer
 from refitd_client.transport.ipc.offer_file import ExportedTensors, ImportedTensors, make_secret, read_secret
+from refitd_client.transport.ipc.shared import PREFIX, SHARED_MEMORY
 
 pytestmark = pytest.mark.timeout(300)
 
-NAMES = ("a", "b")
+A, B, C = (f"{letter}{os.getpid()}" for letter in "abc")  # no other test's receivers have these names
+NAMES = (A, B)
 SECONDS = 60.0
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where receivers stage what arrives
 Weights = dict[str, torch.Tensor]
 
 
@@ -133,7 +134,6 @@ def transfers(tmp_path: Path) -> Iterator[Transfers]:
     (tmp_path / "run").mkdir()
     make_secret(tmp_path)
     made = Transfers(tmp_path)
-    before = set(SHARED_MEMORY.glob("refitd-*"))
     with ExitStack() as ends:
         ends.callback(exporter.end, tmp_path / "run")
         ends.callback(made.pool.shutdown)
@@ -141,8 +141,8 @@ def transfers(tmp_path: Path) -> Iterator[Transfers]:
         for child in made.receivers.values():
             child.end()
         made.sender.close()
-    for path in set(SHARED_MEMORY.glob("refitd-*")) - before:
-        if path.is_file():  # of a receiver that was killed
+    for name in (A, B, C):  # of a receiver that was killed
+        for path in SHARED_MEMORY.glob(f"{PREFIX}{name}-*"):
             path.unlink()
 
 
@@ -150,6 +150,11 @@ def reason(one: "Future[Reply]") -> str:
     reply = one.result(SECONDS)
     assert isinstance(reply, OrderFailed), reply
     return reply.reason
+
+
+def gave_up(one: "Future[Reply]") -> None:
+    """A receiver has said that its time is over, or was ended at its deadline."""
+    assert isinstance(one.exception(SECONDS), ChildLostError) or "time" in reason(one) or "failed" in reason(one)
 
 
 def test_receivers_have_the_weights_and_keep_their_group_from_step_to_step(transfers: Transfers) -> None:
@@ -161,17 +166,18 @@ def test_receivers_have_the_weights_and_keep_their_group_from_step_to_step(trans
 
 
 def test_a_member_that_comes_or_goes_is_in_the_next_transfer_or_is_not(transfers: Transfers) -> None:
-    transfers.goes(1, ("a",))
-    transfers.goes(2, ("a", "b"))
-    transfers.goes(3, ("b",))
+    transfers.goes(1, (A,))
+    transfers.goes(2, (A, B))
+    transfers.goes(3, (B,))
 
 
 def test_a_receiver_that_is_killed_is_begun_again_for_the_next_transfer(transfers: Transfers) -> None:
     transfers.goes(1)
-    killed = transfers.receivers["b"].pid
+    killed = transfers.receivers[B].pid
     assert killed is not None
     os.kill(killed, signal.SIGKILL)
     transfers.goes(2)
+    assert len(list(SHARED_MEMORY.glob(f"{PREFIX}{B}-*"))) == 1  # what the killed one has left is removed
 
 
 def test_a_receiver_that_is_killed_when_it_was_ready_ends_this_transfer_and_no_other(
@@ -180,13 +186,13 @@ def test_a_receiver_that_is_killed_when_it_was_ready_ends_this_transfer_and_no_o
     transfers.goes(1)
     monkeypatch.setattr(sending, "SEND_SECONDS", 10.0)  # what a group of which a member is gone waits for
     with transfers.offer(2) as exported:
-        lost = transfers.receive("b", exported)
-        transfers.says_that_it_is_ready("b", exported)
-        killed = transfers.receivers["b"].pid
+        lost = transfers.receive(B, exported)
+        transfers.says_that_it_is_ready(B, exported)
+        killed = transfers.receivers[B].pid
         assert killed is not None
         os.kill(killed, signal.SIGKILL)
         assert isinstance(lost.exception(SECONDS), ChildLostError)
-        first = transfers.receive("a", exported)
+        first = transfers.receive(A, exported)
         with pytest.raises(NoTransferError):
             transfers.send(exported)
         # It had said that it was ready, so that the group is not made, or is broken in the broadcast.
@@ -203,15 +209,15 @@ def test_a_sender_that_is_killed_leaves_receivers_that_refuse_and_the_next_one_s
         assert child.pid is not None
         os.kill(child.pid, signal.SIGKILL)
         assert all("store" in reason(one) for one in under_way)
-        with pytest.raises(NoTransferError, match=r"ended|cannot be used"):
+        with pytest.raises(NoTransferError, match=r"has ended|cannot be used"):
             transfers.send(exported)
     transfers.goes(3)
 
 
 def test_a_trainer_that_never_joins_is_waited_for_until_the_deadline_and_no_longer(transfers: Transfers) -> None:
     with transfers.offer(1) as exported:
-        assert "its time was over" in reason(transfers.receive("a", exported, within=2.0))
-    transfers.goes(2, ("a",))
+        gave_up(transfers.receive(A, exported, within=2.0))
+    transfers.goes(2, (A,))
 
 
 class Rogue:
@@ -231,8 +237,8 @@ class Rogue:
         imported.close()
         assert transfer is not None
         waiting = WaitLimit(SECONDS, lambda: False)
-        hear(self.store, key(transfer.name, "ready", "a"), Ready, waiting)
-        say(self.store, key(transfer.name, "go"), Go(group=1, ranks={"a": 1}))
+        hear(self.store, key(transfer.name, "ready", A), Ready, waiting)
+        say(self.store, key(transfer.name, "go"), Go(group=1, ranks={A: 1}))
         return BroadcastGroup("gloo", self.store, 1, SENDER, 2, "127.0.0.1", waiting), transfer, waiting
 
 
@@ -252,12 +258,12 @@ def other_bytes(sent: list[torch.Tensor]) -> list[torch.Tensor]:
 def test_an_honest_rogue_is_believed(transfers: Transfers) -> None:
     """Else the refusals below would prove nothing."""
     rogue = Rogue()
-    with transfers.offer(1, ("a",), rogue.at) as exported:
-        one = transfers.receive("a", exported)
+    with transfers.offer(1, (A,), rogue.at) as exported:
+        one = transfers.receive(A, exported)
         group, transfer, waiting = rogue.gather(exported, transfers.root)
         group.broadcast(blocks(1), waiting)
-        assert hear(rogue.store, key(transfer.name, "done", "a"), Done, waiting) == Done()
-        transfers.holds("a", one.result(SECONDS), 1)
+        assert hear(rogue.store, key(transfer.name, "done", A), Done, waiting) == Done()
+        transfers.holds(A, one.result(SECONDS), 1)
 
 
 @pytest.mark.parametrize(
@@ -269,13 +275,12 @@ def test_bytes_that_were_not_announced_are_refused(
     transfers: Transfers, changed: Callable[[list[torch.Tensor]], list[torch.Tensor]]
 ) -> None:
     rogue = Rogue()
-    with transfers.offer(1, ("a",), rogue.at) as exported:
-        one = transfers.receive("a", exported)
+    with transfers.offer(1, (A,), rogue.at) as exported:
+        one = transfers.receive(A, exported)
         group, transfer, waiting = rogue.gather(exported, transfers.root)
         group.broadcast(changed(blocks(1)), waiting)
         assert (
-            "not what the trainer announced"
-            in hear(rogue.store, key(transfer.name, "done", "a"), Done, waiting).refused
+            "not what the trainer announced" in hear(rogue.store, key(transfer.name, "done", A), Done, waiting).refused
         )
         assert "not what the trainer announced" in reason(one)
     transfers.goes(2)
@@ -284,8 +289,8 @@ def test_bytes_that_were_not_announced_are_refused(
 @pytest.mark.parametrize("sent", [0, 1])
 def test_a_sender_that_breaks_off_is_refused(transfers: Transfers, sent: int) -> None:
     rogue = Rogue()
-    with transfers.offer(1, ("a",), rogue.at) as exported:
-        one = transfers.receive("a", exported)
+    with transfers.offer(1, (A,), rogue.at) as exported:
+        one = transfers.receive(A, exported)
         group, _, waiting = rogue.gather(exported, transfers.root)
         group.broadcast(blocks(1)[:sent], waiting)
         group.close()
@@ -296,8 +301,8 @@ def test_a_sender_that_breaks_off_is_refused(transfers: Transfers, sent: int) ->
 def test_a_sender_that_sends_too_little_in_a_block_is_refused(transfers: Transfers) -> None:
     """A real engine that receives by itself has answered "Succeeded" to that."""
     rogue = Rogue()
-    with transfers.offer(1, ("a",), rogue.at) as exported:
-        one = transfers.receive("a", exported)
+    with transfers.offer(1, (A,), rogue.at) as exported:
+        one = transfers.receive(A, exported)
         group, _, waiting = rogue.gather(exported, transfers.root)
         with suppress(TransferError):
             group.broadcast([block[:100] for block in blocks(1)], waiting)
@@ -308,26 +313,25 @@ def test_a_sender_that_sends_too_little_in_a_block_is_refused(transfers: Transfe
 
 def test_a_sender_that_has_joined_and_is_silent_holds_up_a_receiver_until_its_deadline(transfers: Transfers) -> None:
     rogue = Rogue()
-    with transfers.offer(1, ("a",), rogue.at) as exported:
-        one = transfers.receive("a", exported, within=6.0)
+    with transfers.offer(1, (A,), rogue.at) as exported:
+        one = transfers.receive(A, exported, within=6.0)
         group, _, _ = rogue.gather(exported, transfers.root)
-        lost = one.exception(SECONDS)  # it was ended, or it has given up a moment before
-        assert isinstance(lost, ChildLostError) or "broadcast has failed" in reason(one)
+        gave_up(one)
         group.close()
     transfers.goes(2)
 
 
 def test_a_receiver_that_is_late_is_left_out_and_told_so(transfers: Transfers) -> None:
-    transfers.goes(1, ("a",))
+    transfers.goes(1, (A,))
     rogue = Rogue()
-    with transfers.offer(2, ("a", "b"), rogue.at) as exported:
-        first = transfers.receive("a", exported)
+    with transfers.offer(2, (A, B), rogue.at) as exported:
+        first = transfers.receive(A, exported)
         group, transfer, waiting = rogue.gather(exported, transfers.root)
-        late = transfers.receive("b", exported)
+        late = transfers.receive(B, exported)
         group.broadcast(blocks(2), waiting)
-        transfers.holds("a", first.result(SECONDS), 2)
+        transfers.holds(A, first.result(SECONDS), 2)
         assert "begun without this rank" in reason(late)
-        assert hear(rogue.store, key(transfer.name, "done", "a"), Done, waiting) == Done()
+        assert hear(rogue.store, key(transfer.name, "done", A), Done, waiting) == Done()
 
 
 def test_the_processes_end_with_their_parent(transfers: Transfers) -> None:

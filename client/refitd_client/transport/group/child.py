@@ -101,7 +101,10 @@ class ChildLostError(Exception):
 
 
 class GroupChild:
-    """A process as its parent has it, begun with the first order and again after it was lost. One order at a time."""
+    """A process as its parent has it, begun with the first order and again after it was lost. One order at a time.
+
+    `begun` counts how often.
+    """
 
     def __init__(self, role: Literal["send", "receive"], environment: Mapping[str, str] | None = None) -> None:
         """Nothing is begun yet.
@@ -114,6 +117,12 @@ class GroupChild:
         self._process: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
         self._turn = Lock()
+        self.begun = 0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a process. What it knows of the orders before is gone where `begun` has changed."""
+        return self._process is not None and self._process.poll() is None
 
     @property
     def pid(self) -> int | None:
@@ -185,7 +194,7 @@ class GroupChild:
             mine.close()
             raise
         mine.settimeout(_TURN_SECONDS)
-        self._line = mine
+        self._line, self.begun = mine, self.begun + 1
         return mine
 
     def _end(self) -> None:

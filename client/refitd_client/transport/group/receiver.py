@@ -35,7 +35,7 @@ from refitd_client.transport.ipc.offer_file import (
     ImportedTensors,
     read_secret,
 )
-from refitd_client.transport.ipc.shared import NotSharedError, SharedTensors
+from refitd_client.transport.ipc.shared import PREFIX, SHARED_MEMORY, NotSharedError, SharedTensors
 
 _REFUSALS = (
     TransferError, OfferRefusedError, HandoverKeyRefusedError, DriverError, NotSharedError, OSError, ValueError,
@@ -47,12 +47,14 @@ _SPARE_BYTES = 2**30  # of the GPU's memory, which are left for the engine
 class StagedTensors:
     """Memory for the tensors of an offer, in one piece. `tensors` are views of it, by name."""
 
-    def __init__(self, offered: Sequence[OfferedTensor], layout: FlatLayout, *, on_device: bool) -> None:
+    def __init__(self, offered: Sequence[OfferedTensor], layout: FlatLayout, owner: str, *, on_device: bool) -> None:
         """Allocate it.
 
         Args:
             offered: names, dtypes and shapes.
             layout: where each lies.
+            owner: the receiver's name in the transfer, which no other rank has. Files of a process that had it before,
+                and was killed, are removed.
             on_device: on the GPU, where there is room.
 
         Raises:
@@ -67,7 +69,9 @@ class StagedTensors:
                 for (name, dtype, shape), at, size in zip(self.specs, layout.offsets, layout.sizes, strict=True)
             }
             return
-        self._shared = SharedTensors({name: (dtype, shape) for name, dtype, shape in self.specs})
+        for left in SHARED_MEMORY.glob(f"{PREFIX}{owner}-*"):
+            left.unlink(missing_ok=True)
+        self._shared = SharedTensors({name: (dtype, shape) for name, dtype, shape in self.specs}, owner=f"{owner}-")
         self.tensors = self._shared.tensors
         self.flat = self._shared.flat[: layout.nbytes]
 
@@ -122,7 +126,7 @@ class ReceiverProcess:
         self._join(transfer, waiting)
         layout = flat_layout(offer.layout.tensors)
         try:
-            staged = self._stage(offer, layout, on_device=order.on_device)
+            staged = self._stage(offer, layout, order.name, on_device=order.on_device)
         except _REFUSALS as error:
             say(self._store, key(transfer.name, "ready", order.name), Ready(refused=f"{error}"))
             raise
@@ -153,7 +157,7 @@ class ReceiverProcess:
             self._address, self._store = None, join_store(*address, waiting)
             self._address = address
 
-    def _stage(self, offer: Offer, layout: FlatLayout, *, on_device: bool) -> StagedTensors:
+    def _stage(self, offer: Offer, layout: FlatLayout, owner: str, *, on_device: bool) -> StagedTensors:
         """Memory that the rank does not read.
 
         Raises:
@@ -168,7 +172,7 @@ class ReceiverProcess:
             if self._staged is not None:
                 self._staged.close()
                 self._staged = None
-            self._staged = StagedTensors(offer.layout.tensors, layout, on_device=on_device)
+            self._staged = StagedTensors(offer.layout.tensors, layout, owner, on_device=on_device)
         return self._staged
 
     def _follow(self, go: Go, name: str, transfer: GroupTransfer, waiting: WaitLimit) -> None:

@@ -70,8 +70,10 @@ class SenderProcess:
         try:
             offer = self._offer = imported.offer
             transfer, waiting = offer.transfer, WaitLimit(order.within, stopped)
-            if transfer is None or self._store is None:
+            if transfer is None:
                 raise TransferError("the offer is of no transfer")
+            if self._store is None:
+                raise TransferError("its process has ended, and another one has begun")
             go, said = self._gather(transfer, WaitLimit(min(order.join, order.within), stopped), waiting)
             ms["join"] = _since(began)
             imported.hold()

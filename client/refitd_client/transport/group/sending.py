@@ -69,8 +69,9 @@ class GroupSender:
             host = own_address(to.service_host)
         except OSError as error:
             raise NoTransferError(f"the service's host {to.service_host!r} cannot be reached: {error}") from error
-        if self._began != (to.backend, host, device) or self._child is None or self._child.pid is None:
-            self._open(to.backend, host, device)
+        child = self._child
+        if self._began != (to.backend, host, device) or child is None or not child.is_running or child.begun > 1:
+            self._open(to.backend, host, device)  # one that was begun again has no store
         return GroupTransfer(
             name=secrets.token_hex(8), backend=to.backend, host=host, port=self._port, receivers=to.receivers
         )

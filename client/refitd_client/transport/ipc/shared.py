@@ -33,6 +33,8 @@ def boot_id() -> str:
         return ""
 
 
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - names in it are random, and made exclusively
+PREFIX = "refitd-"
 _MADE: "WeakSet[SharedTensors]" = WeakSet()
 
 
@@ -41,10 +43,15 @@ class NotSharedError(RuntimeError):
 
 
 class SharedTensors:
-    """Tensors that a trainer can export. `specs` maps names to (safetensors' dtype, shape); `flat` is all of it."""
+    """Tensors that a trainer can export. `specs` maps names to (safetensors' dtype, shape); `flat` is all of it.
 
-    def __init__(self, specs: Mapping[str, tuple[str, tuple[int, ...]]], folder: Path = Path("/dev/shm")) -> None:  # noqa: S108 - a random name, made exclusively
-        self.path = folder / f"refitd-{secrets.token_hex(8)}"
+    The file's name begins with `refitd-` and `owner`.
+    """
+
+    def __init__(
+        self, specs: Mapping[str, tuple[str, tuple[int, ...]]], folder: Path = SHARED_MEMORY, owner: str = ""
+    ) -> None:
+        self.path = folder / f"{PREFIX}{owner}{secrets.token_hex(8)}"
         offsets, size = side_by_side(prod(shape) * BITS[dtype] // 8 for dtype, shape in specs.values())
         self.places = {name: HostPlace(str(self.path), at) for name, at in zip(specs, offsets, strict=True)}
         fd = open_plain(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o640)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from refitd.engine.plugin.client import PluginClient
+from refitd.engine.plugin.client import AHEAD_SECONDS, OFFER_SECONDS, PluginClient
 from refitd.engine.plugin.prepared import Preparation, Prepared, PrepareRefused, Unprepared
 from refitd.engine.plugin.rank_group import Launch
 from refitd.engine.port import Coming, Offered, RankProof, VersionFiles
@@ -300,10 +300,10 @@ class SimBeside(PluginClient):
         super().is_done()
         self._seen_ahead = self._taken_ahead = None
 
-    async def prefetch(self, version: Coming | Offered, within: float) -> Sequence[RankProof]:
-        self._seen_ahead, self._waiting = None, True
+    async def prefetch(self, version: Coming | Offered) -> Sequence[RankProof]:
+        self._seen_ahead, self._waiting, within = None, True, AHEAD_SECONDS
         if isinstance(version, Offered):
-            self._taken_ahead = version, await self.take(version, within)
+            self._taken_ahead = version, await self.take(version, OFFER_SECONDS)
             return ()
         plugin, fault = self._server.plugin, self._server.faults.pop(Call.PREPARE, None)
         if not await self._reached(fault, within) or plugin is None:

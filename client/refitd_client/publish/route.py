@@ -18,6 +18,7 @@ from refitd_client.transport.ipc.device import uuid_of
 from refitd_client.transport.ipc.shared import boot_id, host_name
 
 _ASK_SECONDS = 5.0
+_MOST = 500  # characters of a reason in a manifest: it may quote an error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,7 @@ class PublishRoute:
     @property
     def metadata(self) -> dict[str, str]:
         """What the version's metadata says of it."""
-        return {"transport": self.choice.transport, "transport_why": self.instead or self.choice.why}
+        return {"transport": self.choice.transport, "transport_why": (self.instead or self.choice.why)[:_MOST]}
 
 
 def route_of(transport: Transport, weights: Any, connection: Connection | None, run: str) -> PublishRoute:

@@ -329,7 +329,7 @@ class UpstreamFollower:
         self._sources.told.notify()
 
     async def _pull(self, version: UpstreamVersion) -> None:
-        self._kept_for = None  # what this leaves, if it is given up, is nobody's though all else be as it was before
+        self._kept_for = None  # what a pull that is given up leaves is removed, also where all else is as before
         await self._reporter.report()
         await self._puller.keep_only(version.run, self._plan.needs | {version.id})
         began = self._store.clock.monotonic()

@@ -1,4 +1,4 @@
-"""Weights sent over a Gloo group to a real SGLang, by the service: the trainer's memory is nobody's but its own."""
+"""Weights sent over a Gloo group to a real SGLang, by the service, from memory that only the trainer can read."""
 
 from collections.abc import Generator
 from pathlib import Path

@@ -55,4 +55,4 @@ trainer = GRPOTrainer(
     callbacks=[refit],
 )
 trainer.train()
-print("trained", trainer.state.global_step, "rollouts came from steps", *dict.fromkeys(generated_by))
+print(f"trained {trainer.state.global_step}, rollouts came from steps {' '.join(dict.fromkeys(generated_by))}")

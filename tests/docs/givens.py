@@ -70,6 +70,7 @@ GIVENS: Mapping[str, Given] = {
         names=MODEL, words={"plan sglang.d1p1t1+d1p1t1": f"plan sglang.d1p1t1+d1p1t1 {GPU}", **THREE_STEPS}
     ),
     "docs/handover.md": Given(before=SERVICE, names=MODEL + HANDED),
+    "docs/transports.md": Given(before=SERVICE, names=MODEL + HANDED),
     "docs/security.md": Given(before="mkdir -p /etc/refitd\n"),
     "docs/runbook.md": Given(
         before=SERVICE + PUBLISHED,

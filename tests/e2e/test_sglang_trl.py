@@ -25,6 +25,6 @@ def test_grpo_learns_from_the_rollouts_of_an_sglang_that_refitd_updates(
         command = [sys.executable, *map(str, words)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | own)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-        assert "trained 3 rollouts came from steps 0 1 2\n" in done.stdout
+        assert "trained 3, rollouts came from steps 0 1 2\n" in done.stdout
         assert sorted(version.step for version in job.client.versions().items) == [0, 1, 2, 3]
         assert served_by(sglang).label == "3"

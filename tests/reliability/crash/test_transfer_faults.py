@@ -46,7 +46,7 @@ from refitd_client.transport.ipc.shared import PREFIX, SHARED_MEMORY
 
 pytestmark = pytest.mark.timeout(300)
 
-A, B, C = (f"{letter}{os.getpid()}" for letter in "abc")  # no other test's receivers have these names
+A, B = (f"{letter}{os.getpid()}" for letter in "ab")  # no other test's receivers have these names
 NAMES = (A, B)
 SECONDS = 60.0
 Weights = dict[str, torch.Tensor]
@@ -61,13 +61,13 @@ def weights(seed: int) -> Weights:
 
 @dataclass
 class Transfers:
-    """A trainer and two receivers on one root."""
+    """A trainer and two receivers on one root. Their processes may have served another root before."""
 
     root: Path
-    sender: GroupSender = field(default_factory=GroupSender)
+    sender: GroupSender
+    receivers: dict[str, GroupChild]
+    pool: ThreadPoolExecutor
     layouts: LayoutCache = field(default_factory=LayoutCache)
-    receivers: dict[str, GroupChild] = field(default_factory=dict[str, GroupChild])
-    pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8))
 
     def offer(self, step: int, names: tuple[str, ...] = NAMES, at: tuple[str, int] | None = None) -> ExportedTensors:
         """Offer the weights of a step; `at` is another sender's store."""
@@ -128,22 +128,30 @@ class Transfers:
         imported.close()
 
 
+@pytest.fixture(scope="module")
+def processes() -> Iterator[tuple[GroupSender, dict[str, GroupChild], ThreadPoolExecutor]]:
+    """What a test has killed begins again in the next; beginning all of them for each test would take minutes."""
+    sender, receivers = GroupSender(), dict[str, GroupChild]()
+    with ThreadPoolExecutor(8) as pool:
+        yield sender, receivers, pool
+        for child in receivers.values():
+            child.end()
+        sender.close()
+    for name in (A, B):  # of a receiver that was killed
+        for path in SHARED_MEMORY.glob(f"{PREFIX}{name}-*"):
+            path.unlink()
+
+
 @pytest.fixture
-def transfers(tmp_path: Path) -> Iterator[Transfers]:
+def transfers(
+    processes: tuple[GroupSender, dict[str, GroupChild], ThreadPoolExecutor], tmp_path: Path
+) -> Iterator[Transfers]:
     (tmp_path / ".refitd").mkdir()
     (tmp_path / "run").mkdir()
     make_secret(tmp_path)
-    made = Transfers(tmp_path)
     with ExitStack() as ends:
         ends.callback(exporter.end, tmp_path / "run")
-        ends.callback(made.pool.shutdown)
-        yield made
-        for child in made.receivers.values():
-            child.end()
-        made.sender.close()
-    for name in (A, B, C):  # of a receiver that was killed
-        for path in SHARED_MEMORY.glob(f"{PREFIX}{name}-*"):
-            path.unlink()
+        yield Transfers(tmp_path, *processes)
 
 
 def reason(one: "Future[Reply]") -> str:

@@ -118,7 +118,8 @@ class Stage:
         path = f"/v1/versions/{self.version_id}/wait"
         try:
             reply = self.http.get(f"{service.url}{path}", params={"for": "served", "timeout": 30})
-        except httpx.TransportError:
+        except httpx.TransportError as error:
+            print(f"{service.url} did not answer: {error!r}")
             return False
         assert reply.json()["outcome"] == "served", reply.text
         return True

@@ -4,9 +4,9 @@
 is not taken for vLLM.
 """
 
+import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -22,11 +22,12 @@ from refitd_client.trainers.trl_rollouts import RefitRollouts
 
 root, asked = sys.argv[1], []
 trl_rollouts._PAUSE = 0.01
-def answer(ids, kind="stop"):
+def answer(ids, kind="stop", label="4"):
     pairs = [[-0.5, ids[0], None], [None, 9, None]]
-    return {"meta_info": {"finish_reason": {"type": kind}, "output_token_logprobs": pairs, "weight_version": "4"}}
+    return {"meta_info": {"finish_reason": {"type": kind}, "output_token_logprobs": pairs, "weight_version": label}}
 def ready(handler, **more):
-    refit = RefitRollouts(root, "exp/trial", "http://127.0.0.1:9", engine_urls=["http://one", "http://two"], **more)
+    more = {"engine_urls": ["http://one", "http://two"]} | more
+    refit = RefitRollouts(root, "exp/trial", "http://127.0.0.1:9", **more)
     refit._http = httpx.Client(transport=httpx.MockTransport(handler))
     refit._published, refit._version_id = 4, "exp~trial~v000004"
     return refit
@@ -60,6 +61,41 @@ assert got["weight_version"] == ["4"] * 5
 assert sorted(asked[:2]) == [("one", [1, 3, 5]), ("two", [2, 4])], asked
 assert sorted(sum((prompts for _, prompts in asked[2:]), [])) == [1, 2, 3, 5], asked
 """
+DEAD = """
+def handler(request):
+    ids = json.loads(request.content)["input_ids"]
+    asked.append((request.url.host, [one[0] for one in ids]))
+    if request.url.host == "one":
+        raise httpx.ConnectError("gone")
+    return httpx.Response(200, json=[answer(one) for one in ids])
+got = ready(handler)(["1", "2", "3"], trainer)
+assert [ids[0] for ids in got["completion_ids"]] == [1, 2, 3], got
+assert sorted(asked[:2]) == [("one", [1, 3]), ("two", [2])] and asked[2:] == [("two", [1, 3])], asked
+"""
+RESTARTED = """
+def handler(request):
+    ids = json.loads(request.content)["input_ids"]
+    asked.append((request.url.host, [one[0] for one in ids]))
+    return httpx.Response(200, json=[answer(one, label="default" if request.url.host == "one" else "4") for one in ids])
+got = ready(handler)(["1", "2", "3"], trainer)
+assert got["weight_version"] == ["4"] * 3, got
+assert asked[2:] == [("two", [1, 3])], asked
+told = refused(ready(handler, engine_urls=["http://one"], timeout=0.05), ["1"], trainer)
+assert "labelled default, and the step is 4" in told, told
+"""
+AWAY = """
+def engine(host, state, version="exp~trial~v000004"):
+    return Plain(url=f"http://{host}", state=state, version=version)
+def handler(request):
+    asked.append(request.url.host)
+    return httpx.Response(200, json=[answer(one) for one in json.loads(request.content)["input_ids"]])
+refit = ready(handler, engine_urls=None)
+found = [engine("away", "UNREACHABLE"), engine("doubted", "TAINTED"), engine("new", "BEHIND", None)]
+found += [engine("good", "IN_SYNC"), engine("older", "IN_SYNC", "exp~trial~v000003")]
+refit._service = Plain(engines=lambda: Plain(items=found))
+refit(["1", "2", "3"], trainer)
+assert asked == ["good"], asked
+"""
 REFUSED = """
 def bad(request):
     return httpx.Response(400, json={"error": {"message": "temperature must be finite"}})
@@ -81,14 +117,34 @@ else:
 """
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        pytest.param(FAILING, id="what-fails-or-is-aborted-is-asked-for-again-and-nothing-else"),
-        pytest.param(REFUSED, id="what-no-engine-answers-ends-the-training-with-the-reason"),
-    ],
-)
-def test_rollouts_from_engines_that_fail(body: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", SCRIPT + body, str(tmp_path / "root")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+BODIES = {
+    "what-fails-or-is-aborted-is-asked-for-again-and-nothing-else": FAILING,
+    "what-an-engine-that-is-gone-does-not-answer-is-asked-of-another-at-once": DEAD,
+    "completions-of-an-engine-that-has-come-back-on-other-weights-are-not-used": RESTARTED,
+    "engines-that-are-away-or-in-doubt-are-not-asked": AWAY,
+    "what-no-engine-answers-ends-the-training-with-the-reason": REFUSED,
+}
+EACH = """
+import os
+for name, body in json.loads(sys.argv[2]).items():
+    pid = os.fork()
+    if pid == 0:
+        exec(body)
+        print("held", name, flush=True)
+        os._exit(0)
+    os.waitpid(pid, 0)
+"""
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """TRL is imported once, which takes most of the time."""
+    folder = tmp_path_factory.mktemp("rollouts")
+    command = [sys.executable, "-c", SCRIPT + EACH, str(folder / "root"), json.dumps(BODIES)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_rollouts_from_engines_that_fail(name: str, said: str) -> None:
+    assert f"held {name}\n" in said, said

@@ -6,7 +6,8 @@
 
 TRL calls `rollout_func` for completions. Before the first ones of a step the weights of that step are published, and
 the call waits until engines serve them. Then each rank sends its prompts to the engines' `/generate`, in equal shares
-to those that serve the version. A request that fails or is aborted is sent again, to the engines that serve it then.
+to those that serve the version. A request that fails, is aborted, or is answered from other weights is sent again, to
+the engines that serve the version then.
 
 For a server of vLLM there is `refitd_client.trainers.trl`.
 """
@@ -24,11 +25,14 @@ from accelerate.utils import gather_object  # pyright: ignore[reportMissingTypeS
 from transformers import TrainerControl, TrainerState, TrainingArguments
 from trl.data_utils import is_conversational
 
+from refitd_client.contract.naming import parse_version_id
+from refitd_client.contract.states import EngineState
 from refitd_client.errors import InvalidWeightsError, PublishError, RefitError, ServiceError
 from refitd_client.http.client import RefitClient
 from refitd_client.trainers.transformers import RefitCallback
 
 _PAUSE = 0.5  # seconds before engines are asked for once more
+_ANSWERS = {EngineState.IN_SYNC, EngineState.BEHIND}  # such an engine is there, and serves what the service says
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,8 @@ class _Answer:
 class RefitRollouts(RefitCallback):
     """Is both: the trainer's `rollout_func`, and one of its `callbacks`.
 
-    Reward functions get the label of the weights that each completion ended on, the step, as `weight_version`.
+    Reward functions get the label of the weights that each completion ended on, the step, as `weight_version`. A
+    completion with another step's label is not used.
     """
 
     def __init__(
@@ -147,25 +152,30 @@ class RefitRollouts(RefitCallback):
     def _complete(self, prompts: list[list[int]], sampling: Mapping[str, Any], version: str) -> list[_Answer]:
         """Send prompts until each has its answer. What is missing goes to the engines that there are then."""
         answers: dict[int, _Answer] = {}
+        failed: set[str] = set()  # engines that failed in the last round, as the service may not have noticed yet
+        named = parse_version_id(version)
+        step = str(self._published if named is None else named[1].step)  # the engines' label of the version
         ends, why = time.monotonic() + self._timeout, f"no engine serves {version}"
         while missing := [number for number in range(len(prompts)) if number not in answers]:
             if time.monotonic() > ends:
                 many = f"{len(missing)} of {len(prompts)} completions"
                 raise ServiceError(f"{many} from {version} did not come within {self._timeout:g} s: {why}")
-            engines = self._serving(version)
-            shares = [(url, missing[place :: len(engines)]) for place, url in enumerate(engines)]
+            serving = self._serving(version)
+            engines = [url for url in serving if url not in failed] or serving
+            shares = {url: missing[place :: len(engines)] for place, url in enumerate(engines)}
             with ThreadPoolExecutor(max(len(shares), 1)) as threads:
-                calls = [
-                    threads.submit(self._generate, url, {number: prompts[number] for number in share}, sampling)
-                    for url, share in shares
+                calls = {
+                    url: threads.submit(self._generate, url, {each: prompts[each] for each in share}, sampling, step)
+                    for url, share in shares.items()
                     if share
-                ]
-            for call in calls:
-                got = call.result()
-                if isinstance(got, str):
-                    why = got
-                else:
-                    answers |= got
+                }
+            failed.clear()
+            for url, call in calls.items():
+                got, wrong = call.result()
+                answers |= got
+                if wrong is not None:
+                    why = f"{url}: {wrong}"
+                    failed.add(url)
             if len(answers) < len(prompts):
                 time.sleep(_PAUSE)
         return [answers[number] for number in range(len(prompts))]
@@ -173,12 +183,13 @@ class RefitRollouts(RefitCallback):
     def _serving(self, version: str) -> Sequence[str]:
         if self._engine_urls is not None:
             return self._engine_urls
-        return [engine.url for engine in self._service.engines().items if engine.version == version]
+        engines = self._service.engines().items
+        return [engine.url for engine in engines if engine.version == version and engine.state in _ANSWERS]
 
     def _generate(
-        self, url: str, prompts: Mapping[int, list[int]], sampling: Mapping[str, Any]
-    ) -> dict[int, _Answer] | str:
-        """Ask one engine for one answer to each prompt; those that came whole, or why there are none.
+        self, url: str, prompts: Mapping[int, list[int]], sampling: Mapping[str, Any], step: str
+    ) -> tuple[dict[int, _Answer], str | None]:
+        """Ask one engine for one answer to each prompt; those that can be used, and why others cannot.
 
         Raises:
             ServiceError: the engine refuses the prompts.
@@ -190,9 +201,14 @@ class RefitRollouts(RefitCallback):
                 raise ServiceError(f"{url} refuses the prompts: {reply.text[:500]}")
             answers = reply.raise_for_status().json()
         except httpx.HTTPError as error:
-            return f"{url}: {error or type(error).__name__}"
-        read = zip(prompts, map(_read, answers), strict=True)
-        return {number: answer for number, answer in read if answer is not None}
+            return {}, str(error) or type(error).__name__
+        whole = {number: answer for number, answer in zip(prompts, map(_read, answers), strict=True) if answer}
+        # An engine that has just been started again answers from other weights, until the service notices.
+        others = sorted({str(answer.weight_version) for answer in whole.values()} - {step, str(None)})
+        if others:
+            wrong = f"it answers from weights labelled {', '.join(others)}, and the step is {step}"
+            return {number: answer for number, answer in whole.items() if answer.weight_version in {step, None}}, wrong
+        return whole, None
 
 
 def _read(answer: Mapping[str, Any]) -> _Answer | None:

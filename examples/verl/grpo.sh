@@ -4,6 +4,7 @@
 #   ROOT=/mnt/weights MODEL=/models/Qwen2.5-1.5B-Instruct DATA=/data/gsm8k examples/verl/grpo.sh
 #   ROLLOUT=vllm …           # vLLM in the place of SGLang: 0.27.1 or later
 #
+# It wants verl with its extra: pip install 'verl[verl-core]==0.9.1' (separate_async imports its TransferQueue).
 # The last four lines are refitd's part. Start the service first, on the host of the rollouts or on one that reaches
 # them; verl's servers listen on the host's address, not on loopback:
 #
@@ -22,7 +23,7 @@ exec python -m verl.trainer.main_ppo \
   actor_rollout_ref.rollout.nnodes=1 actor_rollout_ref.rollout.n_gpus_per_node=2 \
   actor_rollout_ref.hybrid_engine=False algorithm.adv_estimator=grpo \
   trainer.v1.trainer_mode=separate_async trainer.v1.separate_async.parameter_sync_step=1 \
-  trainer.nnodes=1 trainer.n_gpus_per_node=2 trainer.logger=console \
+  trainer.nnodes=1 trainer.n_gpus_per_node=2 trainer.logger=console hydra.run.dir=build/verl-outputs \
   actor_rollout_ref.rollout.free_cache_engine=False ++actor_rollout_ref.rollout.enable_sleep_mode=False \
   "$engine.backend=refitd" "$engine.custom_backend_module=refitd_client.trainers.verl" \
   "+$engine.engine_kwargs.refitd.root=$ROOT" "+$engine.engine_kwargs.refitd.run=grpo/trial" \

@@ -119,6 +119,7 @@ def service(root: str, model: str) -> Iterator[str]:
 def start_ray() -> None:
     """Ray with GPUs that are only counted: verl's rollout workers ask for one each."""
     here = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    os.environ.setdefault("RAY_worker_niceness", "0")  # on a busy machine workers would wait for minutes
     variables = {"PYTHONPATH": here, "OMP_NUM_THREADS": "1", "VERL_USE_EXTERNAL_MODULES": "embedded_rollout"}
     ray.init(num_cpus=16, num_gpus=SERVERS, include_dashboard=False, runtime_env={"env_vars": variables})
 
@@ -130,11 +131,14 @@ def answers(replicas: list[EmbeddedReplica]) -> list[dict[str, Any]]:
 
 def main(folder: Path) -> None:
     model, root = str(folder / "model"), str(folder / "root")
-    subprocess.run([sys.executable, "-m", "refitd_embedded", "--make-model", model], check=True, capture_output=True)
+    if not (folder / "model").exists():
+        subprocess.run([sys.executable, "-m", "refitd_embedded", "--make-model", model], check=True)
     Path(root).mkdir(exist_ok=True)
+    print("starting Ray and refitd ...", flush=True)
     start_ray()
     with service(root, model) as url:
         config = settings(root, url, dtype="float32")
+        print(f"starting {RANKS} ranks of the actor and {SERVERS} servers, a minute or two ...", flush=True)
         actor, replicas = start_actor(config, model), start_replicas(config, model)
         manager = CheckpointEngineManager(config, actor, replicas)
         for step in range(STEPS):

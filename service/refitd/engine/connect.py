@@ -101,7 +101,10 @@ class ProbedEngine:
         if self._was_reached or seen.recognised:
             return seen
         reasons = [seen.reason, *(answer.reason for answer in answers if isinstance(answer, Unreached))]
-        return Unreached(reason="; ".join(dict.fromkeys(reasons)), advice=seen.advice)
+        unlike: dict[str, str] = {}
+        for reason in reasons:  # where nothing listens, each kind asks for the program that it knows
+            unlike.setdefault(reason.partition(" (is the ")[0], reason)
+        return Unreached(reason="; ".join(unlike.values()), advice=seen.advice)
 
     async def _adapter(self) -> EnginePort:
         """The adapter of the server that is there, which a start after a kill in mid-load has not probed yet."""

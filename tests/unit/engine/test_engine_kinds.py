@@ -15,6 +15,7 @@ from refitd.engine.registry import KINDS, PAUSE_MODES
 from refitd.settings import Settings
 from support.scripted_server import Step, answer
 from support.scripted_vllm import DEAD, error, scripted_vllm
+from support.sockets import free_port
 
 ACCESS = EngineAccess(root=Path("/root"), load_timeout=1, pause_mode="auto")
 
@@ -68,6 +69,14 @@ async def test_the_adapter_whose_probe_reaches_the_server_speaks_to_it() -> None
         assert seen.configuration == "second"
     assert await engine.resume()
     assert {name: (each.probes, each.resumes) for name, each in adapters.items()} == {"first": (1, 0), "second": (2, 1)}
+
+
+async def test_where_nothing_listens_that_is_said_once_for_all_kinds() -> None:
+    port = free_port()
+    seen = await connector(ACCESS, lambda *_: None, lambda _: True)(EngineSpec(url=f"http://127.0.0.1:{port}")).probe()
+    refused = f"http://127.0.0.1:{port} cannot be reached: connection refused (is the engine running there?)"
+    assert isinstance(seen, Unreached)
+    assert seen.reason == refused
 
 
 async def test_a_call_before_the_first_probe_goes_to_the_adapter_of_the_server_as_well() -> None:

@@ -180,16 +180,23 @@ def _counting(run: BucketRun) -> frozenset[str]:
 
 
 def _as_here(known: Mapping[str, VersionRecord], wanted: str | None) -> Callable[[Pointer | None], Pointer]:
-    """What makes a pointer that says what is pinned, barred and wanted here."""
+    """What makes a pointer that says what is pinned, barred and wanted here.
+
+    A version of another publisher may have the id of one that is here, and nothing is said of that.
+    """
 
     def change(pointer: Pointer | None) -> Pointer:
         if pointer is None:
             raise RuntimeError("a run without versions wants nothing")
+        ours = {
+            version.id: here
+            for version in pointer.versions
+            if (here := known.get(version.id)) is not None and here.digest == version.digest
+        }
         versions = tuple(
-            _said_of(version, here) if (here := known.get(version.id)) else version for version in pointer.versions
+            _said_of(version, here) if (here := ours.get(version.id)) else version for version in pointer.versions
         )
-        is_there = any(version.id == wanted for version in versions)
-        desired = wanted if is_there else pointer.desired
+        desired = wanted if wanted in ours else pointer.desired
         if all(version.id != desired or version.barred for version in versions):
             desired = None
         return replace(pointer, versions=versions, desired=desired)

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from refitd.clock import SystemClock
 from refitd.policy.strategy import Strategy
-from refitd.push.pusher import Pusher
+from refitd.push.pusher import Pusher, _as_here
 from refitd.rollout.targets import Targets
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
@@ -83,3 +84,20 @@ def test_a_hub_that_comes_again_takes_its_run_from_nobody_without_a_newer_versio
     has(store, tmp_path / "root", 4)  # with a newer version it takes the run, as any publisher
     assert pushed(store, tmp_path / "root", bucket).target == "exp~trial~v000004"
     assert store.faults.push is None
+
+
+def test_a_hub_that_takes_a_run_says_nothing_of_another_publisher_s_version_with_the_id_of_one_of_its_own(
+    store: Store, tmp_path: Path
+) -> None:
+    bucket = ScriptedBucket()
+    publish_folder(bucket, publish(tmp_path / "elsewhere", RUN, 1, tensors(9)))
+    for step in (1, 2):
+        has(store, tmp_path / "root", step)
+    own = store.versions["exp~trial~v000001"]
+    store.put_version(replace(own, pinned=True, barred=True))
+    pointer = pushed(store, tmp_path / "root", bucket)
+    assert [(version.id, version.pinned, version.barred) for version in pointer.versions] == [
+        ("exp~trial~v000002", False, False),
+        ("exp~trial~v000001", False, False),
+    ]
+    assert _as_here(store.versions, own.id)(pointer).target == "exp~trial~v000002"  # nor is it wanted

@@ -212,20 +212,23 @@ class StoreTrainer(StoreProcess):
     async def _say(self, wanted: str, barred: BucketVersion | None = None) -> None:
         """Move the pointer as a hub that pushes (`refitd.push.pusher`), which mirrors what it knows of versions."""
         assert self.target is not None
-        here = {} if barred is None else {barred.id: _as_barred(barred)}
-        change, run = _as_here(here, wanted), self.target.run
+        run = self.target.run
+        known = [] if run.pointer is None else run.pointer.versions
+        change = _as_here({each.id: _record_of(each, barred) for each in known}, wanted)
         if run.pointer is not None and change(run.pointer) != run.pointer:
             await run.move(change)
 
 
-def _as_barred(version: BucketVersion) -> VersionRecord:
+def _record_of(version: BucketVersion, barred: BucketVersion | None) -> VersionRecord:
     return VersionRecord(
         run=RUN,
         order=version.order,
         path=f"{RUN}/{version_folder(version.order)}",
         state=VersionState.SEALED,
         created_at="",
-        barred=True,
+        digest=version.digest,
+        pinned=version.pinned,
+        barred=version.barred or version is barred,
     )
 
 

@@ -18,6 +18,7 @@ import os
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -54,19 +55,22 @@ class BucketRun:
     A second writer takes the run with its first version; then every call of the first one raises RunBusyError.
     """
 
-    def __init__(self, bucket: Bucket, run: str, *, keep: int) -> None:
+    def __init__(self, bucket: Bucket, run: str, *, keep: int, steers: bool = False) -> None:
         """Take a run. Call `begin` before anything else.
 
         Args:
             bucket: where it is.
             run: its name.
             keep: how many of the newest versions are kept, besides the bases that they need.
+            steers: whether this writer says itself which version followers are to serve. Else they serve what it
+                publishes, whatever a writer before it wanted.
         """
         self.bucket = bucket
         self.run = run
         self.writer = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(8)}"
         self.pointer: Pointer | None = None
         self._keep = keep
+        self._steers = steers
         self._tag: ObjectTag | None = None
         self._lost: str | None = None
         self._is_certain = True  # that the pointer is as we saw it, if no other writer moved it
@@ -133,6 +137,8 @@ class BucketRun:
         def change(pointer: Pointer | None) -> Pointer:
             if pointer is not None and version in pointer.versions:
                 return pointer  # our write was carried out, and a collection has moved the pointer after it
+            if pointer is not None and not self._steers:
+                pointer = replace(pointer, desired=None)
             return advanced(pointer, version, writer=self.writer, keep=self._keep, now=now)
 
         await self.move(change)

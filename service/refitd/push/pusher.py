@@ -84,6 +84,7 @@ class Pusher:
             if run is None:
                 return False
             await self._push_new(run)
+            self._require_own(run)
             await self._mirror(run)
             if collects:
                 await self._collect(run)
@@ -102,7 +103,7 @@ class Pusher:
         if name not in self._runs:
             if not to_push(self._store.versions_of(name), None, ()):
                 return None
-            run = BucketRun(self._bucket, name, keep=self._keep)
+            run = BucketRun(self._bucket, name, keep=self._keep, steers=True)
             await run.begin()
             self._runs[name] = run
         return self._runs[name]
@@ -130,6 +131,23 @@ class Pusher:
         if digest != version.digest:
             raise PublishError(f"the manifest of {version.id} is not the one that was checked")
         await run.publish(folder, data)
+
+    def _require_own(self, run: BucketRun) -> None:
+        """See that the run is this service's: this process has moved its pointer, or its newest version is from here.
+
+        Else another publisher has it, and nothing newer is here to take it with: as after a restart of a hub whose run
+        somebody else has taken over.
+        """
+        if run.pointer is None or run.pointer.writer == run.writer:
+            return
+        newest = run.pointer.versions[0]
+        here = self._store.versions.get(newest.id)
+        if newest.id not in self._store.gone and (here is None or here.digest != newest.digest):
+            del self._runs[run.run]  # it is begun anew: what is there then is read
+            raise PublishError(
+                f"{self._bucket.name} has {newest.id}, which is not from here and is newer than what is good here: "
+                f"another publisher has the run ({run.pointer.writer})"
+            )
 
     async def _mirror(self, run: BucketRun) -> None:
         """Have the pointer say what is pinned, barred and wanted here, if it does not."""
@@ -162,16 +180,23 @@ def _counting(run: BucketRun) -> frozenset[str]:
 
 
 def _as_here(known: Mapping[str, VersionRecord], wanted: str | None) -> Callable[[Pointer | None], Pointer]:
-    """What makes a pointer that says what is pinned, barred and wanted here."""
+    """What makes a pointer that says what is pinned, barred and wanted here.
+
+    A version of another publisher may have the id of one that is here, and nothing is said of that.
+    """
 
     def change(pointer: Pointer | None) -> Pointer:
         if pointer is None:
             raise RuntimeError("a run without versions wants nothing")
+        ours = {
+            version.id: here
+            for version in pointer.versions
+            if (here := known.get(version.id)) is not None and here.digest == version.digest
+        }
         versions = tuple(
-            _said_of(version, here) if (here := known.get(version.id)) else version for version in pointer.versions
+            _said_of(version, here) if (here := ours.get(version.id)) else version for version in pointer.versions
         )
-        is_there = any(version.id == wanted for version in versions)
-        desired = wanted if is_there else pointer.desired
+        desired = wanted if wanted in ours else pointer.desired
         if all(version.id != desired or version.barred for version in versions):
             desired = None
         return replace(pointer, versions=versions, desired=desired)

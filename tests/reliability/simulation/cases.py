@@ -14,6 +14,8 @@ from refitd.policy.strategy import StrategyName
 from .host_steps import HOST_RULES, HostStory
 from .hosts import Hosts
 from .steps import RULES, Draw, Story
+from .store_steps import STORE_RULES, StoreStory
+from .store_world import StoreWorld
 from .world import NAMES, World
 
 RUN_STEPS = 50
@@ -36,20 +38,24 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A world and the steps that are taken in it. `vllm` as of `World`, `followers` as of `Hosts`, 0 for one host."""
+    """A world and the steps that are taken in it. `vllm` as of `World`, `followers` as of `Hosts`, 0 for one host.
+    `store`: they follow an object store.
+    """
 
     seed: int
     strategy: StrategyName
     vllm: str
     steps: tuple[Step, ...]
     followers: int = 0
+    store: bool = False
 
     def __str__(self) -> str:
         """As Python that takes the steps again."""
         arguments = f"{self.seed}, strategy={_said(self.strategy)}, vllm={self.vllm!r}"
         hosts = f", followers={self.followers}"
-        made = f"Hosts({arguments}{hosts})" if self.followers else f"World({arguments})"
-        story = "HostStory" if self.followers else "Story"
+        world = "StoreWorld" if self.store else "Hosts"
+        made = f"{world}({arguments}{hosts})" if self.followers else f"World({arguments})"
+        story = "StoreStory" if self.store else "HostStory" if self.followers else "Story"
         return "\n    ".join(
             [f"with closing({made}) as world:", f"story = {story}(world)", *map(str, self.steps), "world.heal()"]
         )
@@ -70,6 +76,12 @@ def drawn_of_hosts(seed: int) -> Case:
     """The same of several hosts."""
     chance = random.Random(seed)
     return replace(_drawn(chance, HOST_RULES), followers=chance.randint(1, MOST_FOLLOWERS))
+
+
+def drawn_of_stores(seed: int) -> Case:
+    """The same of hosts that follow an object store."""
+    chance = random.Random(seed)
+    return replace(_drawn(chance, STORE_RULES), followers=chance.randint(1, MOST_FOLLOWERS), store=True)
 
 
 def _drawn(chance: random.Random, known: Mapping[str, Mapping[str, Draw]]) -> Case:
@@ -95,14 +107,22 @@ def played(case: Case) -> Story:
         AssertionError: one does not.
     """
     with closing(_world(case)) as world:
-        story = HostStory(world) if isinstance(world, Hosts) else Story(world)
+        story = _story(world)
         for step in case.steps:
             getattr(story, step.name)(**step.arguments)
         world.heal()
     return story
 
 
+def _story(world: World) -> Story:
+    if isinstance(world, StoreWorld):
+        return StoreStory(world)
+    return HostStory(world) if isinstance(world, Hosts) else Story(world)
+
+
 def _world(case: Case) -> World:
+    if case.store:
+        return StoreWorld(case.seed, strategy=case.strategy, vllm=case.vllm, followers=case.followers)
     if case.followers:
         return Hosts(case.seed, strategy=case.strategy, vllm=case.vllm, followers=case.followers)
     return World(case.seed, strategy=case.strategy, vllm=case.vllm)

@@ -70,8 +70,7 @@ class Host(Place):
 
     def follow(self, life: Life) -> UpstreamFollower:
         """See `Place`."""
-        relays = {f"http://{name}": link for name, link in self.links.items()}
-        sources = FollowedSources([SimHub(self.links[HUB], relays)], hands_on=True)
+        sources = self.sources()
         self.boots += 1
         return UpstreamFollower(
             life.store,
@@ -82,6 +81,11 @@ class Host(Place):
             run=None,
             nudge=life.catalog.nudge,
         )
+
+    def sources(self) -> FollowedSources:
+        """What a process of the service follows."""
+        relays = {f"http://{name}": link for name, link in self.links.items()}
+        return FollowedSources([SimHub(self.links[HUB], relays)], hands_on=True)
 
     def following(self) -> Following:
         """What the follower says of itself."""

@@ -131,6 +131,7 @@ class Life:
             self.catalog.judging,
             pulling=self.followers.pulled,
             upstream=frozenset if follower is None else lambda: follower.needs,
+            pushing=self.world.uploading,
         )
 
     def _connect(self, spec: EngineSpec) -> EnginePort:

@@ -73,6 +73,10 @@ class Place:
         """What follows an upstream in a process of the service."""
         del life
 
+    def uploading(self) -> Collection[str]:
+        """Ids of versions whose files are read to push them into a store."""
+        return frozenset()
+
     def _call(self, request: Any) -> bool:
         """A request to the service: whether it was answered. It may be refused, and it may never be answered."""
         with suppress(ProblemError, JournalError, OSError, TimeoutError):

@@ -47,6 +47,7 @@ class World(Place):
     servers, one of which prefills for the other.
     """
 
+    has_hub = True  # whether a service runs beside the trainer
     heal_seconds: tuple[float, ...] = (120.0, 120.0)  # after which engines that have died meanwhile are started again
 
     def __init__(
@@ -65,7 +66,7 @@ class World(Place):
         self._folder = tempfile.TemporaryDirectory(prefix="refitd-sim-", dir=_memory())
         state = Path(self._folder.name)
         super().__init__(loop, chance, state=state, disk=SimDisk(), strategy=Strategy(name=strategy))
-        self._add_servers([*NAMES, *([PARTNER] if pair else [])], vllm)
+        self._add_servers([*NAMES, *([PARTNER] if pair else [])] if self.has_hub else [], vllm)
         if pair:
             self.servers["a"].partner, self.servers["a"].role = self.servers[PARTNER], "prefill"
             self.servers[PARTNER].role = "decode"
@@ -73,8 +74,8 @@ class World(Place):
         self.generation, self.step = 1, 0
         self.trained: list[tuple[str, int]] = []  # what the trainer that runs now has published, with its contents
         self._contents = itertools.count(1)
-        self.places: list[Place] = [self]
-        self.life = Life(self)
+        self.places: list[Place] = [self] if self.has_hub else []
+        self.life = Life(self) if self.has_hub else None
         self.log: list[str] = []
         self._others: set[asyncio.Task[None]] = set()
 

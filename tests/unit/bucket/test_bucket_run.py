@@ -1,6 +1,7 @@
 """A version counts in a bucket when it is whole there, and for one writer alone; wherever that one is killed."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from obstore.store import MemoryStore
 
 from refitd_client.bucket import objects
 from refitd_client.bucket.objects import Bucket, ObjectTag
-from refitd_client.bucket.pointer import RUNS_KEY, pointer_key, version_prefix
+from refitd_client.bucket.pointer import RUNS_KEY, Pointer, pointer_key, version_prefix
 from refitd_client.bucket.run import BucketRun, list_runs, require_conditions
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME, Order
@@ -133,6 +134,25 @@ def test_of_two_publishers_one_loses_and_says_to_whom(tmp_path: Path) -> None:
     assert counted(bucket) == [V2, V1]
     with pytest.raises(RunBusyError):  # and from then on before any byte travels
         publish_folder(bucket, folder_of(tmp_path, 4), run=first)
+
+
+@pytest.mark.parametrize("steers", [False, True])
+def test_a_publisher_that_takes_a_run_from_a_hub_has_what_it_publishes_served_and_a_hub_says_so_itself(
+    tmp_path: Path, steers: bool
+) -> None:
+    bucket = ScriptedBucket()
+    hub = publish_folder(bucket, folder_of(tmp_path, 1))
+    asyncio.run(hub.move(lambda pointer: replace(pointer, desired=V1)))  # type: ignore[type-var]
+
+    async def take_over() -> Pointer | None:
+        other, folder = BucketRun(bucket.sibling(), RUN, keep=2, steers=steers), folder_of(tmp_path, 2)
+        await other.begin()
+        await other.publish(folder, (folder / MANIFEST_NAME).read_bytes())
+        return other.pointer
+
+    pointer = asyncio.run(take_over())
+    assert pointer is not None
+    assert pointer.target == (V1 if steers else V2)
 
 
 def test_a_pointer_that_somebody_deleted_ends_the_publisher_and_the_next_one_begins_anew(tmp_path: Path) -> None:

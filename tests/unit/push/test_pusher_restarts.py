@@ -1,0 +1,103 @@
+"""A hub that comes again pushes on, unless another publisher has its run by then."""
+
+import asyncio
+from collections.abc import Generator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from refitd.clock import SystemClock
+from refitd.policy.strategy import Strategy
+from refitd.push.pusher import Pusher, _as_here
+from refitd.rollout.targets import Targets
+from refitd.state.journal.journal import Journal
+from refitd.state.store import Store
+from refitd.state.version import VersionRecord
+from refitd_client.bucket.pointer import MAX_BYTES, Pointer, parse_pointer, pointer_key
+from refitd_client.contract.manifest import parse_manifest
+from refitd_client.contract.naming import MANIFEST_NAME, Order
+from refitd_client.contract.states import VersionState
+from support.buckets import RUN, ScriptedBucket, publish_folder
+from support.checkpoints import publish, tensors
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Generator[Store]:
+    journal = Journal(tmp_path / "state")
+    yield Store(journal, SystemClock())
+    journal.close()
+
+
+def has(store: Store, root: Path, step: int) -> None:
+    """A good version of the hub."""
+    folder = publish(root, RUN, step, tensors(step))
+    record = VersionRecord(
+        run=RUN,
+        order=Order(1, step),
+        path=f"{RUN}/{folder.name}",
+        state=VersionState.SEALED,
+        created_at="",
+        digest=parse_manifest((folder / MANIFEST_NAME).read_bytes()).digest,
+        owned=True,
+    )
+    store.put_version(record)
+
+
+def pushed(store: Store, root: Path, bucket: ScriptedBucket) -> Pointer:
+    """What the pointer says when a hub has started and has pushed what there is to push."""
+    pusher = Pusher(store, Targets(store, Strategy()), root, bucket, keep=2)
+    asyncio.run(pusher._push_run(RUN, collects=True))
+    pusher._tell()
+    found = asyncio.run(bucket.read(pointer_key(RUN), MAX_BYTES))
+    assert found is not None
+    return parse_pointer(found.data, RUN)
+
+
+def test_a_hub_that_comes_again_goes_on_with_its_run(store: Store, tmp_path: Path) -> None:
+    bucket = ScriptedBucket()
+    has(store, tmp_path / "root", 1)
+    first = pushed(store, tmp_path / "root", bucket)
+    again = pushed(store, tmp_path / "root", bucket)  # there is nothing new, and it collects
+    assert again.versions == first.versions
+    assert again.writer != first.writer
+    has(store, tmp_path / "root", 2)
+    assert [version.order for version in pushed(store, tmp_path / "root", bucket).versions] == [
+        Order(1, 2),
+        Order(1, 1),
+    ]
+    assert store.faults.push is None
+
+
+def test_a_hub_that_comes_again_takes_its_run_from_nobody_without_a_newer_version_and_says_so(
+    store: Store, tmp_path: Path
+) -> None:
+    bucket = ScriptedBucket()
+    has(store, tmp_path / "root", 1)
+    pushed(store, tmp_path / "root", bucket)
+    trainer = publish_folder(bucket.sibling(), publish(tmp_path / "elsewhere", RUN, 2, tensors(2)))
+    pointer = pushed(store, tmp_path / "root", bucket)
+    assert pointer == trainer.pointer
+    assert pointer.target == "exp~trial~v000002"
+    assert "has exp~trial~v000002, which is not from here" in (store.faults.push or "")
+    publish_folder(bucket.sibling(), publish(tmp_path / "elsewhere", RUN, 3, tensors(3)), run=trainer)
+    has(store, tmp_path / "root", 4)  # with a newer version it takes the run, as any publisher
+    assert pushed(store, tmp_path / "root", bucket).target == "exp~trial~v000004"
+    assert store.faults.push is None
+
+
+def test_a_hub_that_takes_a_run_says_nothing_of_another_publisher_s_version_with_the_id_of_one_of_its_own(
+    store: Store, tmp_path: Path
+) -> None:
+    bucket = ScriptedBucket()
+    publish_folder(bucket, publish(tmp_path / "elsewhere", RUN, 1, tensors(9)))
+    for step in (1, 2):
+        has(store, tmp_path / "root", step)
+    own = store.versions["exp~trial~v000001"]
+    store.put_version(replace(own, pinned=True, barred=True))
+    pointer = pushed(store, tmp_path / "root", bucket)
+    assert [(version.id, version.pinned, version.barred) for version in pointer.versions] == [
+        ("exp~trial~v000002", False, False),
+        ("exp~trial~v000001", False, False),
+    ]
+    assert _as_here(store.versions, own.id)(pointer).target == "exp~trial~v000002"  # nor is it wanted

@@ -7,6 +7,7 @@ from refitd.policy.chain import needs_copy, step_in_place, takes_in_place
 from refitd.policy.leases import EngineView, LeaseKind, Views, leases
 from refitd.policy.next_action import Agenda, Goals, RefitTo, Rest, next_action
 from refitd.policy.observe import Expected, after_probe
+from refitd.state.records import AttemptRecord
 from refitd_client.contract.states import EngineState, Kind
 from support.records import engine, version
 
@@ -40,6 +41,27 @@ def test_engines_of_a_host_that_were_restarted_are_no_other_writer() -> None:
         after = after_probe(host, seen, expected, BASE.id, 0.0)
         assert (after.state, after.serving, after.contest) == (EngineState.BEHIND, None, None)
     assert "not all of the host's engines" in (after.reason or "")
+
+
+def test_a_host_that_carried_out_an_order_of_which_nothing_was_heard_serves_it_and_is_not_ordered_back() -> None:
+    """With a strategy by which hosts go in turn it may not be its turn any more when it is heard again."""
+    order = AttemptRecord(id="1", engine="host", version=NEWEST.id, started_at="", outcome="UNREACHABLE")
+    seen = Reached(
+        model_path="/root/run/v000003",
+        weight_version="3",
+        server_version="1",
+        configuration="c",
+        startup_path=None,
+        pulls=True,
+        serves=NEWEST.id,
+    )
+    host = engine(state=EngineState.UNREACHABLE, pulls=True, serving=BASE.id, model_path="/root/run/v000001")
+    for before in (replace(host, last_attempt=order), replace(host, last_attempt=order, serving=None)):
+        after = after_probe(before, seen, Expected(path="/root/run/v000001", label="1"), NEWEST.id, 0.0)
+        assert (after.state, after.serving, after.reason) == (EngineState.IN_SYNC, NEWEST.id, None)
+    refused = replace(host, last_attempt=replace(order, outcome="NACK"))
+    after = after_probe(refused, seen, Expected(path="/root/run/v000001", label="1"), NEWEST.id, 0.0)
+    assert (after.state, after.serving) == (EngineState.BEHIND, None)
 
 
 def test_engines_of_a_host_go_back_where_that_is_ordered_and_nowhere_else() -> None:

@@ -13,12 +13,15 @@ from refitd.policy.strategy import StrategyName
 
 from .host_steps import HOST_RULES, HostStory
 from .hosts import Hosts
+from .led_hosts import LedHosts
+from .led_steps import LED_RULES, LedStory
 from .steps import RULES, Draw, Story
 from .world import NAMES, World
 
 RUN_STEPS = 50
 VLLM = 0.5  # of the engines
 MOST_FOLLOWERS = 3
+LED = 0.5  # of the cases with several hosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,23 +39,34 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A world and the steps that are taken in it. `vllm` as of `World`, `followers` as of `Hosts`, 0 for one host."""
+    """A world and the steps that are taken in it. `vllm` as of `World`, `followers` as of `Hosts`, 0 for one host.
+    `led`: the hub leads its followers.
+    """
 
     seed: int
     strategy: StrategyName
     vllm: str
     steps: tuple[Step, ...]
     followers: int = 0
+    led: bool = False
 
     def __str__(self) -> str:
         """As Python that takes the steps again."""
         arguments = f"{self.seed}, strategy={_said(self.strategy)}, vllm={self.vllm!r}"
-        hosts = f", followers={self.followers}"
-        made = f"Hosts({arguments}{hosts})" if self.followers else f"World({arguments})"
-        story = "HostStory" if self.followers else "Story"
+        if self.followers:
+            arguments += f", followers={self.followers}"
+        world, story = self.of
+        made, story = f"{world.__name__}({arguments})", story.__name__
         return "\n    ".join(
             [f"with closing({made}) as world:", f"story = {story}(world)", *map(str, self.steps), "world.heal()"]
         )
+
+    @property
+    def of(self) -> tuple[type[World], type[Story]]:
+        """Of which kind its world is, and what may happen there."""
+        if not self.followers:
+            return World, Story
+        return (LedHosts, LedStory) if self.led else (Hosts, HostStory)
 
 
 def _said(value: Any) -> str:
@@ -67,9 +81,10 @@ def drawn(seed: int) -> Case:
 
 
 def drawn_of_hosts(seed: int) -> Case:
-    """The same of several hosts."""
-    chance = random.Random(seed)
-    return replace(_drawn(chance, HOST_RULES), followers=chance.randint(1, MOST_FOLLOWERS))
+    """The same of several hosts, which their hub leads or does not."""
+    led, chance = random.Random(~seed).random() < LED, random.Random(seed)
+    case = _drawn(chance, LED_RULES if led else HOST_RULES)
+    return replace(case, followers=chance.randint(1, MOST_FOLLOWERS), led=led)
 
 
 def _drawn(chance: random.Random, known: Mapping[str, Mapping[str, Draw]]) -> Case:
@@ -95,7 +110,7 @@ def played(case: Case) -> Story:
         AssertionError: one does not.
     """
     with closing(_world(case)) as world:
-        story = HostStory(world) if isinstance(world, Hosts) else Story(world)
+        story = case.of[1](world)
         for step in case.steps:
             getattr(story, step.name)(**step.arguments)
         world.heal()
@@ -103,8 +118,9 @@ def played(case: Case) -> Story:
 
 
 def _world(case: Case) -> World:
-    if case.followers:
-        return Hosts(case.seed, strategy=case.strategy, vllm=case.vllm, followers=case.followers)
+    world, _ = case.of
+    if issubclass(world, Hosts):
+        return world(case.seed, strategy=case.strategy, vllm=case.vllm, followers=case.followers)
     return World(case.seed, strategy=case.strategy, vllm=case.vllm)
 
 

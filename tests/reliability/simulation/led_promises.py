@@ -81,7 +81,7 @@ class LedHubPromises(HubPromises):
             before = order.version is None or order.version in book.given[host]
             assert before, f"{host} is ordered to serve {order.version}, is being brought to {aim}, and never was there"
         book.given[host].add(order.version)
-        known = engine is not None and engine.known
+        known = engine is not None and engine.known and not engine.reload  # an operator may have asked for a load
         if order.version is not None and (order.version != aim or not known):
             here = self._life.store.versions.get(order.version)
             book.back[host].update(

@@ -2,8 +2,9 @@
 
 from typing import TYPE_CHECKING
 
+from refitd.engine.refitd.answers import NOTHING_PROVED
 from refitd.policy.chain import NoBase, chain_of
-from refitd.state.records import AttemptRecord
+from refitd.state.records import AttemptRecord, EngineRecord
 from refitd.state.version import VersionRecord
 from refitd_client.contract.follow import HostOrder
 from refitd_client.contract.hosts import OrderState
@@ -15,6 +16,14 @@ from .server import SimServer
 
 if TYPE_CHECKING:
     from .led_hosts import LedHost, LedHosts
+
+
+def _may_order_back(engine: EngineRecord) -> bool:
+    """Whether the hub may bring a host to the last good version, from whatever it serves: its contents are in doubt, an
+    operator has asked for a load, or at the last look it proved nothing, as while it mends one that was restarted.
+    """
+    proves_nothing = engine.serving is None and engine.model_path == NOTHING_PROVED
+    return not engine.known or engine.reload or proves_nothing
 
 
 class LedHostPromises(HostPromises):
@@ -81,8 +90,7 @@ class LedHubPromises(HubPromises):
             before = order.version is None or order.version in book.given[host]
             assert before, f"{host} is ordered to serve {order.version}, is being brought to {aim}, and never was there"
         book.given[host].add(order.version)
-        known = engine is not None and engine.known and not engine.reload  # an operator may have asked for a load
-        if order.version is not None and (order.version != aim or not known):
+        if order.version is not None and (order.version != aim or engine is None or _may_order_back(engine)):
             here = self._life.store.versions.get(order.version)
             book.back[host].update(
                 each.id for each in self._life.store.versions.values() if here is None or each.order > here.order

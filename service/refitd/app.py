@@ -282,6 +282,7 @@ def compose(
         store,
         targets,
         root=settings.root,
+        guard=guard,
         run=settings.run,
         quorum=settings.quorum,
         nudge=catalog.nudge,

@@ -193,7 +193,8 @@ class Reached:
     `may_read` are folders that it may read again, beside `model_path`; where `may_read_more`, also those of before, of
     which the adapter does not know because it was made since.
     `draft` says what becomes of its draft model in an update: `DRAFT_LEFT`, `DRAFT_UPDATED`, None where it has none.
-    `pulls`: it is another refitd, which pulls versions itself; `host` has what that tells of its engines.
+    `pulls`: it is another refitd, which pulls versions itself; `host` has what that tells of its engines, and `serves`
+    is the id of the version that it has proved of them.
     """
 
     model_path: str
@@ -217,6 +218,7 @@ class Reached:
     draft: str | None = None
     pulls: bool = False
     host: HostEngines | None = None
+    serves: str | None = None
 
     def expecting(self, path: str, label: str) -> "Reached":
         """The same with `path`, where the server tells no path and the label is that of what is there."""

@@ -18,6 +18,7 @@ def compose_follower(
     targets: Targets,
     *,
     root: Path,
+    guard: Callable[[], str | None],
     run: str | None,
     quorum: int,
     nudge: Callable[[], None],
@@ -30,6 +31,7 @@ def compose_follower(
         store: what the service knows.
         targets: what engines are to serve.
         root: what is pulled into.
+        guard: says why what is at the root's path is not the root, None where it is.
         run: the run to follow; None for the only one.
         quorum: engines that must serve a version before it counts as served.
         nudge: has the catalog scan soon.
@@ -42,7 +44,7 @@ def compose_follower(
     return UpstreamFollower(
         store,
         targets,
-        Puller(root.resolve(), sources),
+        Puller(root.resolve(), sources, guard=guard),
         sources,
         identity=settings.identity(port),
         run=run,

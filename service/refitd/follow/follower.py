@@ -100,7 +100,7 @@ class UpstreamFollower:
         self._wake = Notifier()
         self._orders = Orders(store, targets, self._wake, run=run)
         self._handing_on = HandingOn(store, puller, self._wake, lambda: self._pulling is not None)
-        self._reporter = UpstreamReporter(sources, self._as_report, self._orders.answered)
+        self._reporter = UpstreamReporter(sources, self._as_report, self._orders.answered, self._orders.unanswered)
         self._release = installed_release()
         self._planned: str | None = None  # what was to be served when the look began that the plan was made of
         self._offered: UpstreamRun | None = None
@@ -288,7 +288,9 @@ class UpstreamFollower:
                 self._nudge()
         run, desired = self._offered.run, self._offered.desired
         before = self._store.runs.desired.get(run)
-        if self._orders.is_led:
+        if self._orders.is_led or self._orders.is_untold:
+            if self._orders.is_untold:
+                self._sources.told.notify()  # it is asked again soon
             return
         if desired is None or (self._offered.is_paused and is_held_back(desired, before)):
             return

@@ -3,6 +3,9 @@
 A host is *led* from the first order on, or from the answer to a report that says so, until the upstream answers that it
 does not lead it. That is written down: a host that was led goes to nothing newer by itself, also after a restart and
 while its hub is gone. It serves on, and pulls what is sealed.
+
+A host that has heard no answer to its reports since its start waits for one, at most `FIRST_WORD_SECONDS`, before it
+goes to something newer by itself: its hub may have begun to lead it.
 """
 
 from dataclasses import replace
@@ -14,6 +17,8 @@ from refitd.state.records import UNLED, HostLead
 from refitd.state.store import Store
 from refitd_client.contract.follow import HostOrder, ReportAnswer
 from refitd_client.contract.states import VersionState
+
+FIRST_WORD_SECONDS = 30.0
 
 
 class OrderRefusedError(Exception):
@@ -37,6 +42,7 @@ class Orders:
         self._wake = wake
         self._expected = ""
         self._is_led: bool | None = None  # what was said since the start
+        self._waits_until = store.clock.monotonic() + FIRST_WORD_SECONDS
         self.run = run
 
     @property
@@ -49,9 +55,18 @@ class Orders:
         """Whether a hub orders what is served here, as far as is known."""
         return self.lead.leads if self._is_led is None else self._is_led
 
+    @property
+    def is_untold(self) -> bool:
+        """Whether the upstream may yet say that it leads this host: it has answered no report since the start."""
+        return self._is_led is None and self._store.clock.monotonic() < self._waits_until
+
+    def unanswered(self) -> None:
+        """The upstream takes no reports: it leads nobody."""
+        self._waits_until = 0.0
+
     def answered(self, run: str | None, answer: ReportAnswer) -> None:
         """The upstream has answered a report about a run (None: none is known yet): it leads this host, or does not."""
-        self._expected, before = answer.leader, self.is_led
+        self._expected, before = answer.leader, None if self.is_untold else self.is_led
         self._is_led = answer.leads
         lead = self.lead
         if answer.leads and run is not None and not lead.leads:

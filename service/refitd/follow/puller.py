@@ -59,11 +59,25 @@ class PullTotals:
 class Puller:
     """Pulls versions into one root, one at a time. It holds the lock of each run's folder that it has pulled into."""
 
-    def __init__(self, root: Path, sources: Sources, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-        """Do nothing yet."""
+    def __init__(
+        self,
+        root: Path,
+        sources: Sources,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        guard: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """Do nothing yet.
+
+        Args:
+            root: what is pulled into.
+            sources: from where.
+            sleep: waits so many seconds.
+            guard: says why what is at the root's path is not the root, None where it is. Called in a thread.
+        """
         self._root = root
         self._sources = sources
         self._sleep = sleep
+        self._guard = guard
         self._folders: dict[str, RunFolder] = {}
         self._mappings = Mappings()
         self.transfer: Transfer | None = None
@@ -103,7 +117,12 @@ class Puller:
         self._mappings.close()
 
     async def keep_only(self, run: str, wanted: Collection[str]) -> bool:
-        """Remove what earlier pulls of a run left of versions that are not wanted any more; whether nothing is left."""
+        """Remove what earlier pulls of a run left of versions that are not wanted any more; whether nothing is left.
+
+        What lies at the root's path and is not the root stays as it is.
+        """
+        if await in_thread(self._guard) is not None:
+            return False
         dropped, left = await in_thread(drop_others, self._root, run, wanted)
         for version in dropped:
             log.info("what was pulled of a version is removed: it is not wanted any more", version=version)
@@ -121,6 +140,8 @@ class Puller:
             UpstreamError: it could not be had.
         """
         self.settled()
+        if (fault := await in_thread(self._guard)) is not None:
+            raise PullRefusedError(f"{version} is not written there: {fault}")
         laps = Laps()
         data = await self._manifest(version)
         manifest = _checked(data, version, digest, self._sources.upstream.name)

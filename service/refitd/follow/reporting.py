@@ -8,7 +8,7 @@ from collections.abc import Callable
 import structlog
 
 from refitd.follow.sources import FollowedSources
-from refitd.follow.upstream import UpstreamError
+from refitd.follow.upstream import UnreachableError, UpstreamError
 from refitd_client.contract.follow import FollowerReport, ReportAnswer
 
 log = structlog.get_logger("refitd")
@@ -22,6 +22,7 @@ class UpstreamReporter:
         sources: FollowedSources,
         tell: Callable[[], FollowerReport],
         heard: Callable[[str | None, ReportAnswer], None],
+        refused: Callable[[], None],
     ) -> None:
         """Send nothing yet.
 
@@ -29,10 +30,12 @@ class UpstreamReporter:
             sources: hear from whom to pull, and notify when the upstream is to hear of something.
             tell: makes the report of this moment.
             heard: gets each answer, with the run of the report.
+            refused: is called where the upstream takes no such report, and not only does not answer now.
         """
         self._sources = sources
         self._tell = tell
         self._heard = heard
+        self._refused = refused
         self._lease_seconds = 30.0
 
     async def run(self) -> None:
@@ -49,6 +52,8 @@ class UpstreamReporter:
             answer: ReportAnswer = await self._sources.upstream.report(told)
         except UpstreamError as error:
             log.debug("the upstream did not take a report", reason=str(error))
+            if not isinstance(error, UnreachableError):
+                self._refused()
             return
         self._lease_seconds = max(1.0, answer.lease_seconds)
         self._sources.answered(answer)

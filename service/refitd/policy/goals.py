@@ -206,14 +206,15 @@ def goals_of_engine(
     """
     if goals.target is None:
         return goals
+    waits = replace(goals, loadable=goals.last_good, ordered=goals.ordered and goals.last_good == goals.target)
     if rollout is not None and rollout.paused_since is not None:
-        return replace(goals, loadable=goals.last_good)
+        return waits
     if goals.loadable is not None and goals.last_good is not None and has_given_up(engine, goals.loadable):
-        return replace(goals, loadable=goals.last_good)
-    is_unchecked = strategy.name is StrategyName.CANARY and goals.loadable != goals.target
+        return waits
+    is_unchecked = strategy.name is StrategyName.CANARY and goals.loadable not in (goals.target, goals.last_good)
     if not is_unchecked and engine.id in released(strategy, goals.target, rollout, engines, goals.loadable):
         return goals
-    return replace(goals, loadable=goals.last_good)  # where the target's files are lost, no canary went before
+    return waits  # where the target's files are lost, no canary went before
 
 
 def in_place(goals: Goals, engine: EngineRecord, versions: Versions) -> Goals:

@@ -76,7 +76,7 @@ class Goals:
     them whose fingerprint is on record for the engine's configuration. `offered` is a version that this engine can have
     from its trainer's memory now, and the offer's file; `coming` the id of one that is still being checked, for those
     that are to make it ready meanwhile. `ordered`: an upstream has ordered the target, and engines go there also from a
-    newer version.
+    newer version, those whose turn it is.
     """
 
     target: VersionRecord | None = None
@@ -135,7 +135,7 @@ def _wanted(engine: EngineRecord, goals: Goals) -> VersionRecord | None:
         return None
     serving = goals.serving
     if serving is not None and not serving.barred and serving.run == goals.loadable.run:
-        is_ordered = goals.ordered and goals.loadable.id == goals.target.id
+        is_ordered = goals.ordered and serving.order > goals.target.order  # also by way of what the target stands on
         return None if serving.order > goals.loadable.order and not is_ordered else goals.loadable
     return goals.loadable
 

@@ -87,7 +87,9 @@ def after_probe(
             engine = forgiven(replace(engine, taints=0, reason=reason))
         return replace(engine, state=EngineState.TAINTED)
     named, named_before = (seen.model_path, seen.weight_version), (before.model_path, before.weight_version)
-    if engine.serving is not None and (expected is None or named != (expected.path, expected.label)):
+    if _has_carried_out(before, seen):
+        engine = replace(engine, serving=seen.serves, beneath=None, wants_full=False, failures=0, reason=None)
+    elif engine.serving is not None and (expected is None or named != (expected.path, expected.label)):
         engine = changed(before, engine, seen, None if expected is None else expected.path, now)
     elif engine.contest is not None:
         engine = still_changed(before, engine, seen)
@@ -97,6 +99,14 @@ def after_probe(
     else:
         engine = calmed(engine, now, interval)
     return held(standing(engine, target), now, interval)
+
+
+def _has_carried_out(engine: EngineRecord, seen: Reached) -> bool:
+    """Whether a host proves what was ordered last, where nothing was heard of that: it is not ordered back then."""
+    last = engine.last_attempt
+    if last is None or seen.serves is None or engine.serving == seen.serves:
+        return False
+    return last.version == seen.serves and last.outcome == Outcome.UNREACHABLE.name
 
 
 def compared(engine: EngineRecord, recorded: str | None, found: str | None, target: str | None) -> EngineRecord:

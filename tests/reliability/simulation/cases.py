@@ -13,6 +13,8 @@ from refitd.policy.strategy import StrategyName
 
 from .host_steps import HOST_RULES, HostStory
 from .hosts import Hosts
+from .led_hosts import LedHosts
+from .led_steps import LED_RULES, LedStory
 from .steps import RULES, Draw, Story
 from .store_steps import STORE_RULES, StoreStory
 from .store_world import StoreWorld
@@ -21,6 +23,7 @@ from .world import NAMES, World
 RUN_STEPS = 50
 VLLM = 0.5  # of the engines
 MOST_FOLLOWERS = 3
+LED = 0.5  # of the cases with several hosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class Case:
     """A world and the steps that are taken in it. `vllm` as of `World`, `followers` as of `Hosts`, 0 for one host.
-    `store`: they follow an object store.
+    `led`: the hub leads its followers. `store`: they follow an object store.
     """
 
     seed: int
@@ -47,18 +50,28 @@ class Case:
     vllm: str
     steps: tuple[Step, ...]
     followers: int = 0
+    led: bool = False
     store: bool = False
 
     def __str__(self) -> str:
         """As Python that takes the steps again."""
         arguments = f"{self.seed}, strategy={_said(self.strategy)}, vllm={self.vllm!r}"
-        hosts = f", followers={self.followers}"
-        world = "StoreWorld" if self.store else "Hosts"
-        made = f"{world}({arguments}{hosts})" if self.followers else f"World({arguments})"
-        story = "StoreStory" if self.store else "HostStory" if self.followers else "Story"
+        if self.followers:
+            arguments += f", followers={self.followers}"
+        world, story = self.of
+        made, story = f"{world.__name__}({arguments})", story.__name__
         return "\n    ".join(
             [f"with closing({made}) as world:", f"story = {story}(world)", *map(str, self.steps), "world.heal()"]
         )
+
+    @property
+    def of(self) -> tuple[type[World], type[Story]]:
+        """Of which kind its world is, and what may happen there."""
+        if not self.followers:
+            return World, Story
+        if self.store:
+            return StoreWorld, StoreStory
+        return (LedHosts, LedStory) if self.led else (Hosts, HostStory)
 
 
 def _said(value: Any) -> str:
@@ -73,9 +86,10 @@ def drawn(seed: int) -> Case:
 
 
 def drawn_of_hosts(seed: int) -> Case:
-    """The same of several hosts."""
-    chance = random.Random(seed)
-    return replace(_drawn(chance, HOST_RULES), followers=chance.randint(1, MOST_FOLLOWERS))
+    """The same of several hosts, which their hub leads or does not."""
+    led, chance = random.Random(~seed).random() < LED, random.Random(seed)
+    case = _drawn(chance, LED_RULES if led else HOST_RULES)
+    return replace(case, followers=chance.randint(1, MOST_FOLLOWERS), led=led)
 
 
 def drawn_of_stores(seed: int) -> Case:
@@ -107,24 +121,17 @@ def played(case: Case) -> Story:
         AssertionError: one does not.
     """
     with closing(_world(case)) as world:
-        story = _story(world)
+        story = case.of[1](world)
         for step in case.steps:
             getattr(story, step.name)(**step.arguments)
         world.heal()
     return story
 
 
-def _story(world: World) -> Story:
-    if isinstance(world, StoreWorld):
-        return StoreStory(world)
-    return HostStory(world) if isinstance(world, Hosts) else Story(world)
-
-
 def _world(case: Case) -> World:
-    if case.store:
-        return StoreWorld(case.seed, strategy=case.strategy, vllm=case.vllm, followers=case.followers)
-    if case.followers:
-        return Hosts(case.seed, strategy=case.strategy, vllm=case.vllm, followers=case.followers)
+    world, _ = case.of
+    if issubclass(world, Hosts):
+        return world(case.seed, strategy=case.strategy, vllm=case.vllm, followers=case.followers)
     return World(case.seed, strategy=case.strategy, vllm=case.vllm)
 
 

@@ -8,25 +8,28 @@ import asyncio
 import errno
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from refitd.policy.holdings import Holdings
 from refitd.reclaim.folders import DiskFolders
+from refitd.root.mark import RootGuard, mark_root
 from refitd.root.outcome import Discarded, Emptied, Gone, Refused, Slot
 from refitd.root.scan import Listing, ListingFailed
 from refitd.root.threads import RootThreads
+from refitd.state.store import Store
 from refitd_client.contract.manifest import Manifest, parse_manifest
 from refitd_client.contract.naming import (
     INCOMING_PREFIX,
     MANIFEST_NAME,
+    ROOT_NAME,
     SERVICE_FOLDER,
     TRASH,
 )
 
-from .disk import Pause, SimDisk, SimFolder, bytes_of
+from .disk import Make, Pause, SimDisk, SimFolder, bytes_of, seen_at
 
 AnswerT = TypeVar("AnswerT")
 RUN = "run"
@@ -58,11 +61,48 @@ class HostDisk(SimDisk):
         self._published = published
         self._by_inode: dict[int, SimFolder] = {}
         self._times = itertools.count()
-        self.root = self._next()
-        self.root.mkdir()
+        self.kind = "tmpfs"  # of the file system
+        self.guard: Callable[[], str | None] = lambda: None
+        self.root = self._new()
 
     def _next(self) -> Path:
         return self._parent / f"root-{next(self._times)}"
+
+    def _new(self) -> Path:
+        root = self._next()
+        (root / SERVICE_FOLDER).mkdir(parents=True)
+        return root
+
+    def guard_for(self, store: Store) -> Callable[[], str | None]:
+        """What says whether the root is the one that a journal is about, as the product finds out at each start."""
+        mounts = f"made-up {self._parent} {self.kind} rw 0 0"
+        mark = mark_root(self.root, store.origin.root, has_versions=bool(store.versions), mounts=mounts)
+        store.is_about(mark)
+        self.guard = RootGuard(self.root, mark)
+        return self.guard
+
+    def exchange(self, *, service: str | None, contents: Mapping[str, int], kind: str = "tmpfs") -> Path:
+        """While no process runs another root comes into the place of this one: an empty one, or a `service`'s, with
+        other contents under names of versions. Return the root that was there.
+        """
+        old, self.root, self.kind = self.root, self._new(), kind
+        if service is not None:
+            (self.root / SERVICE_FOLDER / ROOT_NAME).write_text(f"{service}\n")
+        for path, content in contents.items():
+            folder = SimFolder(0, Make.GOOD, content)
+            manifest = seen_at(path, folder).structure.manifest
+            assert manifest is not None
+            (self.root / path).mkdir(parents=True)
+            for name in manifest.files:
+                (self.root / path / name).write_bytes(bytes_of(Make.GOOD, name, content))
+            (self.root / path / MANIFEST_NAME).write_bytes(manifest.to_json())
+            self._published.note(path, manifest, folder)
+        return old
+
+    def everything(self) -> dict[str, bytes]:
+        """The files of the root, by their paths in it."""
+        files = (path for path in sorted(self.root.rglob("*")) if path.is_file())
+        return {str(path.relative_to(self.root)): path.read_bytes() for path in files}
 
     def process_ends(self) -> None:
         """The process is killed: nothing that it does from now on, on its way out, changes anything.
@@ -89,6 +129,8 @@ class HostDisk(SimDisk):
 
     def at(self, path: str) -> SimFolder:
         """See `SimDisk`."""
+        if (fault := self.guard()) is not None:
+            raise OSError(errno.ENODEV, fault)
         self._look()
         return super().at(path)
 
@@ -99,6 +141,8 @@ class HostDisk(SimDisk):
 
     def listing(self) -> Listing | ListingFailed:
         """See `SimDisk`."""
+        if (fault := self.guard()) is not None:
+            return ListingFailed(fault)
         self._look()
         return super().listing()
 

@@ -32,7 +32,7 @@ from .fault import Call, Fault
 from .host_disk import HostDisk, HostFolders, Published
 from .life import Life
 from .links import Damage, Link
-from .place import Place
+from .place import Place, url_of
 from .promises import RUN, Promises
 from .server import SimServer
 from .upstream import SimHub
@@ -75,16 +75,16 @@ class Host(Place):
         return UpstreamFollower(
             life.store,
             life.targets,
-            Puller(self.disk.root, sources),
+            Puller(self.disk.root, sources, guard=self.disk.guard_for(life.store)),
             sources,
-            identity=FollowerIdentity(name=self.name, process=f"{self.name}-{self.boots}", url=f"http://{self.name}"),
+            identity=FollowerIdentity(name=self.name, process=f"{self.name}-{self.boots}", url=url_of(self.name)),
             run=None,
             nudge=life.catalog.nudge,
         )
 
     def sources(self) -> FollowedSources:
         """What a process of the service follows."""
-        relays = {f"http://{name}": link for name, link in self.links.items()}
+        relays = {url_of(name): link for name, link in self.links.items()}
         return FollowedSources([SimHub(self.links[HUB], relays)], hands_on=True)
 
     def following(self) -> Following:
@@ -137,8 +137,12 @@ class HostPromises(Promises):
     def _is_proven(self, version: str, engine: str, server: SimServer) -> None:
         """Nor is anything served there that the hub has not wanted to be served."""
         super()._is_proven(version, engine, server)
-        is_wanted = version in self._world.world.wanted
-        assert is_wanted, f"5: {engine} at {self._world.name} serves {version}, which the hub never wanted"
+        assert self._is_wanted(version), (
+            f"5: {engine} at {self._world.name} serves {version}, which the hub never wanted"
+        )
+
+    def _is_wanted(self, version: str) -> bool:
+        return version in self._world.world.wanted
 
     def _may_go_back(self, version: str) -> bool:
         """So does who follows a hub that has gone back, or that has lost the version."""
@@ -189,14 +193,21 @@ class Hosts(World):
         super().__init__(seed, strategy=strategy, vllm=vllm)
         arrival = partial(Arrival, clock=self.loop.time)
         self._patches.enter_context(mock.patch.object(transfer, "Arrival", arrival))
-        self.hosts = [Host(f"host{number}", self, vllm) for number in range(followers)]
+        self.hosts = [self._host(f"host{number}", vllm) for number in range(followers)]
         for host in self.hosts:
             for other in (self, *self.hosts):
                 if other is not host:
                     host.links[other.name] = Link(other, random.Random(self.chance.random()), self.counts)
         self.places += self.hosts
+        self._link_hub()
         for host in self.hosts:
             host.start()
+
+    def _host(self, name: str, vllm: str) -> Host:
+        return Host(name, self, vllm)
+
+    def _link_hub(self) -> None:
+        """Links that lead from the hub, before hosts start."""
 
     def heal(self) -> None:
         """See `World`."""
@@ -218,7 +229,7 @@ class Hosts(World):
         self._patches.close()
 
     def _promises(self) -> Promises:
-        return _HubPromises(self)
+        return HubPromises(self)
 
     def host(self, index: int) -> Host:
         """One of the hosts that follow."""
@@ -232,16 +243,20 @@ class Hosts(World):
 
     def cut(self, index: int, *, cut: bool) -> None:
         """A host is cut off, or connected again."""
-        for link in self.host(index).links.values():
+        for link in self.links_of(self.host(index)):
             link.cut = cut
 
     def slow(self, index: int, seconds: float) -> None:
         """A host's links have become slow."""
-        for link in self.host(index).links.values():
+        for link in self.links_of(self.host(index)):
             link.slow = seconds
 
+    def links_of(self, host: Host) -> list[Link]:
+        """The links from a host."""
+        return list(host.links.values())
 
-class _HubPromises(Promises):
+
+class HubPromises(Promises):
     """Notes what was good at the hub."""
 
     _world: Hosts

@@ -16,8 +16,6 @@ from refitd.api.context import Service
 from refitd.catalog.catalog import Catalog
 from refitd.catalog.intake import Intake
 from refitd.catalog.references import References
-from refitd.engine.engines_file import EngineSpec
-from refitd.engine.port import EnginePort
 from refitd.follow.relay_plans import RelayPlans
 from refitd.materialize.before_load import BeforeLoad, Warmer
 from refitd.materialize.materializer import Materializer
@@ -39,14 +37,6 @@ from .server import MOUNT
 
 if TYPE_CHECKING:
     from .place import Place
-
-ADDED = "c"  # the engine that the API adds and removes
-PARTNER = "p"  # the server that decodes what engine a's own prefills, where that is a pair
-
-
-def url_of(name: str) -> str:
-    """Where a server is."""
-    return f"http://{name}:1"
 
 
 class _Journal(Journal):
@@ -91,10 +81,10 @@ class Life:
             self.store,
             self.targets,
             root=MOUNT,
-            urls=[url_of(name) for name in world.servers if name not in {ADDED, PARTNER}],
+            urls=world.urls,
             engines_file=None,
             probe_interval=settings.probe_interval,
-            connect=self._connect,
+            connect=lambda spec: world.connect(spec, self),
             check=before_load.check,
             prove=self.catalog.read,
             proofs=proofs,
@@ -117,6 +107,7 @@ class Life:
             sweeper=self.collector.sweeper,
             materializer=self.materializer,
             followers=self.followers,
+            hosts=world.leading(self),
             relays=RelayPlans(self.followers, self.store, settings.relay_children),
             follower=self.follower,
         )
@@ -133,10 +124,6 @@ class Life:
             upstream=frozenset if follower is None else lambda: follower.needs,
             pushing=self.world.uploading,
         )
-
-    def _connect(self, spec: EngineSpec) -> EnginePort:
-        server = self.world.servers[spec.url.removeprefix("http://").removesuffix(":1")]
-        return server.connect(lambda: self.alive)
 
     async def _pause(self) -> None:
         """The time that a look at the disk takes. A dead process looks at nothing."""

@@ -7,9 +7,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from refitd.engine.engines_file import EngineSpec
+from refitd.engine.port import EnginePort
 from refitd.follow.follower import UpstreamFollower
 from refitd.policy.strategy import Strategy
 from refitd.problem import ProblemError
+from refitd.rollout.hosts import ReportedHosts
 from refitd.settings import Settings
 from refitd.state.journal.journal import JournalError
 from refitd.state.records import EngineRecord
@@ -26,6 +29,13 @@ from .vllm_server import SimVllm
 
 AnswerT = TypeVar("AnswerT")
 PLUGGED = 0.7  # of the engines
+ADDED = "c"  # the engine that the API adds and removes
+PARTNER = "p"  # the server that decodes what engine a's own prefills, where that is a pair
+
+
+def url_of(name: str) -> str:
+    """Where a server is."""
+    return f"http://{name}:1"
 
 
 class Place:
@@ -76,6 +86,24 @@ class Place:
     def uploading(self) -> Collection[str]:
         """Ids of versions whose files are read to push them into a store."""
         return frozenset()
+
+    @property
+    def urls(self) -> list[str]:
+        """The engines that settings name, as `URL` or `KIND=URL`."""
+        return [url_of(name) for name in self.servers if name not in {ADDED, PARTNER}]
+
+    def connect(self, spec: EngineSpec, life: Life) -> EnginePort:
+        """The product's adapter to an engine, for a process of the service."""
+        server = self.servers[spec.url.removeprefix("http://").removesuffix(":1")]
+        return server.connect(lambda: life.alive)
+
+    def leading(self, life: Life) -> ReportedHosts | None:
+        """What knows which hosts a process of the service leads."""
+        del life
+
+    def leads(self, engine: EngineRecord) -> bool:
+        """Whether what counts as an engine is another host."""
+        return engine.id.removesuffix(":1") not in self.servers
 
     def _call(self, request: Any) -> bool:
         """A request to the service: whether it was answered. It may be refused, and it may never be answered."""
@@ -181,6 +209,8 @@ class Place:
 
         So is one that was to be resumed while it slept, when it was named no more.
         """
+        if self.leads(engine):
+            return False
         server = self.server_of(engine)
         left_alone = engine.known and engine.state in {EngineState.BEHIND, EngineState.UNREACHABLE}
         return left_alone and server.paused and isinstance(server, SimVllm)

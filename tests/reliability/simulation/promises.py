@@ -143,7 +143,7 @@ class Promises(Observer):
 
     def attempt_changed(self, attempt: AttemptRecord) -> None:
         """What a load proves it proves of the process that carried it out: it may be gone before anybody looks here."""
-        if attempt.outcome == Outcome.ACK.name:
+        if attempt.outcome == Outcome.ACK.name and attempt.engine.removesuffix(":1") in self._world.servers:
             server = self._world.servers[attempt.engine.removesuffix(":1")]
             self._proofs[attempt.engine] = _Proof(attempt.version, server.loaded_in)
 
@@ -263,8 +263,13 @@ class Promises(Observer):
             both = server.answers and other.answers
             assert not both or server.tensors == other.tensors, f"16: {server.name} and {other.name} differ"
 
+    @property
+    def _engines(self) -> list[EngineRecord]:
+        """Those of this host."""
+        return [engine for engine in self._life.store.engines.values() if not self._world.leads(engine)]
+
     def _engines_are_what_is_said(self) -> None:
-        for engine in self._life.store.engines.values():
+        for engine in self._engines:
             server = self._world.servers[engine.id.removesuffix(":1")]
             proof = self._proofs.get(engine.id)
             if proof is not None and proof.version != engine.serving:
@@ -330,7 +335,7 @@ class Promises(Observer):
         """9, 11 and convergence: every engine computes, on the newest good version that there is."""
         store, targets = self._life.store, self._life.targets
         target = targets.of_run(RUN).target
-        for engine in store.engines.values():
+        for engine in self._engines:
             server = self._world.servers[engine.id.removesuffix(":1")]
             state = f"{engine.id} is {engine.state} ({engine.reason}), target {target.id if target else None}"
             # A fleet with a canary repairs nobody with what no canary has tried.

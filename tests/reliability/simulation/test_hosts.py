@@ -3,16 +3,20 @@
 One in `SHARE` of the simulation's steps (`test_simulation.py`) is taken here, since each moves several services.
 """
 
+import shutil
 from collections import Counter
 from contextlib import closing
 from itertools import count
 
 import pytest
 
+from refitd_client.contract.states import EngineState
 from simulation.cases import drawn_of_hosts
 from simulation.disk import Make
 from simulation.hosts import Hosts
+from simulation.led_hosts import LedHosts
 from simulation.links import Damage
+from simulation.orders import Stage
 from simulation.test_simulation import FIRST, SHARES, STEPS, played_or_shortest
 
 SHARE = 30
@@ -120,3 +124,151 @@ def test_what_was_pulled_of_a_version_that_the_hub_takes_back_goes_though_all_el
         world.wait(30.0)
         assert host.disk.left_behind() == []
         world.heal()
+
+
+@pytest.mark.parametrize("stage", Stage)
+def test_a_hub_that_is_killed_in_the_middle_of_an_order_to_its_hosts_brings_them_to_its_target_when_it_is_back(
+    stage: Stage,
+) -> None:
+    with closing(LedHosts(1, followers=2)) as world:
+        world.publish(Make.GOOD, announce=True)
+        world.wait(20.0)
+        assert served(world) == ["run~v000001", "run~v000001"]
+        world.pause_rollouts(paused=True)
+        world.publish(Make.GOOD, announce=True)
+        world.wait(20.0)  # it is pulled ahead
+        world.slow(0, 1.0)
+        world.pause_rollouts(paused=False)
+        world.until_an_order(0, stage)
+        world.kill()
+        world.wait(20.0)
+        assert served(world)[0] == "run~v000002", "what it has heard it carries out by itself"
+        world.heal()
+        assert served(world) == ["run~v000002", "run~v000002"]
+        assert [states(world, host.name) for host in world.hosts] == [(EngineState.IN_SYNC, "2")] * 2
+
+
+def test_an_order_of_a_hub_whose_lead_is_over_and_one_of_another_hub_are_refused_also_after_a_restart_of_the_host() -> (
+    None
+):
+    with closing(of_a_group(followers=1)) as world:
+        (host,) = world.hosts
+        for _ in range(2):
+            world.publish(Make.GOOD, announce=True)
+            world.wait(15.0)
+            world.kill()
+            world.start()
+            world.wait(15.0)
+        world.publish(Make.GOOD, announce=True)
+        world.wait(15.0)
+        assert host.following().fence == world.epoch
+        for behind in (0, 1):
+            world.order_as_another(0, 0, behind=behind, again=True)
+            host.kill()
+            host.start()
+            world.order_as_another(0, 0, behind=behind, again=False)
+        assert world.counts["refused orders"] == 4
+        world.wait(15.0)
+        assert served(world) == ["run~v000003"]
+        world.heal()
+
+
+def test_a_host_that_is_led_and_hears_no_answer_to_its_reports_goes_nowhere_by_itself() -> None:
+    with closing(LedHosts(3, followers=1)) as world:
+        world.publish(Make.GOOD, announce=True)
+        world.wait(15.0)
+        world.pause_rollouts(paused=True)
+        world.publish(Make.GOOD, announce=True)
+        world.damage(0, [], [Damage.LOST, Damage.LOST])
+        world.hosts[0].kill()
+        world.hosts[0].start()
+        world.wait(20.0)
+        assert served(world) == ["run~v000001"]
+        world.heal()
+        assert served(world) == ["run~v000002"]
+
+
+def test_a_follower_whose_root_in_memory_is_empty_at_its_start_pulls_again() -> None:
+    with closing(Hosts(7, followers=1)) as world:
+        (host,) = world.hosts
+        world.publish(Make.GOOD, announce=True)
+        world.wait(15.0)
+        host.kill()
+        host.disk.exchange(service=None, contents={})
+        host.start_engine("a")
+        host.start()
+        world.wait(60.0)
+        assert "run/v000001" in host.disk.folders
+        assert served(world) == ["run~v000001"]
+        world.heal()
+
+
+@pytest.mark.parametrize("service", [None, "another service"])
+@pytest.mark.parametrize("world_of", [Hosts, LedHosts])
+def test_a_follower_that_finds_another_root_in_place_of_its_own_says_so_writes_nothing_there_and_loads_nothing_from_it(
+    service: str | None, world_of: type[Hosts]
+) -> None:
+    """An empty one, as of a file system that is not mounted, or one of another service that has trained a run of the
+    same name. When its own is back it goes on by itself.
+    """
+    with closing(world_of(8, followers=1)) as world:
+        (host,) = world.hosts
+        world.publish(Make.GOOD, announce=True)
+        world.wait(15.0)
+        host.kill()
+        contents = {} if service is None else {"run/v000001": 10**6, "run/v000002": 10**6 + 1}
+        own = host.disk.exchange(service=service, contents=contents, kind="ext4")
+        before = host.disk.everything()
+        host.start_engine("a")
+        host.start()
+        world.publish(Make.GOOD, announce=True)
+        world.wait(60.0)
+        assert host.life is not None
+        told = host.life.store.faults.root
+        assert told is not None
+        assert ("is another root" if service else "has no .refitd/id") in told
+        assert host.following().serves is None
+        assert host.disk.everything() == before
+        host.kill()
+        shutil.rmtree(host.disk.root)
+        own.rename(host.disk.root)
+        host.start()
+        world.heal()
+        assert served(world) == ["run~v000002"]
+
+
+def served(world: Hosts) -> list[str | None]:
+    """What each host is proved to serve."""
+    return [host.following().serves for host in world.hosts]
+
+
+def states(world: LedHosts, host: str) -> tuple[EngineState, str | None]:
+    """How a host stands at its hub, and the label of what it serves."""
+    record = world.record_of(host)
+    assert record is not None
+    return record.state, record.weight_version
+
+
+def of_a_group(*, followers: int) -> LedHosts:
+    """A world whose hub belongs to a group: each of its starts is a takeover."""
+    worlds = (LedHosts(seed, followers=followers) for seed in count())
+    for world in worlds:
+        if world.is_grouped:
+            return world
+        world.close()
+    raise AssertionError
+
+
+def test_a_host_that_hears_no_answer_to_its_first_reports_waits_for_one_before_it_follows_by_itself() -> None:
+    """Else one that is led would go where its hub has not ordered it yet."""
+    with closing(LedHosts(3, followers=1)) as world:
+        world.hosts[0].kill()
+        world.cut_orders(0, cut=True)
+        world.publish(Make.GOOD, announce=True)
+        world.wait(3.0)
+        world.damage(0, [], [Damage.LOST, Damage.WRONG, Damage.LOST])  # what is asked between its reports is answered
+        world.hosts[0].start()
+        world.wait(20.0)
+        assert served(world) == [None]
+        world.heal()
+        assert served(world) == ["run~v000001"]

@@ -10,7 +10,7 @@ import pytest
 from refitd.policy.strategy import StrategyName
 from simulation.disk import Make
 from simulation.fault import Call, Fault
-from simulation.life import PARTNER
+from simulation.place import PARTNER
 from simulation.steps import CALLS, WRITTEN, Story
 from simulation.world import World
 from support.points import taken

@@ -25,9 +25,9 @@ from refitd_client.contract.wire import Move, NewEngine, Notice, OneRun, Rollbac
 from refitd_client.delta.plan import last_served
 
 from .disk import Make, SimDisk, SimFolder
-from .life import ADDED, PARTNER, Life, url_of
+from .life import Life
 from .offer import SimOffer
-from .place import Place
+from .place import ADDED, PARTNER, Place, url_of
 from .server import SimServer
 from .virtual_time import VirtualLoop
 
@@ -365,10 +365,11 @@ class World(Place):
         for each in waiting:
             if place.is_held(each):
                 place.server_of(each).is_resumed()
-        if given_up := [each for each in waiting if each.state is EngineState.QUARANTINED]:
+        given_up = [each for each in waiting if each.state is EngineState.QUARANTINED and not place.leads(each)]
+        if given_up:
             self._restart([place.server_of(each) for each in given_up])
         for each in waiting:
-            if each.state is EngineState.CONTESTED:
+            if each.state is EngineState.CONTESTED or place.leads(each):
                 place.promises.is_seen(each)
                 place.life.fleet.resync(each.id)
         return bool(waiting)

@@ -210,3 +210,15 @@ async def test_a_manifest_that_comes_in_two_ways_is_not_taken(stage: Stage) -> N
     with pytest.raises(UnreachableError, match="two manifests"):
         await stage.puller.pull(V1, parse_manifest(data).digest)
     assert stage.here == []
+
+
+async def test_a_root_that_is_not_the_followers_own_is_written_to_by_no_pull_and_tidied_by_none(stage: Stage) -> None:
+    """Its file system may be unmounted, or another service's root may have come into its place."""
+    with_right_digests(stage.hub, 1)
+    left = stage.root / RUN / ".incoming-v000009"
+    left.mkdir(parents=True)
+    stage.puller = Puller(stage.root, stage.sources, no_sleep, guard=lambda: "/root is another root")
+    with pytest.raises(PullRefusedError, match="/root is another root"):
+        await stage.pull()
+    assert not await stage.puller.keep_only(RUN, ())
+    assert [path.name for path in (stage.root / RUN).iterdir()] == [left.name]

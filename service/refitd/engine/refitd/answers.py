@@ -110,6 +110,7 @@ def reached(told: Following, root: str, address: str | None) -> Reached | Unreac
         server="refitd",
         pulls=True,
         host=told.host,
+        serves=told.serves,
     )
 
 

@@ -1,0 +1,118 @@
+"""What holds where a hub leads its hosts: they serve what was ordered, and its orders are those of its rollout."""
+
+from typing import TYPE_CHECKING
+
+from refitd.engine.refitd.answers import NOTHING_PROVED
+from refitd.policy.chain import NoBase, chain_of
+from refitd.state.records import AttemptRecord, EngineRecord
+from refitd.state.version import VersionRecord
+from refitd_client.contract.follow import HostOrder
+from refitd_client.contract.hosts import OrderState
+from refitd_client.contract.states import EngineState, VersionState
+
+from .hosts import HUB, HostPromises, HubPromises
+from .promises import RUN
+from .server import SimServer
+
+if TYPE_CHECKING:
+    from .led_hosts import LedHost, LedHosts
+
+
+def _may_order_back(engine: EngineRecord) -> bool:
+    """Whether the hub may bring a host to the last good version, from whatever it serves: its contents are in doubt, an
+    operator has asked for a load, or at the last look it proved nothing, as while it mends one that was restarted.
+    """
+    proves_nothing = engine.serving is None and engine.model_path == NOTHING_PROVED
+    return not engine.known or engine.reload or proves_nothing
+
+
+class LedHostPromises(HostPromises):
+    """What holds on a host that is led: it goes where its hub has ordered it, and nowhere by itself."""
+
+    _world: "LedHost"
+
+    def served(self, server: SimServer) -> None:
+        """See `Promises`. A host counts as an engine, so what its engines hold is what the hub's engines hold."""
+        super().served(server)
+        self._world.world.promises.holds(server)
+
+    def hold_now(self) -> None:
+        """No order is there that nobody gave, and the newest lead that was obeyed is remembered."""
+        super().hold_now()
+        if self._world.life is None:
+            return
+        world, name = self._world.world, self._world.name
+        desired = self._life.store.runs.desired.get(RUN)
+        assert desired is None or desired in world.book.given[name], f"{name} is to serve {desired}: nobody ordered it"
+        lead = self._life.store.runs.record_of(RUN).lead
+        newest = world.book.fences.get(name)
+        if newest is not None:
+            assert lead.leader == HUB, f"{name} is led by {lead.leader!r}"
+            assert lead.fence >= newest, f"{name} has forgotten epoch {newest}, and knows {lead.fence}"
+
+    def _is_wanted(self, version: str) -> bool:
+        return version in self._world.world.book.given[self._world.name]
+
+    def _may_go_back(self, version: str) -> bool:
+        """So does who was ordered back: what it was ordered to was refused, or its contents were in doubt."""
+        return version in self._world.world.book.back[self._world.name] or super()._may_go_back(version)
+
+
+class LedHubPromises(HubPromises):
+    """What holds at a hub that leads: each order is one of its rollout, and in the end each host serves the target."""
+
+    _world: "LedHosts"
+
+    def __init__(self, world: "LedHosts") -> None:
+        super().__init__(world)
+        self._aims: dict[str, str] = {}  # by engine, what a host is being brought to
+
+    def holds(self, server: SimServer) -> None:
+        """An engine of a host holds something."""
+        self._held.update(server.tensors)
+
+    def attempt_changed(self, attempt: AttemptRecord) -> None:
+        """A host is brought to nothing but its goal."""
+        super().attempt_changed(attempt)
+        engine = self._life.store.engines.get(attempt.engine)
+        if attempt.outcome is not None or engine is None or not self._world.leads(engine):
+            return
+        goals = self._life.targets.of_engine(engine)
+        known = {goal.id for goal in (goals.target, goals.loadable, goals.last_good) if goal is not None}
+        assert attempt.version in known, f"{engine.id} is brought to {attempt.version}, and its goals are {known}"
+        self._aims[attempt.engine] = attempt.version
+
+    def ordered(self, host: str, order: HostOrder) -> None:
+        """The hub is about to order something: what it is bringing the host to, or what that served before."""
+        book, engine = self._world.book, self._world.record_of(host)
+        aim = self._aims.get(f"{host}:1")
+        if order.version != aim:
+            before = order.version is None or order.version in book.given[host]
+            assert before, f"{host} is ordered to serve {order.version}, is being brought to {aim}, and never was there"
+        book.given[host].add(order.version)
+        if order.version is not None and (order.version != aim or engine is None or _may_order_back(engine)):
+            here = self._life.store.versions.get(order.version)
+            book.back[host].update(
+                each.id for each in self._life.store.versions.values() if here is None or each.order > here.order
+            )
+
+    def hold_in_the_end(self) -> None:
+        """Each host serves the target, and the hub's record of it says so."""
+        super().hold_in_the_end()
+        target = self._life.targets.of_run(RUN).target
+        if target is None or not self._is_for_hosts(target):
+            return
+        for host in self._world.hosts:
+            record, told = self._world.record_of(host.name), host.following()
+            state = f"{target.id} is the target, {host.name} says {told}, and the hub of it {record}"
+            assert record is not None, state
+            assert record.state is EngineState.IN_SYNC, f"11: {state}"
+            assert record.serving == told.serves == told.desired == target.id, f"11: {state}"
+            assert record.weight_version == target.label, f"11: {state}"
+            assert (told.order, told.leads, told.leader) == (OrderState.SERVED, True, HUB), f"11: {state}"
+            assert told.fence <= self._world.epoch, f"{host.name} is led by an epoch that never was: {state}"
+
+    def _is_for_hosts(self, target: VersionRecord) -> bool:
+        """Whether hosts can have it: its publisher is refitd's, and its trainer has deleted nothing beneath it."""
+        is_there = target.state is VersionState.SEALED and target.owned
+        return is_there and not isinstance(chain_of(target, self._life.store.versions), NoBase)

@@ -1,0 +1,136 @@
+"""What may happen in a simulation of several hosts that their hub leads, beside what may happen to any."""
+
+from collections.abc import Callable
+
+from .fault import Call, Fault
+from .host_steps import DAMAGES, ENGINE, HOST, HOST_RULES, MOMENT, HostStory
+from .led_hosts import LedHosts
+from .links import Damage
+from .orders import Stage
+from .steps import DISK_FAULTS, FAILURES, INDEX, Draw, may, one_of, several
+
+LED_RULES: dict[str, dict[str, Draw]] = dict(HOST_RULES)
+STAGE = one_of(Stage)
+DELTA = one_of([False, True])
+SECONDS = one_of([0.0, 0.5, 3.0, 20.0])
+SLOW = one_of([0.0, 0.05, 1.0])  # of the link, so that there is time between an order and its answer
+
+
+class LedStory(HostStory):
+    """Anything may happen while a hub orders, and the promises are looked at after each step."""
+
+    world: LedHosts
+
+    @may(LED_RULES, host=HOST, stage=STAGE, slow=SLOW, after=MOMENT, delta=DELTA, seconds=SECONDS)
+    def hub_is_killed_in_an_order(
+        self, host: int, stage: Stage, slow: float, after: float, delta: bool, seconds: float
+    ) -> None:
+        """Another service of its group takes over, where it has one."""
+        self._in_an_order(host, stage, slow, after, delta, lambda world: world.kill())
+        self.do(lambda world: world.wait(seconds))
+        self.do(lambda world: world.start())
+
+    @may(LED_RULES, host=HOST, stage=STAGE, slow=SLOW, after=MOMENT, delta=DELTA, seconds=SECONDS)
+    def host_is_killed_in_an_order(
+        self, host: int, stage: Stage, slow: float, after: float, delta: bool, seconds: float
+    ) -> None:
+        self._in_an_order(host, stage, slow, after, delta, lambda world: world.host(host).kill())
+        self.do(lambda world: world.wait(seconds))
+        self.do(lambda world: world.host(host).start())
+
+    @may(
+        LED_RULES,
+        host=HOST,
+        stage=STAGE,
+        slow=SLOW,
+        after=MOMENT,
+        delta=DELTA,
+        whole=one_of([False, True]),
+        seconds=one_of([0.5, 3.0, 12.0, 45.0]),
+    )
+    def link_is_cut_in_an_order(
+        self, host: int, stage: Stage, slow: float, after: float, delta: bool, whole: bool, seconds: float
+    ) -> None:
+        """The `whole` of it, or the hub's way to the host alone."""
+
+        def cut(world: LedHosts, *, is_cut: bool) -> None:
+            (world.cut if whole else world.cut_orders)(host, cut=is_cut)
+
+        self._in_an_order(host, stage, slow, after, delta, lambda world: cut(world, is_cut=True))
+        self._publish(delta=delta)
+        self.do(lambda world: world.wait(seconds))
+        self.do(lambda world: cut(world, is_cut=False))
+
+    @may(LED_RULES, host=HOST, orders=DAMAGES, others=one_of([[], [], *([each] for each in Damage)]), delta=DELTA)
+    def orders_are_lost_late_or_not_answered(
+        self, host: int, orders: list[Damage], others: list[Damage], delta: bool
+    ) -> None:
+        self.do(lambda world: world.damage_orders(host, orders, others))
+        self._publish(delta=delta)
+        self.do(lambda world: world.wait(3.0))
+        self._publish(delta=delta)
+        self.do(lambda world: world.wait(8.0))
+
+    @may(LED_RULES, host=HOST, number=INDEX, behind=one_of([0, 0, 1, 1, 2]), again=one_of([False, True]))
+    def somebody_orders_who_does_not_lead(self, host: int, number: int, behind: int, again: bool) -> None:
+        """A service of the hub's group whose lead is over, or another hub."""
+        self.do(lambda world: world.order_as_another(host, number, behind=behind, again=again))
+
+    @may(LED_RULES, host=HOST, stage=STAGE, slow=SLOW, after=MOMENT, delta=DELTA, seconds=SECONDS)
+    def operator_rolls_back_in_an_order(
+        self, host: int, stage: Stage, slow: float, after: float, delta: bool, seconds: float
+    ) -> None:
+        self._in_an_order(host, stage, slow, after, delta, lambda world: world.roll_back())
+        self.do(lambda world: world.wait(seconds))
+
+    @may(LED_RULES, host=HOST, stage=STAGE, slow=SLOW, after=MOMENT, delta=DELTA, seconds=SECONDS)
+    def operator_pauses_in_an_order(
+        self, host: int, stage: Stage, slow: float, after: float, delta: bool, seconds: float
+    ) -> None:
+        self._in_an_order(host, stage, slow, after, delta, lambda world: world.pause_rollouts(paused=True))
+        self._publish(delta=delta)
+        self.do(lambda world: world.wait(seconds))
+        self.do(lambda world: world.pause_rollouts(paused=False))
+
+    @may(LED_RULES, host=HOST, seconds=SECONDS)
+    def operator_asks_for_a_resync_of_a_host(self, host: int, seconds: float) -> None:
+        self.do(lambda world: world.resync(world.host(host).name))
+        self.do(lambda world: world.wait(seconds))
+
+    @may(
+        LED_RULES,
+        host=HOST,
+        name=ENGINE,
+        faults=several(FAILURES, most=4),
+        delta=DELTA,
+        seconds=one_of([0.2, 2.0, 9.0]),
+    )
+    def engine_of_a_host_fails_what_is_ordered(
+        self, host: int, name: str, faults: list[Fault], delta: bool, seconds: float
+    ) -> None:
+        """The host refuses it, and is ordered back."""
+        for fault in faults:
+            self.do(lambda world, fault=fault: world.host(host).goes_wrong(name, Call.LOAD, fault))
+            self._publish(delta=delta)
+            self.do(lambda world: world.wait(seconds))
+
+    @may(
+        LED_RULES, host=HOST, kind=one_of([*DISK_FAULTS, "no room", "full"]), stage=STAGE, delta=DELTA, seconds=SECONDS
+    )
+    def disk_of_a_host_fails_in_an_order(self, host: int, kind: str, stage: Stage, delta: bool, seconds: float) -> None:
+        self._in_an_order(host, stage, 0.05, 0.0, delta, lambda world: world.host(host).disk_fault(kind))
+        self._publish(delta=delta)
+        self.do(lambda world: world.wait(seconds))
+        self.do(lambda world: world.host(host).heal_disk())
+
+    def _in_an_order(
+        self, host: int, stage: Stage, slow: float, after: float, delta: bool, act: Callable[[LedHosts], None]
+    ) -> None:
+        """Something happens when an order to a host has come to a stage, or a moment later."""
+        self.do(lambda world: world.slow(host, slow))
+        self._publish(delta=delta)
+        self.do(lambda world: world.until_an_order(host, stage))
+        if after:
+            self.do(lambda world: world.wait(after))
+        self.do(act)
+        self.do(lambda world: world.slow(host, 0.0))

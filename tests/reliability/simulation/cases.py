@@ -129,10 +129,8 @@ def played(case: Case) -> Story:
 
 
 def _world(case: Case) -> World:
-    world, _ = case.of
-    if issubclass(world, Hosts):
-        return world(case.seed, strategy=case.strategy, vllm=case.vllm, followers=case.followers)
-    return World(case.seed, strategy=case.strategy, vllm=case.vllm)
+    followers = {"followers": case.followers} if case.followers else {}
+    return case.of[0](case.seed, strategy=case.strategy, vllm=case.vllm, **followers)
 
 
 def shortest(case: Case, fails: Callable[[Case], bool]) -> Case:

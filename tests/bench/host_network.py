@@ -89,9 +89,7 @@ def host_links(count: int, rate: float) -> Generator[list[HostLink]]:
         yield links
     finally:
         for link in links:
-            _do(
-                "link", "del", link.port, check=False
-            )  # the kernel takes its time to end a namespace with what is in it
+            _do("link", "del", link.port, check=False)  # the kernel takes its time to end a namespace
             _do("netns", "del", link.namespace, check=False)
         _do("link", "del", BRIDGE, check=False)
 

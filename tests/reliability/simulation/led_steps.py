@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from .fault import Call, Fault
-from .host_steps import DAMAGES, ENGINE, HOST, HOST_RULES, MOMENT, HostStory
+from .host_steps import ENGINE, HOST, HOST_RULES, MOMENT, HostStory
 from .led_hosts import LedHosts
 from .links import Damage
 from .orders import Stage
@@ -13,6 +13,8 @@ LED_RULES: dict[str, dict[str, Draw]] = dict(HOST_RULES)
 STAGE = one_of(Stage)
 DELTA = one_of([False, True])
 SECONDS = one_of([0.0, 0.5, 3.0, 20.0])
+# Not SLOW: a host obeys an order of its hub that comes after a newer one, as nothing in it says which is newer.
+HEARD_AT_ONCE = [Damage.CUT, Damage.STALL, Damage.LOST]
 SLOW = one_of([0.0, 0.05, 1.0])  # of the link, so that there is time between an order and its answer
 
 
@@ -61,8 +63,14 @@ class LedStory(HostStory):
         self.do(lambda world: world.wait(seconds))
         self.do(lambda world: cut(world, is_cut=False))
 
-    @may(LED_RULES, host=HOST, orders=DAMAGES, others=one_of([[], [], *([each] for each in Damage)]), delta=DELTA)
-    def orders_are_lost_late_or_not_answered(
+    @may(
+        LED_RULES,
+        host=HOST,
+        orders=several(HEARD_AT_ONCE, most=6),
+        others=one_of([[], [], *([each] for each in Damage)]),
+        delta=DELTA,
+    )
+    def orders_are_lost_or_not_answered(
         self, host: int, orders: list[Damage], others: list[Damage], delta: bool
     ) -> None:
         self.do(lambda world: world.damage_orders(host, orders, others))

@@ -192,8 +192,8 @@ def test_a_receiver_that_is_killed_when_it_was_ready_ends_this_transfer_and_no_o
     transfers: Transfers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transfers.goes(1)
-    monkeypatch.setattr(sending, "SEND_SECONDS", 10.0)  # what a group of which a member is gone waits for
-    with transfers.offer(2) as exported:
+    with transfers.offer(2) as exported, monkeypatch.context() as shorter:
+        shorter.setattr(sending, "SEND_SECONDS", 10.0)  # what a group of which a member is gone waits for
         lost = transfers.receive(B, exported)
         transfers.says_that_it_is_ready(B, exported)
         killed = transfers.receivers[B].pid

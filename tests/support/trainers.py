@@ -20,7 +20,8 @@ def run_there(program: Path, *args: object, **variables: str) -> str:
     paths = {"PATH": f"{venv / 'bin'}:{kept['PATH']}", "PYTHONPATH": f"{TREE / 'client'}:{TREE / 'service'}"}
     words = ["sh"] if program.suffix == ".sh" else [str(venv / "bin/python"), "-W", "ignore"]
     command = [*words, str(program), *map(str, args)]
-    environment = kept | paths | variables
+    # Ray runs its workers at nice 15: beside other tests they would get next to nothing of the processors.
+    environment = kept | paths | {"RAY_worker_niceness": "0"} | variables
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout

@@ -51,7 +51,7 @@ test: $(READY) ## run the tests that hold every promise: unit, integration, reli
 
 thorough: $(READY) ## run what make test leaves out: every crash point, mutants, sweeps of attacks, the commands of the pages
 	@tests/envoy/install .envoy || echo "Envoy is not tested: the tests say why"
-	@REFITD_EVERY_POINT=1 REFITD_SIMULATION_STEPS=12000 \
+	@REFITD_EVERY_POINT=1 REFITD_SIMULATION_STEPS=3000 \
 	tests/stage thorough $(PYTEST) -n 3 -m '(thorough or points) and not sglang' \
 	  tests/repository tests/integration tests/docs tests/reliability tests/e2e $(ARGS)
 

@@ -14,8 +14,10 @@ from support.subject import Subject
 from support.vllm import OneVllm
 
 REAL = [pytest.param(kind, marks=pytest.mark.sglang) for kind in ("sglang", "sglang-plugged")] if SGLANG_VENV else []
-VLLM = ("vllm", "vllm-two-ranks", "vllm-plugged", "vllm-plugged-two-ranks") if VLLM_VENV else ()
+VLLM = ("vllm", "vllm-plugged", "vllm-plugged-two-ranks") if VLLM_VENV else ()
 REAL += [pytest.param(kind, marks=pytest.mark.vllm) for kind in VLLM]
+if VLLM_VENV:  # what a service sends to two stock ranks is what it sends to one: `make vllm` tries the jobs on them
+    REAL += [pytest.param("vllm-two-ranks", marks=[pytest.mark.vllm, pytest.mark.thorough])]
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -41,7 +41,9 @@ async def served(architecture: str, one_vllm: OneVllm, tokenizer: Path, folder: 
             await inside.engine.aclose()
 
 
-@pytest.mark.parametrize("architecture", ["gemma2", "llama", "qwen2-tied", "qwen3"])
+@pytest.mark.parametrize(
+    "architecture", [pytest.param("gemma2", marks=pytest.mark.thorough), "llama", "qwen2-tied", "qwen3"]
+)
 async def test_an_update_gives_the_answers_of_a_server_that_was_started_on_that_checkpoint(
     architecture: str, one_vllm: OneVllm, vllm_models: Path, tmp_path: Path
 ) -> None:

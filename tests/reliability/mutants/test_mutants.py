@@ -119,7 +119,7 @@ MUTANTS = [
         "service/refitd/catalog/judge.py",
         "Invalid(code, reason):\n                self.reject(record.id, reason, code)",
         "Invalid(code, reason):\n                self._move(record.id, VersionState.SEALED, reason)",
-        "tests/reliability/simulation",
+        "tests/reliability/simulation/test_simulation.py",
     ),
     Mutant(
         "offers a slot whose manifest a power cut may bring back",
@@ -217,14 +217,14 @@ MUTANTS = [
         "service/refitd/engine/vllm/loads.py",
         "or not began_torn:",
         "or True:",
-        "tests/reliability/simulation",
+        "tests/reliability/simulation/test_simulation.py",
     ),
     Mutant(
         "resumes a vLLM after a load that failed",
         "service/refitd/engine/vllm/adapter.py",
         "return await self._restore(reason, before, watch)",
         "return await self._as_before(reason, target, watch)",
-        "tests/unit/engine/test_vllm_adapter.py tests/reliability/simulation",
+        "tests/unit/engine/test_vllm_adapter.py tests/reliability/simulation/test_simulation.py",
     ),
     Mutant(
         "takes the answer of one of a vLLM's ranks for that of all",

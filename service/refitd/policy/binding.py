@@ -142,9 +142,9 @@ def why_not_followed(
         why.append(f"engines follow {', '.join(f'{each} (closed)' if each in closed else each for each in bound)}")
     if None in follow:
         why.append(f"engines that are bound to no run follow none of several ({', '.join(sorted(runs))})")
+    why.append(_NONE_FREE if mine else _ASK_FOR_THEM)  # first what the trainer can do, then the operator
     why.append(how_to_bring(engines, run, closed))
     why.append(f"or bind engines to it in the engines file, or all of them by 'refitd serve --run {run}'")
-    why.append(_NONE_FREE if mine else _ASK_FOR_THEM)
     return "; ".join(why)
 
 

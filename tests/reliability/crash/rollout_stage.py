@@ -108,7 +108,8 @@ class Stage:
         """Send the notice; whether the service answered that it has it."""
         try:
             reply = self.http.post(f"{service.url}/v1/versions", json={"run": RUN, "step": self.step})
-        except httpx.TransportError:
+        except httpx.TransportError as error:
+            print(f"{service.url} did not answer: {error!r}")
             return False
         assert reply.status_code in {200, 202}, reply.text
         return True

@@ -138,7 +138,7 @@ def main(folder: Path) -> None:
     start_ray()
     with service(root, model) as url:
         config = settings(root, url, dtype="float32")
-        print(f"starting {RANKS} ranks of the actor and {SERVERS} servers, a minute or two ...", flush=True)
+        print(f"starting {RANKS} ranks of the actor and {SERVERS} servers, which takes some minutes ...", flush=True)
         actor, replicas = start_actor(config, model), start_replicas(config, model)
         manager = CheckpointEngineManager(config, actor, replicas)
         for step in range(STEPS):

@@ -25,7 +25,6 @@ from accelerate.utils import gather_object  # pyright: ignore[reportMissingTypeS
 from transformers import TrainerControl, TrainerState, TrainingArguments
 from trl.data_utils import is_conversational
 
-from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import EngineState
 from refitd_client.errors import InvalidWeightsError, PublishError, RefitError, ServiceError
 from refitd_client.http.client import RefitClient
@@ -123,7 +122,7 @@ class RefitRollouts(RefitCallback):
             raise PublishError("RefitRollouts makes no turns with tools: TRL would generate them with its own model")
         version = self._serve(trainer)
         prompt_ids = _token_ids(prompts, trainer)
-        answers = self._complete(prompt_ids, _sampling(trainer), version)
+        answers = self._complete(prompt_ids, _sampling(trainer), version, str(trainer.state.global_step))
         return {
             "prompt_ids": prompt_ids,
             "completion_ids": [answer.tokens for answer in answers],
@@ -149,12 +148,19 @@ class RefitRollouts(RefitCallback):
             raise PublishError(f"step {step} is not published: give RefitRollouts to the trainer's callbacks as well")
         return version
 
-    def _complete(self, prompts: list[list[int]], sampling: Mapping[str, Any], version: str) -> list[_Answer]:
-        """Send prompts until each has its answer. What is missing goes to the engines that there are then."""
+    def _complete(
+        self, prompts: list[list[int]], sampling: Mapping[str, Any], version: str, step: str
+    ) -> list[_Answer]:
+        """Send prompts until each has its answer. What is missing goes to the engines that there are then.
+
+        Args:
+            prompts: their token ids.
+            sampling: SGLang's settings.
+            version: the id of the version that is to answer.
+            step: its label in the engines.
+        """
         answers: dict[int, _Answer] = {}
         failed: set[str] = set()  # engines that failed in the last round, as the service may not have noticed yet
-        named = parse_version_id(version)
-        step = str(self._published if named is None else named[1].step)  # the engines' label of the version
         ends, why = time.monotonic() + self._timeout, f"no engine serves {version}"
         while missing := [number for number in range(len(prompts)) if number not in answers]:
             if time.monotonic() > ends:
@@ -162,15 +168,15 @@ class RefitRollouts(RefitCallback):
                 raise ServiceError(f"{many} from {version} did not come within {self._timeout:g} s: {why}")
             serving = self._serving(version)
             engines = [url for url in serving if url not in failed] or serving
-            shares = {url: missing[place :: len(engines)] for place, url in enumerate(engines)}
+            shares = [(url, missing[place :: len(engines)]) for place, url in enumerate(engines)]
             with ThreadPoolExecutor(max(len(shares), 1)) as threads:
-                calls = {
-                    url: threads.submit(self._generate, url, {each: prompts[each] for each in share}, sampling, step)
-                    for url, share in shares.items()
+                calls = [
+                    (url, threads.submit(self._generate, url, {each: prompts[each] for each in share}, sampling, step))
+                    for url, share in shares
                     if share
-                }
+                ]
             failed.clear()
-            for url, call in calls.items():
+            for url, call in calls:
                 got, wrong = call.result()
                 answers |= got
                 if wrong is not None:
@@ -202,13 +208,13 @@ class RefitRollouts(RefitCallback):
             answers = reply.raise_for_status().json()
         except httpx.HTTPError as error:
             return {}, str(error) or type(error).__name__
-        whole = {number: answer for number, answer in zip(prompts, map(_read, answers), strict=True) if answer}
+        read = zip(prompts, map(_read, answers), strict=True)
+        whole = {number: answer for number, answer in read if answer is not None}
         # An engine that has just been started again answers from other weights, until the service notices.
-        others = sorted({str(answer.weight_version) for answer in whole.values()} - {step, str(None)})
-        if others:
-            wrong = f"it answers from weights labelled {', '.join(others)}, and the step is {step}"
-            return {number: answer for number, answer in whole.items() if answer.weight_version in {step, None}}, wrong
-        return whole, None
+        usable = {number: answer for number, answer in whole.items() if answer.weight_version in {step, None}}
+        others = sorted({str(answer.weight_version) for number, answer in whole.items() if number not in usable})
+        wrong = f"it answers from weights labelled {', '.join(others)}, and the step is {step}" if others else None
+        return usable, wrong
 
 
 def _read(answer: Mapping[str, Any]) -> _Answer | None:

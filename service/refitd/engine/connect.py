@@ -76,6 +76,7 @@ class ProbedEngine:
     """An engine of a kind that the operator does not say. The first adapter whose probe reaches it speaks to it.
 
     It goes on doing so, unless its probe fails and another's does not: then a server of another kind is there now.
+    Where nothing listens the other adapters are not asked.
     """
 
     def __init__(self, adapters: Sequence[EnginePort]) -> None:
@@ -89,6 +90,8 @@ class ProbedEngine:
         if isinstance(seen, Reached):
             self._was_reached = True
             return seen
+        if seen.nothing_listens:
+            return seen  # the others would be refused as well
         others = [adapter for adapter in self._adapters if adapter is not self._picked]
         answers = await asyncio.gather(*(adapter.probe() for adapter in others))
         for adapter, answer in zip(others, answers, strict=True):
@@ -101,10 +104,7 @@ class ProbedEngine:
         if self._was_reached or seen.recognised:
             return seen
         reasons = [seen.reason, *(answer.reason for answer in answers if isinstance(answer, Unreached))]
-        unlike: dict[str, str] = {}
-        for reason in reasons:  # where nothing listens, each kind asks for the program that it knows
-            unlike.setdefault(reason.partition(" (is the ")[0], reason)
-        return Unreached(reason="; ".join(unlike.values()), advice=seen.advice)
+        return Unreached(reason="; ".join(dict.fromkeys(reasons)), advice=seen.advice)
 
     async def _adapter(self) -> EnginePort:
         """The adapter of the server that is there, which a start after a kill in mid-load has not probed yet."""

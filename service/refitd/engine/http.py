@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import httpcore
 import httpx
@@ -51,6 +51,7 @@ class Reply:
     data: dict[str, Any] | None
     date: str | None = None
     address: str | None = None
+    nothing_listens: ClassVar[bool] = False  # as of `NoReply`
 
     @property
     def ok(self) -> bool:

@@ -231,12 +231,14 @@ class Reached:
 class Unreached:
     """A probe that failed, and why, in a sentence. `advice` says what an operator can do about it, "" for nothing.
 
-    `recognised`: a server of the adapter's kind is there, and lacks something.
+    `recognised`: a server of the adapter's kind is there, and lacks something. `nothing_listens`: every address of the
+    server refused the connection.
     """
 
     reason: str
     advice: str = ""
     recognised: bool = False
+    nothing_listens: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,7 +61,7 @@ class Orders:
         return self._is_led is None and self._store.clock.monotonic() < self._waits_until
 
     def unanswered(self) -> None:
-        """The upstream takes no reports: it leads nobody."""
+        """The upstream takes no reports, so it leads no host."""
         self._waits_until = 0.0
 
     def answered(self, run: str | None, answer: ReportAnswer) -> None:

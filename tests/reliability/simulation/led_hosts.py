@@ -153,7 +153,7 @@ class LedHosts(Hosts):
         host = self.host(index)
         newest = self.book.fences.get(host.name)
         if host.life is None or newest is None or behind > newest:
-            return  # there is nobody, or it has never heard of its hub, or the hub has led for so long
+            return  # the host is down, or was never ordered anything, or its hub has not led that often
         known = sorted(host.life.store.versions, key=parse_version_id)
         version = known[number % len(known)] if known else None
         leader, fence = (HUB, newest - behind) if behind else (OTHER_HUB, newest + 1)

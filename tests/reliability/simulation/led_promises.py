@@ -37,13 +37,15 @@ class LedHostPromises(HostPromises):
         self._world.world.promises.holds(server)
 
     def hold_now(self) -> None:
-        """No order is there that nobody gave, and the newest lead that was obeyed is remembered."""
+        """A host desires only what its hub ordered, and remembers the newest lead that it obeyed."""
         super().hold_now()
         if self._world.life is None:
             return
         world, name = self._world.world, self._world.name
         desired = self._life.store.runs.desired.get(RUN)
-        assert desired is None or desired in world.book.given[name], f"{name} is to serve {desired}: nobody ordered it"
+        assert desired is None or desired in world.book.given[name], (
+            f"{name} is to serve {desired}, which its hub never ordered"
+        )
         lead = self._life.store.runs.record_of(RUN).lead
         newest = world.book.fences.get(name)
         if newest is not None:

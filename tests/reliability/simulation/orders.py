@@ -99,19 +99,19 @@ class HostTransport:
     async def get(self, path: str, within: float) -> Reply | NoReply:
         """`GET /v1/follow`."""
         parts = urlsplit(path)
-        assert parts.path == "/v1/follow", f"nobody has told the simulation about {path}"
+        assert parts.path == "/v1/follow", f"the simulation does not know {path}"
         held_back = float(parse_qs(parts.query).get("within", ["0"])[0])
         return await self._call(lambda life: follow.following(life.service, held_back), within, self._next())
 
     async def post(self, path: str, body: dict[str, Any], within: float) -> Reply | NoReply:
         """`POST /v1/follow/trial`."""
-        assert path == "/v1/follow/trial", f"nobody has told the simulation about {path}"
+        assert path == "/v1/follow/trial", f"the simulation does not know {path}"
         asked = msgspec.convert(body, HostTrial)
         return await self._call(lambda life: follow.trial(asked, life.service), within, self._next())
 
     async def put(self, path: str, body: dict[str, Any], within: float) -> Reply | NoReply:
         """`PUT /v1/follow/desired`."""
-        assert path == "/v1/follow/desired", f"nobody has told the simulation about {path}"
+        assert path == "/v1/follow/desired", f"the simulation does not know {path}"
         order, host = msgspec.convert(body, HostOrder), self._link.to.name
 
         async def carried_out(life: Life) -> Following:

@@ -26,7 +26,7 @@ URL = "s3://bucket/prefix"
 HASTE = 40.0  # seconds of the store in one of the simulation: a lease of ten minutes ends in a quarter of one
 BEGAN = 1_700_000_000.0  # the store's time when the simulation's is 0
 PATIENCE_SECONDS = 6.0  # in which a call is answered, or given up
-LATE_SECONDS = 6.0  # in which what nobody waits for any more is carried out
+LATE_SECONDS = 6.0  # in which the store carries out a request whose caller has given up
 
 
 class StoreFault(StrEnum):
@@ -288,7 +288,7 @@ class SimBucket(Bucket):
         try:
             await self._take_time(slow / 2 + (self._patience() if fault is StoreFault.DELAYED else 0.0))
         except asyncio.CancelledError:
-            if is_change and self._chance.random() < 0.5:  # it is under way: nobody takes it back
+            if is_change and self._chance.random() < 0.5:  # it is under way, and cannot be taken back
                 loop.call_later(self._chance.random() * LATE_SECONDS, self._unheard, act)
             raise
         if self.cut or self._objects.is_down or fault is StoreFault.FAILS:

@@ -1,4 +1,4 @@
-"""What holds of an object store, whoever writes into it, collects from it or dies: held against each change."""
+"""What holds of an object store when publishers, collectors and hosts use it and die: checked at each change."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -89,7 +89,7 @@ class StorePromises:
             assert is_taken, f"{after.writer} has taken the pointer without a version from {before.writer}"
         named, retired = ({version.id for version in those} for those in (after.versions, after.retired))
         for gone in {version.id for version in before.versions} - named:
-            assert gone in retired, f"{gone} counts no more, and nobody is to collect it"
+            assert gone in retired, f"{gone} counts no more, and the pointer does not name it as retired"
         for back in {version.id for version in before.retired} & named:
             raise AssertionError(f"{back} was retired, and counts again")
         for gone in {version.id for version in before.retired} - retired:

@@ -131,7 +131,7 @@ class StoreTrainer(StoreProcess):
         self.do(self._told(self._roll_back))
 
     async def _told(self, work: Callable[[], Awaitable[None]]) -> None:
-        """What the trainer is told by what is raised."""
+        """What the trainer learns from an error."""
         self.has_failed = True
         try:
             await work()

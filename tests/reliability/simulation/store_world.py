@@ -154,7 +154,7 @@ class StoreWorld(World):
             self._patches.enter_context(mock.patch.object(module, name, value))
 
     def _wall_time(self) -> float:
-        """What the clock of whoever asks says: anything."""
+        """What a caller's clock says: any time."""
         return self.chance.random() * 4e9
 
     def _free_bytes(self, folder: Path) -> int:
@@ -279,7 +279,7 @@ class StoreWorld(World):
             client.cut = cut
 
     def set_down(self, *, down: bool) -> None:
-        """The store answers nobody any more, or answers again."""
+        """The store answers no request any more, or answers again."""
         self.store.is_down = down
 
     def slow(self, who: str, seconds: float) -> None:
@@ -305,7 +305,7 @@ class StoreWorld(World):
             self.collect(within=ENDS_SECONDS)
             last = self.collectors[-1].done
             self.wait(LEASE_SECONDS / HASTE + 5.0)
-        assert last is not None, "everything works again, and nobody can collect"
+        assert last is not None, "everything works again, and no collector comes to its end"
         self.watch.nothing_leaks(last)
         super().heal()
 
@@ -327,4 +327,6 @@ class StoreWorld(World):
         self.wait(STEERED_SECONDS)
         pointer = self.watch.pointer
         assert pointer is not None
-        assert pointer.target == pointer.versions[0].id, f"{pointer.versions[0].id} was published, and nobody wants it"
+        assert pointer.target == pointer.versions[0].id, (
+            f"{pointer.versions[0].id} was published, and the pointer wants another"
+        )

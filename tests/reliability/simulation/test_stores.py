@@ -112,7 +112,7 @@ def test_bytes_of_a_store_that_are_damaged_on_their_way_are_pulled_again_and_rea
         world.heal()
 
 
-def test_a_hub_that_comes_again_with_nothing_to_push_takes_the_run_from_nobody_and_says_so() -> None:
+def test_a_hub_that_comes_again_with_nothing_to_push_leaves_the_run_to_its_publisher_and_says_so() -> None:
     with closing(StoreWorld(6, followers=1, pushed=True)) as world:
         world.publish_to_store(0, delta=False, within=20.0)
         world.publish_to_store(1, delta=False, within=10.0)

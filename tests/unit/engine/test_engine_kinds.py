@@ -71,7 +71,7 @@ async def test_the_adapter_whose_probe_reaches_the_server_speaks_to_it() -> None
     assert {name: (each.probes, each.resumes) for name, each in adapters.items()} == {"first": (1, 0), "second": (2, 1)}
 
 
-async def test_where_nothing_listens_that_is_said_once_for_all_kinds() -> None:
+async def test_where_nothing_listens_one_kind_is_asked_and_that_is_said_once() -> None:
     port = free_port()
     seen = await connector(ACCESS, lambda *_: None, lambda _: True)(EngineSpec(url=f"http://127.0.0.1:{port}")).probe()
     refused = f"http://127.0.0.1:{port} cannot be reached: connection refused (is the engine running there?)"

@@ -59,7 +59,7 @@ def test_a_host_whose_report_was_not_answered_waits_for_a_word_of_its_hub_and_no
     assert not orders.is_untold
 
 
-@pytest.mark.parametrize("answer", [ReportAnswer(lease_seconds=30), WrongError("nobody may write there")])
+@pytest.mark.parametrize("answer", [ReportAnswer(lease_seconds=30), WrongError("reports are refused")])
 def test_a_host_that_is_not_led_or_whose_upstream_takes_no_reports_follows_at_once(
     tmp_path: Path, answer: UpstreamError | ReportAnswer
 ) -> None:

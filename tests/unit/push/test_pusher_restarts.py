@@ -69,7 +69,7 @@ def test_a_hub_that_comes_again_goes_on_with_its_run(store: Store, tmp_path: Pat
     assert store.faults.push is None
 
 
-def test_a_hub_that_comes_again_takes_its_run_from_nobody_without_a_newer_version_and_says_so(
+def test_a_hub_that_comes_again_leaves_its_run_to_another_publisher_without_a_newer_version_and_says_so(
     store: Store, tmp_path: Path
 ) -> None:
     bucket = ScriptedBucket()

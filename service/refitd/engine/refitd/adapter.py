@@ -85,7 +85,12 @@ class RefitdEngine:
         reply = await self._http.get(_FOLLOW, SECONDS)
         told = following(reply, self._url)
         if isinstance(told, NoAnswer):
-            return Unreached(reason=told.reason, advice=told.advice, recognised=told.recognised)
+            return Unreached(
+                reason=told.reason,
+                advice=told.advice,
+                recognised=told.recognised,
+                nothing_listens=reply.nothing_listens,
+            )
         return reached(told, self._root, getattr(reply, "address", None))
 
     async def refit(self, target: Target, on_stage: Callable[[Stage], None]) -> Refit:

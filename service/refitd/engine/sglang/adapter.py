@@ -115,7 +115,7 @@ class SglangEngine:
         reply = await self._http.get("/model_info", calls.PROBE_SECONDS)
         info = read_model_info(reply, self._http.url)
         if isinstance(info, str):
-            return Unreached(reason=info, advice=access.way_in(reply))
+            return Unreached(reason=info, advice=access.way_in(reply), nothing_listens=reply.nothing_listens)
         if self._server is None or info != self._last:
             server = read_server_info(await self._http.get("/server_info", calls.CALL_SECONDS), self._http.url)
             if isinstance(server, str):

@@ -61,7 +61,7 @@ class SglangAdapters(NamedAdapters):
         reply = await self._http.get("/model_info", PROBE_SECONDS)
         info = read_model_info(reply, self._http.url)
         if isinstance(info, str):
-            return Unreached(reason=info, advice=access.way_in(reply))
+            return Unreached(reason=info, advice=access.way_in(reply), nothing_listens=reply.nothing_listens)
         listed = await self._listed()
         if isinstance(listed, str):
             return Unreached(reason=listed, advice=access.way_in(reply))

@@ -43,7 +43,7 @@ def unreached(fault: Obstacle | str, read: Reply | NoReply) -> Unreached:
     if isinstance(fault, Obstacle):
         return Unreached(reason=fault.text, advice=fault.fix, recognised=True)
     is_vllm = isinstance(read, Reply) and (is_dead(read) or isinstance(read_label(read, ""), Label))
-    return Unreached(reason=fault, advice=way_in(read), recognised=is_vllm)
+    return Unreached(reason=fault, advice=way_in(read), recognised=is_vllm, nothing_listens=read.nothing_listens)
 
 
 async def check_changes(http: Transport) -> ChangeCheck:

@@ -62,7 +62,9 @@ class FolderSource:
     async def manifest(self, version: str) -> bytes:
         return (self.folder(version) / MANIFEST_NAME).read_bytes()
 
-    async def blocks(self, version: str, file: str) -> Sequence[bytes] | None:
+    knows_blocks = False
+
+    async def blocks(self, version: str, file: str, size: int) -> Sequence[bytes] | None:
         return None
 
     async def fill(self, part: FilePart, buffer: memoryview) -> None:

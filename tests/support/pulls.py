@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from refitd.follow.puller import Puller
+from refitd.follow.puller import Puller, PullTotals
 from refitd.follow.sources import RelaySource
 from refitd.follow.upstream import FilePart
 from refitd_client.contract import manifest
@@ -23,6 +23,7 @@ class FakeSource:
 
     root: Path
     name: str = "hub"
+    says_blocks: bool = True
     knows_blocks: bool = True
     parts: list[FilePart] = field(default_factory=list[FilePart])
     on_part: Callable[[FilePart, bytes], Awaitable[bytes]] | None = None
@@ -33,9 +34,10 @@ class FakeSource:
     async def manifest(self, version: str) -> bytes:
         return (self.folder(version) / MANIFEST_NAME).read_bytes()
 
-    async def blocks(self, version: str, file: str) -> Sequence[bytes] | None:
+    async def blocks(self, version: str, file: str, size: int) -> Sequence[bytes] | None:
         data = (self.folder(version) / file).read_bytes()
-        return [digest_of_pieces([data[at : at + 64]]) for at in range(0, len(data), 64)] if self.knows_blocks else None
+        found = [digest_of_pieces([data[at : at + size]]) for at in range(0, len(data), size)]
+        return found if self.says_blocks else None
 
     async def fill(self, part: FilePart, buffer: memoryview) -> None:
         self.parts.append(part)
@@ -86,8 +88,8 @@ class Stage:
     sources: FakeSources
     puller: Puller
 
-    async def pull(self, version: str = V1) -> None:
-        await self.puller.pull(version, parse_manifest(await self.upstream.manifest(version)).digest)
+    async def pull(self, version: str = V1) -> PullTotals:
+        return await self.puller.pull(version, parse_manifest(await self.upstream.manifest(version)).digest)
 
     @property
     def here(self) -> list[str]:

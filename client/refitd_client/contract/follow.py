@@ -133,9 +133,10 @@ class Relays:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileBlocks:
-    """The digests of a file's blocks, 32 hexadecimal digits each (`contract/manifest.py`: `BLOCK`)."""
+    """The digests of a file's blocks of `size` bytes, the last one shorter; 32 hexadecimal digits each."""
 
     blocks: list[str]
+    size: int = 2**24  # as older releases, which have those of the manifest alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import unquote
 
-from fastapi import APIRouter, Header
+from fastapi import APIRouter, Header, Query
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -37,7 +37,8 @@ _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{0,18})")
 _DIGESTING = asyncio.Semaphore(1)
 _READERS = 4  # threads that read a file for the digests of its blocks
 _MOST_BLOCKS = 200  # files whose blocks' digests are remembered: all followers ask for those of the newest versions
-_BLOCKS: OrderedDict[tuple[str, str], list[str]] = OrderedDict()  # by a version's digest and a file's name
+_BLOCKS: OrderedDict[tuple[str, str, int], list[str]] = OrderedDict()  # by a version's digest, a file's name, and size
+_LEAST_BLOCK = 2**20  # bytes: what an answer takes has a limit
 _HEAD = 2**20  # bytes: a smaller part, as of a file's header, is given to everyone
 ARRIVES_SECONDS = 5.0  # for which a request waits for bytes that are on their way here: less than a stall takes
 _OBJECT: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
@@ -125,35 +126,38 @@ async def _sealed(service: Service, version_id: str, name: str, wanted: str | No
 
 
 @router.get("/files/{name}/blocks")
-async def get_blocks(version_id: str, name: str, service: ServiceOf) -> FileBlocks:
-    """The digests of a file's blocks of 16 MiB: which block is wrong, where a file's digest is. Reads all of the file.
+async def get_blocks(
+    version_id: str, name: str, service: ServiceOf, size: Annotated[int, Query(ge=_LEAST_BLOCK, le=BLOCK)] = BLOCK
+) -> FileBlocks:
+    """The digests of a file's blocks: which block is wrong, where a file's digest is. Reads all of the file.
 
-    Joined they are the file's digest in the manifest.
+    Those of blocks of 16 MiB, joined, are the file's digest in the manifest. Others (`size`, in bytes) are for hosts
+    that hand blocks on to others.
     """
     record = await _held(service, version_id)
-    key = record.digest or record.id, name
+    key = record.digest or record.id, name, size
     async with _DIGESTING:
         if key not in _BLOCKS:
             fd = await _opened(service, record, name)
             try:
-                _BLOCKS[key] = await asyncio.to_thread(_digests, fd)
+                _BLOCKS[key] = await asyncio.to_thread(_digests, fd, size)
             finally:
                 os.close(fd)
         _BLOCKS.move_to_end(key)
         while len(_BLOCKS) > _MOST_BLOCKS:
             _BLOCKS.popitem(last=False)
-        return FileBlocks(blocks=_BLOCKS[key])
+        return FileBlocks(blocks=_BLOCKS[key], size=size)
 
 
-def _digests(fd: int) -> list[str]:
+def _digests(fd: int, block: int) -> list[str]:
     """The digests of a file's blocks, which are read by a few threads at once."""
     size = os.fstat(fd).st_size
     with ThreadPoolExecutor(min(_READERS, os.cpu_count() or 1), "refitd-digest") as threads:
-        return list(threads.map(partial(_digest, fd, size), range(0, max(size, 1), BLOCK)))
+        return list(threads.map(partial(_digest, fd, size, block), range(0, max(size, 1), block)))
 
 
-def _digest(fd: int, size: int, start: int) -> str:
-    end = min(start + BLOCK, size)
+def _digest(fd: int, size: int, block: int, start: int) -> str:
+    end = min(start + block, size)
     pieces = (read_at(fd, min(_CHUNK, end - at), at) for at in range(start, end, _CHUNK))
     return digest_of_pieces(pieces).hex()
 

@@ -119,9 +119,14 @@ class BucketUpstream:
         if not is_there:
             raise GoneError(f"{self.name} does not have {part.file} of {part.version} any more")
 
-    async def blocks(self, version: str, file: str) -> Sequence[bytes] | None:
+    @property
+    def knows_blocks(self) -> bool:
         """See `Upstream`: no list of blocks is kept in a bucket."""
-        del version, file
+        return False
+
+    async def blocks(self, version: str, file: str, size: int) -> Sequence[bytes] | None:
+        """See `Upstream`."""
+        del version, file, size
         return None
 
     async def report(self, report: FollowerReport) -> ReportAnswer:

@@ -101,14 +101,20 @@ class HubUpstream:
         """See `ByteSource`."""
         await self._bytes.fill(part, buffer)
 
-    async def blocks(self, version: str, file: str) -> Sequence[bytes] | None:
-        """See `Upstream`."""
-        path = f"/v1/versions/{quote(version, safe='')}/files/{quote(file, safe='')}/blocks"
+    async def blocks(self, version: str, file: str, size: int) -> Sequence[bytes] | None:
+        """See `Upstream`. An older release knows those of the manifest's size alone, and says so."""
+        path = f"/v1/versions/{quote(version, safe='')}/files/{quote(file, safe='')}/blocks?size={size}"
         data = await self._bytes.get(path, _MAX_BLOCKS_BYTES)
         try:
-            return [bytes.fromhex(digest) for digest in msgspec.json.decode(data, type=FileBlocks).blocks]
+            told = msgspec.json.decode(data, type=FileBlocks)
+            return [bytes.fromhex(digest) for digest in told.blocks] if told.size == size else None
         except (msgspec.MsgspecError, ValueError) as error:
             raise WrongError(f"{self.name}{path} answered with what is no list of digests: {error}") from error
+
+    @property
+    def knows_blocks(self) -> bool:
+        """See `Upstream`."""
+        return True
 
     async def report(self, report: FollowerReport) -> ReportAnswer:
         """See `Upstream`."""

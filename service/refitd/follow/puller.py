@@ -23,7 +23,7 @@ import structlog
 from refitd.follow.arrival import Arrival
 from refitd.follow.resuming import PullJournal, drop_others
 from refitd.follow.tasks import in_thread
-from refitd.follow.transfer import Sources, Transfer, again
+from refitd.follow.transfer import Sources, Transfer, again, block_of
 from refitd.follow.upstream import FilePart, UnreachableError, WrongError
 from refitd.state.observer import Notifier
 from refitd_client.checkpoint.strict_header import MAX_HEADER_BYTES
@@ -163,13 +163,14 @@ class Puller:
         laps: Laps,
     ) -> PullTotals:
         total = sum(file.size for file in manifest.files.values())
-        journal = PullJournal(self._root, manifest)
+        block = block_of(self._sources, version, total)
+        journal = PullJournal(self._root, manifest, block)
         take = partial(journal.take, folder, layout)
         context = staged(folder.path, Meter(total, None), laps, take=take, mappings=self._mappings)
         try:
             staging = await in_thread(context.__enter__)
             transfer = self.transfer = Transfer(
-                self._sources, version, staging, journal, sleep=self._sleep, began=self.began
+                self._sources, version, staging, journal, block=block, sleep=self._sleep, began=self.began
             )
             with laps.lap("pull"):
                 await transfer.run(manifest)

@@ -9,6 +9,11 @@
 A file of one block has its digest in the manifest. The blocks' digests of larger files are asked for where relays are
 in use: joined they must be the manifest's, so they are believed no more than bytes. Without relays they are asked for
 only once a file's digest was wrong.
+
+With relays the blocks of a small version are smaller than those of the manifest (`block_of`): a host hands on nothing
+before it has a block, so a delta of four blocks would go through a chain of hosts four times as slowly as one of many.
+Digests of such blocks are the upstream's word, asked for twice, and serve to find who gave wrong bytes. What counts is
+the file's digest in the manifest, which is computed once more when the file is complete.
 """
 
 import asyncio
@@ -35,6 +40,8 @@ PARTS = 4  # that are under way at a time
 NOT_YET_TIMES = 5  # that a relay may say "not yet" to one block, each after some seconds
 PATIENCE = 60.0  # seconds for which no source may give anything, before a pull is given up
 PAUSES = (0.1, 0.3, 1.0, 3.0)  # seconds after failures of a part
+MOST_BLOCKS = 64  # of a version, before they become larger than `LEAST_BLOCK`
+LEAST_BLOCK = 2**20  # bytes
 _ONE_BLOCK = "xxh3:"
 AnswerT = TypeVar("AnswerT")
 
@@ -73,10 +80,29 @@ class ManifestSource(ByteSource, Protocol):
 
     async def manifest(self, version: str) -> bytes: ...
 
-    async def blocks(self, version: str, file: str) -> Sequence[bytes] | None: ...
+    @property
+    def knows_blocks(self) -> bool: ...
+
+    async def blocks(self, version: str, file: str, size: int) -> Sequence[bytes] | None: ...
 
 
 Sleep = Callable[[float], Awaitable[None]]
+
+
+def block_of(sources: Sources, version: str, total: int) -> int:
+    """How many bytes of a version are pulled, checked and handed on together.
+
+    Args:
+        sources: whom it is pulled from.
+        version: its id.
+        total: the bytes of its files.
+    """
+    if not (sources.checks_blocks(version) and sources.upstream.knows_blocks):
+        return BLOCK
+    size = LEAST_BLOCK
+    while size < BLOCK and size * MOST_BLOCKS < total:
+        size *= 2
+    return min(size, BLOCK)
 
 
 async def again(ask: Callable[[], Awaitable[AnswerT]], sleep: Sleep) -> AnswerT:
@@ -124,6 +150,7 @@ class Transfer:
         staging: Staging,
         journal: PullJournal,
         *,
+        block: int,
         sleep: Sleep,
         began: Notifier,
     ) -> None:
@@ -134,6 +161,7 @@ class Transfer:
             version: its id.
             staging: the folder that it is written into.
             journal: knows what is in that folder already, and hears what arrives.
+            block: as `block_of` says.
             sleep: waits between two attempts.
             began: notified once others may ask for what arrives.
         """
@@ -143,7 +171,8 @@ class Transfer:
         self._staging = staging
         self._journal = journal
         self._sleep = sleep
-        self.arrival = Arrival(version, BLOCK)
+        self._block = block
+        self.arrival = Arrival(version, block)
         self.arrived = 0
         self.bytes_from: dict[str, int] = {}
         self.resumed = 0
@@ -174,7 +203,7 @@ class Transfer:
     async def _opened(self, name: str, entry: ManifestFile, first: int) -> _File:
         shard = await in_thread(self._open, name, entry.size)
         self.arrival.add(name, shard.fd, entry.size)
-        return _File(name, entry, shard, first, [None] * max(1, -(-entry.size // BLOCK)))
+        return _File(name, entry, shard, first, [None] * max(1, -(-entry.size // self._block)))
 
     def _open(self, name: str, size: int) -> StagedShard:
         shard = self._staging.open_shard(name)
@@ -198,16 +227,19 @@ class Transfer:
     async def _blocks_of(self, file: _File) -> Sequence[bytes] | None:
         """The digests of a file's blocks, None where the upstream cannot say."""
         upstream = self._sources.upstream
-        told = await again(lambda: upstream.blocks(self._version, file.name), self._sleep)
-        return told if told is not None and joined(told) == file.entry.digest else None
+        told = await again(lambda: upstream.blocks(self._version, file.name, self._block), self._sleep)
+        if told is None or self._block == BLOCK:
+            return told if told is not None and joined(told) == file.entry.digest else None
+        twice = await again(lambda: upstream.blocks(self._version, file.name, self._block), self._sleep)
+        return told if told == twice and len(told) == len(file.digests) else None  # else the link damages them
 
     async def _work(self, queue: deque[tuple[_File, int]]) -> None:
         """Pull what is in a queue. Wrong blocks of a file that was complete come back into it."""
         spare = np.empty(0, np.uint8)
         while queue:
             file, block = queue.popleft()
-            start = block * BLOCK
-            length = min(BLOCK, file.entry.size - start)
+            start = block * self._block
+            length = min(self._block, file.entry.size - start)
             if not await self._resumed(file, block, length):
                 if file.shard.mapped is None and len(spare) < length:
                     spare = np.empty(length, np.uint8)
@@ -220,7 +252,7 @@ class Transfer:
     async def _resumed(self, file: _File, block: int, length: int) -> bool:
         """Whether the block is in the file from an earlier pull, by its digest, and right as far as that is known."""
         known = self._journal.known.pop((file.name, block), None)
-        start = block * BLOCK
+        start = block * self._block
         if known is None or await in_thread(lambda: digest_of_block(file.shard.get(start, length))) != known:
             return False
         await file.asked.wait()
@@ -232,7 +264,7 @@ class Transfer:
 
     async def _pull(self, file: _File, block: int, target: NDArray[np.uint8], *, put: bool) -> None:
         """Pull a block until it is right, as far as its digest is known."""
-        part = FilePart(version=self._version, file=file.name, start=block * BLOCK, length=len(target))
+        part = FilePart(version=self._version, file=file.name, start=block * self._block, length=len(target))
         while True:
             source = await self._filled(part, target, None if block in file.retried else file.first + block)
             digest = await in_thread(_kept, file, part.start, target, put)
@@ -282,7 +314,7 @@ class Transfer:
     async def _completed(self, file: _File) -> Sequence[int]:
         """Seal a file whose digest is right; else the blocks that are to be pulled again."""
         digests = [digest for digest in file.digests if digest is not None]
-        if joined(digests) == file.entry.digest:
+        if await in_thread(self._digest_of, file, digests) == file.entry.digest:
             await in_thread(self._staging.seal, file.shard, file.entry.size, file.entry.digest)
             for block in range(len(digests)):
                 self.arrival.checked(file.name, block)
@@ -292,10 +324,23 @@ class Transfer:
             wrong = list(range(len(digests)))
         else:
             wrong = [block for block, digest in enumerate(digests) if digest != file.told[block]]
+        if not wrong:
+            raise WrongError(
+                f"{self._sources.upstream.name} has other bytes of {file.name} of {self._version} than those that its "
+                "manifest names"
+            )
         for block in wrong:
             self._blame(file, block, is_known=file.told is not None)
             file.digests[block] = None
         return wrong
+
+    def _digest_of(self, file: _File, digests: Sequence[bytes]) -> str:
+        """The digest of a complete file as a manifest has it, from those of its blocks where they are a manifest's."""
+        size = file.entry.size
+        if self._block == BLOCK or size <= self._block:
+            return joined(digests)
+        starts = range(0, size, BLOCK)
+        return joined([digest_of_block(file.shard.get(start, min(BLOCK, size - start))) for start in starts])
 
     def _blame(self, file: _File, block: int, *, is_known: bool) -> None:
         """A block is wrong: it comes from the upstream next time. `is_known`: its source alone gave the wrong bytes.

@@ -152,11 +152,17 @@ class Upstream(ByteSource, Protocol):
         """The bytes of a version's manifest, as its publisher wrote it."""
         ...
 
-    async def blocks(self, version: str, file: str) -> Sequence[bytes] | None:
-        """The digests of a file's blocks (`contract/manifest.py`: `BLOCK`), None where it cannot say.
+    @property
+    def knows_blocks(self) -> bool:
+        """Whether it knows digests of blocks of any size."""
+        ...
 
-        Asked for only after a file's digest was wrong, to find the block. They are not believed either: joined they
-        must be the manifest's digest.
+    async def blocks(self, version: str, file: str, size: int) -> Sequence[bytes] | None:
+        """The digests of a file's blocks of `size` bytes, None where it cannot say.
+
+        Asked for only after a file's digest was wrong, or where blocks are handed on. They are not believed either:
+        those of the manifest's size (`contract/manifest.py`: `BLOCK`), joined, must be the manifest's digest, and the
+        file's bytes must have that digest in any case.
         """
         ...
 

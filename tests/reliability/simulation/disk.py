@@ -133,10 +133,9 @@ def digest_in_blocks(data: bytes) -> str:
     return joined(blocks_of(data))
 
 
-def blocks_of(data: bytes) -> list[bytes]:
+def blocks_of(data: bytes, size: int = SIM_BLOCK) -> list[bytes]:
     """The digests of a file's blocks."""
-    starts = range(0, max(len(data), 1), SIM_BLOCK)
-    return [digest_of_pieces([data[start : start + SIM_BLOCK]]) for start in starts]
+    return [digest_of_pieces([data[start : start + size]]) for start in range(0, max(len(data), 1), size)]
 
 
 @lru_cache(4096)

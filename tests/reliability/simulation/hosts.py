@@ -189,6 +189,7 @@ class Hosts(World):
         self.counts: Counter[str] = Counter()
         self._patches = ExitStack()
         self._patches.enter_context(mock.patch.object(transfer, "BLOCK", SIM_BLOCK))
+        self._patches.enter_context(mock.patch.object(transfer, "LEAST_BLOCK", SIM_BLOCK // 2))
         self._patches.enter_context(mock.patch.object(version_folder, "free_bytes", self._free_bytes))
         super().__init__(seed, strategy=strategy, vllm=vllm)
         arrival = partial(Arrival, clock=self.loop.time)

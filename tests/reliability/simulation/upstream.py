@@ -29,7 +29,7 @@ from .disk import SimFolder, blocks_of, bytes_of, seen_at
 from .life import Life
 from .links import STALL_SECONDS, Damage, Link
 
-_PATH = re.compile(r"/v1/versions/([^/]+)/(manifest|files/([^/]+)/blocks)")
+_PATH = re.compile(r"/v1/versions/([^/]+)/(manifest|files/([^/]+)/blocks\?size=(\d+))")
 EVENT_SECONDS = 0.3  # between two events that make a follower look
 
 
@@ -68,8 +68,9 @@ class SimBytes:
             folder, manifest = await held(life, version)
             if file is None:
                 return manifest.to_json()
-            digests = [digest.hex() for digest in blocks_of(bytes_of(folder.make, file, folder.content))]
-            return msgspec.json.encode(FileBlocks(blocks=digests))
+            size = int(match[4])
+            digests = [digest.hex() for digest in blocks_of(bytes_of(folder.make, file, folder.content), size)]
+            return msgspec.json.encode(FileBlocks(blocks=digests, size=size))
 
         damage = self._link.next_of(self._link.parts)
         return self._damaged(await self._asked(answer, damage), damage)

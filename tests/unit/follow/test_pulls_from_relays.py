@@ -17,7 +17,7 @@ async def test_a_relay_that_gives_wrong_bytes_is_found_named_and_not_used_again(
     stage: Stage, knows_blocks: bool, early: bool
 ) -> None:
     with_right_digests(stage.hub, 1)
-    stage.upstream.knows_blocks, stage.sources.early = knows_blocks, early
+    stage.upstream.says_blocks, stage.sources.early = knows_blocks, early
 
     async def lies(part: FilePart, data: bytes) -> bytes:
         return bytes(len(data)) if part.start == 128 else data

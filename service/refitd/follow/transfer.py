@@ -356,7 +356,9 @@ class Transfer:
                 "that its manifest names, or the link damages them"
             )
         if isinstance(source, RelaySource) and is_known:
-            self._sources.distrust(source, f"block {block} of {file.name} of {self._version}")
+            first = block * self._block
+            last = min(first + self._block, file.entry.size) - 1
+            self._sources.distrust(source, f"bytes {first} to {last} of {file.name} of {self._version}")
         file.retried.add(block)
 
 

@@ -89,7 +89,8 @@ def test_a_relay_with_wrong_bytes_is_named_and_not_used_again_until_it_was_resta
         other = all_.relay("other", "--follower", "other")
         served(all_, 1, [other])
         until(lambda: all_.hub.client.faults().relays is not None, all_.hub, other)
-        said = f"follower liar at {liar.refitd.url} gave follower other wrong bytes: block 0 of {FILE} of {V1}"
+        wrong = f"bytes {BLOCK // 2} to {BLOCK // 2 + 2**20 - 1} of {FILE} of {V1}"  # they go in blocks of 1 MiB
+        said = f"follower liar at {liar.refitd.url} gave follower other wrong bytes: {wrong}"
         assert all_.hub.client.faults().relays == said
         assert said in (entry.text for entry in all_.hub.client.log().items)
         assert relays(all_)["liar"]["why_not"] == said

@@ -27,7 +27,7 @@ async def test_a_relay_that_gives_wrong_bytes_is_found_named_and_not_used_again(
     await stage.pull()
     assert same(stage)
     if knows_blocks:
-        assert "block 2 of " in stage.sources.wrong["http://liar:8700"]
+        assert "bytes 128 to 191 of " in stage.sources.wrong["http://liar:8700"]
         assert {part.start for part in relay.parts if part in stage.upstream.parts} == {128}  # nothing good came twice
 
 

@@ -53,7 +53,7 @@ class Hub:
             url=f"http://{name}:8700" if url == "" else url,
             run="run",
             pulls=pulls,
-            wrong=dict.fromkeys(wrong, "block 0 of a file"),
+            wrong=dict.fromkeys(wrong, "bytes 0 to 99 of a file"),
             lost=lost,
         )
         self.followers.reported(report)
@@ -83,7 +83,7 @@ def test_a_relay_that_gave_wrong_bytes_is_named_to_nobody_until_its_process_is_a
     hub.report("a")
     assert hub.named("b") == {"a-1"}
     hub.report("b", wrong=("a-1",))
-    fault = "follower a at http://a:8700 gave follower b wrong bytes: block 0 of a file"
+    fault = "follower a at http://a:8700 gave follower b wrong bytes: bytes 0 to 99 of a file"
     assert hub.store.faults.relays == fault
     assert hub.plans.shown()[0].why_not == fault
     hub.report("a")

@@ -51,7 +51,7 @@ async def test_wrong_bytes_of_a_relay_are_found_in_the_small_block(stage: Stage)
     stage.sources.known = [relay]
     await stage.pull()
     assert same(stage)
-    assert "block 8 of " in stage.sources.wrong["http://liar:8700"]
+    assert "bytes 128 to 143 of " in stage.sources.wrong["http://liar:8700"]
 
 
 async def test_digests_that_a_link_has_damaged_make_nobody_a_liar(

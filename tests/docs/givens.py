@@ -70,7 +70,11 @@ GIVENS: Mapping[str, Given] = {
         names=MODEL, words={"plan sglang.d1p1t1+d1p1t1": f"plan sglang.d1p1t1+d1p1t1 {GPU}", **THREE_STEPS}
     ),
     "docs/handover.md": Given(before=SERVICE, names=MODEL + HANDED),
-    "docs/transports.md": Given(before=SERVICE, names=MODEL + HANDED),
+    "docs/transports.md": Given(
+        before=SERVICE,
+        names=MODEL + HANDED,  # its engine follows this run from then on
+        words={"transports /models/base": "transports /models/tiny --run grpo --yes --publications 1"},
+    ),
     "docs/security.md": Given(before="mkdir -p /etc/refitd\n"),
     "docs/runbook.md": Given(
         before=SERVICE + PUBLISHED,

@@ -71,6 +71,27 @@ def route_of(transport: Transport, weights: Any, connection: Connection | None, 
     return _route(transport, _trainer_of(tensors), found, urlsplit(connection.url).hostname or "")
 
 
+def hindrances(weights: Any, connection: Connection, run: str) -> tuple[Choice, dict[str, str]]:
+    """What `auto` would take now, and the transports that cannot work between these weights and a run's engines.
+
+    Args:
+        weights: a state dict of torch tensors.
+        connection: where the service is.
+        run: the run.
+
+    Returns:
+        The choice; and why not, as sentences by transport.
+
+    Raises:
+        ServiceError: the service does not say who can receive.
+    """
+    with open_client(connection, try_for=_ASK_SECONDS) as client:
+        receivers = client.receivers(run).receivers
+    trainer = _trainer_of(weights)
+    found = ((each, hinders(cast("Transport", each), trainer, receivers)) for each in TRANSPORTS)
+    return choose(trainer, receivers), {transport: why for transport, why in found if why is not None}
+
+
 def _route(transport: Transport, trainer: TrainerPlace, found: Receivers, service_host: str) -> PublishRoute:
     receivers = found.receivers
     if transport == "auto":

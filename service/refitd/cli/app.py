@@ -40,6 +40,7 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         "serve": "serve",
         "areal": "areal",
         "demo": "demo",
+        "bench": "bench",
         "fsck": "fsck",
         "adopt": "serve",
     },

@@ -1,0 +1,176 @@
+"""`refitd bench transports`: each way from this trainer's host to a run's engines, tried and timed."""
+
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import typer
+from rich.console import RenderableType
+
+from refitd.cli import render
+from refitd.cli.exits import EXIT_CODES_HELP
+from refitd.cli.options import Command, Group, Json, Timeout, TokenFile, Url, Yes
+from refitd.cli.output import Output, agree, speaking
+from refitd.cli.table import Table
+from refitd.diagnose.transports import TRIED, TransportBench, TransportComparison, tensors_on
+from refitd_client.http.connection import Connection, connect_to
+from refitd_client.http.publisher_client import newest_known, open_client
+from refitd_client.publish.publisher import WeightPublisher
+
+app = typer.Typer(cls=Group, add_completion=False, no_args_is_help=True)
+
+RUN = "bench/transports"
+Model = Annotated[Path, typer.Argument(metavar="DIR", help="The engines' model, as save_pretrained writes it")]
+Root = Annotated[
+    Path, typer.Option("--root", metavar="DIR", envvar="REFITD_ROOT", help="Folder that the service watches")
+]
+Run = Annotated[
+    str,
+    typer.Option(
+        "--run", metavar="RUN", help="The run to publish to; the default one takes engines that follow no run"
+    ),
+]
+Device = Annotated[
+    str | None,
+    typer.Option("--device", metavar="DEVICE", help="Where the weights are, such as cuda:0 [a GPU if there is one]"),
+]
+Publications = Annotated[int, typer.Option("--publications", metavar="N", min=1, help="How many by each way are timed")]
+
+
+@app.callback()
+def bench() -> None:
+    """Measure on your own machines.
+
+    \b
+    refitd bench transports /models/base --root /mnt/weights
+    """
+
+
+@app.command(cls=Command, epilog=EXIT_CODES_HELP)
+def transports(
+    folder: Model,
+    root: Root,
+    run: Run = RUN,
+    device: Device = None,
+    publications: Publications = 5,
+    yes: Yes = False,
+    timeout: Timeout = 120.0,
+    url: Url = None,
+    token_file: TokenFile = None,
+    json: Json = False,
+) -> None:
+    """Try each way from this host to the engines, and say which is the fastest.
+
+    Run it where the trainer will run, before it does: it publishes the model's weights again and again, changed in the
+    lowest bit of one element in a hundred, by files, as deltas, from memory, over NCCL and over Gloo. Engines load each
+    of these versions. The last one has the weights as they are in DIR. A way that cannot work here is named with the
+    reason.
+
+    The run's steps are used up: in a run that a trainer goes on with, its next step begins a new generation. The
+    default run is closed at the end, so that its engines are free again.
+
+    \b
+    refitd bench transports /models/base --root /mnt/weights
+    refitd bench transports /models/base --root /mnt/weights --run exp/trial --device cuda:1 --yes
+    """
+    with speaking(json=json) as out:
+        if not root.is_dir():
+            raise ValueError(
+                f"--root {root} is no folder: it is the one that the service watches ('refitd serve --root')"
+            )
+        connection = connect_to(url, token_file=token_file)
+        if run != RUN and not yes and newest_known(connection, run) is not None:
+            count = 2 + len(TRIED) * (publications + 1)
+            agree(
+                out,
+                render.sentence(f"{run} has versions. Up to {count} more are published, and its engines load each."),
+                question="Go on?",
+                does=f"this publishes up to {count} versions of {run}, and a trainer's next step begins a generation",
+            )
+        device = device or _device()
+        mine = "mine" if run == RUN else None
+        with (
+            tensors_on(folder, device) as tensors,
+            WeightPublisher(
+                root, run, connection.service_url, token=connection.token, token_file=token_file, engines=mine
+            ) as publisher,
+            _closed(connection, run),
+        ):
+            tried = TransportBench(publisher, connection, run, tensors, publications=publications, timeout=timeout)
+            found = tried.compare(device, lambda text: _say(out, text))
+        out.show(found, *shown(found))
+
+
+@contextmanager
+def _closed(connection: Connection, run: str) -> Generator[None]:
+    """Close the run at the end, if it is the bench's own."""
+    try:
+        yield
+    finally:
+        if run == RUN:
+            with open_client(connection, try_for=5.0) as client:
+                client.close_run(run)
+
+
+def _device() -> str:
+    import torch  # here, because it takes seconds
+
+    return "cuda:0" if torch.cuda.is_available() else "cpu"
+
+
+def _say(out: Output, text: str) -> None:
+    if not out.json:
+        out.remark(f"{text} …", style="dim")
+
+
+def shown(found: TransportComparison) -> list[RenderableType]:
+    """The table, and what follows from it."""
+    table = Table(
+        "TRANSPORT",
+        "ANSWERED",
+        "TRAINER HELD",
+        "ENGINE PAUSED",
+        "BYTES",
+        right={"ANSWERED", "TRAINER HELD", "ENGINE PAUSED", "BYTES"},
+        words="",
+    )
+    for each in found.figures:
+        table.add_row(
+            each.transport,
+            _spread(each.answered),
+            _spread(each.held),
+            _spread(each.paused),
+            "-" if each.bytes is None else render.size(each.bytes),
+            words=each.reason,
+        )
+    return [table, *(render.sentence(each) for each in _sentences(found))]
+
+
+def _spread(values: list[float]) -> str:
+    """The median, and the least and the most."""
+    if not values:
+        return "-"
+    return f"{render.span(median(values))} ({render.span(min(values))} to {render.span(max(values))})"
+
+
+def _sentences(found: TransportComparison) -> Iterator[str]:
+    many = "1 engine" if len(found.engines) == 1 else f"{len(found.engines)} engines"
+    yield f"Medians, least and most; {render.size(found.model_bytes)} on {found.device}, {many} of {found.run}."
+    if found.fastest is None:
+        yield "No transport worked."
+        return
+    ranges = {each.transport: (min(each.answered), max(each.answered)) for each in found.figures if each.answered}
+    if found.fastest == found.auto:
+        yield f'transport="auto" takes the fastest, {found.auto}: {found.auto_why}.'
+    elif found.auto in ranges and ranges[found.auto][0] <= ranges[found.fastest][1]:
+        yield (
+            f'transport="auto" takes {found.auto}: {found.auto_why}. '
+            f"{found.fastest} is no faster by more than what differs from one time to the next."
+        )
+    else:
+        yield (
+            f'The fastest is {found.fastest}: publish(…, transport="{found.fastest}"). '
+            f'"auto" would take {found.auto}: {found.auto_why}.'
+        )

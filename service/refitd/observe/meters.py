@@ -79,6 +79,7 @@ STAGES = ("publish", "seen", "validate", COPY_STAGE, *(stage.value for stage in 
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)  # seconds
 UNFINISHED = "unfinished"  # given up before there was anything to validate
 LOST = "lost"
+TRANSPORTS = ("disk", "delta", "handover", "nccl", "gloo")
 
 _BEFORE_LOADS = frozenset({"publish", "seen", "validate", COPY_STAGE})
 _OUTCOMES = (*(outcome.name for outcome in Outcome), NOT_SENT)
@@ -102,6 +103,13 @@ class Meters(Observer):
             buckets=BUCKETS,
             registry=registry,
         )
+        self._by_transport = Histogram(
+            "refitd_transport_seconds",
+            "Time from when a version was first seen until it was served, by how it came to the engines",
+            ["transport"],
+            buckets=BUCKETS,
+            registry=registry,
+        )
         self._loads = Counter("refitd_loads", "Loads by how they ended", ["outcome"], registry=registry)
         self._errors = Counter(
             "refitd_errors", "What went wrong, by part and reason", ["part", "reason"], registry=registry
@@ -111,6 +119,12 @@ class Meters(Observer):
         )
         self._published = Counter(
             "refitd_published_bytes", "Bytes of versions that were found good", ["kind"], registry=registry
+        )
+        self._sent = Counter(
+            "refitd_transport_bytes",
+            "Bytes of versions that were found good, by how they came to the engines",
+            ["transport"],
+            registry=registry,
         )
         self._deliveries = Counter(
             "refitd_deliveries", "Webhooks that are over, by how they ended", ["outcome"], registry=registry
@@ -122,8 +136,10 @@ class Meters(Observer):
         self._foresee()
 
     def _foresee(self) -> None:
-        for stage in STAGES:
-            self._stages.labels(stage)
+        named = ((self._stages, STAGES), (self._by_transport, TRANSPORTS), (self._sent, TRANSPORTS))
+        for meter, values in named:
+            for value in values:
+                meter.labels(value)
         for outcome in _OUTCOMES:
             self._loads.labels(_word(outcome))
             if outcome != Outcome.ACK.name:
@@ -135,9 +151,12 @@ class Meters(Observer):
         for state in DeliveryState:
             if state is not DeliveryState.WAITING:
                 self._deliveries.labels(_word(state.value))
-        for kind in Kind:
-            if kind is not Kind.HANDOVER:  # what is handed over is found good by its files, as what these are
-                self._published.labels(kind.value)
+        for kind in (
+            Kind.FULL,
+            Kind.DELTA,
+            Kind.LORA,
+        ):  # what is handed over is found good by its files, as one of these
+            self._published.labels(kind.value)
 
     def version_changed(self, before: VersionRecord | None, after: VersionRecord) -> None:
         """See `Observer`."""
@@ -150,6 +169,7 @@ class Meters(Observer):
         match after.state:
             case VersionState.SEALED if state is not VersionState.LOST:
                 self._published.labels(after.kind.value).inc(after.bytes or 0)
+                self._sent.labels(after.transport).inc(after.bytes or 0)
             case VersionState.REJECTED:
                 self._errors.labels("version", UNFINISHED if after.code is None else after.code.value).inc()
             case VersionState.LOST:
@@ -172,9 +192,10 @@ class Meters(Observer):
         """See `Observer`."""
         self._decisions.labels(event.kind, str(event.data.get("state", ""))).inc()
 
-    def served(self, milliseconds: float) -> None:
+    def served(self, version: VersionRecord, milliseconds: float) -> None:
         """Count a version that was served for the first time, so many milliseconds after its first sight."""
         self._updates.observe(milliseconds / 1000)
+        self._by_transport.labels(version.transport).observe(milliseconds / 1000)
 
     def delivery_ended(self, state: DeliveryState) -> None:
         """Count a webhook that was taken or given up."""

@@ -137,4 +137,4 @@ class _FirstServed(Observer):
         if before is None or before.served_at is not None or after.served_at is None:
             return
         if (milliseconds := self._store.since_seen(after.id)) is not None:
-            self._meters.served(milliseconds)
+            self._meters.served(after, milliseconds)

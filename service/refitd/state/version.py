@@ -98,6 +98,13 @@ class VersionRecord:
         return replace(self, state=self.state_before, reason=self.reason_before)
 
     @property
+    def transport(self) -> str:
+        """How it came to its engines: `disk`, `delta`, `handover`, or what its trainer sent it over."""
+        if self.handed:
+            return self.metadata["transport"] if self.is_sent else "handover"
+        return "delta" if self.kind is Kind.DELTA else "disk"
+
+    @property
     def is_sent(self) -> bool:
         """Whether its trainer sends it over a process group, by what it says in the metadata."""
         return self.metadata.get("transport") in {"nccl", "gloo"}

@@ -63,6 +63,9 @@ async def test_every_stage_of_an_update_is_timed_once(tmp_path: Path) -> None:
         assert found.value("refitd_loads_total", outcome="ack") == 2
         published = stage.store.versions["run~v000001"].bytes
         assert found.value("refitd_published_bytes_total", kind="full") == published
+        assert found.value("refitd_transport_bytes_total", transport="disk") == published
+        assert found.value("refitd_transport_seconds_count", transport="disk") == 1
+        assert found.value("refitd_transport_seconds_count", transport="gloo") == 0
 
 
 async def test_a_load_that_failed_counts_as_an_error_and_not_as_a_time(tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ def test_a_url_opens_a_store_of_its_cloud_below_its_prefix(
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
     store = open_store(parse_bucket_url(f"{url}://bucket/a/prefix/"))
+    assert isinstance(store, AzureStore | GCSStore | S3Store)
     assert type(store) is kind
     assert store.prefix == "a/prefix"
 

@@ -16,6 +16,17 @@ from refitd_client.errors import BucketError
 
 VARIABLES = {"AZURE_STORAGE_ACCOUNT_NAME": "somebody", "AWS_REGION": "eu-west-1"}
 KEY = base64.b64encode(b"hidden-key").decode()
+BATCH = """--batch
+Content-Type: application/http
+Content-ID: 0
+
+HTTP/1.1 {status} what a server says of it
+x-ms-version: 2023-11-03
+Content-Length: 0
+
+
+--batch--
+"""
 
 
 class PlainStore:
@@ -34,6 +45,16 @@ class PlainStore:
                 self.end_headers()
 
             do_HEAD = do_GET  # noqa: N815 - its name in the class above
+
+            def do_POST(self) -> None:
+                """Answer a batch of one deletion, which is 202 whatever becomes of the deletion."""
+                self.rfile.read(int(self.headers["content-length"]))
+                body = BATCH.format(status=outer.status).replace("\n", "\r\n").encode()
+                self.send_response(202)
+                self.send_header("content-type", "multipart/mixed; boundary=batch")
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name in the class above
                 """Say nothing."""
@@ -141,3 +162,20 @@ def test_a_listing_that_is_refused_is_no_store_that_is_away(
     with pytest.raises(BucketError, match="refuses to list folder/: give this process credentials") as failed:
         asyncio.run(Bucket.at("az://container/prefix").listed("folder/"))
     assert not failed.value.may_heal
+
+
+def test_a_deletion_that_azure_refuses_is_no_store_that_is_away(
+    plain: PlainStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"ENDPOINT": plain.url, "ACCOUNT": "account", "KEY": KEY}.items():
+        monkeypatch.setenv(f"AZURE_STORAGE_{name}", value)
+    bucket = Bucket.at("az://container/prefix")
+    plain.status = 403
+    with pytest.raises(BucketError, match="refuses to delete key: give this process credentials") as failed:
+        asyncio.run(bucket.delete("key"))
+    assert not failed.value.may_heal
+    plain.status = 500
+    with pytest.raises(BucketError, match=r"could not be reached, or failed, to delete key \(500\)"):
+        asyncio.run(bucket.delete("key"))
+    plain.status = 404
+    asyncio.run(bucket.delete("key"))  # one that is not there is no error

@@ -157,7 +157,7 @@ reference: $(READY) ## write the pages of settings, commands, API and SDK in doc
 	@PYTHONPATH=docs $(BIN)/python -m generate
 
 clean: ## remove what these verbs made: environments and caches
-	@rm -rf .venv .venv-sglang .venv-vllm .venv-areal .venv-trainers .sglang .promtool .envoy .pytest_cache .ruff_cache .hypothesis build dist
+	@rm -rf .venv .venv-sglang .venv-vllm .venv-areal .venv-trainers .sglang .promtool .envoy .azurite .pytest_cache .ruff_cache .hypothesis build dist
 	@find client service tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is made last, so that a half-built environment is never taken for a good one.

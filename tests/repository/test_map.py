@@ -19,6 +19,7 @@ PRODUCT = {
 FOLDERS = {"unit", "integration", "reliability", "e2e", "docs", "repository", "bench", "browser", "gpu"}
 KITS = {
     "areal",
+    "azure",
     "envoy",
     "journals",
     "postgres",

@@ -2,7 +2,7 @@
 
     s3://bucket/prefix      S3, or any server with its API: `AWS_ENDPOINT_URL` names it
     gs://bucket/prefix      Google Cloud Storage
-    az://container/prefix   Azure Blob Storage
+    az://container/prefix   Azure Blob Storage, in the account that `AZURE_STORAGE_ACCOUNT_NAME` names
 
 Credentials come from where each cloud's own tools look for them (variables, a pod's or machine's identity), and are in
 no URL: a URL with a user, a password, a query or a fragment is refused without being shown.
@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from refitd_client.errors import BucketError
 
 if TYPE_CHECKING:
-    from obstore.store import AzureStore, GCSStore, MemoryStore, S3Store
+    from obstore.store import AzureConfig, AzureStore, GCSStore, MemoryStore, S3Store
 
     ObjectStore = AzureStore | GCSStore | MemoryStore | S3Store
 
@@ -25,6 +25,13 @@ SCHEMES = ("s3", "gs", "az")
 RETRIES = 5  # of a request that failed
 _REQUEST_SECONDS = 60  # for one request, a part of 16 MiB at most: 280 KB/s
 _RETRY_SECONDS = 30  # in which a request that failed is tried again
+_ENDPOINTS = {  # the variables in which obstore finds each store's server, if it is another than the cloud's own
+    "s3": ("AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL",),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+_AZURE_ACCOUNTS = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT")  # obstore reads the first, az the second
+_AZURE_KEYS = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_MASTER_KEY", "AZURE_STORAGE_KEY")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,22 +89,38 @@ def open_store(address: BucketAddress) -> "ObjectStore":
         raise BucketError(
             f"{address.name} needs the package obstore: install refitd with its extra, refitd[stores]"
         ) from None
-    endpoint = os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""
-    plain = address.scheme == "s3" and endpoint.startswith("http://")  # the operator's own word: no TLS there
     prefix = address.prefix or None
     client: store.ClientConfig = {"timeout": f"{_REQUEST_SECONDS}s", "connect_timeout": "5s"}
     retry: store.RetryConfig = {"max_retries": RETRIES, "retry_timeout": timedelta(seconds=_RETRY_SECONDS)}
+    if _given(_ENDPOINTS[address.scheme]).startswith("http://"):  # the operator's own word: no TLS there
+        client["allow_http"] = True
     try:
         match address.scheme:
             case "gs":
                 return store.GCSStore(address.bucket, prefix=prefix, client_options=client, retry_config=retry)
             case "az":
-                return store.AzureStore(address.bucket, prefix=prefix, client_options=client, retry_config=retry)
+                return store.AzureStore(
+                    address.bucket, prefix=prefix, config=_azure(), client_options=client, retry_config=retry
+                )
             case _:
-                if plain:
-                    client["allow_http"] = True
                 return store.S3Store(address.bucket, prefix=prefix, client_options=client, retry_config=retry)
-    except Exception:  # its text can hold what the variables hold
-        raise BucketError(
-            f"{address.name} cannot be opened: a variable of the environment for this store is not valid"
-        ) from None
+    except Exception as error:  # its text can hold what the variables hold
+        why = "a variable of the environment for this store is not valid"
+        if "Account must be specified" in str(error):
+            why = "AZURE_STORAGE_ACCOUNT_NAME has to name its storage account"
+        raise BucketError(f"{address.name} cannot be opened: {why}") from None
+
+
+def _given(names: tuple[str, ...]) -> str:
+    """The value of the first of these variables that has one; empty if none has."""
+    return next((value for name in names if (value := os.environ.get(name))), "")
+
+
+def _azure() -> "AzureConfig":
+    """What obstore does not find by itself: the account and the key in the variables of Azure's command line."""
+    config: AzureConfig = {}
+    if account := _given(_AZURE_ACCOUNTS):
+        config["account_name"] = account
+    if key := _given(_AZURE_KEYS):
+        config["account_key"] = key
+    return config

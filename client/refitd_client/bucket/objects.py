@@ -24,7 +24,8 @@ PART = 16 * 2**20  # bytes of an object that one request uploads
 _PARTS_AT_ONCE = 4  # of one object
 _DEADLINE = 120.0  # seconds for a call of a few requests, with the library's own tries
 _LOOK_SECONDS = 8.0  # for a look whether something small has changed, so that a store that stalls is soon known to
-_STATUS = re.compile(r"status(?: code)?:? (\d{3})|<Code>([A-Za-z]{1,64})</Code>")
+_TOKEN = re.compile(r"token request|://169\.254\.169\.254/")  # asked for before the store is: a host's identity
+_STATUS = re.compile(r"status(?: code)?:? (\d{3})|\(code: (\d{3})\)|<Code>([A-Za-z]{1,64})</Code>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,19 +232,32 @@ class Bucket:
         except TimeoutError:
             failed = BucketError(f"{self.name} did not answer in time to {doing}", may_heal=True)
         except (refusals.PermissionDeniedError, refusals.UnauthenticatedError):
-            failed = BucketError(
-                f"{self.name} refuses to {doing}: give this process credentials that may, by the environment or the "
-                "host's identity"
-            )
+            failed = self._refused(doing)
         except (refusals.BaseError, OSError, ValueError) as error:
             if type(error).__name__ in passed:
                 raise
-            found = _STATUS.search(str(error))
-            what = f" ({found[1] or found[2]})" if found else ""
-            failed = BucketError(f"{self.name} could not be reached, or failed, to {doing}{what}", may_heal=True)
+            found = _STATUS.search(text := str(error))
+            status = next(filter(None, found.groups())) if found else ""
+            what = f" ({status})" if status else ""
+            if _TOKEN.search(text):
+                failed = BucketError(
+                    f"{self.name} cannot be asked to {doing}: no credentials for it could be had{what}; give this "
+                    "process some by the environment or the host's identity",
+                    may_heal=True,
+                )
+            elif status in {"401", "403"}:  # of a listing, or of a deletion in a batch
+                failed = self._refused(doing)
+            else:
+                failed = BucketError(f"{self.name} could not be reached, or failed, to {doing}{what}", may_heal=True)
         else:
             return
         raise failed from None
+
+    def _refused(self, doing: str) -> BucketError:
+        return BucketError(
+            f"{self.name} refuses to {doing}: give this process credentials that may, by the environment or the "
+            "host's identity"
+        )
 
 
 def _condition(e_tag: str | None, version: str | None) -> "UpdateVersion":

@@ -18,6 +18,7 @@ import os
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -322,17 +323,24 @@ async def require_conditions(bucket: Bucket) -> None:
     """
     key = f"probes/{secrets.token_hex(16)}"  # an object of our own: others try at the same time
     try:
-        first = await bucket.write_new(key, b"1\n")
-        again = await bucket.write_new(key, b"2\n")
-        if again is not None:
-            raise _no_conditions(bucket, "If-None-Match")
-        second = None if first is None else await bucket.write_over(key, b"3\n", first)
-        if first is None or second is None:  # an answer was lost on the way, and the library asked again
-            raise BucketError(f"{bucket.name} did not carry out a write whose condition held", may_heal=True)
-        if await bucket.write_over(key, b"4\n", first) is not None:
-            raise _no_conditions(bucket, "If-Match")
-    finally:
-        await bucket.delete(key)
+        await _try_conditions(bucket, key)
+    except BaseException:
+        with suppress(BucketError):  # what went wrong before says more
+            await bucket.delete(key)
+        raise
+    await bucket.delete(key)
+
+
+async def _try_conditions(bucket: Bucket, key: str) -> None:
+    first = await bucket.write_new(key, b"1\n")
+    again = await bucket.write_new(key, b"2\n")
+    if again is not None:
+        raise _no_conditions(bucket, "If-None-Match")
+    second = None if first is None else await bucket.write_over(key, b"3\n", first)
+    if first is None or second is None:  # an answer was lost on the way, and the library asked again
+        raise BucketError(f"{bucket.name} did not carry out a write whose condition held", may_heal=True)
+    if await bucket.write_over(key, b"4\n", first) is not None:
+        raise _no_conditions(bucket, "If-Match")
 
 
 def _no_conditions(bucket: Bucket, header: str) -> BucketError:

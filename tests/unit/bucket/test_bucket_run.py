@@ -264,6 +264,17 @@ def test_a_store_that_keeps_no_conditions_is_refused() -> None:
         asyncio.run(require_conditions(Careless()))
 
 
+def test_what_the_trial_of_conditions_says_is_not_hidden_by_a_deletion_that_fails_after_it() -> None:
+    def refuses(method: str, key: str) -> None:
+        raise BucketError(f"the store refuses to {method} {key}")
+
+    bucket = ScriptedBucket()
+    bucket.before = refuses
+    with pytest.raises(BucketError, match="refuses to write_new probes/"):
+        asyncio.run(require_conditions(bucket))
+    assert [method for method, _ in bucket.asked] == ["write_new", "delete"]
+
+
 def test_the_trial_of_conditions_leaves_nothing() -> None:
     bucket = ScriptedBucket()
     asyncio.run(require_conditions(bucket))

@@ -14,8 +14,8 @@ from refitd_client.errors import BucketError
 
 ANSWER_SECONDS = 15.0
 _FIX = (
-    "check the bucket's name, the variables for the store (AWS_ENDPOINT_URL, AWS_REGION and so on) and what these "
-    "credentials may do"
+    "check the bucket's name, the variables for the store (AWS_ENDPOINT_URL, AWS_REGION, AZURE_STORAGE_ACCOUNT_NAME "
+    "and so on) and what these credentials may do"
 )
 
 

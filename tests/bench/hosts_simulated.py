@@ -24,10 +24,9 @@ from figures import Figure
 
 from refitd.follow.byte_source import RELAY_CONNECT_SECONDS as GIVEN_UP
 from refitd.follow.relay_plans import HEARD_SECONDS
-from refitd.follow.transfer import PARTS, PAUSES
+from refitd.follow.transfer import PARTS, PAUSES, block_for
 from refitd.policy.relays import Parents, RelayHost, home_of, hub_serves, plan_relays
 from refitd.state.followers import LEASE_SECONDS
-from refitd_client.contract.manifest import BLOCK
 
 HOSTS, ENGINES = 1000, 8
 SPEED = 10e9 / 8  # bytes a second, in each direction of a link
@@ -61,12 +60,11 @@ class _Place:
 
 
 class Transfer:
-    """One version on its way to all hosts, in parts of `unit` bytes."""
+    """One version on its way to all hosts, in blocks of `unit` bytes."""
 
     def __init__(self, size: int, unit: int, children: int, dead: float, seed: int = 1) -> None:
         self._parts = -(-size // unit)
         self._unit = unit
-        self._in_block = BLOCK // unit
         self._children = children
         self._stripes = max(children, 1)
         self._known = _planned(children)
@@ -104,7 +102,7 @@ class Transfer:
         return self._places[HUB].sent / self._parts
 
     def _stripe(self, part: int) -> int:
-        return part // self._in_block % self._stripes
+        return part % self._stripes
 
     def _later(self, at: float, happens: Callable[[float], None]) -> None:
         self._count += 1
@@ -204,7 +202,7 @@ def hosts_simulated(folder: Path) -> list[Figure]:
 def _figures(children: int) -> list[Figure]:
     found: list[Figure] = []
     for kind, size in (("full", FULL), ("1 % delta", DELTA)):
-        unit = BLOCK
+        unit = block_for(int(size))
         alone = -(-int(size) // unit) * unit / SPEED
         for dead in (0.0, DEAD) if children else (0.0,):
             done = Transfer(int(size), unit, children, dead).run()

@@ -13,6 +13,7 @@ from support.postgres import ABSENT, programs, running_postgres
 
 KILLS = 50
 STOPPED_EACH = 5  # one of so many is stopped, past its takeover, and goes on afterwards; the others are killed
+TAKEOVERS = KILLS + KILLS // (STOPPED_EACH - 1)
 LOAD_SECONDS = 0.5
 
 
@@ -29,11 +30,11 @@ def takeover(folder: Path) -> list[Figure]:
         group = Group(folder, postgres.database(), engine)
         try:
             group.start()
-            for step in range(1, KILLS + 1):
+            for step in range(1, TAKEOVERS + 1):
                 is_stopped = step % STOPPED_EACH == 0
                 seconds = _one(group, step, is_stopped=is_stopped)
                 (stopped if is_stopped else killed).append(seconds)
-            group.check(KILLS)
+            group.check(TAKEOVERS)
         finally:
             group.stop()
     alone = {"leads lost without a kill": group.revived}

@@ -97,8 +97,12 @@ def block_of(sources: Sources, version: str, total: int) -> int:
         version: its id.
         total: the bytes of its files.
     """
-    if not (sources.checks_blocks(version) and sources.upstream.knows_blocks):
-        return BLOCK
+    is_handed_on = sources.checks_blocks(version) and sources.upstream.knows_blocks
+    return block_for(total) if is_handed_on else BLOCK
+
+
+def block_for(total: int) -> int:
+    """Bytes of a block of a version that hosts hand on, whose files have `total` bytes."""
     size = LEAST_BLOCK
     while size < BLOCK and size * MOST_BLOCKS < total:
         size *= 2

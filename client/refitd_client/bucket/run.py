@@ -131,7 +131,9 @@ class BucketRun:
             advanced(self.pointer, version, writer=self.writer, keep=self._keep, now=0.0)  # before any byte travels
         except PointerRefusedError as error:
             raise StepConflictError(f"{self.bucket.name}: {error}") from None
-        await self._claim(manifest, hashlib.sha256(data).hexdigest())
+        content, files = hashlib.sha256(data).hexdigest(), tuple(sorted(manifest.files))
+        upload = VersionUpload(writer=self.writer, files=files, manifest=content)
+        await self._claim(manifest, upload)
         await self._upload(folder, manifest)
         now = await self._write_manifest(manifest, data)
 
@@ -142,7 +144,16 @@ class BucketRun:
                 pointer = replace(pointer, desired=None)
             return advanced(pointer, version, writer=self.writer, keep=self._keep, now=now)
 
-        await self.move(change)
+        try:
+            await self.move(change)
+        except RunBusyError:
+            # A collection that took the upload for dead, while this process was stopped, has taken `upload.json` too.
+            # Without it what was written since would stay for ever.
+            with suppress(BucketError):
+                await self.bucket.write_new(
+                    version_prefix(self.run, manifest.order) + UPLOAD_NAME, msgspec.json.encode(upload)
+                )
+            raise
 
     async def move(self, change: Callable[[Pointer | None], Pointer]) -> None:
         """Write the pointer that `change` makes of the one that this writer saw last.
@@ -216,10 +227,9 @@ class BucketRun:
         if self._lost is not None:
             raise RunBusyError(self._lost)
 
-    async def _claim(self, manifest: Manifest, content: str) -> None:
+    async def _claim(self, manifest: Manifest, upload: VersionUpload) -> None:
         """Have the version's prefix, alone or with those who write the same bytes, such as this hub restarted."""
         key = version_prefix(self.run, manifest.order) + UPLOAD_NAME
-        upload = VersionUpload(writer=self.writer, files=tuple(sorted(manifest.files)), manifest=content)
         data = msgspec.json.encode(upload)
         try:
             if await self.bucket.write_new(key, data) is not None:
@@ -233,7 +243,7 @@ class BucketRun:
         if found.data != data:
             try:
                 theirs = parse_upload(found.data)
-                if theirs.manifest == content:
+                if theirs.manifest == upload.manifest:
                     return
                 writer = theirs.writer
             except PointerRefusedError as error:

@@ -29,6 +29,7 @@ from refitd_client.bucket.run import BucketRun
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME, Order
 from refitd_client.contract.states import Kind
+from refitd_client.errors import RunBusyError
 from support.buckets import RUN, KilledError, ScriptedBucket, counted, keys, nth, publish_folder, unreachable
 from support.checkpoints import publish, tensors
 
@@ -147,6 +148,34 @@ def test_a_collection_in_the_middle_of_a_publication_takes_nothing_from_either(
     publish_folder(bucket, publish(tmp_path, RUN, 4, tensors(4)), run=run)
     assert counted(bucket) == [V4, V3]
     assert of_version(bucket, 1) == set()
+    require_whole(bucket)
+
+
+def test_what_a_publisher_writes_after_its_upload_was_collected_goes_with_a_later_collection(
+    bucket: ScriptedBucket, run: BucketRun, tmp_path: Path
+) -> None:
+    """It was stopped for an hour before it wrote the manifest, and another one has published meanwhile."""
+    old, newer = (publish(tmp_path / name, RUN, step, tensors(step)) for name, step in (("old", 4), ("new", 5)))
+
+    def in_place_of_it(other: ScriptedBucket) -> None:
+        publish_folder(other, newer)
+        other.later = 3700.0
+        collected(other)
+
+    def hours_later(method: str, key: str) -> None:
+        if method == "write" and key == version_prefix(RUN, Order(1, 4)) + MANIFEST_NAME:
+            bucket.before = lambda method, key: None
+            beside(bucket, in_place_of_it)
+            assert of_version(bucket, 4) == set()
+            bucket.later = 3700.0
+
+    bucket.before = hours_later
+    with pytest.raises(RunBusyError):
+        publish_folder(bucket, old, run=run)
+    assert of_version(bucket, 4) != set()
+    bucket.later = 2 * 3700.0
+    assert id_of(4) in collected(bucket).deleted
+    assert of_version(bucket, 4) == set()
     require_whole(bucket)
 
 

@@ -157,6 +157,7 @@ class UpstreamFollower:
             leads=self._orders.is_led,
             leader=self._orders.lead.leader,
             fence=self._orders.lead.fence,
+            orders=self._orders.lead.orders,
             order=order,
             order_reason=reason,
             configuration=configuration,
@@ -208,10 +209,11 @@ class UpstreamFollower:
         """Have the engines of this host serve what a hub orders.
 
         Raises:
+            OrderOvertakenError: another order was obeyed since it was made.
             OrderRefusedError: it comes from another hub, or from one that leads no more.
         """
-        self._failures.pop(order.version or "", None)
         self._orders.obey(order, self._sources.upstream.name)
+        self._failures.pop(order.version or "", None)
 
     async def settled(self, within: float) -> Following:
         """What it says of itself once what it is to serve does not come any more, or after so many seconds."""

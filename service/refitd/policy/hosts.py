@@ -33,13 +33,37 @@ def refusal_of(order: HostOrder, known: HostLead, expected: str, upstream: str) 
         expected: the name of the hub that this host follows, "" where it has not said it yet.
         upstream: what sentences call that hub.
     """
-    by = f"the order to serve {order.version or 'nothing'} comes from {order.told_by or 'a service without a name'}"
+    by = _origin(order)
     if expected and order.leader and order.leader != expected:
         return f"{by}, and this host follows {upstream}: take it out of the other service's engines"
     if order.leader in {"", known.leader} and order.fence < known.fence:
         newest = known.told_by or "another service"
         return f"{by}, by its epoch {order.fence}; {newest} leads with epoch {known.fence}, and older leads are over"
     return None
+
+
+def _origin(order: HostOrder) -> str:
+    return f"the order to serve {order.version or 'nothing'} comes from {order.told_by or 'a service without a name'}"
+
+
+def is_late(order: HostOrder, known: HostLead) -> bool:
+    """Whether another order was obeyed since this one was made. `known` is the lead of the last that was obeyed."""
+    return order.after is not None and order.after != known.orders
+
+
+def overtaken(order: HostOrder, known: HostLead, *, is_desired: bool) -> str | None:
+    """Why an order comes too late to be obeyed, in a sentence; None where it does not.
+
+    Args:
+        order: what was ordered.
+        known: the lead of the last order that was obeyed.
+        is_desired: whether that was an order to serve the same; one that is repeated is no fault, if nothing is to be
+            loaded again.
+    """
+    if not is_late(order, known) or (is_desired and not order.again):
+        return None
+    made = f"it was made when {order.after} had been obeyed here, and now {known.orders} have"
+    return f"{_origin(order)}, and another order came in between: {made}"
 
 
 def order_state(

@@ -208,13 +208,15 @@ NOT_SENT = "NOT_SENT"  # the outcome of an attempt that the engine was never tol
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostLead:
     """Which hub orders what is served on this host. `leads` is False once it orders no more. `leader` and `fence` are
-    those of the newest order, `told_by` says for people from where it came.
+    those of the newest order, `told_by` says for people from where it came. `orders` counts the orders that were obeyed
+    here, of all hubs and runs.
     """
 
     leads: bool = False
     leader: str = ""
     fence: int = 0
     told_by: str = ""
+    orders: int = 0
 
 
 UNLED = HostLead()

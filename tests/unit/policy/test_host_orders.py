@@ -1,7 +1,7 @@
 """A host as its hub sees it: which orders it obeys, how far it is with one, and what it proves."""
 
 from refitd.engine.port import ANSWERED
-from refitd.policy.hosts import engines_of_host, order_state, proof_of_host, refusal_of
+from refitd.policy.hosts import engines_of_host, is_late, order_state, overtaken, proof_of_host, refusal_of
 from refitd.state.records import AttemptRecord, EngineRecord, HostLead
 from refitd_client.contract.follow import HostOrder
 from refitd_client.contract.hosts import MAX_HOST_ENGINES, OrderState
@@ -29,6 +29,25 @@ def test_an_order_of_another_service_than_the_one_that_is_followed_is_refused() 
     why = refusal_of(order(leader="stranger", fence=9), LED, "hub", "http://hub")
     assert why is not None
     assert "this host follows http://hub" in why
+
+
+def test_an_order_that_was_made_before_another_one_was_obeyed_is_late_and_the_sentence_says_so() -> None:
+    known = HostLead(leads=True, leader="hub", orders=7)
+    why = overtaken(order(after=6), known, is_desired=False)
+    assert why is not None
+    assert f"the order to serve {V2} comes from the refitd of old, and another order came in between" in why
+    assert overtaken(order(after=8), known, is_desired=False) is not None  # the host has lost its journal since
+    assert overtaken(order(after=7), known, is_desired=False) is None
+
+
+def test_a_late_order_of_what_is_desired_already_is_no_fault_unless_it_is_to_be_loaded_again() -> None:
+    known = HostLead(leads=True, leader="hub", orders=7)
+    assert overtaken(order(after=6), known, is_desired=True) is None
+    assert overtaken(order(after=6, again=True), known, is_desired=True) is not None
+
+
+def test_an_order_of_a_hub_that_knows_of_no_number_is_never_late() -> None:
+    assert not is_late(order(), HostLead(leads=True, orders=7))
 
 
 def state_of(*engines: EngineRecord, ordered: str | None = V2, refused: str | None = None) -> tuple[OrderState, str]:

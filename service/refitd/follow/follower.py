@@ -209,8 +209,7 @@ class UpstreamFollower:
         """Have the engines of this host serve what a hub orders.
 
         Raises:
-            OrderOvertakenError: another order was obeyed since it was made.
-            OrderRefusedError: it comes from another hub, or from one that leads no more.
+            OrderRefusedError: it comes from another hub, from one that leads no more, or late.
         """
         self._orders.obey(order, self._sources.upstream.name)
         self._failures.pop(order.version or "", None)

@@ -173,6 +173,24 @@ def test_an_order_of_a_hub_whose_lead_is_over_and_one_of_another_hub_are_refused
         world.heal()
 
 
+def test_an_order_that_comes_after_a_newer_one_is_refused() -> None:
+    """The hub has given up on it, and has ordered another version since."""
+    late = 0
+    for seed in range(4):
+        with closing(LedHosts(seed, followers=1)) as world:
+            world.publish(Make.GOOD, announce=True)
+            world.wait(15.0)
+            world.damage_orders(0, [Damage.SLOW, Damage.SLOW], [])
+            world.publish(Make.GOOD, announce=True)
+            world.wait(4.0)
+            world.publish(Make.GOOD, announce=True)
+            world.wait(20.0)
+            assert served(world) == ["run~v000003"]
+            late += world.counts["order-overtaken"]
+            world.heal()
+    assert late, "none came late"
+
+
 def test_a_host_that_is_led_and_hears_no_answer_to_its_reports_goes_nowhere_by_itself() -> None:
     with closing(LedHosts(3, followers=1)) as world:
         world.publish(Make.GOOD, announce=True)

@@ -2,7 +2,9 @@
 
 The hub compares hosts as it compares engines. A host's configuration and proof are made of those of its engines that
 serve the version now: two hosts with engines of the same configurations, however many, have the same of both. Proofs
-that are no digests, such as answers to a prompt, are equal on no two engines and are left out.
+that are no digests, such as answers to a prompt, are equal on no two engines and are left out. An engine may prove one
+load by a digest and the next by answers. So a proof also names what it is made of, and is compared with those alone
+that are made of the same.
 """
 
 from collections import Counter
@@ -128,19 +130,22 @@ def _told(engine: EngineRecord) -> str:
 def proof_of_host(
     serves: str | None, engines: Sequence[EngineRecord], fingerprint: Callable[[str, str], str | None]
 ) -> tuple[str, str | None]:
-    """A host's configuration, and the digest of its engines' fingerprints; None where they have none.
+    """A host's configuration, and its proof: what that is made of, and the digest of its engines' fingerprints. No
+    proof where these have none.
 
     Args:
         serves: the id of the version that it serves; None where that is not proved.
         engines: those of the run.
         fingerprint: the one that a version has on a configuration.
     """
-    counted = [engine for engine in engines if serves is None or engine.serving == serves]
-    configurations = sorted({engine.configuration for engine in counted if engine.configuration is not None})
+    there = [engine for engine in engines if serves is None or engine.serving == serves]
+    configurations = sorted({engine.configuration for engine in there if engine.configuration is not None})
     name = _digest(configurations)
     found = [(each, fingerprint(serves, each)) for each in configurations] if serves is not None else []
-    pairs = [f"{each} {print_}" for each, print_ in found if print_ is not None and not print_.startswith(ANSWERED)]
-    return f"refitd {name}", f"{BY_HOST}{name}:{_digest(pairs)}" if pairs else None
+    counted = [(each, print_) for each, print_ in found if print_ is not None and not print_.startswith(ANSWERED)]
+    made_of = _digest([f"{each} {print_.partition(':')[0]}" for each, print_ in counted])
+    proof = f"{BY_HOST}{made_of}:{_digest([f'{each} {print_}' for each, print_ in counted])}"
+    return f"refitd {name}", proof if counted else None
 
 
 def _digest(texts: Sequence[str]) -> str:

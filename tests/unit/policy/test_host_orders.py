@@ -1,5 +1,7 @@
 """A host as its hub sees it: which orders it obeys, how far it is with one, and what it proves."""
 
+import pytest
+
 from refitd.engine.port import ANSWERED
 from refitd.policy.hosts import engines_of_host, is_late, order_state, overtaken, proof_of_host, refusal_of
 from refitd.state.records import AttemptRecord, EngineRecord, HostLead
@@ -94,6 +96,21 @@ def test_hosts_with_engines_of_one_configuration_prove_the_same_however_many_the
     assert proved("c")[1] != proved("d")[1]
     assert proved("e")[1] is None
     assert proof_of_host(None, [engine(configuration="c")], lambda *_: None) == (proved("c")[0], None)
+
+
+def made_of(prints: dict[str, str | None]) -> str:
+    """What the proof of a host with an engine of each configuration says that it is made of."""
+    engines = [engine(each, serving=V1, configuration=each) for each in prints]
+    proof = proof_of_host(V1, engines, lambda _, configuration: prints[configuration])[1]
+    assert proof is not None
+    return proof.rpartition(":")[0]
+
+
+@pytest.mark.parametrize("other", [f"{ANSWERED}-:-2.0", None, "plugin:xxh3:2"])
+def test_a_proof_for_which_an_engine_gave_no_digest_or_one_by_other_means_is_not_compared(other: str | None) -> None:
+    """As a vLLM with the plugin: where a delta was written into a copy, and its loader took it, it answers a prompt."""
+    assert made_of({"c": "xxh3:1", "d": "vllm:xxh3:2"}) == made_of({"c": "xxh3:9", "d": "vllm:xxh3:8"})
+    assert made_of({"c": "xxh3:1", "d": "vllm:xxh3:2"}) != made_of({"c": "xxh3:1", "d": other})
 
 
 def test_a_host_names_a_bounded_number_of_its_engines_those_first_that_need_a_look() -> None:

@@ -142,12 +142,12 @@ def doubt(proof: str | None, expected: str | None, not_expected: str | None) -> 
     """
     if proof is None:
         return None
-    if expected is not None and _configuration(proof) == _configuration(expected) and proof != expected:
+    if expected is not None and _made_of(proof) == _made_of(expected) and proof != expected:
         return "its engines' fingerprints are not those that the version has on other hosts"
     if proof == not_expected:
         return "its engines' fingerprints are those of what they served before"
     return None
 
 
-def _configuration(proof: str) -> str:
+def _made_of(proof: str) -> str:
     return proof.removeprefix(BY_HOST).partition(":")[0]

@@ -1,16 +1,18 @@
 """Engines that are other refitds: what the rollout asks of them, and what counts as a change there."""
 
 from dataclasses import replace
+from typing import Any
 
 from refitd.engine.port import Process, Reached
 from refitd.policy.chain import needs_copy, step_in_place, takes_in_place
-from refitd.policy.goals import goals_of_engine
+from refitd.policy.goals import goals_of_engine, mended_there
 from refitd.policy.leases import EngineView, LeaseKind, Views, leases
 from refitd.policy.next_action import Agenda, Goals, RefitTo, Rest, next_action
 from refitd.policy.observe import Expected, after_probe
 from refitd.policy.strategy import Strategy, StrategyName
 from refitd.state.records import AttemptRecord
-from refitd_client.contract.states import EngineState, Kind
+from refitd.state.version import VersionRecord
+from refitd_client.contract.states import EngineState, Kind, VersionState
 from support.records import engine, version
 
 BASE, MIDDLE = version(1), version(2, kind=Kind.DELTA, base="run~v000001")
@@ -91,3 +93,36 @@ def test_an_engine_that_is_ordered_back_to_a_delta_goes_by_what_that_stands_on_w
 def test_what_a_host_serves_is_leased_at_its_hub() -> None:
     view = EngineView(id="host", run="run", state=EngineState.IN_SYNC, serving=NEWEST.id)
     assert [lease.kind for lease in leases(Views(engines=(view,)))[NEWEST.id]] == [LeaseKind.SERVING]
+
+
+GOOD, TARGET, BEYOND = version(1), version(2), version(3)
+WAITS = Goals(target=TARGET, loadable=GOOD, last_good=GOOD)  # it is not the host's turn
+
+
+def mended(goals: Goals = WAITS, outcome: str = "ACK", there: VersionRecord = TARGET, **fields: Any) -> str | None:
+    """Where a host is brought that was brought to a version and proves nothing now."""
+    last = AttemptRecord(id="1", engine="host", version=there.id, started_at="", outcome=outcome)
+    known = {each.id: each for each in (GOOD, TARGET, BEYOND)} | {there.id: there}
+    after = mended_there(goals, engine(**({"pulls": True, "last_attempt": last} | fields)), known)
+    return None if after.loadable is None else after.loadable.id
+
+
+def test_a_host_of_which_an_engine_was_restarted_is_mended_where_it_was_brought_though_it_is_not_its_turn() -> None:
+    assert mended() == TARGET.id
+    assert mended(replace(WAITS, target=BEYOND)) == TARGET.id, "a newer one has come, and it waits for that"
+
+
+def test_a_host_that_was_not_brought_there_or_is_not_to_be_there_gets_the_last_good_version() -> None:
+    assert mended(outcome="NACK") == mended(outcome="UNREACHABLE") == GOOD.id
+    assert mended(there=replace(TARGET, barred=True)) == GOOD.id
+    assert mended(there=replace(TARGET, state=VersionState.LOST)) == GOOD.id
+    assert mended(there=BEYOND) == GOOD.id
+    assert mended(known=False) == mended(strikes={TARGET.id: 3}) == mended(last_attempt=None) == GOOD.id
+    assert mended(pulls=False) == GOOD.id, "an engine that was restarted has lost what it had"
+
+
+def test_a_host_that_serves_something_or_has_nowhere_to_go_is_left_as_it_is() -> None:
+    assert mended(serving=GOOD.id) == GOOD.id
+    assert mended(Goals(target=TARGET)) is None
+    assert mended(replace(WAITS, target=None)) == GOOD.id
+    assert mended(replace(WAITS, loadable=BEYOND, target=BEYOND)) == BEYOND.id

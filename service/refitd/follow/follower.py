@@ -289,9 +289,10 @@ class UpstreamFollower:
                 self._nudge()
         run, desired = self._offered.run, self._offered.desired
         before = self._store.runs.desired.get(run)
+        self._orders.heard()
+        if self._orders.is_untold:
+            self._sources.told.notify()  # it is asked again soon
         if self._orders.is_led or self._orders.is_untold:
-            if self._orders.is_untold:
-                self._sources.told.notify()  # it is asked again soon
             return
         if desired is None or (self._offered.is_paused and is_held_back(desired, before)):
             return

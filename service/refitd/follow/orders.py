@@ -7,8 +7,8 @@ while its hub is gone. It serves on, and pulls what is sealed.
 Orders are counted. One that says after how many it was made is refused where others were obeyed since: the network has
 kept it while its hub ordered something else.
 
-A host that has heard no answer to its reports since its start waits for one, at most `FIRST_WORD_SECONDS`, before it
-goes to something newer by itself: its hub may have begun to lead it.
+A host that has heard no answer to its reports since its start waits for one, at most `FIRST_WORD_SECONDS` from when its
+hub could be heard, before it goes to something newer by itself: its hub may have begun to lead it.
 """
 
 from dataclasses import replace
@@ -49,7 +49,7 @@ class Orders:
         self._wake = wake
         self._expected = ""
         self._is_led: bool | None = None  # what was said since the start
-        self._waits_until = store.clock.monotonic() + FIRST_WORD_SECONDS
+        self._waits_until: float | None = None  # None until the upstream is heard
         self.run = run
 
     @property
@@ -67,7 +67,13 @@ class Orders:
     @property
     def is_untold(self) -> bool:
         """Whether the upstream may yet say that it leads this host: it has answered no report since the start."""
-        return self._is_led is None and self._store.clock.monotonic() < self._waits_until
+        has_waited = self._waits_until is not None and self._store.clock.monotonic() >= self._waits_until
+        return self._is_led is None and not has_waited
+
+    def heard(self) -> None:
+        """The upstream has said what versions it has: an answer to a report is waited for from now on."""
+        if self._waits_until is None:
+            self._waits_until = self._store.clock.monotonic() + FIRST_WORD_SECONDS
 
     def unanswered(self) -> None:
         """The upstream takes no reports, so it leads no host."""

@@ -12,6 +12,7 @@ from refitd.policy.observe import Expected, after_probe
 from refitd.policy.strategy import Strategy, StrategyName
 from refitd.state.records import AttemptRecord
 from refitd.state.version import VersionRecord
+from refitd_client.contract.hosts import HostEngines
 from refitd_client.contract.states import EngineState, Kind, VersionState
 from support.records import engine, version
 
@@ -66,6 +67,26 @@ def test_a_host_that_carried_out_an_order_of_which_nothing_was_heard_serves_it_a
     refused = replace(host, last_attempt=replace(order, outcome="NACK"))
     after = after_probe(refused, seen, Expected(path="/root/run/v000001", label="1"), NEWEST.id, 0.0)
     assert (after.state, after.serving) == (EngineState.BEHIND, None)
+
+
+def test_a_host_whose_engines_were_all_restarted_that_it_had_given_up_tries_again_what_it_has_given_up() -> None:
+    def strikes_after(before: int, now: int) -> dict[str, int]:
+        told = [HostEngines(follower="h", states={EngineState.QUARANTINED: many}, engines=()) for many in (before, now)]
+        seen = Reached(
+            model_path="/root/run/v000001",
+            weight_version="1",
+            server_version="1",
+            configuration="c",
+            startup_path=None,
+            pulls=True,
+            host=told[1],
+            serves=BASE.id,
+        )
+        host = engine(pulls=True, serving=BASE.id, host=told[0], strikes={NEWEST.id: 3})
+        return after_probe(host, seen, Expected(path="/root/run/v000001", label="1"), NEWEST.id, 0.0).strikes
+
+    assert strikes_after(2, 0) == {}
+    assert strikes_after(2, 1) == strikes_after(1, 1) == strikes_after(0, 0) == {NEWEST.id: 3}
 
 
 def test_engines_of_a_host_go_back_where_that_is_ordered_and_nowhere_else() -> None:

@@ -287,8 +287,7 @@ class UpstreamFollower:
             if known is not None and (told := as_told(known, version)) != known:
                 self._store.put_version(told)
                 self._nudge()
-        run, desired = self._offered.run, self._offered.desired
-        before = self._store.runs.desired.get(run)
+        run, desired, before = self._offered.run, self._offered.desired, self._store.runs.desired.get(self._offered.run)
         self._orders.heard()
         if self._orders.is_untold:
             self._sources.told.notify()  # it is asked again soon

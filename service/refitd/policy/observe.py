@@ -100,7 +100,16 @@ def after_probe(
         engine = changed(before, engine, seen, before.model_path, now)
     else:
         engine = calmed(engine, now, interval)
-    return held(standing(engine, target), now, interval)
+    return held(standing(_ordered_elsewhere(engine, seen, target), target), now, interval)
+
+
+def _ordered_elsewhere(engine: EngineRecord, seen: Reached, target: str | None) -> EngineRecord:
+    """A host that has obeyed an order which came late, and is not to go there, is to be ordered again."""
+    if target is None or seen.desires in {None, seen.serves, target}:
+        return engine
+    return replace(
+        engine, reload=True, reason=f"it has obeyed an order to serve {seen.desires}, and is not to go there"
+    )
 
 
 def _given_up(host: HostEngines | None) -> int:

@@ -72,8 +72,8 @@ class EngineRecord:
     `held` is what it served before a load in the middle of which the service stopped, as long as its contents are
     unknown and no load of it has failed since.
     `named_before` is what it named before a load that failed, until the next probe. `may_read` are other folders that
-    it may read again. `reload`: an operator has asked for another load, whatever it serves; a load that succeeds ends
-    that.
+    it may read again. `reload`: an operator has asked for another load, whatever it serves, or a host is about to go
+    elsewhere; a load that succeeds ends that.
     `process` is what its server says of its process, `address` where connections to it go. `contest` says what another
     writer has done to it, None while it serves what this service has loaded; `contests` counts the changes by another
     writer that followed each other, the newest at `contested_at` (monotonic seconds). `taken` says why this entry must

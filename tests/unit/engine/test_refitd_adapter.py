@@ -171,6 +171,7 @@ async def test_a_probe_names_what_a_host_serves_as_the_rollout_does_and_shows_it
         seen = await engine.probe()
         assert isinstance(seen, Reached)
         assert (seen.model_path, seen.weight_version, seen.pulls) == ("/root/run/v000001", "1", True)
+        assert (seen.serves, seen.desires) == (V1, V1)
         assert seen.host is not None
         assert seen.host.count == 1
         away, other = await engine.probe(), await engine.probe()

@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from refitd.engine.port import Process, Reached
 from refitd.policy.chain import needs_copy, step_in_place, takes_in_place
 from refitd.policy.goals import goals_of_engine, mended_there
@@ -67,6 +69,37 @@ def test_a_host_that_carried_out_an_order_of_which_nothing_was_heard_serves_it_a
     refused = replace(host, last_attempt=replace(order, outcome="NACK"))
     after = after_probe(refused, seen, Expected(path="/root/run/v000001", label="1"), NEWEST.id, 0.0)
     assert (after.state, after.serving) == (EngineState.BEHIND, None)
+
+
+@pytest.mark.parametrize(
+    ("desires", "target", "is_ordered"),
+    [
+        (NEWEST.id, BASE.id, True),
+        (NEWEST.id, MIDDLE.id, True),
+        (MIDDLE.id, MIDDLE.id, False),
+        (BASE.id, MIDDLE.id, False),
+        (None, BASE.id, False),
+        (NEWEST.id, None, False),
+    ],
+)
+def test_a_host_that_has_obeyed_a_late_order_to_go_where_it_is_not_to_be_is_ordered_again(
+    desires: str | None, target: str | None, is_ordered: bool
+) -> None:
+    """The hub has given up on that order, and has ordered nothing since: the host still serves what it served."""
+    seen = Reached(
+        model_path="/root/run/v000001",
+        weight_version="1",
+        server_version="1",
+        configuration="c",
+        startup_path=None,
+        pulls=True,
+        serves=BASE.id,
+        desires=desires,
+    )
+    host = engine(pulls=True, serving=BASE.id, model_path="/root/run/v000001", weight_version="1")
+    after = after_probe(host, seen, Expected(path="/root/run/v000001", label="1"), target, 0.0)
+    assert after.reload is is_ordered
+    assert (after.state is EngineState.BEHIND) is (is_ordered or target == MIDDLE.id)
 
 
 def test_a_host_whose_engines_were_all_restarted_that_it_had_given_up_tries_again_what_it_has_given_up() -> None:

@@ -120,6 +120,7 @@ def reached(told: Following, root: str, address: str | None) -> Reached | Unreac
         pulls=True,
         host=told.host,
         serves=told.serves,
+        desires=told.desired,
     )
 
 

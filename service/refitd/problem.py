@@ -26,6 +26,7 @@ class Slug(Enum):
     RUN_NOT_FOLLOWED = ("run-not-followed", 409, "No engine follows the run")
     RUN_FOLLOWED = ("run-followed", 409, "The service takes its versions from an upstream")
     ORDER_REFUSED = ("order-refused", 409, "The host is led by another service")
+    ORDER_OVERTAKEN = ("order-overtaken", 409, "The host has obeyed another order since this one was made")
     RUN_OPEN = ("run-open", 409, "The engine follows a run that has not ended")
     NOTHING_TO_ROLL_BACK = ("nothing-to-roll-back", 409, "There is no earlier good version")
     UNKNOWN_VERSION = ("unknown-version", 404, "No such version")

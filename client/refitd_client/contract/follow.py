@@ -70,6 +70,10 @@ class HostOrder:
     `version` is its id, None for nothing but what they serve. `fence` is the epoch of the hub's lead (0 of a service
     that belongs to no group): a lower one than the host has seen is refused. `leader` is its name, `told_by` where
     it runs, for people. `again`: the engines are loaded again even if they serve the version.
+
+    `after` is the number of orders (`Following.orders`) that the host had obeyed when this one was made. Where it has
+    obeyed another since, this one is late, and is refused, unless it orders what is desired already. None is obeyed
+    whenever it comes: the host told no number, or the hub knows of none. A host that tells none refuses the field.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
@@ -80,6 +84,7 @@ class HostOrder:
     leader: str = ""
     told_by: str = ""
     again: bool = False
+    after: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +155,8 @@ class Following:
     it from what it is to serve, in a sentence, None where nothing does.
 
     `process` is drawn at each start of the service, `release` its release. `leads`: a hub orders what is served here;
-    `leader` and `fence` are those of the newest order. `order` says how far the host is with `desired`, and
+    `leader` and `fence` are those of the newest order, `orders` is how many orders have been obeyed here, None where
+    that is not counted (the next order is made after so many). `order` says how far the host is with `desired`, and
     `order_reason` why, in a sentence. `configuration` is equal for hosts whose engines' fingerprints can be compared,
     and `proof` sums up the fingerprints of the engines that serve `serves`, None where they have none.
     """
@@ -171,6 +177,7 @@ class Following:
     leads: bool = False
     leader: str = ""
     fence: int = 0
+    orders: int | None = None
     order: OrderState = OrderState.NONE
     order_reason: str | None = None
     configuration: str = ""

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path, Query
 
 from refitd.api.context import Service, ServiceOf
 from refitd.follow.follower import UpstreamFollower
-from refitd.follow.orders import OrderRefusedError
+from refitd.follow.orders import OrderOvertakenError, OrderRefusedError
 from refitd.problem import ProblemError, Slug
 from refitd.state.followers import LEASE_SECONDS, TooManyFollowersError
 from refitd_client.contract.follow import (
@@ -96,7 +96,8 @@ async def desire(order: HostOrder, service: ServiceOf) -> Following:
 
     It is answered at once, when it is written down; `GET /v1/follow` says what comes of it. 409 where the order comes
     from another hub than the one that this host follows, or from one that leads no more: `fence` is the epoch of its
-    lead, and a lower one than this host has seen is refused.
+    lead, and a lower one than this host has seen is refused. 409 too where it comes late: this host has obeyed another
+    order since it had obeyed `after`, and desires something else.
     """
     follower = _follower(service)
     try:
@@ -110,6 +111,8 @@ async def desire(order: HostOrder, service: ServiceOf) -> Following:
         raise ProblemError(Slug.BAD_REQUEST, f"each text of an order has at most {_MAX_TEXT} characters")
     try:
         follower.obey(order)
+    except OrderOvertakenError as error:
+        raise ProblemError(Slug.ORDER_OVERTAKEN, str(error)) from error
     except OrderRefusedError as error:
         raise ProblemError(Slug.ORDER_REFUSED, str(error)) from error
     for engine in service.store.engines_of(order.run) if order.again else ():

@@ -194,7 +194,7 @@ class Reached:
     which the adapter does not know because it was made since.
     `draft` says what becomes of its draft model in an update: `DRAFT_LEFT`, `DRAFT_UPDATED`, None where it has none.
     `pulls`: it is another refitd, which pulls versions itself; `host` has what that tells of its engines, and `serves`
-    is the id of the version that it has proved of them.
+    is the id of the version that it has proved of them, `desires` of the one that it was ordered to serve last.
     """
 
     model_path: str
@@ -219,6 +219,7 @@ class Reached:
     pulls: bool = False
     host: HostEngines | None = None
     serves: str | None = None
+    desires: str | None = None
 
     def expecting(self, path: str, label: str) -> "Reached":
         """The same with `path`, where the server tells no path and the label is that of what is there."""

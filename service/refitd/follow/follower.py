@@ -157,6 +157,7 @@ class UpstreamFollower:
             leads=self._orders.is_led,
             leader=self._orders.lead.leader,
             fence=self._orders.lead.fence,
+            orders=self._orders.lead.orders,
             order=order,
             order_reason=reason,
             configuration=configuration,
@@ -208,10 +209,10 @@ class UpstreamFollower:
         """Have the engines of this host serve what a hub orders.
 
         Raises:
-            OrderRefusedError: it comes from another hub, or from one that leads no more.
+            OrderRefusedError: it comes from another hub, from one that leads no more, or late.
         """
-        self._failures.pop(order.version or "", None)
         self._orders.obey(order, self._sources.upstream.name)
+        self._failures.pop(order.version or "", None)
 
     async def settled(self, within: float) -> Following:
         """What it says of itself once what it is to serve does not come any more, or after so many seconds."""
@@ -286,11 +287,11 @@ class UpstreamFollower:
             if known is not None and (told := as_told(known, version)) != known:
                 self._store.put_version(told)
                 self._nudge()
-        run, desired = self._offered.run, self._offered.desired
-        before = self._store.runs.desired.get(run)
+        run, desired, before = self._offered.run, self._offered.desired, self._store.runs.desired.get(self._offered.run)
+        self._orders.heard()
+        if self._orders.is_untold:
+            self._sources.told.notify()  # it is asked again soon
         if self._orders.is_led or self._orders.is_untold:
-            if self._orders.is_untold:
-                self._sources.told.notify()  # it is asked again soon
             return
         if desired is None or (self._offered.is_paused and is_held_back(desired, before)):
             return

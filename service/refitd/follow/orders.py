@@ -4,16 +4,19 @@ A host is *led* from the first order on, or from the answer to a report that say
 does not lead it. That is written down: a host that was led goes to nothing newer by itself, also after a restart and
 while its hub is gone. It serves on, and pulls what is sealed.
 
-A host that has heard no answer to its reports since its start waits for one, at most `FIRST_WORD_SECONDS`, before it
-goes to something newer by itself: its hub may have begun to lead it.
+Orders are counted. One that says after how many it was made is refused where others were obeyed since: the network has
+kept it while its hub ordered something else.
+
+A host that has heard no answer to its reports since its start waits for one, at most `FIRST_WORD_SECONDS` from when its
+hub could be heard, before it goes to something newer by itself: its hub may have begun to lead it.
 """
 
 from dataclasses import replace
 
-from refitd.policy.hosts import refusal_of
+from refitd.policy.hosts import is_late, overtaken, refusal_of
 from refitd.rollout.targets import Targets
 from refitd.state.observer import Notifier
-from refitd.state.records import UNLED, HostLead
+from refitd.state.records import UNLED, HostLead, RunRecord
 from refitd.state.store import Store
 from refitd_client.contract.follow import HostOrder, ReportAnswer
 from refitd_client.contract.states import VersionState
@@ -23,6 +26,10 @@ FIRST_WORD_SECONDS = 30.0
 
 class OrderRefusedError(Exception):
     """An order that is not obeyed: from another hub, or by an older lead. The message is a sentence."""
+
+
+class OrderOvertakenError(OrderRefusedError):
+    """An order that is not obeyed because another was obeyed since it was made."""
 
 
 class Orders:
@@ -42,13 +49,15 @@ class Orders:
         self._wake = wake
         self._expected = ""
         self._is_led: bool | None = None  # what was said since the start
-        self._waits_until = store.clock.monotonic() + FIRST_WORD_SECONDS
+        self._waits_until: float | None = None  # None until the upstream is heard
         self.run = run
 
     @property
     def lead(self) -> HostLead:
         """Which order was the newest, and from whom, as it is written down."""
-        return max(self._store.runs.leads.values(), key=lambda lead: (lead.leads, lead.fence), default=UNLED)
+        return max(
+            self._store.runs.leads.values(), key=lambda lead: (lead.leads, lead.orders, lead.fence), default=UNLED
+        )
 
     @property
     def is_led(self) -> bool:
@@ -58,7 +67,13 @@ class Orders:
     @property
     def is_untold(self) -> bool:
         """Whether the upstream may yet say that it leads this host: it has answered no report since the start."""
-        return self._is_led is None and self._store.clock.monotonic() < self._waits_until
+        has_waited = self._waits_until is not None and self._store.clock.monotonic() >= self._waits_until
+        return self._is_led is None and not has_waited
+
+    def heard(self) -> None:
+        """The upstream has said what versions it has: an answer to a report is waited for from now on."""
+        if self._waits_until is None:
+            self._waits_until = self._store.clock.monotonic() + FIRST_WORD_SECONDS
 
     def unanswered(self) -> None:
         """The upstream takes no reports, so it leads no host."""
@@ -88,31 +103,44 @@ class Orders:
             upstream: what sentences call the hub that this host follows.
 
         Raises:
+            OrderOvertakenError: another order was obeyed since it was made.
             OrderRefusedError: it comes from another hub, or from one that leads no more.
         """
         before = self.lead
         if (why := refusal_of(order, before, self._expected or before.leader, upstream)) is not None:
             raise OrderRefusedError(why)
-        leader = order.leader or before.leader
-        lead = HostLead(leads=True, leader=leader, fence=order.fence, told_by=order.told_by)
+        known = self._store.runs.record_of(order.run)
+        is_desired = known.desired == order.version and known.lead == before
+        if (why := overtaken(order, before, is_desired=is_desired)) is not None:
+            raise OrderOvertakenError(why)
+        lead = HostLead(
+            leads=True,
+            leader=order.leader or before.leader,
+            fence=order.fence,
+            told_by=order.told_by,
+            orders=before.orders if is_late(order, before) else before.orders + 1,
+        )
         self._is_led = True
-        if lead != self._store.runs.leads.get(order.run):
-            told = f"{order.told_by or 'a hub'} orders what is served here, with epoch {order.fence}"
-            self._write(order.run, lead, told)
-        self.desire(order.run, order.version)
+        by = f"{order.told_by or 'a hub'} orders, with epoch {order.fence}"
+        self._desire(replace(known, desired=order.version, lead=lead), by)
 
     def desire(self, run: str, version: str | None) -> bool:
         """The upstream wants this host to serve a version, of the run that it follows from now on. None: nothing but
         what it serves. Return whether that is new.
         """
-        self.run = run
-        known = self._store.runs.record_of(run)
+        return self._desire(replace(self._store.runs.record_of(run), desired=version), "the upstream wants")
+
+    def _desire(self, wanted: RunRecord, by: str) -> bool:
+        """Write down what is wanted of a run, and by what lead, at once. Return whether it is another version."""
+        self.run = wanted.run
+        known, version = self._store.runs.record_of(wanted.run), wanted.desired
+        if known != wanted:
+            what = "nothing but what is served here" if version is None else f"{version} to be served here"
+            self._store.put_order(wanted, f"{by} {what}")
         if known.desired == version:
             return False
-        what = "nothing but what is served here" if version is None else f"{version} to be served here"
-        self._store.put_order(replace(known, desired=version), f"the upstream wants {what}")
         if version is None:
-            self._targets.order(run, None)
+            self._targets.order(wanted.run, None)
         self.carry_out()
         self._wake.notify()
         return True

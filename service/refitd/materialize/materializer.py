@@ -235,8 +235,9 @@ class Materializer:
         """Return whether no copy holds it and an engine, now or to come, does not take it in place."""
         if version is None or self._targets.carriage.can_load(version):
             return False
-        engines = self._store.engines_of(version.run)
-        return not engines or any(needs_copy(engine, version, self._store.versions) for engine in engines)
+        engines, versions = self._store.engines_of(version.run), self._store.versions
+        ordered = self._targets.of_run(version.run).ordered
+        return not engines or any(needs_copy(engine, version, versions, ordered=ordered) for engine in engines)
 
     async def _work(self, run: str) -> None:
         """Bring copies up to date until nothing more can be done now."""

@@ -114,7 +114,7 @@ def step_in_place(engine: EngineRecord, wanted: VersionRecord, versions: Version
     return None if any(step.barred for step in way) else way[0]
 
 
-def needs_copy(engine: EngineRecord, wanted: VersionRecord, versions: Versions) -> bool:
+def needs_copy(engine: EngineRecord, wanted: VersionRecord, versions: Versions, *, ordered: bool = False) -> bool:
     """Whether the engine can be brought to a delta by a copy only.
 
     False for an engine that was never reached, and for one that is ahead, with a version from its trainer's memory.
@@ -123,10 +123,11 @@ def needs_copy(engine: EngineRecord, wanted: VersionRecord, versions: Versions) 
         engine: the engine.
         wanted: the delta.
         versions: all versions, by id.
+        ordered: an upstream has ordered it, so that engines which are ahead go back to it.
     """
     if engine.configuration is None or engine.serving == wanted.id:
         return False
-    if engine.known and is_past(engine, wanted, versions):
+    if engine.known and not ordered and is_past(engine, wanted, versions):
         return False
     return step_in_place(engine, wanted, versions) is None
 

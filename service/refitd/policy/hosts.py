@@ -2,7 +2,9 @@
 
 The hub compares hosts as it compares engines. A host's configuration and proof are made of those of its engines that
 serve the version now: two hosts with engines of the same configurations, however many, have the same of both. Proofs
-that are no digests, such as answers to a prompt, are equal on no two engines and are left out.
+that are no digests, such as answers to a prompt, are equal on no two engines and are left out. An engine may prove one
+load by a digest and the next by answers. So a proof also names what it is made of, and is compared with those alone
+that are made of the same.
 """
 
 from collections import Counter
@@ -33,13 +35,37 @@ def refusal_of(order: HostOrder, known: HostLead, expected: str, upstream: str) 
         expected: the name of the hub that this host follows, "" where it has not said it yet.
         upstream: what sentences call that hub.
     """
-    by = f"the order to serve {order.version or 'nothing'} comes from {order.told_by or 'a service without a name'}"
+    by = _origin(order)
     if expected and order.leader and order.leader != expected:
         return f"{by}, and this host follows {upstream}: take it out of the other service's engines"
     if order.leader in {"", known.leader} and order.fence < known.fence:
         newest = known.told_by or "another service"
         return f"{by}, by its epoch {order.fence}; {newest} leads with epoch {known.fence}, and older leads are over"
     return None
+
+
+def _origin(order: HostOrder) -> str:
+    return f"the order to serve {order.version or 'nothing'} comes from {order.told_by or 'a service without a name'}"
+
+
+def is_late(order: HostOrder, known: HostLead) -> bool:
+    """Whether another order was obeyed since this one was made. `known` is the lead of the last that was obeyed."""
+    return order.after is not None and order.after != known.orders
+
+
+def overtaken(order: HostOrder, known: HostLead, *, is_desired: bool) -> str | None:
+    """Why an order comes too late to be obeyed, in a sentence; None where it does not.
+
+    Args:
+        order: what was ordered.
+        known: the lead of the last order that was obeyed.
+        is_desired: whether that was an order to serve the same; one that is repeated is no fault, if nothing is to be
+            loaded again.
+    """
+    if not is_late(order, known) or (is_desired and not order.again):
+        return None
+    made = f"it was made when {order.after} had been obeyed here, and now {known.orders} have"
+    return f"{_origin(order)}, and another order came in between: {made}"
 
 
 def order_state(
@@ -104,19 +130,22 @@ def _told(engine: EngineRecord) -> str:
 def proof_of_host(
     serves: str | None, engines: Sequence[EngineRecord], fingerprint: Callable[[str, str], str | None]
 ) -> tuple[str, str | None]:
-    """A host's configuration, and the digest of its engines' fingerprints; None where they have none.
+    """A host's configuration, and its proof: what that is made of, and the digest of its engines' fingerprints. No
+    proof where these have none.
 
     Args:
         serves: the id of the version that it serves; None where that is not proved.
         engines: those of the run.
         fingerprint: the one that a version has on a configuration.
     """
-    counted = [engine for engine in engines if serves is None or engine.serving == serves]
-    configurations = sorted({engine.configuration for engine in counted if engine.configuration is not None})
+    there = [engine for engine in engines if serves is None or engine.serving == serves]
+    configurations = sorted({engine.configuration for engine in there if engine.configuration is not None})
     name = _digest(configurations)
     found = [(each, fingerprint(serves, each)) for each in configurations] if serves is not None else []
-    pairs = [f"{each} {print_}" for each, print_ in found if print_ is not None and not print_.startswith(ANSWERED)]
-    return f"refitd {name}", f"{BY_HOST}{name}:{_digest(pairs)}" if pairs else None
+    counted = [(each, print_) for each, print_ in found if print_ is not None and not print_.startswith(ANSWERED)]
+    made_of = _digest([f"{each} {print_.partition(':')[0]}" for each, print_ in counted])
+    proof = f"{BY_HOST}{made_of}:{_digest([f'{each} {print_}' for each, print_ in counted])}"
+    return f"refitd {name}", proof if counted else None
 
 
 def _digest(texts: Sequence[str]) -> str:

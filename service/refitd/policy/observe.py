@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from refitd.engine.port import Outcome, Process, Reached, Refit, Unreached, proof_by
 from refitd.policy.contest import calmed, changed, forgiven, held, refused, still_changed
 from refitd.state.records import EngineRecord
+from refitd_client.contract.hosts import HostEngines
 from refitd_client.contract.states import EngineState
 
 QUARANTINE_AFTER = 4  # loads in a row that left unknown contents: the first, and three repairs
@@ -72,6 +73,7 @@ def after_probe(
         draft=seen.draft,
         pulls=seen.pulls,
         host=seen.host,
+        strikes={} if _given_up(before.host) > _given_up(seen.host) == 0 else engine.strikes,
     )
     if not engine.known:
         # Contents stay unknown. One that was given up is tried again when something has happened to it: it was away or
@@ -98,7 +100,23 @@ def after_probe(
         engine = changed(before, engine, seen, before.model_path, now)
     else:
         engine = calmed(engine, now, interval)
-    return held(standing(engine, target), now, interval)
+    return held(standing(_ordered_elsewhere(engine, seen, target), target), now, interval)
+
+
+def _ordered_elsewhere(engine: EngineRecord, seen: Reached, target: str | None) -> EngineRecord:
+    """A host that has obeyed an order which came late, and is not to go there, is to be ordered again."""
+    if target is None or seen.desires in {None, seen.serves, target}:
+        return engine
+    return replace(
+        engine, reload=True, reason=f"it has obeyed an order to serve {seen.desires}, and is not to go there"
+    )
+
+
+def _given_up(host: HostEngines | None) -> int:
+    """How many engines of a host load nothing more until they are restarted. While there are some the host refuses
+    versions that say nothing against them: what it has given up for their sake is tried again when there are none.
+    """
+    return 0 if host is None else host.states.get(EngineState.QUARANTINED, 0)
 
 
 def _has_carried_out(engine: EngineRecord, seen: Reached) -> bool:

@@ -10,6 +10,7 @@ from refitd.policy.goals import (
     goals_of_run,
     in_place,
     looks_ahead,
+    mended_there,
     offered_to,
     on_the_way,
     takers,
@@ -83,7 +84,7 @@ class Targets(Observer):
         rollout, engines = store.rollouts.get(engine.run), store.engines_of(engine.run)
         goals = in_place(self.of_run(engine.run), engine, store.versions)
         goals = goals_of_engine(goals, engine, self.strategy, rollout, engines)
-        goals = on_the_way(goals, engine, store.versions)
+        goals = on_the_way(mended_there(goals, engine, store.versions), engine, store.versions)
         coming, paused = store.versions.get(goals.coming or ""), _is_paused(rollout)
         if coming is None or not looks_ahead(engine, coming, store.versions, self.strategy, paused=paused):
             goals = replace(goals, coming=None)

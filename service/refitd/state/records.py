@@ -72,8 +72,8 @@ class EngineRecord:
     `held` is what it served before a load in the middle of which the service stopped, as long as its contents are
     unknown and no load of it has failed since.
     `named_before` is what it named before a load that failed, until the next probe. `may_read` are other folders that
-    it may read again. `reload`: an operator has asked for another load, whatever it serves; a load that succeeds ends
-    that.
+    it may read again. `reload`: an operator has asked for another load, whatever it serves, or a host is about to go
+    elsewhere; a load that succeeds ends that.
     `process` is what its server says of its process, `address` where connections to it go. `contest` says what another
     writer has done to it, None while it serves what this service has loaded; `contests` counts the changes by another
     writer that followed each other, the newest at `contested_at` (monotonic seconds). `taken` says why this entry must
@@ -208,13 +208,15 @@ NOT_SENT = "NOT_SENT"  # the outcome of an attempt that the engine was never tol
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostLead:
     """Which hub orders what is served on this host. `leads` is False once it orders no more. `leader` and `fence` are
-    those of the newest order, `told_by` says for people from where it came.
+    those of the newest order, `told_by` says for people from where it came. `orders` counts the orders that were obeyed
+    here, of all hubs and runs.
     """
 
     leads: bool = False
     leader: str = ""
     fence: int = 0
     told_by: str = ""
+    orders: int = 0
 
 
 UNLED = HostLead()

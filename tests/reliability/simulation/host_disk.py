@@ -185,7 +185,9 @@ class HostDisk(SimDisk):
         return seen
 
     def becomes_slot(self, folder: SimFolder) -> None:
-        """Whoever takes it writes other bytes into its files."""
+        """What is written into its files next may be the same version again, before the next look."""
+        for path in [path for path, known in self.folders.items() if known is folder]:
+            del self.folders[path]
         folder.content = next(_HALF)
 
 

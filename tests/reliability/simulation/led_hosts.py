@@ -137,7 +137,7 @@ class LedHosts(Hosts):
         self.links[self.host(index).name].cut = cut
 
     def damage_orders(self, index: int, orders: list[Damage], others: list[Damage]) -> None:
-        """The next orders to a host are lost or not answered, and the hub's next questions."""
+        """The next orders to a host are lost, not answered or late, and the hub's next questions."""
         link = self.links[self.host(index).name]
         link.parts.extend(orders)
         link.answers.extend(others)

@@ -13,8 +13,9 @@ LED_RULES: dict[str, dict[str, Draw]] = dict(HOST_RULES)
 STAGE = one_of(Stage)
 DELTA = one_of([False, True])
 SECONDS = one_of([0.0, 0.5, 3.0, 20.0])
-# Not SLOW: a host obeys an order of its hub that comes after a newer one, as nothing in it says which is newer.
-HEARD_AT_ONCE = [Damage.CUT, Damage.STALL, Damage.LOST]
+# SLOW: most of these come when the hub has given up on them, and many after a newer one.
+ORDERS = [Damage.CUT, Damage.STALL, Damage.LOST, Damage.SLOW]
+GIVEN_UP = 5.2  # seconds after which a hub waits for the answer to an order no longer
 SLOW = one_of([0.0, 0.05, 1.0])  # of the link, so that there is time between an order and its answer
 
 
@@ -66,11 +67,11 @@ class LedStory(HostStory):
     @may(
         LED_RULES,
         host=HOST,
-        orders=several(HEARD_AT_ONCE, most=6),
+        orders=several(ORDERS, most=6),
         others=one_of([[], [], *([each] for each in Damage)]),
         delta=DELTA,
     )
-    def orders_are_lost_or_not_answered(
+    def orders_are_lost_or_not_answered_or_come_late(
         self, host: int, orders: list[Damage], others: list[Damage], delta: bool
     ) -> None:
         self.do(lambda world: world.damage_orders(host, orders, others))
@@ -78,6 +79,21 @@ class LedStory(HostStory):
         self.do(lambda world: world.wait(3.0))
         self._publish(delta=delta)
         self.do(lambda world: world.wait(8.0))
+
+    @may(LED_RULES, host=HOST, late=one_of([1, 2, 3]), lost=one_of([[], [Damage.LOST]]), seconds=SECONDS, back=DELTA)
+    def order_comes_after_a_newer_one(
+        self, host: int, late: int, lost: list[Damage], seconds: float, back: bool
+    ) -> None:
+        """The hub publishes once more, or its operator goes `back`, as soon as it has given up on the late ones."""
+        self.do(lambda world: world.damage_orders(host, [Damage.SLOW] * late + lost, []))
+        self._publish(delta=False)
+        self.do(lambda world: world.until_an_order(host, Stage.SENT))
+        self.do(lambda world: world.wait(GIVEN_UP))
+        if back:
+            self.do(lambda world: world.roll_back())
+        else:
+            self._publish(delta=True)
+        self.do(lambda world: world.wait(seconds))
 
     @may(LED_RULES, host=HOST, number=INDEX, behind=one_of([0, 0, 1, 1, 2]), again=one_of([False, True]))
     def somebody_orders_who_does_not_lead(self, host: int, number: int, behind: int, again: bool) -> None:

@@ -45,6 +45,7 @@ class OrderBook:
     Attributes:
         given: the versions that were ordered; None among them for an order to serve nothing new.
         fences: the highest epoch of an order of which a host has said that it has taken it.
+        newest: of the orders that a host has taken, the one that was sent last: its number, and its version.
         back: versions from which a host may go back, since the hub has ordered that.
         counts: how many orders have come to a stage.
         wrong: what must not be, in sentences.
@@ -53,6 +54,7 @@ class OrderBook:
     def __init__(self) -> None:
         self.given: defaultdict[str, set[str | None]] = defaultdict(set)
         self.fences: dict[str, int] = {}
+        self.newest: dict[str, tuple[int, str | None]] = {}
         self.back: defaultdict[str, set[str]] = defaultdict(set)
         self.counts: Counter[tuple[str, Stage]] = Counter()
         self.wrong: list[str] = []
@@ -71,8 +73,15 @@ class OrderBook:
         while self.counts[host, stage] == before and loop.time() < ends:
             await self._moved.wait_after(self._moved.count, within=ends - loop.time())
 
-    def taken(self, host: str, order: HostOrder, before: int) -> None:
-        """A host has obeyed, and has that written down. `before` is the highest epoch when it heard the order."""
+    def taken(self, host: str, order: HostOrder, before: int, number: int) -> None:
+        """A host has obeyed, and has that written down. `before` is the highest epoch when it heard the order, `number`
+        counts the orders that were sent to it.
+        """
+        newest, version = self.newest.get(host, (0, None))
+        if number < newest and order.version != version:
+            self.wrong.append(f"{host} obeys order {number}, {order}, after order {newest} to serve {version}")
+        if number > newest:
+            self.newest[host] = number, order.version
         if order.fence < before:
             self.wrong.append(f"{host} obeys an order of epoch {order.fence}, and has taken one of epoch {before}")
         self.fences[host] = max(order.fence, self.fences.get(host, 0))
@@ -116,13 +125,18 @@ class HostTransport:
 
         async def carried_out(life: Life) -> Following:
             before = self._book.fences.get(host, 0)
-            told = await follow.desire(order, life.service)
-            self._book.taken(host, order, before)
+            try:
+                told = await follow.desire(order, life.service)
+            except ProblemError as error:
+                self._link.counts[error.kind.slug] += 1
+                raise
+            self._book.taken(host, order, before, number)
             return told
 
         self._is_alive()
         self._sends(order)
         self._book.comes_to(host, Stage.SENT)
+        number = self._book.counts[host, Stage.SENT]
         answer = await self._call(carried_out, within, self._link.next_of(self._link.parts))
         if isinstance(answer, Reply) and answer.ok:
             self._book.comes_to(host, Stage.ANSWERED)

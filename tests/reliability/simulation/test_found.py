@@ -7,6 +7,8 @@ from simulation.disk import Make
 from simulation.fault import Fault
 from simulation.host_steps import HostStory
 from simulation.hosts import Hosts
+from simulation.led_hosts import LedHosts
+from simulation.led_steps import LedStory
 from simulation.links import Damage
 from simulation.steps import Story
 from simulation.world import World
@@ -75,4 +77,23 @@ def test_a_manifest_that_was_damaged_where_its_digest_does_not_look_is_pulled_ag
     with closing(Hosts(5, strategy=StrategyName.ALL, vllm="", followers=1)) as world:
         story = HostStory(world)
         story.link_is_damaged(host=0, parts=[Damage.WRONG], answers=[], delta=False, seconds=5.0)
+        world.heal()
+
+
+def test_engines_of_a_host_that_is_ordered_back_to_a_delta_get_a_copy_of_it_and_its_proof_is_not_of_other_things() -> (
+    None
+):
+    """They serve a newer full version that the hub has deleted since, so no copy was written. The vLLM of another host
+    proves the delta by a digest, and this one by answers.
+    """
+    with closing(LedHosts(462542622, strategy=StrategyName.ALL, vllm="b", followers=3)) as world:
+        story = LedStory(world)
+        story.somebody_is_killed_in_a_pull(host=1, after=0.02, hub=False, delta=False)
+        story.disk_of_a_follower_fails_for_a_while(host=3, kind="no room", seconds=9.0)
+        story.host_is_cut_off_for_a_while(host=0, after=0.02, seconds=12.0)
+        story.hub_pauses_rollouts_or_lets_them_go_on(paused=False, seconds=0.0)
+        story.orders_are_lost_or_not_answered_or_come_late(
+            host=0, orders=[Damage.SLOW, Damage.LOST, Damage.LOST, Damage.SLOW], others=[], delta=False
+        )
+        story.roll_back()
         world.heal()

@@ -10,6 +10,7 @@ from itertools import count
 
 import pytest
 
+from refitd.policy.strategy import StrategyName
 from refitd_client.contract.states import EngineState
 from simulation.cases import drawn_of_hosts
 from simulation.disk import Make
@@ -170,6 +171,48 @@ def test_an_order_of_a_hub_whose_lead_is_over_and_one_of_another_hub_are_refused
         assert world.counts["refused orders"] == 4
         world.wait(15.0)
         assert served(world) == ["run~v000003"]
+        world.heal()
+
+
+def test_an_order_that_comes_after_a_newer_one_is_refused() -> None:
+    """The hub has given up on it, and has ordered another version since."""
+    late = 0
+    for seed in range(4):
+        with closing(LedHosts(seed, followers=1)) as world:
+            world.publish(Make.GOOD, announce=True)
+            world.wait(15.0)
+            world.damage_orders(0, [Damage.SLOW, Damage.SLOW], [])
+            world.publish(Make.GOOD, announce=True)
+            world.wait(4.0)
+            world.publish(Make.GOOD, announce=True)
+            world.wait(20.0)
+            assert served(world) == ["run~v000003"]
+            late += world.counts["order-overtaken"]
+            world.heal()
+    assert late, "none came late"
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_an_engine_that_restarts_takes_its_host_not_back_from_what_was_ordered_while_others_are_first(
+    paused: bool,
+) -> None:
+    """Or while an operator has paused the run."""
+    with closing(LedHosts(7, strategy=StrategyName.ROLLING, followers=2)) as world:
+        host = world.hosts[0]
+        assert len(host.servers) > 1
+        world.publish(Make.GOOD, announce=True)
+        world.wait(30.0)
+        world.slow(1, 4.0)
+        world.publish(Make.GOOD, announce=True)
+        while states(world, host.name) != (EngineState.IN_SYNC, "2"):
+            world.wait(0.5)
+        world.pause_rollouts(paused=paused)
+        host.start_engine("a")
+        desired: set[str | None] = set()
+        for _ in range(40):
+            world.wait(0.2)
+            desired.add(host.following().desired)
+        assert (desired, served(world)) == ({"run~v000002"}, ["run~v000002", "run~v000001"])
         world.heal()
 
 

@@ -1,5 +1,6 @@
 """Another refitd behind the port: what becomes of an order, in the answers that a host gives."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ def told(order: str, desired: str | None = V2, **fields: Any) -> Step:
 
 BEFORE = told("served", V1)
 SERVED = told("served", ordered=V2, serves=V2, proof="host:c:2")
+
+OVERTAKEN = problem(409, "order-overtaken", "another order came in between")
 
 
 def target(**fields: Any) -> Target:
@@ -105,6 +108,50 @@ async def test_a_host_that_is_led_by_another_service_says_so() -> None:
     assert "the refitd of x leads with epoch 7" in (ended.reason or "")
 
 
+def ordered_after(server: Server) -> list[Any]:
+    """After how many orders each order was made."""
+    return [json.loads(seen.body).get("after", "not said") for seen in server.seen if seen.method == "PUT"]
+
+
+async def test_an_order_says_how_many_the_host_had_obeyed_and_the_one_that_takes_it_back_counts_it() -> None:
+    refused = told("refused", order_reason="the disk is full", orders=5)
+    _, server = await refit(told("served", V1, orders=4), refused, told("served", V1, orders=6))
+    assert ordered_after(server) == [4, 5]
+
+
+async def test_a_host_that_counts_no_orders_hears_of_no_number() -> None:
+    _, server = await refit(BEFORE, SERVED)
+    assert ordered_after(server) == ["not said"]
+
+
+async def test_a_host_that_has_obeyed_another_order_meanwhile_is_looked_at_and_ordered_again() -> None:
+    late = told("comes", "run~v000009", orders=5)
+    ended, server = await refit(told("served", V1, orders=4), OVERTAKEN, late, SERVED)
+    assert (ended.outcome, ended.led) == (Outcome.ACK, False)
+    assert ordered_after(server) == [4, 5]
+
+
+async def test_a_host_that_obeys_others_all_the_time_is_looked_at_later_and_that_is_nothing_against_the_version() -> (
+    None
+):
+    ended, _ = await refit(told("served", V1, orders=4), OVERTAKEN, told("comes", V1, orders=5), OVERTAKEN)
+    assert (ended.outcome, ended.led, ended.resumed) == (Outcome.UNREACHABLE, False, True)
+    assert "another order came in between" in (ended.reason or "")
+
+
+async def test_where_the_order_that_takes_it_back_was_overtaken_the_host_is_looked_at_again() -> None:
+    refused = told("refused", order_reason="the disk is full", orders=5)
+    ended, _ = await refit(told("served", V1, orders=4), refused, OVERTAKEN)
+    assert (ended.outcome, ended.led) == (Outcome.UNREACHABLE, False)
+
+
+@pytest.mark.parametrize("order", ["served", "refused", "doubtful", "none"])
+async def test_what_a_host_says_of_another_order_is_nothing_against_the_version(order: str) -> None:
+    ended, server = await refit(BEFORE, told("comes"), told(order, "run~v000009"))
+    assert (ended.outcome, len(calls(server))) == (Outcome.UNREACHABLE, 3)
+    assert "another order came in between, to serve run~v000009" in (ended.reason or "")
+
+
 async def test_a_host_that_cannot_take_orders_now_is_unreachable_and_one_whose_token_is_wrong_refuses() -> None:
     assert (await refit(BEFORE, problem(503, "not-ready")))[0].outcome is Outcome.UNREACHABLE
     assert (await refit(BEFORE, problem(401, "unauthorized")))[0].outcome is Outcome.NACK
@@ -124,6 +171,7 @@ async def test_a_probe_names_what_a_host_serves_as_the_rollout_does_and_shows_it
         seen = await engine.probe()
         assert isinstance(seen, Reached)
         assert (seen.model_path, seen.weight_version, seen.pulls) == ("/root/run/v000001", "1", True)
+        assert (seen.serves, seen.desires) == (V1, V1)
         assert seen.host is not None
         assert seen.host.count == 1
         away, other = await engine.probe(), await engine.probe()

@@ -54,9 +54,18 @@ def told(tmp_path: Path, answer: UpstreamError | ReportAnswer) -> tuple[Orders, 
 
 def test_a_host_whose_report_was_not_answered_waits_for_a_word_of_its_hub_and_not_for_ever(tmp_path: Path) -> None:
     orders, clock = told(tmp_path, UnreachableError("the answer was lost"))
+    orders.heard()
     assert orders.is_untold
     clock.at += FIRST_WORD_SECONDS
+    orders.heard()
     assert not orders.is_untold
+
+
+def test_a_host_that_was_cut_off_since_its_start_waits_from_when_it_hears_its_hub(tmp_path: Path) -> None:
+    orders, clock = told(tmp_path, UnreachableError("it cannot be reached"))
+    clock.at += FIRST_WORD_SECONDS
+    orders.heard()
+    assert orders.is_untold, "what versions there are was answered first, and the next report will be"
 
 
 @pytest.mark.parametrize("answer", [ReportAnswer(lease_seconds=30), WrongError("reports are refused")])

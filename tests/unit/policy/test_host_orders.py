@@ -1,7 +1,9 @@
 """A host as its hub sees it: which orders it obeys, how far it is with one, and what it proves."""
 
+import pytest
+
 from refitd.engine.port import ANSWERED
-from refitd.policy.hosts import engines_of_host, order_state, proof_of_host, refusal_of
+from refitd.policy.hosts import engines_of_host, is_late, order_state, overtaken, proof_of_host, refusal_of
 from refitd.state.records import AttemptRecord, EngineRecord, HostLead
 from refitd_client.contract.follow import HostOrder
 from refitd_client.contract.hosts import MAX_HOST_ENGINES, OrderState
@@ -29,6 +31,25 @@ def test_an_order_of_another_service_than_the_one_that_is_followed_is_refused() 
     why = refusal_of(order(leader="stranger", fence=9), LED, "hub", "http://hub")
     assert why is not None
     assert "this host follows http://hub" in why
+
+
+def test_an_order_that_was_made_before_another_one_was_obeyed_is_late_and_the_sentence_says_so() -> None:
+    known = HostLead(leads=True, leader="hub", orders=7)
+    why = overtaken(order(after=6), known, is_desired=False)
+    assert why is not None
+    assert f"the order to serve {V2} comes from the refitd of old, and another order came in between" in why
+    assert overtaken(order(after=8), known, is_desired=False) is not None  # the host has lost its journal since
+    assert overtaken(order(after=7), known, is_desired=False) is None
+
+
+def test_a_late_order_of_what_is_desired_already_is_no_fault_unless_it_is_to_be_loaded_again() -> None:
+    known = HostLead(leads=True, leader="hub", orders=7)
+    assert overtaken(order(after=6), known, is_desired=True) is None
+    assert overtaken(order(after=6, again=True), known, is_desired=True) is not None
+
+
+def test_an_order_of_a_hub_that_knows_of_no_number_is_never_late() -> None:
+    assert not is_late(order(), HostLead(leads=True, orders=7))
 
 
 def state_of(*engines: EngineRecord, ordered: str | None = V2, refused: str | None = None) -> tuple[OrderState, str]:
@@ -75,6 +96,21 @@ def test_hosts_with_engines_of_one_configuration_prove_the_same_however_many_the
     assert proved("c")[1] != proved("d")[1]
     assert proved("e")[1] is None
     assert proof_of_host(None, [engine(configuration="c")], lambda *_: None) == (proved("c")[0], None)
+
+
+def made_of(prints: dict[str, str | None]) -> str:
+    """What the proof of a host with an engine of each configuration says that it is made of."""
+    engines = [engine(each, serving=V1, configuration=each) for each in prints]
+    proof = proof_of_host(V1, engines, lambda _, configuration: prints[configuration])[1]
+    assert proof is not None
+    return proof.rpartition(":")[0]
+
+
+@pytest.mark.parametrize("other", [f"{ANSWERED}-:-2.0", None, "plugin:xxh3:2"])
+def test_a_proof_for_which_an_engine_gave_no_digest_or_one_by_other_means_is_not_compared(other: str | None) -> None:
+    """As a vLLM with the plugin: where a delta was written into a copy, and its loader took it, it answers a prompt."""
+    assert made_of({"c": "xxh3:1", "d": "vllm:xxh3:2"}) == made_of({"c": "xxh3:9", "d": "vllm:xxh3:8"})
+    assert made_of({"c": "xxh3:1", "d": "vllm:xxh3:2"}) != made_of({"c": "xxh3:1", "d": other})
 
 
 def test_a_host_names_a_bounded_number_of_its_engines_those_first_that_need_a_look() -> None:

@@ -91,6 +91,16 @@ def test_an_engine_that_took_something_newer_from_memory_needs_no_copy_of_an_old
     assert needs_copy(plugged(newer, known=False), THIRD, versions)
 
 
+@pytest.mark.parametrize("more", [{}, {"plugin": None}])
+def test_an_engine_that_serves_something_newer_needs_a_copy_of_an_older_delta_that_an_upstream_orders(
+    more: dict[str, Any],
+) -> None:
+    newer = version(9)
+    versions = VERSIONS | {newer.id: newer}
+    assert needs_copy(plugged(newer, **more), THIRD, versions, ordered=True)
+    assert not needs_copy(plugged(THIRD, **more), THIRD, versions, ordered=True)
+
+
 @asynccontextmanager
 async def followed(tmp_path: Path, *with_plugin: str, **more: Any) -> AsyncIterator[tuple[Stage, Trainer]]:
     """The service, and a trainer whose versions it serves."""

@@ -1,16 +1,21 @@
 """Engines that are other refitds: what the rollout asks of them, and what counts as a change there."""
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from refitd.engine.port import Process, Reached
 from refitd.policy.chain import needs_copy, step_in_place, takes_in_place
-from refitd.policy.goals import goals_of_engine
+from refitd.policy.goals import goals_of_engine, mended_there
 from refitd.policy.leases import EngineView, LeaseKind, Views, leases
 from refitd.policy.next_action import Agenda, Goals, RefitTo, Rest, next_action
 from refitd.policy.observe import Expected, after_probe
 from refitd.policy.strategy import Strategy, StrategyName
 from refitd.state.records import AttemptRecord
-from refitd_client.contract.states import EngineState, Kind
+from refitd.state.version import VersionRecord
+from refitd_client.contract.hosts import HostEngines
+from refitd_client.contract.states import EngineState, Kind, VersionState
 from support.records import engine, version
 
 BASE, MIDDLE = version(1), version(2, kind=Kind.DELTA, base="run~v000001")
@@ -66,6 +71,57 @@ def test_a_host_that_carried_out_an_order_of_which_nothing_was_heard_serves_it_a
     assert (after.state, after.serving) == (EngineState.BEHIND, None)
 
 
+@pytest.mark.parametrize(
+    ("desires", "target", "is_ordered"),
+    [
+        (NEWEST.id, BASE.id, True),
+        (NEWEST.id, MIDDLE.id, True),
+        (MIDDLE.id, MIDDLE.id, False),
+        (BASE.id, MIDDLE.id, False),
+        (None, BASE.id, False),
+        (NEWEST.id, None, False),
+    ],
+)
+def test_a_host_that_has_obeyed_a_late_order_to_go_where_it_is_not_to_be_is_ordered_again(
+    desires: str | None, target: str | None, is_ordered: bool
+) -> None:
+    """The hub has given up on that order, and has ordered nothing since: the host still serves what it served."""
+    seen = Reached(
+        model_path="/root/run/v000001",
+        weight_version="1",
+        server_version="1",
+        configuration="c",
+        startup_path=None,
+        pulls=True,
+        serves=BASE.id,
+        desires=desires,
+    )
+    host = engine(pulls=True, serving=BASE.id, model_path="/root/run/v000001", weight_version="1")
+    after = after_probe(host, seen, Expected(path="/root/run/v000001", label="1"), target, 0.0)
+    assert after.reload is is_ordered
+    assert (after.state is EngineState.BEHIND) is (is_ordered or target == MIDDLE.id)
+
+
+def test_a_host_whose_engines_were_all_restarted_that_it_had_given_up_tries_again_what_it_has_given_up() -> None:
+    def strikes_after(before: int, now: int) -> dict[str, int]:
+        told = [HostEngines(follower="h", states={EngineState.QUARANTINED: many}, engines=()) for many in (before, now)]
+        seen = Reached(
+            model_path="/root/run/v000001",
+            weight_version="1",
+            server_version="1",
+            configuration="c",
+            startup_path=None,
+            pulls=True,
+            host=told[1],
+            serves=BASE.id,
+        )
+        host = engine(pulls=True, serving=BASE.id, host=told[0], strikes={NEWEST.id: 3})
+        return after_probe(host, seen, Expected(path="/root/run/v000001", label="1"), NEWEST.id, 0.0).strikes
+
+    assert strikes_after(2, 0) == {}
+    assert strikes_after(2, 1) == strikes_after(1, 1) == strikes_after(0, 0) == {NEWEST.id: 3}
+
+
 def test_engines_of_a_host_go_back_where_that_is_ordered_and_nowhere_else() -> None:
     goals = Goals(target=BASE, wanted=BASE, loadable=BASE, serving=version(2))
     ahead = engine(state=EngineState.BEHIND, serving=version(2).id)
@@ -91,3 +147,36 @@ def test_an_engine_that_is_ordered_back_to_a_delta_goes_by_what_that_stands_on_w
 def test_what_a_host_serves_is_leased_at_its_hub() -> None:
     view = EngineView(id="host", run="run", state=EngineState.IN_SYNC, serving=NEWEST.id)
     assert [lease.kind for lease in leases(Views(engines=(view,)))[NEWEST.id]] == [LeaseKind.SERVING]
+
+
+GOOD, TARGET, BEYOND = version(1), version(2), version(3)
+WAITS = Goals(target=TARGET, loadable=GOOD, last_good=GOOD)  # it is not the host's turn
+
+
+def mended(goals: Goals = WAITS, outcome: str = "ACK", there: VersionRecord = TARGET, **fields: Any) -> str | None:
+    """Where a host is brought that was brought to a version and proves nothing now."""
+    last = AttemptRecord(id="1", engine="host", version=there.id, started_at="", outcome=outcome)
+    known = {each.id: each for each in (GOOD, TARGET, BEYOND)} | {there.id: there}
+    after = mended_there(goals, engine(**({"pulls": True, "last_attempt": last} | fields)), known)
+    return None if after.loadable is None else after.loadable.id
+
+
+def test_a_host_of_which_an_engine_was_restarted_is_mended_where_it_was_brought_though_it_is_not_its_turn() -> None:
+    assert mended() == TARGET.id
+    assert mended(replace(WAITS, target=BEYOND)) == TARGET.id, "a newer one has come, and it waits for that"
+
+
+def test_a_host_that_was_not_brought_there_or_is_not_to_be_there_gets_the_last_good_version() -> None:
+    assert mended(outcome="NACK") == mended(outcome="UNREACHABLE") == GOOD.id
+    assert mended(there=replace(TARGET, barred=True)) == GOOD.id
+    assert mended(there=replace(TARGET, state=VersionState.LOST)) == GOOD.id
+    assert mended(there=BEYOND) == GOOD.id
+    assert mended(known=False) == mended(strikes={TARGET.id: 3}) == mended(last_attempt=None) == GOOD.id
+    assert mended(pulls=False) == GOOD.id, "an engine that was restarted has lost what it had"
+
+
+def test_a_host_that_serves_something_or_has_nowhere_to_go_is_left_as_it_is() -> None:
+    assert mended(serving=GOOD.id) == GOOD.id
+    assert mended(Goals(target=TARGET)) is None
+    assert mended(replace(WAITS, target=None)) == GOOD.id
+    assert mended(replace(WAITS, loadable=BEYOND, target=BEYOND)) == BEYOND.id

@@ -3,11 +3,14 @@
 A host is brought to a version by an order. It pulls the version, checks it, rolls it out to its engines and proves it,
 all by itself: nothing that is lost on the way leaves it in between, and the same order may come twice.
 
-    order     PUT /v1/follow/desired. A host that is led by another service refuses it
+    look      GET /v1/follow, which says how many orders the host has obeyed: the order is made after so many
+    order     PUT /v1/follow/desired. A host that is led by another service refuses it, and one that has obeyed another
+              order since the look: it is looked at again
     wait      GET /v1/follow, which answers when the host's engines serve the version, or refuse it
     served    the host's proof is compared with that of other hosts of its configuration → ACK; another → TAINTED
     refused   the order is taken back. The host proves what it served before → NACK, else → TAINTED
-    no answer UNREACHABLE: what came of the order the next probe tells, since a host serves what it proves
+    no answer UNREACHABLE: what came of the order the next probe tells, since a host serves what it proves. So it is
+              where another order came in between
 
 Its engines are paused and resumed by the host alone.
 """
@@ -104,7 +107,7 @@ class RefitdEngine:
         if isinstance(before, NoAnswer):
             return _unreached(before)
         with watch.during(Stage.LOAD):
-            told = await self._order(version.partition("~")[0], version, again=self._is_doubted)
+            told = await self._order_next(version, before)
             if isinstance(told, NoAnswer):
                 return _not_ordered(told)
             told = await self._settled(version, told, self._load_timeout)
@@ -116,8 +119,11 @@ class RefitdEngine:
         return refit
 
     async def _judged(self, target: Target, version: str, before: Following, told: Following) -> Refit:
+        if told.desired != version:
+            reason = f"{told.follower}: another order came in between, to serve {told.desired or 'nothing'}"
+            return Refit(outcome=Outcome.UNREACHABLE, resumed=True, reason=reason)
         match told.order:
-            case OrderState.SERVED if told.desired == version:
+            case OrderState.SERVED:
                 reason = doubt(told.proof, target.fingerprint, target.not_fingerprint)
                 self._is_doubted = reason is not None
                 if reason is not None:
@@ -133,12 +139,9 @@ class RefitdEngine:
     async def _taken_back(self, version: str, before: Following, told: Following) -> Refit:
         """The host does not serve it: it is to serve what it served before, and to go nowhere by itself."""
         reason = _told(told, version)
-        if told.desired != version:
-            reason = f"{told.follower}: another order came in between, to serve {told.desired}"
-            return Refit(outcome=Outcome.NACK, resumed=True, reason=reason)
         goal = before.ordered if before.ordered != version else before.serves
         goal = None if goal == version else goal
-        ordered = await self._order(version.partition("~")[0], goal)
+        ordered = await self._order(version.partition("~")[0], goal, told)
         if not isinstance(ordered, NoAnswer):
             ordered = await self._settled(goal, ordered, min(self._load_timeout, TAKE_BACK_SECONDS))
         if isinstance(ordered, NoAnswer):
@@ -191,7 +194,19 @@ class RefitdEngine:
     async def _ask(self) -> Following | NoAnswer:
         return following(await self._http.get(_FOLLOW, SECONDS), self._url)
 
-    async def _order(self, run: str, version: str | None, *, again: bool = False) -> Following | NoAnswer:
+    async def _order_next(self, version: str, before: Following) -> Following | NoAnswer:
+        """Order it after what the host has obeyed by now; look once more where another order came in between."""
+        run, again = version.partition("~")[0], self._is_doubted
+        told = await self._order(run, version, before, again=again)
+        if not isinstance(told, NoAnswer) or not told.overtaken:
+            return told
+        now = await self._ask()
+        return now if isinstance(now, NoAnswer) else await self._order(run, version, now, again=again)
+
+    async def _order(
+        self, run: str, version: str | None, known: Following, *, again: bool = False
+    ) -> Following | NoAnswer:
+        """`known` is the newest answer of the host. One that counts no orders does not know `after`."""
         owner = None if self._leads is None else self._leads.owner
         order = HostOrder(
             run=run,
@@ -200,8 +215,10 @@ class RefitdEngine:
             leader="" if owner is None else owner.service,
             told_by="" if owner is None else f"the refitd of {owner.root} on {owner.host}",
             again=again,
+            after=known.orders,
         )
-        return following(await self._http.put(_DESIRED, asdict(order), SECONDS), self._url)
+        body = {name: value for name, value in asdict(order).items() if name != "after" or value is not None}
+        return following(await self._http.put(_DESIRED, body, SECONDS), self._url)
 
     async def _settled(self, version: str | None, told: Following, patience: float) -> Following | NoAnswer:
         """Wait until the host has what was ordered, refuses it, or makes no progress for `patience` seconds."""

@@ -16,6 +16,7 @@ _UNAUTHORISED = frozenset({401, 403})
 _NOT_THERE = 404
 _LATER = frozenset({408, 429, 500, 502, 503, 504, 507})
 _OTHER_LEAD = "urn:refitd:problem:order-refused"
+_OVERTAKEN = "urn:refitd:problem:order-overtaken"
 _REFITD = "urn:refitd:problem:"
 _FIX = "start the service there with --follow and the URL of this one, and with --engine for its engines"
 
@@ -30,6 +31,7 @@ class NoAnswer:
         recognised: a refitd is there.
         later: asking again may help, since nothing was decided.
         led: another service leads the host.
+        overtaken: an order, since which the host has obeyed another.
     """
 
     reason: str
@@ -37,6 +39,7 @@ class NoAnswer:
     recognised: bool = False
     later: bool = True
     led: bool = False
+    overtaken: bool = False
 
 
 def following(reply: Reply | NoReply, url: str) -> Following | NoAnswer:
@@ -70,8 +73,14 @@ def _refused(reply: Reply, url: str) -> NoAnswer:
     if reply.status == _NOT_THERE and is_refitd:
         return NoAnswer(reason=f"the refitd at {url} follows no upstream", advice=_FIX, recognised=True, later=False)
     reason = f"{url} answered {reply.status}: {reply.short_message}"
+    overtaken = kind == _OVERTAKEN
     return NoAnswer(
-        reason=reason, recognised=is_refitd, later=reply.status in _LATER, led=kind == _OTHER_LEAD, advice="see its log"
+        reason=reason,
+        recognised=is_refitd,
+        later=overtaken or reply.status in _LATER,
+        led=kind == _OTHER_LEAD,
+        overtaken=overtaken,
+        advice="see its log",
     )
 
 
@@ -111,6 +120,7 @@ def reached(told: Following, root: str, address: str | None) -> Reached | Unreac
         pulls=True,
         host=told.host,
         serves=told.serves,
+        desires=told.desired,
     )
 
 
@@ -133,12 +143,12 @@ def doubt(proof: str | None, expected: str | None, not_expected: str | None) -> 
     """
     if proof is None:
         return None
-    if expected is not None and _configuration(proof) == _configuration(expected) and proof != expected:
+    if expected is not None and _made_of(proof) == _made_of(expected) and proof != expected:
         return "its engines' fingerprints are not those that the version has on other hosts"
     if proof == not_expected:
         return "its engines' fingerprints are those of what they served before"
     return None
 
 
-def _configuration(proof: str) -> str:
+def _made_of(proof: str) -> str:
     return proof.removeprefix(BY_HOST).partition(":")[0]

@@ -69,7 +69,7 @@ simulation: $(READY) ## 10,000 steps of the simulation, on one host and on sever
 fuzz: $(READY) ## change what files, engines and plugins send, in other ways each time, for about two minutes (FUZZ=100000: an hour)
 	@REFITD_FUZZ=$(FUZZ) $(BIN)/python -m pytest tests/reliability/attack/test_attack_parsers.py tests/reliability/attack/test_attack_answers.py -q --timeout 7200 $(ARGS)
 
-soak: $(READY) ## a million steps of the simulation and unseen cases for the unit tests, on all cores (some eight hours on two)
+soak: $(READY) ## a million steps of the simulation and unseen cases for the unit tests, on all cores (about three hours on two)
 	@$(BIN)/python -m pytest tests/unit -q -n auto --hypothesis-profile=default
 	@seed=$(SEED); echo "the first case of the simulation is $$seed: 'make soak SEED=$$seed' takes the same steps"; \
 	REFITD_SIMULATION_SEED=$$seed REFITD_SIMULATION_STEPS=$(or $(STEPS),$(REFITD_SIMULATION_STEPS),1000000) REFITD_SIMULATION_SHARES=40 $(BIN)/python -m pytest tests/reliability/simulation -q -n auto $(ARGS)

@@ -25,7 +25,7 @@ from support.hosts import hosts as running_hosts
 from support.links import Link
 
 BYTES = 128 * 2**20
-ROUNDS = 3
+ROUNDS = 5
 WARM = 3  # full versions until each host has a slot
 KILLS = 3
 PARTS = 4  # that a follower pulls at a time
@@ -86,6 +86,7 @@ def _one(folder: Path) -> list[Figure]:
             if number >= WARM:
                 step = stage.training.step
                 pulls.append(_rate(host, step) / 1e9)
+                time.sleep(2)  # both services still check and clear up, and the sockets are to have the machine alone
                 shard = next((stage.all.hub.root / RUN / f"v{step:06d}").glob("*.safetensors"))
                 for where, rate in raw_rates(shard, folder / "received", connections=PARTS).items():
                     raw[where].append(rate / 1e9)

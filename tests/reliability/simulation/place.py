@@ -199,6 +199,12 @@ class Place:
         """The server behind a record."""
         return self.servers[engine.id.removesuffix(":1")]
 
+    @property
+    def repairs(self) -> bool:
+        """Whether an engine is being loaded again because a load has left its contents unknown."""
+        engines = () if self.life is None else self.life.store.engines.values()
+        return any(each.taints and each.state is not EngineState.QUARANTINED for each in engines)
+
     def wants_operator(self, engine: EngineRecord, tended: Collection[str]) -> bool:
         """Whether an alert asks the operator to do something for an engine, which was not done before."""
         asks = engine.state in {EngineState.QUARANTINED, EngineState.CONTESTED} or self.is_held(engine)

@@ -350,8 +350,10 @@ class World(Place):
             self.close_run(closed=False)
             self.wait(seconds)
         tended: set[str] = set()  # each engine is tended once: what is found again after that is a failure
-        # One that waited for its turn behind another is found broken only after that one was restarted.
-        while True in [self._tend(place, tended) for place in self.places]:
+        # One may be found broken only after another was restarted, or be given up only after several slow loads.
+        for _ in range(9):
+            if True not in [self._tend(place, tended) or place.repairs for place in self.places]:
+                break
             self.wait(self.heal_seconds[-1])
         self.wait(self.heal_seconds[0])
         for place in self.places:

@@ -20,7 +20,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("total", "block"), [(0, 2**20), (64 * 2**20, 2**20), (87 * 10**6, 2**21), (460 * 10**6, 2**23), (10**12, BLOCK)]
+    ("total", "block"), [(0, 2**20), (128 * 2**20, 2**20), (268 * 10**6, 2**21), (460 * 10**6, 2**22), (10**12, BLOCK)]
 )
 def test_a_version_has_about_as_many_blocks_whatever_its_size_but_none_larger_than_the_manifest_s(
     monkeypatch: pytest.MonkeyPatch, stage: Stage, total: int, block: int

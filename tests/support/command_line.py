@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from typing import Any
+from unittest import mock
 
 import msgspec
 from typer.testing import CliRunner, Result
 
 from refitd.cli.app import app
+from refitd_client.http import tls
 
 _CLEAN: Mapping[str, str | None] = dict.fromkeys(
     [
@@ -26,7 +28,8 @@ _CLEAN: Mapping[str, str | None] = dict.fromkeys(
 
 def refitd(*args: str, env: Mapping[str, str] | None = None, stdin: str | None = None) -> Result:
     """Run a command with nothing of refitd's in the environment but `env`."""
-    return CliRunner().invoke(app, list(args), env={**_CLEAN, **(env or {})}, input=stdin)
+    with mock.patch.object(tls, "_own", None):  # which files are in use for TLS is said once for a process
+        return CliRunner().invoke(app, list(args), env={**_CLEAN, **(env or {})}, input=stdin)
 
 
 def answer(*args: str, kind: Any = Any, env: Mapping[str, str] | None = None) -> Any:

@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from statistics import median
 from typing import Annotated
@@ -10,8 +11,7 @@ import typer
 from rich.console import RenderableType
 
 from refitd.cli import render
-from refitd.cli.exits import EXIT_CODES_HELP
-from refitd.cli.options import Command, Group, Json, Timeout, TokenFile, Url, Yes
+from refitd.cli.options import Json, Timeout, TokenFile, Url, Yes
 from refitd.cli.output import Output, agree, speaking
 from refitd.cli.table import Table
 from refitd.diagnose.transports import TRIED, TransportBench, TransportComparison, tensors_on
@@ -19,9 +19,16 @@ from refitd_client.http.connection import Connection, connect_to
 from refitd_client.http.publisher_client import newest_known, open_client
 from refitd_client.publish.publisher import WeightPublisher
 
-app = typer.Typer(cls=Group, add_completion=False, no_args_is_help=True)
-
 RUN = "bench/transports"
+
+
+class Measured(StrEnum):
+    """What can be measured."""
+
+    TRANSPORTS = "transports"
+
+
+What = Annotated[Measured, typer.Argument(metavar="transports", help="What to measure", show_default=False)]
 Model = Annotated[Path, typer.Argument(metavar="DIR", help="The engines' model, as save_pretrained writes it")]
 Root = Annotated[
     Path, typer.Option("--root", metavar="DIR", envvar="REFITD_ROOT", help="Folder that the service watches")
@@ -34,22 +41,13 @@ Run = Annotated[
 ]
 Device = Annotated[
     str | None,
-    typer.Option("--device", metavar="DEVICE", help="Where the weights are, such as cuda:0 [a GPU if there is one]"),
+    typer.Option("--device", metavar="DEVICE", help="Where the weights are, such as cuda:0; a GPU if there is one"),
 ]
 Publications = Annotated[int, typer.Option("--publications", metavar="N", min=1, help="How many by each way are timed")]
 
 
-@app.callback()
-def bench() -> None:
-    """Measure on your own machines.
-
-    \b
-    refitd bench transports /models/base --root /mnt/weights
-    """
-
-
-@app.command(cls=Command, epilog=EXIT_CODES_HELP)
-def transports(
+def bench(
+    what: What,
     folder: Model,
     root: Root,
     run: Run = RUN,
@@ -61,7 +59,8 @@ def transports(
     token_file: TokenFile = None,
     json: Json = False,
 ) -> None:
-    """Try each way from this host to the engines, and say which is the fastest.
+    """Measure on your own machines: 'transports' tries each way from this host to the engines, and says which is the
+    fastest.
 
     Run it where the trainer will run, before it does: it publishes the model's weights again and again, changed in the
     lowest bit of one element in a hundred, by files, as deltas, from memory, over NCCL and over Gloo. Engines load each

@@ -25,6 +25,7 @@ _PARTS_AT_ONCE = 4  # of one object
 _DEADLINE = 120.0  # seconds for a call of a few requests, with the library's own tries
 _LOOK_SECONDS = 8.0  # for a look whether something small has changed, so that a store that stalls is soon known to
 _TOKEN = re.compile(r"token request|://169\.254\.169\.254/")  # asked for before the store is: a host's identity
+_NO_BUCKET = re.compile(r"<Code>(NoSuchBucket|ContainerNotFound)</Code>")
 _STATUS = re.compile(r"status(?: code)?:? (\d{3})|\(code: (\d{3})\)|<Code>([A-Za-z]{1,64})</Code>")
 
 
@@ -99,7 +100,9 @@ class Bucket:
                     if facts.size > most:
                         raise BucketError(f"{self.name} has {key} with {facts.size} bytes, more than {most}")
                     return ReadObject(data=bytes(await found.bytes_async()), facts=facts)
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                if _NO_BUCKET.search(str(error)):  # else it would look like one that is empty
+                    raise BucketError(f"{self.name} cannot be read: there is no such bucket", may_heal=True) from None
                 return None
 
     async def fill(self, key: str, start: int, buffer: memoryview) -> bool:

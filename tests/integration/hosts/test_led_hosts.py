@@ -4,7 +4,9 @@ from pathlib import Path
 
 import httpx
 
+from refitd_client import WeightPublisher
 from refitd_client.contract.states import EngineState, WaitOutcome
+from support.checkpoints import tensors
 from support.hosts import RUN, Host, hosts, until
 
 
@@ -35,6 +37,19 @@ def test_hosts_name_themselves_are_rolled_out_to_and_rolled_back_by_the_hub(tmp_
         hub.client.rollback(RUN, first)
         until(lambda: one.serves(1) and other.serves(1), hub, one, other)
         until(lambda: states(hub)["one"] == ("IN_SYNC", first) == states(hub)["other"], hub, one, other)
+
+
+def test_a_run_whose_name_has_parts_is_led_as_any_other(tmp_path: Path) -> None:
+    with hosts(tmp_path, "--take-followers") as all_:
+        hub, one = all_.hub, all_.led("one")
+        until(lambda: set(states(hub)) == {"one"}, hub, one)
+        with WeightPublisher(hub.root, "exp/trial", hub.refitd.url) as publisher:
+            first = publisher.publish(tensors(1), step=1).version_id
+            assert hub.client.wait(first, timeout=30).outcome is WaitOutcome.SERVED
+            one.engines[0].refuses = True
+            publisher.publish(tensors(2), step=2)
+            until(lambda: states(hub)["one"] == ("NACKED", first), hub, one)
+        assert one.engines[0].served["weight_version"] == "1"
 
 
 def test_a_canary_host_that_refuses_keeps_a_version_from_all_other_hosts(tmp_path: Path) -> None:

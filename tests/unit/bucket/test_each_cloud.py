@@ -33,7 +33,7 @@ class PlainStore:
     """A server without TLS that answers each request with a status, and notes what was asked and how it was signed."""
 
     def __init__(self) -> None:
-        self.status = 404
+        self.status, self.body = 404, b""
         self.asked: list[tuple[str, str]] = []
         outer = self
 
@@ -41,8 +41,10 @@ class PlainStore:
             def do_GET(self) -> None:
                 outer.asked.append((self.path.partition("?")[0], self.headers.get("authorization") or ""))
                 self.send_response(outer.status)
-                self.send_header("content-length", "0")
+                self.send_header("content-length", str(len(outer.body)))
                 self.end_headers()
+                if self.command == "GET":
+                    self.wfile.write(outer.body)
 
             do_HEAD = do_GET  # noqa: N815 - its name in the class above
 
@@ -95,6 +97,20 @@ def test_a_url_opens_a_store_of_its_cloud_below_its_prefix(
     assert isinstance(store, AzureStore | GCSStore | S3Store)
     assert type(store) is kind
     assert store.prefix == "a/prefix"
+
+
+@pytest.mark.parametrize("code", ["NoSuchBucket", "ContainerNotFound"])
+def test_a_bucket_that_is_not_there_is_not_taken_for_an_empty_one(
+    code: str, plain: PlainStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variables = {"AWS_ENDPOINT_URL": plain.url, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": KEY}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    bucket = Bucket.at("s3://typo/weights")
+    assert asyncio.run(bucket.read("runs.json", 100)) is None
+    plain.body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>It is not there</Message></Error>".encode()
+    with pytest.raises(BucketError, match="s3://typo/weights cannot be read: there is no such bucket"):
+        asyncio.run(bucket.read("runs.json", 100))
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ from refitd_client.http.publisher_client import root_name
 from refitd_plan import Gpu
 from support.checkpoints import publish, tensors, write_model
 from support.command_line import refitd
-from support.scripted_server import answer, serve
+from support.scripted_server import answer, problem, serve
 from support.scripted_sglang import ScriptedSglang, scripted_sglang
 from support.services import serving
 from support.sockets import free_port
@@ -177,6 +177,12 @@ async def test_the_running_service_is_asked_whether_it_takes_the_token(status: i
         assert judge_notice(service.url, await ask_service(settings, service.url)).verdict == verdict
     assert [seen.headers["authorization"] for seen in service.seen] == ["Bearer a-token-long-enough"]
     assert judge_notice(service.url, await ask_service(settings, service.url)).verdict == "unknown"
+
+
+async def test_a_service_that_follows_an_upstream_takes_no_notices_and_nothing_is_wrong_with_that() -> None:
+    with serve(problem(409, "run-followed", "its versions come from http://hub")) as service:
+        found = judge_notice(service.url, await ask_service(Settings(root=Path("/root")), service.url))
+    assert (found.verdict, "follows an upstream" in found.text) == ("ok", True)
 
 
 @pytest.mark.parametrize("way", ["variable", "flag"])

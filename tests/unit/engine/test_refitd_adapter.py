@@ -62,6 +62,17 @@ async def test_a_host_that_serves_what_was_ordered_is_proved_by_its_engines_fing
     assert b'"version":"run~v000002"' in server.seen[1].body
 
 
+async def test_the_run_that_is_ordered_is_the_version_s_also_where_its_name_has_parts() -> None:
+    first, second = "exp~trial-7~v000001", "exp~trial-7~v000002"
+    refused = told("refused", second, ordered=first, serves=first, order_reason="torn")
+    with serve(told("served", first, ordered=first, serves=first), refused, told("served", first)) as server:
+        files = VersionFiles(version=second, path="exp/trial-7/v000002", digest="d", signature="s")
+        wanted = Target(path="/root/exp/trial-7/v000002", label="2", files=files)
+        await RefitdEngine(server.url, root="/root", load_timeout=30).refit(wanted, lambda _: None)
+        ordered = [json.loads(seen.body) for seen in server.seen if seen.method == "PUT"]
+    assert [(each["run"], each["version"]) for each in ordered] == [("exp/trial-7", second), ("exp/trial-7", first)]
+
+
 @pytest.mark.parametrize("fields", [{"fingerprint": "host:c:9"}, {"not_fingerprint": "host:c:2"}])
 async def test_a_host_whose_engines_have_other_fingerprints_is_not_believed_and_is_loaded_again(
     fields: dict[str, str],

@@ -205,6 +205,8 @@ def judge_notice(subject: str, reply: Reply | NoReply) -> Finding:
         text = f"the service there is of another root: {(reply.data or {}).get('detail', '')}"
         fix = "name its --root, or the --port of this root's service"
         return failed(CheckName.LOCK, subject, text, fix)
+    if kind.endswith(":run-followed"):
+        return good(CheckName.TOKEN, subject, "the service follows an upstream, so it takes notices from no trainer")
     if reply.status in _INCOMPLETE or kind.endswith(":run-not-followed"):
         return good(CheckName.TOKEN, subject, "the service takes notices with this token, or without one")
     if reply.status in _UNAUTHORISED:

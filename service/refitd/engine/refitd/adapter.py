@@ -39,6 +39,7 @@ from refitd.engine.port import (
 from refitd.engine.refitd.answers import NoAnswer, doubt, following, reached, trial_fault
 from refitd_client.contract.follow import Following, HostOrder
 from refitd_client.contract.hosts import OrderState
+from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import EngineState
 
 SECONDS = 5.0
@@ -141,7 +142,7 @@ class RefitdEngine:
         reason = _told(told, version)
         goal = before.ordered if before.ordered != version else before.serves
         goal = None if goal == version else goal
-        ordered = await self._order(version.partition("~")[0], goal, told)
+        ordered = await self._order(_run_of(version), goal, told)
         if not isinstance(ordered, NoAnswer):
             ordered = await self._settled(goal, ordered, min(self._load_timeout, TAKE_BACK_SECONDS))
         if isinstance(ordered, NoAnswer):
@@ -196,7 +197,7 @@ class RefitdEngine:
 
     async def _order_next(self, version: str, before: Following) -> Following | NoAnswer:
         """Order it after what the host has obeyed by now; look once more where another order came in between."""
-        run, again = version.partition("~")[0], self._is_doubted
+        run, again = _run_of(version), self._is_doubted
         told = await self._order(run, version, before, again=again)
         if not isinstance(told, NoAnswer) or not told.overtaken:
             return told
@@ -235,6 +236,13 @@ class RefitdEngine:
                 ends = time.monotonic() + patience
             told, lost = answer, 0
         return told
+
+
+def _run_of(version: str) -> str:
+    parsed = parse_version_id(version)
+    if parsed is None:
+        raise ValueError(f"{version!r} is no version's id")
+    return parsed[0]
 
 
 def _unreached(fault: NoAnswer) -> Refit:

@@ -8,9 +8,12 @@ Credentials come from where each cloud's own tools look for them (variables, a p
 no URL: a URL with a user, a password, a query or a fragment is refused without being shown.
 """
 
+import atexit
 import os
+import time
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 SCHEMES = ("s3", "gs", "az")
 RETRIES = 5  # of a request that failed
 _REQUEST_SECONDS = 60  # for one request, a part of 16 MiB at most: 280 KB/s
+_END_SECONDS = 0.1
 _RETRY_SECONDS = 30  # in which a request that failed is tried again
 _ENDPOINTS = {  # the variables in which obstore finds each store's server, if it is another than the cloud's own
     "s3": ("AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
@@ -77,6 +81,16 @@ def parse_bucket_url(url: str) -> BucketAddress:
     return BucketAddress(scheme=parts.scheme, bucket=parts.netloc, prefix="/".join(segments))
 
 
+@cache
+def _let_threads_end() -> None:
+    """Have the end of this process wait a moment, which counts once however many stores are opened.
+
+    obstore's threads give Python objects back after an answer has come. CPython ends a thread that wants its lock while
+    the interpreter ends, and a thread of Rust's aborts the process then: some commands ended with 134.
+    """
+    atexit.register(time.sleep, _END_SECONDS)
+
+
 def open_store(address: BucketAddress) -> "ObjectStore":
     """Open a store. Nothing is asked of it yet.
 
@@ -89,6 +103,7 @@ def open_store(address: BucketAddress) -> "ObjectStore":
         raise BucketError(
             f"{address.name} needs the package obstore: install refitd with its extra, refitd[stores]"
         ) from None
+    _let_threads_end()
     prefix = address.prefix or None
     client: store.ClientConfig = {"timeout": f"{_REQUEST_SECONDS}s", "connect_timeout": "5s"}
     retry: store.RetryConfig = {"max_retries": RETRIES, "retry_timeout": timedelta(seconds=_RETRY_SECONDS)}

@@ -3,6 +3,8 @@
 import asyncio
 import base64
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Generator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -97,6 +99,22 @@ def test_a_url_opens_a_store_of_its_cloud_below_its_prefix(
     assert isinstance(store, AzureStore | GCSStore | S3Store)
     assert type(store) is kind
     assert store.prefix == "a/prefix"
+
+
+READ = """
+import asyncio, sys
+from refitd_client.bucket.objects import Bucket
+asyncio.run(Bucket.at("s3://bucket/weights").read("runs.json", 100))
+sys.exit(7)
+"""
+
+
+def test_a_process_that_ends_right_after_an_answer_ends_as_it_means_to(plain: PlainStore) -> None:
+    """Without the wait at its end one of some is aborted by a thread of obstore's."""
+    variables = {"AWS_ENDPOINT_URL": plain.url, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": KEY}
+    command, environment = [sys.executable, "-c", READ], {**os.environ, **variables}
+    ends = [subprocess.run(command, env=environment, check=False).returncode for _ in range(8)]
+    assert ends == [7] * 8
 
 
 @pytest.mark.parametrize("code", ["NoSuchBucket", "ContainerNotFound"])

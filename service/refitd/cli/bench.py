@@ -15,6 +15,7 @@ from refitd.cli.options import Json, Timeout, TokenFile, Url, Yes
 from refitd.cli.output import Output, agree, speaking
 from refitd.cli.table import Table
 from refitd.diagnose.transports import TRIED, TransportBench, TransportComparison, tensors_on
+from refitd_client.errors import ServiceProblemError
 from refitd_client.http.connection import Connection, connect_to
 from refitd_client.http.publisher_client import newest_known, open_client
 from refitd_client.publish.publisher import WeightPublisher
@@ -98,7 +99,12 @@ def bench(
             _closed(connection, run),
         ):
             tried = TransportBench(publisher, connection, run, tensors, publications=publications, timeout=timeout)
-            found = tried.compare(device, lambda text: _say(out, text))
+            try:
+                found = tried.compare(device, lambda text: _say(out, text))
+            except ServiceProblemError as error:
+                if error.problem.slug != "run-not-followed":
+                    raise
+                raise ValueError(f"say --run with the run that the engines follow: {error}") from error
         out.show(found, *shown(found))
 
 

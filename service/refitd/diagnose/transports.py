@@ -6,7 +6,7 @@ they are in the model's folder, so that engines answer as before.
 
     answered   from the call of `publish` until the last engine had taken the version, or was proved to serve it
     held       of it, how long `publish` kept the trainer
-    paused     how long the engine that took longest generated nothing
+    paused     how long the engine that took longest generated nothing; not known of engines on hosts that follow
 
 The first publication by each transport begins processes, groups and copies. It is not counted.
 """
@@ -204,7 +204,8 @@ class TransportBench:
             size = committed.bytes if transport in {"disk", "delta"} else _bytes_of(self._tensors)
             found.answered.append(answered)
             found.held.append(held)
-            found.paused.append(paused)
+            if paused is not None:
+                found.paused.append(paused)
         return TransportFigures(
             transport=transport,
             answered=found.answered,
@@ -230,11 +231,13 @@ class TransportBench:
         self._step += 1
         return self._publisher.publish(self._tensors, step=self._step, transport=transport)
 
-    def _paused(self, version: str) -> float:
+    def _paused(self, version: str) -> float | None:
         with open_client(self._connection, try_for=_ASK_SECONDS) as client:
             loads = [engine.last_attempt for engine in client.engines(self._run).items]
-        mine = [load.timings for load in loads if load is not None and load.version == version]
-        return max((sum(timings.get(stage, 0.0) for stage in _PAUSED) for timings in mine), default=0.0)
+        mine = [
+            load.timings for load in loads if load is not None and load.version == version and "pause" in load.timings
+        ]
+        return max((sum(timings.get(stage, 0.0) for stage in _PAUSED) for timings in mine), default=None)
 
     def _restore(self) -> None:
         if self._flipped:

@@ -52,6 +52,10 @@ def test_a_run_that_has_versions_is_not_taken_without_a_word(job: Job, models: P
     result = refitd(*words, *ONE, "--run", RUN, env={"REFITD_TOKEN": TOKEN})
     assert result.exit_code == 2
     assert "publishes up to 12 versions of exp/trial" in result.stderr
+    result = refitd(*words, *ONE, env={"REFITD_TOKEN": TOKEN})
+    assert result.exit_code == 2
+    assert "say --run with the run that the engines follow" in result.stderr
+    assert "engines follow exp/trial" in result.stderr
     assert job.engine_now.step == 7
 
 

@@ -14,7 +14,7 @@ The first publication by each transport begins processes, groups and copies. It 
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -206,14 +206,7 @@ class TransportBench:
             found.held.append(held)
             if paused is not None:
                 found.paused.append(paused)
-        return TransportFigures(
-            transport=transport,
-            answered=found.answered,
-            held=found.held,
-            paused=found.paused,
-            bytes=size,
-            reason=reason,
-        )
+        return replace(found, bytes=size, reason=reason)
 
     def _measured(self, transport: Transport) -> tuple[float, float, StagedPublication]:
         """Milliseconds until it was answered, and in which the trainer was held; and the publication."""

@@ -1,7 +1,7 @@
 """`refitd bench transports`: each way from this trainer's host to a run's engines, tried and timed."""
 
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 from statistics import median
@@ -15,9 +15,9 @@ from refitd.cli.options import Json, Timeout, TokenFile, Url, Yes
 from refitd.cli.output import Output, agree, speaking
 from refitd.cli.table import Table
 from refitd.diagnose.transports import TRIED, TransportBench, TransportComparison, tensors_on
-from refitd_client.errors import ServiceProblemError
+from refitd_client.errors import NotFoundError, ServiceProblemError
 from refitd_client.http.connection import Connection, connect_to
-from refitd_client.http.publisher_client import newest_known, open_client
+from refitd_client.http.publisher_client import open_client
 from refitd_client.publish.publisher import WeightPublisher
 
 RUN = "bench/transports"
@@ -81,7 +81,7 @@ def bench(
                 f"--root {root} is no folder: it is the one that the service watches ('refitd serve --root')"
             )
         connection = connect_to(url, token_file=token_file)
-        if run != RUN and not yes and newest_known(connection, run) is not None:
+        if run != RUN and not yes and _has_versions(connection, run):
             count = 2 + len(TRIED) * (publications + 1)
             agree(
                 out,
@@ -108,6 +108,12 @@ def bench(
         out.show(found, *shown(found))
 
 
+def _has_versions(connection: Connection, run: str) -> bool:
+    """Ask the service. One that does not answer ends the command: nothing is published into a run unasked."""
+    with open_client(connection, try_for=5.0) as client:
+        return bool(client.versions(run, limit=1).items)
+
+
 @contextmanager
 def _closed(connection: Connection, run: str) -> Generator[None]:
     """Close the run at the end, if it is the bench's own."""
@@ -115,7 +121,8 @@ def _closed(connection: Connection, run: str) -> Generator[None]:
         yield
     finally:
         if run == RUN:
-            with open_client(connection, try_for=5.0) as client:
+            # Where the first version was refused, the service may not know of the run.
+            with suppress(NotFoundError), open_client(connection, try_for=5.0) as client:
                 client.close_run(run)
 
 
@@ -147,7 +154,7 @@ def shown(found: TransportComparison) -> list[RenderableType]:
             _spread(each.answered),
             _spread(each.held),
             _spread(each.paused),
-            "-" if each.bytes is None else render.size(each.bytes),
+            render.size(each.bytes),
             words=each.reason,
         )
     return [table, *(render.sentence(each) for each in _sentences(found))]
@@ -156,7 +163,7 @@ def shown(found: TransportComparison) -> list[RenderableType]:
 def _spread(values: list[float]) -> str:
     """The median, and the least and the most."""
     if not values:
-        return "-"
+        return render.NOTHING
     return f"{render.span(median(values))} ({render.span(min(values))} to {render.span(max(values))})"
 
 

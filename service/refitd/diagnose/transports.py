@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, cast
 
+from refitd.observe.history import STANDSTILL
 from refitd_client.contract.states import Kind
 from refitd_client.errors import PublishError, RefitError
 from refitd_client.http.connection import Connection
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 TRIED = tuple(each for each in TRANSPORTS if each != "auto")
 EVERY = 100  # of how many elements one is changed
-_PAUSED = ("pause", "load", "verify", "resume")
 _ASK_SECONDS = 5.0
 
 
@@ -173,15 +173,17 @@ class TransportBench:
             engines = [engine.id for engine in client.engines(self._run).items]
         auto, hindered = hindrances(self._tensors, self._connection, self._run)
         figures: list[TransportFigures] = []
-        for transport in TRIED:
-            why = hindered.get(transport)
-            figures.append(
-                self._tried(cast("Transport", transport), partial(say, transport))
-                if why is None
-                else TransportFigures(transport=transport, reason=why)
-            )
-        say("the weights as they are, by files")
-        self._restore()
+        try:
+            for transport in TRIED:
+                why = hindered.get(transport)
+                figures.append(
+                    self._tried(cast("Transport", transport), partial(say, transport))
+                    if why is None
+                    else TransportFigures(transport=transport, reason=why)
+                )
+        finally:  # also where it is interrupted: engines are not left on changed weights
+            say("the weights as they are, by files")
+            self._restore()
         return _compared(self._run, device, self._tensors, engines, figures, auto)
 
     def _tried(self, transport: Transport, say: Callable[[], None]) -> TransportFigures:
@@ -230,7 +232,7 @@ class TransportBench:
         mine = [
             load.timings for load in loads if load is not None and load.version == version and "pause" in load.timings
         ]
-        return max((sum(timings.get(stage, 0.0) for stage in _PAUSED) for timings in mine), default=None)
+        return max((sum(timings.get(stage, 0.0) for stage in STANDSTILL) for timings in mine), default=None)
 
     def _restore(self) -> None:
         if self._flipped:

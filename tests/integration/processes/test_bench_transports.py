@@ -70,3 +70,9 @@ def test_a_folder_without_weights_and_a_device_that_is_not_there_are_named(
         result = refitd("bench", "transports", str(folder), *given, "--device", device, env={"REFITD_TOKEN": TOKEN})
         assert result.exit_code == 1
         assert said in result.stderr
+
+
+def test_nothing_is_published_into_a_run_while_the_service_cannot_say_what_it_has(tmp_path: Path, models: Path) -> None:
+    words = ("bench", "transports", str(models / "model_a"), "--root", str(tmp_path), "--url", "http://127.0.0.1:9")
+    result = refitd(*words, *ONE, "--run", RUN)
+    assert (result.exit_code, list(tmp_path.iterdir())) == (3, [])

@@ -3,6 +3,7 @@
 The engines are scripted: each has a server of its own and says what it was last told to load.
 """
 
+import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
@@ -26,11 +27,18 @@ QUICK = ("--probe-interval", "0.2", "--scan-interval", "0.2", "--settle", "0.2",
 
 @dataclass
 class HostEngine(ScriptedSglang):
-    """Its checksums are those of the version, wherever the host's root is. While it `refuses` it loads nothing."""
+    """Its checksums are those of the version, wherever the host's root is. While it `refuses` it loads nothing, and a
+    load ends once it `may_load`.
+    """
 
     refuses: bool = False
+    may_load: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.may_load.set()
 
     def load(self) -> Step:
+        self.may_load.wait(PATIENCE)
         if self.refuses:
             return said(400, NO_FILES)
         super().load()

@@ -229,6 +229,13 @@ def after_refit(engine: EngineRecord, version: str, refit: Refit, now: float) ->
             )
 
 
+def refit_at_stop(engine: EngineRecord) -> Refit:
+    """How a load ended in the middle of which the service was stopped. A host goes on by itself."""
+    if engine.pulls:
+        return Refit(outcome=Outcome.UNREACHABLE, resumed=True, reason="the service was stopped while the host loaded")
+    return Refit(outcome=Outcome.TAINTED, resumed=False, reason="the service was stopped in mid-update")
+
+
 def _struck(strikes: dict[str, int], version: str) -> dict[str, int]:
     """One more against a version; the newest few are remembered."""
     others = [(name, count) for name, count in strikes.items() if name != version]

@@ -31,7 +31,7 @@ from refitd.policy.next_action import (
     backoff,
     next_action,
 )
-from refitd.policy.observe import Expected, after_probe, after_refit, compared, standing
+from refitd.policy.observe import Expected, after_probe, after_refit, compared, refit_at_stop, standing
 from refitd.policy.proving import needs_reading
 from refitd.rollout.entry import AWAY, EngineEntry, RemovedError
 from refitd.rollout.look_ahead import look_ahead
@@ -336,7 +336,7 @@ class Loads:
             refit = await self._engine.refit(target, on_stage)
             return replace(refit, recorded=target.fingerprint is None)
         except asyncio.CancelledError:
-            refit = Refit(outcome=Outcome.TAINTED, resumed=False, reason="the service was stopped in mid-update")
+            refit = refit_at_stop(before)
             self._close(before, version, refit, attempt)
             # That the service was stopped is no reason against the version: no strike, and no failure.
             if (record := self._store.engines.get(self._entry.id)) is not None:

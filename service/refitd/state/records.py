@@ -270,6 +270,28 @@ class RolloutRecord:
         return None if self.paused_since is None else f"rollouts of {self.run} are paused: refitd resume {self.run}"
 
 
+def interrupted(attempt: AttemptRecord, engine: EngineRecord | None) -> tuple[AttemptRecord, EngineRecord | None]:
+    """An attempt whose process died in the middle of it, and the record of its engine, None where that is not named.
+
+    How the load ended is not known, and neither are the engine's contents. A host carries out by itself what it was
+    ordered, and proves what it serves when it is asked: with it nothing but the answer is lost.
+    """
+    if engine is not None and engine.pulls:
+        reason = f"the service stopped while the host was bringing its engines to {attempt.version}"
+        closed = replace(attempt, outcome="UNREACHABLE", reason=reason)
+        return closed, replace(engine, last_attempt=closed, reason=reason)
+    reason = f"the service stopped in the middle of loading {attempt.version}"
+    closed = replace(attempt, outcome="TAINTED", reason=reason)
+    if engine is None:
+        return closed, None
+    return closed, replace(
+        _doubted(engine, (attempt.version,), reason),
+        state=EngineState.TAINTED,
+        held=engine.serving or engine.held,
+        last_attempt=closed,
+    )
+
+
 def in_mid_load(engine: EngineRecord, version: str) -> EngineRecord:
     """The record of an engine that is removed while it loads: what it holds is not known until the load has ended."""
     return _doubted(engine, (version,), f"it was removed in the middle of loading {version}")

@@ -20,7 +20,16 @@ from refitd.state.journal import reads, writes
 from refitd.state.journal.journal import Journal
 from refitd.state.log_entry import named, run_of, severity_of
 from refitd.state.observer import Notifier, Observer
-from refitd.state.records import NEW, AttemptRecord, EngineRecord, RolloutRecord, given_back, in_mid_load, left_behind
+from refitd.state.records import (
+    NEW,
+    AttemptRecord,
+    EngineRecord,
+    RolloutRecord,
+    given_back,
+    in_mid_load,
+    interrupted,
+    left_behind,
+)
 from refitd.state.version import VersionRecord
 from refitd.state.version_index import ListOrder, Runs, VersionIndex
 from refitd_client.contract.states import EngineState, Kind, LogSeverity, VersionState
@@ -103,36 +112,24 @@ class Store:
                 engine,
                 state=EngineState.PROBING,
                 unreachable_since=None,
-                resume_owed=True,
+                resume_owed=not engine.pulls,  # a host resumes its engines by itself
                 contested_at=None if engine.contested_at is None else self.clock.monotonic(),
             )
         self.runs.count(self.engines.values(), self.clock.monotonic())
         for engine in self.journal.read(reads.read_removed_engines):
             self.removed[engine.url] = replace(engine, unreachable_since=self.clock.monotonic())
         for attempt in self.journal.read(reads.read_open_attempts):
-            self._taint(attempt)
+            self._interrupted(attempt)
         if self.origin.cause is not None and self.last_event == 0:
             self.say("journal", "journal", f"rebuilding: {self.origin.cause}", is_fault=True)
 
-    def _taint(self, attempt: AttemptRecord) -> None:
-        """Close an attempt whose process died: how the load ended is not known, and neither are the contents."""
-        reason = f"the service stopped in the middle of loading {attempt.version}"
-        closed = replace(attempt, outcome="TAINTED", reason=reason)
+    def _interrupted(self, attempt: AttemptRecord) -> None:
+        """Close an attempt whose process died."""
+        engine = self.engines.get(attempt.engine)
+        closed, after = interrupted(attempt, engine)
         self.journal.append(writes.put_attempt(closed))
-        if engine := self.engines.get(attempt.engine):
-            self.put_engine(
-                replace(
-                    engine,
-                    state=EngineState.TAINTED,
-                    known=False,
-                    serving=None,
-                    held=engine.serving or engine.held,
-                    unproven=(*engine.unproven, attempt.version),
-                    reason=reason,
-                    last_attempt=closed,
-                ),
-                f"TAINTED: {reason}",
-            )
+        if after is not None:
+            self.put_engine(after, f"{closed.outcome}: {closed.reason}")
 
     def observe(self, *observers: Observer, first: bool = False) -> None:
         """Call observers with each change from here on, in the order in which they were added.
@@ -245,7 +242,7 @@ class Store:
         self.runs.count(self.engines.values(), self.clock.monotonic())
         self.away_since.pop(engine_id, None)
         attempt = self.loading.get(engine_id)
-        self.leave(engine if attempt is None else in_mid_load(engine, attempt.version))
+        self.leave(engine if attempt is None or engine.pulls else in_mid_load(engine, attempt.version))
         for observer in self._observers:
             observer.engine_dropped(engine)
         self.journal.append(writes.drop_engine(engine_id))

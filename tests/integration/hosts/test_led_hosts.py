@@ -96,5 +96,28 @@ def test_a_host_that_is_led_goes_nowhere_by_itself_and_obeys_no_older_lead(tmp_p
         assert one.serves(2)
 
 
+def test_a_hub_that_is_killed_while_a_host_loads_finds_it_loading_and_never_says_that_it_is_tainted_or_paused(
+    tmp_path: Path,
+) -> None:
+    with hosts(tmp_path, "--take-followers") as all_:
+        hub, one = all_.hub, all_.led("one")
+        until(lambda: set(states(hub)) == {"one"}, hub, one)
+        first = all_.publish(1)
+        until(lambda: states(hub)["one"] == ("IN_SYNC", first), hub, one)
+        (engine,) = one.engines
+        engine.may_load.clear()
+        second = all_.publish(2)
+        until(lambda: len(engine.loaded) == 2, hub, one)
+        hub.refitd.kill()
+        before = hub.refitd.log.read_text().count("\n")
+        hub.refitd.start()
+        until(lambda: states(hub)["one"][0] == "UPDATING", hub, one)
+        assert not hub.client.engine("one").paused
+        engine.may_load.set()
+        until(lambda: states(hub)["one"] == ("IN_SYNC", second), hub, one)
+        assert "TAINTED" not in "\n".join(hub.refitd.log.read_text().splitlines()[before:])
+        assert [path.rpartition("/")[2] for path in engine.loaded] == ["v000001", "v000002"]
+
+
 def put(host: Host, order: dict[str, object]) -> httpx.Response:
     return httpx.put(f"{host.refitd.url}/v1/follow/desired", json=order, timeout=30, trust_env=False)

@@ -33,6 +33,7 @@ from refitd.state.journal.schema import SCHEMA_VERSION
 from refitd.state.journal.sqlite_file import JOURNAL_NAME
 from refitd.state.records import NEW, Origin
 from refitd.state.store import Store
+from refitd_client.contract.states import EngineState
 from support.records import engine, version
 
 NOBODY = 65534
@@ -287,3 +288,27 @@ async def test_looking_at_a_journal_changes_nothing(root: Path, state: Path) -> 
     before = path.read_bytes()
     examine_journal(path, thorough=True)
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("pulls", "outcome", "state_then", "known", "unproven"),
+    [
+        (False, "TAINTED", EngineState.TAINTED, False, ("run~v000002",)),
+        (True, "UNREACHABLE", EngineState.PROBING, True, ()),
+    ],
+)
+async def test_a_load_in_which_the_service_died_leaves_an_engine_doubted_and_a_host_as_it_was(
+    root: Path, state: Path, pulls: bool, outcome: str, state_then: EngineState, known: bool, unproven: tuple[str, ...]
+) -> None:
+    journal = open_journal(state, root)
+    store = Store(journal, SystemClock())
+    store.put_engine(engine(serving="run~v000001", pulls=pulls))
+    store.open_attempt("a", "run~v000002")
+    await written(journal)
+    again = open_journal(state, root)
+    found = Store(again, SystemClock()).engines["a"]
+    again.close()
+    assert found.last_attempt is not None
+    assert (found.last_attempt.outcome, found.state, found.known) == (outcome, state_then, known)
+    assert (found.unproven, found.resume_owed) == (unproven, not pulls)
+    assert (found.serving, found.held) == (("run~v000001", None) if pulls else (None, "run~v000001"))

@@ -43,7 +43,7 @@ class SimulatedEngine:
         self.loader: LoaderUse | None = None
         self.prover: Callable[[Coming], Sequence[RankProof]] | None = None  # its GPUs, which read a version's files
         self.taken: list[str] = []
-        self.timings = {"load": 1.0}
+        self.timings = {"pause": 0.5, "load": 1.0}
         self.plugin: str | None = None
         self.server, self.release, self.proof = "SGLang", "0.5.23", ""  # `proof`: what its fingerprints begin with
         self.ahead: list[str | None] = []  # what it was to make ready before its load, None: nothing any more

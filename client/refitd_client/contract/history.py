@@ -29,9 +29,10 @@ class PastUpdate:
     `loads` counts all loads of it; `done` those that engines took, by what was loaded; `failed` those that failed, by
     outcome. An engine that declines a hand-over loads the files later: that is no failure.
     `timings` are the stages of its publication and of the slowest load. `pause` is for how long engines stood still in
-    the loads that they took, from the call that pauses to the end of the one that resumes; `served` is the time from
-    the start of publishing until an engine was done, without engines that came only after `served_at`. Both are None
-    where nothing was measured.
+    the loads that they took, from the call that pauses to the end of the one that resumes, without loads that pause
+    nothing and without hosts, which pause their engines themselves; `served` is the time from the start of publishing
+    until an engine was done, without engines that came only after `served_at`. Both are None where nothing was
+    measured.
     """
 
     id: str
@@ -69,7 +70,8 @@ class History:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastLoad:
-    """One load of an engine. `ms` is None while it runs, and `pause` is the part of it in which the engine stood still.
+    """One load of an engine. `ms` is None while it runs. `pause` is the part of it in which the engine stood still.
+    It is None while it runs, where the load pauses nothing, and of a host, which pauses its engines itself.
 
     `outcome` is as in `Attempt`. `kind` is what was loaded, None where an earlier release recorded the load.
     """

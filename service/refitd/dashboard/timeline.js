@@ -1,4 +1,5 @@
-// An update as stages one after the other, drawn to scale. The engine stands still in the tall ones.
+// An update as stages one after the other, drawn to scale. The engine stands still in the tall ones. An update that pauses
+// nothing has none, and neither has one of hosts, which pause their engines themselves.
 
 import { html, svg } from "./vendor/lit-html/lit-html.js";
 import { span } from "./format.js";
@@ -52,15 +53,16 @@ export function ticks(max) {
 
 /** The stages as a bar; `max` milliseconds fill its width. */
 export function bar(stages, max, label) {
+  const pauses = stages.some(({ name }) => name === "pause");
   const told = stages.map(({ name, ms }) => `${name} ${span(ms)}`).join(", ");
   return html`<svg class="bar" role="img" aria-label="${label}: ${told || "no stage has ended yet"}">
-    ${stages.map((stage) => segment(stage, max))}
+    ${stages.map((stage) => segment(stage, max, pauses))}
   </svg>`;
 }
 
-function segment({ name, at, ms }, max) {
+function segment({ name, at, ms }, max, pauses) {
   const known = name in STAGES ? name : "other";
-  const tall = STANDSTILL.has(name);
+  const tall = pauses && STANDSTILL.has(name);
   const width = Math.max((ms / max) * 100, 0.25);
   return svg`<rect class="stage ${known}" x="${(at / max) * 100}%" width="${width}%" y="${tall ? 0 : 4}"
     height="${tall ? 16 : 8}"><title>${name} ${span(ms)}: ${STAGES[name] ?? ""}</title></rect>`;

@@ -51,7 +51,7 @@ def past_update(version: VersionRecord, loads: Sequence[AttemptRecord]) -> PastU
         loads=len(loads),
         done=dict(Counter((load.kind or version.kind).value for load in taken)),
         failed=dict(Counter(load.outcome for load in ended if load.outcome and _has_failed(load))),
-        pause=spread(_standstill(load) for load in taken),
+        pause=spread(pause for load in taken if (pause := _standstill(load)) is not None),
         served=spread(_until_served(version, taken)),
     )
 
@@ -78,7 +78,12 @@ def _until_served(version: VersionRecord, taken: Sequence[AttemptRecord]) -> Ite
         seen.add(load.engine)
 
 
-def _standstill(load: AttemptRecord) -> float:
+def _standstill(load: AttemptRecord) -> float | None:
+    """For how long an engine stood still. None where the load paused nothing: an adapter is loaded while the engine
+    goes on, and a host that was ordered to a version pauses its engines itself, for a part of the time of the order.
+    """
+    if Stage.PAUSE.value not in load.timings:
+        return None
     return sum(load.timings.get(stage, 0.0) for stage in STANDSTILL)
 
 

@@ -36,7 +36,7 @@ def loaded(store: Store, step: int, name: str = "a", outcome: str | None = "ACK"
     """A load that has begun and, with an outcome, ended."""
     attempt = store.open_attempt(name, version(step).id, Kind.FULL)
     if outcome is not None:
-        store.close_attempt(replace(attempt, outcome=outcome, timings={"load": 5.0}))
+        store.close_attempt(replace(attempt, outcome=outcome, timings={"pause": 1.0, "load": 5.0}))
 
 
 async def looked(store: Store, past: PastUpdates, limit: int = MOST_UPDATES) -> tuple[list[PastUpdate], bool]:

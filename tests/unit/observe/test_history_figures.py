@@ -45,6 +45,16 @@ def test_a_pause_counts_the_stages_in_which_an_engine_stands_still() -> None:
     assert found.pause == Spread(count=2, p50=50.0, p95=95.0, most=95.0)
 
 
+def test_the_order_of_a_host_and_a_load_that_pauses_nothing_are_no_pause() -> None:
+    """A host pulls and rolls out within its order, and an adapter is loaded while the engine generates."""
+    host = load("host", timings={"load": 60_000.0, "verify": 1.0})
+    assert past_update(version(1), [host]).pause is None
+    found = past_update(version(1), [load("a"), host])
+    assert found.pause == Spread(count=1, p50=95.0, p95=95.0, most=95.0)
+    (past,) = engine_past("host", [host], [], more=False).loads
+    assert (past.ms, past.pause) == (60_001.0, None)
+
+
 def test_the_time_to_serve_begins_when_the_trainer_began_to_write() -> None:
     published = version(1, created_at=SEEN, timings={"publish": 400.0})
     found = past_update(published, [load("a"), load("b", at="2026-01-01T00:00:01.500Z")])

@@ -6,6 +6,9 @@ from typing import Any
 import pytest
 
 from refitd.catalog import refusals
+from refitd.diagnose.doctor.service import ask_service, judge_notice
+from refitd.settings import Settings
+from support.attackers import listening
 from support.checkpoints import publish, tensors
 from support.services import Stage, serving
 
@@ -68,6 +71,18 @@ async def test_after_a_while_the_reason_is_told_again_with_how_many_were_not(
     assert oldest["text"].startswith("the notice of step 5 was refused")
     assert newest["text"].startswith("the notice of step 7 was refused")
     assert newest["text"].endswith("(and 1 more since the last of these entries)")
+
+
+@pytest.mark.parametrize("options", [{}, {"run": "other"}])
+async def test_the_notice_by_which_doctor_asks_leaves_nothing_in_the_log(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """It is to be refused, since nothing is at its path, or since engines follow another run."""
+    async with serving(tmp_path, **options) as stage, listening(stage.api, within=100) as server:
+        url = f"http://127.0.0.1:{server.port}"
+        found = judge_notice(url, await ask_service(Settings(root=stage.root), url))
+        told = await warnings(stage, refusals.DOCTORS_RUN)
+    assert (found.verdict, told) == ("ok", []), found
 
 
 async def test_invented_names_of_runs_do_not_fill_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

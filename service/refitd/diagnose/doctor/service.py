@@ -1,10 +1,10 @@
 """The service: its settings, secret files, journal and lock; and what it answers at its URL.
 
 It is sent a notice of a version that does not exist, in the root by its name: the service checks the token first, then
-the name, and then refuses the notice because nothing is at its path. Processes of this host show whose service it is:
-the one that listens at the URL, and the one that holds the root's lock. Then it is asked for its engines and its own
-faults: it knows engines that are not on doctor's command line, has keys that doctor may lack, and sees the engines from
-its own host.
+the name, and then refuses the notice because nothing is at its path. It writes nothing of that into its log
+(`refitd.catalog.refusals`). Processes of this host show whose service it is: the one that listens at the URL, and the
+one that holds the root's lock. Then it is asked for its engines and its own faults: it knows engines that are not on
+doctor's command line, has keys that doctor may lack, and sees the engines from its own host.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ import msgspec
 
 from refitd.api.options import LOOPBACK
 from refitd.api.tls import TlsFiles, expiry_fault
+from refitd.catalog.refusals import DOCTORS_RUN
 from refitd.diagnose.doctor.engines import LOADS_WHOLE_FIX, loads_whole
 from refitd.diagnose.doctor.finding import CheckName, CheckVerdict, Finding, failed, good, unknown, warning
 from refitd.diagnose.doctor.processes import is_service, listener
@@ -190,7 +191,7 @@ def service_of_other_root(url: str, running: str | None) -> Finding | None:
 async def ask_service(settings: Settings, url: str) -> Reply | NoReply:
     """Send it a notice that it refuses."""
     token = next(iter(settings.tokens().write), None)
-    notice = {"run": "refitd-doctor", "step": 0, "root": await asyncio.to_thread(root_name, settings.root.resolve())}
+    notice = {"run": DOCTORS_RUN, "step": 0, "root": await asyncio.to_thread(root_name, settings.root.resolve())}
     return await service_at(url, token).post(_ROUTE, notice, CALL_SECONDS)
 
 

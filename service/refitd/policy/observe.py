@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from refitd.engine.port import Outcome, Process, Reached, Refit, Unreached, proof_by
 from refitd.policy.contest import calmed, changed, forgiven, held, refused, still_changed
-from refitd.state.records import EngineRecord
+from refitd.state.records import AttemptRecord, EngineRecord
 from refitd_client.contract.hosts import HostEngines
 from refitd_client.contract.states import EngineState
 
@@ -89,8 +89,9 @@ def after_probe(
             engine = forgiven(replace(engine, taints=0, reason=reason))
         return replace(engine, state=EngineState.TAINTED)
     named, named_before = (seen.model_path, seen.weight_version), (before.model_path, before.weight_version)
-    if _has_carried_out(before, seen):
+    if (obeyed := _carried_out(before, seen)) is not None:
         engine = replace(engine, serving=seen.serves, beneath=None, wants_full=False, failures=0, reason=None)
+        engine = replace(engine, last_attempt=obeyed)
     elif engine.serving is not None and (expected is None or named != (expected.path, expected.label)):
         engine = changed(before, engine, seen, None if expected is None else expected.path, now)
     elif engine.contest is not None:
@@ -119,12 +120,19 @@ def _given_up(host: HostEngines | None) -> int:
     return 0 if host is None else host.states.get(EngineState.QUARANTINED, 0)
 
 
-def _has_carried_out(engine: EngineRecord, seen: Reached) -> bool:
-    """Whether a host proves what was ordered last, where nothing was heard of that: it is not ordered back then."""
+def _carried_out(engine: EngineRecord, seen: Reached) -> AttemptRecord | None:
+    """The last order as carried out, where a host proves it and nothing was heard of it before; else None.
+
+    The host is not ordered back then. It was brought there like one that has answered, and is mended there
+    (`refitd.policy.goals.mended_there`) when an engine of it is restarted later.
+    """
     last = engine.last_attempt
     if last is None or seen.serves is None or engine.serving == seen.serves:
-        return False
-    return last.version == seen.serves and last.outcome == Outcome.UNREACHABLE.name
+        return None
+    if last.version != seen.serves or last.outcome != Outcome.UNREACHABLE.name:
+        return None
+    heard = "the answer was lost, and the host was found later to have carried it out"
+    return replace(last, outcome=Outcome.ACK.name, reason=heard)
 
 
 def compared(engine: EngineRecord, recorded: str | None, found: str | None, target: str | None) -> EngineRecord:

@@ -66,6 +66,8 @@ def test_a_host_that_carried_out_an_order_of_which_nothing_was_heard_serves_it_a
     for before in (replace(host, last_attempt=order), replace(host, last_attempt=order, serving=None)):
         after = after_probe(before, seen, Expected(path="/root/run/v000001", label="1"), NEWEST.id, 0.0)
         assert (after.state, after.serving, after.reason) == (EngineState.IN_SYNC, NEWEST.id, None)
+        assert after.last_attempt is not None
+        assert after.last_attempt.outcome == "ACK", "the journal keeps the attempt as it ended"
     refused = replace(host, last_attempt=replace(order, outcome="NACK"))
     after = after_probe(refused, seen, Expected(path="/root/run/v000001", label="1"), NEWEST.id, 0.0)
     assert (after.state, after.serving) == (EngineState.BEHIND, None)
@@ -164,6 +166,30 @@ def mended(goals: Goals = WAITS, outcome: str = "ACK", there: VersionRecord = TA
 def test_a_host_of_which_an_engine_was_restarted_is_mended_where_it_was_brought_though_it_is_not_its_turn() -> None:
     assert mended() == TARGET.id
     assert mended(replace(WAITS, target=BEYOND)) == TARGET.id, "a newer one has come, and it waits for that"
+
+
+def test_a_host_that_was_found_to_have_carried_out_an_order_is_mended_there_like_one_that_has_answered() -> None:
+    """The answer to the order was lost; then an engine of the host was restarted while it was not the host's turn."""
+    order = AttemptRecord(id="1", engine="host", version=TARGET.id, started_at="", outcome="UNREACHABLE")
+    seen = Reached(
+        model_path="/root/run/v000002",
+        weight_version="2",
+        server_version="1",
+        configuration="c",
+        startup_path=None,
+        pulls=True,
+        serves=TARGET.id,
+    )
+    expected = {each.id: Expected(path=f"/root/run/v00000{each.label}", label=each.label) for each in (GOOD, TARGET)}
+    host = engine(pulls=True, serving=GOOD.id, model_path="/root/run/v000001", weight_version="1", last_attempt=order)
+    found = after_probe(host, seen, expected[GOOD.id], TARGET.id, 0.0)
+    mends = replace(seen, model_path="(nothing that is proved)", weight_version=None, serves=None)
+    restarted = after_probe(found, mends, expected[TARGET.id], TARGET.id, 1.0)
+    assert (found.serving, restarted.serving, restarted.known) == (TARGET.id, None, True)
+    known = {each.id: each for each in (GOOD, TARGET)}
+    assert mended_there(WAITS, restarted, known).loadable == TARGET
+    never_found = after_probe(host, mends, expected[GOOD.id], TARGET.id, 1.0)
+    assert mended_there(WAITS, never_found, known).loadable == GOOD, "whether it was obeyed is not known"
 
 
 def test_a_host_that_was_not_brought_there_or_is_not_to_be_there_gets_the_last_good_version() -> None:

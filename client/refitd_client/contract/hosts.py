@@ -34,12 +34,13 @@ class HostEngine:
 class HostEngines:
     """The engines of a host: how many are in each state, and at most 16 of them, those that need a look first.
 
-    `follower` is the name of the service there.
+    `follower` is the name of the service there, `upstream` the upstream that it follows, "" where that is not known.
     """
 
     follower: str
     states: dict[EngineState, int] = field(default_factory=dict[EngineState, int])
     engines: tuple[HostEngine, ...] = ()
+    upstream: str = ""
 
     @property
     def count(self) -> int:

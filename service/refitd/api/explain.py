@@ -10,6 +10,7 @@ from refitd.rollout.targets import Targets
 from refitd.state.records import NOT_SENT, AttemptRecord, EngineRecord, RolloutRecord, Source
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
+from refitd_client.contract.hosts import HostEngine, HostEngines
 from refitd_client.contract.states import EngineState, Kind, VersionState
 from refitd_client.contract.wire import Reclaimable, ReclaimPlan, RunGlance
 
@@ -186,7 +187,7 @@ def explain_engine(engine: EngineRecord, store: Store, targets: Targets) -> list
         failed = "1 attempt has" if engine.failures == 1 else f"{engine.failures} attempts in a row have"
         sentences.append(f"{failed} failed; the next one waits a while.")
     sentences += _its_server(engine)
-    sentences += _its_host(engine)
+    sentences += [] if engine.host is None else _its_host(engine, engine.host, store.loading.get(engine.id))
     if engine.last_attempt is not None:
         sentences.append(_last_load(engine.last_attempt))
     return _with_reason(sentences, engine, store.rollouts.get(engine.run))
@@ -206,17 +207,42 @@ def _its_server(engine: EngineRecord) -> list[str]:
     return sentences
 
 
-def _its_host(engine: EngineRecord) -> list[str]:
-    """Say what engines a host has, and name those that need a look."""
-    if engine.host is None:
-        return []
-    counted = ", ".join(f"{count} {state}" for state, count in sorted(engine.host.states.items()))
-    sentences = [f"It is the host {engine.host.follower}; its engines, when it was last asked: {counted or 'none'}."]
-    for each in engine.host.engines:
-        if each.state is not EngineState.IN_SYNC:
-            why = f": {each.reason}" if each.reason else ""
-            sentences.append(f"Its engine {each.id} serves {each.version or 'no version'} and is {each.state}{why}.")
+def _its_host(engine: EngineRecord, host: HostEngines, order: AttemptRecord | None) -> list[str]:
+    """Say who does what for a host's engines, and which of them are not where they should be, as the host said last.
+
+    Args:
+        engine: the host.
+        host: what it has said of its engines.
+        order: the order that it is carrying out; None where it is carrying out none.
+    """
+    source = f" from {host.upstream}" if host.upstream else ""
+    own = "engine" if host.count == 1 else f"{host.count} engines"
+    counted = ", ".join(f"{count} {state}" for state, count in sorted(host.states.items()))
+    sentences = [
+        f"The host {host.follower} pulls each version{source} and updates its own {own}.",
+        "This service only says which version, and waits until the host has proved that it serves it.",
+        f"When the host was last asked, its engines were: {counted or 'none'}.",
+    ]
+    goal = engine.serving if order is None else order.version
+    away = [each for each in host.engines if each.state is not EngineState.IN_SYNC or goal not in (None, each.version)]
+    sentences += [_not_there(each, goal) for each in away]
+    not_named = host.count - host.states.get(EngineState.IN_SYNC, 0)
+    not_named -= sum(each.state is not EngineState.IN_SYNC for each in host.engines)
+    if not_named > 0:
+        others = "1 more of its engines was" if not_named == 1 else f"{not_named} more of its engines were"
+        sentences.append(f"{others} not IN_SYNC: 'refitd status --url {engine.url}' names all of them.")
     return sentences
+
+
+def _not_there(each: HostEngine, goal: str | None) -> str:
+    """Say where an engine of a host is instead, and why."""
+    serves = f"it served {each.version or 'no version'}"
+    if each.state is EngineState.IN_SYNC:
+        return f"Its engine {each.id} was not on {goal} yet: {serves}, and the host had not begun to load it."
+    why = f" ({each.reason})" if each.reason else ""
+    if goal in (None, each.version):
+        return f"Its engine {each.id} was {each.state}{why}; {serves}."
+    return f"Its engine {each.id} was not on {goal} yet: it was {each.state}{why}, and {serves}."
 
 
 def _fought_over(engine: EngineRecord) -> list[str]:

@@ -178,7 +178,7 @@ class EngineRecord:
             return ""
         kind = "stock" if self.plugin is None else f"with refitd {self.plugin} inside"
         if self.pulls:
-            kind = "a host that pulls and rolls out by itself"
+            kind = "on a host that has engines of its own"
         told = f"{self.server} {self.release or 'of an unknown release'}, {kind}"
         return f"was {told}, when it was last reached" if self.state is EngineState.UNREACHABLE else f"is {told}"
 
@@ -196,7 +196,7 @@ class EngineRecord:
             how = "" if self.through_loader is None else f", {self.what_is_slow}"
             return f"loads through refitd's plugin {self.plugin}{how}"
         if self.pulls:
-            return "pulls versions and rolls them out by itself"
+            return "pulls each version and loads it into its own engines when this service says which"
         if not self.server:
             return "has not said yet what carries out its loads"
         return f"loads as {self.server} does by itself" + (f": {self.stock_reason}" if self.stock_reason else "")

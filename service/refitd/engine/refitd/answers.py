@@ -1,6 +1,6 @@
 """What a host answers, and what it means for the rollout: no call is made here."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -118,7 +118,7 @@ def reached(told: Following, root: str, address: str | None) -> Reached | Unreac
         address=address,
         server="refitd",
         pulls=True,
-        host=told.host,
+        host=replace(told.host, upstream=told.upstream),
         serves=told.serves,
         desires=told.desired,
     )

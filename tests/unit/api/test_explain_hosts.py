@@ -1,0 +1,77 @@
+"""`refitd explain` of a host that the hub leads: who does what, and which of its engines are not there yet, and why."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from refitd.api.explain import explain_engine
+from refitd.clock import SystemClock
+from refitd.engine.port import Reached
+from refitd.engine.refitd.answers import reached
+from refitd.rollout.targets import Targets
+from refitd.state.journal.journal import Journal
+from refitd.state.store import Store
+from refitd_client.contract.follow import Following
+from refitd_client.contract.hosts import HostEngine, HostEngines
+from refitd_client.contract.states import EngineState
+from support.records import engine, version
+
+ONE, TWO = version(1), version(2)
+HUB = "http://hub:8700"
+SERVED = HostEngine(id="127.0.0.1:30000", state=EngineState.IN_SYNC, version=ONE.id)
+TAINTED = HostEngine(id="127.0.0.1:30001", state=EngineState.TAINTED, reason="it died in mid-load")
+HOSTS = {EngineState.IN_SYNC: 1, EngineState.TAINTED: 1}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    made = Store(Journal(tmp_path), SystemClock())
+    for each in (ONE, TWO):
+        made.put_version(each)
+    yield made
+    made.journal.close()
+
+
+def explained(store: Store, host: HostEngines, **fields: Any) -> list[str]:
+    known: dict[str, Any] = {"server": "refitd", "release": "0.1.0", "pulls": True, "serving": ONE.id, "host": host}
+    record = engine("host-1", **(known | fields))
+    store.put_engine(record)
+    return explain_engine(record, store, Targets(store))
+
+
+def test_it_says_who_pulls_from_where_who_updates_and_what_this_service_does(store: Store) -> None:
+    told = explained(store, HostEngines(follower="host-1", states=HOSTS, engines=(TAINTED, SERVED), upstream=HUB))
+    assert "It is refitd 0.1.0, on a host that has engines of its own." in told
+    assert f"The host host-1 pulls each version from {HUB} and updates its own 2 engines." in told
+    assert "This service only says which version, and waits until the host has proved that it serves it." in told
+    assert "When the host was last asked, its engines were: 1 IN_SYNC, 1 TAINTED." in told
+    why = "it was TAINTED (it died in mid-load), and it served no version"
+    away = f"Its engine {TAINTED.id} was not on {ONE.id} yet: {why}."
+    assert [each for each in told if each.startswith("Its engine ")] == [away]
+
+
+def test_while_a_host_carries_out_an_order_each_engine_that_is_not_there_yet_is_named(store: Store) -> None:
+    store.open_attempt("host-1", TWO.id)
+    told = explained(store, HostEngines(follower="host-1", states=HOSTS, engines=(TAINTED, SERVED), upstream=HUB))
+    waits = f"it served {ONE.id}, and the host had not begun to load it"
+    assert f"Its engine {SERVED.id} was not on {TWO.id} yet: {waits}." in told
+    assert any(each.startswith(f"Its engine {TAINTED.id} was not on {TWO.id} yet: it was TAINTED") for each in told)
+
+
+def test_engines_that_the_host_does_not_name_are_counted(store: Store) -> None:
+    many = {EngineState.TAINTED: 20, EngineState.IN_SYNC: 3}
+    told = explained(store, HostEngines(follower="host-1", states=many, engines=(TAINTED,) * 16))
+    assert "The host host-1 pulls each version and updates its own 23 engines." in told
+    assert "4 more of its engines were not IN_SYNC: 'refitd status --url http://host-1' names all of them." in told
+
+
+def test_the_hub_knows_from_where_a_host_pulls() -> None:
+    told = Following(
+        follower="host-1", upstream=HUB, upstreams=[HUB], host=HostEngines(follower="host-1", states=HOSTS)
+    )
+    seen = reached(told, "/root", None)
+    assert isinstance(seen, Reached)
+    assert seen.host is not None
+    assert seen.host.upstream == HUB

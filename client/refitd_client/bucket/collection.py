@@ -12,7 +12,7 @@ same.
 """
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -38,6 +38,14 @@ from refitd_client.bucket.pointer import (
     versions_prefix,
 )
 from refitd_client.bucket.pointer import kept as rest_of
+from refitd_client.bucket.reasons import (
+    DEAD_UPLOAD,
+    why_counting,
+    why_deleted,
+    why_retired,
+    why_uploading,
+    why_waiting,
+)
 from refitd_client.bucket.run import BucketRun
 from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, ManifestRefusedError, parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME, Order, parse_version_folder, version_id
@@ -55,12 +63,14 @@ class BucketCollection:
         retired: those that count no more, and are deleted later.
         waiting: those that were retired before, and rest or are leased.
         kept: why others could not be deleted.
+        why: why each of these, each that counts, and each upload that has not ended, goes or stays: a sentence.
     """
 
     deleted: tuple[str, ...] = ()
     retired: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
     kept: dict[str, str] = field(default_factory=dict[str, str])
+    why: dict[str, str] = field(default_factory=dict[str, str], compare=False)
 
 
 async def collect_run(bucket: Bucket, name: str, *, keep: int | None = None, dry: bool = False) -> BucketCollection:
@@ -88,30 +98,49 @@ async def collect_run(bucket: Bucket, name: str, *, keep: int | None = None, dry
 
 
 async def _collected(run: BucketRun, pointer: Pointer, keep: int | None) -> BucketCollection:
+    now = 0.0
     if keep is not None:
         now = await store_time(run.bucket, run.run, run.writer)
         await run.move(lambda seen: rest_of(_require(seen), keep=keep, now=now))
-    left = {version.id for version in _require(run.pointer).versions}
-    retired = tuple(version.id for version in pointer.versions if version.id not in left)
-    done = await collect(run)
-    return replace(done, retired=retired, waiting=tuple(each for each in done.waiting if each not in retired))
+    retired = _gone(pointer, _require(run.pointer))
+    done = await collect(run, keep=keep)
+    return replace(
+        done,
+        retired=retired,
+        waiting=tuple(each for each in done.waiting if each not in retired),
+        why=done.why | {each: why_retired(keep or 1, now) for each in retired},
+    )
+
+
+def _gone(before: Pointer, after: Pointer) -> tuple[str, ...]:
+    """The ids of versions that count no more."""
+    left = {version.id for version in after.versions}
+    return tuple(version.id for version in before.versions if version.id not in left)
 
 
 async def _foreseen(run: BucketRun, pointer: Pointer, keep: int | None) -> BucketCollection:
     """What a collection would do now."""
     now = await store_time(run.bucket, run.run, run.writer)
-    due = [retired.id for retired in collectable(pointer, await read_leases(run.bucket), now)]
-    due += [version_id(run.run, order) for order in await _dead_uploads(run.bucket, pointer, now)]
-    left = {version.id for version in (pointer if keep is None else rest_of(pointer, keep=keep, now=now)).versions}
+    leases = await read_leases(run.bucket)
+    uploads = await _lost_uploads(run.bucket, pointer, now)
+    after = pointer if keep is None else rest_of(pointer, keep=keep, now=now)
+    due = [retired.id for retired in collectable(pointer, leases, now)]
+    due += [version_id(run.run, order) for order in uploads.dead]
+    retired = _gone(pointer, after)
     return BucketCollection(
         deleted=tuple(due),
-        retired=tuple(version.id for version in pointer.versions if version.id not in left),
-        waiting=tuple(retired.id for retired in pointer.retired if retired.id not in due),
+        retired=retired,
+        waiting=tuple(each.id for each in pointer.retired if each.id not in due),
+        why=_why(after, leases, uploads, keep, now) | {each: why_retired(keep or 1, now) for each in retired},
     )
 
 
-async def collect(run: BucketRun) -> BucketCollection:
+async def collect(run: BucketRun, *, keep: int | None = None) -> BucketCollection:
     """Delete what may be deleted. The writer of the run calls this, between two publications.
+
+    Args:
+        run: the run.
+        keep: to how many of the newest versions the run was cut right before, for `why`; None where it was not.
 
     Raises:
         BucketError: the store would not; what was deleted until then was rightly deleted.
@@ -135,14 +164,26 @@ async def collect(run: BucketRun) -> BucketCollection:
             kept[retired.id] = why
     if deleted:
         await run.move(partial(_without, frozenset(deleted)))
-    for order in await _dead_uploads(bucket, pointer, now):
+    uploads = await _lost_uploads(bucket, pointer, now)
+    for order in uploads.dead:
         why = await _delete_upload(bucket, run.run, order)
         if why is None:
             deleted.append(version_id(run.run, order))
         else:
             kept[version_id(run.run, order)] = why
     waiting = tuple(each.id for each in pointer.retired if each.id not in {*deleted, *kept})
-    return BucketCollection(deleted=tuple(deleted), waiting=waiting, kept=kept)
+    why = _why(pointer, leases, uploads, keep, now) | kept
+    return BucketCollection(deleted=tuple(deleted), waiting=waiting, kept=kept, why=why)
+
+
+def _why(
+    pointer: Pointer, leases: Sequence[BucketLease], uploads: "_LostUploads", keep: int | None, now: float
+) -> dict[str, str]:
+    """Why each version goes or stays. `pointer` is that of before the deletion."""
+    named = {version_id(pointer.run, order): DEAD_UPLOAD for order in uploads.dead}
+    named |= {version_id(pointer.run, order): why_uploading(began) for order, began in uploads.young.items()}
+    named |= {retired.id: why_deleted(retired) for retired in pointer.retired}
+    return named | why_waiting(pointer, leases, now) | why_counting(pointer, keep)
 
 
 async def store_time(bucket: Bucket, run: str, writer: str) -> float:
@@ -165,22 +206,32 @@ async def read_leases(bucket: Bucket) -> list[BucketLease]:
         except BucketError as error:
             if error.may_heal:
                 raise
-            leases.append(lease_of(b"", facts.modified))  # too large to be a note
+            leases.append(lease_of(b"", facts.modified, key))  # too large to be a note
             continue
         if note is not None:
-            leases.append(lease_of(note.data, note.facts.modified))
+            leases.append(lease_of(note.data, note.facts.modified, key))
     return leases
 
 
-async def _dead_uploads(bucket: Bucket, pointer: Pointer, now: float) -> list[Order]:
-    found: list[Order] = []
+@dataclass(frozen=True, slots=True)
+class _LostUploads:
+    """Uploads that can never count: those that are taken for dead, and when the others began."""
+
+    dead: list[Order] = field(default_factory=list[Order])
+    young: dict[Order, float] = field(default_factory=dict[Order, float])
+
+
+async def _lost_uploads(bucket: Bucket, pointer: Pointer, now: float) -> _LostUploads:
+    found = _LostUploads()
     for name in await bucket.folders(versions_prefix(pointer.run)):
         order = parse_version_folder(name)
         if order is None or not is_dead(order, pointer, float("inf")):
             continue
         facts = await bucket.facts(version_prefix(pointer.run, order) + UPLOAD_NAME)
         if facts is not None and is_dead(order, pointer, now - facts.modified):
-            found.append(order)
+            found.dead.append(order)
+        elif facts is not None:
+            found.young[order] = facts.modified
     return found
 
 

@@ -200,10 +200,14 @@ class FollowerNote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketLease:
-    """What a follower's note leases: these versions until `ends`, by the store's time. None is every version."""
+    """What a follower's note leases: these versions until `ends`, by the store's time. None is every version.
+
+    `by` is the follower's name, or the note's key where it cannot be read.
+    """
 
     versions: frozenset[str] | None
     ends: float
+    by: str = ""
 
 
 def order_of(version: str) -> Order:
@@ -259,17 +263,18 @@ def parse_note(data: bytes) -> FollowerNote:
     return _decoded(data, FollowerNote)
 
 
-def lease_of(data: bytes, written: float) -> BucketLease:
-    """What a follower's note leases, which the store took at `written`.
+def lease_of(data: bytes, written: float, key: str = "") -> BucketLease:
+    """What a follower's note with this key leases, which the store took at `written`.
 
     A note that cannot be read leases every version for as long as any note could.
     """
     try:
         note = parse_note(data)
     except PointerRefusedError:
-        return BucketLease(versions=None, ends=written + MAX_LEASE_SECONDS)
+        return BucketLease(versions=None, ends=written + MAX_LEASE_SECONDS, by=key)
     named = frozenset([*note.pulls, *filter(None, [note.serves])])
-    return BucketLease(versions=named, ends=written + min(note.lease_seconds, MAX_LEASE_SECONDS))
+    ends = written + min(note.lease_seconds, MAX_LEASE_SECONDS)
+    return BucketLease(versions=named, ends=ends, by=note.follower)
 
 
 def advanced(pointer: Pointer | None, version: BucketVersion, *, writer: str, keep: int, now: float) -> Pointer:
@@ -327,18 +332,20 @@ def collectable(
     """The retired versions that may be deleted: for `rest` seconds followers were told of them no more, and no lease
     names them or what stands on them.
     """
-    named: set[str] = set()
-    for lease in leases:
-        if lease.ends > now and lease.versions is None:
-            return ()
-        if lease.ends > now and lease.versions is not None:
-            named |= lease.versions
+    held = leased(pointer, leases, now)
+    return tuple(each for each in pointer.retired if now - each.at >= rest and each.id not in held)
+
+
+def leased(pointer: Pointer, leases: Iterable[BucketLease], now: float) -> dict[str, BucketLease]:
+    """The lease that holds a version for the longest time, by the version's id: it names it, or what stands on it."""
     bases = {version.id: version.base for version in (*pointer.versions, *pointer.retired)}
-    stay: set[str] = set()
-    while named:
-        stay.add(version := named.pop())
-        named |= {base for base in [bases.get(version)] if base is not None and base not in stay}
-    return tuple(each for each in pointer.retired if now - each.at >= rest and each.id not in stay)
+    held: dict[str, BucketLease] = {}
+    for lease in sorted((each for each in leases if each.ends > now), key=lambda each: each.ends):
+        named = set(bases) if lease.versions is None else set(lease.versions)
+        while named:
+            held[version := named.pop()] = lease
+            named |= {base for base in [bases.get(version)] if base is not None and held.get(base) is not lease}
+    return held
 
 
 def is_dead(order: Order, pointer: Pointer, age: float) -> bool:

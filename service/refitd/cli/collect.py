@@ -29,7 +29,7 @@ Keep = Annotated[
         help="Also retire what is not among the N newest versions, pinned, wanted, or needed by one of these",
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted, and what waits")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted, what stays, and why")]
 _SAY = "say --yes, or --dry-run to see what would go"
 
 
@@ -79,23 +79,27 @@ async def _collected(
 
 
 def collection_table(done: Mapping[str, BucketCollection], verb: str) -> Table:
-    """What goes and what stays, and why."""
+    """What goes and what stays, each with its reason."""
     table = Table("", "VERSION", words="WHY")
     for run in done.values():
         for version in run.deleted:
-            table.add_row(Text(verb, style=BAD), cell(version), words="nobody is told of it any more")
+            table.add_row(Text(verb, style=BAD), cell(version), words=run.why.get(version))
         for version in run.retired:
-            why = "it is retired, and deleted by a collection in ten minutes or later"
-            table.add_row(Text("retire", style=BUSY), cell(version), words=why)
+            table.add_row(Text("retire", style=BUSY), cell(version), words=run.why.get(version))
         for version in run.waiting:
-            why = "it was retired less than ten minutes ago, or a follower's note needs it"
-            table.add_row(Text("wait", style=GOOD), cell(version), words=why)
-        for version, why in run.kept.items():
-            table.add_row(Text("keep", style=GOOD), cell(version), words=why)
+            table.add_row(Text("wait", style=GOOD), cell(version), words=run.why.get(version))
+        for version in _kept(run):
+            table.add_row(Text("keep", style=GOOD), cell(version), words=run.why.get(version))
     return table
+
+
+def _kept(run: BucketCollection) -> list[str]:
+    """Those that a collection leaves as they are, newest first: most of them count."""
+    return sorted(run.why.keys() - {*run.deleted, *run.retired, *run.waiting}, reverse=True)
 
 
 def _summary(done: Mapping[str, BucketCollection], verb: str) -> Text:
     deleted = sum(len(run.deleted) for run in done.values())
     later = sum(len(run.retired) + len(run.waiting) for run in done.values())
-    return Text(f"{deleted} versions {verb}, {later} later, of {len(done)} runs", style="bold")
+    kept = sum(len(_kept(run)) for run in done.values())
+    return Text(f"{deleted} versions {verb}, {later} later, {kept} kept, of {len(done)} runs", style="bold")

@@ -250,7 +250,7 @@ class BucketRun:
                 writer = f"unknown: {error}"
             raise RunBusyError(
                 f"{version_id(self.run, manifest.order)} in {self.bucket.name} was begun by another publisher "
-                f"({writer}): open a new publisher, which begins a new generation, and stop the other one"
+                f"({writer}): stop that one if it runs, and open a new one, which begins a generation. Remove nothing"
             )
 
     async def _upload(self, folder: Path, manifest: Manifest) -> None:

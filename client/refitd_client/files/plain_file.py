@@ -179,10 +179,11 @@ class Holder:
 
 
 class LockHeldError(Exception):
-    """The lock is held; `holder` is the process that the file names, None if it names none."""
+    """The lock at `path` is held; `holder` is the process that the file names, None if it names none."""
 
     def __init__(self, path: Path, holder: Holder | None) -> None:
         super().__init__(path, holder)
+        self.path = path
         self.holder = holder
 
 

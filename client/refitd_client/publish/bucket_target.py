@@ -93,7 +93,8 @@ class BucketTarget:
         try:
             durable.remove_folder(folder)
         except OSError as error:
-            _log.warning("%s was uploaded, and could not be removed: %s", folder, error)
+            text = "%s was uploaded, and could not be removed (%s): delete it, or the run's next publisher here does"
+            _log.warning(text, folder, error)
 
     def close(self) -> None:
         """Stop a collection, and end the thread."""

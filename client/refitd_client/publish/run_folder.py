@@ -25,6 +25,7 @@ without a manifest, which is collected like any other. A slot whose publication 
 
 import logging
 import os
+import socket
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -285,9 +286,11 @@ def _misfit(folder: Path, layout: Sequence[ShardLayout]) -> str | None:
 def _busy(run: str, error: LockHeldError) -> RunBusyError:
     holder = error.holder
     by = "another publisher" if holder is None else f"process {holder.pid} on {holder.host}"
+    there = "" if holder is None or holder.host == socket.gethostname() else f" on {holder.host}"
     return RunBusyError(
-        f"run {run} is held by {by}: one publisher a run, so publish from one rank only, close that publisher first, "
-        "or use another run name",
+        f"run {run} is held by {by}, and a run has one publisher at a time: publish from one rank only, close that "
+        f"publisher or end its process{there}, or use another run name. The lock {error.path} is free as soon as that "
+        "process has ended: do not delete the file, or two publishers write into the run",
         pid=None if holder is None else holder.pid,
         host=None if holder is None else holder.host,
     )

@@ -312,7 +312,12 @@ class Staging:
             if self.path.exists():
                 durable.remove_folder(self.path)
         except OSError as error:
-            _log.warning("could not remove %s (%s); the service will, in time", self.path, error)
+            _log.warning(
+                "%s could not be removed (%s): it is no version, nothing reads it, and it takes room. Delete it, or "
+                "the service of this root does, an hour after it was written last (--incoming-ttl)",
+                self.path,
+                error,
+            )
 
 
 @contextmanager

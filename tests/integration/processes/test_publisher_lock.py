@@ -11,6 +11,7 @@ import pytest
 
 from refitd_client import PublishError, RunBusyError, StorageError, WeightPublisher
 from refitd_client.files.plain_file import FileLock, LockHeldError
+from refitd_client.publish.run_folder import LOCK_NAME
 
 
 def test_a_second_publisher_is_told_who_has_the_run(tmp_path: Path) -> None:
@@ -19,6 +20,21 @@ def test_a_second_publisher_is_told_who_has_the_run(tmp_path: Path) -> None:
         WeightPublisher(tmp_path, "run")
     assert caught.value.pid == os.getpid()
     assert f"process {os.getpid()} on {os.uname().nodename}" in str(caught.value)
+
+
+def test_a_second_publisher_is_told_what_to_do_about_the_lock_and_what_not(tmp_path: Path) -> None:
+    """Deleting a lock's file frees nothing, and lets two publish."""
+    with WeightPublisher(tmp_path, "run"), pytest.raises(RunBusyError) as caught:
+        WeightPublisher(tmp_path, "run")
+    told = str(caught.value)
+    assert "close that publisher or end its process, or use another run name" in told
+    assert f"The lock {tmp_path / 'run' / LOCK_NAME} is free as soon as that process has ended: do not delete" in told
+    with WeightPublisher(tmp_path, "other") as publisher:
+        lock = tmp_path / "other" / LOCK_NAME
+        lock.write_text('{"pid": 4711, "host": "node3"}')
+        with pytest.raises(RunBusyError, match="end its process on node3, or use another run name"):
+            WeightPublisher(tmp_path, "other")
+        assert publisher is not None
 
 
 def test_closing_lets_the_next_one_in(tmp_path: Path) -> None:

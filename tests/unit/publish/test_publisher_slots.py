@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refitd_client import InvalidWeightsError, WeightPublisher
+from refitd_client import InvalidWeightsError, StorageError, WeightPublisher
 from refitd_client.checkpoint import header
 from refitd_client.contract.naming import slots_path
 from refitd_client.files import durable
@@ -33,6 +33,21 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 def publisher(root: Path) -> Iterator[WeightPublisher]:
     with WeightPublisher(root, "run", max_shard_bytes=256) as opened:
         yield opened
+
+
+def test_what_a_failed_publication_leaves_is_said_with_what_to_do_where_it_cannot_be_removed(
+    publisher: WeightPublisher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(durable, "remove_folder", refuse)
+    monkeypatch.setattr(durable, "sync_folder", refuse)
+    with pytest.raises(StorageError):
+        publisher.publish({"a": np.ones(4, np.float32)}, step=1)
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "could not be removed ([Errno 13] Permission denied): it is no version, nothing reads it" in told
+    assert "Delete it, or the service of this root does" in told
 
 
 def inodes(folder: Path) -> set[int]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from figures import Figure, report
 from fleet import fleet
 from footprint import footprint
+from group_broadcast import group_broadcast
 from hosts import hosts
 from hosts_simulated import hosts_simulated
 from latency import notice, watch
@@ -39,6 +40,7 @@ SCENARIOS: dict[str, Callable[[Path], list[Figure]]] = {
     "fleet": fleet,
     "stream": stream,
     "footprint": footprint,
+    "gloo": group_broadcast,
     "takeover": takeover,
     "hosts": hosts,
     "linked-hosts": linked_hosts,

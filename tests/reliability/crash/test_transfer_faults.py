@@ -247,8 +247,8 @@ class Rogue:
         assert transfer is not None
         waiting = WaitLimit(SECONDS, lambda: False)
         hear(self.store, key(transfer.name, "ready", A), Ready, waiting)
-        say(self.store, key(transfer.name, "go"), Go(group=1, ranks={A: 1}))
-        return BroadcastGroup("gloo", self.store, 1, SENDER, 2, "127.0.0.1", waiting), transfer, waiting
+        say(self.store, key(transfer.name, "go"), go := Go(group=1, ranks={A: 1}))
+        return BroadcastGroup("gloo", self.store, go, SENDER, "127.0.0.1", waiting), transfer, waiting
 
 
 def blocks(step: int) -> list[torch.Tensor]:

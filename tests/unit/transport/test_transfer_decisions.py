@@ -45,6 +45,17 @@ def test_nothing_is_sent_where_no_receiver_is_ready(said: dict[str, Ready | None
     assert decide(said, STANDING, 3) == Go(refused=why)
 
 
+@pytest.mark.parametrize(
+    ("takes", "streams"),
+    [([4], 4), ([4, 4, 4], 4), ([4, 1], 1), ([8, 4], 4), ([4] * 16, 4), ([4] * 17, 3), ([4] * 64, 1), ([4] * 200, 1)],
+)
+def test_members_have_as_many_connections_as_all_of_them_make_and_a_large_group_fewer(
+    takes: list[int], streams: int
+) -> None:
+    said = {f"{number:03}": Ready(streams=each) for number, each in enumerate(takes)}
+    assert decide(said, None, 0).streams == streams
+
+
 def test_a_group_that_has_failed_is_not_used_again() -> None:
     assert decide({"a": Ready(group=3), "b": Ready(group=3)}, None, 3).group == 4
 

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as distributed
 
 from refitd_client.transport.group.host import own_address
-from refitd_client.transport.group.transfer import IN_FLIGHT, SENDER, Backend
+from refitd_client.transport.group.transfer import IN_FLIGHT, SENDER, Backend, Go
 
 dist: Any = distributed  # torch's types leave out what a process group without a default group needs
 Word = TypeVar("Word", bound=msgspec.Struct)
@@ -118,28 +118,29 @@ def hear(store: Any, key: str, kind: type[Word], waiting: WaitLimit) -> Word:
 class BroadcastGroup:
     """One process group, in which the rank `SENDER` sends. All members make it at the same time."""
 
-    def __init__(
-        self, backend: Backend, store: Any, number: int, rank: int, size: int, host: str, waiting: WaitLimit
-    ) -> None:
+    def __init__(self, backend: Backend, store: Any, go: Go, rank: int, host: str, waiting: WaitLimit) -> None:
         """Join it.
 
         Args:
             backend: `gloo` or `nccl`; with `nccl` on the first GPU that this process sees.
             store: the sender's.
-            number: the group's.
+            go: which group it is, and who its members are.
             rank: this member's.
-            size: how many members it has.
             host: the address of the sender's store: Gloo takes the address of this host from which it is reached.
             waiting: until when all have to have joined.
 
         Raises:
             TransferError: not all have joined in time.
         """
-        self.number, self.rank, self.size, self._backend = number, rank, size, backend
-        prefix = dist.PrefixStore(f"group/{number}", store)
+        self.number, size = go.group, len(go.ranks) + 1
+        self._backend: Backend = backend
+        prefix = dist.PrefixStore(f"group/{go.group}", store)
         try:
             joining = waiting.at_most(MAKE_SECONDS)
-            self._group = (_gloo if backend == "gloo" else _nccl)(prefix, rank, size, host, joining.left())
+            if backend == "gloo":
+                self._group = _gloo(prefix, rank, size, host, go.streams, joining.left())
+            else:
+                self._group = _nccl(prefix, rank, size, joining.left())
             self._agree(joining)
         except (RuntimeError, ValueError) as error:
             raise TransferError(f"the {backend} group of {size} was not made: {_short(error)}") from error
@@ -147,7 +148,7 @@ class BroadcastGroup:
     def broadcast(
         self, blocks: Iterable[torch.Tensor], waiting: WaitLimit, arrived: Callable[[int], None] = lambda _: None
     ) -> None:
-        """Send the blocks in turn, or receive into them. At most `IN_FLIGHT` are under way beside the next one.
+        """Send the blocks in turn, or receive into them. At most `IN_FLIGHT` are under way beside the next.
 
         Args:
             blocks: contiguous tensors of bytes.
@@ -172,7 +173,7 @@ class BroadcastGroup:
 
         try:
             for number, block in enumerate(blocks):
-                if len(under_way) == IN_FLIGHT:
+                if len(under_way) == IN_FLIGHT[self._backend]:
                     finish()
                 under_way.append((number, self._group.broadcast([block], options)))
             while under_way:
@@ -194,14 +195,16 @@ class BroadcastGroup:
         self.broadcast([torch.zeros(1, dtype=torch.uint8, device=device)], waiting)
 
 
-def _gloo(store: Any, rank: int, size: int, host: str, within: float) -> Any:
+def _gloo(store: Any, rank: int, size: int, host: str, streams: int, within: float) -> Any:
     options = dist.ProcessGroupGloo._Options()  # noqa: SLF001 - torch offers no other way to choose the address
-    options._timeout, options._threads = timedelta(seconds=within), IN_FLIGHT  # noqa: SLF001 - as above
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=own_address(host))]  # noqa: SLF001 - as above
+    options._timeout, options._threads = timedelta(seconds=within), IN_FLIGHT["gloo"]  # noqa: SLF001 - as above
+    # torch gives each broadcast to the next device in turn. A device has connections and a thread of its own.
+    devices = [dist.ProcessGroupGloo.create_device(hostname=own_address(host)) for _ in range(streams)]
+    options._devices = devices  # noqa: SLF001 - as above
     return dist.ProcessGroupGloo(store, rank, size, options)
 
 
-def _nccl(store: Any, rank: int, size: int, host: str, within: float) -> Any:
+def _nccl(store: Any, rank: int, size: int, within: float) -> Any:
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=within)  # noqa: SLF001 - as above
     return dist.ProcessGroupNCCL(store, rank, size, options)

@@ -19,6 +19,7 @@ from refitd_client.transport.group.membership import BroadcastGroup, TransferErr
 from refitd_client.transport.group.transfer import (
     BLOCK_BYTES,
     IN_FLIGHT,
+    MOST_STREAMS,
     Done,
     FlatLayout,
     Go,
@@ -131,7 +132,7 @@ class ReceiverProcess:
             say(self._store, key(transfer.name, "ready", order.name), Ready(refused=f"{error}"))
             raise
         held = 0 if self._group is None else self._group.number
-        say(self._store, key(transfer.name, "ready", order.name), Ready(group=held))
+        say(self._store, key(transfer.name, "ready", order.name), Ready(group=held, streams=MOST_STREAMS))
         go = hear(self._store, key(transfer.name, "go"), Go, waiting)
         self._follow(go, order.name, transfer, waiting)
         ms["join"] = _since(began)
@@ -187,9 +188,7 @@ class ReceiverProcess:
             raise TransferError("the sender has begun without this rank, which was not ready in time")
         if self._group is None or self._group.number != go.group:
             self._leave()
-            self._group = BroadcastGroup(
-                transfer.backend, self._store, go.group, go.ranks[name], len(go.ranks) + 1, transfer.host, waiting
-            )
+            self._group = BroadcastGroup(transfer.backend, self._store, go, go.ranks[name], transfer.host, waiting)
 
     def _take(self, staged: StagedTensors, layout: FlatLayout, transfer: GroupTransfer, waiting: WaitLimit) -> None:
         if self._group is None:
@@ -200,7 +199,7 @@ class ReceiverProcess:
             return
         # They arrive in another memory than they are kept in: through a ring, one block more than are under way.
         device, size = "cuda" if transfer.backend == "nccl" else "cpu", BLOCK_BYTES[transfer.backend]
-        ring = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(IN_FLIGHT + 1)]
+        ring = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(IN_FLIGHT[transfer.backend] + 1)]
 
         def keep(number: int) -> None:
             begin, end = bounds[number]

@@ -117,9 +117,7 @@ class SenderProcess:
         if self._standing is None or go.group != self._standing.number:
             self._leave()
             self._numbered = go.group
-            self._group = BroadcastGroup(
-                transfer.backend, self._store, go.group, SENDER, len(go.ranks) + 1, self._host, waiting
-            )
+            self._group = BroadcastGroup(transfer.backend, self._store, go, SENDER, self._host, waiting)
             self._standing = StandingGroup(number=go.group, ranks=go.ranks)
         others = {name: _why_absent(each) for name, each in said.items() if name not in go.ranks}
         return go.ranks, others
@@ -159,7 +157,8 @@ class SenderProcess:
         if not self._ring or self._ring[0].device.type != device.type:
             size, pinned = BLOCK_BYTES[transfer.backend], device.type == "cpu" and torch.cuda.is_available()
             self._ring = [
-                torch.empty(size, dtype=torch.uint8, device=device, pin_memory=pinned) for _ in range(IN_FLIGHT + 1)
+                torch.empty(size, dtype=torch.uint8, device=device, pin_memory=pinned)
+                for _ in range(IN_FLIGHT[transfer.backend] + 1)
             ]
         return self._ring[number % len(self._ring)]
 

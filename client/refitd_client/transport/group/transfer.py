@@ -21,25 +21,35 @@ from refitd_client.transport.ipc.offer import OfferedTensor, side_by_side
 Backend = Literal["gloo", "nccl"]
 BLOCK_BYTES: Mapping[Backend, int] = {"gloo": 32 * 2**20, "nccl": 256 * 2**20}
 """The size of a block: large enough that its fixed cost does not count, small enough that a few fit anywhere."""
-IN_FLIGHT = 3
-"""Blocks that are under way at the same time: Gloo computes nothing while it waits for the one before."""
+IN_FLIGHT: Mapping[Backend, int] = {"gloo": 4, "nccl": 3}
+"""Blocks that are under way at the same time: over Gloo one on each connection, while the next ones are filled."""
 SENDER = 0
 """The sender's rank in each group."""
+MOST_STREAMS = 4
+"""TCP connections between two members of a Gloo group. One is bound by a core on each side, which copies its bytes."""
+_MOST_CONNECTIONS = 64
+"""Of one member: each connects to all others, so that a large group has fewer between two of them."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True):
-    """A receiver's word before the transfer. `group` is the number of its group, 0 for none."""
+    """A receiver's word before the transfer. `group` is the number of its group, 0 for none. `streams` is how many
+    connections to each other member it makes at most; those of older releases make one.
+    """
 
     group: int = 0
     refused: str = ""
+    streams: int = 1
 
 
 class Go(msgspec.Struct, frozen=True, kw_only=True):
-    """The sender's word. `ranks` are the receivers that take part, by name, with their ranks in group `group`."""
+    """The sender's word. `ranks` are the receivers that take part, by name, with their ranks in group `group`, whose
+    members have `streams` connections between any two.
+    """
 
     group: int = 0
     ranks: dict[str, int] = msgspec.field(default_factory=dict[str, int])
     refused: str = ""
+    streams: int = 1
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,14 +74,16 @@ def decide(said: Mapping[str, Ready | None], standing: StandingGroup | None, num
         standing: the group of the transfer before, None where there is none or it has failed.
         numbered: the number of the last group that was made.
     """
-    ready = sorted(name for name, each in said.items() if each is not None and not each.refused)
+    ready = {name: each for name, each in sorted(said.items()) if each is not None and not each.refused}
     if not ready:
         return Go(refused=why_none(said))
-    if standing is not None and ready == sorted(standing.ranks):
-        held = {each.group for name, each in said.items() if name in standing.ranks and each is not None}
+    if standing is not None and [*ready] == sorted(standing.ranks):
+        held = {each.group for each in ready.values()}
         if held == {standing.number}:
             return Go(group=standing.number, ranks=dict(standing.ranks))
-    return Go(group=numbered + 1, ranks={name: rank for rank, name in enumerate(ready, SENDER + 1)})
+    most = min(MOST_STREAMS, _MOST_CONNECTIONS // len(ready), *(each.streams for each in ready.values()))
+    ranks = {name: rank for rank, name in enumerate(ready, SENDER + 1)}
+    return Go(group=numbered + 1, ranks=ranks, streams=max(most, 1))
 
 
 def why_none(said: Mapping[str, Ready | None]) -> str:

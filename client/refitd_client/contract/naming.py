@@ -37,6 +37,7 @@ DELTA_NAME = "weights.refit-delta"  # an ending that no engine takes for a check
 INCOMING_PREFIX = ".incoming-"
 STAGING_LOCK = ".lock"  # in a folder that is being written, or a slot that is being taken: held by its publisher
 SERVICE_FOLDER = ".refitd"  # the service's own folder in the root
+DURABLE_KEY = "durable"  # in the metadata of a version that has no files where all engines take it: why, as a policy
 ROOT_NAME = "id"  # in it: the root's own name, which the service's journal knows
 TRASH = "trash"  # in it: what is deleted, from the rename on until it is gone
 

@@ -15,17 +15,15 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 from refitd_client.checkpoint.opening import CONFIG_NAME
 from refitd_client.contract.manifest import Manifest, ManifestRefusedError, fitting_fingerprints, parse_manifest
-from refitd_client.contract.naming import INDEX_NAME, MANIFEST_NAME, Order, version_folder, version_id
+from refitd_client.contract.naming import DURABLE_KEY, INDEX_NAME, MANIFEST_NAME, Order, version_folder, version_id
 from refitd_client.contract.states import Kind
 from refitd_client.contract.wire import Notice
 from refitd_client.delta.maker import DeltaMaker
 from refitd_client.errors import NO_SPACE, PublishError, ServiceProblemError, StorageError
-from refitd_client.files import durable
 from refitd_client.files.durable import Mappings
 from refitd_client.http.connection import Connection
 from refitd_client.http.publisher_client import root_name
@@ -135,18 +133,9 @@ class VersionWriter:
             raise
         self.folder.published(self.order)
         if self.bucket is not None:
-            self._upload(self.bucket, target, data)
-        return manifest
-
-    def _upload(self, bucket: BucketTarget, path: Path, manifest: bytes) -> None:
-        """Upload the committed version. If that fails it counts nowhere, and its step begins a generation."""
-        try:
             with self.laps.lap("upload"):
-                bucket.publish(path, manifest)
-        except BaseException:
-            self.folder.withdrawn(self.order)
-            durable.remove_folder(path)
-            raise
+                self.bucket.publish(self.folder, self.order, data)
+        return manifest
 
 
 def _checked(manifest: Manifest) -> bytes:
@@ -194,7 +183,7 @@ class PublisherContext:
         """The version is durable: deltas may be made on it, and the last hand-over's files are no longer owed."""
         for maker in self._deltas:
             maker.committed(version)
-        self.handover.due = False
+        self.handover.due, self.handover.since = False, 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -202,7 +191,7 @@ class PublishAttempt:
     """One version. It is written or staged, once; the next one begins when that has ended.
 
     `begun` says that a generation of the run begins with it, and is logged when it has. `trace` ends with it. A
-    hand-over sends the tensors to `destination`.
+    hand-over sends the tensors to `destination`, and is all where all engines take them and a `policy` needs no files.
     """
 
     context: PublisherContext
@@ -215,6 +204,7 @@ class PublishAttempt:
     begun: str | None
     trace: PublishTrace
     destination: Destination | None = None
+    policy: str | None = None
     _laps: Laps = field(default_factory=Laps, init=False)
     _needed: int = field(default=0, init=False)
 
@@ -245,6 +235,8 @@ class PublishAttempt:
                 self._require_space(content)  # before engines take what could have no files
                 self.context.folder.promise(self.order)  # engines may know the version, with files or without
                 content, handed = export.of(content)
+                if export.is_enough(handed):
+                    return partial(self._publication, offer, None), handed
                 finish = self._writer(self.progress).stage(content)
         except BaseException as error:
             export.failed(error)
@@ -302,11 +294,12 @@ class PublishAttempt:
             run=folder.run,
             order=self.order,
             connection=connection,
-            metadata=self.metadata,
+            metadata=self.metadata if self.policy is None else self.metadata | {DURABLE_KEY: self.policy},
             allow_missing=self.allow_missing,
             allow_extra=self.allow_extra,
             engines=self.context.engines,
             destination=self.destination,
+            wants_files=self.policy is None,
         )
         return TensorExport(place=place, state=self.context.handover)
 
@@ -362,11 +355,15 @@ class PublishAttempt:
                 raise no_space(folder.path, self._needed, free_bytes(folder.path)) from error
             raise StorageError(f"{folder.folder_of(self.order)} could not be written: {error}") from error
 
-    def _publication(self, offer: PlannedContent, manifest: Manifest) -> Publication:
+    def _publication(self, offer: PlannedContent, manifest: Manifest | None) -> Publication:
+        """What was published; without a manifest it is in the engines' memory alone."""
         if self.begun is not None:
             _log.warning("%s", self.begun)
-        folder, size = self.context.folder, sum(file.size for file in manifest.files.values())
-        self.trace.add({"version": self._id, "kind": manifest.kind.value, "bytes": size})
+        folder, size, kind, base, digest = self.context.folder, 0, Kind.FULL, None, ""
+        if manifest is not None:
+            size, kind, base = sum(file.size for file in manifest.files.values()), manifest.kind, manifest.base
+            digest = manifest.digest
+        self.trace.add({"version": self._id, "kind": kind.value, "bytes": size})
         return Publication(
             run=folder.run,
             generation=self.order.generation,
@@ -374,27 +371,28 @@ class PublishAttempt:
             path=folder.folder_of(self.order),
             version_id=self._id,
             bytes=size,
-            digest=manifest.digest,
+            digest=digest,
             timings=self._laps.times,
             notice=Notice(
                 run=folder.run,
                 step=self.order.step,
                 path=f"{folder.run}/{version_folder(self.order)}",
-                kind=manifest.kind,
-                base=manifest.base,
+                kind=kind,
+                base=base,
                 allow_missing=self.allow_missing,
                 allow_extra=self.allow_extra,
                 metadata=self.metadata,
                 publish_ms=self._laps.since_begin,
-                digest=manifest.digest,
+                digest=digest or None,
                 root=root_name(folder.root),
                 engines=self.context.engines,
             ),
-            kind=manifest.kind,
-            base=manifest.base,
+            kind=kind,
+            base=base,
             why_full=offer.why_full,
             density=offer.density,
             connection=self.context.connection,
             begun=self.begun,
             url=None if self.context.bucket is None else self.context.bucket.url(self.order),
+            in_memory=manifest is None,
         )

@@ -82,14 +82,21 @@ class BucketTarget:
             return Full(f"run {self._run.run} has no version in {self._bucket.name} yet")
         return version_id(self._run.run, newest)
 
-    def publish(self, folder: Path, manifest: bytes) -> None:
-        """Upload the version in `folder`, make it count, and remove the folder.
+    def publish(self, run: RunFolder, order: Order, manifest: bytes) -> None:
+        """Upload a committed version, make it count, and remove its folder. If that fails it counts nowhere, and its
+        step begins a generation.
 
         Raises:
-            BucketError: the store would not; the version does not count.
+            BucketError: the store would not.
             RunBusyError: another publisher has the run.
         """
-        self._do(self._publish(folder, manifest))
+        folder = run.folder_of(order)
+        try:
+            self._do(self._publish(folder, manifest))
+        except BaseException:
+            run.withdrawn(order)
+            durable.remove_folder(folder)
+            raise
         try:
             durable.remove_folder(folder)
         except OSError as error:

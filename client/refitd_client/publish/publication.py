@@ -130,7 +130,8 @@ class Publication:
 
     `kind` and `base` say whether it is a delta, and against which version. Where a delta was asked for, `why_full` is
     the reason for a full version, and `density` the share of all elements that changed since the version before.
-    `url` is where its objects lie, if it went to an object store; nothing is left at `path` then.
+    `url` is where its objects lie, if it went to an object store; nothing is left at `path` then. `in_memory`: engines
+    have taken it from the trainer's memory, and it has no files, as `durable` says; `bytes` is 0 and `digest` empty.
     """
 
     run: str
@@ -150,6 +151,7 @@ class Publication:
     notice_error: ServiceError | None = field(default=None, compare=False)
     begun: str | None = None
     url: str | None = None
+    in_memory: bool = False
 
     def wait(self, timeout: float = 60.0, wait_for: WaitFor = "served") -> Served:
         """Wait until engines serve the version, or until what `wait_for` says.
@@ -175,16 +177,19 @@ class Publication:
             ServiceUnreachableError: the service was not there all the time, or none was given to the publisher.
             ServiceProblemError: the service refuses the notice or the question.
             ServiceError: the token file cannot be read.
+            ValueError: `sealed` is waited for, and the version has no files.
         """
+        if self.in_memory and wait_for == "sealed":
+            raise ValueError(f"{self.version_id} is in the engines' memory alone, as durable says: it is never sealed")
         ends = time.monotonic() + timeout
         announce_first = self.notice_error is not None
         while True:
             left = max(0.0, ends - time.monotonic())
             try:
-                return judge(self._ask(wait_for, left, announce_first=announce_first), timeout, self.digest)
+                return judge(self._ask(wait_for, left, announce_first=announce_first), timeout, self.digest or None)
             except ServiceProblemError as error:
                 is_unknown = isinstance(error, NotFoundError)  # its journal was lost, or it has not scanned yet
-                if left <= 0 or not (is_unknown or error.fault is Fault.SERVICE):
+                if left <= 0 or not ((is_unknown and not self.in_memory) or error.fault is Fault.SERVICE):
                     raise
                 announce_first = announce_first or is_unknown
             time.sleep(min(_PAUSE, left))

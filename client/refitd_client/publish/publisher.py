@@ -33,6 +33,7 @@ from refitd_client.http.connection import connect_to
 from refitd_client.http.publisher_client import newest_known
 from refitd_client.publish.attempt import DeltaChoice, PublishAttempt, PublisherContext
 from refitd_client.publish.bucket_target import KEEP, begun_target, bucket_at, spool_folder
+from refitd_client.publish.durability import DurabilityPolicy
 from refitd_client.publish.publication import Background, PendingPublication, Publication, StagedPublication
 from refitd_client.publish.route import route_of
 from refitd_client.publish.run_folder import RunFolder
@@ -81,6 +82,7 @@ class WeightPublisher:
         compress_deltas: bool = False,
         engines: Literal["mine"] | None = None,
         keep: int = KEEP,
+        durable: str = "always",
     ) -> None:
         """Take a run.
 
@@ -115,6 +117,8 @@ class WeightPublisher:
                 there. Needs `service_url`.
             keep: how many of the newest versions stay in an object store, besides the bases that they need. In a root
                 the service collects.
+            durable: which versions that engines take from memory get files: `always`, `every=N` (the first and then
+                one of N) or `never` (docs/transports.md). An engine that restarts goes back to the newest with files.
 
         Raises:
             NameRefusedError: the run's name is no safe relative one.
@@ -123,7 +127,7 @@ class WeightPublisher:
                 record is damaged.
             StorageError: the run's folder cannot be made, read or locked.
             BucketError: the object store cannot be reached, refuses, or does not keep conditions of writes.
-            ValueError: a URL, the token, a dtype, `shadow`, `engines` or `max_shard_bytes` cannot be one.
+            ValueError: a URL, the token, a dtype, `shadow`, `engines`, `durable` or `max_shard_bytes` cannot be one.
         """
         if max_shard_bytes is not None and max_shard_bytes <= 0:
             raise ValueError(f"max_shard_bytes is {max_shard_bytes}; a shard takes at least one byte")
@@ -133,6 +137,7 @@ class WeightPublisher:
             raise ValueError(f"engines is {engines!r}: it is 'mine', or None")
         if engines is not None and service_url is None:
             raise ValueError("engines='mine' needs the service_url of the service that has the engines")
+        self._durability = DurabilityPolicy.of(durable)
         base, rules = BaseModel(Path(base_model)) if base_model is not None else None, casts(dtype)
         reader = WeightsReader(
             base_model=base,
@@ -343,6 +348,7 @@ class WeightPublisher:
                 delta=delta,
                 begun=self._folder.begun(order),
                 destination=destination,
+                policy=self._durability.of_next(self._context.handover.since) if handover else None,
             )
             if handover and not self._context.handover.due:
                 rest, handed = attempt.hand_over(weights)

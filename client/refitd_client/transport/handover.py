@@ -63,16 +63,22 @@ class Handed:
     timings: Mapping[str, float] | None = None
     sent: Mapping[str, float] | None = None
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all engines of the run serve the version."""
+        return bool(self.engines) and self.reason is None
+
 
 @dataclass(slots=True)
 class HandoverState:
     """What a publisher keeps from one hand-over to the next.
 
-    `due`: the files of the last one were not written. `layouts` know where its tensors lie, `sender` sends them over
-    process groups.
+    `due`: the files of the last one were not written. `since` counts the versions without files since one had some,
+    None before the first. `layouts` know where its tensors lie, `sender` sends them over process groups.
     """
 
     due: bool = False
+    since: int | None = None
     layouts: LayoutCache = field(default_factory=LayoutCache)
     sender: GroupSender = field(default_factory=GroupSender)
 
@@ -85,6 +91,7 @@ class NotOfferedError(Exception):
 class ExportTarget:
     """A version that is handed over, and the service to tell. `metadata` are the version's: they begin its trace.
     `destination` are ranks that it is sent to over a process group, None where engines open the trainer's memory.
+    `wants_files`: files are to follow also where all engines take it.
     """
 
     root: Path
@@ -96,6 +103,7 @@ class ExportTarget:
     allow_extra: bool = False
     engines: Literal["mine"] | None = None
     destination: Destination | None = None
+    wants_files: bool = True
 
     @property
     def version(self) -> str:
@@ -163,6 +171,13 @@ class TensorExport:
             return replace(content, weights=weights, claims=claims), handover.complete()
         finally:
             handover.withdraw()
+
+    def is_enough(self, handed: Handed) -> bool:
+        """Whether the version is to have no files, since all engines have it."""
+        if self.place.wants_files or not handed.is_whole:
+            return False
+        self.state.since = (self.state.since or 0) + 1
+        return True
 
     def _by_files(self, content: Content, reason: str) -> tuple[Content, Handed]:
         _log.warning("%s is not handed over, and goes by its files: %s", self.place.version, reason)

@@ -117,7 +117,10 @@ def _without_files(record: VersionRecord, targets: Targets) -> str:
     """Say what a restart or a rollback leads to while a version has no files."""
     good = targets.of_run(record.run).last_good
     leads = "no version, since none was good before" if good is None else good.id
-    lack = "It has no good files yet: until it has," if record.state.is_open else "It has no good files:"
+    if record.durability is not None and record.state.is_open:
+        lack = f"It has no files, and gets none where all engines have it (durable={record.durability}):"
+    else:
+        lack = "It has no good files yet: until it has," if record.state.is_open else "It has no good files:"
     return f"{lack} a restart of an engine or a rollback leads to {leads}."
 
 

@@ -268,7 +268,7 @@ class Intake:
             return known, False
         self._bring_engines(notice)
         announced = replace(self._new(notice, path, order), kind=self._kind, handed=True)
-        self._store.put_version(announced, "handed over from its trainer's memory: its files are to follow")
+        self._store.put_version(announced, f"handed over from its trainer's memory: {announced.files_to_come}")
         self._targets.offer(announced, f"{announced.run}/{notice.offer}")  # engines go there while the disk writes
         await self._store.durable()
         return announced, True

@@ -23,6 +23,7 @@ from refitd.policy.admit import (
     completed,
     look_of,
     settle,
+    without_files,
 )
 from refitd.policy.chain import NoBase
 from refitd.state.journal.journal import JournalError
@@ -206,10 +207,9 @@ class Judge:
         except FileNotFoundError:
             if not record.handed:
                 raise
-            # Files that a hand-over has announced. Trainers write in order: after a newer version none come.
-            newer = [version.id for version in self._store.versions_of(record.run) if version.order > record.order]
-            if newer:
-                self.reject(record.id, f"its files never came: its trainer went on to {newer[0]}")
+            ended = without_files(record, self._store.versions_of(record.run))
+            if ended is not None:
+                self._decide(ended)
             else:  # a notice, or the scan that finds them, wakes it before
                 self._waiting.at(record.id, self._store.clock.monotonic() + LONGEST_RETRY_SECONDS)
             return
@@ -355,10 +355,12 @@ class Judge:
             code: the kind of fault, None where it was never validated.
         """
         record = self._store.versions[id_]
-        self._waiting.forget(id_)
-        rejected = replace(record, state=VersionState.REJECTED, reason=reason, code=code, unended=0)
-        self._store.put_version(rejected, f"rejected: {reason}")
-        self._wake_deltas(id_)
+        self._decide(replace(record, state=VersionState.REJECTED, reason=reason, code=code, unended=0))
+
+    def _decide(self, record: VersionRecord) -> None:
+        self._waiting.forget(record.id)
+        self._store.put_version(record, f"{record.state.lower()}: {record.reason}")
+        self._wake_deltas(record.id)
 
     def _seal(self, record: VersionRecord, verdict: Valid, evidence: Evidence, took: dict[str, float]) -> None:
         """Set SEALED. `took` has milliseconds by stage."""

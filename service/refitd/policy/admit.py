@@ -17,8 +17,8 @@ that disagrees is still being written, until it has not changed for `timeout` se
 write a certain file last, the service waits for that file without a limit: its absence is no fault.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from refitd.policy.proving import Prove
 from refitd.state.version import VersionRecord
@@ -225,3 +225,25 @@ class CatalogRules:
     kind: Kind = Kind.FULL
     deltas: bool = True
     prove: Prove = Prove.ENGINE
+
+
+def without_files(record: VersionRecord, versions: Sequence[VersionRecord]) -> VersionRecord | None:
+    """What becomes of a version that was handed over and has no files; None while nothing does.
+
+    Trainers write in order: after a newer version none come. One that was to have none is RETIRED then, but not before
+    a newer one was served: until then it may be all that engines can serve.
+
+    Args:
+        record: the version.
+        versions: those of its run, the newest first.
+    """
+    newer = [version for version in versions if version.order > record.order]
+    if not newer:
+        return None
+    if record.durability is None:
+        reason = f"its files never came: its trainer went on to {newer[0].id}"
+        return replace(record, state=VersionState.REJECTED, reason=reason, unended=0)
+    if all(version.served_at is None for version in newer):
+        return None
+    reason = f"it had no files (durable={record.durability}), and its run went on to {newer[0].id}"
+    return replace(record, state=VersionState.RETIRED, reason=reason, state_before=record.state, unended=0)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from refitd_client.checkpoint.fault import Code
 from refitd_client.contract.manifest import Manifest
-from refitd_client.contract.naming import Order, version_id
+from refitd_client.contract.naming import DURABLE_KEY, Order, version_id
 from refitd_client.contract.states import Kind, VersionState
 
 _WHY_LENGTH = 300  # characters of a foreign text that are kept
@@ -96,6 +96,18 @@ class VersionRecord:
         if not self.is_deleted_evidence or self.state_before is None:
             return self
         return replace(self, state=self.state_before, reason=self.reason_before)
+
+    @property
+    def durability(self) -> str | None:
+        """Its trainer's policy, by which it gets no files where all engines take it; None where files are to come."""
+        return self.metadata.get(DURABLE_KEY) if self.handed else None
+
+    @property
+    def files_to_come(self) -> str:
+        """What its trainer says of the files of a version that was handed over, as the end of a sentence."""
+        if self.durability is None:
+            return "its files are to follow"
+        return f"it gets files only where an engine does not take it (durable={self.durability})"
 
     @property
     def transport(self) -> str:

@@ -184,6 +184,45 @@ async def test_files_that_never_come_are_not_waited_for_once_their_trainer_went_
         assert stage.store.versions[TWO].reason == f"its files never came: its trainer went on to {THREE}"
 
 
+async def test_a_version_that_is_to_have_no_files_is_served_is_never_good_and_is_retired_after_the_next_is_served(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path) as stage:
+        await ready(stage, "a")
+        await offer(stage, 2, offer=OFFER, metadata={"durable": "never"})
+        await taken(stage, TWO)
+        await stage.until(TWO, lambda record: record.served_at is not None)
+        lack = "It has no files, and gets none where all engines have it (durable=never): a restart of an engine or a "
+        assert any(lack in each and ONE in each for each in await explained(stage, TWO))
+        goals = stage.targets.of_run("run")
+        assert goals.last_good is not None
+        assert goals.last_good.id == ONE
+        publish(stage.root, "run", 3, {})  # bad: engines stay where they are, and so does what they hold
+        await stage.rejected(THREE)
+        assert stage.store.versions[TWO].state is VersionState.ANNOUNCED
+        target = stage.targets.of_run("run").target
+        assert target is not None
+        assert target.id == TWO
+        await stage.served(4)
+        await stage.until(TWO, lambda record: record.state is not VersionState.ANNOUNCED)
+        version = stage.store.versions[TWO]
+        assert (version.state, version.reason) == (
+            VersionState.RETIRED,
+            "it had no files (durable=never), and its run went on to run~v000004",
+        )
+        await stage.sweep()
+        assert TWO not in stage.store.versions
+
+
+async def test_a_version_that_is_to_have_no_files_and_gets_some_is_good(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        await ready(stage, "a")
+        await offer(stage, 2, offer=OFFER, metadata={"durable": "every=10"})
+        await taken(stage, TWO)
+        publish(stage.root, "run", 2, tensors(2))
+        await stage.until(TWO, lambda record: record.state is VersionState.SEALED)
+
+
 async def test_a_rollback_from_what_was_handed_over_goes_to_the_last_good_version(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage:
         await ready(stage, "a")

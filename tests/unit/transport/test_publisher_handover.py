@@ -181,3 +181,65 @@ def test_a_layout_is_made_once_and_anew_when_a_tensor_has_gone_elsewhere(
     other.close()  # the same address, and nobody lends it any more
     with pytest.raises(RuntimeError, match="own memory"):
         layout(trainer.tensors | {"norm.weight": other.tensors["norm.weight"]})
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> dict[str, str | None]:
+    """The engines that answer that they have it, each with why another has not."""
+    engines: dict[str, str | None] = {"a:1": None}
+
+    def answers(*_: object) -> tuple[tuple[str, ...], str | None]:
+        return tuple(engines), next((why for why in engines.values() if why), None)
+
+    monkeypatch.setattr(handover.Handover, "_answers", answers)
+    return engines
+
+
+def test_a_version_that_all_engines_have_gets_no_files_where_the_policy_needs_none(
+    tmp_path: Path,
+    publisher: WeightPublisher,
+    service: StandIn,
+    trainer: SharedTensors,
+    taken: dict[str, str | None],
+) -> None:
+    publisher.close()
+    with WeightPublisher(tmp_path / "root", "run", service.url, durable="every=2") as opened:
+        first = opened.publish(trainer.tensors, step=1, handover=True)
+        second = opened.publish(trainer.tensors, step=2, handover=True)
+        third = opened.publish(trainer.tensors, step=3, handover=True)
+        assert [each.committed(30).in_memory for each in (first, second, third)] == [False, True, False]
+        assert [each.path.is_dir() for each in (first, second, third)] == [True, False, True]
+        with pytest.raises(ValueError, match="is in the engines' memory alone, as durable says: it is never sealed"):
+            second.wait(5, "sealed")
+    assert [said(service, step) for step in (1, 2, 3)] == [["offer", Kind.FULL], ["offer"], ["offer", Kind.FULL]]
+    policies = [notice.metadata.get("durable") for notice in service.bodies if notice.offer]
+    assert policies == [None, "every=2", None]
+
+
+def test_a_version_that_an_engine_has_not_taken_gets_files_whatever_the_policy_is(
+    tmp_path: Path,
+    publisher: WeightPublisher,
+    service: StandIn,
+    trainer: SharedTensors,
+    taken: dict[str, str | None],
+) -> None:
+    publisher.close()
+    taken["a:1"] = "b:1: it has no room"
+    with WeightPublisher(tmp_path / "root", "run", service.url, durable="never") as opened:
+        publication = opened.publish(trainer.tensors, step=1, handover=True)
+        assert (publication.committed(30).in_memory, publication.path.is_dir()) == (False, True)
+
+
+def test_steps_without_files_are_not_used_again(
+    tmp_path: Path,
+    publisher: WeightPublisher,
+    service: StandIn,
+    trainer: SharedTensors,
+    taken: dict[str, str | None],
+) -> None:
+    publisher.close()
+    with WeightPublisher(tmp_path / "root", "run", service.url, durable="never") as opened:
+        assert opened.publish(trainer.tensors, step=1, handover=True).committed(30).in_memory
+    with WeightPublisher(tmp_path / "root", "run", service.url) as opened:
+        assert opened.begins(1) is not None
+        assert opened.begins(2) is None

@@ -238,7 +238,7 @@ class Preparing:
         Raises:
             SourceRefusedError: it is not one to load now. OSError: it cannot be read.
         """
-        if self._restore_point.has_no_files:
+        if self._restore_point.awaits_files:
             raise SourceRefusedError("what is served came from memory, and has no files yet to be put back from")
         place = place_of(path, self._root)
         announced = self.handle_cache.announced(place.root, offer)

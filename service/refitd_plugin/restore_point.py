@@ -3,6 +3,9 @@
 What came from a trainer's memory can be put back when its files have followed. A thread beside the engine's own opens
 them as soon as they are there. To open them when the next version is prepared would have its trainer wait: a look at a
 folder is some hundred steps, each of which waits for SGLang's loop.
+
+One that gets no files cannot be put back. If the next update fails after its first write, the contents are unknown, and
+the service loads a version that has files.
 """
 
 import logging
@@ -72,6 +75,12 @@ class RestorePoint:
     def has_no_files(self) -> bool:
         """Whether it is a version from memory, whose files were not there at the last look."""
         return self.served_state is not None and isinstance(self.served_state.source, OfferedMemory)
+
+    @property
+    def awaits_files(self) -> bool:
+        """Whether files of what is served are to follow, and were not there at the last look."""
+        source = None if self.served_state is None else self.served_state.source
+        return isinstance(source, OfferedMemory) and source.announced.files
 
     def at(self, path: str) -> ServedState | None:
         """What is served, where it came from this path and could not come from there again: a delta, or an offer."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +37,16 @@ def fill(made: SharedTensors, weights: Weights) -> None:
 
 
 @contextmanager
-def exporting(root: Path, step: int, made: SharedTensors, run: str = "run") -> Generator[ExportedTensors]:
+def exporting(
+    root: Path, step: int, made: SharedTensors, run: str = "run", *, files: bool = True
+) -> Generator[ExportedTensors]:
     """An offer of a version. At the end of the context the trainer exports no more, as if it had gone."""
     make_secret(root)
     folder = root / run
     folder.mkdir(parents=True, exist_ok=True)
     version = f"{run.replace('/', '~')}~v{step:06d}"
-    with ExportedTensors(folder, offer_of(version, made.tensors), read_secret(root)) as exported:
+    offer = replace(offer_of(version, made.tensors), files=files)
+    with ExportedTensors(folder, offer, read_secret(root)) as exported:
         yield exported
     exporter.end(folder)
 

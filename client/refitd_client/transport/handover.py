@@ -232,6 +232,7 @@ class Handover:
                     raise not_finite(name, each.nonfinite)
             self.fingerprints = {name: each.fingerprint for name, each in found.items()}
             offer = prepared.offer(target.version, list(self.fingerprints.values()))
+            offer = replace(offer, files=target.wants_files)
             if target.destination is not None:
                 offer = replace(offer, transfer=state.sender.begin(target.destination, tensors))
             self._exported = ExportedTensors(target.root / target.run, offer, read_secret(target.root))

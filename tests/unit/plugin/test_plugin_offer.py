@@ -198,6 +198,33 @@ def test_nothing_is_taken_while_there_is_no_way_back(root: Path, startup: Path, 
     assert rank.holds(7)
 
 
+def test_one_that_gets_no_files_is_no_reason_to_refuse_the_next(
+    root: Path, startup: Path, trainer: SharedTensors
+) -> None:
+    rank = Rank(startup)
+    for step in (5, 6, 7):
+        fill(trainer, tiny_weights(step))
+        with exporting(root, step, trainer, files=False) as exported:
+            assert take(rank, root, exported, step).outcome is UpdateOutcome.SERVED
+        assert rank.holds(step)
+
+
+def test_where_one_without_files_cannot_be_put_back_the_contents_are_unknown(
+    root: Path, startup: Path, trainer: SharedTensors
+) -> None:
+    rank = Rank(startup)
+    with exporting(root, 5, trainer, files=False) as exported:
+        take(rank, root, exported)
+    fill(trainer, tiny_weights(6))
+    with exporting(root, 6, trainer, files=False) as exported:
+        prepare(rank, root, exported, 6)
+        Breaking(rank.model, 3)
+        rank.engine.loading.plan = None
+        assert rank.answer(root / "run" / "v000006").outcome is UpdateOutcome.UNKNOWN
+    assert rank.answer(version(root, 4)).outcome is UpdateOutcome.SERVED  # the service's next load is of one with files
+    assert rank.holds(4)
+
+
 def test_an_offer_that_does_not_fit_the_model_is_refused_while_the_engine_serves(
     root: Path, startup: Path, tmp_path: Path
 ) -> None:

@@ -8,7 +8,8 @@
 
 (bytes in base64). The first line is the layout, and the same at each step as long as tensors stay where they are. It is
 in every offer, so that none depends on another; but a trainer writes it, and an engine reads it, once. `transfer` is
-there where the trainer also sends the tensors over a process group, to ranks that cannot open its memory.
+there where the trainer also sends the tensors over a process group, to ranks that cannot open its memory. `"files":
+false` is there where no files are to follow if all engines take the tensors.
 
 An engine must not open memory for a process that it does not trust, so an offer without the secret's code is not read
 any further. A code proves who wrote an offer, not that it still holds: `offer_file` says that.
@@ -105,17 +106,19 @@ class GroupTransfer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class _Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """The second line. Releases that know of no transfers read it where there is none."""
+    """The second line. Releases that know of no transfers, and none without files, read it where it says neither."""
 
     version: str
     fingerprints: bytes
     transfer: GroupTransfer | None = None
+    files: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
     """All tensors of a version. `fingerprints` are as manifests have them, in the layout's order; `line` is the layout
-    as the file has it; `transfer` says how ranks elsewhere receive them, None where they are not sent.
+    as the file has it; `transfer` says how ranks elsewhere receive them, None where they are not sent. `files`: the
+    version's files are to follow, also where all engines take it.
     """
 
     version: str
@@ -123,6 +126,7 @@ class Offer:
     fingerprints: tuple[int, ...]
     line: bytes = field(repr=False)
     transfer: GroupTransfer | None = None
+    files: bool = True
 
     @property
     def expected(self) -> dict[str, str]:
@@ -147,7 +151,7 @@ def offer_with(layout: OfferLayout, version: str, fingerprints: Sequence[int], l
 def seal(offer: Offer, secret: bytes) -> bytes:
     """The bytes of the offer's file."""
     numbers = struct.pack(f"<{len(offer.fingerprints)}Q", *offer.fingerprints)
-    contents = _Contents(version=offer.version, fingerprints=numbers, transfer=offer.transfer)
+    contents = _Contents(version=offer.version, fingerprints=numbers, transfer=offer.transfer, files=offer.files)
     body = b"\n".join((offer.line, msgspec.json.encode(contents)))
     return body + _MARK + _code(body, secret)
 
@@ -174,7 +178,14 @@ def unseal(data: bytes, secret: bytes, known: Offer | None = None) -> Offer:
     if len(contents.fingerprints) != 8 * len(layout.tensors):
         raise OfferRefusedError("the offer has not one fingerprint for each tensor")
     numbers = struct.unpack(f"<{len(layout.tensors)}Q", contents.fingerprints)
-    return Offer(version=contents.version, layout=layout, fingerprints=numbers, line=line, transfer=contents.transfer)
+    return Offer(
+        version=contents.version,
+        layout=layout,
+        fingerprints=numbers,
+        line=line,
+        transfer=contents.transfer,
+        files=contents.files,
+    )
 
 
 def side_by_side(sizes: Iterable[int]) -> tuple[list[int], int]:

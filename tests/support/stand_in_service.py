@@ -125,6 +125,7 @@ class StandIn:
     versions: list[Version] = field(default_factory=list)
     engines: list[Engine] = field(default_factory=list)
     outcomes: list[WaitOutcome] = field(default_factory=lambda: [WaitOutcome.SERVED])
+    followers: list[str] = field(default_factory=list[str])
     plan: ReclaimPlan = field(default_factory=lambda: ReclaimPlan(items=[], freed_bytes=0))
     sentences: list[str] = field(default_factory=lambda: ["It is well."])
     faults: Faults = field(default_factory=Faults)
@@ -231,7 +232,8 @@ def _app(state: StandIn) -> FastAPI:  # noqa: C901 - a table of routes
 
     @app.get("/v1/versions/{wanted}/wait")
     async def wait(wanted: str) -> Response:
-        return _say(WaitResult(version=state.version(wanted), outcome=state.next_outcome()))
+        outcome = state.next_outcome()
+        return _say(WaitResult(version=state.version(wanted), outcome=outcome, followers=state.followers))
 
     @app.put("/v1/versions/{wanted}/pin")
     async def pin(wanted: str) -> Response:

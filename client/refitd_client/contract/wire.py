@@ -57,9 +57,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOnVersion:
-    """The state of one engine of the run. `step` is the step that it serves, None on start-up weights, and while it
-    still serves the run that it was moved from. `serves`: it serves this very version; one that is away does not.
-    """
+    """One engine of the run. `step` is of this run's version that it serves. `serves`: this version, and it answers."""
 
     id: str
     state: EngineState
@@ -105,10 +103,11 @@ class Version:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitResult:
-    """The answer of the long poll."""
+    """The answer of the long poll. `followers`, by name, follow the run, or none yet: they take versions from files."""
 
     outcome: WaitOutcome
     version: Version
+    followers: list[str] = field(default_factory=list[str])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from refitd_client.checkpoint.opening import CONFIG_NAME
 from refitd_client.contract.manifest import Manifest, ManifestRefusedError, fitting_fingerprints, parse_manifest
-from refitd_client.contract.naming import DURABLE_KEY, INDEX_NAME, MANIFEST_NAME, Order, version_folder, version_id
+from refitd_client.contract.naming import INDEX_NAME, MANIFEST_NAME, Order, version_folder, version_id
 from refitd_client.contract.states import Kind
 from refitd_client.contract.wire import Notice
 from refitd_client.delta.maker import DeltaMaker
@@ -28,6 +28,7 @@ from refitd_client.files.durable import Mappings
 from refitd_client.http.connection import Connection
 from refitd_client.http.publisher_client import root_name
 from refitd_client.publish.bucket_target import BucketTarget
+from refitd_client.publish.durability import with_policy
 from refitd_client.publish.publication import PendingPublication, Publication, StagedPublication, announce
 from refitd_client.publish.run_folder import RunFolder
 from refitd_client.publish.tracing import PublishTrace
@@ -294,7 +295,7 @@ class PublishAttempt:
             run=folder.run,
             order=self.order,
             connection=connection,
-            metadata=self.metadata if self.policy is None else self.metadata | {DURABLE_KEY: self.policy},
+            metadata=with_policy(self.metadata, self.policy),
             allow_missing=self.allow_missing,
             allow_extra=self.allow_extra,
             engines=self.context.engines,

@@ -13,6 +13,8 @@ A version that engines do not all take always gets files, whatever the policy is
 import re
 from dataclasses import dataclass
 
+from refitd_client.contract.naming import DURABLE_KEY
+
 ALWAYS = "always"
 NEVER = "never"
 _EVERY = re.compile(r"every=([1-9]\d{0,8})")
@@ -46,3 +48,9 @@ class DurabilityPolicy:
         """
         gets_files = self.every is not None and (since is None or since + 1 >= self.every)
         return None if gets_files else self.text
+
+
+def with_policy(metadata: dict[str, str], policy: str | None) -> dict[str, str]:
+    """An offer's metadata. The service reads the policy there, so what a trainer says under that key is left out."""
+    said = {key: text for key, text in metadata.items() if key != DURABLE_KEY}
+    return said if policy is None else said | {DURABLE_KEY: policy}

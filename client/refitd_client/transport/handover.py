@@ -286,6 +286,8 @@ class Handover:
         if result.outcome is not WaitOutcome.TAKEN:
             return engines, f"not every engine has answered in {within:g} s ({result.outcome})"
         others = [f"{engine.id}: {engine.reason or engine.state}" for engine in listed if not engine.serves]
+        if not self._target.wants_files:  # nothing else brings the version there
+            others += [f"{name} follows the run, and gets versions by their files" for name in result.followers]
         none = "no engine of the run is known to the service" if not listed else None
         return engines, "; ".join(others)[:1000] or none
 

@@ -172,9 +172,16 @@ def _trouble_with(newest: VersionRecord, *, is_target: bool) -> str | None:
         return f"{step} is served from memory alone: {newest.reason}" if is_alone else None
     if newest.state in {VersionState.REJECTED, VersionState.LOST}:
         return f"{step} is {newest.state}: {newest.reason or 'for no known reason'}"
+    if _is_gone(newest) and not newest.barred:
+        return f"{step} was in memory alone (durable={newest.durability}), and no engine has it any more"
     if newest.state is VersionState.UNKNOWN:
         return f"{step} is UNKNOWN: {newest.reason}"
     return f"{step} is barred: {newest.reason or 'it was rolled back from'}" if newest.barred else None
+
+
+def _is_gone(version: VersionRecord) -> bool:
+    """Return whether a version that is not the target was served, and was to have no files."""
+    return version.durability is not None and version.state.is_open and version.served_at is not None
 
 
 def _group(seen: RunFacts, state: EngineState) -> str | None:
@@ -202,7 +209,9 @@ def _waiting(seen: RunFacts, newest: VersionRecord | None) -> list[str]:
         found.append(_rolled_back(seen.target, left, is_paused=_is_paused(seen)))
     if _is_paused(seen):
         found.append("Rollouts of this run are paused: no engine goes to a newer version before they are resumed")
-    if newest is not None and newest.state is VersionState.ANNOUNCED and newest.handed:
+    if newest is not None and newest != seen.target and _is_gone(newest):
+        pass  # see `_trouble_with`
+    elif newest is not None and newest.state is VersionState.ANNOUNCED and newest.handed:
         found.append(f"Step {newest.order.step:,} was handed over from its trainer's memory: {newest.files_to_come}")
     elif newest is not None and newest.state.is_open and newest.state is not VersionState.UNKNOWN:
         why = f": {newest.reason}" if newest.reason else ""

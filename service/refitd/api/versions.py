@@ -99,7 +99,8 @@ async def wait(
         left = deadline - service.store.clock.monotonic()
         if outcome is not WaitOutcome.PENDING or left <= 0:
             await service.store.durable()  # a trainer that hears "served" may delete what it wrote
-            return WaitResult(outcome=outcome, version=presented(service, record))
+            followers = sorted(n for n, f in service.followers.known.items() if f.report.run in {None, record.run})
+            return WaitResult(outcome=outcome, version=presented(service, record), followers=followers)
         seen = await service.store.changed.wait_after(seen, within=left)
 
 

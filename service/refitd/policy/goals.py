@@ -62,8 +62,9 @@ def choose_target(
     """The version that the engines of a run are to serve, None while there is none that is good.
 
     One that was served, or that engines hold (`held`), stays the target when its files are lost, as some trainers
-    delete them after the load: engines do not go backwards because of that, nor are they waited for in vain. So is one
-    that engines took from their trainer's memory, whose files are not there yet, or never came.
+    delete them after the load: engines do not go backwards because of that, nor are they waited for in vain. One that
+    engines took from their trainer's memory, without files as yet or for ever, is the target while an engine holds it:
+    no other could get there.
     `finish` names one that stays the target as long as it can be loaded.
     """
     good = [version for version in versions if _is_good(version, held, carriage) and not version.barred]
@@ -77,8 +78,8 @@ def _is_good(version: VersionRecord, held: Collection[str], carriage: LoadableDe
     was_taken = version.served_at is not None or version.id in held
     if version.state is VersionState.SEALED:
         return was_taken or not carriage.is_refused(version)
-    if version.handed and (version.state.is_open or version.state is VersionState.REJECTED):
-        return was_taken
+    if version.in_memory:
+        return version.id in held
     return version.state is VersionState.LOST and was_taken
 
 

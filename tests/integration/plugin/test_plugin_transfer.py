@@ -8,8 +8,9 @@ from safetensors.torch import load_file
 
 from refitd.diagnose.transports import TransportComparison
 from refitd_client import WeightPublisher
-from refitd_client.contract.states import VersionState
+from refitd_client.contract.states import EngineState, VersionState
 from support.command_line import answer
+from support.hubs import until
 from support.jobs import TOKEN, Job, running, served_by
 from support.plugged import PluggedSglang
 
@@ -61,3 +62,35 @@ def test_the_bench_of_transports_times_each_that_works_here_and_leaves_the_weigh
     assert figures["nccl"].reason == "the trainer's torch has no nccl"
     assert (found.auto, found.engines) == ("handover", [job.engine_now.id])
     assert served_by(sglang_plugged).answer == before
+
+
+def test_versions_in_memory_alone_outlive_their_trainer_and_an_engine_that_restarts_goes_back_to_one_with_files(
+    sglang_plugged: PluggedSglang, models: Path, job: Job
+) -> None:
+    a, b = (load_file(models / name / "model.safetensors") for name in ("model_a", "model_b"))
+    with WeightPublisher(job.root, RUN, job.refitd.url, token=TOKEN, durable="every=100") as publisher:
+        first = publisher.publish(b, step=30, transport="gloo")
+        first.wait(120)
+        first.wait(120, "sealed")
+        answers = [served_by(sglang_plugged).answer]
+        for step, weights in ((31, a), (32, b), (33, a)):  # each from one that cannot be put back
+            publication = publisher.publish(weights, step=step, transport="gloo")
+            assert publication.handed is not None
+            assert (publication.handed.engines, publication.handed.reason) == ((job.engine_now.id,), None)
+            assert publication.committed(30).in_memory
+            assert not publication.path.exists()
+            answers.append(served_by(sglang_plugged).answer)
+    assert [answer == answers[0] for answer in answers] == [True, False, True, False]
+    assert answers[1] == answers[3]
+    last = "sent~over~v000033"
+    job.refitd.kill()  # and the trainer has gone
+    job.refitd.start()
+    until(lambda: job.engine_now.state is EngineState.IN_SYNC, "the engine is proved to be where it was")
+    assert (job.engine_now.version, job.engine_now.in_memory) == (last, True)
+    served = served_by(sglang_plugged)
+    assert (served.label, served.answer) == ("33", answers[3])
+    assert any("sent~over~v000030" in sentence for sentence in job.client.explain(last).sentences)
+    sglang_plugged.restart()
+    until(lambda: job.engine_now.version == "sent~over~v000030", "the engine has the version with files")
+    served = served_by(sglang_plugged)
+    assert (served.label, served.answer, job.engine_now.in_memory) == ("30", answers[0], False)

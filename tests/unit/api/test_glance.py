@@ -129,6 +129,16 @@ def test_a_version_that_is_served_and_has_no_files_says_so(
     assert (found.standing, found.reasons) == (standing, [says])
 
 
+def test_a_version_that_was_in_memory_alone_and_that_no_engine_has_any_more_is_trouble() -> None:
+    policy = {"durable": "never"}
+    gone = version(3, state=VersionState.ANNOUNCED, handed=True, metadata=policy, served_at="2026-11-21T12:00:00Z")
+    found = glance(seen(HERE, versions=[gone, version(2)]))
+    says = "Step 3 was in memory alone (durable=never), and no engine has it any more"
+    assert (found.standing, found.reasons) == (Standing.TROUBLED, [says])
+    held = glance(seen([replace(each, serving=gone.id) for each in HERE], target=gone, versions=[gone, version(2)]))
+    assert held.standing is Standing.CURRENT
+
+
 def test_what_was_collected_is_not_the_newest() -> None:
     found = glance(seen(HERE, versions=[version(3, state=VersionState.RETIRED), version(2)]))
     assert (found.standing, found.newest) == (Standing.CURRENT, "run~v000002")

@@ -214,6 +214,54 @@ async def test_a_version_that_is_to_have_no_files_is_served_is_never_good_and_is
         assert TWO not in stage.store.versions
 
 
+async def test_one_that_is_to_have_no_files_follows_another_and_a_rollback_goes_past_both(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        await ready(stage, "a")
+        for step, id_ in ((2, TWO), (3, THREE)):
+            await offer(stage, step, offer=f".offer-{step:016x}", metadata={"durable": "every=10"})
+            await taken(stage, id_)
+            await stage.until(id_, lambda record: record.served_at is not None)
+        assert stage.engines["a"].taken == [TWO, THREE]
+        assert (await stage.http.post("/v1/rollback", json={"run": "run", "to": TWO})).status_code == 409
+        assert (await stage.http.post("/v1/rollback", json={"run": "run"})).json()["id"] == ONE
+        await stage.until(THREE, lambda _: next(iter(stage.store.engines.values())).serving == ONE)
+
+
+async def test_what_no_engine_holds_any_more_is_no_target_and_one_that_restarted_is_in_sync_with_the_last_good(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path, names=("a", "b")) as stage:
+        await ready(stage, "a", "b")
+        await offer(stage, 2, offer=OFFER, metadata={"durable": "never"})
+        await taken(stage, TWO)
+        await stage.until(TWO, lambda record: record.served_at is not None)
+        a, b = stage.store.engines
+        stage.engines["a"].restart()
+        await stage.until(TWO, lambda _: stage.store.engines[a].serving == ONE)
+        target = stage.targets.of_run("run").target
+        assert target is not None
+        assert (target.id, stage.store.engines[b].serving) == (TWO, TWO)  # the other one goes on with it
+        assert stage.store.engines[a].state is EngineState.BEHIND
+        stage.engines["b"].restart()
+        await stage.until(TWO, lambda _: stage.store.engines[b].serving == ONE)
+        target = stage.targets.of_run("run").target
+        assert target is not None
+        assert target.id == ONE
+        assert {engine.state for engine in stage.store.engines.values()} == {EngineState.IN_SYNC}
+
+
+async def test_a_trainer_hears_who_follows_its_run_and_needs_files(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        await ready(stage, "a")
+        for name, run in (("mine", "run"), ("new", None), ("other", "another")):
+            report = {"follower": name, "run": run}
+            assert (await stage.http.put(f"/v1/followers/{name}", json=report)).status_code == 200
+        await offer(stage, 2)
+        params = {"for": "taken", "timeout": "10"}
+        answer = (await stage.http.get(f"/v1/versions/{TWO}/wait", params=params)).json()
+        assert answer["followers"] == ["mine", "new"]
+
+
 async def test_a_version_that_is_to_have_no_files_and_gets_some_is_good(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage:
         await ready(stage, "a")

@@ -24,7 +24,7 @@ from refitd_client.transport.ipc.shared import SharedTensors
 from refitd_client.write import version_folder as staging
 from support.exporting import shared
 from support.mini_sglang import tiny_weights
-from support.stand_in_service import StandIn, stand_in
+from support.stand_in_service import StandIn, make_engine, stand_in
 
 DEBT = "the files of what was handed over before were never written: these come first"
 
@@ -216,6 +216,15 @@ def test_a_version_that_all_engines_have_gets_no_files_where_the_policy_needs_no
     assert policies == [None, "every=2", None]
 
 
+def test_what_a_trainer_itself_says_of_durable_is_no_policy(
+    publisher: WeightPublisher, service: StandIn, trainer: SharedTensors
+) -> None:
+    publisher.publish(trainer.tensors, step=1, handover=True, metadata={"durable": "never", "a": "b"}).committed(30)
+    offered, written = service.bodies
+    assert ("durable" in offered.metadata, offered.metadata["a"]) == (False, "b")
+    assert written.metadata["durable"] == "never"
+
+
 def test_a_version_that_an_engine_has_not_taken_gets_files_whatever_the_policy_is(
     tmp_path: Path,
     publisher: WeightPublisher,
@@ -228,6 +237,26 @@ def test_a_version_that_an_engine_has_not_taken_gets_files_whatever_the_policy_i
     with WeightPublisher(tmp_path / "root", "run", service.url, durable="never") as opened:
         publication = opened.publish(trainer.tensors, step=1, handover=True)
         assert (publication.committed(30).in_memory, publication.path.is_dir()) == (False, True)
+
+
+def test_a_version_gets_files_where_a_follower_has_the_run_whatever_the_policy_is(
+    tmp_path: Path, publisher: WeightPublisher, service: StandIn, trainer: SharedTensors
+) -> None:
+    publisher.close()
+    service.followers = ["far"]
+    with WeightPublisher(tmp_path / "root", "run", service.url, durable="never") as opened:
+        service.engines = [make_engine("a:1", version="run~v000001")]
+        publication = opened.publish(trainer.tensors, step=1, handover=True)
+        assert publication.handed is not None
+        assert publication.handed.engines == ("a:1",)
+        assert publication.handed.reason == "far follows the run, and gets versions by their files"
+        assert publication.committed(30).in_memory is False
+    with WeightPublisher(tmp_path / "root", "run", service.url) as opened:
+        service.engines = [make_engine("a:1", version="run~v000002")]
+        publication = opened.publish(trainer.tensors, step=2, handover=True)
+        assert publication.handed is not None
+        assert publication.handed.reason is None  # files follow, and the follower waits for nothing else
+        publication.committed(30)
 
 
 def test_steps_without_files_are_not_used_again(

@@ -68,6 +68,7 @@ class Plan:
     `update_group` is the world size that a broadcast would have: the ranks that generate, and one that trains.
     `meanwhile` is what refitd carries out today where `transport` is not one of these; None where it is.
     `costs_of` says what the costs of all `ways` were measured on, and how a version of this job compares.
+    `restart` says what a restart of an engine costs where not each version gets files, None where each does.
     `memory` is None where no model was given. The flags are of the engine that the allocation names; the other's are
     empty. `advice` is what the environment needs and no variable does.
     """
@@ -80,6 +81,7 @@ class Plan:
     meanwhile: WeightTransport | None
     ways: tuple[TransportOption, ...]
     costs_of: str
+    restart: str | None
     memory: PlannedMemory | None
     sglang_flags: tuple[str, ...]
     vllm_flags: tuple[str, ...]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from refitd_client.errors import PlanRefusedError
+from refitd_client.publish.durability import ALWAYS
 from refitd_plan.allocation import ENGINE_NAMES, SGLANG, VLLM, Allocation, Role, allocation_of_counts
 from refitd_plan.fit import assumed_of_memory, fit, planned_memory, version_bytes
 from refitd_plan.grammar import parse
@@ -23,6 +24,7 @@ from refitd_plan.nvml import read_gpus
 from refitd_plan.outputs import areal_patch, sglang_flags, vllm_flags
 from refitd_plan.placement import Placement, place
 from refitd_plan.plan import Plan, TransportOption
+from refitd_plan.restart import restart_cost
 from refitd_plan.transport import (
     COSTS,
     Rule,
@@ -56,6 +58,7 @@ def plan(
     shared_files: bool = True,
     plugin: bool | None = None,
     areal: bool = False,
+    durable: str = ALWAYS,
     model: ModelSource | None = None,
     **settings: Any,
 ) -> Plan:
@@ -77,6 +80,7 @@ def plan(
         shared_files: whether trainer and engines see the same root.
         plugin: whether refitd is installed in the engines' environment; else whether this one has both.
         areal: the trainer is AReaL, which hands refitd the folders that it has written (`refitd areal`).
+        durable: which versions get files where engines take them from memory, as `WeightPublisher` takes it.
         model: a model's folder, or its configuration. Without it no memory is planned.
         settings: of trainer and engine: the fields of `refitd_plan.job.JobSettings`.
 
@@ -115,7 +119,8 @@ def plan(
         assumptions.append("the service goes by --strategy all: engines that go in turns get the files")
     if shape is not None:
         assumptions += [*of_job, *assumed_of_memory(rule.transport, host_memory)]
-    return _plan(wanted, placement, machine, job, now, rule, shape, host_memory, assumptions)
+    restart = restart_cost(durable, rule.transport, None if shape is None else version_bytes(shape, job))
+    return _plan(wanted, placement, machine, job, now, rule, shape, host_memory, assumptions, restart)
 
 
 def has_plugin(engine: str = SGLANG) -> bool:
@@ -138,6 +143,7 @@ def _plan(
     shape: Model | None,
     host_has: float | None,
     assumptions: Sequence[str],
+    restart: str | None,
 ) -> Plan:
     found = None if shape is None else fit(shape, placement, machine, job, rule.transport)
     then = job if found is None else found.job
@@ -165,6 +171,7 @@ def _plan(
             for transport in WeightTransport
         ),
         costs_of=measured(None if shape is None else version_bytes(shape, job), wanted.engine),
+        restart=restart,
         memory=None if found is None else planned_memory(found, host_has),
         sglang_flags=tuple(sglang_flags(parallel, then, fraction)) if wanted.engine == SGLANG else (),
         vllm_flags=tuple(vllm_flags(parallel, then, fraction)) if wanted.engine == VLLM else (),

@@ -74,6 +74,7 @@ _OPTIONS = (
     _switch(_TRAINER, "gradient_checkpointing", "Recompute activations", off="--no-gradient-checkpointing"),
     _value(_TRAINER, "micro_batch_tokens", int, "N", "Tokens of the largest micro-batch"),
     _switch(_TRAINER, "reference_model", "Its ranks hold a frozen copy as well, for a KL penalty"),
+    _value(_TRAINER, "durable", str, "always|every=N|never", "Which versions from memory get files [always]"),
     _value(_TRAINER, "lora_rank", int, "N", "Train adapters of this rank alone"),
     _switch(_TRAINER, "expandable_segments", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True is set"),
     _value(_ENGINE, "mem_fraction_static", float, "SHARE", "SGLang's [what it chooses by the GPU's size]"),

@@ -20,6 +20,8 @@ def shown(plan: Plan) -> Iterator[RenderableType]:
     yield from _choice(plan)
     yield _ways(plan.ways)
     yield sentence(f"\nCosts are those of {plan.costs_of}.", "dim")
+    if plan.restart is not None:
+        yield sentence(f"\nRestart: {plan.restart}.", "yellow")
     if plan.memory is not None:
         yield from _memory(plan.memory)
     yield from _settings(plan)

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 
 from refitd.diagnose.doctor.broadcast import gpus_of, judge_gpus, judge_nccl, judge_releases, look_at_gpus, nccl_of
+from refitd.diagnose.doctor.durability import judge_durability
 from refitd.diagnose.doctor.engines import (
     EngineAnswers,
     ask_engines,
@@ -98,7 +99,7 @@ async def _check(
 
         findings += await asyncio.to_thread(lambda: list(judge_group(settings)))
     told = await _ask_service(settings, running, url)
-    findings += [*told, *judge_places(answers)]
+    findings += [*judge_durability(journal), *told, *judge_places(answers)]
     findings += [finding for asked in await ask_stores(settings) for finding in judge_store(asked)]
     findings += [] if any(finding.check is CheckName.ENGINES for finding in told) else _no_engines(asked)
     findings += judge_names(asked)

@@ -26,6 +26,7 @@ class CheckName(StrEnum):
     JOURNAL = "journal"
     GROUP = "group"
     LOCK = "lock"
+    DURABILITY = "durability"
     PLACES = "places"
     STORE = "store"
     ENGINES = "engines"

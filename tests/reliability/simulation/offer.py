@@ -6,7 +6,8 @@ from dataclasses import dataclass
 @dataclass(slots=True, eq=False)
 class SimOffer:
     """An offer of `version`, whose files will be at `path`. `name` is the file of the offer, relative to the root;
-    `promised` is what its fingerprints say, `content` what the tensors hold now.
+    `promised` is what its fingerprints say, `content` what the tensors hold now. `files`: they follow also where all
+    engines take it.
     """
 
     name: str
@@ -14,5 +15,6 @@ class SimOffer:
     path: str
     promised: int
     content: int
+    files: bool = True
     is_lent: bool = True
     readers: int = 0

@@ -60,13 +60,16 @@ class _Way:
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """What is served: `base` is what a full version of it would be put back from, None while that has no files."""
+    """What is served: `base` is what a full version of it would be put back from, None while that has no files.
+    `files`: they are to follow.
+    """
 
     version: str
     path: str
     content: int
     base: SimFolder | None
     base_content: int
+    files: bool = True
 
 
 class SimPlugin:
@@ -118,7 +121,7 @@ class SimPlugin:
     def take(self, offered: Offered) -> None:
         """Look at an offer."""
         self._follow()
-        if self.standing is not None and self.standing.base is None:
+        if self.standing is not None and self.standing.base is None and self.standing.files:
             raise _RefusedError("what is served came from memory, and has no files yet to be put back from")
         offer = self._server.disk.offers.get(offered.offer)
         if offer is None or not offer.is_lent:
@@ -234,7 +237,7 @@ class SimPlugin:
 
     def _after(self, way: _Way) -> _Standing:
         if isinstance(way.source, SimOffer):
-            return _Standing(way.version, way.path, way.promised, None, way.promised)
+            return _Standing(way.version, way.path, way.promised, None, way.promised, way.source.files)
         if way.source.make is Make.DELTA and self.standing is not None:
             return replace(self.standing, version=way.version, path=way.path, content=way.promised)
         return _Standing(way.version, way.path, way.promised, way.source, way.promised)

@@ -344,6 +344,8 @@ class Promises(Observer):
             for each in (server, server.partner):
                 if engine.state is EngineState.IN_SYNC and engine.serving is not None and each is not None:
                     self._holds(engine.serving, engine.id, each)  # probes have found out who is a new process
+            if target is not None and target.in_memory:
+                self._has_somewhere_to_be(engine, target, state)
             # What a rollback goes to may lose what it stands on, and there is nothing else then.
             is_possible = target is not None and not targets.carriage.is_refused(target)
             if target is not None and target.state is VersionState.SEALED and is_possible:
@@ -353,6 +355,12 @@ class Promises(Observer):
         self._nothing_leaks()
         states = " ".join(f"{e.id} {e.state} {e.serving}" for e in store.engines.values())
         self.trace.append(f"{self._world.loop.time():.4f} {states}")
+
+    def _has_somewhere_to_be(self, engine: EngineRecord, target: VersionRecord, state: str) -> None:
+        """6: an engine that cannot have what others hold in memory is on the newest version with files."""
+        assert any(each.serving == target.id for each in self._engines), f"6: no engine holds it: {state}"
+        loadable = self._life.targets.of_engine(engine).loadable
+        assert engine.serving == target.id or loadable is None or engine.serving == loadable.id, f"6: {state}"
 
     def is_seen(self, engine: EngineRecord) -> None:
         """11: an engine that is left to another writer is where somebody sees it."""

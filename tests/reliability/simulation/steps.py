@@ -82,11 +82,18 @@ class Story:
             self.do(lambda world: world.publish_delta(0, announce=True, honest=True))
             self.do(lambda world: world.wait(seconds))
 
-    @may(seconds=one_of([0.0, 0.05, 0.2, 2.0]))
-    def hand_over(self, seconds: float) -> None:
+    @may(seconds=one_of([0.0, 0.05, 0.2, 2.0]), files=one_of([True, False]))
+    def hand_over(self, seconds: float, files: bool = True) -> None:
         """Until the trainer does something else its tensors are lent."""
-        self.do(lambda world: world.hand_over())
+        self.do(lambda world: world.hand_over(files=files))
         self.do(lambda world: world.wait(seconds))
+
+    @may(steps=one_of(range(2, 5)), seconds=one_of([0.2, 2.0]))
+    def train_on_in_memory(self, steps: int, seconds: float) -> None:
+        for _ in range(steps):
+            self.do(lambda world: world.hand_over(files=False))
+            self.do(lambda world: world.take_back(announce=True))
+            self.do(lambda world: world.wait(seconds))
 
     @may(
         name=one_of("ab"),

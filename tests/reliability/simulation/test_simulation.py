@@ -125,6 +125,42 @@ def test_engines_that_restart_in_a_pause_of_rollouts_are_brought_back_to_what_th
 
 @pytest.mark.points
 @pytest.mark.parametrize("seed", [*taken(range(6))])
+def test_versions_in_memory_alone_are_held_until_no_engine_has_them_and_then_one_with_files_is_the_target(
+    seed: int,
+) -> None:
+    """By a restart of the engines, one by one or all, or by a rollback; the trainer dies, and the service as well."""
+    chance = random.Random(seed)
+    world = World(seed, vllm=some_engines(chance), plugged=True)
+    try:
+        world.publish(Make.GOOD, announce=True)
+        world.wait(5.0)
+        for _ in range(chance.randint(1, 3)):
+            world.hand_over(files=False)
+            world.take_back(announce=True)
+            world.wait(chance.choice([0.1, 5.0]))
+        assert world.disk.counts["in memory alone"] >= 1
+        world.kill_trainer()
+        if chance.random() < 0.5:
+            world.kill()
+            world.start()
+            world.wait(5.0)
+        assert world.target_is_in_memory
+        world.start_engine("a")
+        world.wait(30.0)
+        assert world.target_is_in_memory
+        if chance.random() < 0.5:
+            world.start_engine("b")
+        else:
+            world.roll_back()
+        world.wait(30.0)
+        assert not world.target_is_in_memory
+        world.heal()
+    finally:
+        world.close()
+
+
+@pytest.mark.points
+@pytest.mark.parametrize("seed", [*taken(range(6))])
 def test_another_writer_that_never_stops_is_not_answered_for_ever_and_is_always_seen(seed: int) -> None:
     """While what it has loaded is served the run is not CURRENT for longer than it takes to look."""
     chance = random.Random(seed)

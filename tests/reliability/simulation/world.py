@@ -16,7 +16,7 @@ from refitd.api.engines import move_engines
 from refitd.api.operations import close, pause, reopen, resume, rollback
 from refitd.api.overview import glance_at
 from refitd.api.present import present_engine
-from refitd.api.versions import pin, unpin
+from refitd.api.versions import pin, unpin, wait
 from refitd.policy.strategy import Strategy, StrategyName
 from refitd.problem import ProblemError
 from refitd_client.contract.naming import Order, parse_version_folder, version_folder, version_id
@@ -28,6 +28,7 @@ from .disk import Make, SimDisk, SimFolder
 from .life import Life
 from .offer import SimOffer
 from .place import ADDED, PARTNER, Place, url_of
+from .plugin import SimPlugin
 from .server import SimServer
 from .virtual_time import VirtualLoop
 
@@ -44,7 +45,7 @@ class World(Place):
     """A simulation. Two engines are named by settings, a third comes and goes; each has refitd's plugin or not.
     Everything that is left to chance follows from `seed`. `waits`: the trainer says what it has written, and waits.
     `vllm` holds the names of the engines that are vLLM; the others are SGLang. `pair`: engine `a` is a unit of two
-    servers, one of which prefills for the other.
+    servers, one of which prefills for the other. `plugged`: each engine has the plugin.
     """
 
     has_hub = True  # whether a service runs beside the trainer
@@ -58,6 +59,7 @@ class World(Place):
         waits: bool = False,
         vllm: str = "",
         pair: bool = False,
+        plugged: bool = False,
     ) -> None:
         self.waits = waits
         chance = random.Random(seed)
@@ -67,6 +69,8 @@ class World(Place):
         state = Path(self._folder.name)
         super().__init__(loop, chance, state=state, disk=SimDisk(), strategy=Strategy(name=strategy))
         self._add_servers([*NAMES, *([PARTNER] if pair else [])] if self.has_hub else [], vllm)
+        for server in self.servers.values() if plugged else []:
+            server.plugged, server.plugin = True, SimPlugin(server)
         if pair:
             self.servers["a"].partner, self.servers["a"].role = self.servers[PARTNER], "prefill"
             self.servers[PARTNER].role = "decode"
@@ -195,18 +199,23 @@ class World(Place):
             self.generation += 1
         self.step = 0
 
-    def hand_over(self) -> None:
-        """The next step is offered from the trainer's memory. Where the service does not hear of it, it is written."""
+    def hand_over(self, *, files: bool = True) -> None:
+        """The next step is offered from the trainer's memory. Where the service does not hear of it, it is written.
+
+        Without `files` it has none where all engines take it.
+        """
         self.take_back(announce=True)
         self.step += 1
         order = Order(self.generation, self.step)
         path, content = f"{RUN}/{version_folder(order)}", next(self._contents)
         name = f".offer-{content:016x}"
-        self.lent = SimOffer(f"{RUN}/{name}", version_id(RUN, order), path, content, content)
+        self.lent = SimOffer(f"{RUN}/{name}", version_id(RUN, order), path, content, content, files)
         self.disk.offers[self.lent.name] = self.lent
         self.trained.clear()  # no delta leads on from it
         self.promises.lent(path, order, content)
-        life, notice = self.life, Notice(run=RUN, step=order.step, path=path, kind=Kind.HANDOVER, offer=name)
+        said = {} if files else {"durable": "never"}
+        notice = Notice(run=RUN, step=order.step, path=path, kind=Kind.HANDOVER, offer=name, metadata=said)
+        life = self.life
         told = life is not None and self._call(self._tell(life, notice))
         if not told:
             self.take_back(announce=True)
@@ -228,6 +237,9 @@ class World(Place):
             if life is not None:
                 self._call(self._tell(life, notice))
             return
+        if not offer.files and self._is_taken_by_all(offer.version):
+            self.disk.counts["in memory alone"] += 1
+            return
         self._write(step, Make.GOOD, offer.promised)
         if announce:
             self.announce(step.step)
@@ -248,6 +260,18 @@ class World(Place):
             return False
         record = self.life.store.versions.get(offer.version)
         return record is not None and self.life.targets.is_offered(record)
+
+    @property
+    def target_is_in_memory(self) -> bool:
+        """Whether engines are to serve what has no files."""
+        target = None if self.life is None else self.life.targets.of_run(RUN).target
+        return target is not None and target.in_memory
+
+    def _is_taken_by_all(self, version: str) -> bool:
+        """As the publisher asks for it."""
+        told = None if self.life is None else self.ask(wait(version, self.life.service, "taken", 0.0))
+        engines = [] if told is None else told.version.engines
+        return told is not None and not told.followers and bool(engines) and all(each.serves for each in engines)
 
     def _until(self, done: Callable[[], bool], seconds: float) -> None:
         end = self.loop.time() + seconds

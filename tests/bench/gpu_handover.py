@@ -26,6 +26,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -134,27 +135,31 @@ class Bench:
 
     def run(self) -> None:
         """By files, as deltas, from memory, and by files again, each in the result when it is done."""
-        with (
-            RefitClient(self.service) as self.client,
-            WeightPublisher(
-                self.options.root, RUN, self.service, base_model=self.options.models / "a", fingerprints=True,
-                shadow="gpu", delta_rules=DeltaRules(anchor_every=1000), dtype=self.options.dtype,
-            ) as self.publisher,
-        ):  # fmt: skip
-            self.out["bytes"] = sum(tensor.nbytes for tensor in self.weights.values())
-            memory = () if self.options.dtype else (self.memory,)
-            sent = tuple(partial(self.sent, name) for name in self.options.transport)
-            by_plugin = () if self.options.stock else (self.deltas, *memory, *sent, self.same)
-            for part in (self.files, *by_plugin, self.under_load, self.last):
+        self.out["bytes"] = sum(tensor.nbytes for tensor in self.weights.values())
+        memory = () if self.options.dtype or self.options.stock else (self.memory,)
+        sent = tuple(partial(self.sent, name) for name in self.options.transport)
+        by_plugin = () if self.options.stock else (self.deltas, *memory, *sent, self.same)
+        with RefitClient(self.service) as self.client:
+            self.carry_out("always", (self.files, *by_plugin, self.under_load, self.last))
+            if memory:
+                self.carry_out("never", (self.alone, *(partial(self.alone, name) for name in self.options.transport)))
+            self.out["engine"] = str(self.client.engines().items[0])[:600]
+            self.options.out.write_text(json.dumps(self.out, indent=1))
+        self.watcher.close()
+        print(json.dumps(self.out, indent=1))
+
+    def carry_out(self, durable: str, parts: tuple[Callable[[], None], ...]) -> None:
+        """Some parts, by one publisher. One that fails is in the result, and the next ones go on."""
+        with WeightPublisher(
+            self.options.root, RUN, self.service, base_model=self.options.models / "a", fingerprints=True,
+            shadow="gpu", delta_rules=DeltaRules(anchor_every=1000), dtype=self.options.dtype, durable=durable,
+        ) as self.publisher:  # fmt: skip
+            for part in parts:
                 try:
                     part()
                 except Exception as error:
                     self.out[f"{getattr(part, '__name__', part)} FAILED"] = f"{type(error).__name__}: {error}"[:3000]
                 self.options.out.write_text(json.dumps(self.out, indent=1))
-            self.out["engine"] = str(self.client.engines().items[0])[:600]
-            self.options.out.write_text(json.dumps(self.out, indent=1))
-        self.watcher.close()
-        print(json.dumps(self.out, indent=1))
 
     def files(self) -> None:
         """By its files, staged."""
@@ -172,6 +177,10 @@ class Bench:
     def sent(self, transport: str) -> None:
         """Over a process group; its files follow."""
         self.rounds(transport, warm=3, transport=transport)
+
+    def alone(self, transport: str = "handover") -> None:
+        """From memory or over a process group, and no files follow."""
+        self.rounds(f"{transport} alone", warm=3, transport=transport)
 
     def rounds(self, name: str, *, warm: int, **how: Any) -> None:
         """So many publications, and the first ones apart from the others."""
@@ -199,7 +208,8 @@ class Bench:
         began = time.monotonic()
         publication = self.publisher.publish(self.weights, step=step, **how)
         held = time.monotonic()
-        publication.wait(PATIENCE, "sealed")
+        if not publication.committed().in_memory:
+            publication.wait(PATIENCE, "sealed")
         sealed = time.monotonic()
         answered, handed = self.watcher.end(), publication.handed
         stages = publication.committed().timings | self.client.version(publication.version_id).timings
@@ -227,7 +237,10 @@ class Bench:
         memory = {} if self.options.stock or self.options.dtype else {"memory": {"handover": True}}
         sent: Weights = {name: {"transport": name} for name in self.options.transport}
         for name, how in {"files": {"block": "staged"}, **memory, **sent}.items():
-            step_on(self.weights)
+            for _ in range(3):  # the first by another transport begins processes and a group; the last is measured
+                step_on(self.weights)
+                if "transport" in how:
+                    self.one(**how)
             with in_flight(self.options.url, STREAMS, TOKENS, self.dialect) as streams:
                 began = time.perf_counter()
                 found = self.one(**how)

@@ -290,7 +290,8 @@ def _busy(run: str, error: LockHeldError) -> RunBusyError:
     return RunBusyError(
         f"run {run} is held by {by}, and a run has one publisher at a time: publish from one rank only, close that "
         f"publisher or end its process{there}, or use another run name. The lock {error.path} is free as soon as that "
-        "process has ended: do not delete the file, or two publishers write into the run",
+        "process has ended: do not delete the file, or two publishers write into the run. If the process is a refitd "
+        "that follows another one, leave it, and publish to the one that it follows",
         pid=None if holder is None else holder.pid,
         host=None if holder is None else holder.host,
     )

@@ -18,7 +18,7 @@ _ENDED: Mapping[str, str] = {
     Outcome.ACK.name: "went well",
     Outcome.NACK.name: "was refused, which left it as it was",
     Outcome.TAINTED.name: "broke off in the middle, which left unknown contents",
-    Outcome.UNREACHABLE.name: "did not come about, because it could not be reached",
+    Outcome.UNREACHABLE.name: "has no answer: it could not be reached, or nothing was heard of it any more",
     NOT_SENT: "did not come about: nothing was sent",
 }
 

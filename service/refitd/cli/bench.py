@@ -45,6 +45,12 @@ Device = Annotated[
     typer.Option("--device", metavar="DEVICE", help="Where the weights are, such as cuda:0; a GPU if there is one"),
 ]
 Publications = Annotated[int, typer.Option("--publications", metavar="N", min=1, help="How many by each way are timed")]
+Between = Annotated[
+    float,
+    typer.Option(
+        "--between", metavar="SECONDS", min=0.0, help="In which a trainer would compute, before each publication"
+    ),
+]
 
 
 def bench(
@@ -54,6 +60,7 @@ def bench(
     run: Run = RUN,
     device: Device = None,
     publications: Publications = 5,
+    between: Between = 1.0,
     yes: Yes = False,
     timeout: Timeout = 120.0,
     url: Url = None,
@@ -98,7 +105,9 @@ def bench(
             ) as publisher,
             _closed(connection, run),
         ):
-            tried = TransportBench(publisher, connection, run, tensors, publications=publications, timeout=timeout)
+            tried = TransportBench(
+                publisher, connection, run, tensors, publications=publications, between=between, timeout=timeout
+            )
             try:
                 found = tried.compare(device, lambda text: _say(out, text))
             except ServiceProblemError as error:

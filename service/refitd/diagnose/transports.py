@@ -133,6 +133,7 @@ class TransportBench:
         tensors: "Mapping[str, torch.Tensor]",
         *,
         publications: int,
+        between: float,
         timeout: float,
     ) -> None:
         """Publish nothing yet.
@@ -143,6 +144,8 @@ class TransportBench:
             run: the run.
             tensors: what is published; changed and changed back.
             publications: how many are counted for each transport.
+            between: seconds in which a trainer would compute, from the end of one publication to the next. Meanwhile
+                engines open the files that have followed the last one.
             timeout: seconds that each may take.
         """
         self._publisher = publisher
@@ -150,6 +153,7 @@ class TransportBench:
         self._run = run
         self._tensors = tensors
         self._publications = publications
+        self._between = between
         self._timeout = timeout
         known = newest_known(connection, run)
         self._step = 0 if known is None else known.step
@@ -195,6 +199,7 @@ class TransportBench:
                 answered, held, publication = self._measured(transport)
                 paused = self._paused(publication.version_id)
                 committed = publication.committed(self._timeout)
+                publication.wait(self._timeout, "sealed")
             except RefitError as error:
                 return TransportFigures(transport=transport, reason=str(error))
             if (instead := _instead(transport, publication)) is not None:
@@ -212,6 +217,7 @@ class TransportBench:
 
     def _measured(self, transport: Transport) -> tuple[float, float, StagedPublication]:
         """Milliseconds until it was answered, and in which the trainer was held; and the publication."""
+        time.sleep(self._between)
         flip(self._tensors)
         self._flipped = not self._flipped
         began = time.perf_counter()

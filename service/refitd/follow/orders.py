@@ -121,7 +121,7 @@ class Orders:
             orders=before.orders if is_late(order, before) else before.orders + 1,
         )
         self._is_led = True
-        by = f"{order.told_by or 'a hub'} orders, with epoch {order.fence}"
+        by = f"{order.told_by or 'a hub'} orders (with epoch {order.fence})"
         self._desire(replace(known, desired=order.version, lead=lead), by)
 
     def desire(self, run: str, version: str | None) -> bool:

@@ -144,6 +144,9 @@ def compared(engine: EngineRecord, recorded: str | None, found: str | None, targ
         found: the fingerprint that it has; None where it cannot be told.
         target: the id of the version that the engine should serve.
     """
+    if engine.pulls and recorded is None and found is not None:
+        # A host proves by itself what it has carried out, whether or not its answer was heard: it gives the record.
+        return replace(engine, proof=proof_by(found, recorded=True))
     if recorded is None or found == recorded:  # where there is a record, an answer that is lost proves nothing
         first = proof_by(recorded, recorded=True)  # where this engine gave the record, it agrees with itself
         return replace(engine, proof=first if engine.proof == first else proof_by(recorded))

@@ -184,14 +184,17 @@ class EngineReconciler:
             interval=self._probe_interval,
             twin=twin,
         )
-        if isinstance(seen, Reached) and before.state in AWAY and after.serving is not None:
+        if isinstance(seen, Reached) and after.serving not in (None if before.state in AWAY else before.serving, None):
             after = await self._adopted(after)
         entry.put(before, after)
 
     async def _adopted(self, engine: EngineRecord) -> EngineRecord:
         """Compare the contents of an engine that was away with the record: path and label are only names."""
-        recorded = self._entry.fingerprint_of(engine.serving or "")
-        return compared(engine, recorded, await self._engine.fingerprint(recorded), self._entry.target_id)
+        serving, recorded = engine.serving or "", self._entry.fingerprint_of(engine.serving or "")
+        found = await self._engine.fingerprint(recorded)
+        if engine.pulls and recorded is None and found is not None and engine.configuration is not None:
+            self._store.record_fingerprint(serving, engine.configuration, found)
+        return compared(engine, recorded, found, self._entry.target_id)
 
     def _expected(self) -> Expected | None:
         record = self._entry.record

@@ -117,6 +117,7 @@ def test_a_hub_that_is_killed_while_a_host_loads_finds_it_loading_and_never_says
         until(lambda: states(hub)["one"] == ("IN_SYNC", second), hub, one)
         assert "TAINTED" not in "\n".join(hub.refitd.log.read_text().splitlines()[before:])
         assert [path.rpartition("/")[2] for path in engine.loaded] == ["v000001", "v000002"]
+        assert "fingerprints of the host's engines" in (hub.client.engine("one").proof or "")
 
 
 def put(host: Host, order: dict[str, object]) -> httpx.Response:

@@ -12,7 +12,7 @@ from support.command_line import answer, refitd
 from support.jobs import RUN, TOKEN, Job, running, served_by
 from support.servers import EmbeddedServer
 
-ONE = ("--publications", "1", "--device", "cpu")
+ONE = ("--publications", "1", "--between", "0", "--device", "cpu")
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from refitd.engine.port import Process, Reached
+from refitd.engine.port import Process, Reached, proof_by
 from refitd.policy.chain import needs_copy, step_in_place, takes_in_place
 from refitd.policy.goals import goals_of_engine, mended_there
 from refitd.policy.leases import EngineView, LeaseKind, Views, leases
 from refitd.policy.next_action import Agenda, Goals, RefitTo, Rest, next_action
-from refitd.policy.observe import Expected, after_probe
+from refitd.policy.observe import Expected, after_probe, compared
 from refitd.policy.strategy import Strategy, StrategyName
 from refitd.state.records import AttemptRecord
 from refitd.state.version import VersionRecord
@@ -206,3 +206,13 @@ def test_a_host_that_serves_something_or_has_nowhere_to_go_is_left_as_it_is() ->
     assert mended(Goals(target=TARGET)) is None
     assert mended(replace(WAITS, target=None)) == GOOD.id
     assert mended(replace(WAITS, loadable=BEYOND, target=BEYOND)) == BEYOND.id
+
+
+def test_a_host_that_was_found_to_serve_a_version_proves_it_as_one_that_has_answered() -> None:
+    host = engine(pulls=True, serving=NEWEST.id, configuration="c")
+    alone = compared(host, None, "refitd-host:a:b", NEWEST.id)
+    assert (alone.serving, alone.proof) == (NEWEST.id, proof_by("refitd-host:a:b", recorded=True))
+    assert compared(host, "refitd-host:a:b", "refitd-host:a:b", NEWEST.id).proof == proof_by("refitd-host:a:b")
+    assert compared(host, "refitd-host:a:b", "refitd-host:a:c", NEWEST.id).serving is None
+    assert compared(host, None, None, NEWEST.id).proof is None
+    assert compared(replace(host, pulls=False), None, "found", NEWEST.id).proof is None  # its name alone says so

@@ -151,7 +151,7 @@ async def _without_root(settings: Settings) -> list[Finding]:
 def _of_engine(
     nonce: Nonce, asked: EngineAnswers, process: LocalProcess | None, journal: JournalFacts
 ) -> list[Finding]:
-    if isinstance(asked.seen, Unreached):
+    if isinstance(asked.seen, Unreached) or asked.seen.pulls:  # a host reads its own root, and loads nothing itself
         return list(judge_engine(asked))
     found = sighting(nonce, asked, process, journal.engines.get(asked.name))
     return [*judge_engine(asked), judge_sharing(asked, nonce, found), judge_hub(asked.name, process)]

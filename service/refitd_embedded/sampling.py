@@ -19,6 +19,8 @@ import msgspec
 import torch
 from torch import Tensor
 
+from refitd_client.contract.decoding import converted
+
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "stop": (None, [], ""),
     "stop_regex": (None, [], ""),
@@ -78,7 +80,7 @@ class SamplingParams:
         # A null means the default, but for max_new_tokens, where it means no limit.
         given = {name: value for name, value in given.items() if value is not None or name == "max_new_tokens"}
         try:
-            params = msgspec.convert(given, cls)
+            params = converted(given, cls)
         except msgspec.ValidationError as problem:
             raise ValueError(f"sampling_params: {problem}") from problem
         return params.checked()

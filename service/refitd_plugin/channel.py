@@ -29,6 +29,7 @@ from typing import Any
 
 import msgspec
 
+from refitd_client.contract.decoding import from_json
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.plugin import ENGINES_FOLDER, MAX_LINE, PluginRequest, socket_name
 from refitd_client.files.plain_file import open_folder
@@ -132,7 +133,7 @@ class Channel:
         if len(line) > MAX_LINE:
             return refused(f"a line has at most {MAX_LINE} bytes")
         try:
-            request = msgspec.structs.replace(msgspec.json.decode(line, type=PluginRequest), peer=peer)
+            request = msgspec.structs.replace(from_json(line, PluginRequest), peer=peer)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             return refused(f"not a request: {error}")
         try:

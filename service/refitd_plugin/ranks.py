@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from refitd_client.contract.decoding import from_json
 from refitd_client.contract.plugin import UpdateOutcome
 from refitd_plugin.transaction import Decision, RankReport, Reports
 
@@ -68,7 +69,7 @@ class Ranks:
         decision = decide(reports)
         if self._store is not None and self.size > 1:
             text = msgspec.json.encode(decision).decode()
-            decision = msgspec.json.decode(self._store.compare_set(self._key(phase, "next"), "", text), type=Decision)
+            decision = from_json(self._store.compare_set(self._key(phase, "next"), "", text), Decision)
         return decision, reports
 
     def outcome(self, phase: str, mine: RankReport, judge: Callable[[Reports], UpdateOutcome]) -> UpdateOutcome:
@@ -95,7 +96,7 @@ class Ranks:
         key = self._key(phase, rank)
         try:
             self._store.wait([key], timedelta(seconds=max(deadline - time.monotonic(), 0.001)))  # type: ignore[union-attr]
-            return msgspec.json.decode(self._store.get(key), type=RankReport)  # type: ignore[union-attr]
+            return from_json(self._store.get(key), RankReport)  # type: ignore[union-attr]
         except (RuntimeError, msgspec.MsgspecError):  # torch's DistStoreError is one
             return None
 

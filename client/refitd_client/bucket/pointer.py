@@ -24,6 +24,7 @@ from typing import TypeVar
 
 import msgspec
 
+from refitd_client.contract.decoding import from_json
 from refitd_client.contract.manifest import Manifest
 from refitd_client.contract.naming import (
     InvalidNameError,
@@ -359,7 +360,7 @@ def is_dead(order: Order, pointer: Pointer, age: float) -> bool:
 
 def _decoded(data: bytes, kind: type[_T]) -> _T:
     try:
-        parsed = msgspec.json.decode(data, type=kind)
+        parsed = from_json(data, kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise PointerRefusedError(f"it does not parse: {ascii(str(error)[:200])[1:-1]}") from None
     if (found := getattr(parsed, "format", None)) != FORMAT:

@@ -16,6 +16,7 @@ import msgspec
 from refitd_client.checkpoint.fault import Code, Defect, shown
 from refitd_client.checkpoint.pairs import STRINGS, PairsRefusedError, pairs, text
 from refitd_client.checkpoint.strict_header import MAX_TENSORS, BoundedCache
+from refitd_client.contract.decoding import from_json
 from refitd_client.contract.naming import INDEX_NAME
 
 MAX_INDEX_BYTES = 64 * 2**20
@@ -87,7 +88,7 @@ def parse_index(data: bytes) -> Index:
 
 def _parse(data: bytes) -> Index:
     try:
-        document = msgspec.json.decode(data, type=_Document)
+        document = from_json(data, _Document)
         if _says_delta(bytes(document.metadata)):
             raise IndexOfDeltaError(
                 "it says delta_encoding, and engines load full checkpoints: have the trainer write those, or publish "
@@ -100,7 +101,7 @@ def _parse(data: bytes) -> Index:
 
 def _says_delta(metadata: bytes) -> bool:
     try:
-        return msgspec.json.decode(metadata, type=_Metadata).delta_encoding is not None
+        return from_json(metadata, _Metadata).delta_encoding is not None
     except msgspec.ValidationError:
         return False  # a trainer may write anything there
 

@@ -19,6 +19,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from refitd_client.checkpoint.pairs import OBJECTS, STRINGS, PairsRefusedError, pairs, text
+from refitd_client.contract.decoding import from_json
 from refitd_client.contract.naming import NO_NAME, is_tensor_name
 from refitd_client.files.plain_file import read_at
 
@@ -230,7 +231,7 @@ def _spec(name: str, value: bytes) -> TensorSpec:
     if len(value) > _MAX_ENTRY_BYTES or value.count(b'"') != _QUOTES:
         raise HeaderRefusedError(f"{_named(name)} is described by more than a dtype, a shape and data_offsets")
     try:
-        entry = msgspec.json.decode(value, type=_Entry)
+        entry = from_json(value, _Entry)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         # The parser's message quotes the file: no more of it than a line, and no control characters.
         quoted = ascii(str(error)[:_SHOWN])[1:-1]

@@ -30,6 +30,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from refitd_client.contract.decoding import from_json
 from refitd_client.contract.naming import InvalidNameError, Order, check_run, check_step, parse_version_id
 from refitd_client.contract.states import Kind
 
@@ -230,7 +231,7 @@ def parse_manifest(data: bytes) -> Manifest:
     if len(data) > MAX_MANIFEST_BYTES:
         raise ManifestRefusedError(f"manifest is larger than {MAX_MANIFEST_BYTES} bytes")
     try:
-        manifest = msgspec.json.decode(data, type=Manifest)
+        manifest = from_json(data, Manifest)
         check_run(manifest.run)
         check_step(manifest.step)
     except (msgspec.MsgspecError, InvalidNameError, UnicodeDecodeError, RecursionError) as error:

@@ -17,6 +17,7 @@ import msgspec
 from refitd_client.checkpoint import header
 from refitd_client.checkpoint.header import METADATA_KEY, Entry
 from refitd_client.checkpoint.pairs import OBJECTS, STRINGS, PairsRefusedError, pairs, text
+from refitd_client.contract.decoding import converted, from_json
 from refitd_client.contract.naming import NO_NAME, is_tensor_name, parse_version_id
 from refitd_client.delta import gap
 from refitd_client.delta.change import DeltaRefusedError, elements_of, index_type
@@ -149,7 +150,7 @@ def _places(data: bytes) -> tuple[dict[str, _Place], Metadata]:
 def _metadata(value: bytes) -> Metadata:
     texts = {name: text(string) for name, string in _unique(value, STRINGS)}
     try:
-        metadata = msgspec.convert(texts, Metadata)
+        metadata = converted(texts, Metadata)
     except msgspec.ValidationError as error:
         raise DeltaRefusedError(f"its header is not a delta's: {_shown(error)}") from error
     if metadata.format != FORMAT:
@@ -187,7 +188,7 @@ def _unique(data: bytes, values: re.Pattern[bytes] = OBJECTS) -> Iterator[tuple[
 def _decoded(value: bytes, kind: type[_KindT], quotes: int, what: str) -> _KindT:
     """A place or a record. It has so many quotes around its keys and texts, or a key comes twice: none is escaped."""
     try:
-        found = msgspec.json.decode(value, type=kind)
+        found = from_json(value, kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DeltaRefusedError(f"{what}: {_shown(error)}") from error
     if value.count(b'"') != quotes:

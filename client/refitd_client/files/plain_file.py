@@ -22,6 +22,7 @@ from pathlib import Path
 
 import msgspec
 
+from refitd_client.contract.decoding import from_json
 from refitd_client.errors import InvalidWeightsError
 
 _ALWAYS = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
@@ -233,7 +234,7 @@ class FileLock:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             try:
-                holder = msgspec.json.decode(os.pread(fd, 4096, 0), type=Holder)
+                holder = from_json(os.pread(fd, 4096, 0), Holder)
             except msgspec.MsgspecError:  # it was just taken, and has not been written yet
                 holder = None
             raise LockHeldError(path, holder) from None

@@ -28,6 +28,7 @@ from typing import Any, TypedDict, cast
 import httpx
 import msgspec
 
+from refitd_client.contract.decoding import from_json
 from refitd_client.contract.wire import Event, Problem
 from refitd_client.errors import ServiceError, ServiceUnreachableError, problem_error
 from refitd_client.http import routes
@@ -116,7 +117,7 @@ def asks_for_another(call: Call[Any], outcome: HttpReply | LostReply) -> bool:
     if outcome.status != _NOT_YET:
         return False
     try:
-        return msgspec.json.decode(outcome.body, type=Problem).slug == NOT_LEADING
+        return from_json(outcome.body, Problem).slug == NOT_LEADING
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return False
 
@@ -225,7 +226,7 @@ def read_outcome(call: Call[ResultT], outcome: HttpReply | LostReply) -> ResultT
     if call.result is type(None):
         return cast("ResultT", None)
     try:
-        return msgspec.json.decode(outcome.body, type=call.result)
+        return from_json(outcome.body, call.result)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ServiceUnreachableError(
             f"{outcome.url} answered HTTP {outcome.status} in a form that this client does not know ({error}): "
@@ -245,7 +246,7 @@ def failure(call: Call[Any], outcome: HttpReply | LostReply) -> ServiceError:
             "token would go along: give the service's own URL"
         )
     try:
-        return problem_error(msgspec.json.decode(outcome.body, type=Problem))
+        return problem_error(from_json(outcome.body, Problem))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         answered = f"{outcome.url} answered HTTP {outcome.status}, but not as refitd does: {_quoted(outcome)}"
     if outcome.status not in {401, 403}:
@@ -338,7 +339,7 @@ class EventReader:
         if not data:
             return None
         try:
-            return msgspec.json.decode(data, type=Event)
+            return from_json(data, Event)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise BadStreamError(
                 f"{self._url} sends an event in a form that this client does not know: {error}"

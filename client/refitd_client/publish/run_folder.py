@@ -33,6 +33,7 @@ from pathlib import Path
 import msgspec
 
 from refitd_client.contract import naming
+from refitd_client.contract.decoding import from_json
 from refitd_client.contract.naming import (
     STAGING_LOCK,
     Order,
@@ -80,7 +81,7 @@ def newest_in(folder: Path) -> Order | None:
     orders = [order for name in names if (order := parse_version_folder(name)) is not None]
     record = folder / RECORD_NAME
     try:
-        orders.append(msgspec.json.decode(read_plain(record, _MAX_RECORD_BYTES), type=Order))
+        orders.append(from_json(read_plain(record, _MAX_RECORD_BYTES), Order))
     except FileNotFoundError:
         pass
     except msgspec.MsgspecError as error:

@@ -39,6 +39,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
 from refitd_client.checkpoint.index import MAX_INDEX_BYTES
+from refitd_client.contract.decoding import converted, from_json
 from refitd_client.contract.naming import INDEX_NAME
 from refitd_client.errors import InvalidWeightsError, StorageError
 from refitd_client.files.plain_file import read_plain
@@ -142,7 +143,7 @@ class DiskUpdates:
     def _changed(self, folder: Path, index: _Index, number: int, base_model: Path) -> dict[str, torch.Tensor]:
         """Apply a delta to the weights of its base; the weights."""
         try:
-            facts = msgspec.convert(index.metadata, _Facts)
+            facts = converted(index.metadata, _Facts)
             base = int(facts.base_version)
             if int(facts.version) != number:
                 raise InvalidWeightsError(f"{folder} says that it is version {facts.version}")
@@ -171,7 +172,7 @@ class DiskUpdates:
 
 def _index_of(folder: Path) -> _Index:
     try:
-        return msgspec.json.decode(read_plain(folder / INDEX_NAME, MAX_INDEX_BYTES), type=_Index)
+        return from_json(read_plain(folder / INDEX_NAME, MAX_INDEX_BYTES), _Index)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InvalidWeightsError(f"{folder / INDEX_NAME} cannot be read: {error}") from error
 

@@ -17,6 +17,7 @@ import msgspec
 
 from refitd_client.checkpoint.fault import Code, Defect
 from refitd_client.checkpoint.inventory import Inventory, Reference, Tensor
+from refitd_client.contract.decoding import from_json
 from refitd_client.contract.naming import ADAPTER_CONFIG_NAME, ADAPTER_NAME
 
 MAX_CONFIG_BYTES = 2**20
@@ -51,7 +52,7 @@ def parse_adapter(data: bytes) -> AdapterConfig:
     if len(data) > MAX_CONFIG_BYTES:
         raise AdapterRefusedError(f"it is larger than {MAX_CONFIG_BYTES} bytes")
     try:
-        config = msgspec.json.decode(data, type=AdapterConfig)
+        config = from_json(data, AdapterConfig)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise AdapterRefusedError(f"it does not parse: {error}") from error
     for is_odd, what in (

@@ -19,6 +19,7 @@ from refitd_client.checkpoint.inventory import LM_HEAD, Inventory, Reference
 from refitd_client.checkpoint.layout import layout_of
 from refitd_client.checkpoint.opening import CONFIG_NAME
 from refitd_client.checkpoint.strict_header import Header, HeaderRefusedError, read_header
+from refitd_client.contract.decoding import from_json
 from refitd_client.contract.naming import INDEX_NAME
 from refitd_client.files.plain_file import NotPlainError, plain_file, read_at
 
@@ -93,7 +94,7 @@ def _is_tied(path: Path, inventory: Inventory) -> bool:
     """Whether the output layer is the embedding. If the config does not say, a model without `lm_head` is tied."""
     try:
         data = _read(path / CONFIG_NAME, lambda fd, size: read_at(fd, min(size, MAX_CONFIG_BYTES), 0))
-        config = msgspec.json.decode(data, type=_Config)
+        config = from_json(data, _Config)
     except FileNotFoundError:
         config = _Config()
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -15,6 +15,7 @@ from refitd.policy.served import is_proven, outcome_of
 from refitd.problem import ProblemError, Slug
 from refitd.state.journal import reads
 from refitd.state.version import VersionRecord
+from refitd_client.contract.decoding import from_json
 from refitd_client.contract.states import VersionState, WaitOutcome
 from refitd_client.contract.wire import Attempt, Notice, Page, Version, WaitResult
 
@@ -176,6 +177,6 @@ def decode_cursor(cursor: str | None) -> tuple[int, int, int] | None:
     if cursor is None:
         return None
     try:
-        return msgspec.json.decode(base64.urlsafe_b64decode(cursor.encode()), type=_Cursor)
+        return from_json(base64.urlsafe_b64decode(cursor.encode()), _Cursor)
     except (binascii.Error, msgspec.MsgspecError, ValueError) as error:
         raise ProblemError(Slug.BAD_REQUEST, "cursor: take it from next_cursor of the page before") from error

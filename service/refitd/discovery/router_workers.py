@@ -25,6 +25,7 @@ from refitd.policy.traffic import Shut
 from refitd.rollout.targets import Targets
 from refitd.state.records import EngineRecord
 from refitd.state.store import Store
+from refitd_client.contract.decoding import converted
 
 LOOK_EVERY_SECONDS = 2.0  # a router that was restarted has its first list again
 SECONDS = 5.0
@@ -129,7 +130,7 @@ class RouterKeeper:
         if isinstance(reply, NoReply):
             return reply.reason
         try:
-            return msgspec.convert(reply.data, _Listed).workers
+            return converted(reply.data, _Listed).workers
         except msgspec.ValidationError as error:
             return f"/workers was answered {reply.status} in another form: {error}"
 

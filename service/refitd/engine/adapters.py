@@ -28,6 +28,7 @@ import msgspec
 from refitd.engine.applied import Scores, answered_instead, unexplained
 from refitd.engine.http import CallFailure, NoReply, Reply, Transport
 from refitd.engine.port import Coming, Offered, Outcome, RankProof, Refit, Stage, Stopwatch, Target
+from refitd_client.contract.decoding import converted
 
 PROBE_SECONDS = 5.0
 
@@ -208,7 +209,7 @@ class NamedAdapters(ABC):
         if isinstance(reply, NoReply):
             return reply.reason
         try:
-            cards = msgspec.convert(reply.data, _Cards).data
+            cards = converted(reply.data, _Cards).data
         except msgspec.ValidationError as error:
             return f"{self._http.url}/v1/models answered {reply.status} in another form: {error}"
         matches = [(card, self._ours.fullmatch(card.id)) for card in cards]

@@ -21,6 +21,7 @@ from refitd.follow.upstream import (
     WrongError,
 )
 from refitd.text import is_web_address
+from refitd_client.contract.decoding import from_json
 from refitd_client.contract.follow import FileBlocks, FollowerReport, ReportAnswer
 from refitd_client.contract.manifest import MAX_MANIFEST_BYTES
 from refitd_client.contract.naming import Order
@@ -106,7 +107,7 @@ class HubUpstream:
         path = f"/v1/versions/{quote(version, safe='')}/files/{quote(file, safe='')}/blocks?size={size}"
         data = await self._bytes.get(path, _MAX_BLOCKS_BYTES)
         try:
-            told = msgspec.json.decode(data, type=FileBlocks)
+            told = from_json(data, FileBlocks)
             return [bytes.fromhex(digest) for digest in told.blocks] if told.size == size else None
         except (msgspec.MsgspecError, ValueError) as error:
             raise WrongError(f"{self.name}{path} answered with what is no list of digests: {error}") from error

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from refitd_client.contract.decoding import from_json
 from refitd_client.contract.manifest import MAX_MANIFEST_BYTES
 from refitd_client.contract.naming import SERVICE_FOLDER, Order, version_id
 
@@ -93,7 +94,7 @@ def is_copy_name(name: str) -> bool:
 def parse_note(data: bytes, run: str) -> Note | None:
     """The note of a copy of `run`, None where it is none: then the copy is worth nothing."""
     try:
-        note = msgspec.json.decode(data, type=Note)
+        note = from_json(data, Note)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return note if note.format == FORMAT and note.run == run else None

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from refitd_client.contract.decoding import from_json
 from refitd_client.contract.states import DeliveryState
 
 PAUSES = (5.0, 30.0, 300.0, 1800.0, 7200.0, 18000.0)  # seconds after each try but the last
@@ -76,7 +77,7 @@ def trial_message(url: str, at: str) -> DeliveryRecord:
 
 def subject_of(delivery: DeliveryRecord) -> str | None:
     """The id of the version that a message tells of, else its run; None where it tells of neither."""
-    data = msgspec.json.decode(delivery.body, type=_Body).data
+    data = from_json(delivery.body, _Body).data
     return data.version or data.run
 
 

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from refitd_client.checkpoint.inventory import Reference
 from refitd_client.checkpoint.opening import ChangedError, Folder, OpeningRefusedError
+from refitd_client.contract.decoding import msgpack_decoder
 from refitd_client.validation.contents import ReadingStoppedError
 from refitd_client.validation.validate import Options
 from refitd_plugin.changes import is_delta, most_memory, open_changes
@@ -46,7 +47,7 @@ from refitd_plugin.source import (
 
 _STEP = 2**24  # bytes: buffers are multiples of it, so that one a little larger is not needed next time
 _LOOK_SECONDS = 5
-_ASKED: msgspec.msgpack.Decoder[messages.WorkerMessage] = msgspec.msgpack.Decoder(messages.WorkerMessage)
+_ASKED: msgspec.msgpack.Decoder[messages.WorkerMessage] = msgpack_decoder(messages.WorkerMessage)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

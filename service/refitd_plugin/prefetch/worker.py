@@ -12,6 +12,7 @@ from threading import Event, Lock
 
 import msgspec
 
+from refitd_client.contract.decoding import msgpack_decoder
 from refitd_plugin.prefetch import messages
 from refitd_plugin.prefetch import messages as framed_socket
 
@@ -20,7 +21,7 @@ logger = logging.getLogger("refitd_plugin")
 _TURN_SECONDS = 0.1  # between two looks at whether it is still wanted
 _STOP_SECONDS = 5.0  # until a prefetch worker that was sent a Stop has to reply
 _AGAIN_SECONDS = 30.0  # between two beginnings: one that dies at once costs a core
-_REPLY: msgspec.msgpack.Decoder[messages.Reply] = msgspec.msgpack.Decoder(messages.Reply)
+_REPLY: msgspec.msgpack.Decoder[messages.Reply] = msgpack_decoder(messages.Reply)
 
 
 class PrefetchWorker:

@@ -180,7 +180,7 @@ MUTANTS = [
     Mutant(
         "forgets an engine's unknown contents at a restart",
         "service/refitd/state/store.py",
-        "            self._taint(attempt)\n",
+        "            self._interrupted(attempt)\n",
         '            self.close_attempt(replace(attempt, outcome="TAINTED"))\n',
         "tests/reliability/crash/test_rollout_crash.py",
     ),

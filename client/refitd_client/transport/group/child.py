@@ -20,6 +20,8 @@ from typing import Literal
 
 import msgspec
 
+from refitd_client.contract.decoding import json_decoder
+
 MAX_LINE = 2**20  # bytes
 _TURN_SECONDS = 0.1
 _LOOK_SECONDS = 1.0
@@ -92,8 +94,8 @@ class OrderFailed(msgspec.Struct, tag=True, frozen=True):
 
 Order = Open | Send | Receive
 Reply = Opened | TransferSent | Received | OrderFailed
-_ORDERS: msgspec.json.Decoder[Order | StopWaiting] = msgspec.json.Decoder(Order | StopWaiting)
-_REPLIES: msgspec.json.Decoder[Reply] = msgspec.json.Decoder(Reply)
+_ORDERS: msgspec.json.Decoder[Order | StopWaiting] = json_decoder(Order | StopWaiting)
+_REPLIES: msgspec.json.Decoder[Reply] = json_decoder(Reply)
 
 
 class ChildLostError(Exception):

@@ -18,6 +18,7 @@ import msgspec
 import torch
 import torch.distributed as distributed
 
+from refitd_client.contract.decoding import from_json
 from refitd_client.transport.group.host import own_address
 from refitd_client.transport.group.transfer import IN_FLIGHT, SENDER, Backend, Go
 
@@ -108,7 +109,7 @@ def hear(store: Any, key: str, kind: type[Word], waiting: WaitLimit) -> Word:
     while True:
         try:
             store.wait([key], timedelta(seconds=min(waiting.left(), _SLICE_SECONDS)))
-            return msgspec.json.decode(store.get(key), type=kind)
+            return from_json(store.get(key), kind)
         except dist.DistStoreError:  # a time-out
             continue
         except (RuntimeError, msgspec.MsgspecError) as error:

@@ -25,6 +25,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from refitd_client.checkpoint.header import BITS
+from refitd_client.contract.decoding import from_json
 from refitd_client.contract.naming import parse_version_id
 
 FORMAT = 2
@@ -213,7 +214,7 @@ def _layout(line: bytes) -> OfferLayout:
 
 def _decoded(line: bytes, kind: type[_Line]) -> _Line:
     try:
-        return msgspec.json.decode(line, type=kind)
+        return from_json(line, kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise OfferRefusedError(f"the offer cannot be read: {str(error)[:200]!a}") from error
 

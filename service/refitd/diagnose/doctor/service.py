@@ -31,6 +31,7 @@ from refitd.engine.http import NoReply, Reply, Transport
 from refitd.settings import Settings
 from refitd.state.journal.condition import Corrupt, Missing, Newer, Sound, UnreadableJournal
 from refitd.state.journal.schema import SCHEMA_VERSION
+from refitd_client.contract.decoding import converted
 from refitd_client.contract.states import EngineState
 from refitd_client.contract.wire import Engine, Faults, Overview
 from refitd_client.http.publisher_client import root_name
@@ -225,7 +226,7 @@ async def ask_overview(settings: Settings, url: str) -> Overview | Finding:
     reply = await service_at(url, token).get(_OVERVIEW, CALL_SECONDS)
     try:
         if isinstance(reply, Reply) and reply.ok:
-            return msgspec.convert(reply.data, Overview)
+            return converted(reply.data, Overview)
         why = reply.reason if isinstance(reply, NoReply) else f"{_OVERVIEW} was answered with {reply.status}"
     except msgspec.ValidationError as error:
         why = f"{_OVERVIEW} was answered with something else: {error}"

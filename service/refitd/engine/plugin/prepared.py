@@ -18,6 +18,7 @@ from refitd.engine.plugin.channels import Channels
 from refitd.engine.plugin.exchange import ChannelError
 from refitd.engine.plugin.rank_group import EngineRankGroup, Member, shown
 from refitd.engine.port import Coming, Offered, RankProof, VersionFiles
+from refitd_client.contract.decoding import converted
 from refitd_client.contract.plugin import TensorProof
 
 FORGET_SECONDS = 2.0
@@ -95,7 +96,7 @@ def _proof(member: Member, reply: dict[str, Any] | ChannelError) -> RankProof:
     rank, ranks = member.handshake.rank, member.handshake.ranks
     said = reply if isinstance(reply, dict) else {"reason": str(reply)}
     try:
-        proof = msgspec.convert(said.get("proof"), TensorProof)
+        proof = converted(said.get("proof"), TensorProof)
     except msgspec.ValidationError:
         reason = said.get("reason") or "it does not say what it found"
         proof = TensorProof(fault=shown(str(reason), _MOST))

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from refitd.engine.port import LoaderUse
+from refitd_client.contract.decoding import converted
 from refitd_client.contract.plugin import PROTOCOL, Handshake
 from refitd_client.contract.receivers import Receiver
 
@@ -152,7 +153,7 @@ def read_handshake(reply: Mapping[str, Any]) -> Handshake | str:
     if protocol != PROTOCOL:
         return f"speaks protocol {protocol!a:.20} and refitd {PROTOCOL}: install the same refitd beside the engine"
     try:
-        handshake = msgspec.convert(reply, Handshake)
+        handshake = converted(reply, Handshake)
     except msgspec.ValidationError as error:
         return f"says hello in another form ({error})"
     if not 0 <= handshake.rank < handshake.ranks:

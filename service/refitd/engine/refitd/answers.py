@@ -7,6 +7,7 @@ import msgspec
 from refitd.engine.http import NoReply, Reply
 from refitd.engine.port import BY_HOST, Reached, Unreached
 from refitd.engine.port import Process as ServerProcess
+from refitd_client.contract.decoding import converted
 from refitd_client.contract.follow import Following, HostTrialResult
 from refitd_client.contract.hosts import OrderState
 from refitd_client.contract.naming import parse_version_id, version_folder
@@ -54,7 +55,7 @@ def following(reply: Reply | NoReply, url: str) -> Following | NoAnswer:
     if not reply.ok:
         return _refused(reply, url)
     try:
-        return msgspec.convert(reply.data, Following)
+        return converted(reply.data, Following)
     except msgspec.ValidationError as error:
         return NoAnswer(reason=f"{url}/v1/follow answered in another form: {error}", advice="is it a refitd?")
 
@@ -91,7 +92,7 @@ def trial_fault(reply: Reply | NoReply) -> str | None:
     if not reply.ok:
         return f"the host answered {reply.status}: {reply.short_message}"
     try:
-        return msgspec.convert(reply.data, HostTrialResult).fault
+        return converted(reply.data, HostTrialResult).fault
     except msgspec.ValidationError as error:
         return f"the host answered in another form: {error}"
 

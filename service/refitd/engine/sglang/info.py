@@ -27,6 +27,7 @@ from refitd.engine.http import NoReply, Reply
 from refitd.engine.plugin.rank_group import Launch
 from refitd.engine.port import Process
 from refitd.engine.sglang.stores import PrefixStores, read_stores
+from refitd_client.contract.decoding import converted
 
 OLDEST = (0, 5, 7)
 LOADS_DRAFTS = (0, 5, 11)
@@ -211,7 +212,7 @@ def read_model_info(reply: Reply | NoReply, url: str) -> ModelInfo | str:
     if isinstance(fault := _fault(reply, url, "/model_info"), str):
         return fault
     try:
-        return msgspec.convert(fault.data, ModelInfo)
+        return converted(fault.data, ModelInfo)
     except msgspec.ValidationError as error:
         return f"{url} is no SGLang server: its /model_info has another form ({error})"
 
@@ -221,7 +222,7 @@ def read_server_info(reply: Reply | NoReply, url: str) -> SglangServerInfo | str
     if isinstance(fault := _fault(reply, url, "/server_info"), str):
         return fault
     try:
-        launch = msgspec.convert(fault.data, _Launch)
+        launch = converted(fault.data, _Launch)
     except msgspec.ValidationError as error:
         return f"{url} is no SGLang server: its /server_info has another form ({error})"
     if launch.tokenizer_worker_num > 1:

@@ -13,6 +13,7 @@ import xxhash
 
 from refitd.engine.http import NoReply, Reply
 from refitd.engine.port import Target, comparable
+from refitd_client.contract.decoding import converted
 
 TRIAL_SECONDS = 60.0
 TRIAL: dict[str, Any] = {
@@ -61,7 +62,7 @@ class _Rank(msgspec.Struct):
 def digest_of(ranks: object) -> str | None:
     """One digest over all ranks' tensors; None where the reply has no checksums. Ranks come in any order."""
     try:
-        checksums = [rank.checksums for rank in msgspec.convert(ranks, list[_Rank])]
+        checksums = [rank.checksums for rank in converted(ranks, list[_Rank])]
     except msgspec.ValidationError:
         return None
     if not checksums or not all(checksums):
@@ -106,7 +107,7 @@ def _read_trial(reply: Reply | NoReply) -> _Meta | str:
     if not reply.ok:
         return f"a trial was answered {reply.status}: {reply.short_message}"
     try:
-        meta = msgspec.convert(reply.data, _Answer).meta_info
+        meta = converted(reply.data, _Answer).meta_info
     except msgspec.ValidationError as error:
         return f"the answer to a trial cannot be read: {error}"
     if not meta.output_token_logprobs:

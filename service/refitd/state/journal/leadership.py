@@ -36,6 +36,7 @@ from refitd.clock import SystemClock
 from refitd.state.journal.address import PostgresAddress
 from refitd.state.journal.database import LeadLostError
 from refitd.state.leader import Leader
+from refitd_client.contract.decoding import from_json
 
 EXIT_LEAD_LOST = 75  # EX_TEMPFAIL of sysexits.h: start it again
 _LOCK = (0x7265_6669, 0x7464)  # "refitd": one group in a database
@@ -239,7 +240,7 @@ def _text(leader: Leader) -> str:
 
 
 def _leader(text: str, epoch: int) -> Leader | None:
-    return replace(msgspec.json.decode(text, type=Leader), epoch=epoch) if text else None
+    return replace(from_json(text, Leader), epoch=epoch) if text else None
 
 
 def read_leader(connection: psycopg.Connection) -> Leader | None:

@@ -12,6 +12,8 @@ import sqlalchemy as sa
 import xxhash
 from sqlalchemy import event
 
+from refitd_client.contract.decoding import from_json
+
 SCHEMA_VERSION = 3  # with each change of what follows one more, and a step to it in migrations/
 
 metadata = sa.MetaData()
@@ -135,7 +137,7 @@ def unpack(row: object, kind: type[RecordT]) -> RecordT:
     if _sum(data) != found:
         raise RecordDamagedError(f"a record of {kind.__name__} is damaged: its checksum does not fit")
     try:
-        return msgspec.json.decode(data, type=kind)
+        return from_json(data, kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise RecordDamagedError(f"a record of {kind.__name__} cannot be read: {error}") from error
 

@@ -17,7 +17,7 @@ PAGE = (Path(__file__).parents[2] / "docs/architecture.md").read_text()
 SECTION = PAGE.partition("## From publish() to the rename\n")[2].partition("\n## ")[0]
 STEPS = re.findall(r"^\d+\. `([\w/]+\.py):([\w.]+)` \w", SECTION, re.MULTILINE)
 LINES = re.findall(r"^\d+\. ", SECTION, re.MULTILINE)
-ASIDE = ("http/", "publish/tracing.py")  # the edge, and telemetry
+ASIDE = ("http/", "publish/tracing.py", "contract/decoding.py")  # the edge, telemetry, a library's call with a lock
 
 
 def functions_of(file: str) -> set[str]:

@@ -31,11 +31,17 @@ _BY_FRONT = frozenset({"/health", "/version", "/server_info"})
 
 @dataclass
 class MiniVllm(ScriptedVllm):
-    """`load_seconds`: a load takes at least so long, and ends whether its caller is there or not."""
+    """`load_seconds`: a load takes at least so long, and ends whether its caller is there or not; it ends once it
+    `may_load`.
+    """
 
     members: list[Rank] = field(default_factory=list[Rank])
     load_seconds: float = 0.0
     engine: threading.Lock = field(default_factory=threading.Lock)  # it does one call at a time
+    may_load: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.may_load.set()
 
     def work(self, path: str, whole: str, body: dict[str, Any]) -> Step:
         """See `ScriptedVllm`."""
@@ -71,6 +77,7 @@ class MiniVllm(ScriptedVllm):
 
     def _loaded(self, load: Any) -> list[tuple[bool, str]]:
         time.sleep(self.load_seconds)
+        self.may_load.wait(60.0)
         with ThreadPoolExecutor(len(self.members)) as pool:
             return list(pool.map(load, self.members))
 

@@ -29,11 +29,12 @@ def group(tmp_path: Path, postgres: PostgresServer) -> Generator[Group]:
 def test_a_leader_that_is_killed_in_mid_load_is_followed_by_another_which_proves_the_engine_again(group: Group) -> None:
     leader = group.start()
     group.until_served(leader, group.publish(1))
-    with group.engine.engine:  # it does no other call meanwhile
-        second = group.publish(2)
-        until(lambda: rows(group.database, "SELECT 1 FROM attempts WHERE outcome IS NULL"), "a load has begun")
-        leader.kill()
-        follower = leader_of(group.hubs)
+    group.engine.may_load.clear()
+    second = group.publish(2)
+    until(lambda: group.loads(second), "a load has begun")
+    leader.kill()
+    follower = leader_of(group.hubs)
+    group.engine.may_load.set()
     group.until_served(follower, second)
 
     def outcomes() -> list[tuple[str, str | None]]:

@@ -62,7 +62,7 @@ async def test_an_update_unfolds_into_the_stages_of_each_engine(page: Page, tmp_
         await expect(detail).to_contain_text("run~v000001 is SEALED")
         await expect(detail).to_contain_text("It is kept: ")
         await expect(detail.locator("table.loads tbody tr")).to_have_count(2)
-        await expect(detail.get_by_role("img", name="a:1: load 1 ms")).to_be_visible()
+        await expect(detail.get_by_role("img", name="a:1: pause 0.5 ms, load 1 ms")).to_be_visible()
 
 
 async def test_the_copy_for_engines_is_a_stage_with_a_colour_a_legend_and_its_place_before_the_pause(

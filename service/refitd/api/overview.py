@@ -210,8 +210,8 @@ def _waiting(seen: RunFacts, newest: VersionRecord | None) -> list[str]:
     if _is_paused(seen):
         found.append("Rollouts of this run are paused: no engine goes to a newer version before they are resumed")
     if newest is not None and newest != seen.target and _is_gone(newest):
-        pass  # see `_trouble_with`
-    elif newest is not None and newest.state is VersionState.ANNOUNCED and newest.handed:
+        newest = None  # `_trouble_with` says what became of it
+    if newest is not None and newest.state is VersionState.ANNOUNCED and newest.handed:
         found.append(f"Step {newest.order.step:,} was handed over from its trainer's memory: {newest.files_to_come}")
     elif newest is not None and newest.state.is_open and newest.state is not VersionState.UNKNOWN:
         why = f": {newest.reason}" if newest.reason else ""

@@ -23,6 +23,11 @@ NEWEST = version(3, kind=Kind.DELTA, base="run~v000002")
 ALL = {each.id: each for each in (BASE, MIDDLE, NEWEST)}
 
 
+def host_says(**more: Any) -> Reached:
+    """What a host answers to a probe."""
+    return Reached(server_version="1", configuration="c", startup_path=None, pulls=True, **more)
+
+
 def test_a_host_is_given_a_delta_at_once_without_a_copy_or_the_steps_before_it() -> None:
     for serving, known in ((None, True), (BASE.id, True), (None, False)):
         host = engine(pulls=True, configuration="c", serving=serving, known=known)
@@ -33,14 +38,10 @@ def test_a_host_is_given_a_delta_at_once_without_a_copy_or_the_steps_before_it()
 
 
 def test_engines_of_a_host_that_were_restarted_are_no_other_writer() -> None:
-    seen = Reached(
+    seen = host_says(
         model_path="(nothing)",
         weight_version=None,
-        server_version="1",
-        configuration="c",
-        startup_path=None,
         process=Process(started="same"),
-        pulls=True,
     )
     host = engine(pulls=True, serving=BASE.id, process=Process(started="same"), model_path="/root/run/v000001")
     expected = Expected(path="/root/run/v000001", label="1")
@@ -53,13 +54,9 @@ def test_engines_of_a_host_that_were_restarted_are_no_other_writer() -> None:
 def test_a_host_that_carried_out_an_order_of_which_nothing_was_heard_serves_it_and_is_not_ordered_back() -> None:
     """With a strategy by which hosts go in turn it may not be its turn any more when it is heard again."""
     order = AttemptRecord(id="1", engine="host", version=NEWEST.id, started_at="", outcome="UNREACHABLE")
-    seen = Reached(
+    seen = host_says(
         model_path="/root/run/v000003",
         weight_version="3",
-        server_version="1",
-        configuration="c",
-        startup_path=None,
-        pulls=True,
         serves=NEWEST.id,
     )
     host = engine(state=EngineState.UNREACHABLE, pulls=True, serving=BASE.id, model_path="/root/run/v000001")
@@ -88,13 +85,9 @@ def test_a_host_that_has_obeyed_a_late_order_to_go_where_it_is_not_to_be_is_orde
     desires: str | None, target: str | None, is_ordered: bool
 ) -> None:
     """The hub has given up on that order, and has ordered nothing since: the host still serves what it served."""
-    seen = Reached(
+    seen = host_says(
         model_path="/root/run/v000001",
         weight_version="1",
-        server_version="1",
-        configuration="c",
-        startup_path=None,
-        pulls=True,
         serves=BASE.id,
         desires=desires,
     )
@@ -107,13 +100,9 @@ def test_a_host_that_has_obeyed_a_late_order_to_go_where_it_is_not_to_be_is_orde
 def test_a_host_whose_engines_were_all_restarted_that_it_had_given_up_tries_again_what_it_has_given_up() -> None:
     def strikes_after(before: int, now: int) -> dict[str, int]:
         told = [HostEngines(follower="h", states={EngineState.QUARANTINED: many}, engines=()) for many in (before, now)]
-        seen = Reached(
+        seen = host_says(
             model_path="/root/run/v000001",
             weight_version="1",
-            server_version="1",
-            configuration="c",
-            startup_path=None,
-            pulls=True,
             host=told[1],
             serves=BASE.id,
         )
@@ -171,13 +160,9 @@ def test_a_host_of_which_an_engine_was_restarted_is_mended_where_it_was_brought_
 def test_a_host_that_was_found_to_have_carried_out_an_order_is_mended_there_like_one_that_has_answered() -> None:
     """The answer to the order was lost; then an engine of the host was restarted while it was not the host's turn."""
     order = AttemptRecord(id="1", engine="host", version=TARGET.id, started_at="", outcome="UNREACHABLE")
-    seen = Reached(
+    seen = host_says(
         model_path="/root/run/v000002",
         weight_version="2",
-        server_version="1",
-        configuration="c",
-        startup_path=None,
-        pulls=True,
         serves=TARGET.id,
     )
     expected = {each.id: Expected(path=f"/root/run/v00000{each.label}", label=each.label) for each in (GOOD, TARGET)}

@@ -8,13 +8,19 @@ from refitd_plan.transport import WeightTransport
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportOption:
-    """One transport. `hinders`: why it cannot be used, None where it can. `carried_out`: refitd does it itself."""
+    """One transport.
+
+    `hinders`: why it cannot be used, None where it can. `carried_out`: refitd does it itself; `left_to_trainer`: why
+    it leaves a broadcast that can be used to the trainer. `costs` as a sentence, `costs_ms` as its figures in ms.
+    """
 
     transport: WeightTransport
     chosen: bool
     hinders: str | None
     carried_out: bool
+    left_to_trainer: str | None
     costs: str
+    costs_ms: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +72,7 @@ class Plan:
     """How weights go, whether everything fits, and what to set.
 
     `update_group` is the world size that a broadcast would have: the ranks that generate, and one that trains.
-    `meanwhile` is what refitd carries out today where `transport` is not one of these; None where it is.
+    `meanwhile` is what refitd carries out where it leaves `transport` to the trainer; None where it does not.
     `costs_of` says what the costs of all `ways` were measured on, and how a version of this job compares.
     `restart` says what a restart of an engine costs where not each version gets files, None where each does.
     `memory` is None where no model was given. The flags are of the engine that the allocation names; the other's are

@@ -36,6 +36,7 @@ from refitd_plan.transport import (
     environment,
     hinders,
     hinders_handover,
+    left_to_trainer,
     measured,
 )
 
@@ -166,7 +167,9 @@ def _plan(
                 chosen=transport is rule.transport,
                 hinders=hinders(transport, now),
                 carried_out=carried_out(transport, now),
-                costs=COSTS[transport],
+                left_to_trainer=left_to_trainer(transport, now) if hinders(transport, now) is None else None,
+                costs=str(COSTS[transport]),
+                costs_ms=COSTS[transport].milliseconds,
             )
             for transport in WeightTransport
         ),

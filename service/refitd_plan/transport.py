@@ -3,7 +3,8 @@
 disk         files on a root that both see; refitd's own, and the one that needs nothing else
 disk+delta   the same, and only what changed where little did
 handover     on one GPU: the engine opens the trainer's tensors by CUDA IPC, and the files follow
-nccl         a broadcast over a process group of trainer rank 0 and all engine ranks; by the trainer, not by refitd
+nccl         a broadcast over a process group of trainer rank 0 and all engine ranks, and the files follow; without
+             refitd inside the engines it is the trainer's own
 gloo         the same through host memory, where neither files nor NCCL can be had
 
 `RULES` is a table of named rules: the first that applies chooses. `COSTS` are figures of docs/measurements.md, and a
@@ -19,7 +20,7 @@ from refitd_plan.allocation import ENGINE_NAMES, SGLANG, VLLM
 
 _FOLDERS = "AReaL hands whole folders over, which refitd publishes in full"
 MEASURED_GB = 3.09
-MEASURED = f"{MEASURED_GB:g} GB in bf16, one H200"
+MEASURED = f"{MEASURED_GB:g} GB in bf16, trainer and engine on an H200 each, refitd inside the engine"
 """What all of them were measured on."""
 _HUB = {"HF_HUB_OFFLINE": "1"}  # a path that is gone must fail, and never be looked for on the hub
 
@@ -123,9 +124,25 @@ def hinders(transport: WeightTransport, now: Situation) -> str | None:
             assert_never(transport)
 
 
+BROADCASTS = frozenset({WeightTransport.NCCL, WeightTransport.GLOO})
+
+
+def left_to_trainer(transport: WeightTransport, now: Situation) -> str | None:
+    """Why refitd leaves a broadcast to the trainer; None where refitd does it, and for what is no broadcast."""
+    if transport not in BROADCASTS:
+        return None
+    if not now.plugin:
+        return "refitd is not inside the engines (say --plugin where it is)"
+    if not now.shared_files:
+        return "what is broadcast is announced by a file, and the engines do not see the trainer's files"
+    if now.areal:
+        return _FOLDERS
+    return None if now.whole else "refitd broadcasts whole tensors, and the trainer's ranks hold parts"
+
+
 def carried_out(transport: WeightTransport, now: Situation) -> bool:
-    """Whether refitd does it itself in this situation. Broadcasts are the trainer's own: refitd only advises."""
-    return transport not in {WeightTransport.NCCL, WeightTransport.GLOO} and hinders(transport, now) is None
+    """Whether refitd does it itself in this situation."""
+    return hinders(transport, now) is None and left_to_trainer(transport, now) is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,20 +214,49 @@ def choose(now: Situation) -> Rule:
     return next(rule for rule in RULES if rule.applies(now))
 
 
-COSTS: Mapping[WeightTransport, str] = {
-    WeightTransport.DISK: (
-        "66 ms to publish and 62 ms in the engine with the plugin; 2,978 ms by save_file and a reload"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportCost:
+    """What one version cost by a transport, in milliseconds, as docs/measurements.md has it.
+
+    `answered`: from `publish()` until the engine generates by the new, proved weights. `held`: the trainer in
+    `publish()`. `paused`: the engine. `beside` is a sentence on the same bytes without refitd, empty where there is
+    none.
+    """
+
+    answered: int
+    held: int
+    paused: int
+    beside: str = ""
+
+    @property
+    def milliseconds(self) -> Mapping[str, int]:
+        """The figures alone."""
+        return {"answered": self.answered, "held": self.held, "paused": self.paused}
+
+    def __str__(self) -> str:
+        cost = f"{self.answered} ms until answered, trainer held {self.held}, engine paused {self.paused}"
+        return f"{cost}; {self.beside}" if self.beside else cost
+
+
+COSTS: Mapping[WeightTransport, TransportCost] = {
+    WeightTransport.DISK: TransportCost(
+        answered=265, held=64, paused=92, beside="2,978 ms by save_file and SGLang's own reload"
     ),
-    WeightTransport.DISK_DELTA: "38 ms to publish and 7-10 ms in the engine with the plugin, where 1 % changed",
-    WeightTransport.HANDOVER: "11 ms in the engine, while the files follow",
-    WeightTransport.NCCL: "17-22 ms over NVLink in one request, 1,136 ms with a request for each parameter",
-    WeightTransport.GLOO: "788 ms",
+    WeightTransport.DISK_DELTA: TransportCost(answered=144, held=15, paused=31, beside="where 1 % changed"),
+    WeightTransport.HANDOVER: TransportCost(answered=65, held=126, paused=36),
+    WeightTransport.NCCL: TransportCost(
+        answered=85, held=146, paused=30, beside="by the trainer alone 1,136 ms with a request for each parameter"
+    ),
+    WeightTransport.GLOO: TransportCost(
+        answered=626, held=686, paused=32, beside="by the trainer alone 758 ms with a broadcast for each parameter"
+    ),
 }
+"""All of one run, with full versions unless `beside` says otherwise; files follow a version that went another way."""
 
 
 def measured(version: float | None, engine: str = SGLANG) -> str:
     """What the figures are of, and how a version of this job compares. `version` is in bytes, None where not known."""
-    of = MEASURED if engine == SGLANG else f"{MEASURED}, with SGLang; not measured with {ENGINE_NAMES[engine]}"
+    of = MEASURED if engine == SGLANG else f"{MEASURED}, which was SGLang; not measured with {ENGINE_NAMES[engine]}"
     if version is None:
         return of
     gigabytes = version / 1e9
@@ -245,6 +291,11 @@ def advice(transport: WeightTransport, now: Situation) -> tuple[str, ...]:
     of_engine: tuple[str, ...] = ()
     if now.engine == VLLM:
         of_engine = (_ON_VLLM,) if now.plugin else (_ON_VLLM, *_ON_STOCK_VLLM)
+    if transport in BROADCASTS and carried_out(transport, now):
+        return (
+            *of_engine,
+            f'publish(..., transport="{transport}"): refitd\'s own processes make the group and broadcast',
+        )
     if transport is not WeightTransport.NCCL:
         return of_engine
     return (

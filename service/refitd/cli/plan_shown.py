@@ -19,7 +19,11 @@ def shown(plan: Plan) -> Iterator[RenderableType]:
     """The plan, from the choice to the assumptions."""
     yield from _choice(plan)
     yield _ways(plan.ways)
-    yield sentence(f"\nCosts are those of {plan.costs_of}.", "dim")
+    yield sentence(
+        "\nUntil engines answer by the new weights, the trainer is held and an engine is paused: measured with "
+        f"{plan.costs_of}.",
+        "dim",
+    )
     if plan.restart is not None:
         yield sentence(f"\nRestart: {plan.restart}.", "yellow")
     if plan.memory is not None:
@@ -34,19 +38,21 @@ def _choice(plan: Plan) -> Iterator[RenderableType]:
     yield sentence(f"  {plan.reason}")
     yield sentence(f"  The update group of a broadcast would have {plan.update_group} ranks.", "dim")
     if plan.meanwhile is not None:
+        why = next(way.left_to_trainer for way in plan.ways if way.chosen)
         yield sentence(
-            f"  refitd does not broadcast: that is the trainer's own. What it carries out here: {plan.meanwhile}.",
+            f"  refitd leaves this broadcast to the trainer: {why}. What it carries out here: {plan.meanwhile}.",
             "yellow",
         )
     yield ""
 
 
 def _ways(ways: Sequence[TransportOption]) -> Table:
-    table = _table("", "TRANSPORT", "POSSIBLE", "BY REFITD", "COSTS")
+    table = _table("", "TRANSPORT", "POSSIBLE", "BY REFITD", "ANSWERED", "HELD", "PAUSED")
     for way in ways:
         mark = Text("→", style="green") if way.chosen else Text("")
         possible = Text("yes") if way.hinders is None else sentence(f"no: {way.hinders}", "dim")
-        table.add_row(mark, way.transport, possible, "yes" if way.carried_out else "no", way.costs)
+        figures = (f"{figure:,} ms" for figure in way.costs_ms.values())
+        table.add_row(mark, way.transport, possible, "yes" if way.carried_out else "no", *figures)
     return table
 
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from refitd.engine.plugin.client import AHEAD_SECONDS, OFFER_SECONDS, PluginClient
+from refitd.engine.plugin.client import AHEAD_SECONDS, OFFER_SECONDS, SENT_SECONDS, PluginClient
 from refitd.engine.plugin.prepared import Preparation, Prepared, PrepareRefused, Unprepared
 from refitd.engine.plugin.rank_group import Launch
 from refitd.engine.port import Coming, Offered, RankProof, VersionFiles
@@ -20,7 +20,7 @@ from refitd_client.contract.plugin import Answer, UpdateOutcome
 
 from .disk import Make, SimFolder, seen_at, signature_of
 from .fault import Call, DiedError, Fault
-from .offer import SimOffer
+from .offer import Sending, SimOffer
 from .proving import found
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class SimPlugin:
         self._server.disk.counts["proofs"] += 1
         return [found(seen, content, rank, ranks, **damage) for rank in range(ranks)]
 
-    def take(self, offered: Offered) -> None:
+    def offer_of(self, offered: Offered) -> SimOffer:
         """Look at an offer."""
         self._follow()
         if self.standing is not None and self.standing.base is None and self.standing.files:
@@ -128,6 +128,35 @@ class SimPlugin:
             raise _RefusedError("the offer was withdrawn, or its trainer is gone")
         if (offer.version, offer.path) != (offered.version, offered.path):
             raise _RefusedError("the offer is of another version")
+        return offer
+
+    async def received(self, offer: SimOffer, within: float) -> SimOffer:
+        """What this host's receivers get of an offer that is sent: they compare it with the fingerprints."""
+        offer.readers += 1
+        try:
+            await self._sent(offer, within)
+            if offer.sending in {Sending.SILENT, Sending.BREAKS} or not offer.is_lent:
+                raise _RefusedError("it was not received: its sender is gone, or silent")
+            arrived = offer.arrived()
+        finally:
+            offer.readers -= 1
+        if arrived.content != arrived.promised:
+            raise _RefusedError("it was not received: other bytes have arrived")
+        self._server.disk.counts["received"] += 1
+        return arrived
+
+    async def _sent(self, offer: SimOffer, within: float) -> None:
+        """Wait for the last byte, for the end of the sender, or for the deadline."""
+        if offer.sending is not Sending.SILENT:
+            await asyncio.sleep(self._server.chance.random() * 2.0)
+            return
+        for _ in range(round(within)):
+            if not offer.is_lent:
+                return
+            await asyncio.sleep(1.0)
+
+    def take(self, offer: SimOffer) -> None:
+        """Have an offer ready to be loaded."""
         self._prepared = _Way(offer.path, offer.version, offer.promised, offer, "")
 
     def forget(self) -> None:
@@ -306,7 +335,8 @@ class SimBeside(PluginClient):
     async def prefetch(self, version: Coming | Offered) -> Sequence[RankProof]:
         self._seen_ahead, self._waiting, within = None, True, AHEAD_SECONDS
         if isinstance(version, Offered):
-            self._taken_ahead = version, await self.take(version, OFFER_SECONDS)
+            within = SENT_SECONDS if version.sent else OFFER_SECONDS
+            self._taken_ahead = version, await self.take(version, within)
             return ()
         plugin, fault = self._server.plugin, self._server.faults.pop(Call.PREPARE, None)
         if not await self._reached(fault, within) or plugin is None:
@@ -346,9 +376,14 @@ class SimBeside(PluginClient):
         if not await self._reached(fault, within) or plugin is None or fault is Fault.CUT_AFTER:
             return PrepareRefused("a rank does not answer")
         try:
-            plugin.take(offered)
+            offer = plugin.offer_of(offered)
+            if offer.sending is not None:
+                offer = await plugin.received(offer, within)
+                if not await self._reached(None, within):
+                    return PrepareRefused("a rank does not answer")
         except _RefusedError as refused:
             return PrepareRefused(str(refused))
+        plugin.take(offer)
         self._waiting = True
         return Prepared()
 

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from .disk import Make
 from .fault import Call, Fault
+from .offer import Sending
 from .world import World
 
 Draw = Callable[[random.Random], Any]
@@ -86,6 +87,12 @@ class Story:
     def hand_over(self, seconds: float, files: bool = True) -> None:
         """Until the trainer does something else its tensors are lent."""
         self.do(lambda world: world.hand_over(files=files))
+        self.do(lambda world: world.wait(seconds))
+
+    @may(sending=one_of(Sending), files=one_of([True, False]), seconds=one_of([0.0, 0.5, 2.0, 40.0]))
+    def send(self, sending: Sending, files: bool, seconds: float) -> None:
+        """Over a process group; until the trainer does something else its sender is there."""
+        self.do(lambda world: world.hand_over(files=files, sending=sending))
         self.do(lambda world: world.wait(seconds))
 
     @may(steps=one_of(range(2, 5)), seconds=one_of([0.2, 2.0]))

@@ -20,6 +20,7 @@ from refitd_client.contract.states import Standing
 from simulation.cases import Case, drawn, played, shortest, some_engines
 from simulation.disk import Make
 from simulation.fault import Fault
+from simulation.offer import Sending
 from simulation.steps import CALLS, WRITTEN, Story
 from simulation.world import World
 from support.points import taken
@@ -154,6 +155,36 @@ def test_versions_in_memory_alone_are_held_until_no_engine_has_them_and_then_one
             world.roll_back()
         world.wait(30.0)
         assert not world.target_is_in_memory
+        world.heal()
+    finally:
+        world.close()
+
+
+@pytest.mark.points
+@pytest.mark.parametrize("sending", list(Sending))
+@pytest.mark.parametrize("seed", [*taken(range(3))])
+def test_what_is_sent_is_served_where_all_of_it_has_arrived_and_no_engine_is_paused_before(
+    seed: int, sending: Sending
+) -> None:
+    """Over a process group. Else the engines serve what they had, and then the files."""
+    chance = random.Random(seed)
+    world = World(seed, vllm=some_engines(chance), plugged=True)
+    try:
+        world.publish(Make.GOOD, announce=True)
+        world.wait(5.0)
+        engines = [world.servers[name] for name in "ab"]
+        before = [engine.tensors for engine in engines]
+        world.hand_over(sending=sending)
+        for _ in range(100):
+            world.wait(0.1)
+            if not world.disk.counts["received"]:
+                assert not any(engine.paused for engine in engines)
+        arrives = sending is Sending.WHOLE
+        assert (world.disk.counts["received"] > 0) is arrives
+        assert [engine.tensors != had for engine, had in zip(engines, before, strict=True)] == [arrives] * 2
+        world.take_back(announce=True)
+        world.wait(30.0)
+        assert all(engine.tensors != had for engine, had in zip(engines, before, strict=True))
         world.heal()
     finally:
         world.close()

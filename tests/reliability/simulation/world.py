@@ -26,7 +26,7 @@ from refitd_client.delta.plan import last_served
 
 from .disk import Make, SimDisk, SimFolder
 from .life import Life
-from .offer import SimOffer
+from .offer import Sending, SimOffer
 from .place import ADDED, PARTNER, Place, url_of
 from .plugin import SimPlugin
 from .server import SimServer
@@ -199,21 +199,22 @@ class World(Place):
             self.generation += 1
         self.step = 0
 
-    def hand_over(self, *, files: bool = True) -> None:
+    def hand_over(self, *, files: bool = True, sending: Sending | None = None) -> None:
         """The next step is offered from the trainer's memory. Where the service does not hear of it, it is written.
 
-        Without `files` it has none where all engines take it.
+        Without `files` it has none where all engines take it. `sending`: a process group brings it to the engines.
         """
         self.take_back(announce=True)
         self.step += 1
         order = Order(self.generation, self.step)
         path, content = f"{RUN}/{version_folder(order)}", next(self._contents)
         name = f".offer-{content:016x}"
-        self.lent = SimOffer(f"{RUN}/{name}", version_id(RUN, order), path, content, content, files)
+        self.lent = SimOffer(f"{RUN}/{name}", version_id(RUN, order), path, content, content, files, sending)
         self.disk.offers[self.lent.name] = self.lent
         self.trained.clear()  # no delta leads on from it
         self.promises.lent(path, order, content)
         said = {} if files else {"durable": "never"}
+        said |= {} if sending is None else {"transport": "gloo"}
         notice = Notice(run=RUN, step=order.step, path=path, kind=Kind.HANDOVER, offer=name, metadata=said)
         life = self.life
         told = life is not None and self._call(self._tell(life, notice))

@@ -127,12 +127,36 @@ def test_the_flags_are_what_was_planned_with() -> None:
     assert "--max-lora-rank 8" in flags
 
 
-def test_broadcasts_are_advised_and_never_claimed() -> None:
+def test_broadcasts_are_left_to_the_trainer_where_refitd_is_not_in_the_engines() -> None:
     made = plan("sglang:d1+fsdp:d1", gpus_per_node=2)
     by_refitd = {way.transport for way in made.ways if way.carried_out}
     assert by_refitd == {WeightTransport.DISK, WeightTransport.DISK_DELTA}
     assert made.meanwhile is WeightTransport.DISK_DELTA
     assert plan("sglang:d1|fsdp:d1", gpus_per_node=1).meanwhile is None
+
+
+def test_broadcasts_are_carried_out_where_refitd_is_in_the_engines() -> None:
+    made = plan("sglang:d1+fsdp:d1", gpus_per_node=2, plugin=True)
+    by_refitd = {way.transport for way in made.ways if way.carried_out}
+    assert by_refitd == set(WeightTransport) - {WeightTransport.HANDOVER}
+    assert (made.transport, made.meanwhile) == (WeightTransport.NCCL, None)
+    assert any('transport="nccl"' in sentence for sentence in made.advice)
+
+
+@pytest.mark.parametrize(
+    ("allocation", "situation", "why"),
+    [
+        ("sglang:d1+fsdp:d1", {}, "not inside the engines"),
+        ("sglang:d1+fsdp:d1", {"plugin": True, "shared_files": False}, "do not see the trainer's files"),
+        ("sglang:d1+fsdp:d1", {"plugin": True, "areal": True}, "whole folders"),
+        ("sglang:d2+fsdp:d2", {"plugin": True}, "ranks hold parts"),
+    ],
+)
+def test_a_broadcast_that_is_left_to_the_trainer_says_why(allocation: str, situation: dict[str, Any], why: str) -> None:
+    made = plan(allocation, gpus_per_node=4, **situation)
+    nccl = next(way for way in made.ways if way.transport is WeightTransport.NCCL)
+    assert (nccl.hinders, nccl.carried_out) == (None, False)
+    assert why in str(nccl.left_to_trainer)
 
 
 def test_each_way_says_what_stands_against_it() -> None:
@@ -155,7 +179,7 @@ def test_nccl_brings_the_environment_that_both_sides_need() -> None:
 def test_every_figure_of_a_cost_stands_in_the_measurements() -> None:
     page = (DOCS / "measurements.md").read_text()
     for transport, cost in COSTS.items():
-        figures = re.findall(r"\d+(?:\.\d+)?", cost)
+        figures = re.findall(r"\d+(?:[.,]\d+)?", str(cost))
         assert figures, transport
         assert [figure for figure in figures if figure not in page] == [], transport
 

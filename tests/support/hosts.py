@@ -110,10 +110,10 @@ class Hosts:
         self._open.enter_context(host.refitd)
         return host
 
-    def led(self, name: str, *flags: str, engines: int = 1) -> Host:
-        """Start one more follower of the hub, which names itself to it with its URL."""
-        port = free_port()
-        flags = ("--follow", self.hub.refitd.url, "--follower", name, "--advertise", f"http://127.0.0.1:{port}", *flags)
+    def led(self, name: str, *flags: str, engines: int = 1, url: str | None = None) -> Host:
+        """Start one more follower of the hub, which names itself to it. `url` is another way to the hub."""
+        port, hub = free_port(), url or self.hub.refitd.url
+        flags = ("--follow", hub, "--follower", name, "--advertise", f"http://127.0.0.1:{port}", *flags)
         host = self.host(name, *flags, engines=engines)
         host.refitd.port = port
         self._open.enter_context(host.refitd)

@@ -35,12 +35,17 @@ class HostEngines:
     """The engines of a host: how many are in each state, and at most 16 of them, those that need a look first.
 
     `follower` is the name of the service there, `upstream` the upstream that it follows, "" where that is not known.
+    `pulling` is the id of the version that the host pulls, of which `pulled_bytes` have arrived, `loading` of the one
+    that its engines are being brought to. A host leaves these four to its hub, which takes them from `Following`.
     """
 
     follower: str
     states: dict[EngineState, int] = field(default_factory=dict[EngineState, int])
     engines: tuple[HostEngine, ...] = ()
     upstream: str = ""
+    pulling: str | None = None
+    pulled_bytes: int = 0
+    loading: str | None = None
 
     @property
     def count(self) -> int:

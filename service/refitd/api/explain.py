@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from refitd.api.present import host_does
 from refitd.engine.port import Outcome
 from refitd.policy.binding import why_unbound
 from refitd.policy.contest import STOP_THE_OTHER, gives_up
@@ -167,7 +168,8 @@ def explain_engine(engine: EngineRecord, store: Store, targets: Targets) -> list
         store: what the service knows.
         targets: what engines are to serve.
     """
-    sentences = [f"{engine.id} is {engine.state}: {_ENGINES[engine.state]}."]
+    order = store.loading.get(engine.id)
+    sentences = [f"{engine.id} is {engine.state}: {_what_it_means(engine, order)}."]
     if engine.reload and engine.state in {EngineState.PROBING, EngineState.UNREACHABLE}:
         sentences.append("A resync was asked for: it will be loaded again when it is reachable.")
     if engine.run is None:
@@ -190,10 +192,16 @@ def explain_engine(engine: EngineRecord, store: Store, targets: Targets) -> list
         failed = "1 attempt has" if engine.failures == 1 else f"{engine.failures} attempts in a row have"
         sentences.append(f"{failed} failed; the next one waits a while.")
     sentences += _its_server(engine)
-    sentences += [] if engine.host is None else _its_host(engine, engine.host, store.loading.get(engine.id))
+    sentences += [] if engine.host is None else _its_host(engine, engine.host, order, host_does(engine, store))
     if engine.last_attempt is not None:
         sentences.append(_last_load(engine.last_attempt))
     return _with_reason(sentences, engine, store.rollouts.get(engine.run))
+
+
+def _what_it_means(engine: EngineRecord, order: AttemptRecord | None) -> str:
+    if engine.host is not None and engine.state is EngineState.UPDATING and order is not None:
+        return f"it was ordered to serve {order.version}"
+    return _ENGINES[engine.state]
 
 
 def _its_server(engine: EngineRecord) -> list[str]:
@@ -210,13 +218,14 @@ def _its_server(engine: EngineRecord) -> list[str]:
     return sentences
 
 
-def _its_host(engine: EngineRecord, host: HostEngines, order: AttemptRecord | None) -> list[str]:
+def _its_host(engine: EngineRecord, host: HostEngines, order: AttemptRecord | None, does: str | None) -> list[str]:
     """Say who does what for a host's engines, and which of them are not where they should be, as the host said last.
 
     Args:
         engine: the host.
         host: what it has said of its engines.
         order: the order that it is carrying out; None where it is carrying out none.
+        does: what the host does for its engines now, without a subject; None where that is nothing.
     """
     source = f" from {host.upstream}" if host.upstream else ""
     own = "engine" if host.count == 1 else f"{host.count} engines"
@@ -224,6 +233,7 @@ def _its_host(engine: EngineRecord, host: HostEngines, order: AttemptRecord | No
     sentences = [
         f"The host {host.follower} pulls each version{source} and updates its own {own}.",
         "This service only says which version, and waits until the host has proved that it serves it.",
+        *([] if does is None else [f"Now the host {does}."]),
         f"When the host was last asked, its engines were: {counted or 'none'}.",
     ]
     goal = engine.serving if order is None else order.version

@@ -84,7 +84,8 @@ def _handed_out(service: Service, version: str, count: int) -> HandedOut:
 async def following(service: ServiceOf, within: Annotated[float, Query(ge=0, le=MOST_SECONDS)] = 0.0) -> Following:
     """What this service follows, and how far it is. 404 where it follows no upstream.
 
-    With `within` it answers once what it is to serve is served or refused, at the latest after so many seconds.
+    With `within` it answers once what it is to serve begins to be loaded, or is served or refused; at the latest after
+    so many seconds.
     """
     follower = _follower(service)
     return await follower.settled(within) if within else follower.following()

@@ -4,15 +4,15 @@ The dashboard, `refitd top` and `refitd status` show these very words, so that a
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 
 from refitd.api.context import ServiceOf
 from refitd.api.health import faults_now
-from refitd.api.present import present_engine
+from refitd.api.present import host_does, present_engine
 from refitd.policy.binding import how_to_bring
 from refitd.policy.contest import STOP_THE_OTHER
 from refitd.policy.strategy import Strategy, has_given_up, released, why_waiting
@@ -31,6 +31,7 @@ _TROUBLE = (
     EngineState.NACKED,
     EngineState.UNREACHABLE,
 )
+_BUSY = (EngineState.UPDATING, EngineState.VERIFYING, EngineState.PROBING)
 _OVER = frozenset({VersionState.RETIRED, VersionState.DELETED})
 
 
@@ -48,6 +49,7 @@ class RunFacts:
         others: engines that follow other runs or none.
         closed: the runs that are closed.
         closed_at: when this run was closed.
+        hosts: by their ids, what engines that are hosts do now.
     """
 
     run: str
@@ -59,6 +61,7 @@ class RunFacts:
     others: Sequence[EngineRecord] = ()
     closed: Collection[str] = ()
     closed_at: str | None = None
+    hosts: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def glance(seen: RunFacts) -> RunGlance:
@@ -189,7 +192,8 @@ def _group(seen: RunFacts, state: EngineState) -> str | None:
     mine = sorted((engine for engine in seen.engines if engine.state is state), key=lambda engine: engine.id)
     if not mine:
         return None
-    why = next((engine.reason for engine in mine if engine.reason), None)
+    why = next((f"{e.id} {seen.hosts[e.id]}" for e in mine if e.id in seen.hosts), None) if state in _BUSY else None
+    why = why or next((engine.reason for engine in mine if engine.reason), None)
     return f"{_names([engine.id for engine in mine])} {state}" + (f": {why}" if why else "")
 
 
@@ -216,7 +220,7 @@ def _waiting(seen: RunFacts, newest: VersionRecord | None) -> list[str]:
     elif newest is not None and newest.state.is_open and newest.state is not VersionState.UNKNOWN:
         why = f": {newest.reason}" if newest.reason else ""
         found.append(f"Step {newest.order.step:,} is {newest.state}{why}")
-    busy = (_group(seen, state) for state in (EngineState.UPDATING, EngineState.VERIFYING, EngineState.PROBING))
+    busy = (_group(seen, state) for state in _BUSY)
     found += [sentence for sentence in busy if sentence is not None]
     return [*found, *_turn(seen)]
 
@@ -343,5 +347,6 @@ def glance_at(store: Store, targets: Targets, run: str) -> RunGlance:
             others=[] if engines else list(store.engines.values()),
             closed=store.runs.closed.keys(),
             closed_at=store.runs.closed.get(run),
+            hosts={engine.id: does for engine in engines if (does := host_does(engine, store)) is not None},
         )
     )

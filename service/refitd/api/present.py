@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from refitd.policy.hosts import what_it_does
 from refitd.policy.traffic import steps_from
 from refitd.rollout.targets import Targets
 from refitd.state.records import AttemptRecord, EngineRecord, RolloutRecord
@@ -11,6 +12,8 @@ from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import EngineState, Kind, VersionState
 from refitd_client.contract.wire import Attempt, Engine, EngineOnVersion, Version
 
+_LOADING = frozenset({EngineState.UPDATING, EngineState.VERIFYING})
+_NOT_HEARD = frozenset({EngineState.PROBING, EngineState.UNREACHABLE})
 _NOT_GOOD = frozenset({VersionState.REJECTED, VersionState.LOST})
 
 
@@ -78,6 +81,30 @@ def _why(engine: EngineRecord, rollout: RolloutRecord | None) -> str | None:
     return engine.reason
 
 
+def _why_now(engine: EngineRecord, store: Store) -> str | None:
+    """Return why an engine is where it is, or what its host does: while that loads, before why a load of it failed."""
+    why, does = _why(engine, store.rollouts.get(engine.run or "")), host_does(engine, store)
+    return (does or why) if engine.state in _LOADING else (why or does)
+
+
+def host_does(engine: EngineRecord, store: Store) -> str | None:
+    """Return what a host does for its engines, a sentence without a subject; None of any other engine.
+
+    Args:
+        engine: the engine.
+        store: what the service knows.
+    """
+    if engine.state in _NOT_HEARD:
+        return None
+    order = store.loading.get(engine.id)
+
+    def size(version: str) -> int | None:
+        known = store.versions.get(version)
+        return None if known is None else known.bytes
+
+    return what_it_does(engine.host, None if order is None else order.version, size)
+
+
 def _why_not(engine: EngineRecord, record: VersionRecord) -> str | None:
     """Return why its last load of this version failed, where nothing is wrong with the engine since."""
     last = engine.last_attempt
@@ -120,7 +147,7 @@ def present_engine(record: EngineRecord, store: Store, targets: Targets) -> Engi
         step=None if parsed is None else parsed[1].step,
         behind=steps_behind(record, targets),
         weight_version=record.weight_version,
-        reason=_why(record, store.rollouts.get(record.run or "")),
+        reason=_why_now(record, store),
         paused=not record.known or record.resume_owed,
         last_attempt=None if record.last_attempt is None else present_attempt(record.last_attempt),
         skipped=record.skipped,

@@ -219,7 +219,10 @@ def why_there(engine: Engine, now: str | None) -> str | None:
     if engine.unreachable_since is None:
         is_new = engine.state is EngineState.IN_SYNC and engine.version is None
         told = "no version to serve yet" if is_new else through_loader(engine) or _draft(engine)
-        return engine.reason or of_host(engine) or told
+        of_its_own = of_host(engine)
+        if engine.reason is not None and of_its_own is not None:
+            return f"{engine.reason}; {of_its_own}"
+        return engine.reason or of_its_own or told
     since = f"since {engine.unreachable_since[11:16]}Z"
     if now is not None:
         away = datetime.fromisoformat(now) - datetime.fromisoformat(engine.unreachable_since)

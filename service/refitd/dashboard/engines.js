@@ -122,7 +122,8 @@ const lastLoad = (load, max) => bar(placed(load, Date.parse(load.started_at)), m
 
 // Of one that does not answer also since when, and for how long; of one whose loads are slow, why.
 function why({ reason, url, unreachable_since: since, loads_whole: whole, through_loader: slow, server, draft, host }) {
-  if (since === null) return reason ?? (host ? ofHost(host) : whole ? `each load goes through ${server}'s loader: ${slow}` : draft ? `draft: ${draft}` : "");
+  if (since === null && host) return reason === null ? ofHost(host) : `${reason}; ${ofHost(host)}`;
+  if (since === null) return reason ?? (whole ? `each load goes through ${server}'s loader: ${slow}` : draft ? `draft: ${draft}` : "");
   const told = (reason ?? "").replace(`${url} cannot be reached: `, "");
   return `since ${clock(since)} (${span(Math.max(0, Date.now() - Date.parse(since)))})${told === "" ? "" : `: ${told}`}`;
 }

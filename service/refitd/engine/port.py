@@ -103,6 +103,10 @@ async def never_change() -> bool:
     return True
 
 
+def unheard(host: HostEngines) -> None:
+    """For a target of an engine that is no host, or where what a host says meanwhile does not matter."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """What an engine is to serve: `path` as the engine sees it, `label` the weight_version it gets.
@@ -113,7 +117,8 @@ class Target:
     `repairs`: the contents before the load are unknown, so that "untouched" is no reason to resume. `unchanged` says
     after the load whether the files are still those that were checked: else it is not known which ones it read.
     `files` is None for what others wrote: an engine's plugin leaves that to the engine; and for what is `offered`.
-    `in_place`: it is a delta that the plugin is to write into what is served.
+    `in_place`: it is a delta that the plugin is to write into what is served. `hears` gets what a host says of its
+    engines while it carries the order out.
     """
 
     path: str
@@ -125,6 +130,7 @@ class Target:
     offered: Offered | None = None
     in_place: bool = False
     unchanged: Callable[[], Awaitable[bool]] = field(default=never_change, compare=False)
+    hears: Callable[[HostEngines], None] = field(default=unheard, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -215,12 +215,12 @@ class UpstreamFollower:
         self._failures.pop(order.version or "", None)
 
     async def settled(self, within: float) -> Following:
-        """What it says of itself once what it is to serve does not come any more, or after so many seconds."""
-        ends = self._store.clock.monotonic() + within
+        """What it says of itself once what it is to serve begins to be loaded, is served or refused, or in the end."""
+        ends, before = self._store.clock.monotonic() + within, self.following().ordered
         while True:
             seen, now = self._store.changed.count, self._store.clock.monotonic()
             told = self.following()
-            if told.order is not OrderState.COMES or now >= ends:
+            if told.order is not OrderState.COMES or told.ordered != before or now >= ends:
                 return told
             await self._store.changed.wait_after(seen, within=ends - now)
 

@@ -15,6 +15,7 @@ from refitd.engine.port import ANSWERED, BY_HOST
 from refitd.policy.served import is_proven
 from refitd.state.records import EngineRecord, HostLead
 from refitd.state.version import VersionRecord
+from refitd.text import size_of
 from refitd_client.contract.follow import HostOrder
 from refitd_client.contract.hosts import MAX_HOST_ENGINES, HostEngine, HostEngines, OrderState
 from refitd_client.contract.states import EngineState, VersionState
@@ -146,6 +147,26 @@ def proof_of_host(
     made_of = _digest([f"{each} {print_.partition(':')[0]}" for each, print_ in counted])
     proof = f"{BY_HOST}{made_of}:{_digest([f'{each} {print_}' for each, print_ in counted])}"
     return f"refitd {name}", proof if counted else None
+
+
+def what_it_does(host: HostEngines | None, ordered: str | None, size: Callable[[str], int | None]) -> str | None:
+    """What a host does for its engines now, a sentence without a subject; None where it does nothing, as far as it has
+    said.
+
+    Args:
+        host: what it has said.
+        ordered: the id of the version that it was ordered to serve, while the order is open.
+        size: the bytes of a version, None where they are not known.
+    """
+    if host is None:
+        return None
+    if host.pulling is not None:
+        whole = size(host.pulling)
+        of = "" if whole is None else f" of {size_of(whole)}"
+        return f"pulls {host.pulling} ({size_of(host.pulled_bytes)}{of})"
+    if host.loading is not None:
+        return f"loads {host.loading}"
+    return None if ordered is None else f"prepares {ordered}: it is pulled and checked there"
 
 
 def _digest(texts: Sequence[str]) -> str:

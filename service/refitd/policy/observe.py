@@ -47,6 +47,7 @@ def after_probe(
     if expected is not None:
         seen = seen.expecting(expected.path, expected.label)
     before, moved = engine, engine.model_path not in {None, seen.model_path}
+    engine = after_word(engine, seen.host)
     was_away = engine.known and engine.state in {EngineState.PROBING, EngineState.UNREACHABLE}
     engine = replace(
         engine,
@@ -72,8 +73,6 @@ def after_probe(
         loads_whole=seen.loader is not None and seen.loader.whole,
         draft=seen.draft,
         pulls=seen.pulls,
-        host=seen.host,
-        strikes={} if _given_up(before.host) > _given_up(seen.host) == 0 else engine.strikes,
     )
     if not engine.known:
         # Contents stay unknown. One that was given up is tried again when something has happened to it: it was away or
@@ -102,6 +101,12 @@ def after_probe(
     else:
         engine = calmed(engine, now, interval)
     return held(standing(_ordered_elsewhere(engine, seen, target), target), now, interval)
+
+
+def after_word(engine: EngineRecord, host: HostEngines | None) -> EngineRecord:
+    """The record after a host has said how its engines are, in a probe or while it carries out an order."""
+    is_mended = _given_up(engine.host) > _given_up(host) == 0
+    return replace(engine, host=host, strikes={} if is_mended else engine.strikes)
 
 
 def _ordered_elsewhere(engine: EngineRecord, seen: Reached, target: str | None) -> EngineRecord:

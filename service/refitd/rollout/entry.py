@@ -5,10 +5,12 @@ from dataclasses import replace
 
 from refitd.policy.contest import forgiven
 from refitd.policy.next_action import Agenda, backoff
+from refitd.policy.observe import after_word
 from refitd.rollout.targets import Targets
 from refitd.state.journal.journal import JournalError
 from refitd.state.records import EngineRecord
 from refitd.state.store import Store
+from refitd_client.contract.hosts import HostEngines
 from refitd_client.contract.states import EngineState
 
 AWAY = frozenset({EngineState.PROBING, EngineState.UNREACHABLE})
@@ -111,6 +113,11 @@ class EngineEntry:
             self.store.say("engine", self.id, after.how_it_loads, of_run=after.run, state=after.state.value)
         changed = (before.state, before.serving, before.reason) != (after.state, after.serving, after.reason)
         self.store.put_engine(after, log_line(after) if changed else None)
+
+    def hears(self, host: HostEngines) -> None:
+        """A host that carries out an order has said how its engines are, and what it does for them."""
+        if self.is_named:
+            self.store.put_engine(after_word(self.record, host))
 
     async def written(self) -> str | None:
         """Wait until what was put is durable; return why it is not, None where it is."""

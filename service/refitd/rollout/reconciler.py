@@ -325,6 +325,7 @@ class Loads:
             files=files,
             in_place=in_place,
             unchanged=is_unchanged,
+            hears=self._entry.hears,
         )
 
     async def _refitted(

@@ -1,12 +1,15 @@
 """`refitd explain` of a host that the hub leads: who does what, and which of its engines are not there yet, and why."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from refitd.api.explain import explain_engine
+from refitd.api.overview import glance_at
+from refitd.api.present import present_engine
 from refitd.clock import SystemClock
 from refitd.engine.port import Reached
 from refitd.engine.refitd.answers import reached
@@ -58,6 +61,21 @@ def test_while_a_host_carries_out_an_order_each_engine_that_is_not_there_yet_is_
     waits = f"it served {ONE.id}, and the host had not begun to load it"
     assert f"Its engine {SERVED.id} was not on {TWO.id} yet: {waits}." in told
     assert any(each.startswith(f"Its engine {TAINTED.id} was not on {TWO.id} yet: it was TAINTED") for each in told)
+
+
+def test_what_the_host_does_for_them_now_is_said(store: Store) -> None:
+    store.put_version(replace(TWO, bytes=5_000_000_000))
+    store.open_attempt("host-1", TWO.id)
+    host = HostEngines(follower="host-1", states=HOSTS, pulling=TWO.id, pulled_bytes=3_100_000_000)
+    told = explained(store, host, state=EngineState.UPDATING, reason="its disk was full")
+    pulls = f"pulls {TWO.id} (3.1 GB of 5.0 GB)"
+    assert told[0] == f"host-1 is UPDATING: it was ordered to serve {TWO.id}."
+    assert f"Now the host {pulls}." in told
+    shown = present_engine(store.engines["host-1"], store, Targets(store))
+    assert (shown.reason, shown.host) == (pulls, host)
+    assert glance_at(store, Targets(store), "run").reasons[-1] == f"host-1 is UPDATING: host-1 {pulls}"
+    away = explained(store, host, state=EngineState.UNREACHABLE, reason="it does not answer")
+    assert not any("pulls v" in each or pulls in each for each in away), "that was before it was lost"
 
 
 def test_engines_that_the_host_does_not_name_are_counted(store: Store) -> None:

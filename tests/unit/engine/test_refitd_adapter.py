@@ -9,8 +9,10 @@ import pytest
 from refitd.engine.connect import connector
 from refitd.engine.engines_file import EngineSpec
 from refitd.engine.kind import EngineAccess
-from refitd.engine.port import Outcome, Reached, Refit, Target, Unreached, VersionFiles
+from refitd.engine.port import Outcome, Reached, Refit, Stage, Target, Unreached, VersionFiles
 from refitd.engine.refitd.adapter import RefitdEngine
+from refitd_client.contract.hosts import HostEngines
+from refitd_client.contract.states import EngineState
 from support.scripted_server import Server, Step, answer, problem, serve
 
 V1, V2 = "run~v000001", "run~v000002"
@@ -60,6 +62,29 @@ async def test_a_host_that_serves_what_was_ordered_is_proved_by_its_engines_fing
     assert (ended.outcome, ended.fingerprint, ended.resumed) == (Outcome.ACK, "host:c:2", True)
     assert calls(server)[1] == "PUT /v1/follow/desired"
     assert b'"version":"run~v000002"' in server.seen[1].body
+
+
+async def test_while_it_pulls_its_engines_serve_on_and_what_the_host_says_meanwhile_is_heard() -> None:
+    comes = told("comes", pulling=V2, pulled_bytes=7)
+    stages: list[Stage] = []
+    heard: list[HostEngines] = []
+    with serve(BEFORE, comes, told("comes"), told("comes", ordered=V2), SERVED) as server:
+        engine = RefitdEngine(server.url, root="/root")
+        ended = await engine.refit(target(hears=heard.append), stages.append)
+    assert stages == [Stage.PREPARE, Stage.LOAD, Stage.VERIFY]
+    assert ended.timings.keys() == {"prepare", "load", "verify"}
+    said = [(each.pulling, each.pulled_bytes, each.loading) for each in heard]
+    assert list(dict.fromkeys(said)) == [(V2, 7, None), (None, 0, None), (None, 0, V2)]
+    assert said[-1] == (None, 0, None), "it serves the version"
+
+
+async def test_a_host_that_says_little_of_what_it_does_is_waited_for_all_the_same() -> None:
+    heard: list[HostEngines] = []
+    bare = told("comes", ordered=None, host=None)
+    with serve(BEFORE, bare, bare, SERVED) as server:
+        ended = await RefitdEngine(server.url, root="/root").refit(target(hears=heard.append), lambda _: None)
+    assert ended.outcome is Outcome.ACK
+    assert [each.states for each in heard] == [{EngineState.IN_SYNC: 1}] * len(heard) != []
 
 
 async def test_the_run_that_is_ordered_is_the_version_s_also_where_its_name_has_parts() -> None:

@@ -1,12 +1,22 @@
 """A host as its hub sees it: which orders it obeys, how far it is with one, and what it proves."""
 
+from typing import Any
+
 import pytest
 
 from refitd.engine.port import ANSWERED
-from refitd.policy.hosts import engines_of_host, is_late, order_state, overtaken, proof_of_host, refusal_of
+from refitd.policy.hosts import (
+    engines_of_host,
+    is_late,
+    order_state,
+    overtaken,
+    proof_of_host,
+    refusal_of,
+    what_it_does,
+)
 from refitd.state.records import AttemptRecord, EngineRecord, HostLead
 from refitd_client.contract.follow import HostOrder
-from refitd_client.contract.hosts import MAX_HOST_ENGINES, OrderState
+from refitd_client.contract.hosts import MAX_HOST_ENGINES, HostEngines, OrderState
 from refitd_client.contract.states import EngineState, VersionState
 from support.records import engine, version
 
@@ -117,3 +127,16 @@ def test_a_host_names_a_bounded_number_of_its_engines_those_first_that_need_a_lo
     engines = [engine(f"e{at:03}", serving=V1) for at in range(40)] + [engine("z", state=EngineState.TAINTED)]
     told = engines_of_host("host", engines)
     assert (told.count, len(told.engines), told.engines[0].id) == (41, MAX_HOST_ENGINES, "z")
+
+
+def test_what_a_host_does_for_its_engines_is_said_while_it_does_it() -> None:
+    def does(ordered: str | None = V2, size: int | None = 5_000_000_000, **said: Any) -> str | None:
+        return what_it_does(HostEngines(follower="host", **said), ordered, lambda _: size)
+
+    pulls = {"pulling": V2, "pulled_bytes": 3_100_000_000}
+    assert does(**pulls) == does(ordered=None, **pulls) == f"pulls {V2} (3.1 GB of 5.0 GB)"
+    assert does(size=None, **pulls) == f"pulls {V2} (3.1 GB)"
+    assert does() == f"prepares {V2}: it is pulled and checked there"
+    assert does(loading=V2) == f"loads {V2}"
+    assert does(ordered=None) is None
+    assert what_it_does(None, V2, lambda _: None) is None

@@ -10,7 +10,7 @@ from refitd.policy.chain import needs_copy, step_in_place, takes_in_place
 from refitd.policy.goals import goals_of_engine, mended_there
 from refitd.policy.leases import EngineView, LeaseKind, Views, leases
 from refitd.policy.next_action import Agenda, Goals, RefitTo, Rest, next_action
-from refitd.policy.observe import Expected, after_probe, compared
+from refitd.policy.observe import Expected, after_probe, after_word, compared
 from refitd.policy.strategy import Strategy, StrategyName
 from refitd.state.records import AttemptRecord
 from refitd.state.version import VersionRecord
@@ -109,6 +109,10 @@ def test_a_host_whose_engines_were_all_restarted_that_it_had_given_up_tries_agai
         host = engine(pulls=True, serving=BASE.id, host=told[0], strikes={NEWEST.id: 3})
         return after_probe(host, seen, Expected(path="/root/run/v000001", label="1"), NEWEST.id, 0.0).strikes
 
+    mended = HostEngines(follower="h", states={EngineState.IN_SYNC: 2})
+    quarantined = replace(mended, states={EngineState.QUARANTINED: 1})
+    in_an_order = after_word(engine(pulls=True, host=quarantined, strikes={NEWEST.id: 3}), mended)
+    assert (in_an_order.host, in_an_order.strikes) == (mended, {})
     assert strikes_after(2, 0) == {}
     assert strikes_after(2, 1) == strikes_after(1, 1) == strikes_after(0, 0) == {NEWEST.id: 3}
 

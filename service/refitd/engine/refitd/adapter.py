@@ -6,7 +6,9 @@ all by itself: nothing that is lost on the way leaves it in between, and the sam
     look      GET /v1/follow, which says how many orders the host has obeyed: the order is made after so many
     order     PUT /v1/follow/desired. A host that is led by another service refuses it, and one that has obeyed another
               order since the look: it is looked at again
-    wait      GET /v1/follow, which answers when the host's engines serve the version, or refuse it
+    wait      GET /v1/follow, which answers when the host's engines serve the version, or refuse it, and every two
+              seconds: while the host pulls and checks the version its engines serve on (PREPARE), then it loads (LOAD).
+              What it says of them meanwhile goes to `Target.hears`
     served    the host's proof is compared with that of other hosts of its configuration → ACK; another → TAINTED
     refused   the order is taken back. The host proves what it served before → NACK, else → TAINTED
     no answer UNREACHABLE: what came of the order the next probe tells, since a host serves what it proves. So it is
@@ -36,14 +38,14 @@ from refitd.engine.port import (
     Target,
     Unreached,
 )
-from refitd.engine.refitd.answers import NoAnswer, doubt, following, reached, trial_fault
+from refitd.engine.refitd.answers import NoAnswer, doubt, following, picture, reached, trial_fault
 from refitd_client.contract.follow import Following, HostOrder
-from refitd_client.contract.hosts import OrderState
+from refitd_client.contract.hosts import HostEngines, OrderState
 from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import EngineState
 
 SECONDS = 5.0
-WAIT_SECONDS = 5.0  # that the host holds back an answer, unless something is decided before
+WAIT_SECONDS = 2.0  # that the host holds back an answer, unless something is decided before
 TRIAL_SECONDS = 60.0
 TAKE_BACK_SECONDS = 60.0
 _FOLLOW = "/v1/follow"
@@ -74,7 +76,7 @@ class RefitdEngine:
             admin_key: file with the token that opens changes; None where none is needed.
             guard: says which addresses may be called.
             root: versions that it serves are named by their paths in this folder.
-            load_timeout: seconds that its engines may take, after the last byte that it pulled.
+            load_timeout: seconds that its engines may take, after the last byte that it pulled; and its check before.
             leads: the name of this service and its epoch; None for a reader that orders nothing.
         """
         self._http = Transport(url, api_key=api_key, admin_key=admin_key, guard=guard, server="service")
@@ -107,11 +109,14 @@ class RefitdEngine:
         before = await self._ask()
         if isinstance(before, NoAnswer):
             return _unreached(before)
-        with watch.during(Stage.LOAD):
+        with watch.during(Stage.PREPARE):
             told = await self._order_next(version, before)
             if isinstance(told, NoAnswer):
                 return _not_ordered(told)
-            told = await self._settled(version, told, self._load_timeout)
+            told = await self._settled(version, told, self._load_timeout, target.hears, is_pulled=True)
+        if not isinstance(told, NoAnswer):
+            with watch.during(Stage.LOAD):
+                told = await self._settled(version, told, self._load_timeout, target.hears)
         if isinstance(told, NoAnswer):
             return _unreached(told)
         with watch.during(Stage.VERIFY):
@@ -135,16 +140,18 @@ class RefitdEngine:
             case OrderState.DOUBTFUL:
                 return Refit(outcome=Outcome.TAINTED, resumed=False, reason=_told(told, version))
             case _:
-                return await self._taken_back(version, before, told)
+                return await self._taken_back(version, before, told, target.hears)
 
-    async def _taken_back(self, version: str, before: Following, told: Following) -> Refit:
+    async def _taken_back(
+        self, version: str, before: Following, told: Following, hears: Callable[[HostEngines], None]
+    ) -> Refit:
         """The host does not serve it: it is to serve what it served before, and to go nowhere by itself."""
         reason = _told(told, version)
         goal = before.ordered if before.ordered != version else before.serves
         goal = None if goal == version else goal
         ordered = await self._order(_run_of(version), goal, told)
         if not isinstance(ordered, NoAnswer):
-            ordered = await self._settled(goal, ordered, min(self._load_timeout, TAKE_BACK_SECONDS))
+            ordered = await self._settled(goal, ordered, min(self._load_timeout, TAKE_BACK_SECONDS), hears)
         if isinstance(ordered, NoAnswer):
             return Refit(outcome=Outcome.UNREACHABLE, resumed=True, reason=f"{reason}; then {ordered.reason}")
         if ordered.order in _BACK:
@@ -221,10 +228,29 @@ class RefitdEngine:
         body = {name: value for name, value in asdict(order).items() if name != "after" or value is not None}
         return following(await self._http.put(_DESIRED, body, SECONDS), self._url)
 
-    async def _settled(self, version: str | None, told: Following, patience: float) -> Following | NoAnswer:
-        """Wait until the host has what was ordered, refuses it, or makes no progress for `patience` seconds."""
+    async def _settled(
+        self,
+        version: str | None,
+        told: Following,
+        patience: float,
+        hears: Callable[[HostEngines], None],
+        *,
+        is_pulled: bool = False,
+    ) -> Following | NoAnswer:
+        """Wait until the host has what was ordered, refuses it, or makes no progress.
+
+        Args:
+            version: what was ordered.
+            told: what the host said last.
+            patience: seconds without progress.
+            hears: gets what the host says of its engines.
+            is_pulled: it is enough that the version is there and good, and the host's engines are about to be loaded.
+        """
         ends, lost = time.monotonic() + patience, 0
+        _heard(told, hears)
         while told.order is OrderState.COMES and told.desired == version and time.monotonic() < ends:
+            if is_pulled and told.ordered == version:
+                break
             reply = await self._http.get(f"{_FOLLOW}?within={WAIT_SECONDS:g}", SECONDS + WAIT_SECONDS)
             answer = following(reply, self._url)
             if isinstance(answer, NoAnswer):
@@ -235,7 +261,13 @@ class RefitdEngine:
             if (answer.pulling, answer.pulled_bytes) != (told.pulling, told.pulled_bytes):
                 ends = time.monotonic() + patience
             told, lost = answer, 0
+            _heard(told, hears)
         return told
+
+
+def _heard(told: Following, hears: Callable[[HostEngines], None]) -> None:
+    if (host := picture(told)) is not None:
+        hears(host)
 
 
 def _run_of(version: str) -> str:

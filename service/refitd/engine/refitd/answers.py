@@ -9,7 +9,7 @@ from refitd.engine.port import BY_HOST, Reached, Unreached
 from refitd.engine.port import Process as ServerProcess
 from refitd_client.contract.decoding import converted
 from refitd_client.contract.follow import Following, HostTrialResult
-from refitd_client.contract.hosts import OrderState
+from refitd_client.contract.hosts import HostEngines, OrderState
 from refitd_client.contract.naming import parse_version_id, version_folder
 
 NOTHING_PROVED = "(nothing that is proved)"
@@ -119,9 +119,23 @@ def reached(told: Following, root: str, address: str | None) -> Reached | Unreac
         address=address,
         server="refitd",
         pulls=True,
-        host=replace(told.host, upstream=told.upstream),
+        host=picture(told),
         serves=told.serves,
         desires=told.desired,
+    )
+
+
+def picture(told: Following) -> HostEngines | None:
+    """What a host says of its engines, and of what it does for them now; None where it names no engines."""
+    if told.host is None:
+        return None
+    is_loading = told.order is OrderState.COMES and told.ordered == told.desired
+    return replace(
+        told.host,
+        upstream=told.upstream,
+        pulling=told.pulling,
+        pulled_bytes=told.pulled_bytes,
+        loading=told.desired if is_loading else None,
     )
 
 

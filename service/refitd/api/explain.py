@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from refitd.api.present import host_does
+from refitd.api.present import host_does, of_upstream
 from refitd.engine.port import Outcome
 from refitd.policy.binding import why_unbound
 from refitd.policy.contest import STOP_THE_OTHER, gives_up
@@ -178,6 +178,7 @@ def explain_engine(engine: EngineRecord, store: Store, targets: Targets) -> list
     target = targets.of_run(engine.run).target
     sentences.append(_against(engine, engine.run, target))
     sentences += _about_its_run(engine, store)
+    sentences += [] if (waits := of_upstream(engine, store)) is None else [f"{waits}."]
     held = store.versions.get(engine.serving or "")
     if held is not None and held.in_memory:
         sentences.append(f"It has that from its trainer's memory. {_without_files(held, targets)}")

@@ -12,13 +12,15 @@ from fastapi import APIRouter, Request, Response
 
 from refitd.api.context import ServiceOf
 from refitd.api.health import faults_now
-from refitd.api.present import host_does, present_engine
+from refitd.api.present import host_does, present_engine, upstream_of
 from refitd.policy.binding import how_to_bring
 from refitd.policy.contest import STOP_THE_OTHER
 from refitd.policy.strategy import Strategy, has_given_up, released, why_waiting
+from refitd.policy.upstream import pulls_newer, silence, waits_for
 from refitd.rollout.targets import Targets
 from refitd.state.records import EngineRecord, RolloutRecord
 from refitd.state.store import Store
+from refitd.state.upstream import UpstreamWord
 from refitd.state.version import VersionRecord
 from refitd_client.contract.states import EngineState, Standing, VersionState
 from refitd_client.contract.wire import Faults, GroupLead, Overview, RunGlance
@@ -50,6 +52,7 @@ class RunFacts:
         closed: the runs that are closed.
         closed_at: when this run was closed.
         hosts: by their ids, what engines that are hosts do now.
+        upstream: what is known of the upstream of the run, where it is followed from one.
     """
 
     run: str
@@ -62,6 +65,7 @@ class RunFacts:
     closed: Collection[str] = ()
     closed_at: str | None = None
     hosts: Mapping[str, str] = field(default_factory=dict[str, str])
+    upstream: UpstreamWord | None = None
 
 
 def glance(seen: RunFacts) -> RunGlance:
@@ -108,10 +112,11 @@ def _standing(seen: RunFacts, newest: VersionRecord | None, is_troubled: bool, t
         return Standing.TROUBLED
     if newest is not None and seen.target is not None and there == len(seen.engines):
         if newest.id == seen.target.id:
-            return Standing.CURRENT
+            return Standing.MOVING if pulls_newer(seen.upstream, newest) else Standing.CURRENT
         if _was_left(seen, newest):
             return Standing.ROLLED_BACK
-    return Standing.PAUSED if _is_paused(seen) else Standing.MOVING
+    is_held = seen.upstream is not None and seen.upstream.is_paused and there == len(seen.engines)
+    return Standing.PAUSED if _is_paused(seen) or is_held else Standing.MOVING
 
 
 def _was_left(seen: RunFacts, newer: VersionRecord) -> bool:
@@ -133,7 +138,8 @@ def _headline(seen: RunFacts, newest: VersionRecord | None, there: int) -> str:
         lacks = "good version yet." if newest is not None else "version yet."
         return f"No engine follows this run, and it has no {lacks}" if count == 0 else f"No {lacks}"
     step = f"step {seen.target.order.step:,}"
-    newest_too = ", the newest" if newest is not None and newest.id == seen.target.id else ""
+    is_newest = newest is not None and newest.id == seen.target.id and not pulls_newer(seen.upstream, newest)
+    newest_too = ", the newest" if is_newest and silence(seen.upstream) is None else ""
     if count == 0:
         return f"No engine follows this run; {step} is its target."
     if there == count:
@@ -153,7 +159,7 @@ def _unfollowed(seen: RunFacts) -> list[str]:
 
 def _trouble(seen: RunFacts, newest: VersionRecord | None) -> list[str]:
     """Say what an operator should look at."""
-    found = [*(_group(seen, state) for state in _TROUBLE), _fought_over(seen)]
+    found = [*(_group(seen, state) for state in _TROUBLE), _fought_over(seen), silence(seen.upstream)]
     if newest is not None and not _was_left(seen, newest):  # an operator who rolled back from it knows what is wrong
         found.append(_trouble_with(newest, is_target=seen.target is not None and newest.id == seen.target.id))
     return [sentence for sentence in found if sentence is not None]
@@ -213,6 +219,7 @@ def _waiting(seen: RunFacts, newest: VersionRecord | None) -> list[str]:
         found.append(_rolled_back(seen.target, left, is_paused=_is_paused(seen)))
     if _is_paused(seen):
         found.append("Rollouts of this run are paused: no engine goes to a newer version before they are resumed")
+    found += [each for each in [waits_for(seen.upstream, seen.target, newest)] if each is not None]
     if newest is not None and newest != seen.target and _is_gone(newest):
         newest = None  # `_trouble_with` says what became of it
     if newest is not None and newest.state is VersionState.ANNOUNCED and newest.handed:
@@ -263,7 +270,7 @@ class Cached:
     def __init__(self, *, wants_token: bool = False, leader: GroupLead | None = None) -> None:
         """`wants_token` and `leader` are those of every answer."""
         self._wants_token, self._leader = wants_token, leader
-        self._as_of = (-1, Faults())
+        self._as_of: tuple[int, Faults, UpstreamWord | None] = (-1, Faults(), None)
         self._before, self._after = b"", b""  # the instant
 
     def json(self, store: Store, targets: Targets, faults: Faults) -> bytes:
@@ -274,7 +281,7 @@ class Cached:
             targets: what engines are to serve.
             faults: what is wrong with the service.
         """
-        now = (store.changed.count, faults)
+        now = (store.changed.count, faults, store.runs.upstream)
         if self._as_of != now:
             overview = overview_of(store, targets, faults, wants_token=self._wants_token, leader=self._leader)
             at = msgspec.json.encode(overview.at)  # the first that stands in it
@@ -347,6 +354,7 @@ def glance_at(store: Store, targets: Targets, run: str) -> RunGlance:
             others=[] if engines else list(store.engines.values()),
             closed=store.runs.closed.keys(),
             closed_at=store.runs.closed.get(run),
+            upstream=upstream_of(store, run),
             hosts={engine.id: does for engine in engines if (does := host_does(engine, store)) is not None},
         )
     )

@@ -4,9 +4,11 @@ from collections.abc import Iterable
 
 from refitd.policy.hosts import what_it_does
 from refitd.policy.traffic import steps_from
+from refitd.policy.upstream import silence, waits_for
 from refitd.rollout.targets import Targets
 from refitd.state.records import AttemptRecord, EngineRecord, RolloutRecord
 from refitd.state.store import Store
+from refitd.state.upstream import UpstreamWord
 from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import EngineState, Kind, VersionState
@@ -84,7 +86,27 @@ def _why(engine: EngineRecord, rollout: RolloutRecord | None) -> str | None:
 def _why_now(engine: EngineRecord, store: Store) -> str | None:
     """Return why an engine is where it is, or what its host does: while that loads, before why a load of it failed."""
     why, does = _why(engine, store.rollouts.get(engine.run or "")), host_does(engine, store)
-    return (does or why) if engine.state in _LOADING else (why or does)
+    return (does or why) if engine.state in _LOADING else (why or does or of_upstream(engine, store))
+
+
+def of_upstream(engine: EngineRecord, store: Store) -> str | None:
+    """Return what an engine of a host that follows waits for, or that nothing is heard from the upstream.
+
+    Args:
+        engine: the engine.
+        store: what the service knows.
+    """
+    if engine.state is not EngineState.IN_SYNC or engine.run is None:
+        return None
+    word = upstream_of(store, engine.run)
+    serving = store.versions.get(engine.serving or "")
+    return silence(word) or waits_for(word, serving, next(iter(store.versions_of(engine.run)), None))
+
+
+def upstream_of(store: Store, run: str) -> UpstreamWord | None:
+    """Return what is known of the upstream of a run; None where it is followed from none."""
+    word = store.runs.upstream
+    return word if word is not None and word.run == run else None
 
 
 def host_does(engine: EngineRecord, store: Store) -> str | None:

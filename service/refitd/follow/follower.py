@@ -18,6 +18,7 @@ import structlog
 
 from refitd.follow.arrival import Arrival
 from refitd.follow.handing_on import HandingOn
+from refitd.follow.hearing import Hearing
 from refitd.follow.orders import Orders
 from refitd.follow.puller import Puller, PullRefusedError
 from refitd.follow.reporting import UpstreamReporter
@@ -44,7 +45,6 @@ from refitd_client.contract.states import Kind, VersionState
 
 LOOK_SECONDS = 2.0  # between two looks at the upstream
 LISTEN_AGAIN_SECONDS = 1.0
-QUIET_SECONDS = 10.0  # without an answer, after which that is a fault
 RETRY_SECONDS = 2.0  # after a pull that failed, doubled with each failure
 LONGEST_RETRY_SECONDS = 60.0
 _COMES = frozenset({VersionState.LOST, VersionState.DELETED, VersionState.RETIRED})
@@ -108,10 +108,7 @@ class UpstreamFollower:
         self._kept_for: frozenset[str] | None = None
         self._failures: dict[str, _Failure] = {}
         self._pulling: tuple[str, asyncio.Task[None]] | None = None
-        self._heard: float | None = None
-        self._heard_at: str | None = None
-        self._began = store.clock.monotonic()
-        self._silence: str | None = None
+        self._hearing = Hearing(store.clock)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -144,7 +141,7 @@ class UpstreamFollower:
             follower=self._identity.name,
             upstream=self._sources.upstream.name,
             upstreams=[upstream.name for upstream in self._sources.upstreams],
-            heard_at=self._heard_at,
+            heard_at=self._hearing.heard_at,
             run=self.run_followed,
             desired=desired,
             ordered=self._store.runs.ordered.get(run),
@@ -265,11 +262,10 @@ class UpstreamFollower:
             try:
                 runs = await upstream.look(self._orders.run)
             except UpstreamError as error:
-                self._silence = str(error)
+                self._hearing.failed(str(error))
                 self._sources.next()
                 continue
-            self._silence = None
-            self._heard, self._heard_at = self._store.clock.monotonic(), self._store.clock.now()
+            self._hearing.answered()
             self._take(runs)
             return
 
@@ -277,7 +273,7 @@ class UpstreamFollower:
         mine = [run for run in runs if run.run == self.run_followed] or list(runs)
         if len(mine) > 1:
             names = ", ".join(sorted(run.run for run in mine))
-            self._offered, self._silence = None, f"the upstream has several runs ({names}): name one with --run"
+            self._offered, self._hearing.unclear = None, f"the upstream has several runs ({names}): name one with --run"
             return
         self._offered = mine[0] if mine else None
         if self._offered is None:
@@ -365,7 +361,12 @@ class UpstreamFollower:
             self._store.say("version", version, f"was not pulled: {error}", is_fault=True)
 
     def _tell(self) -> None:
-        """Set the fault of the upstream, or clear it."""
+        """Set the fault of the upstream, or clear it, and what is known of it."""
+        name, pulling = self._sources.upstream.name, None if self._pulling is None else self._pulling[0]
+        wanted = self._store.runs.desired.get(self.run_followed or "")
+        self._store.runs.upstream = self._hearing.word(
+            name, self.run_followed, self._offered, self._orders, wanted=wanted, pulling=pulling
+        )
         before, fault = self._store.faults.upstream, self._fault()
         self._store.faults.set_upstream(fault)
         if fault is not None and before is None:
@@ -374,16 +375,11 @@ class UpstreamFollower:
             self._store.say("root", "upstream", f"{self._sources.upstream.name} is heard, and has what is wanted")
 
     def _fault(self) -> str | None:
-        now = self._store.clock.monotonic()
-        heard = self._began if self._heard is None else self._heard
-        if self._silence is not None and (self._heard is None or now - heard >= QUIET_SECONDS):
-            since = f"since {self._heard_at}" if self._heard_at is not None else "since the start"
-            return f"nothing was heard from an upstream {since}: {self._silence}; engines stay on what was ordered last"
         desired = self._store.runs.desired.get(self.run_followed or "")
         failure = None if desired is None else self._failures.get(desired)
-        if failure is not None:
-            return f"{desired} was not pulled: {failure.reason}"
-        return self._plan.lacks or why_not_good(self._store.versions.get(desired or ""))
+        not_pulled = None if failure is None else f"{desired} was not pulled: {failure.reason}"
+        not_good = why_not_good(self._store.versions.get(desired or ""))
+        return self._hearing.fault or not_pulled or self._plan.lacks or not_good
 
 
 def _announced(version: UpstreamVersion, now: str) -> VersionRecord:

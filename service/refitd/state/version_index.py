@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 from refitd.state.records import UNLED, EngineRecord, HostLead, RunRecord
+from refitd.state.upstream import UpstreamWord
 from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import Order
 
@@ -125,7 +126,8 @@ class ListOrder:
 class Runs:
     """`closed` has when each closed run was closed (RFC 3339), `followed_since` since when engines follow a run
     (monotonic seconds). A run that is in neither is open, and no engine follows it. `desired` and `ordered` have the
-    ids of `RunRecord`, by run, where there are any, and `leads` its leads.
+    ids of `RunRecord`, by run, where there are any, and `leads` its leads. `upstream` is what is known of the upstream
+    that this host follows, None where it follows none, or has not looked yet.
     """
 
     def __init__(self) -> None:
@@ -134,6 +136,7 @@ class Runs:
         self.ordered: dict[str, str] = {}
         self.leads: dict[str, HostLead] = {}
         self.followed_since: dict[str, float] = {}
+        self.upstream: UpstreamWord | None = None
 
     def remember(self, record: RunRecord) -> None:
         """Take what the journal knows."""

@@ -1,0 +1,25 @@
+"""What a host that follows knows of its upstream now, for people and for what is said of its run."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamWord:
+    """What the upstream has said last, and since when it says nothing.
+
+    `name` is what sentences call it: its URL. `run` is the run that is followed, None where that is not known yet.
+    `silent_since` is when it was heard last (RFC 3339), "" where that was not since the start, None while it is heard.
+    `is_paused`: rollouts of the run are paused there. `leads`: it orders what is served here; `is_untold`: it may yet
+    say that it does. `wanted` is the id of the version that this host is to serve, `elsewhere` of the one that hosts
+    are to serve which no hub leads, `pulling` of the one that is pulled now.
+    """
+
+    name: str
+    run: str | None = None
+    silent_since: str | None = None
+    is_paused: bool = False
+    leads: bool = False
+    is_untold: bool = False
+    wanted: str | None = None
+    elsewhere: str | None = None
+    pulling: str | None = None

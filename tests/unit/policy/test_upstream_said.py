@@ -1,0 +1,88 @@
+"""What a host that follows says of its upstream, and what of that makes it CURRENT, MOVING, PAUSED or TROUBLED."""
+
+from typing import Any
+
+import pytest
+
+from refitd.api.overview import RunFacts, glance
+from refitd.policy.strategy import Strategy
+from refitd.policy.upstream import silence, waits_for
+from refitd.state.upstream import UpstreamWord
+from refitd_client.contract.states import EngineState, Standing, VersionState
+from refitd_client.contract.wire import RunGlance
+from support.records import engine, version
+
+HUB = "http://hub:8700"
+ONE, TWO = version(1), version(2)
+
+
+def said(here: int = 2, serving: int = 1, state: EngineState = EngineState.IN_SYNC, **fields: Any) -> RunGlance:
+    """How the run stands: the newest version here, what the engine serves, and what is known of the upstream."""
+    known: dict[str, Any] = {"name": HUB, "run": "run", "wanted": ONE.id}
+    versions = [version(step) for step in range(here, 0, -1)]
+    held = engine("a", serving=version(serving).id, state=state)
+    word = UpstreamWord(**(known | fields))
+    facts = RunFacts(
+        run="run",
+        target=version(serving),
+        versions=versions,
+        engines=[held],
+        rollout=None,
+        strategy=Strategy(),
+        upstream=word,
+    )
+    return glance(facts)
+
+
+@pytest.mark.parametrize("since", ["2026-01-01T00:00:00Z", ""])
+def test_a_silent_upstream_is_trouble_and_what_it_said_last_is_not_repeated(since: str) -> None:
+    found = said(here=1, silent_since=since, is_paused=True)
+    when = f"since {since}" if since else "since this service started"
+    why = f"Nothing was heard from {HUB} {when}: whether it has anything newer is not known here"
+    assert (found.standing, found.reasons, found.trouble) == (Standing.TROUBLED, [why], why)
+    assert found.headline == "The engine serves step 1."
+
+
+def test_a_host_that_hears_its_upstream_and_has_the_newest_is_current() -> None:
+    found = said(here=1)
+    assert (found.standing, found.reasons, found.headline) == (
+        Standing.CURRENT,
+        [],
+        "The engine serves step 1, the newest.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("word", "why"),
+    [
+        ({"leads": True}, f"engines load it when {HUB} orders it, which may bring other hosts there first"),
+        ({"is_untold": True}, f"{HUB} has not said yet whether it leads this host"),
+        ({"elsewhere": ONE.id}, f"{HUB} wants {ONE.id} to be served"),
+    ],
+)
+def test_a_host_with_a_newer_version_that_it_does_not_load_yet_says_what_it_waits_for(
+    word: dict[str, Any], why: str
+) -> None:
+    found = said(**word)
+    assert (found.standing, found.reasons) == (Standing.MOVING, [f"Step 2 is here and good: {why}"])
+    assert said(wanted=TWO.id, **word).reasons == [], "it is about to load it"
+
+
+def test_a_host_whose_upstream_has_paused_the_run_is_paused_once_it_is_where_it_may_go() -> None:
+    why = f"{HUB} has paused the run: this host goes to nothing newer before it is resumed there"
+    assert (said(is_paused=True).standing, said(is_paused=True).reasons) == (Standing.PAUSED, [why])
+    assert said(is_paused=True, state=EngineState.UPDATING).standing is Standing.MOVING
+
+
+def test_a_host_that_pulls_something_newer_is_not_current() -> None:
+    found = said(here=1, pulling=TWO.id)
+    assert (found.standing, found.reasons) == (Standing.MOVING, [f"Step 2 is pulled from {HUB}"])
+    assert found.headline == "The engine serves step 1."
+    assert said(here=2, serving=2, wanted=TWO.id, pulling=ONE.id).standing is Standing.CURRENT
+
+
+def test_what_was_rolled_back_from_is_not_waited_for() -> None:
+    word = UpstreamWord(name=HUB, run="run", leads=True)
+    for newest in (version(2, barred=True), version(2, state=VersionState.REJECTED)):
+        assert waits_for(word, ONE, newest) is None
+    assert silence(None) is waits_for(None, ONE, TWO) is None

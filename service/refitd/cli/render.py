@@ -11,7 +11,7 @@ from typing import assert_never
 from rich.text import Text
 
 from refitd.cli.table import Table
-from refitd.engine.port import NOT_COMPARED
+from refitd.engine.fingerprints import NOT_ALIKE, NOT_COMPARED
 from refitd.text import clean, size_of, spoken
 from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import EngineState, LogSeverity, Standing, VersionState, WaitOutcome
@@ -260,8 +260,10 @@ def server_of(engine: Engine) -> Text:
 
 def proof_of(engine: Engine) -> Text:
     """What proves what it serves, in a word; `refitd explain` has the sentence."""
-    word = (engine.proof or "").partition(" ")[0]
-    return cell("recorded" if NOT_COMPARED in (engine.proof or "") else word)
+    proof = engine.proof or ""
+    if NOT_ALIKE in proof:
+        return cell("not compared")
+    return cell("recorded" if NOT_COMPARED in proof else proof.partition(" ")[0])
 
 
 def how_it_loads(engine: Engine) -> str:

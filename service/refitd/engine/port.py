@@ -334,51 +334,6 @@ class EnginePort(Protocol):
         ...
 
 
-BY_PLUGIN = "plugin:"
-"""The prefix of fingerprints that refitd's plugin computes; the others are made of what the server itself tells."""
-CHECKED = "vllm:"
-BY_HOST = "host:"
-ANSWERED = "vllm-answers:"
-NOT_COMPARED = "recorded, not yet compared"
-_PROOFS = {
-    BY_PLUGIN: "fingerprints of refitd's plugin",
-    ANSWERED: "answers to a fixed prompt",
-    CHECKED: "digests of parameters",
-    "xxh3:": "checksums of tensors",
-    BY_HOST: "fingerprints of the host's engines",
-}
-
-
-def proof_by(fingerprint: str | None, *, recorded: bool = False) -> str | None:
-    """What proves contents that have this fingerprint, for people; None where nothing does.
-
-    `recorded`: it is the first of its version. The plugin holds its own against the version's files, and so proves them
-    all the same; any other will prove later loads, and proves nothing of this one.
-    """
-    if fingerprint is None:
-        return None
-    proof = next((proof for prefix, proof in _PROOFS.items() if fingerprint.startswith(prefix)), None)
-    if proof is None or not recorded or fingerprint.startswith(BY_PLUGIN):
-        return proof
-    return f"{proof} ({NOT_COMPARED})"
-
-
-def what_was_compared(proof: str | None) -> str:
-    """What `proof_by` has said, as a sentence: which contents were compared with which."""
-    if proof is None:
-        return "Its tensors were not compared: it names the version's folder and label itself."
-    if NOT_COMPARED in proof:
-        return "No earlier load of the version was on record: what this one gave is what later loads have to give."
-    if proof == _PROOFS[BY_PLUGIN]:
-        return "Its tensors were compared with the version's own fingerprints, and are equal."
-    return "They were compared with those of an earlier load of the version, and are equal."
-
-
-def comparable(some: str, other: str | None) -> bool:
-    """Whether two fingerprints were computed by the same means, so that they can be compared."""
-    return other is not None and some.startswith(BY_PLUGIN) == other.startswith(BY_PLUGIN)
-
-
 class Stopwatch:
     """Times stages, in milliseconds of the monotonic clock, and reports the begin of each."""
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
-from refitd.engine.port import ANSWERED, BY_HOST
+from refitd.engine.fingerprints import ANSWERED, BY_HOST
 from refitd.policy.served import is_proven
 from refitd.state.records import EngineRecord, HostLead
 from refitd.state.version import VersionRecord

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from refitd.engine.port import Outcome, Process, Reached, Refit, Unreached, proof_by
+from refitd.engine.fingerprints import agree, comparable, means_of, proof_by, uncompared
+from refitd.engine.port import Outcome, Process, Reached, Refit, Unreached
 from refitd.policy.contest import calmed, changed, forgiven, held, refused, still_changed
 from refitd.state.records import AttemptRecord, EngineRecord
 from refitd_client.contract.hosts import HostEngines
@@ -89,8 +90,8 @@ def after_probe(
         return replace(engine, state=EngineState.TAINTED)
     named, named_before = (seen.model_path, seen.weight_version), (before.model_path, before.weight_version)
     if (obeyed := _carried_out(before, seen)) is not None:
-        engine = replace(engine, serving=seen.serves, beneath=None, wants_full=False, failures=0, reason=None)
-        engine = replace(engine, last_attempt=obeyed)
+        engine = replace(engine, serving=seen.serves, proof=None, beneath=None, wants_full=False, failures=0)
+        engine = replace(engine, reason=None, last_attempt=obeyed)
     elif engine.serving is not None and (expected is None or named != (expected.path, expected.label)):
         engine = changed(before, engine, seen, None if expected is None else expected.path, now)
     elif engine.contest is not None:
@@ -152,11 +153,37 @@ def compared(engine: EngineRecord, recorded: str | None, found: str | None, targ
     if engine.pulls and recorded is None and found is not None:
         # A host proves by itself what it has carried out, whether or not its answer was heard: it gives the record.
         return replace(engine, proof=proof_by(found, recorded=True))
+    if engine.pulls and recorded is not None and found is not None and not comparable(found, recorded):
+        return replace(engine, proof=uncompared(found))
     if recorded is None or found == recorded:  # where there is a record, an answer that is lost proves nothing
         first = proof_by(recorded, recorded=True)  # where this engine gave the record, it agrees with itself
         return replace(engine, proof=first if engine.proof == first else proof_by(recorded))
     reason = f"its contents are not those of {engine.serving}, whatever its label says"
     return standing(replace(engine, serving=None, reason=reason), target)
+
+
+def proved(engine: EngineRecord, found: str, recorded: str | None) -> EngineRecord:
+    """The record of an engine whose load went well, after that was held against what is on record by now.
+
+    Two engines that load a version at the same moment find nothing on record, and neither adapter has compared it.
+    Where they differ, this one is loaded again, and then its adapter compares before it is resumed.
+
+    Args:
+        engine: the record after the load.
+        found: the fingerprint that the load gave.
+        recorded: the one that another load of the version gave first; None where there was none.
+    """
+    if recorded is None:
+        return replace(engine, proof=proof_by(found, recorded=True))
+    match agree(found, recorded):
+        case True:
+            return replace(engine, proof=proof_by(found))
+        case False:
+            reason = f"its contents are not those that another load of {engine.serving} gave at the same time"
+            return replace(engine, serving=None, proof=None, reason=reason)
+        case None:
+            is_left_to_its_adapter = means_of(found) == means_of(recorded)
+            return engine if is_left_to_its_adapter else replace(engine, proof=uncompared(found))
 
 
 def _readable(engine: EngineRecord, told: Reached | Refit) -> tuple[str, ...]:

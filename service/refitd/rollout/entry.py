@@ -3,9 +3,10 @@
 import random
 from dataclasses import replace
 
+from refitd.engine.fingerprints import agree, proof_by
 from refitd.policy.contest import forgiven
 from refitd.policy.next_action import Agenda, backoff
-from refitd.policy.observe import after_word
+from refitd.policy.observe import after_word, proved
 from refitd.rollout.targets import Targets
 from refitd.state.journal.journal import JournalError
 from refitd.state.records import EngineRecord
@@ -113,6 +114,36 @@ class EngineEntry:
             self.store.say("engine", self.id, after.how_it_loads, of_run=after.run, state=after.state.value)
         changed = (before.state, before.serving, before.reason) != (after.state, after.serving, after.reason)
         self.store.put_engine(after, log_line(after) if changed else None)
+
+    def proved(self, after: EngineRecord, found: str | None) -> EngineRecord:
+        """The record after a load that went well, with what its fingerprint proves. The first one is recorded.
+
+        Args:
+            after: the record after the load.
+            found: the fingerprint of what the load left behind; None where the server does not tell.
+        """
+        if found is None or after.configuration is None or after.serving is None:
+            return after
+        recorded = self.store.fingerprint(after.serving, after.configuration)
+        self.store.record_fingerprint(after.serving, after.configuration, found)
+        after = proved(after, found, recorded)
+        self.agrees(after, found if recorded is not None else None)
+        return after
+
+    def agrees(self, engine: EngineRecord, found: str | None) -> None:
+        """Where an engine agrees with the first load of its version, the engine that gave that agrees with it.
+
+        Args:
+            engine: the engine.
+            found: the fingerprint of its contents; None where they were compared with none.
+        """
+        first = None if found is None else proof_by(found, recorded=True)
+        if found is None or first == proof_by(found) or engine.proof != proof_by(found) or agree(found, found) is None:
+            return
+        for other in list(self.store.engines_of(engine.run or "")):
+            there = (other.serving, other.configuration, other.proof)
+            if other.known and other.id != self.id and there == (engine.serving, engine.configuration, first):
+                self.store.put_engine(replace(other, proof=engine.proof))
 
     def hears(self, host: HostEngines) -> None:
         """A host that carries out an order has said how its engines are, and what it does for them."""

@@ -194,7 +194,9 @@ class EngineReconciler:
         found = await self._engine.fingerprint(recorded)
         if engine.pulls and recorded is None and found is not None and engine.configuration is not None:
             self._store.record_fingerprint(serving, engine.configuration, found)
-        return compared(engine, recorded, found, self._entry.target_id)
+        after = compared(engine, recorded, found, self._entry.target_id)
+        self._entry.agrees(after, found)
+        return after
 
     def _expected(self) -> Expected | None:
         record = self._entry.record
@@ -381,8 +383,7 @@ class Loads:
         failed = None if entry.agenda.failed == version.id else entry.agenda.failed
         wait = self._probe_interval if refit.resumed else 0.0
         entry.agenda = replace(entry.agenda, failed=failed, probe_at=entry.now + wait)
-        if refit.fingerprint is not None and after.configuration is not None:
-            store.record_fingerprint(version.id, after.configuration, refit.fingerprint)
+        after = entry.proved(after, refit.fingerprint)
         serving = store.versions.get(before.serving or "")
         skipped = skipped_between(store.versions_of(version.run), serving, version)
         in_place = takes_in_place(before.to_load, version, store.versions)

@@ -8,7 +8,8 @@ that it may read are not written over, and an engine that is named there again i
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from refitd.engine.port import UNTOLD, Process, what_was_compared
+from refitd.engine.fingerprints import what_was_compared
+from refitd.engine.port import UNTOLD, Process
 from refitd.root.mark import RootMark
 from refitd_client.contract.hosts import HostEngines
 from refitd_client.contract.receivers import Receiver

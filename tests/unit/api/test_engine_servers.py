@@ -9,7 +9,7 @@ from rich.console import Console
 
 from refitd.cli import render, top
 from refitd.diagnose.doctor.service import judge_service_engines
-from refitd.engine.port import proof_by
+from refitd.engine.fingerprints import proof_by
 from refitd.policy.observe import compared
 from refitd_client.contract.states import EngineState
 from refitd_client.contract.wire import Engine
@@ -20,7 +20,7 @@ from support.stand_in_service import StandIn, make_engine, make_overview
 PROOF = "fingerprints of refitd's plugin"
 EQUAL = {
     "version": "Its tensors were compared with the version's own fingerprints, and are equal.",
-    "load": "They were compared with those of an earlier load of the version, and are equal.",
+    "load": "They were compared with those of another load of the version, and are equal.",
 }
 VLLM = {"server": "vLLM", "server_version": "0.32.0", "stock_reason": "no plugin speaks for it"}
 
@@ -69,7 +69,7 @@ async def test_what_the_first_load_of_a_version_has_recorded_proves_later_loads_
         told = [(await stage.http.get(f"/v1/explain/{name}")).json()["sentences"] for name in ("a:1", "b:1")]
     first = "answers to a fixed prompt (recorded, not yet compared)"
     assert sorted(listed.values()) == ["answers to a fixed prompt", first]
-    later = "No earlier load of the version was on record: what this one gave is what later loads have to give."
+    later = "No other load of the version was on record: what this one gave is what later loads have to give."
     assert sum(f"Proof that it serves run~v000001: {first}. {later}" in each for each in told) == 1
     equal = f"Proof that it serves run~v000001: answers to a fixed prompt. {EQUAL['load']}"
     assert sum(equal in each for each in told) == 1

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from refitd.engine.port import ANSWERED
+from refitd.engine.fingerprints import ANSWERED
 from refitd.policy.hosts import (
     engines_of_host,
     is_late,

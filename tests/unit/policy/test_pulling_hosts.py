@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from refitd.engine.port import Process, Reached, proof_by
+from refitd.engine.fingerprints import proof_by
+from refitd.engine.port import Process, Reached
 from refitd.policy.chain import needs_copy, step_in_place, takes_in_place
 from refitd.policy.goals import goals_of_engine, mended_there
 from refitd.policy.leases import EngineView, LeaseKind, Views, leases

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from refitd.diagnose.fsck.disagreement import Disagreement, FsckKind, Repair, Severity, error, note, warning
 from refitd.diagnose.journal import JournalFacts
 from refitd.diagnose.roster import EngineFacts
-from refitd.engine.port import Reached, Unreached, comparable
+from refitd.engine.fingerprints import comparable
+from refitd.engine.port import Reached, Unreached
 from refitd.state.journal.condition import Sound
 from refitd.state.records import EngineRecord
 from refitd_client.contract.states import Kind, VersionState

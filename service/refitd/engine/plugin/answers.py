@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import xxhash
 
-from refitd.engine.port import BY_PLUGIN
+from refitd.engine.fingerprints import BY_PLUGIN
 from refitd_client.contract.plugin import Answer, UpdateOutcome
 
 _OF_BEFORE = frozenset({UpdateOutcome.REFUSED, UpdateOutcome.RESTORED})

@@ -4,9 +4,10 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from refitd.engine.fingerprints import comparable
 from refitd.engine.http import NoReply, Reply
-from refitd.engine.port import BY_HOST, Reached, Unreached
 from refitd.engine.port import Process as ServerProcess
+from refitd.engine.port import Reached, Unreached
 from refitd_client.contract.decoding import converted
 from refitd_client.contract.follow import Following, HostTrialResult
 from refitd_client.contract.hosts import HostEngines, OrderState
@@ -158,12 +159,8 @@ def doubt(proof: str | None, expected: str | None, not_expected: str | None) -> 
     """
     if proof is None:
         return None
-    if expected is not None and _made_of(proof) == _made_of(expected) and proof != expected:
+    if comparable(proof, expected) and proof != expected:
         return "its engines' fingerprints are not those that the version has on other hosts"
     if proof == not_expected:
         return "its engines' fingerprints are those of what they served before"
     return None
-
-
-def _made_of(proof: str) -> str:
-    return proof.removeprefix(BY_HOST).partition(":")[0]

@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any, assert_never
 
 from refitd.engine.dialing import Guard
+from refitd.engine.fingerprints import BY_PLUGIN
 from refitd.engine.http import CallFailure, NoReply, Reply, Transport
 from refitd.engine.load_reply import Loaded, Unclear, Untouched
 from refitd.engine.plugin.client import PluginClient
 from refitd.engine.plugin.leading import Leads
 from refitd.engine.plugin.prepared import PrepareRefused
 from refitd.engine.port import (
-    BY_PLUGIN,
     ChangeCheck,
     Coming,
     Obstacle,

@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 import xxhash
 
+from refitd.engine.fingerprints import comparable
 from refitd.engine.http import NoReply, Reply
-from refitd.engine.port import Target, comparable
+from refitd.engine.port import Target
 from refitd_client.contract.decoding import converted
 
 TRIAL_SECONDS = 60.0

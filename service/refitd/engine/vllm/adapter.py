@@ -29,6 +29,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from refitd.engine.dialing import Guard
+from refitd.engine.fingerprints import BY_PLUGIN
 from refitd.engine.http import CallFailure, NoReply, Reply
 from refitd.engine.load_reply import Loaded, Unclear, Untouched
 from refitd.engine.plugin.answers import fingerprint as answered_fingerprint
@@ -36,7 +37,6 @@ from refitd.engine.plugin.client import PluginClient
 from refitd.engine.plugin.leading import Leads
 from refitd.engine.plugin.prepared import PrepareRefused
 from refitd.engine.port import (
-    BY_PLUGIN,
     DRAFT_LEFT,
     UNNAMED,
     ChangeCheck,

@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 import xxhash
 
+from refitd.engine.fingerprints import ANSWERED, BY_PLUGIN, CHECKED
 from refitd.engine.http import NoReply, Reply
-from refitd.engine.port import ANSWERED, BY_PLUGIN, CHECKED
 from refitd.engine.vllm.info import is_dead, said
 from refitd_client.contract.decoding import converted
 

@@ -1,0 +1,83 @@
+"""Fingerprints of what an engine holds: by what means they are computed, and which of them can be compared. Pure.
+
+A fingerprint is a text that begins with its means, such as `xxh3:`. That of a host also names what its engines' are
+made of (`refitd.policy.hosts`), and that of servers that are updated together joins theirs by `+`.
+"""
+
+BY_PLUGIN = "plugin:"
+"""The prefix of fingerprints that refitd's plugin computes; the others are made of what the server itself tells."""
+CHECKED = "vllm:"
+BY_HOST = "host:"
+ANSWERED = "vllm-answers:"
+NOT_COMPARED = "recorded, not yet compared"
+NOT_ALIKE = "not compared: what is on record is of other means"
+_PROOFS = {
+    BY_PLUGIN: "fingerprints of refitd's plugin",
+    ANSWERED: "answers to a fixed prompt",
+    CHECKED: "digests of parameters",
+    "xxh3:": "checksums of tensors",
+    BY_HOST: "fingerprints of the host's engines",
+}
+
+
+def proof_by(fingerprint: str | None, *, recorded: bool = False) -> str | None:
+    """What proves contents that have this fingerprint, for people; None where nothing does.
+
+    `recorded`: it is the first of its version. The plugin holds its own against the version's files, and so proves them
+    all the same; any other will prove later loads, and proves nothing of this one.
+    """
+    if fingerprint is None:
+        return None
+    proof = next((proof for prefix, proof in _PROOFS.items() if fingerprint.startswith(prefix)), None)
+    if proof is None or not recorded or fingerprint.startswith(BY_PLUGIN):
+        return proof
+    return f"{proof} ({NOT_COMPARED})"
+
+
+def uncompared(fingerprint: str) -> str | None:
+    """As `proof_by`, of contents that could not be compared with what is on record of their version."""
+    proof = proof_by(fingerprint)
+    return proof if proof is None or fingerprint.startswith(BY_PLUGIN) else f"{proof} ({NOT_ALIKE})"
+
+
+def what_was_compared(proof: str | None) -> str:
+    """What `proof_by` has said, as a sentence: which contents were compared with which."""
+    if proof is None:
+        return "Its tensors were not compared: it names the version's folder and label itself."
+    if NOT_COMPARED in proof:
+        return "No other load of the version was on record: what this one gave is what later loads have to give."
+    if NOT_ALIKE in proof:
+        return "What is on record of the version was computed by other means: they were compared with nothing."
+    if proof == _PROOFS[BY_PLUGIN]:
+        return "Its tensors were compared with the version's own fingerprints, and are equal."
+    return "They were compared with those of another load of the version, and are equal."
+
+
+def comparable(some: str, other: str | None) -> bool:
+    """Whether two fingerprints were computed by the same means, so that they can be compared."""
+    if other is None:
+        return False
+    if some.startswith(BY_HOST) and other.startswith(BY_HOST):
+        return means_of(some) == means_of(other)
+    return some.startswith(BY_PLUGIN) == other.startswith(BY_PLUGIN)
+
+
+def agree(found: str, recorded: str) -> bool | None:
+    """Whether an engine holds what another load of the version has left behind; None where that cannot be told.
+
+    Answers to a prompt are equal on no two engines: their adapter alone can compare them.
+
+    Args:
+        found: the fingerprint of the engine's contents.
+        recorded: the one of the other load.
+    """
+    means = means_of(found)
+    if means != means_of(recorded) or any(each.startswith(ANSWERED.rstrip(":")) for each in means):
+        return None
+    return found == recorded
+
+
+def means_of(fingerprint: str) -> tuple[str, ...]:
+    """By what means a fingerprint was computed, for each of the servers that are updated together."""
+    parts = fingerprint.split("+")
+    return tuple(part.rpartition(":")[0] if part.startswith(BY_HOST) else part.partition(":")[0] for part in parts)

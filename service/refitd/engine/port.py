@@ -270,6 +270,8 @@ class Refit:
     something at the same time, which says nothing against the version. `may_read` and `may_read_more` as in `Reached`,
     after an ACK.
     `recorded`: no clean load of the version was on record, so that its fingerprint was compared with none.
+    `configuration` is the one that `fingerprint` is of, None for that of the last probe: a host's is of the engines
+    that serve the version, and before a run's first version no engine of it follows the run.
     """
 
     outcome: Outcome
@@ -280,6 +282,7 @@ class Refit:
     led: bool = False
     overwritten: bool = False
     recorded: bool = False
+    configuration: str | None = None
     may_read: tuple[str, ...] = ()
     may_read_more: bool = False
     timings: dict[str, float] = field(default_factory=dict[str, float])

@@ -221,6 +221,7 @@ def after_refit(engine: EngineRecord, version: str, refit: Refit, now: float) ->
                 state=EngineState.IN_SYNC if refit.resumed else EngineState.PROBING,
                 serving=version,
                 proof=proof_by(refit.fingerprint, recorded=refit.recorded),
+                configuration=refit.configuration or engine.configuration,
                 may_read=_readable(engine, refit),
                 held=None,
                 known=True,

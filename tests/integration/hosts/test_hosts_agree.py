@@ -13,7 +13,9 @@ def proofs(*of: Host) -> set[str | None]:
     return {engine.proof for host in of for engine in host.client.engines().items}
 
 
-def test_hosts_and_engines_that_load_at_one_moment_prove_each_other(tmp_path: Path) -> None:
+def test_hosts_and_engines_that_load_at_one_moment_prove_each_other_also_after_a_rollback_to_the_first_version(
+    tmp_path: Path,
+) -> None:
     with hosts(tmp_path, "--take-followers", "--quorum", "2") as all_:
         hub, one, other = all_.hub, all_.led("one", engines=2), all_.led("other", engines=2)
         until(lambda: len(hub.client.engines().items) == 2, hub, one, other)
@@ -22,7 +24,10 @@ def test_hosts_and_engines_that_load_at_one_moment_prove_each_other(tmp_path: Pa
         until(lambda: proofs(hub, one, other) == AGREED, hub, one, other)
         assert hub.client.wait(all_.publish(2), timeout=30).outcome is WaitOutcome.SERVED
         until(lambda: proofs(hub, one, other) == AGREED, hub, one, other)
+        hub.client.rollback(RUN, first)
+        until(lambda: {each.version for each in hub.client.engines().items} == {first}, hub, one, other)
+        assert proofs(hub, one, other) == AGREED
         for name in ("one", "other"):
             assert any(EQUAL in sentence for sentence in hub.client.explain(name).sentences)
         for host in (one, other):
-            assert [len(engine.loaded) for engine in host.engines] == [2, 2], "none was loaded once more"
+            assert [len(engine.loaded) for engine in host.engines] == [3, 3], "none was loaded once more"

@@ -134,7 +134,8 @@ class RefitdEngine:
                 self._is_doubted = reason is not None
                 if reason is not None:
                     return Refit(outcome=Outcome.TAINTED, resumed=False, reason=f"{told.follower}: {reason}")
-                return Refit(outcome=Outcome.ACK, resumed=True, fingerprint=told.proof)
+                proved_on = told.configuration or None
+                return Refit(outcome=Outcome.ACK, resumed=True, fingerprint=told.proof, configuration=proved_on)
             case OrderState.AWAY:
                 return Refit(outcome=Outcome.UNREACHABLE, resumed=True, reason=_told(told, version))
             case OrderState.DOUBTFUL:

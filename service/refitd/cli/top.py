@@ -42,6 +42,8 @@ STAGES: Mapping[str, tuple[str, str]] = {
     "verify": ("V", "magenta"),
     "resume": ("R", "green"),
 }
+# Of an update that pauses nothing: an adapter's, or that of hosts, which pause their engines themselves for a while.
+_UNPAUSED: Mapping[str, str] = {"load": "l", "verify": "y", "resume": "r"}
 _OTHER = ("?", "dim")
 _NUMBERS = frozenset({"STEP", "TOOK", "ENGINES", "SIZE"})
 _NEED = (
@@ -227,6 +229,8 @@ def _updates(versions: Sequence[Version], width: int | None) -> RenderableType:
         table = _bars(versions, max(BAR - (table.width - width), _LEAST_BAR))
     told = [f"{letter} {name}" for name, (letter, _) in STAGES.items()]
     serving, standing_still = ([each for each in told if each[0].isupper() is still] for still in (False, True))
+    unpaused = [version.timings for version in versions if "pause" not in version.timings]
+    serving += [f"{letter} {name}" for name, letter in _UNPAUSED.items() if any(name in each for each in unpaused)]
     still = f"in capitals the engine stands still: {', '.join(standing_still)}"
     return Group(table, render.line((", ".join(serving), "dim")), render.line((still, "dim")))
 
@@ -251,7 +255,8 @@ def _bars(versions: Sequence[Version], width: int) -> Table:
 
 
 def bar(timings: Mapping[str, float], longest: float, width: int = BAR) -> Text:
-    """Draw stages to scale, one after the other, each with one character at least.
+    """Draw stages to scale, one after the other, each with one character at least. No engine stands still in an update
+    that has no stage `pause`.
 
     Args:
         timings: milliseconds of each stage.
@@ -259,12 +264,13 @@ def bar(timings: Mapping[str, float], longest: float, width: int = BAR) -> Text:
         width: of the bar, in characters.
     """
     text, passed, drawn = Text(), 0.0, 0
+    small = {} if "pause" in timings else _UNPAUSED
     for name in (*STAGES, *sorted(timings.keys() - STAGES.keys())):
         if timings.get(name, 0.0) > 0:
             passed += timings[name]
             count = max(round(passed / longest * width) - drawn, 1)
             letter, style = STAGES.get(name, _OTHER)
-            text.append(letter * count, style=style)
+            text.append(small.get(name, letter) * count, style=style)
             drawn += count
     return text
 

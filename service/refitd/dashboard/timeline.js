@@ -10,7 +10,7 @@ export const STAGES = {
   seen: "the service knows of it and waits until its files are complete",
   validate: "every byte is checked",
   copy: "a delta is written into a full copy, for engines that take no deltas",
-  prepare: "the engine gets ready while it still serves",
+  prepare: "the engine gets ready while it still serves; a host pulls and checks the version",
   pause: "generation is paused",
   load: "the engine loads",
   verify: "what it loaded is proved",

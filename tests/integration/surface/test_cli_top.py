@@ -61,7 +61,7 @@ def test_one_look_answers_in_its_first_lines_and_names_whom_somebody_has_to_see_
     assert lines[2].strip() == "gpu-1 is UNREACHABLE"
     first = next(line for line in lines if line.startswith("gpu-"))
     assert first.split()[:5] == ["gpu-1", "UNREACHABLE", "2", "1", "1.23"]
-    assert any("p" * 8 + "v" * 8 + "L" * 16 in line for line in lines)
+    assert any("p" * 8 + "v" * 8 + "l" * 16 in line for line in lines)
     assert "served" in lines[-1]
     assert "in capitals the engine stands still" in result.stdout
     assert "\x1b" not in result.stdout
@@ -142,6 +142,7 @@ def test_at_eighty_columns_the_legend_is_whole_and_it_says_how_to_leave() -> Non
     shown = drawn(many(3), 60, width=80)
     assert all(any(f"{letter} {name}" in line for line in shown.splitlines()) for name, (letter, _) in STAGES.items())
     assert "in capitals the engine stands still" in shown
+    assert "e prepare, l load" in shown
     assert "q ends this" in shown.splitlines()[0]
     assert "ends this" not in drawn(many(3), width=80)  # one look has ended
 
@@ -156,8 +157,10 @@ def test_a_service_that_is_lost_is_said_above_what_was_last_known() -> None:
     ("timings", "letters"),
     [
         ({}, ""),
-        (TIMINGS, "p" * 8 + "v" * 8 + "L" * 16),
-        ({"load": 200.0, "resume": 0.01}, "L" * 16 + "R"),  # the shortest stage still shows
+        ({"publish": 100.0, "pause": 100.0, "load": 200.0}, "p" * 8 + "P" * 8 + "L" * 16),
+        ({"pause": 200.0, "resume": 0.01}, "P" * 16 + "R"),  # the shortest stage still shows
+        (TIMINGS, "p" * 8 + "v" * 8 + "l" * 16),  # an adapter's
+        ({"prepare": 200.0, "load": 100.0, "verify": 100.0}, "e" * 16 + "l" * 8 + "y" * 8),  # a host's
         ({"new-stage": 400.0}, "?" * BAR),
     ],
 )

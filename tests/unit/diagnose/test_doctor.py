@@ -18,7 +18,6 @@ from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver
 
 from refitd.diagnose.doctor import engines
-from refitd.diagnose.doctor import engines as hub
 from refitd.diagnose.doctor.broadcast import judge_gpus, judge_nccl, judge_releases, version_of
 from refitd.diagnose.doctor.engines import (
     EngineAnswers,
@@ -115,7 +114,7 @@ def test_who_merely_listens_on_the_port_is_not_taken_for_the_engine(job: list[st
     """Here a test; elsewhere the end of a tunnel, which sees this host's root and not the engine's."""
     _, found = examined(*job, "--engine", sglang.url, "--nccl", "--trainer-pid", str(os.getpid()))
     assert ("shared-files", "unknown") in found
-    assert ("hub", "unknown") in found
+    assert ("hugging-face", "unknown") in found
     assert any(check == "nccl" for check, _ in found)
 
 
@@ -531,10 +530,11 @@ def test_gpus_are_told_apart_by_uuid() -> None:
 
 def test_the_hub_is_known_only_of_what_can_be_seen() -> None:
     off = LocalProcess(pid=1, environment={"HF_HUB_OFFLINE": "1"})
-    assert hub.judge_hub("e", off).verdict is CheckVerdict.OK
-    assert hub.judge_hub("e", LocalProcess(pid=1, environment={})).verdict is CheckVerdict.WARNING
-    assert hub.judge_hub("e", LocalProcess(pid=1, environment=None)).verdict is CheckVerdict.UNKNOWN
-    assert hub.judge_hub("e", None).verdict is CheckVerdict.UNKNOWN
+    assert engines.judge_hugging_face("e", off).verdict is CheckVerdict.OK
+    assert engines.judge_hugging_face("e", off).check == "hugging-face", "the hub is what hosts follow"
+    assert engines.judge_hugging_face("e", LocalProcess(pid=1, environment={})).verdict is CheckVerdict.WARNING
+    assert engines.judge_hugging_face("e", LocalProcess(pid=1, environment=None)).verdict is CheckVerdict.UNKNOWN
+    assert engines.judge_hugging_face("e", None).verdict is CheckVerdict.UNKNOWN
 
 
 def test_a_process_is_found_by_its_port_and_only_here(sglang: ScriptedSglang) -> None:

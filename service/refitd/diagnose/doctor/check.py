@@ -15,7 +15,7 @@ from refitd.diagnose.doctor.engines import (
     ask_engines,
     ask_places,
     judge_engine,
-    judge_hub,
+    judge_hugging_face,
     judge_names,
     judge_places,
     judge_sharing,
@@ -154,7 +154,7 @@ def _of_engine(
     if isinstance(asked.seen, Unreached) or asked.seen.pulls:  # a host reads its own root, and loads nothing itself
         return list(judge_engine(asked))
     found = sighting(nonce, asked, process, journal.engines.get(asked.name))
-    return [*judge_engine(asked), judge_sharing(asked, nonce, found), judge_hub(asked.name, process)]
+    return [*judge_engine(asked), judge_sharing(asked, nonce, found), judge_hugging_face(asked.name, process)]
 
 
 def _of_gpus(processes: Mapping[str, LocalProcess | None], trainer: int | None) -> list[Finding]:

@@ -34,7 +34,7 @@ from refitd.settings import Settings
 from refitd.state.records import EngineRecord
 from refitd_client.validation.reference import ReferenceRefusedError, read_reference
 
-_HUB = "HF_HUB_OFFLINE"
+_OFFLINE = "HF_HUB_OFFLINE"
 _TRUE = frozenset({"1", "true", "yes", "on"})
 SKEW_SECONDS = 5.0  # a Date header has whole seconds, and the call takes its time
 _UNTOLD = frozenset({"None", "?"})  # as they stand in a configuration, which is made to be compared
@@ -257,11 +257,12 @@ def judge_sharing(asked: EngineAnswers, nonce: Nonce, found: Sighting) -> Findin
     return unknown(CheckName.SHARED_FILES, asked.name, text, fix)
 
 
-def judge_hub(name: str, process: LocalProcess | None) -> Finding:
-    """Whether the engine would go to the hub for a path that is not there."""
-    fix = f"start it with {_HUB}=1: a path that is gone has to fail, and never be looked for on the hub"
+def judge_hugging_face(name: str, process: LocalProcess | None) -> Finding:
+    """Whether the engine would ask the Hugging Face hub for a path that is not there."""
+    fix = f"start it with {_OFFLINE}=1: a path that is gone has to fail, and never be asked for there"
     if process is None or process.environment is None:
-        return unknown(CheckName.HUB, name, "whether it may use the hub cannot be seen from here", fix)
-    if process.environment.get(_HUB, "").lower() in _TRUE:
-        return good(CheckName.HUB, name, f"{_HUB} is set")
-    return warning(CheckName.HUB, name, f"{_HUB} is not set", fix)
+        text = "whether it may ask the Hugging Face hub cannot be seen from here"
+        return unknown(CheckName.HUGGING_FACE, name, text, fix)
+    if process.environment.get(_OFFLINE, "").lower() in _TRUE:
+        return good(CheckName.HUGGING_FACE, name, f"{_OFFLINE} is set")
+    return warning(CheckName.HUGGING_FACE, name, f"{_OFFLINE} is not set, so that it may ask the Hugging Face hub", fix)

@@ -37,7 +37,7 @@ class CheckName(StrEnum):
     UPDATES = "updates"
     SHARED_FILES = "shared-files"
     START_UP_MODEL = "start-up-model"
-    HUB = "hub"
+    HUGGING_FACE = "hugging-face"
     GPUS = "gpus"
     NCCL = "nccl"
 

@@ -25,7 +25,7 @@ _SETTINGS = """
     root state host port token_file read_token_file publishers_token_file followers_token_file engines
     engines_file discover engine_allow engine_key_file
     engine_admin_key_file path_map trainers lora lora_keep base_model watch keep_last slots copies copies_folder
-    disk_budget vllm_stock_ranks follow follow_token_file push
+    disk_budget vllm_stock_ranks follow follow_token_file run push
     tls_cert tls_key tls_client_ca ca_file client_cert client_key
 """
 
@@ -37,7 +37,8 @@ def doctor(**flags: Any) -> None:
     """Check what a job will need, live: the root, the service's own files, each engine, and what they share.
 
     It takes the settings of 'refitd serve', from the same flags and variables, beside a running service or before one
-    starts. It asks the service what it knows of its engines: at --url, else at --host and --port, else at REFITD_URL.
+    starts. It asks the service what it knows of its engines: at --url, else at --host and --port, else at REFITD_URL;
+    and each hub of --follow whether it takes the token and has the run.
     All that it writes is a probe file, which comes and goes on the root, and an object that comes and goes in each
     object store of --follow and --push. What cannot be known from here is said to be unknown, never guessed. Ends with
     0, or with 1 where something has to be mended first.
@@ -45,6 +46,7 @@ def doctor(**flags: Any) -> None:
     \b
     refitd doctor --root /shared/weights --engine http://10.0.0.7:30000
     refitd doctor --root /shared/weights --engines-file engines.yaml --nccl --trainer-pid 4711
+    refitd doctor --root /dev/shm/weights --follow http://hub:8700 --follow-token-file token
     refitd doctor --root /dev/shm/weights --follow s3://bucket/prefix --engine http://127.0.0.1:30000
     refitd doctor --json | jq '.findings[] | select(.verdict != "ok")'
     """

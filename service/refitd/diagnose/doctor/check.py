@@ -37,6 +37,7 @@ from refitd.diagnose.doctor.service import (
     url_of,
 )
 from refitd.diagnose.doctor.stores import ask_stores, judge_store
+from refitd.diagnose.doctor.upstream import ask_hubs, judge_hub
 from refitd.diagnose.journal import JournalFacts, read_journal, still
 from refitd.diagnose.roster import roster_of
 from refitd.discovery.place import EnginesFound
@@ -101,6 +102,7 @@ async def _check(
     told = await _ask_service(settings, running, url)
     findings += [*judge_durability(journal), *told, *judge_places(answers)]
     findings += [finding for asked in await ask_stores(settings) for finding in judge_store(asked)]
+    findings += [finding for hub in await ask_hubs(settings) for finding in judge_hub(hub, settings.run)]
     findings += [] if any(finding.check is CheckName.ENGINES for finding in told) else _no_engines(asked)
     findings += judge_names(asked)
     for one in asked:

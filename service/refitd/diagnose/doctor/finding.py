@@ -29,6 +29,7 @@ class CheckName(StrEnum):
     DURABILITY = "durability"
     PLACES = "places"
     STORE = "store"
+    UPSTREAM = "upstream"
     ENGINES = "engines"
     REACHABLE = "reachable"
     CHANGES = "changes"

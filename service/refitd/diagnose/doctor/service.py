@@ -56,7 +56,7 @@ _OF_FAULTS: Mapping[str, tuple[CheckName, str]] = {
         "start the router, or mend --router: until then it sends requests to the engines that it listed last",
     ),
     "folders": (CheckName.ROOT, "remove folders that are no versions, and close runs that have ended"),
-    "upstream": (CheckName.ROOT, "start the upstream, or name another one (--follow)"),
+    "upstream": (CheckName.UPSTREAM, "start the upstream, or name another one (--follow)"),
     "tls": (
         CheckName.TLS,
         "replace the files of --tls-cert, --tls-key, --tls-client-ca: no restart is needed",

@@ -1,0 +1,106 @@
+"""The hub of --follow: does it answer, does it take the follower's token, and has it the run.
+
+It is asked what a follower asks first, and sent a report that names nothing, which it refuses as incomplete once it has
+looked at the token: nothing of that stays there. Object stores are looked at in `stores.py`.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from refitd.diagnose.doctor.finding import CheckName, Finding, failed, good, unknown, warning
+from refitd.engine.http import NoReply, Reply, Transport
+from refitd.settings import Settings
+from refitd_client.bucket.address import is_bucket_url
+from refitd_client.contract.decoding import converted
+from refitd_client.contract.wire import Overview, RunGlance
+
+CALL_SECONDS = 5.0
+_UNAUTHORISED = frozenset({401, 403})
+_INCOMPLETE = frozenset({400, 422})
+_REPORT = "/v1/followers/doctor"
+_FIX = "give --follow-token-file a token of its --followers-token-file: followers are refused without it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubAnswers:
+    """What a hub has answered: to the look that a follower begins with, and to a report without content."""
+
+    url: str
+    look: Reply | NoReply
+    report: Reply | NoReply
+
+
+async def ask_hubs(settings: Settings) -> list[HubAnswers]:
+    """Ask each refitd that the settings follow."""
+    urls = [url.rstrip("/") for url in settings.follow if not is_bucket_url(url)]
+    return list(await asyncio.gather(*(_ask(url, settings) for url in urls)))
+
+
+async def _ask(url: str, settings: Settings) -> HubAnswers:
+    hub = Transport(url, api_key=settings.follow_token_file, admin_key=None, server="hub")
+    look = await hub.get("/v1/overview", CALL_SECONDS)
+    return HubAnswers(url=url, look=look, report=await hub.put(_REPORT, {}, CALL_SECONDS))
+
+
+def judge_hub(asked: HubAnswers, run: str | None) -> Iterator[Finding]:
+    """Judge one hub's answers.
+
+    Args:
+        asked: what it has answered.
+        run: the run that is to be followed; None for the only one.
+    """
+    url = asked.url
+    if isinstance(asked.look, NoReply):
+        fix = "start it, or correct --follow: this host serves on what it has, and gets nothing new"
+        yield failed(CheckName.UPSTREAM, url, f"the hub does not answer: {asked.look.reason}", fix)
+        return
+    if (refused := _refused(asked.look)) is not None:
+        yield failed(CheckName.UPSTREAM, url, f"the hub does not take this token for following ({refused})", _FIX)
+        return
+    try:
+        overview = converted(asked.look.data, Overview) if asked.look.ok else None
+    except msgspec.ValidationError:
+        overview = None
+    if overview is None:
+        text = f"{url}/v1/overview was answered with {asked.look.status}, and not as a hub does"
+        yield unknown(
+            CheckName.UPSTREAM, url, text, "is this a refitd, and does it lead its group? Else correct --follow"
+        )
+        return
+    yield _of_reports(url, asked.report)
+    yield _of_runs(url, [glance for glance in overview.runs if glance.closed_at is None or glance.run == run], run)
+
+
+def _refused(reply: Reply | NoReply) -> int | None:
+    return reply.status if isinstance(reply, Reply) and reply.status in _UNAUTHORISED else None
+
+
+def _of_reports(url: str, reply: Reply | NoReply) -> Finding:
+    if (refused := _refused(reply)) is not None:
+        text = f"the hub answers, and does not take this token for a follower's reports ({refused})"
+        return failed(CheckName.UPSTREAM, url, text, _FIX)
+    if isinstance(reply, Reply) and reply.status in _INCOMPLETE:
+        return good(CheckName.UPSTREAM, url, "the hub answers, and takes this token, or none")
+    what = reply.reason if isinstance(reply, NoReply) else f"it answered {reply.status}"
+    text = f"the hub answers, and whether it takes a follower's reports is not known: {what}"
+    return unknown(CheckName.UPSTREAM, url, text, "run the same refitd here and there, and see its log")
+
+
+def _of_runs(url: str, runs: Sequence[RunGlance], run: str | None) -> Finding:
+    names = sorted(glance.run for glance in runs)
+    listed = ", ".join(names)
+    if run is not None and run not in names:
+        there = f"it has {listed}" if names else "it has none"
+        text = f"the hub has no run {run}: {there}"
+        return warning(
+            CheckName.UPSTREAM, url, text, "correct --run, or publish to that run: until then nothing is pulled"
+        )
+    if run is None and len(names) > 1:
+        return failed(CheckName.UPSTREAM, url, f"the hub has several runs: {listed}", "name one with --run")
+    if not names:
+        fix = "publish to the hub: until then nothing is pulled"
+        return warning(CheckName.UPSTREAM, url, "the hub has no run yet", fix)
+    return good(CheckName.UPSTREAM, url, f"the hub has the run to follow: {run or names[0]}")

@@ -1,0 +1,102 @@
+"""Doctor asks the hub of a follower that does not run yet: does it answer, take the token, and have the run."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from refitd.diagnose.doctor.finding import CheckName, Finding
+from refitd.diagnose.doctor.upstream import ask_hubs, judge_hub
+from refitd.settings import Settings
+from support.checkpoints import publish, tensors, write_model
+from support.command_line import refitd
+from support.scripted_server import Step, answer, problem, serve
+from support.servers import RefitdServer
+from support.stand_in_service import StandIn, make_overview, make_run
+
+TOKEN = "a-token-that-follows-0123456789"
+
+
+async def found(*steps: Step, **more: object) -> list[Finding]:
+    """What doctor finds of a hub that answers so."""
+    with serve(*steps) as hub:
+        settings = Settings(root=Path("/root"), follow=[hub.url], **more)  # pyright: ignore[reportArgumentType]
+        (asked,) = await ask_hubs(settings)
+        assert [f"{seen.method} {seen.path}" for seen in hub.seen] == ["GET /v1/overview", "PUT /v1/followers/doctor"]
+        return list(judge_hub(asked, settings.run))
+
+
+def overview(*runs: str) -> Step:
+    state = StandIn()
+    state.runs = [make_run(run=run) for run in runs]
+    return answer(200, msgspec.to_builtins(make_overview(state)))
+
+
+INCOMPLETE = problem(422, "bad-request")
+
+
+async def test_a_hub_that_takes_the_token_and_has_the_run_is_good() -> None:
+    answers, has = await found(overview("a"), INCOMPLETE)
+    assert {each.check for each in (answers, has)} == {CheckName.UPSTREAM}
+    assert (answers.verdict, has.verdict) == ("ok", "ok")
+    assert has.text == "the hub has the run to follow: a"
+    assert [each.verdict for each in await found(overview("a", "b"), INCOMPLETE, run="b")] == ["ok", "ok"]
+
+
+@pytest.mark.parametrize(
+    ("runs", "run", "verdict", "text"),
+    [
+        ([], None, "warning", "the hub has no run yet"),
+        (["a"], "b", "warning", "the hub has no run b: it has a"),
+        (["a", "b"], None, "failed", "the hub has several runs: a, b"),
+    ],
+)
+async def test_a_hub_without_the_run_or_with_several_is_named_with_what_to_do(
+    runs: list[str], run: str | None, verdict: str, text: str
+) -> None:
+    _, has = await found(overview(*runs), INCOMPLETE, run=run)
+    assert (has.verdict, has.text, has.fix is not None) == (verdict, text, True)
+
+
+async def test_a_token_that_the_hub_does_not_take_fails_for_looks_and_for_reports_alike() -> None:
+    (looks,) = await found(problem(401, "unauthorized"), problem(401, "unauthorized"))
+    reports, _ = await found(overview("a"), problem(403, "forbidden"))
+    assert (looks.verdict, "does not take this token" in looks.text) == ("failed", True)
+    assert (reports.verdict, "a follower's reports (403)" in reports.text) == ("failed", True)
+    assert all("--followers-token-file" in str(each.fix) for each in (looks, reports))
+
+
+async def test_what_is_no_hub_or_does_not_say_is_not_called_good() -> None:
+    (other,) = await found(answer(200, {"hello": 1}), INCOMPLETE)
+    reports, _ = await found(overview("a"), problem(503, "not-ready"))
+    assert (other.verdict, reports.verdict) == ("unknown", "unknown")
+
+
+async def test_a_hub_that_does_not_answer_fails() -> None:
+    with serve() as hub:
+        url = hub.url
+    (asked,) = await ask_hubs(Settings(root=Path("/root"), follow=[url, "s3://bucket/prefix"]))
+    (gone,) = judge_hub(asked, None)
+    assert (gone.verdict, "the hub does not answer" in gone.text) == ("failed", True)
+
+
+def test_a_follower_that_does_not_run_is_told_of_its_hub(tmp_path: Path) -> None:
+    base = write_model(tmp_path / "base")
+    (tmp_path / "hub/root").mkdir(parents=True)
+    (tmp_path / "here").mkdir()
+    for name, token in (("followers", TOKEN), ("wrong", TOKEN[::-1]), ("write", "another-token-0123456789")):
+        (tmp_path / name).write_text(token)
+    publish(tmp_path / "hub/root", "run", 1, tensors(1))
+    keys = ("--followers-token-file", str(tmp_path / "followers"), "--token-file", str(tmp_path / "write"))
+    with RefitdServer(tmp_path / "hub", tmp_path / "hub/root", [], "--base-model", str(base), *keys) as hub:
+
+        def told(token: str) -> list[tuple[str, str]]:
+            at = ("doctor", "--json", "--root", str(tmp_path / "here"), "--base-model", str(base), "--follow", hub.url)
+            found = json.loads(refitd(*at, "--follow-token-file", str(tmp_path / token)).stdout)["findings"]
+            return [(each["verdict"], each["text"]) for each in found if each["check"] == "upstream"]
+
+        answers = ("ok", "the hub answers, and takes this token, or none")
+        assert told("followers") == [answers, ("ok", "the hub has the run to follow: run")]
+        refused = "the hub answers, and does not take this token for a follower's reports (401)"
+        assert told("wrong")[0] == ("failed", refused), "to look it needs none"

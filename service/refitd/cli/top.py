@@ -264,7 +264,7 @@ def bar(timings: Mapping[str, float], longest: float, width: int = BAR) -> Text:
         width: of the bar, in characters.
     """
     text, passed, drawn = Text(), 0.0, 0
-    small = {} if "pause" in timings else _UNPAUSED
+    small: Mapping[str, str] = {} if "pause" in timings else _UNPAUSED
     for name in (*STAGES, *sorted(timings.keys() - STAGES.keys())):
         if timings.get(name, 0.0) > 0:
             passed += timings[name]

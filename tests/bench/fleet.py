@@ -1,10 +1,23 @@
-"""One service and 64 engines: how far apart their update calls are."""
+"""One service and many engines: how far apart their update calls are, and what a thousand of them cost.
 
+64 embedded engines show how calls spread. With `--engines N` these are N light ones (`light_engines.py`) in processes
+of their own, and the service is measured too: its processor time when idle, its memory, its API during rollouts.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import httpx
 import models
+import psutil
 import stack
-from figures import Figure, spread
+from figures import Figure, percentile, spread
 
 from refitd_client import WeightPublisher
 
@@ -12,10 +25,19 @@ ENGINES = 64
 ROUNDS = 15
 WARM_UP = 3
 LOAD_SECONDS = 0.4  # a real engine's load: 64 of them in one process would otherwise wait for each other's work
+PROCESSES = 2  # of light engines
+ASK_EVERY = 0.02
+IDLE_SECONDS = 30.0
+SETTLE_SECONDS = 15.0  # until looks are spread again after a rollout
+PATHS = ("/healthz", "/v1/versions?engines=false", "/v1/engines", "/v1/overview")
+PAUSE, LOAD = "/pause_generation", "/update_weights_from_disk"
+HERE = Path(__file__).parent
 
 
-def fleet(folder: Path) -> list[Figure]:
+def fleet(folder: Path, engines: int = ENGINES) -> list[Figure]:
     """The time between the first and the last update call of a rollout, as it arrives at the engines."""
+    if engines != ENGINES:
+        return _many(folder, engines)
     base = models.make(folder / "base")
     weights = models.steps(base, 4)
     root = folder / "root"
@@ -28,10 +50,125 @@ def fleet(folder: Path) -> list[Figure]:
     ):
         for step in range(1, ROUNDS + WARM_UP + 1):
             publisher.publish(weights[step % 4], step=step).wait(timeout=60)
-            arrivals = [at for url in urls for at, path in stack.calls(url) if path == "/update_weights_from_disk"]
-            if len(arrivals) != ENGINES:
-                raise RuntimeError(f"{len(arrivals)} update calls for {ENGINES} engines")
+            span = _spans(urls)[LOAD]
             if step > WARM_UP:
-                spans.append((max(arrivals) - min(arrivals)) * 1000)
+                spans.append(span)
     name = f"{ENGINES} engines: last update call after the first, worst of {ROUNDS} rollouts"
     return [Figure(name=name, measured=round(max(spans), 3), unit="ms", limit=150, detail={"spread": spread(spans)})]
+
+
+def _spans(urls: list[str]) -> dict[str, float]:
+    """Milliseconds from the first to the last call of each kind, as they have arrived since the last time."""
+    arrivals: dict[str, list[float]] = {PAUSE: [], LOAD: []}
+    with httpx.Client(trust_env=False) as http:
+        for url in urls:
+            for at, path in http.get(f"{url}/_calls").json():
+                if path in arrivals:
+                    arrivals[path].append(at)
+    if any(len(each) != len(urls) for each in arrivals.values()):
+        raise RuntimeError(f"{ {path: len(each) for path, each in arrivals.items()} } calls for {len(urls)} engines")
+    return {path: (max(each) - min(each)) * 1000 for path, each in arrivals.items()}
+
+
+def _many(folder: Path, engines: int) -> list[Figure]:
+    base = models.make(folder / "base")
+    weights = models.steps(base, 4)
+    root = folder / "root"
+    root.mkdir()
+    spans: dict[str, list[float]] = {PAUSE: [], LOAD: []}
+    took: list[float] = []
+    spent: list[float] = []
+    with ExitStack() as held:
+        urls = held.enter_context(_light(base, folder, engines))
+        listed = folder / "engines.yaml"
+        listed.write_text("engines:\n" + "".join(f"  - {url}\n" for url in urls))
+        more = ("--engines-file", str(listed), "--base-model", str(base))
+        pid, service = held.enter_context(stack.refitd(root, folder, [], *more, count=engines))
+        process = psutil.Process(pid)
+        publisher = held.enter_context(WeightPublisher(root, "bench", service_url=service))
+        asker = held.enter_context(_asker(service))
+        for step in range(1, ROUNDS + WARM_UP + 1):
+            if step == WARM_UP + 1:
+                _asked(asker)
+            before, began = _spent(process), time.monotonic()
+            publisher.publish(weights[step % 4], step=step).wait(timeout=120)
+            seconds, cpu = time.monotonic() - began, _spent(process) - before
+            found = _spans(urls)
+            if step > WARM_UP:
+                took.append(seconds * 1000)
+                spent.append(cpu / engines * 1000)
+                for path, span in found.items():
+                    spans[path].append(span)
+        latencies = _asked(asker)
+        memory = process.memory_info().rss / 2**20
+        time.sleep(SETTLE_SECONDS)
+        before, began = _spent(process), time.monotonic()
+        time.sleep(IDLE_SECONDS)
+        idle = 100 * (_spent(process) - before) / (time.monotonic() - began)
+        threads = process.num_threads()
+    samples = [sample for each in latencies.values() for sample in each]
+    machine = {"load average at the end": [round(each, 2) for each in os.getloadavg()]}
+    return [
+        Figure(
+            name=f"{engines} engines: service CPU when idle, over {IDLE_SECONDS:g} s",
+            measured=round(idle, 2),
+            unit="% of a core",
+            limit=10,
+            detail={"threads": threads} | machine,
+        ),
+        Figure(name=f"{engines} engines: resident memory", measured=round(memory, 1), unit="MiB", limit=300e6 / 2**20),
+        Figure(
+            name=f"{engines} engines: last update call after the first, worst of {ROUNDS} rollouts",
+            measured=round(max(spans[LOAD]), 1),
+            unit="ms",
+            limit=500,
+            detail={
+                "update calls": spread(spans[LOAD]),
+                "pause calls": spread(spans[PAUSE]),
+                "published until served": spread(took),
+                "service CPU for each engine": spread(spent),
+            },
+        ),
+        Figure(
+            name=f"{engines} engines: API latency during rollouts, p99",
+            measured=percentile(samples, 99),
+            unit="ms",
+            limit=60,
+            detail={path: spread(each) for path, each in latencies.items()},
+        ),
+    ]
+
+
+def _spent(process: psutil.Process) -> float:
+    return sum(process.cpu_times()[:2])
+
+
+@contextmanager
+def _light(model: Path, folder: Path, count: int) -> Generator[list[str]]:
+    """Light engines in a few processes; yields their URLs."""
+    shares = [count // PROCESSES + (number < count % PROCESSES) for number in range(PROCESSES)]
+    with ExitStack() as held:
+        urls: list[str] = []
+        for number, share in enumerate(shares):
+            command = [sys.executable, str(HERE / "light_engines.py"), str(share), str(model), str(LOAD_SECONDS)]
+            _, more = held.enter_context(stack.process(command, folder / f"light-{number}.log", "light", share))
+            urls += more
+        yield urls
+
+
+@contextmanager
+def _asker(service: str) -> Generator["subprocess.Popen[str]"]:
+    command = [sys.executable, str(HERE / "asker.py"), service, str(ASK_EVERY), *PATHS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as asker:
+        if asker.stdout is None or "ready" not in asker.stdout.readline():
+            raise RuntimeError("the asker did not start")
+        yield asker  # leaving closes its standard input, which ends it
+
+
+def _asked(asker: "subprocess.Popen[str]") -> dict[str, list[float]]:
+    """What it took to answer since the last time, in milliseconds."""
+    if asker.stdin is None or asker.stdout is None:
+        raise RuntimeError("no asker")
+    asker.stdin.write("\n")
+    asker.stdin.flush()
+    return json.loads(asker.stdout.readline())

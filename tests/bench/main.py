@@ -1,6 +1,6 @@
 """`make bench`: measures what was promised, prints a table, writes JSON; exit status 1 when a promise is missed.
 
-    python tests/bench/main.py [--only NAME …] [--out FILE] [--folder DIR]
+    python tests/bench/main.py [--only NAME …] [--engines N] [--out FILE] [--folder DIR]
 
 Everything runs in one go on one machine, on real processes; DIR (default: a new temporary folder) decides which disk.
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from figures import Figure, report
-from fleet import fleet
+from fleet import ENGINES, fleet
 from footprint import footprint
 from group_broadcast import group_broadcast
 from hosts import hosts
@@ -56,6 +56,7 @@ def main() -> int:
     usual = [name for name in SCENARIOS if name not in BY_NAME]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", choices=SCENARIOS, default=usual, help="scenarios to run")
+    parser.add_argument("--engines", type=int, default=ENGINES, help="of the fleet")
     parser.add_argument("--out", type=Path, help="where to write the JSON")
     parser.add_argument("--folder", type=Path, help="folder to work in")
     arguments = parser.parse_args()
@@ -65,7 +66,8 @@ def main() -> int:
         for name in arguments.only:
             console.print(f"{name} …")
             (Path(folder) / name).mkdir()
-            figures += SCENARIOS[name](Path(folder) / name)
+            mine = Path(folder) / name
+            figures += fleet(mine, arguments.engines) if name == "fleet" else SCENARIOS[name](mine)
     _show(figures)
     if arguments.out is not None:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)

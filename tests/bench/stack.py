@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import httpx
 
 RECORDER = Path(__file__).parent / "recorder.py"
+MANY = 100
 
 
 @contextmanager
@@ -56,23 +58,34 @@ def engines(model: Path, folder: Path, count: int = 1, *, load_seconds: float = 
 
 
 @contextmanager
-def refitd(root: Path, folder: Path, urls: list[str], *more: str) -> Generator[tuple[int, str]]:
-    """A service; yields its pid and its URL once every engine is in sync with nothing."""
+def refitd(
+    root: Path, folder: Path, urls: list[str], *more: str, count: int | None = None
+) -> Generator[tuple[int, str]]:
+    """A service; yields its pid and its URL once every engine is in sync with nothing.
+
+    Args:
+        root: the root.
+        folder: for its state and its log.
+        urls: of the engines that its command names.
+        more: of its command.
+        count: engines that there are, where `more` names them.
+    """
     command = [sys.executable, "-m", "refitd", "serve", "--root", str(root), "--state", str(folder / "state")]
     command += ["--port", "0", "--log-format", "json", *more]
     for url in urls:
         command += ["--engine", url]
     with process(command, folder / "refitd.log", "refitd") as (pid, (url,)):
-        _await_engines(url, len(urls))
+        _await_engines(url, len(urls) if count is None else count)
         yield pid, url
 
 
 def _await_engines(url: str, count: int) -> None:
-    with httpx.Client(base_url=url, trust_env=False) as http:
+    with httpx.Client(base_url=url, trust_env=False, timeout=60.0) as http:
         while True:
             items = http.get("/v1/engines").json()["items"]
             if len(items) == count and all(item["state"] != "PROBING" for item in items):
                 return
+            time.sleep(0.1 if count > MANY else 0.0)  # what is looked for is not to be what is waited for
 
 
 def calls(url: str) -> list[tuple[float, str]]:

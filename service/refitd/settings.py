@@ -166,7 +166,12 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
         "none, the service), the service, or both",
     )
 
-    probe_interval: float = Field(default=2.0, gt=0, description="Time between looks at an engine that is in sync")
+    probe_interval: float = Field(
+        default=2.0,
+        gt=0,
+        description="Time between looks at an engine that is in sync; where there are many, a hundredth of a second "
+        "for each of them if that is longer, but 10 s at most",
+    )
     load_timeout: float = Field(default=600.0, gt=0, description="Longest time that an engine may take to load")
     pause_mode: Annotated[str, AfterValidator(check_pause_mode)] = Field(
         default="auto", description="How engines pause for a load (auto: the safe mode of their version)"

@@ -188,8 +188,26 @@ FIRST_RETRY_SECONDS = 0.5
 
 LONGEST_SECONDS = 30.0
 
+LOOKS_A_SECOND = 100.0
+LONGEST_LOOK_SECONDS = 10.0  # a plugin's lease of 30 seconds outlasts two such looks
+
 
 def backoff(failures: int, chance: random.Random) -> float:
     """Seconds to wait after `failures` (1 or more) failures in a row."""
     longest = min(LONGEST_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(failures - 1, 10))
     return longest * (0.5 + 0.5 * chance.random())
+
+
+def until_look(interval: float, engines: int, chance: random.Random) -> float:
+    """Seconds until the next look at an engine that is in sync.
+
+    A look takes the service about a millisecond of a processor. Where there are more than so many engines for each
+    second of `interval`, looks are further apart, and not all at the same time after a rollout.
+
+    Args:
+        interval: seconds that the operator wants between two looks.
+        engines: that the service looks at.
+        chance: spreads them by a fifth.
+    """
+    spread = min(engines / LOOKS_A_SECOND, LONGEST_LOOK_SECONDS)
+    return interval if spread <= interval else spread * (0.8 + 0.4 * chance.random())

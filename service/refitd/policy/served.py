@@ -12,12 +12,15 @@ NOT_WAITED_FOR = frozenset({EngineState.UNREACHABLE, EngineState.QUARANTINED, En
 
 def is_proven(version: str, engines: Iterable[EngineRecord], quorum: int) -> bool:
     """Whether every reachable engine that is not quarantined serves `version`, and at least `quorum` do."""
-    counted = [engine for engine in engines if engine.state not in NOT_WAITED_FOR]
-    return len(counted) >= quorum and all(
+    count = 0
+    for engine in engines:
+        if engine.state in NOT_WAITED_FOR:
+            continue
         # An engine that may still be paused holds it and does not serve it; one that is to be reloaded does not count.
-        engine.known and engine.to_load.serving == version and not engine.resume_owed
-        for engine in counted
-    )
+        if not engine.known or engine.serving != version or engine.reload or engine.resume_owed:
+            return False
+        count += 1
+    return count >= quorum
 
 
 def outcome_of(

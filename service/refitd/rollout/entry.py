@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from refitd.engine.fingerprints import agree, proof_by
 from refitd.policy.contest import forgiven
-from refitd.policy.next_action import Agenda, backoff
+from refitd.policy.next_action import Agenda, backoff, until_look
 from refitd.policy.observe import after_word, proved
 from refitd.rollout.targets import Targets
 from refitd.state.journal.journal import JournalError
@@ -67,10 +67,14 @@ class EngineEntry:
         """When (monotonic seconds) to try again what has failed so many times."""
         return self.now + backoff(times, self._chance)
 
+    def until_look(self, interval: float) -> float:
+        """Seconds until it is looked at again, where the operator wants `interval` between two looks."""
+        return until_look(interval, len(self.store.engines), self._chance)
+
     @property
     def target_id(self) -> str | None:
         """The id of the version that it is to serve, None where there is none."""
-        target = self.targets.of_engine(self.record.to_load).target
+        target = self.targets.target_of(self.record.run)
         return None if target is None else target.id
 
     def fingerprint_of(self, version: str) -> str | None:

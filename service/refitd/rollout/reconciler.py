@@ -130,7 +130,7 @@ class EngineReconciler:
         goals = self._targets.of_engine(engine)
         candidates = (goals.target, goals.loadable, goals.last_good)
         recorded = frozenset(v.id for v in candidates if v is not None and entry.fingerprint_of(v.id) is not None)
-        return next_action(engine, replace(goals, recorded=recorded), entry.agenda, entry.now)
+        return next_action(engine, replace(goals, recorded=recorded) if recorded else goals, entry.agenda, entry.now)
 
     def stop(self) -> None:
         """End `run` after the action that is under way."""
@@ -169,19 +169,19 @@ class EngineReconciler:
     async def _probe(self) -> None:
         entry, before = self._entry, self._entry.record
         seen = await self._engine.probe()
-        wait = self._probe_interval
+        wait = interval = entry.until_look(self._probe_interval)
         if not isinstance(seen, Reached):
             entry.agenda = replace(entry.agenda, failed=None)
             wait = min(wait, backoff(1, self._chance)) if before.state is EngineState.PROBING else wait
         entry.agenda = replace(entry.agenda, probe_at=entry.now + wait)
-        twin = twin_of(entry.record, seen, self._store.engines.values()) if isinstance(seen, Reached) else None
+        twin = twin_of(entry.record, seen, self._store.engines.at(seen.address)) if isinstance(seen, Reached) else None
         after = after_probe(
             entry.record,
             seen,
             self._expected(),
             entry.target_id,
             entry.now,
-            interval=self._probe_interval,
+            interval=interval,
             twin=twin,
         )
         if isinstance(seen, Reached) and after.serving not in (None if before.state in AWAY else before.serving, None):
@@ -354,7 +354,8 @@ class Loads:
     def _close(self, before: EngineRecord, version: VersionRecord, refit: Refit, attempt: AttemptRecord) -> None:
         """Write down how a load ended, and when to try again."""
         entry, closed = self._entry, self._close_attempt(attempt, refit)
-        entry.unless_removed(after_refit(before, version.id, refit, entry.now))
+        if not entry.is_named:
+            entry.unless_removed(after_refit(before, version.id, refit, entry.now))
         after = after_refit(replace(entry.record, last_attempt=closed), version.id, refit, entry.now)
         if refit.outcome is Outcome.ACK:
             after = self._acknowledged(before, after, version, refit)
@@ -381,7 +382,7 @@ class Loads:
     ) -> EngineRecord:
         store, entry = self._store, self._entry
         failed = None if entry.agenda.failed == version.id else entry.agenda.failed
-        wait = self._probe_interval if refit.resumed else 0.0
+        wait = entry.until_look(self._probe_interval) if refit.resumed else 0.0
         entry.agenda = replace(entry.agenda, failed=failed, probe_at=entry.now + wait)
         after = entry.proved(after, refit.fingerprint)
         serving = store.versions.get(before.serving or "")

@@ -81,16 +81,24 @@ class Targets(Observer):
         if engine.run is None:
             return Goals()
         store = self._store
-        rollout, engines = store.rollouts.get(engine.run), store.engines_of(engine.run)
+        rollout = store.rollouts.get(engine.run)
+        engines = [] if self.strategy.name is StrategyName.ALL else store.engines_of(engine.run)
         goals = in_place(self.of_run(engine.run), engine, store.versions)
         goals = goals_of_engine(goals, engine, self.strategy, rollout, engines)
         goals = on_the_way(mended_there(goals, engine, store.versions), engine, store.versions)
         coming, paused = store.versions.get(goals.coming or ""), _is_paused(rollout)
-        if coming is None or not looks_ahead(engine, coming, store.versions, self.strategy, paused=paused):
-            goals = replace(goals, coming=None)
-        goals = replace(goals, serving=store.versions.get(engine.serving or ""))
+        is_ahead = coming is not None and looks_ahead(engine, coming, store.versions, self.strategy, paused=paused)
         offer = offered_to(engine, self._offers.get(engine.run), store.versions)
-        return goals if offer is None else replace(goals, offered=RefitTo(store.versions[offer.version], offer.path))
+        return replace(
+            goals,
+            coming=goals.coming if is_ahead else None,
+            serving=store.versions.get(engine.serving or ""),
+            offered=None if offer is None else RefitTo(store.versions[offer.version], offer.path),
+        )
+
+    def target_of(self, run: str | None) -> VersionRecord | None:
+        """The version that the engines of a run are to serve, all of them the same; None where there is none."""
+        return None if run is None else self.of_run(run).target
 
     def order(self, run: str, version: str | None) -> None:
         """Bring the run's engines to a version that the upstream wants and that is good here; None leaves them."""
@@ -162,7 +170,7 @@ class Targets(Observer):
         """Look at the run's goals again, where the version can be one."""
         if after.state is VersionState.DELETED:
             self._refused.pop(after.id, None)
-        prepares = any(engine.plugin is not None for engine in self._store.engines_of(after.run))  # before the verdict
+        prepares = self._store.engines.plugged(after.run) > 0  # before the verdict
         if before is None or prepares or _may_be_aimed_at(before) or _may_be_aimed_at(after):
             self._aim(after.run)
 
@@ -174,8 +182,22 @@ class Targets(Observer):
             self._aim(left)
             self.changed.notify()
         self._take_turns(after.run)
-        if before is None or (before.run, before.serving, before.known) != (after.run, after.serving, after.known):
-            self._aim(after.run)  # what engines hold stays the target when its files are lost
+        if before is None or self._matters(before, after):
+            self._aim(after.run)
+
+    def _matters(self, before: EngineRecord, after: EngineRecord) -> bool:
+        """Whether the goals of a run can be others because of one engine: what engines hold stays the target when its
+        files are lost. They are the same where others hold what it held and what it holds now: else each of a thousand
+        engines that arrive would have its run's goals looked at again.
+        """
+        if before.run != after.run or (before.plugin is None) is not (after.plugin is None):
+            return True
+        engines, run = self._store.engines, after.run
+        left = before.serving if before.known else None
+        come = after.serving if after.known else None
+        if left == come:
+            return False
+        return (left is not None and engines.serving(run, left) == 0) or engines.serving(run, come) == 1
 
     def engine_dropped(self, engine: EngineRecord) -> None:
         """Look at the goals of its run again."""

@@ -15,6 +15,7 @@ import structlog
 from refitd.clock import Clock
 from refitd.root.mark import RootMark
 from refitd.state import records
+from refitd.state.engine_index import EngineIndex
 from refitd.state.faults import InputFaults
 from refitd.state.journal import reads, writes
 from refitd.state.journal.journal import Journal
@@ -75,7 +76,7 @@ class Store:
         self.versions, self.open = self.index.all, self.index.open
         self.list_order = ListOrder()
         self.gone: set[str] = set()
-        self.engines: dict[str, EngineRecord] = {}
+        self.engines = EngineIndex()
         self.removed: dict[str, EngineRecord] = {}
         self.away_since: dict[str, str] = {}
         self.rollouts: dict[str, RolloutRecord] = {}
@@ -185,7 +186,7 @@ class Store:
 
     def engines_of(self, run: str) -> list[EngineRecord]:
         """The engines that follow a run."""
-        return [engine for engine in self.engines.values() if engine.run == run]
+        return self.engines.of_run(run)
 
     async def find(self, version: str) -> VersionRecord | None:
         """A version by its id, also one that was deleted.
@@ -328,9 +329,8 @@ class Store:
         """Pause the rollouts of a run at the last good version, or resume them. `record` is its newest rollout."""
         if paused is (record.paused_since is not None):
             return
-        since = self.clock.now() if paused else None
         text = f"rollouts of run {record.run} {'are paused' if paused else 'go on'}"
-        self.put_rollout(replace(record, paused_since=since), text)
+        self.put_rollout(replace(record, paused_since=self.clock.now() if paused else None), text)
 
     def close_run(self, run: str) -> None:
         """A run has ended."""

@@ -1,0 +1,66 @@
+"""The engines that are named, found by id, by run and by address: a thousand of them are not looked through for one."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from refitd.state.records import EngineRecord
+
+
+class EngineIndex(dict[str, EngineRecord]):
+    """The engines by id. They are put by `engines[id] = record`, and removed by `pop`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._of_run: dict[str | None, dict[str, EngineRecord]] = {}
+        self._at: dict[str, dict[str, None]] = {}  # ids in the order in which they came there
+        self._served: Counter[tuple[str | None, str]] = Counter()  # by run and version, of those with known contents
+        self._plugged: Counter[str | None] = Counter()
+
+    def __setitem__(self, name: str, record: EngineRecord) -> None:
+        before = self.get(name)
+        super().__setitem__(name, record)
+        self._count(before, -1)
+        self._count(record, 1)
+        if before is None or before.run == record.run:
+            self._of_run.setdefault(record.run, {})[name] = record
+        else:  # engines of a run stay in the order of all engines, by which ties are broken
+            del self._of_run[before.run][name]
+            self._of_run[record.run] = {each.id: each for each in self.values() if each.run == record.run}
+        if before is not None and before.address is not None and before.address != record.address:
+            self._at[before.address].pop(name, None)
+        if record.address is not None:
+            self._at.setdefault(record.address, {})[name] = None
+
+    def pop(self, name: str, default: EngineRecord | None = None) -> EngineRecord | None:  # type: ignore[override]
+        """Remove an engine; return it, or the default where there is none."""
+        record = super().pop(name, None)
+        if record is None:
+            return default
+        self._count(record, -1)
+        self._of_run[record.run].pop(name, None)
+        if record.address is not None:
+            self._at[record.address].pop(name, None)
+        return record
+
+    def _count(self, record: EngineRecord | None, by: int) -> None:
+        if record is None:
+            return
+        self._plugged[record.run] += by * (record.plugin is not None)
+        if record.known and record.serving is not None:
+            self._served[record.run, record.serving] += by
+
+    def of_run(self, run: str | None) -> list[EngineRecord]:
+        """The engines that follow a run, in the order of all; with None those that follow none."""
+        return list(self._of_run.get(run, {}).values())
+
+    def at(self, address: str | None) -> Iterable[EngineRecord]:
+        """The engines whose server was last reached at an address; none for None."""
+        return (self[name] for name in self._at.get(address or "", ()))
+
+    def serving(self, run: str | None, version: str | None) -> int:
+        """How many engines of a run have known contents and serve a version."""
+        return self._served[run, version or ""]
+
+    def plugged(self, run: str | None) -> int:
+        """How many engines of a run have refitd's plugin."""
+        return self._plugged[run]

@@ -1,0 +1,49 @@
+"""Engines found by run and address are those that a look through all of them finds."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refitd.state.engine_index import EngineIndex
+from refitd.state.records import EngineRecord
+from support.records import engine
+
+RECORDS = st.builds(
+    engine,
+    st.sampled_from("abcd"),
+    run=st.sampled_from([None, "one", "two"]),
+    address=st.sampled_from([None, "h:1", "h:2"]),
+    serving=st.sampled_from([None, "one~v000001", "one~v000002"]),
+    known=st.booleans(),
+    plugin=st.sampled_from([None, "0.1.0"]),
+)
+
+
+@given(steps=st.lists(st.one_of(RECORDS, st.sampled_from("abcd")), max_size=30))
+def test_whatever_happened_to_engines_each_is_found_where_it_is_now(steps: list[EngineRecord | str]) -> None:
+    index = EngineIndex()
+    for step in steps:
+        if isinstance(step, str):
+            index.pop(step, None)
+        else:
+            index[step.id] = step
+        everything = list(index.values())
+        for run in (None, "one", "two"):
+            mine = [each for each in everything if each.run == run]
+            assert index.of_run(run) == mine
+            assert index.plugged(run) == sum(each.plugin is not None for each in mine)
+            for version in ("one~v000001", "one~v000002"):
+                assert index.serving(run, version) == sum(each.known and each.serving == version for each in mine)
+        for address in ("h:1", "h:2"):
+            assert sorted(each.id for each in index.at(address)) == sorted(
+                each.id for each in everything if each.address == address
+            )
+        assert list(index.at(None)) == []
+
+
+def test_a_record_that_takes_the_place_of_another_is_the_one_that_is_found() -> None:
+    index = EngineIndex()
+    index["a"] = engine("a")
+    index["a"] = replace(engine("a"), reason="new")
+    assert [each.reason for each in index.of_run("run")] == ["new"]

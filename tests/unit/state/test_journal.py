@@ -19,7 +19,7 @@ from refitd.state.journal import reads, writes
 from refitd.state.journal.copies import keep_copy
 from refitd.state.journal.database import JournalDatabase
 from refitd.state.journal.journal import Journal, JournalError
-from refitd.state.journal.sqlite_file import JOURNAL_NAME
+from refitd.state.journal.sqlite_file import JOURNAL_NAME, SqliteFile
 from refitd.state.store import Store
 from refitd_client.contract.states import DeliveryState, EngineState, VersionState
 from support.records import engine, version
@@ -234,3 +234,24 @@ async def test_engines_are_dropped_and_numbers_beyond_32_bits_are_kept(place: Pl
         await journal.durable()
         assert journal.read(reads.read_engines) == []
         assert [found.order.step for found in journal.read(reads.read_versions)] == [2**40]
+
+
+async def test_what_is_written_to_one_table_stays_in_order_where_a_batch_is_few_statements(place: Place) -> None:
+    """Of a thousand engines that are put, one is dropped and one is put again: the last word about each counts."""
+    several = [writes.put_engine(engine(str(number))) for number in range(20)]
+    later = [
+        writes.drop_engine("3"),
+        writes.put_engine(engine("4", serving="v1")),
+        writes.drop_engine("5"),
+        writes.put_engine(engine("3", serving="v2")),
+    ]
+    batch = [each for one in several for each in (one, writes.put_version(version(1), 1))] + later
+    async with written(place()) as journal:
+        journal.append(*batch)
+        await journal.durable()
+        found = {each.id: each.serving for each in journal.read(reads.read_engines)}
+        name = "sqlite" if isinstance(journal.database, SqliteFile) else "postgresql"
+    assert found == {str(number): None for number in range(20) if number != 5} | {"3": "v2", "4": "v1"}
+    statements = list(writes.in_few_statements(batch, name))
+    assert len(statements) == 6  # five of engines, whose order matters, and one of versions
+    assert sum(len(values) for _, values in statements) == len(batch)

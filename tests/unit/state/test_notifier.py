@@ -2,7 +2,7 @@
 
 import asyncio
 
-from refitd.state.observer import Notifier
+from refitd.state.observer import WOKEN_AT_A_TIME, Notifier
 
 
 async def test_a_ring_between_a_look_and_the_wait_is_not_lost() -> None:
@@ -19,6 +19,47 @@ async def test_everyone_who_waits_is_woken() -> None:
         await asyncio.sleep(0)
         notifier.notify()
     assert [wait.result() for wait in waits] == [1, 1, 1]
+
+
+async def test_a_thousand_who_wait_leave_others_their_turns_of_the_loop() -> None:
+    """Requests to the API come between engines that all go on at once; and each of these goes on, in order, once."""
+    notifier, woken = Notifier(), list[int]()
+
+    async def wait(number: int) -> None:
+        assert await notifier.wait_after(0) == 1
+        woken.append(number)
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(1000):
+            group.create_task(wait(number))
+        await asyncio.sleep(0)
+        notifier.notify()
+        most = 0
+        while len(woken) < 1000:
+            before = len(woken)
+            await asyncio.sleep(0)
+            most = max(most, len(woken) - before)
+    assert woken == list(range(1000))
+    assert most <= WOKEN_AT_A_TIME
+
+
+async def test_those_who_wait_again_while_others_are_being_woken_hear_of_the_next_ring() -> None:
+    notifier, heard = Notifier(), dict[int, int]()
+
+    async def wait(number: int) -> None:
+        seen = 0
+        while seen < 2:
+            seen = await notifier.wait_after(seen)
+            heard[number] = seen
+
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        for number in range(100):
+            group.create_task(wait(number))
+        await asyncio.sleep(0)
+        notifier.notify()
+        await asyncio.sleep(0)
+        notifier.notify()  # some have heard of the first alone, most of none
+    assert set(heard.values()) == {2}
 
 
 async def test_a_wait_has_an_end() -> None:

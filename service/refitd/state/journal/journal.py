@@ -18,7 +18,8 @@ from sqlalchemy.exc import DatabaseError, OperationalError
 
 from refitd.state.journal.database import JournalDatabase, LeadLostError
 from refitd.state.journal.sqlite_file import WHEN_THERE_IS_ROOM, SqliteFile
-from refitd.state.journal.writes import JournalWrite
+from refitd.state.journal.writes import JournalWrite, in_few_statements
+from refitd.state.observer import Notifier
 from refitd.state.records import NEW, Origin
 
 RETRY_SECONDS = 1.0
@@ -68,7 +69,7 @@ class Journal:
         self._appended = 0
         self._durable = 0
         self._failure: Exception | None = None
-        self._progress = asyncio.Condition()
+        self._progress = Notifier()
         self._work = asyncio.Event()
 
     @property
@@ -89,11 +90,11 @@ class Journal:
             JournalError: it could not be written just now.
         """
         goal = self._appended
-        async with self._progress:
-            await self._progress.wait_for(lambda: self._durable >= goal or self._failure is not None)
-            if self._durable < goal:
-                what = f"the journal {self.database.name} cannot be written: {_told(self._failure)}"
-                raise JournalError(what, self.database.remedy) from self._failure
+        while self._durable < goal and self._failure is None:
+            await self._progress.wait_after(self._progress.count)
+        if self._durable < goal:
+            what = f"the journal {self.database.name} cannot be written: {_told(self._failure)}"
+            raise JournalError(what, self.database.remedy) from self._failure
 
     async def run(self) -> None:
         """Commit what is queued, until cancelled; what is queued then is committed first."""
@@ -114,13 +115,12 @@ class Journal:
         while self._queue:
             batch = list(self._queue)
             failure = await asyncio.get_running_loop().run_in_executor(self._thread, self._commit, batch)
-            async with self._progress:
-                self._failure = failure
-                if failure is None:
-                    for _ in batch:
-                        self._queue.popleft()
-                    self._durable += len(batch)
-                self._progress.notify_all()
+            self._failure = failure
+            if failure is None:
+                for _ in batch:
+                    self._queue.popleft()
+                self._durable += len(batch)
+            self._progress.notify()
             if failure is not None:
                 return
 
@@ -128,8 +128,8 @@ class Journal:
         try:
             with self._db.begin() as connection:
                 self.database.check_lead(connection)
-                for write in batch:
-                    write.carry_out(connection)
+                for statement, values in in_few_statements(batch, connection.dialect.name):
+                    connection.execute(statement, values)
         except (DatabaseError, OSError, LeadLostError) as error:
             return error
         return None

@@ -3,7 +3,7 @@
 "Insert, or update what is there" is no standard SQL: each statement is made for the dialect of its connection.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias
@@ -51,6 +51,26 @@ class JournalWrite:
             sqlalchemy.exc.DatabaseError: it fails.
         """
         connection.execute(self.statement(connection.dialect.name), self.values)
+
+
+def in_few_statements(batch: Iterable[JournalWrite], dialect: str) -> Iterator[tuple[UpdateBase, list[dict[str, Any]]]]:
+    """The same writes as statements with many values each, in what order leaves the database the same.
+
+    What is written to one table stays in order; tables do not look at each other. A statement is a tenth of a
+    millisecond of a processor, whose values take a tenth of that: a rollout to a thousand engines is four thousand.
+
+    Args:
+        batch: the writes, in order. They are carried out in one transaction.
+        dialect: the name of the database's.
+    """
+    waiting: dict[Any, tuple[UpdateBase, list[dict[str, Any]]]] = {}
+    for write in batch:
+        statement = write.statement(dialect)
+        table = statement.table
+        if table in waiting and waiting[table][0] is not statement:
+            yield waiting.pop(table)
+        waiting.setdefault(table, (statement, []))[1].append(write.values)
+    yield from waiting.values()
 
 
 @cache

@@ -23,6 +23,7 @@ from refitd.api import (
 from refitd.api.auth import OPEN, Door, Gate
 from refitd.api.context import Service
 from refitd.api.feed import Feed, Streams
+from refitd.api.fragments import Fragments
 from refitd.api.limits import RequestLimit
 from refitd.api.metrics import LeaderCollector, StoreCollector
 from refitd.api.roles import LOOKS
@@ -79,7 +80,10 @@ def build_api(service: Service) -> FastAPI:
     app.state.history = history.PastUpdates()
     leader = service.leader
     led = None if leader is None else GroupLead(address=leader.address, since=leader.since, epoch=leader.epoch)
-    app.state.overview = overview.Cached(wants_token=service.settings.wants_token, leader=led)
+    app.state.fragments = Fragments()
+    app.state.overview = overview.Cached(
+        wants_token=service.settings.wants_token, leader=led, fragments=app.state.fragments
+    )
     app.state.telemetry = service.telemetry or Telemetry(service.store)
     app.state.telemetry.registry.register(StoreCollector(service, app.state.telemetry.unserved))
     if leader is not None:

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+import msgspec
+from fastapi import APIRouter, Query, Request, Response
 
 from refitd.api.context import Service, ServiceOf, engine_id_of
+from refitd.api.fragments import Fragments
 from refitd.api.present import present_engine
 from refitd.engine.address import AddressRefusedError, check_url, host_of
 from refitd.engine.dialing import refused
@@ -23,12 +25,13 @@ router = APIRouter(prefix="/v1/engines", tags=["engines"])
 receivers_route = APIRouter(prefix="/v1/receivers", tags=["engines"])
 
 
-@router.get("")
+@router.get("", response_model=Page[Engine])
 async def list_engines(
     service: ServiceOf,
+    request: Request,
     run: str | None = None,
     serves: Annotated[str | None, Query(pattern=r"^(>=)?[0-9]{1,13}$")] = None,
-) -> Page[Engine]:
+) -> Response:
     """All engines; with `run` those that follow it; with `serves` those that answer with a version now.
 
     `serves=120` means step 120, `serves=>=120` (in a URL `serves=%3E%3D120`) that step or a later one, of the newest
@@ -42,7 +45,9 @@ async def list_engines(
         for _, engine in sorted(service.store.engines.items())
         if (run is None or engine.run == run) and (demand is None or service.targets.shut(engine, demand) is None)
     ]
-    return Page(items=[present_engine(engine, service.store, service.targets) for engine in found])
+    fragments: Fragments = request.app.state.fragments
+    items = fragments.of(found, service.store, service.targets)
+    return Response(msgspec.json.encode(Page(items=items)), media_type="application/json")
 
 
 @router.post("", status_code=201)

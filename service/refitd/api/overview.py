@@ -6,11 +6,13 @@ The dashboard, `refitd top` and `refitd status` show these very words, so that a
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 
 from refitd.api.context import ServiceOf
+from refitd.api.fragments import Fragments
 from refitd.api.health import faults_now
 from refitd.api.present import host_does, present_engine, upstream_of
 from refitd.policy.binding import how_to_bring
@@ -23,7 +25,7 @@ from refitd.state.store import Store
 from refitd.state.upstream import UpstreamWord
 from refitd.state.version import VersionRecord
 from refitd_client.contract.states import EngineState, Standing, VersionState
-from refitd_client.contract.wire import Faults, GroupLead, Overview, RunGlance
+from refitd_client.contract.wire import Engine, Faults, GroupLead, Overview, RunGlance
 
 NAMED = 3  # engines that a sentence names; the others it counts
 _TROUBLE = (
@@ -267,9 +269,12 @@ class Cached:
     away, also while nothing changes.
     """
 
-    def __init__(self, *, wants_token: bool = False, leader: GroupLead | None = None) -> None:
-        """`wants_token` and `leader` are those of every answer."""
+    def __init__(
+        self, *, wants_token: bool = False, leader: GroupLead | None = None, fragments: Fragments | None = None
+    ) -> None:
+        """`wants_token` and `leader` are those of every answer; `fragments` has the engines."""
         self._wants_token, self._leader = wants_token, leader
+        self._fragments = fragments or Fragments()
         self._as_of: tuple[int, Faults, UpstreamWord | None] = (-1, Faults(), None)
         self._before, self._after = b"", b""  # the instant
 
@@ -283,7 +288,15 @@ class Cached:
         """
         now = (store.changed.count, faults, store.runs.upstream)
         if self._as_of != now:
-            overview = overview_of(store, targets, faults, wants_token=self._wants_token, leader=self._leader)
+            named = self._fragments.of((store.engines[name] for name in sorted(store.engines)), store, targets)
+            overview = overview_of(
+                store,
+                targets,
+                faults,
+                wants_token=self._wants_token,
+                leader=self._leader,
+                engines=cast("list[Engine]", named),  # in JSON already
+            )
             at = msgspec.json.encode(overview.at)  # the first that stands in it
             self._before, _, self._after = msgspec.json.encode(overview).partition(at)
             self._as_of = now
@@ -299,7 +312,13 @@ async def overview(service: ServiceOf, request: Request) -> Response:
 
 
 def overview_of(
-    store: Store, targets: Targets, faults: Faults, *, wants_token: bool, leader: GroupLead | None = None
+    store: Store,
+    targets: Targets,
+    faults: Faults,
+    *,
+    wants_token: bool,
+    leader: GroupLead | None = None,
+    engines: list[Engine] | None = None,
 ) -> Overview:
     """Return the overview.
 
@@ -309,7 +328,10 @@ def overview_of(
         faults: what is wrong with the service.
         wants_token: whether any route refuses requests without a token.
         leader: this service, where it leads a group.
+        engines: all engines, sorted, where they are made already.
     """
+    if engines is None:
+        engines = [present_engine(engine, store, targets) for _, engine in sorted(store.engines.items())]
     versions = dict.fromkeys(VersionState, 0)
     for version in store.versions.values():
         versions[version.state] += 1
@@ -320,7 +342,7 @@ def overview_of(
         faults=faults,
         wants_token=wants_token,
         runs=[glance_at(store, targets, run) for run in runs_of(store)],
-        engines=[present_engine(engine, store, targets) for _, engine in sorted(store.engines.items())],
+        engines=engines,
         versions=versions | {VersionState.DELETED: len(store.gone)},
         held_bytes=sum(version.bytes or 0 for version in store.versions.values()),
         leader=leader,

@@ -32,13 +32,12 @@ def present_version(
 
     Args:
         record: the version.
-        engines: all engines.
+        engines: those that follow its run.
         place: its place in lists.
         rollout: the newest rollout of its run.
         refused: why a delta cannot be carried out.
         waits_for: what a delta waits for.
     """
-    mine = [engine for engine in engines if engine.run == record.run]
     return Version(
         id=record.id,
         run=record.run,
@@ -57,7 +56,7 @@ def present_version(
         created_at=record.created_at,
         in_memory=record.in_memory,
         proved_by=list(record.proved_by),
-        engines=[_on_version(engine, record, rollout) for engine in mine],
+        engines=[_on_version(engine, record, rollout) for engine in engines],
         timings=record.timings,
         metadata=record.metadata,
         place=place,
@@ -83,8 +82,13 @@ def _why(engine: EngineRecord, rollout: RolloutRecord | None) -> str | None:
     return engine.reason
 
 
-def _why_now(engine: EngineRecord, store: Store) -> str | None:
-    """Return why an engine is where it is, or what its host does: while that loads, before why a load of it failed."""
+def why_now(engine: EngineRecord, store: Store) -> str | None:
+    """Return why an engine is where it is, or what its host does: while that loads, before why a load of it failed.
+
+    Args:
+        engine: the engine.
+        store: what the service knows.
+    """
     why, does = _why(engine, store.rollouts.get(engine.run or "")), host_does(engine, store)
     return (does or why) if engine.state in _LOADING else (why or does or of_upstream(engine, store))
 
@@ -98,7 +102,8 @@ def of_upstream(engine: EngineRecord, store: Store) -> str | None:
     """
     if engine.state is not EngineState.IN_SYNC or engine.run is None:
         return None
-    word = upstream_of(store, engine.run)
+    if (word := upstream_of(store, engine.run)) is None:
+        return None
     serving = store.versions.get(engine.serving or "")
     return silence(word) or waits_for(word, serving, next(iter(store.versions_of(engine.run)), None))
 
@@ -169,7 +174,7 @@ def present_engine(record: EngineRecord, store: Store, targets: Targets) -> Engi
         step=None if parsed is None else parsed[1].step,
         behind=steps_behind(record, targets),
         weight_version=record.weight_version,
-        reason=_why_now(record, store),
+        reason=why_now(record, store),
         paused=not record.known or record.resume_owed,
         last_attempt=None if record.last_attempt is None else present_attempt(record.last_attempt),
         skipped=record.skipped,

@@ -51,7 +51,7 @@ const id = encodeURIComponent;
 const given = (query) => new URLSearchParams(Object.entries(query).filter(([, value]) => value)).toString();
 
 export const overview = () => ask("GET", "/v1/overview");
-export const versions = (query) => ask("GET", `/v1/versions?${given(query)}`);
+export const versions = (query) => ask("GET", `/v1/versions?${given({ ...query, engines: "false" })}`);
 export const attempts = (version) => ask("GET", `/v1/versions/${id(version)}/attempts`);
 export const explain = (subject) => ask("GET", `/v1/explain/${id(subject)}`);
 export const history = (query) => ask("GET", `/v1/history?${given(query)}`);

@@ -67,6 +67,7 @@ function choice(runs, chosen) {
 
 function table(items, overview, open, max, runs) {
   const targets = new Set(overview.runs.map((seen) => seen.target));
+  const where = counted(overview.engines);
   return html`<table class="updates">
     <caption class="unseen">Versions, newest first, with the time that each stage of their updates took</caption>
     <thead>
@@ -82,12 +83,12 @@ function table(items, overview, open, max, runs) {
       </tr>
     </thead>
     <tbody>
-      ${repeat(items, (version) => version.id, (version) => row(version, open, max, runs, targets))}
+      ${repeat(items, (version) => version.id, (version) => row(version, open, max, runs, targets, where))}
     </tbody>
   </table>`;
 }
 
-function row(version, open, max, runs, targets) {
+function row(version, open, max, runs, targets, where) {
   const isOpen = open?.id === version.id;
   const took = total(version.timings);
   return html`<tr class=${isOpen ? "open" : ""}>
@@ -99,7 +100,7 @@ function row(version, open, max, runs, targets) {
       ${runs ? html`<td class="wide">${version.run}</td>` : nothing}
       <td class="stages">${way(version, max)}</td>
       <td class="number">${took > 0 ? span(took) : "–"}</td>
-      <td class="wide number">${served(version)}</td>
+      <td class="wide number">${served(version, where)}</td>
       <td class="wide number">${size(version.bytes)}</td>
       <td class="wide number">${clock(version.created_at)}</td>
     </tr>
@@ -124,10 +125,18 @@ function tags(version, targets) {
   return said.map((word) => html`<span class="tag">${word}</span> `);
 }
 
-function served(version) {
-  const there = version.engines.filter((engine) => engine.serves).length;
-  return version.engines.length === 0 ? "–" : `${there}/${version.engines.length}`;
+// How many engines follow each run, and how many of those that answer serve each version of it: counted once, and not
+// sent with each version, where a thousand engines would be most of what is read.
+function counted(engines) {
+  const [all, there] = [new Map(), new Map()];
+  for (const { run, version, known, state } of engines) {
+    all.set(run, (all.get(run) ?? 0) + 1);
+    if (known && version !== null && state !== "UNREACHABLE") there.set(version, (there.get(version) ?? 0) + 1);
+  }
+  return { all, there };
 }
+
+const served = ({ id, run }, { all, there }) => (all.has(run) ? `${there.get(id) ?? 0}/${all.get(run)}` : "–");
 
 function detail(version, open, columns) {
   const gone = version.state === "DELETED" || version.state === "RETIRED";

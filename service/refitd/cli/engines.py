@@ -5,12 +5,13 @@ from typing import Annotated
 import typer
 
 from refitd.cli import render
+from refitd.cli.by_need import by_need
 from refitd.cli.exits import EXIT_CODES_HELP
 from refitd.cli.options import Command, EngineId, Group, Json, TokenFile, Url, Yes, calls_service
 from refitd.cli.output import Output, agree
 from refitd.clock import SystemClock
 from refitd_client.contract.states import EngineState
-from refitd_client.contract.wire import NewEngine, RunGlance
+from refitd_client.contract.wire import NewEngine, Page, RunGlance
 from refitd_client.errors import ConflictError
 from refitd_client.http.client import RefitClient
 
@@ -25,30 +26,45 @@ Run = Annotated[
 EngineIds = Annotated[
     list[str], typer.Argument(metavar="ID…", help="Engines' ids or URLs: 'refitd engines' lists them")
 ]
+OfRun = Annotated[str | None, typer.Option("--run", metavar="RUN", help="Only engines that follow this run")]
+InState = Annotated[
+    EngineState | None,
+    typer.Option("--state", metavar="STATE", case_sensitive=False, help="Only engines in this state, such as TAINTED"),
+]
 ToRun = Annotated[str, typer.Option("--run", metavar="RUN", help="The run to follow from now on")]
 
 
 @app.callback(invoke_without_command=True)
-def engines(context: typer.Context, url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
-    """List engines, or change which there are.
+def engines(
+    context: typer.Context,
+    state: InState = None,
+    run: OfRun = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    json: Json = False,
+) -> None:
+    """List engines, or change which there are. Those that need an operator come first.
 
     BEHIND counts the trainer's steps between what an engine serves and the newest good version of its run.
 
     \b
     refitd engines
+    refitd engines --state tainted
     refitd engines add http://10.0.0.7:30000 --run exp/trial
     refitd engines move engine-0 engine-1 --run exp/next
     refitd engines resync engine-0
     """
     if context.invoked_subcommand is None:
-        list_engines(url=url, token_file=token_file, json=json)
+        list_engines(state=state, run=run, url=url, token_file=token_file, json=json)
 
 
 @app.command("list", cls=Command, epilog=EXIT_CODES_HELP)
 @calls_service
-def list_engines(out: Output, client: RefitClient) -> None:
-    """List engines: what each serves, how far behind it is, and why."""
-    page = client.engines()
+def list_engines(out: Output, client: RefitClient, state: InState = None, run: OfRun = None) -> None:
+    """List engines: what each serves, how far behind it is, and why. Those that need an operator come first."""
+    known = client.engines().items
+    chosen = [each for each in known if state in {None, each.state} and run in {None, each.run}]
+    page = Page(items=chosen if out.json else by_need(chosen))
     if out.json:
         out.show(page)
         return

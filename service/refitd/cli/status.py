@@ -1,13 +1,15 @@
 """`refitd status`: everything at one glance."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 import typer
+from rich.console import RenderableType
 from rich.text import Text
 
 from refitd.cli import render
+from refitd.cli.by_need import by_need, counted
 from refitd.cli.exits import ExitCode
 from refitd.cli.options import calls_service
 from refitd.cli.output import Output
@@ -17,6 +19,7 @@ from refitd_client.contract.states import Standing, VersionState
 from refitd_client.contract.wire import Engine, Faults, GroupLead, RunGlance, Version
 from refitd_client.http.client import RefitClient
 
+ENGINES = 24
 _PAGE = 500
 Limit = Annotated[
     int, typer.Option("--limit", metavar="N", min=1, max=100, help="How many of the newest versions to list")
@@ -85,14 +88,22 @@ def status(out: Output, client: RefitClient, limit: Limit = 5) -> None:
         *(line for run in summary.runs if run.run not in closed for line in _run_lines(run, out.console.width)),
         *(render.sentence(line, "dim") for line in render.closed_runs(closed)),
         "",
-        render.engines_table(summary.engines, targets, SystemClock().now())
-        if summary.engines
-        else render.sentence("No engines.", "dim"),
+        *_engines(summary.engines, targets),
         "",
         render.versions_table(summary.versions, told) if summary.versions else render.sentence("No versions.", "dim"),
     )
     if not summary.ready:
         raise typer.Exit(ExitCode.UNREACHABLE)
+
+
+def _engines(engines: Sequence[Engine], targets: Mapping[str, str | None]) -> list[RenderableType]:
+    """A glance is no list of a thousand: those that need an operator, and how many others there are."""
+    if not engines:
+        return [render.sentence("No engines.", "dim")]
+    first = by_need(engines)
+    table, rest = render.engines_table(first[:ENGINES], targets, SystemClock().now()), first[ENGINES:]
+    more = f"and {len(rest):,} more ({counted(rest)}): 'refitd engines' lists them"
+    return [table, render.sentence(more, "dim")] if rest else [table]
 
 
 def _headline(summary: StatusSummary) -> Text:

@@ -17,10 +17,11 @@ from rich.live import Live
 from rich.text import Text
 
 from refitd.cli import render
+from refitd.cli.by_need import by_need, counted
 from refitd.cli.options import calls_service
 from refitd.cli.output import Output
 from refitd.cli.table import Table
-from refitd_client.contract.states import EngineState, Standing
+from refitd_client.contract.states import Standing
 from refitd_client.contract.wire import Event, Overview, RunGlance, Version
 from refitd_client.errors import ServiceError, UnauthorizedError
 from refitd_client.http.client import RefitClient
@@ -46,18 +47,6 @@ STAGES: Mapping[str, tuple[str, str]] = {
 _UNPAUSED: Mapping[str, str] = {"load": "l", "verify": "y", "resume": "r"}
 _OTHER = ("?", "dim")
 _NUMBERS = frozenset({"STEP", "TOOK", "ENGINES", "SIZE"})
-_NEED = (
-    EngineState.CONTESTED,
-    EngineState.QUARANTINED,
-    EngineState.TAINTED,
-    EngineState.NACKED,
-    EngineState.UNREACHABLE,
-    EngineState.PROBING,
-    EngineState.UPDATING,
-    EngineState.VERIFYING,
-    EngineState.BEHIND,
-    EngineState.IN_SYNC,
-)
 Once = Annotated[bool, typer.Option("--once", help="Look once and end, as when stdout is no terminal")]
 Interval = Annotated[float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="Time between two looks")]
 VERSIONS = 20
@@ -213,14 +202,14 @@ def _run(run: RunGlance, width: int | None) -> list[Text]:
 def _engines(overview: Overview, most: int) -> RenderableType:
     if not overview.engines:
         return render.sentence("No engines.", "dim")
-    engines = sorted(overview.engines, key=lambda engine: (_NEED.index(engine.state), engine.id))
+    engines = by_need(overview.engines)
     columns = render.listed_columns(engines) - {"URL", "PROOF"} | {"TOOK"}
     if len({engine.run for engine in engines}) == 1:
         columns.remove("RUN")
     targets = {run.run: run.target for run in overview.runs}
     table = render.engines_table(engines[:most], targets, overview.at, columns, cut=True)
     rest = len(engines) - most
-    return table if rest <= 0 else Group(table, render.sentence(f"and {rest} more", "dim"))
+    return table if rest <= 0 else Group(table, render.sentence(f"and {rest} more: {counted(engines[most:])}", "dim"))
 
 
 def _updates(versions: Sequence[Version], width: int | None) -> RenderableType:

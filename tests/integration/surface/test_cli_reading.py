@@ -304,6 +304,22 @@ class TestEngines:
         assert line_with(result.stdout, "engine-0")[3:] == ["QUARANTINED", "paused", "2", "0", "restart", "it"]
         assert result.stdout == refitd("engines", "list", "--url", service.url).stdout
 
+    def test_of_many_those_that_need_an_operator_come_first_and_some_can_be_chosen(self, service: StandIn) -> None:
+        service.engines = [make_engine(f"e{number:03d}") for number in range(60)]
+        service.engines[41] = make_engine("e041", state=EngineState.TAINTED, reason="half a load")
+        service.engines[52] = make_engine("e052", state=EngineState.UPDATING, run="other")
+        service.versions = [make_version(2)]
+        names = [line.split()[0] for line in refitd("engines", "--url", service.url).stdout.splitlines()]
+        listed = [name for name in names if name.startswith("e")]  # and not the table's head
+        assert listed[:4] == ["e041", "e052", "e000", "e001"]
+        chosen = answer("engines", "--state", "tainted", "--url", service.url, kind=Page[Engine])
+        assert [each.id for each in chosen.items] == ["e041"]
+        chosen = answer("engines", "list", "--run", "other", "--url", service.url, kind=Page[Engine])
+        assert [each.id for each in chosen.items] == ["e052"]
+        glance = refitd("status", "--url", service.url).stdout
+        assert "and 36 more (36 IN_SYNC): 'refitd engines' lists them" in glance
+        assert glance.index("e041") < glance.index("e052") < glance.index("e000")
+
     def test_an_address_is_not_said_twice(self, service: StandIn) -> None:
         service.engines = [make_engine("127.0.0.1:30000")]
         service.versions = [make_version(2)]

@@ -1,97 +1,24 @@
-"""Connections to engines: asyncio's streams as httpcore's network, and a check of each address before it is called.
+"""Connections to engines, and a check of each address before it is called.
 
-A name can have one address when it is checked and another when it is called (DNS rebinding). So `CheckedNetwork`
-resolves it right before the connection, and connects to the address that was checked, not to the name.
-
-asyncio's own streams cost a third less per call than httpcore's portable backend. Deadlines are the caller's
-(`asyncio.timeout` around the whole call), so httpcore's are ignored.
+A name can have one address when it is checked and another when it is called (DNS rebinding). So `dial` resolves it
+right before the connection, and connects to the address that was checked, not to the name.
 """
 
 import asyncio
+import errno
+import os
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
-
-import httpcore
+from collections.abc import Awaitable, Callable
 
 from refitd.engine.address import Address, literal
-
-SocketOptions = Iterable[Any] | None
-
-
-class Stream(httpcore.AsyncNetworkStream):
-    """One connection."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-
-    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109 - httpcore's
-        """See httpcore. Raises `ReadError`."""
-        try:
-            return await self._reader.read(max_bytes)
-        except OSError as error:
-            raise httpcore.ReadError(str(error)) from error
-
-    async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109 - httpcore's
-        """See httpcore. Raises `WriteError`."""
-        try:
-            self._writer.write(buffer)
-            await self._writer.drain()
-        except OSError as error:
-            raise httpcore.WriteError(str(error)) from error
-
-    async def aclose(self) -> None:
-        """See httpcore. Does not wait for the other side."""
-        self._writer.close()
-
-    async def start_tls(
-        self,
-        ssl_context: ssl.SSLContext,
-        server_hostname: str | None = None,
-        timeout: float | None = None,  # noqa: ASYNC109 - httpcore's
-    ) -> httpcore.AsyncNetworkStream:
-        """See httpcore. Raises `ConnectError`, as for a certificate that is not trusted."""
-        try:
-            await self._writer.start_tls(ssl_context, server_hostname=server_hostname)
-        except OSError as error:  # an SSLError is one
-            self._writer.close()
-            raise httpcore.ConnectError(str(error)) from error
-        return self
-
-    def get_extra_info(self, info: str) -> Any:
-        """See httpcore."""
-        if info == "is_readable":
-            return False
-        return self._writer.get_extra_info(info)
-
-
-class Sockets(httpcore.AsyncNetworkBackend):
-    """Opens connections."""
-
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,  # noqa: ASYNC109 - httpcore's
-        local_address: str | None = None,
-        socket_options: SocketOptions = None,
-    ) -> httpcore.AsyncNetworkStream:
-        """See httpcore. Raises `ConnectError`."""
-        try:
-            return Stream(*await asyncio.open_connection(host, port))
-        except OSError as error:
-            raise httpcore.ConnectError(str(error)) from error
-
-    async def sleep(self, seconds: float) -> None:
-        """See httpcore."""
-        await asyncio.sleep(seconds)
-
+from refitd_client.http.tls import why_refused
 
 Guard = Callable[[str, Address | None], str | None]
 """Why a host may not be called at one of its addresses, None where it may."""
 Resolve = Callable[[str], Awaitable[list[Address]]]
+Connect = Callable[[Address], Awaitable[asyncio.Transport]]
+"""Connects to one address; raises `OSError`."""
 
 
 async def resolve(host: str) -> list[Address]:
@@ -113,34 +40,45 @@ async def refused(host: str, guard: Guard, resolve: Resolve = resolve) -> str | 
     return next((reason for reason in reasons if reason is not None), None)
 
 
-class CheckedNetwork(httpcore.AsyncNetworkBackend):
-    """Connects to the first address of a host that the guard lets pass and that answers."""
+class NotConnectedError(Exception):
+    """There is no connection, so nothing was sent. The message says why.
 
-    def __init__(self, guard: Guard, resolve: Resolve = resolve) -> None:
-        self._guard = guard
-        self._resolve = resolve
-        self._inner: httpcore.AsyncNetworkBackend = Sockets()
+    Attributes:
+        numbers: the system's error numbers, of each address that was called.
+    """
 
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,  # noqa: ASYNC109 - httpcore's signature
-        local_address: str | None = None,
-        socket_options: SocketOptions = None,
-    ) -> httpcore.AsyncNetworkStream:
-        """See httpcore. `ConnectError` says which address was refused, and by which setting."""
-        trouble: Exception = httpcore.ConnectError(f"{host} has no address: the name cannot be resolved")
-        for address in await self._resolve(host):
-            if (reason := self._guard(host, address)) is not None:
-                trouble = httpcore.ConnectError(reason)
-                continue
-            try:
-                return await self._inner.connect_tcp(str(address), port, timeout, local_address, socket_options)
-            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
-                trouble = error
-        raise trouble
+    def __init__(self, reason: str, numbers: frozenset[int] = frozenset()) -> None:
+        super().__init__(reason)
+        self.numbers = numbers
 
-    async def sleep(self, seconds: float) -> None:
-        """See httpcore."""
-        await asyncio.sleep(seconds)
+    @property
+    def nothing_listens(self) -> bool:
+        """Every address that was called has refused the connection."""
+        return self.numbers == frozenset({errno.ECONNREFUSED})
+
+
+async def dial(host: str, guard: Guard | None, connect: Connect, resolve: Resolve = resolve) -> asyncio.Transport:
+    """Connect to the first address of a host that the guard lets pass and that answers. Deadlines are the caller's.
+
+    Args:
+        host: a name or an address.
+        guard: says which addresses may be called. None: all.
+        connect: connects to one of them.
+        resolve: finds the addresses of a name.
+
+    Raises:
+        NotConnectedError: there is none; where the guard let none pass the message names the setting.
+    """
+    trouble, numbers = f"{host} has no address: the name cannot be resolved", set[int]()
+    for address in await resolve(host):
+        if guard is not None and (reason := guard(host, address)) is not None:
+            trouble = reason
+            continue
+        try:
+            return await connect(address)
+        except ssl.SSLError as error:  # such as a certificate that is not trusted
+            raise NotConnectedError(why_refused(error) or str(error)) from error
+        except OSError as error:
+            numbers.add(error.errno or 0)
+            trouble = os.strerror(error.errno).lower() if error.errno else str(error)
+    raise NotConnectedError(trouble, frozenset(numbers))

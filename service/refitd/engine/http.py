@@ -5,31 +5,24 @@ file is read when the key is first needed, and again when the server refuses the
 """
 
 import asyncio
-import errno
-import os
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, auto
+from functools import lru_cache
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
-import httpcore
 import httpx
 import msgspec
 
-from refitd.engine.dialing import CheckedNetwork, Guard, Sockets
-from refitd_client.http.tls import in_use, why_refused
+from refitd.engine.address import Address
+from refitd.engine.dialing import Guard, NotConnectedError, dial
+from refitd.engine.exchange import Exchange, HttpAnswer, Request, TooLargeError, UnsendableError
+from refitd_client.http.tls import in_use
 
 _PORTS = {"http": 80, "https": 443}
-_HEADERS: Mapping[str | bytes, str | bytes] = {
-    "Accept": "application/json",
-    "Content-Type": "application/json",
-    "Connection": "close",
-}
+_HEADERS = (("Accept", "application/json"), ("Content-Type", "application/json"), ("Connection", "close"))
 _REFUSED = frozenset({401, 403})  # the key was not right, and nothing was done
-_CONNECT_FAILED = re.compile(r"\[Errno (\d+)\] Connect call failed")  # asyncio's, one for each address
 _SHORT = 500  # characters
 MAX_BODY_BYTES = 64 * 2**20  # the checksums of a hundred thousand tensors are a tenth of this
 
@@ -173,10 +166,11 @@ class Transport:
         self._read = Key(api_key or admin_key)
         self._change = Key(admin_key or api_key)
         at = httpx.URL(url)
-        self._origin = httpcore.Origin(at.raw_scheme, at.raw_host, at.port or _PORTS[at.scheme])
+        self._host, self._port = at.raw_host.decode(), at.port or _PORTS[at.scheme]
+        self._is_tls = at.scheme == "https"
         self._prefix = at.raw_path.rstrip(b"/")
-        self._headers = {**_HEADERS, "Host": at.netloc}
-        self._network = Sockets() if guard is None else CheckedNetwork(guard)
+        self._headers = (("Host", at.netloc.decode()), *_HEADERS)
+        self._guard = guard
 
     async def get(self, path: str, within: float) -> Reply | NoReply:
         """Send a GET with the key for reads. Gives up after `within` seconds."""
@@ -207,73 +201,66 @@ class Transport:
                 if reply.status in _REFUSED and await key.is_another_now():
                     reply = await self._send(method, path, body, key)
                 return reply
-        except KeyRefusedError as error:
+        except (KeyRefusedError, UnsendableError) as error:
             return NoReply(CallFailure.NEVER_SENT, f"{self.url} was not asked: {error}")
         except TimeoutError:
             return NoReply(CallFailure.TIMED_OUT, f"{self.url}{path} did not answer within {within:g} s")
-        except (httpcore.ConnectError, httpcore.UnsupportedProtocol) as error:
-            reason = f"{self.url} cannot be reached: {_spoken(error, self._server)}"
-            return NoReply(CallFailure.NEVER_SENT, reason, nothing_listens=_errors(error) == {errno.ECONNREFUSED})
-        except _TooLargeError:
+        except NotConnectedError as error:
+            reason = f"connection refused (is the {self._server} running there?)" if error.nothing_listens else error
+            text = f"{self.url} cannot be reached: {reason}"
+            return NoReply(CallFailure.NEVER_SENT, text, nothing_listens=error.nothing_listens)
+        except TooLargeError:
             return NoReply(CallFailure.NO_ANSWER, f"{self.url}{path} answered with more than {MAX_BODY_BYTES} bytes")
-        except (httpcore.NetworkError, httpcore.ProtocolError, OSError, ValueError) as error:
+        except (OSError, ValueError) as error:
             what = str(error) or type(error).__name__
             return NoReply(CallFailure.NO_ANSWER, f"{self.url}{path} broke off without an answer: {what}")
 
     async def _send(self, method: str, path: str, body: dict[str, Any] | None, key: Key) -> Reply:
+        headers = (*self._headers, *(await key.headers()).items())
         content = None if body is None else msgspec.json.encode(body)
-        headers = {**self._headers, **await key.headers()}
-        at = self._origin
-        url = httpcore.URL(scheme=at.scheme, host=at.host, port=at.port, target=self._prefix + path.encode())
-        tls = await asyncio.to_thread(in_use().context) if at.scheme == b"https" else None
-        async with (
-            httpcore.AsyncHTTPConnection(at, tls, network_backend=self._network) as connection,
-            connection.stream(method, url, headers=headers, content=content) as response,
-        ):
-            date = next((value.decode() for name, value in response.headers if name.lower() == b"date"), None)
-            extensions = cast("dict[str, Any]", response.extensions)  # pyright: ignore[reportUnknownMemberType]
-            address = _address(extensions["network_stream"])
-            return replace(_reply(response.status, await _body(response), date), address=address)
+        talk = Exchange(Request(method, self._prefix + path.encode(), headers, content), MAX_BODY_BYTES)
+        tls = await asyncio.to_thread(in_use().context) if self._is_tls else None
+        name = None if tls is None else self._host
+
+        async def connect(address: Address) -> asyncio.Transport:
+            loop, at = asyncio.get_running_loop(), str(address)
+            return (await loop.create_connection(lambda: talk, at, self._port, ssl=tls, server_hostname=name))[0]
+
+        transport = await dial(self._host, self._guard, connect)
+        try:
+            return _reply(await talk.answer(), _address(transport))
+        finally:
+            transport.abort()  # does not wait for the other side
 
 
-class _TooLargeError(Exception):
-    pass
-
-
-async def _body(response: httpcore.Response) -> bytes:
-    body = bytearray()
-    async for chunk in response.aiter_stream():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise _TooLargeError
-    return bytes(body)
-
-
-def _reply(status: int, body: bytes, date: str | None) -> Reply:
+def _reply(answer: HttpAnswer, address: str) -> Reply:
+    body, date = answer.body, answer.headers.get(b"date")
     try:
         data = msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         data = None
-    return Reply(status=status, text=body[:2000].decode(errors="replace"), data=data, date=date)
+    return Reply(
+        status=answer.status,
+        text=body[:2000].decode(errors="replace"),
+        data=data,
+        date=None if date is None else date.decode(errors="replace"),
+        address=address,
+    )
 
 
-def _address(stream: httpcore.AsyncNetworkStream) -> str:
-    """Host and port of the server. All addresses of this host are the same server, so they count as one."""
-    host, port = stream.get_extra_info("peername")[:2]
-    own = stream.get_extra_info("sockname")[0]
-    return f"{'localhost' if host == own or ip_address(host).is_loopback else host}:{port}"
+def _address(transport: asyncio.Transport) -> str:
+    """Host and port of the server. All addresses of this host are the same server, so they count as one.
+
+    Raises:
+        OSError: the connection was closed again before its ends were known.
+    """
+    if (peer := transport.get_extra_info("peername")) is None:
+        raise OSError("it closed the connection at once")
+    host, port = peer[:2]
+    own = transport.get_extra_info("sockname")[0]
+    return f"{'localhost' if host == own or _is_loopback(host) else host}:{port}"
 
 
-def _spoken(error: Exception, server: str) -> str:
-    """Why the connection failed, in the operating system's words."""
-    if (told := why_refused(error)) is not None:
-        return told
-    numbers = _errors(error)
-    if numbers == {errno.ECONNREFUSED}:
-        return f"connection refused (is the {server} running there?)"
-    return os.strerror(numbers.pop()).lower() if len(numbers) == 1 else str(error)
-
-
-def _errors(error: Exception) -> set[int]:
-    """What each address of a name answered."""
-    return {int(number) for number in _CONNECT_FAILED.findall(str(error))}
+@lru_cache(maxsize=4096)
+def _is_loopback(host: str) -> bool:
+    return ip_address(host).is_loopback

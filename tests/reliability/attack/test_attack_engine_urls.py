@@ -3,18 +3,18 @@ redirect, by a proxy, and through the keys that engines get.
 """
 
 import asyncio
+import errno
 import threading
 from ipaddress import ip_address
 from pathlib import Path
 
-import httpcore
 import httpx
 import pytest
 from pydantic import SecretStr
 
 from refitd.engine.address import Address, AllowList, AllowRefusedError, parse_allow_list, refusal
 from refitd.engine.connect import connector
-from refitd.engine.dialing import CheckedNetwork, Guard, refused
+from refitd.engine.dialing import Guard, NotConnectedError, dial, refused
 from refitd.engine.engines_file import EngineSpec
 from refitd.engine.http import CallFailure, NoReply, Reply, Transport
 from refitd.engine.port import Reached, Unreached
@@ -124,25 +124,29 @@ async def test_dns_rebinding_leads_to_no_address_that_was_not_checked() -> None:
 
     assert await refused("engine", guard, resolve) is None
     for _ in range(2):
-        with pytest.raises(httpcore.ConnectError, match=r"engine \((169\.254\.169\.254|10\.0\.0\.1)\) is"):
-            await CheckedNetwork(guard, resolve).connect_tcp("engine", 80, timeout=1.0)
+        with pytest.raises(NotConnectedError, match=r"engine \((169\.254\.169\.254|10\.0\.0\.1)\) is"):
+            await dial("engine", guard, _never, resolve)
+
+
+async def _never(address: Address) -> asyncio.Transport:
+    raise AssertionError(f"{address} was called")
 
 
 async def test_of_several_addresses_the_one_that_is_not_allowed_is_never_called() -> None:
     called: list[str] = []
 
-    class Recorder(httpcore.AsyncNetworkBackend):
-        async def connect_tcp(self, host: str, port: int, *_: object, **__: object) -> httpcore.AsyncNetworkStream:
-            called.append(host)
-            raise httpcore.ConnectError("nobody is there")
+    async def connect(address: Address) -> asyncio.Transport:
+        called.append(str(address))
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "nothing is there")
 
     async def resolve(host: str) -> list[Address]:
         return [ip_address("169.254.169.254"), ip_address("127.0.0.1"), ip_address("10.0.0.1")]
 
-    network = CheckedNetwork(lambda host, address: refusal(host, address, AllowList(), ()), resolve)
-    network._inner = Recorder()
-    with pytest.raises(httpcore.ConnectError):
-        await network.connect_tcp("engine", 80)
+    def guard(host: str, address: Address | None) -> str | None:
+        return refusal(host, address, AllowList(), ())
+
+    with pytest.raises(NotConnectedError):
+        await dial("engine", guard, connect, resolve)
     assert called == ["127.0.0.1"]
 
 

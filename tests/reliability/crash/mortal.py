@@ -20,7 +20,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from refitd.engine.dialing import Stream
+from refitd.engine.exchange import Exchange, HttpAnswer
 from refitd.engine.http import Reply, Transport
 from refitd.engine.plugin import channels
 from refitd.state.journal.journal import Journal
@@ -97,15 +97,15 @@ class Life:
             return reply
 
         channels.ask = counted_ask
-        read = Stream.read
+        answer = Exchange.answer
 
-        async def awaited(stream: Stream, *rest: Any, **named: Any) -> bytes:
+        async def awaited(talk: Exchange) -> HttpAnswer:
             name, _ = _UNHEARD.get(), _UNHEARD.set(None)
-            if name is not None:  # whoever reads for the first time has sent all that there was to send
+            if name is not None:  # what waits for the answer has sent all that there was to send
                 self.effect(name)
-            return await read(stream, *rest, **named)
+            return await answer(talk)
 
-        Stream.read = awaited
+        Exchange.answer = awaited
 
     def watch_files(self) -> None:
         """Count changes of the file system: names by the interpreter's audit events, syncs by hand."""

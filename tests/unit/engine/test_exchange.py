@@ -1,0 +1,150 @@
+"""One answer over one connection: what is whole is read, what is not whole or not HTTP is an error, never a guess."""
+
+import asyncio
+import socket
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refitd.engine.exchange import Exchange, HttpAnswer, NotHttpError, Request, TooLargeError
+from refitd.engine.http import CallFailure, NoReply, Reply, Transport
+from support.fuzz import FUZZ
+
+LIMIT = 1000
+REQUEST = Request("GET", b"/", [("Host", "engine")])
+BODY = b'{"a": 1}'
+WITH_LENGTH = b"HTTP/1.1 200 OK\r\nDate: today\r\nContent-Length: 8\r\n\r\n" + BODY
+IN_CHUNKS = (
+    b'HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\n{"a\r\n5;note=x\r\n": 1}\r\n0\r\ntrailer: y\r\n\r\n'
+)
+UNTIL_THE_END = b"HTTP/1.0 200\r\n\r\n" + BODY
+AFTER_ANOTHER = b"HTTP/1.1 103 Early Hints\r\n\r\n" + WITH_LENGTH
+
+
+class _Silent(asyncio.Transport):
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        pass
+
+
+async def read(parts: Sequence[bytes], *, ends: bool = True) -> HttpAnswer:
+    """What an exchange makes of an answer that arrives in parts."""
+    talk = Exchange(REQUEST, LIMIT)
+    talk.connection_made(_Silent())
+    for part in parts:
+        talk.data_received(part)
+    if ends:
+        talk.connection_lost(None)
+    async with asyncio.timeout(5):
+        return await talk.answer()
+
+
+@FUZZ
+@given(cuts=st.lists(st.integers(0, 150), max_size=8), which=st.integers(0, 3))
+def test_an_answer_is_the_same_however_it_is_cut_into_packets(cuts: list[int], which: int) -> None:
+    answer = (WITH_LENGTH, IN_CHUNKS, UNTIL_THE_END, AFTER_ANOTHER)[which]
+    places = sorted({0, len(answer), *(cut for cut in cuts if cut < len(answer))})
+    parts = [answer[begin:end] for begin, end in pairwise(places)]
+    found = asyncio.run(read(parts))
+    assert (found.status, found.body) == (200, BODY)
+    assert found.headers.get(b"date") == (b"today" if which in {0, 3} else None)
+
+
+async def test_an_answer_whose_length_is_known_does_not_wait_for_the_connection_to_end() -> None:
+    for whole in (WITH_LENGTH, IN_CHUNKS, b"HTTP/1.1 204 No Content\r\n\r\n"):
+        await read([whole], ends=False)
+
+
+@pytest.mark.parametrize("answer", [WITH_LENGTH, IN_CHUNKS, AFTER_ANOTHER])
+async def test_an_answer_that_breaks_off_is_no_answer(answer: bytes) -> None:
+    for length in range(len(answer) - 1):
+        with pytest.raises(NotHttpError):
+            await read([answer[:length]])
+
+
+async def test_a_connection_that_is_reset_is_no_answer_even_where_its_end_would_have_been_one() -> None:
+    talk = Exchange(REQUEST, LIMIT)
+    talk.connection_made(_Silent())
+    talk.data_received(UNTIL_THE_END)
+    talk.connection_lost(ConnectionResetError())
+    with pytest.raises(ConnectionResetError):
+        await talk.answer()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"SSH-2.0-OpenSSH_9.6\r\n\r\n",
+        b"HTTP/1.1 20x\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nno field\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nname : x\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 0x8\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\nContent-Length: 9\r\n\r\n" + BODY,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabcd\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1" * 100_000,
+        b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 20_000,
+    ],
+)
+async def test_what_is_no_http_is_refused(answer: bytes) -> None:
+    with pytest.raises(NotHttpError):
+        await read([answer], ends=False)
+
+
+@pytest.mark.parametrize("head", [b"Content-Length: 1001", b"Transfer-Encoding: chunked", b"Connection: close"])
+async def test_no_answer_takes_more_memory_than_it_may(head: bytes) -> None:
+    body = b"x" * (LIMIT + 1)
+    if b"chunked" in head:
+        body = b"3E9\r\n" + body
+    with pytest.raises(TooLargeError):
+        await read([b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\n" + body], ends=False)
+
+
+async def test_a_connection_carries_one_request_and_is_closed_in_any_case() -> None:
+    """Also where the caller gives up in the middle: a thousand engines would use up the descriptors."""
+    heard, closed = asyncio.Event(), asyncio.Queue[bytes]()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = await reader.readuntil(b"\r\n\r\n")
+        heard.set()
+        if b"/answered" in asked:
+            writer.write(WITH_LENGTH)
+        try:
+            closed.put_nowait(await reader.read())
+        except ConnectionResetError:
+            closed.put_nowait(b"")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server, asyncio.timeout(10):
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        transport = Transport(url, api_key=None, admin_key=None)
+        assert isinstance(await transport.get("/answered", 5.0), Reply)
+        assert await closed.get() == b""
+        heard.clear()
+        asking = asyncio.create_task(transport.get("/silent", 60.0))
+        await heard.wait()
+        asking.cancel()
+        await asyncio.wait({asking})
+        assert await closed.get() == b""
+
+
+@pytest.mark.parametrize("key", ["two\r\nX-More: yes", "two\nlines", "twö\u20ac"])
+async def test_a_key_cannot_add_a_header_and_is_not_told(key: str) -> None:
+    reply = await Transport("http://127.0.0.1:9", api_key=key, admin_key=None).get("/model_info", 1.0)
+    assert isinstance(reply, NoReply)
+    assert reply.lost is CallFailure.NEVER_SENT
+    assert "tw" not in reply.reason
+
+
+async def test_a_port_where_nothing_listens_never_got_the_call() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        reply = await Transport(f"http://127.0.0.1:{port}", api_key=None, admin_key=None).post("/load", {}, 5.0)
+    assert isinstance(reply, NoReply)
+    assert (reply.lost, reply.nothing_listens) == (CallFailure.NEVER_SENT, True)

@@ -108,7 +108,9 @@ class GroupChild:
     `begun` counts how often.
     """
 
-    def __init__(self, role: Literal["send", "receive"], environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, role: Literal["send", "receive", "deliver"], environment: Mapping[str, str] | None = None
+    ) -> None:
         """Nothing is begun yet.
 
         Args:

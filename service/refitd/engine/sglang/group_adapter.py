@@ -11,7 +11,8 @@ The transaction of such a version, and what is sent when it breaks off. All else
     verify    the checksums of every parameter on every rank are those that the sender gave; else TAINTED
     resume    and a few tokens of `/generate`; none → TAINTED
 
-An engine of which a checksum was not as expected takes no more versions so until the service restarts.
+An engine that had other checksums than expected twice in a row takes no more versions so until the service restarts: it
+may make its parameters of the tensors in a way that is not known.
 """
 
 import asyncio
@@ -50,6 +51,7 @@ from refitd_client.transport.ipc.offer import OfferedTensor
 
 FREE_SECONDS = 60.0  # in which an engine is to answer again after its sender has ended
 ALIVE_SECONDS = 10.0
+MOST_DOUBTS = 2
 # Requests that go on in place would have the cache kept, and with it what the old weights computed.
 _PAUSE_MODES = {"in_place": "retract"}
 
@@ -67,7 +69,7 @@ class _Met:
 class SglangGroupEngine(SglangEngine):
     """One SGLang server that takes versions by files, and over a process group where a trainer asks for that."""
 
-    _distrusted: str | None = None  # why what its checksums say is not understood
+    _doubts = 0  # versions in a row that it had other checksums of than expected
     _hangs = False  # whether it joined a group and was not seen to generate since
 
     async def probe(self) -> Reached | Unreached:
@@ -113,7 +115,9 @@ class SglangGroupEngine(SglangEngine):
             return f"SGLang {self._server.version} gives no checksums of its tensors"
         if self._server.drafts:
             return "it has a draft model, which a version over a group would not reach as one from files does"
-        return self._distrusted
+        if self._doubts >= MOST_DOUBTS:
+            return f"{self._doubts} versions in a row that it received over a group could not be proved"
+        return None
 
     async def _sign_of_life(self) -> str | None:
         """Why it is not known to generate; None where it has just done. /ping is answered by one that hangs, too.
@@ -238,14 +242,14 @@ class SglangGroupEngine(SglangEngine):
                 f"it cannot be verified: {why if isinstance(why, str) else why.reason}", met, watch
             )
         if (doubt := why_not_proved(ranks, met.expected)) is not None:
-            self._distrusted = f"what it received over a group could not be proved: {doubt}"
+            self._doubts += 1
             return await self._failed(doubt, met, watch)
         contents = digest_of([{"checksums": each} for each in ranks])
         recorded = target.fingerprint if contents is not None and comparable(contents, target.fingerprint) else contents
         if said.weight_version != target.label or contents != recorded:
             doubt = f"it says weight_version {said.weight_version!r}, or a clean load of the version gave other tensors"
             return await self._failed(doubt, met, watch)
-        self._last = said
+        self._last, self._doubts = said, 0
         with watch.during(Stage.RESUME):
             resumed = await self._resume_after_refit()
         if resumed and (silent := await self._silence(target)) is not None:

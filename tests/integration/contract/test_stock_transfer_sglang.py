@@ -207,8 +207,6 @@ import sys
 from pathlib import Path
 from safetensors.torch import load_file
 from refitd_client import WeightPublisher
-from refitd_client.errors import TransportRefusedError
-from refitd_client.publish.publication import PendingPublication
 from refitd_client.transport.group import child
 child.PROGRAM = "support.rogue_stock"
 root, run, url, token, model, step = sys.argv[1:]

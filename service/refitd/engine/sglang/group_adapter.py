@@ -107,7 +107,9 @@ class SglangGroupEngine(SglangEngine):
 
     def _why_not(self) -> str | None:
         """Why it takes no version over a group; None where it does."""
-        if self._server is None or self._plugin.release is not None:
+        if self._server is None:
+            return "it was not reached"
+        if self._plugin.release is not None:
             return "it has refitd inside"
         if self._server.launch.dp_ranks > 1:
             return f"it has {self._server.launch.dp_ranks} data-parallel ranks, and SGLang lets one join a group"

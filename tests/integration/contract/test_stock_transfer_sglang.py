@@ -22,13 +22,13 @@ from refitd.engine.sglang import group_adapter, group_calls, sender_line
 from refitd_client import WeightPublisher
 from refitd_client.contract.states import EngineState
 from refitd_client.errors import TransportRefusedError
-from refitd_client.publish.publication import PendingPublication
+from refitd_client.publish.publication import StagedPublication
 from refitd_client.transport.group import child
 from support import rogue_stock
 from support.jobs import RUN, TOKEN, Job, running, served_by
 from support.servers import API_KEY, SglangServer
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(1500)]
 
 SECONDS = 120.0
 Weights = dict[str, torch.Tensor]
@@ -54,7 +54,7 @@ class StockJob:
             self.answers.append(served_by(engine).answer)
         assert self.answers[0] != self.answers[1]
 
-    def publish(self, transport: str = "disk") -> PendingPublication:
+    def publish(self, transport: str = "disk") -> StagedPublication:
         """The other weights than before."""
         self.step += 1
         return self.publisher.publish(self.weights[self.step % 2], step=self.step, transport=transport)  # pyright: ignore[reportArgumentType]
@@ -181,7 +181,7 @@ def test_a_service_that_is_killed_in_the_middle_frees_the_engine_and_repairs_it_
     monkeypatch.setenv(rogue_stock.VARIABLE, "silent")
     monkeypatch.setenv(rogue_stock.REPORT_TO, str(listener.getsockname()[1]))
     stock_job.publisher._context.handover.close()
-    publishing: list[PendingPublication] = []
+    publishing: list[StagedPublication] = []
     thread = threading.Thread(target=lambda: publishing.append(stock_job.publish("gloo")))
     thread.start()
     with listener:

@@ -28,9 +28,10 @@ from support import rogue_stock
 from support.jobs import RUN, TOKEN, Job, running, served_by
 from support.servers import API_KEY, SglangServer
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
 
 SECONDS = 120.0
+TOKENS = 800
 Weights = dict[str, torch.Tensor]
 
 
@@ -100,17 +101,17 @@ class InFlight:
     def _ask(self) -> None:
         prompt = {
             "input_ids": [5, 6, 7],
-            "sampling_params": {"temperature": 0, "max_new_tokens": 1500, "ignore_eos": True},
+            "sampling_params": {"temperature": 0, "max_new_tokens": TOKENS, "ignore_eos": True},
         }
         headers = {"Authorization": f"Bearer {API_KEY}"}
-        with httpx.Client(base_url=self._engine.url, headers=headers, timeout=SECONDS, trust_env=False) as http:
+        with httpx.Client(base_url=self._engine.url, headers=headers, timeout=3 * SECONDS, trust_env=False) as http:
             reply = http.post("/generate", json=prompt).raise_for_status().json()
         self.tokens, self.ended = len(reply["output_ids"]), reply["meta_info"]["finish_reason"]["type"]
 
     def is_answered(self) -> None:
         """In full, or as far as a repair has let it: one to the label of what was served ends what is under way."""
-        self._thread.join(SECONDS)
-        assert self.ended == "abort" or self.tokens == 1500
+        self._thread.join(3 * SECONDS)
+        assert self.ended == "abort" or self.tokens == TOKENS
 
 
 def test_what_a_trainer_sends_is_proved_and_served_before_its_files_are_there(stock_job: StockJob) -> None:

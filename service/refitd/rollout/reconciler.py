@@ -203,8 +203,7 @@ class EngineReconciler:
         serving = self._store.versions.get(record.serving or "")
         if serving is None:  # the version was collected meanwhile: what it left behind is what counts
             return Expected(path=record.model_path or "", label=record.weight_version or "")
-        # A delta was loaded from a copy, which may hold something else by now, or be gone. What a stock engine received
-        # over a group changed no path of it.
+        # A copy that held a delta may hold another by now; what a stock engine received over a group changed no path.
         if serving.kind is Kind.DELTA or (serving.is_sent and record.plugin is None):
             return Expected(path=record.model_path or "", label=serving.label)
         return Expected(path=self._seen_path(serving) or "", label=serving.label)

@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from refitd.engine.port import SENT_PROOF
+from refitd.engine.fingerprints import SENT_PROOF
 from refitd.engine.sglang import group_adapter, group_calls, sender_line
 from refitd_client import WeightPublisher
 from refitd_client.contract.states import EngineState

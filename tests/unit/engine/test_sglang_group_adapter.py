@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from refitd.engine.port import SENT_PROOF, Offered, Outcome, Reached, Refit, Target, Unreached
+from refitd.engine.fingerprints import SENT_PROOF
+from refitd.engine.port import Offered, Outcome, Reached, Refit, Target, Unreached
 from refitd.engine.sglang import group_adapter
 from refitd.engine.sglang.group_adapter import SglangGroupEngine
 from refitd_client.contract.receivers import StockReceiver

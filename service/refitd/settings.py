@@ -180,6 +180,11 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
         default=False,
         description="Update vLLM servers of several ranks that lack the extension: a failure may mix weights",
     )
+    sglang_stock_transfers: bool = Field(
+        default=False,
+        description="Let SGLang servers that lack the plugin take versions over NCCL or Gloo, where a trainer asks for "
+        "it: after a failure they stay paused until they have loaded files",
+    )
     strategy: StrategyName = Field(
         default=StrategyName.ALL,
         description="How a version goes to the engines: all at once, rolling in turns, or to a canary first",
@@ -303,6 +308,7 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
             lora_keep=self.lora_keep,
             path_map=self.path_map,
             vllm_stock_ranks=self.vllm_stock_ranks,
+            sglang_stock_transfers=self.sglang_stock_transfers,
         )
 
     @property

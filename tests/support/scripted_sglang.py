@@ -14,6 +14,9 @@ from .scripted_server import Server, Step, answer, serve
 
 DONE = "Succeeded to update model weights."
 NO_FILES = "Failed to get weights iterator: Cannot find any model weights with `/root/v7`."
+_OF_GROUPS = frozenset(
+    {"/init_weights_update_group", "/begin_weight_update", "/end_weight_update", "/destroy_weights_update_group"}
+)
 CLEARED = b"Hierarchical cache storage backend cleared.\n"
 
 
@@ -24,7 +27,9 @@ def said(status: int, message: str) -> Step:
 
 @dataclass
 class ScriptedSglang:
-    """`script` maps routes to the steps to come; a route without one does its work. `told`: how it was started."""
+    """`script` maps routes to the steps to come; a route without one does its work. `told`: how it was started;
+    `received`: what it holds after the last bucket of a group.
+    """
 
     server: Server
     version: str = "0.5.23"
@@ -32,6 +37,7 @@ class ScriptedSglang:
     launched: str = "/base"
     told: dict[str, Any] = field(default_factory=dict)
     ranks: list[dict[str, str]] = field(default_factory=lambda: [{"w": "/base"}])
+    received: list[dict[str, str]] = field(default_factory=lambda: [{"w": "sent"}])
     script: dict[str, list[Step]] = field(default_factory=dict)
 
     @property
@@ -75,6 +81,13 @@ class ScriptedSglang:
                 return answer(200, {"success": True, "ranks": [{"checksums": rank} for rank in self.ranks]})
             case "/update_weights_from_disk":
                 return self.load()
+            case "/update_weights_from_distributed":
+                return self.receive()
+            case path if path in _OF_GROUPS:
+                return said(200, "Success")
+            case "/generate":
+                meta = {"output_token_logprobs": [[-1.0, 5, None]], "weight_version": self.served["weight_version"]}
+                return answer(200, {"meta_info": meta})
             case _:
                 return answer(200, {"message": "done", "status": "ok"})
 
@@ -84,6 +97,14 @@ class ScriptedSglang:
         self.served = {"model_path": order["model_path"], "weight_version": order["weight_version"]}
         self.ranks = [{"w": order["model_path"]}]
         return said(200, DONE)
+
+    def receive(self) -> Step:
+        """Take a bucket of the group. It changes the label where it says one, and no path."""
+        order = self.bodies("/update_weights_from_distributed")[-1]
+        if "weight_version" in order:
+            self.served = self.served | {"weight_version": order["weight_version"]}
+            self.ranks = self.received
+        return said(200, "Succeeded to update parameter online.")
 
 
 @contextmanager

@@ -40,6 +40,11 @@ class DurabilityPolicy:
             raise ValueError(f"durable is {text!r}: it is 'always', 'never', or 'every=10' for one version of ten")
         return cls(text, int(match[1]))
 
+    @property
+    def is_always(self) -> bool:
+        """Whether each version gets files."""
+        return self.every == 1
+
     def of_next(self, since: int | None) -> str | None:
         """The policy in words if the next version needs no files where engines take it; None if it gets some.
 
@@ -48,6 +53,9 @@ class DurabilityPolicy:
         """
         gets_files = self.every is not None and (since is None or since + 1 >= self.every)
         return None if gets_files else self.text
+
+
+ALL = DurabilityPolicy(ALWAYS, 1)
 
 
 def with_policy(metadata: dict[str, str], policy: str | None) -> dict[str, str]:

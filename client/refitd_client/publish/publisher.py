@@ -334,7 +334,7 @@ class WeightPublisher:
             trace, late, said = PublishTrace(self._folder.run, step), DUE, dict[str, str]()
             destination = None
             if transport is not None:
-                route = route_of(transport, weights, self._context.connection, self._folder.run)
+                route = route_of(transport, weights, self._context.connection, self._folder.run, self._durability)
                 delta, handover, block, destination = route.delta, route.handover, "staged", route.destination
                 late, said = late if route.instead is None else Handed(reason=route.instead), route.metadata
             attempt = PublishAttempt(
@@ -385,7 +385,7 @@ def _release(begun: list[PendingPublication], context: PublisherContext) -> None
         finally:
             if context.bucket is not None:
                 context.bucket.close()
-            context.handover.sender.close()
+            context.handover.close()
             exporter.end(context.folder.path)  # before the lock: the next one to export there voids what it finds
             context.folder.lock.release()
 

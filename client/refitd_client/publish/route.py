@@ -7,13 +7,23 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
-from refitd_client.contract.receivers import Receiver, Receivers
+from refitd_client.contract.receivers import Receiver, Receivers, StockReceiver
 from refitd_client.errors import ServiceError, TransportRefusedError
 from refitd_client.http.connection import Connection
 from refitd_client.http.publisher_client import open_client
-from refitd_client.transport.group.choice import TRANSPORTS, Choice, TrainerPlace, Transport, choose, hinders
+from refitd_client.publish.durability import ALL, DurabilityPolicy
+from refitd_client.transport.group.choice import (
+    TRANSPORTS,
+    Choice,
+    TrainerPlace,
+    Transport,
+    choose,
+    hinders,
+    hinders_stock,
+)
 from refitd_client.transport.group.host import available
 from refitd_client.transport.group.sending import Destination, is_sharable
+from refitd_client.transport.group.transfer import Backend
 from refitd_client.transport.ipc.device import uuid_of
 from refitd_client.transport.ipc.shared import boot_id, host_name
 
@@ -40,7 +50,9 @@ class PublishRoute:
         return {"transport": self.choice.transport, "transport_why": (self.instead or self.choice.why)[:_MOST]}
 
 
-def route_of(transport: Transport, weights: Any, connection: Connection | None, run: str) -> PublishRoute:
+def route_of(
+    transport: Transport, weights: Any, connection: Connection | None, run: str, durable: DurabilityPolicy = ALL
+) -> PublishRoute:
     """Decide how a publication goes.
 
     Args:
@@ -48,6 +60,7 @@ def route_of(transport: Transport, weights: Any, connection: Connection | None, 
         weights: a state dict, a module, or the path of a folder.
         connection: where the service is.
         run: the run.
+        durable: which versions get files.
 
     Raises:
         TransportRefusedError: what is asked for cannot work between this trainer and these engines.
@@ -68,7 +81,10 @@ def route_of(transport: Transport, weights: Any, connection: Connection | None, 
     except (ServiceError, OSError, ValueError) as error:
         asked = Choice(transport="delta" if transport == "auto" else "disk", why="files need no answer of the service")
         return _by_files(asked, instead=f"the service does not say who can receive: {error}")
-    return _route(transport, _trainer_of(tensors), found, urlsplit(connection.url).hostname or "")
+    trainer, service_host = _trainer_of(tensors), urlsplit(connection.url).hostname or ""
+    if transport in {"nccl", "gloo"} and found.stock and not found.receivers:
+        return _to_stock(cast("Backend", transport), trainer, found.stock, service_host, durable)
+    return _route(transport, trainer, found, service_host)
 
 
 def hindrances(weights: Any, connection: Connection, run: str) -> tuple[Choice, dict[str, str]]:
@@ -111,6 +127,27 @@ def _route(transport: Transport, trainer: TrainerPlace, found: Receivers, servic
             return PublishRoute(choice=choice, handover=True)
         case _:
             return _by_files(choice)
+
+
+def _to_stock(
+    backend: Backend, trainer: TrainerPlace, engines: list[StockReceiver], service_host: str, durable: DurabilityPolicy
+) -> PublishRoute:
+    """To engines without refitd inside, which a failure leaves with contents that only files mend.
+
+    Raises:
+        TransportRefusedError: it cannot work, or no files would follow.
+    """
+    if (hindrance := hinders_stock(backend, trainer, engines)) is None and not durable.is_always:
+        hindrance = (
+            f"engines without refitd inside are mended by files, and durable={durable.text!r} writes none of some "
+            "versions: use durable='always', or install refitd inside the engines"
+        )
+    if hindrance is not None:
+        raise TransportRefusedError(f"transport={backend!r} cannot work: {hindrance}")
+    urls = tuple(sorted(each.url for each in engines))
+    destination = Destination(backend=backend, receivers=(), service_host=service_host, engines=urls)
+    choice = Choice(transport=backend, why="the trainer asks for it, to engines without refitd inside")
+    return PublishRoute(choice=choice, handover=True, destination=destination)
 
 
 def _by_files(choice: Choice, *, instead: str | None = None) -> PublishRoute:

@@ -36,8 +36,10 @@ from refitd_client.transport.group.sending import (
     NoTransferError,
     Sending,
 )
+from refitd_client.transport.group.stock_sending import StockSenders
 from refitd_client.transport.ipc.device import DriverError
 from refitd_client.transport.ipc.exported_memory import LayoutCache
+from refitd_client.transport.ipc.offer import Offer
 from refitd_client.transport.ipc.offer_file import ExportedTensors, HandoverKeyRefusedError, read_secret
 from refitd_client.transport.ipc.shared import NotSharedError
 from refitd_client.write.content import Content, TensorShards
@@ -74,13 +76,30 @@ class HandoverState:
     """What a publisher keeps from one hand-over to the next.
 
     `due`: the files of the last one were not written. `since` counts the versions without files since one had some,
-    None before the first. `layouts` know where its tensors lie, `sender` sends them over process groups.
+    None before the first. `layouts` know where its tensors lie, `sender` sends them over process groups, `stock` to
+    engines without refitd inside.
     """
 
     due: bool = False
     since: int | None = None
     layouts: LayoutCache = field(default_factory=LayoutCache)
     sender: GroupSender = field(default_factory=GroupSender)
+    stock: StockSenders = field(default_factory=StockSenders)
+
+    def sends(self, offer: Offer, to: Destination, tensors: Mapping[str, Any]) -> Offer:
+        """The offer with how its tensors are sent.
+
+        Raises:
+            NoTransferError: they cannot be.
+        """
+        if to.engines:
+            return replace(offer, stock=self.stock.begin(to, tensors))
+        return replace(offer, transfer=self.sender.begin(to, tensors))
+
+    def close(self) -> None:
+        """End the processes that send."""
+        self.stock.close()
+        self.sender.close()
 
 
 class NotOfferedError(Exception):
@@ -234,7 +253,7 @@ class Handover:
             offer = prepared.offer(target.version, list(self.fingerprints.values()))
             offer = replace(offer, files=target.wants_files)
             if target.destination is not None:
-                offer = replace(offer, transfer=state.sender.begin(target.destination, tensors))
+                offer = state.sends(offer, target.destination, tensors)
             self._exported = ExportedTensors(target.root / target.run, offer, read_secret(target.root))
         except (DriverError, NotSharedError, HandoverKeyRefusedError, NoTransferError, OSError) as error:
             raise NotOfferedError(f"the tensors cannot be exported: {error}") from error
@@ -246,8 +265,9 @@ class Handover:
             if isinstance(error, (ServiceError, OSError, ValueError)):
                 raise NotOfferedError(f"the service was not told: {error}") from error
             raise
-        if offer.transfer is not None:
-            self._sending = Sending(state.sender, target.root, f"{target.run}/{self._exported.path.name}")
+        if offer.transfer is not None or offer.stock is not None:
+            sender = state.sender if offer.stock is None else state.stock
+            self._sending = Sending(sender, target.root, f"{target.run}/{self._exported.path.name}")
         self._lap("notice")
 
     def complete(self) -> Handed:

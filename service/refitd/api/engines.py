@@ -90,9 +90,12 @@ async def receivers(run: str, service: ServiceOf) -> Receivers:
     A trainer asks for them before it publishes, to choose a transport by what is there.
     """
     there = [engine for engine in service.store.engines_of(_checked_run(run)) if engine.receivers]
+    others = [engine for engine in service.store.engines_of(run) if not engine.receivers]
+    stock = [(engine.id, engine.stock_receiver) for engine in others if engine.plugin is None]
     return Receivers(
         receivers=[replace(each, engine=engine.id) for engine in there for each in engine.receivers],
-        others=[engine.id for engine in service.store.engines_of(run) if not engine.receivers],
+        others=[engine.id for engine in others],
+        stock=[replace(each, engine=name) for name, each in stock if each is not None],
     )
 
 

@@ -63,6 +63,7 @@ PANELS: Mapping[str, tuple[str, ...]] = {
         "pause_mode",
         "load_timeout",
         "vllm_stock_ranks",
+        "sglang_stock_transfers",
     ),
 }
 _SPECIAL_NAMES = {  # one at a time, and repeatable

@@ -28,6 +28,8 @@ class EngineAccess:
         path_map: where engines see the root; None where they see it as the service does.
         vllm_stock_ranks: whether a vLLM server without refitd's extension is updated where several processes hold its
             weights.
+        sglang_stock_transfers: whether SGLang servers without refitd inside take versions over process groups, where a
+            trainer asks for that.
     """
 
     root: Path
@@ -40,6 +42,7 @@ class EngineAccess:
     lora_keep: int = 1
     path_map: str | None = None
     vllm_stock_ranks: bool = False
+    sglang_stock_transfers: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from enum import Enum, auto
 from typing import Protocol
 
 from refitd_client.contract.hosts import HostEngines
-from refitd_client.contract.receivers import Receiver
+from refitd_client.contract.receivers import Receiver, StockReceiver
 
 
 class Outcome(Enum):
@@ -190,7 +190,8 @@ class Reached:
     what checkpoints are compared with. `fingerprint` is not part of a probe: it costs the engine time.
     `plugin` is the release of refitd's plugin that carries out its loads; None where they are the server's own, and
     then `stock_reason` says why, where a plugin was looked for. `takes_offers`: it can load from a trainer's memory;
-    `receivers` are its ranks that can receive weights over a process group.
+    `receivers` are its ranks that can receive weights over a process group; `stock_receiver` says how an engine without
+    refitd inside takes them over one, None where it does not.
     `proves`: its GPUs can read a version while it serves, and say whether it is as its manifest says.
     `loader`: what its plugin does not copy by itself; None where that is nothing, or is not known yet.
     `address` is where the connection went, equal for two names of one server; `led_by` says which other service leads
@@ -211,6 +212,7 @@ class Reached:
     plugin: str | None = None
     takes_offers: bool = False
     receivers: tuple[Receiver, ...] = ()
+    stock_receiver: StockReceiver | None = None
     proves: bool = False
     stock_reason: str | None = None
     process: Process = UNTOLD
@@ -266,10 +268,12 @@ class Refit:
     """How a refit ended. `timings` maps stages to milliseconds; `fingerprint` is of the contents left behind.
 
     `needs_full`: it is a NACK of a delta that is good, and that cannot be written into what the engine holds; `led`: it
-    is one because another service leads the engine. `overwritten`: it is TAINTED because another writer loaded
-    something at the same time, which says nothing against the version. `may_read` and `may_read_more` as in `Reached`,
-    after an ACK.
-    `recorded`: no clean load of the version was on record, so that its fingerprint was compared with none.
+    is one because another service leads the engine. `overwritten`: it is TAINTED for something that says nothing
+    against the version, such as another writer's load at the same time or a broken transfer. `may_read` and
+    `may_read_more` as in `Reached`, after an ACK.
+    `recorded`: no clean load of the version was on record, so that its fingerprint was compared with none. `proof` says
+    what it was compared with besides, for people. `names` is the path that the engine names after an ACK, None for that
+    of the target.
     `configuration` is the one that `fingerprint` is of, None for that of the last probe: a host's is of the engines
     that serve the version, and before a run's first version no engine of it follows the run.
     """
@@ -283,6 +287,8 @@ class Refit:
     overwritten: bool = False
     recorded: bool = False
     configuration: str | None = None
+    proof: str | None = None
+    names: str | None = None
     may_read: tuple[str, ...] = ()
     may_read_more: bool = False
     timings: dict[str, float] = field(default_factory=dict[str, float])

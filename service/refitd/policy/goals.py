@@ -320,18 +320,21 @@ class PendingOffer:
         return replace(self, waiting=self.waiting - {engine})
 
 
-def takers(strategy: Strategy, engines: Iterable[EngineRecord], *, paused: bool) -> frozenset[str]:
+def takers(
+    strategy: Strategy, engines: Iterable[EngineRecord], version: VersionRecord, *, paused: bool
+) -> frozenset[str]:
     """The ids of the engines that an offer is for. Where engines go one after the other all wait for the files: the
     trainer does not wait for a canary's check, nor for an operator.
 
     Args:
         strategy: how versions go to the engines of a run.
         engines: those of the run.
+        version: what is offered.
         paused: whether the run's rollouts are paused.
     """
     if strategy.name is not StrategyName.ALL or paused:
         return frozenset()
-    return frozenset(engine.id for engine in engines if _can_take(engine))
+    return frozenset(engine.id for engine in engines if _can_take(engine, version))
 
 
 def offered_to(
@@ -346,12 +349,13 @@ def offered_to(
         versions: all versions, by id.
     """
     version = None if offer is None else versions.get(offer.version)
-    if offer is None or version is None or engine.id not in offer.waiting or not _can_take(engine):
+    if offer is None or version is None or engine.id not in offer.waiting or not _can_take(engine, version):
         return None
     if not version.state.is_open or version.barred:
         return None
     return None if is_past(engine, version, versions) else offer
 
 
-def _can_take(engine: EngineRecord) -> bool:
-    return engine.takes_offers and engine.known and engine.state not in _AWAY
+def _can_take(engine: EngineRecord, version: VersionRecord) -> bool:
+    takes = engine.takes_offers or (version.is_sent and engine.stock_receiver is not None)
+    return takes and engine.known and engine.state not in _AWAY

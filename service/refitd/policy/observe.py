@@ -65,6 +65,7 @@ def after_probe(
         plugin=seen.plugin,
         takes_offers=seen.takes_offers,
         receivers=seen.receivers,
+        stock_receiver=seen.stock_receiver,
         proves=seen.proves,
         stock_reason=seen.stock_reason,
         process=_process(engine.process, seen.process),
@@ -220,7 +221,7 @@ def after_refit(engine: EngineRecord, version: str, refit: Refit, now: float) ->
                 # One that does not answer a resume may be gone: another process could be resumed in its place.
                 state=EngineState.IN_SYNC if refit.resumed else EngineState.PROBING,
                 serving=version,
-                proof=proof_by(refit.fingerprint, recorded=refit.recorded),
+                proof=refit.proof or proof_by(refit.fingerprint, recorded=refit.recorded),
                 configuration=refit.configuration or engine.configuration,
                 may_read=_readable(engine, refit),
                 held=None,

@@ -203,7 +203,8 @@ class EngineReconciler:
         serving = self._store.versions.get(record.serving or "")
         if serving is None:  # the version was collected meanwhile: what it left behind is what counts
             return Expected(path=record.model_path or "", label=record.weight_version or "")
-        if serving.kind is Kind.DELTA:  # loaded from a copy, which may hold something else by now, or be gone
+        # A copy that held a delta may hold another by now; what a stock engine received over a group changed no path.
+        if serving.kind is Kind.DELTA or (serving.is_sent and record.plugin is None):
             return Expected(path=record.model_path or "", label=serving.label)
         return Expected(path=self._seen_path(serving) or "", label=serving.label)
 
@@ -340,7 +341,7 @@ class Loads:
 
         try:
             refit = await self._engine.refit(target, on_stage)
-            return replace(refit, recorded=target.fingerprint is None)
+            return replace(refit, recorded=target.fingerprint is None and refit.proof is None)
         except asyncio.CancelledError:
             refit = refit_at_stop(before)
             self._close(before, version, refit, attempt)
@@ -391,7 +392,7 @@ class Loads:
         after = replace(
             after,
             weight_version=version.label,
-            model_path=self._files.seen_path(version, in_place=in_place) or after.model_path,
+            model_path=refit.names or self._files.seen_path(version, in_place=in_place) or after.model_path,
             beneath=(before.beneath or before.serving) if in_place and not before.pulls else None,
             wants_full=version.kind is Kind.DELTA and not in_place,  # its plugin knows nothing of what a copy held
             skipped=before.skipped + len(skipped),

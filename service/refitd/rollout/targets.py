@@ -148,7 +148,7 @@ class Targets(Observer):
         if known is not None and known.version == version.id:
             return  # engines that have answered are not asked again
         paused = _is_paused(self._store.rollouts.get(version.run))
-        waiting = takers(self.strategy, self._store.engines_of(version.run), paused=paused)
+        waiting = takers(self.strategy, self._store.engines_of(version.run), version, paused=paused)
         self._offers[version.run] = PendingOffer(version=version.id, path=path, waiting=waiting)
         self.changed.notify()
 

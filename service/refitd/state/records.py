@@ -12,7 +12,7 @@ from refitd.engine.fingerprints import what_was_compared
 from refitd.engine.port import UNTOLD, Process
 from refitd.root.mark import RootMark
 from refitd_client.contract.hosts import HostEngines
-from refitd_client.contract.receivers import Receiver
+from refitd_client.contract.receivers import Receiver, StockReceiver
 from refitd_client.contract.states import EngineState, Kind, RolloutState
 
 
@@ -64,7 +64,8 @@ class EngineRecord:
     proves that it serves `serving`, None where nothing does.
     `plugin` is the release of refitd's plugin that carries out its loads, None where they are the server's own, for
     `stock_reason`; `takes_offers`: it can copy weights from the memory of a trainer on its host; `receivers` are its
-    ranks that can receive them over a process group, as of the last look. `proves`: its GPUs can read a version while
+    ranks that can receive them over a process group, as of the last look, and `stock_receiver` says how a stock engine
+    takes them over one. `proves`: its GPUs can read a version while
     it serves, to prove it for the service. `through_loader` is why its plugin loads tensors
     through the server's loader, `loads_whole` that it loads all of them so.
     `draft` says what becomes of its draft model in an update (`DRAFT_LEFT`, `DRAFT_UPDATED`), None where it has none.
@@ -109,6 +110,7 @@ class EngineRecord:
     plugin: str | None = None
     takes_offers: bool = False
     receivers: tuple[Receiver, ...] = ()
+    stock_receiver: StockReceiver | None = None
     proves: bool = False
     stock_reason: str | None = None
     through_loader: str | None = None

@@ -324,6 +324,34 @@ MUTANTS = [
         "if failure.times}",
         "tests/reliability/simulation/test_hosts.py tests/reliability/simulation/test_found.py",
     ),
+    Mutant(
+        "believes a stock engine that says it has received all",
+        "service/refitd/engine/sglang/group_adapter.py",
+        "if (doubt := why_not_proved(ranks, met.expected)) is not None:",
+        "if (doubt := why_not_proved(ranks, met.expected)) is not None and not ranks:",
+        "tests/unit/engine/test_sglang_group_adapter.py",
+    ),
+    Mutant(
+        "has any process say what a stock engine is to hold",
+        "service/refitd/engine/sglang/sender_line.py",
+        "if welcome.code != code_of(transfer.name, welcome.expected, secret):",
+        "if not welcome.code:",
+        "tests/unit/engine/test_sglang_group_adapter.py",
+    ),
+    Mutant(
+        "gives stock engines what is handed over on one host",
+        "service/refitd/policy/goals.py",
+        "(version.is_sent and engine.stock_receiver is not None)",
+        "engine.stock_receiver is not None",
+        "tests/unit/policy/test_stock_offers.py",
+    ),
+    Mutant(
+        "sends stock engines what gets no files",
+        "client/refitd_client/publish/route.py",
+        "is None and not durable.is_always:",
+        "is None and durable.every == 0:",
+        "tests/unit/publish/test_stock_route.py",
+    ),
 ]
 
 

@@ -1,4 +1,4 @@
-"""`python -m refitd_client.transport.group send|receive FD`: a sender or a receiver, begun with its end of a socket."""
+"""`python -m refitd_client.transport.group send|receive|deliver FD`: such a process, with its end of a socket."""
 
 import socket
 import sys
@@ -6,7 +6,10 @@ import sys
 from refitd_client.transport.group.child import serve
 from refitd_client.transport.group.receiver import ReceiverProcess
 from refitd_client.transport.group.sender import SenderProcess
+from refitd_client.transport.group.stock_sender import DeliveryProcess
+
+_ROLES = {"send": SenderProcess, "receive": ReceiverProcess, "deliver": DeliveryProcess}
 
 if __name__ == "__main__":
-    process = SenderProcess() if sys.argv[1] == "send" else ReceiverProcess()
+    process = _ROLES[sys.argv[1]]()
     serve(socket.socket(fileno=int(sys.argv[2])), process.work, process.end)

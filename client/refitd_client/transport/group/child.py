@@ -23,6 +23,7 @@ import msgspec
 from refitd_client.contract.decoding import json_decoder
 
 MAX_LINE = 2**20  # bytes
+PROGRAM = "refitd_client.transport.group"
 _TURN_SECONDS = 0.1
 _LOOK_SECONDS = 1.0
 _STOP_SECONDS = 5.0  # until a process that was told to stop is ended
@@ -108,7 +109,9 @@ class GroupChild:
     `begun` counts how often.
     """
 
-    def __init__(self, role: Literal["send", "receive"], environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, role: Literal["send", "receive", "deliver"], environment: Mapping[str, str] | None = None
+    ) -> None:
         """Nothing is begun yet.
 
         Args:
@@ -186,7 +189,7 @@ class GroupChild:
         try:
             with its:
                 self._process = subprocess.Popen(  # noqa: S603 - this Python, and no words from outside
-                    [sys.executable, "-P", "-m", "refitd_client.transport.group", self._role, str(its.fileno())],
+                    [sys.executable, "-P", "-m", PROGRAM, self._role, str(its.fileno())],
                     pass_fds=[its.fileno()],
                     stdin=subprocess.DEVNULL,
                     env=dict(os.environ) | {"PYTHONPATH": path} | self._environment,

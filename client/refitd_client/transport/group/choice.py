@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from refitd_client.contract.receivers import Receiver
+from refitd_client.contract.receivers import Receiver, StockReceiver
 
 Transport = Literal["auto", "disk", "delta", "handover", "nccl", "gloo"]
 TRANSPORTS: tuple[str, ...] = get_args(Transport)
@@ -75,6 +75,25 @@ def hinders(transport: Transport, trainer: TrainerPlace, receivers: Sequence[Rec
             return _hinders_group("gloo", trainer, receivers)
         case _:
             return None
+
+
+def hinders_stock(backend: str, trainer: TrainerPlace, engines: Sequence[StockReceiver]) -> str | None:
+    """Why a group with the ranks of engines without refitd inside cannot work; None where nothing is known against it.
+
+    Such an engine does not say which GPU it has, so that NCCL may refuse one that both have only when it is tried.
+
+    Args:
+        backend: `nccl` or `gloo`.
+        trainer: where the tensors are.
+        engines: those engines.
+    """
+    if backend not in trainer.backends:
+        return f"the trainer's torch has no {backend}"
+    if backend == "gloo":
+        return None
+    if (lacks := next((each for each in engines if each.device != "cuda"), None)) is not None:
+        return f"{lacks.engine} is on {lacks.device}, and NCCL joins GPUs: use gloo"
+    return _hinders_nccl(trainer, ())
 
 
 def _hinders_handover(trainer: TrainerPlace, receivers: Sequence[Receiver]) -> str | None:

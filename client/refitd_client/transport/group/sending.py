@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from refitd_client.tensors import DTYPES
 from refitd_client.transport.group.child import (
@@ -30,7 +30,7 @@ from refitd_client.transport.ipc.shared import NotSharedError, SharedTensors, pl
 
 SEND_SECONDS = 110.0  # for a transfer, from the notice to the last receiver's word
 JOIN_SECONDS = 60.0  # of them, in which receivers are to be ready: the first time each begins a process
-_BEGIN_SECONDS = 60.0
+BEGIN_SECONDS = 60.0
 QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # torch logs a warning for each time-out of a wait that goes on
 # SGLang sets it for its processes; members of one group that differ in it fail in their first broadcast.
 NCCL = {"NCCL_CUMEM_ENABLE": "0"}
@@ -42,11 +42,22 @@ class NoTransferError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destination:
-    """Whom a version is sent to: the `receivers` by name, through `backend`; `service_host` is the service's."""
+    """Whom a version is sent to: the `receivers` by name, through `backend`; `service_host` is the service's.
+    `engines` are the URLs of engines without refitd inside, which receive by endpoints of their own (`stock_sending`).
+    """
 
     backend: Backend
     receivers: tuple[str, ...]
     service_host: str
+    engines: tuple[str, ...] = ()
+
+
+class SendsOffers(Protocol):
+    """What sends the tensors of an offer: to receivers, or to engines without refitd inside."""
+
+    def send(self, root: Path, offer: str, stop: threading.Event) -> TransferSent:
+        """See `GroupSender.send`."""
+        ...
 
 
 class GroupSender:
@@ -64,7 +75,7 @@ class GroupSender:
         Raises:
             NoTransferError: the process cannot be begun, or the tensors cannot be sent so.
         """
-        device = _device_of(tensors, to.backend)
+        device = device_of(tensors, to.backend)
         try:
             host = own_address(to.service_host)
         except OSError as error:
@@ -129,7 +140,7 @@ class GroupSender:
         seen = {"CUDA_VISIBLE_DEVICES": device} if device else {}
         self._child = GroupChild("send", QUIET | NCCL | seen)
         try:
-            reply = self._child.ask(Open(host), _BEGIN_SECONDS)
+            reply = self._child.ask(Open(host), BEGIN_SECONDS)
         except ChildLostError as error:
             raise NoTransferError(str(error)) from error
         if not isinstance(reply, Opened):
@@ -145,7 +156,7 @@ class GroupSender:
 class Sending:
     """A transfer under way, in a thread of its own. `finish` ends it."""
 
-    def __init__(self, sender: GroupSender, root: Path, offer: str) -> None:
+    def __init__(self, sender: SendsOffers, root: Path, offer: str) -> None:
         self._stop, self._result = threading.Event(), list[TransferSent | NoTransferError]()
         self._thread = threading.Thread(
             target=self._run, args=(sender, root, offer), name="refitd-sending", daemon=True
@@ -158,7 +169,7 @@ class Sending:
         self._thread.join()
         return self._result[0]
 
-    def _run(self, sender: GroupSender, root: Path, offer: str) -> None:
+    def _run(self, sender: SendsOffers, root: Path, offer: str) -> None:
         try:
             self._result.append(sender.send(root, offer, self._stop))
         except NoTransferError as error:
@@ -178,7 +189,7 @@ def is_sharable(tensor: Any) -> bool:
     return True
 
 
-def _device_of(tensors: Mapping[str, Any], backend: Backend) -> str:
+def device_of(tensors: Mapping[str, Any], backend: Backend) -> str:
     """The GPU that all tensors are on, "" for tensors of the host.
 
     Raises:

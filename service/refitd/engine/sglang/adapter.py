@@ -97,6 +97,7 @@ class SglangEngine:
             leads: the lease that the service asks the plugin for; None for a reader that leads no engine.
         """
         self._http = Transport(url, api_key=api_key, admin_key=admin_key, guard=guard)
+        self._root = root
         self._plugin = PluginClient(root, allow_dtype_cast=allow_dtype_cast, leads=leads)
         self._pause_mode = pause_mode
         self._load_timeout = load_timeout
@@ -246,12 +247,12 @@ class SglangEngine:
         recorded = target.not_fingerprint
         return recorded if recorded is not None and not recorded.startswith(BY_PLUGIN) else await self._contents()
 
-    async def _pause(self, target: Target) -> NoReply | str | None:
+    async def _pause(self, target: Target, mode: str | None = None) -> NoReply | str | None:
         # Answers say which part came from which label. Where a trainer did a step again the label stays as it is: no
         # answer may continue through such a load, since its parts could not be told apart afterwards.
         says = self._last
         is_renewed = says is not None and says.weight_version == target.label and says.model_path != target.path
-        mode = self._dialect.pause_mode("abort" if is_renewed else self._pause_mode)
+        mode = self._dialect.pause_mode("abort" if is_renewed else mode or self._pause_mode)
         return await calls.pause(self._http, mode, drains=self._dialect.dies_of_flush)
 
     async def _others_paused(self) -> str | None:

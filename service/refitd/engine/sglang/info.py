@@ -189,6 +189,7 @@ class SglangServerInfo:
         drafts: whether a draft model proposes tokens, or draft layers do; `draft_path` is where it was loaded from.
         role: "prefill" or "decode" where these are apart, None for a server that does both.
         bootstrap_port: where a prefill server is asked for keys and values.
+        device: the kind that its tensors are on, such as "cuda" or "cpu"; "" where it does not say.
     """
 
     version: str
@@ -205,6 +206,7 @@ class SglangServerInfo:
     draft_path: str | None = None
     role: str | None = None
     bootstrap_port: int | None = None
+    device: str = ""
 
 
 def read_model_info(reply: Reply | NoReply, url: str) -> ModelInfo | str:
@@ -243,6 +245,7 @@ def read_server_info(reply: Reply | NoReply, url: str) -> SglangServerInfo | str
         draft_path=launch.speculative_draft_model_path,
         role=None if launch.disaggregation_mode in {None, "null"} else launch.disaggregation_mode,
         bootstrap_port=launch.disaggregation_bootstrap_port,
+        device=launch.device or "",
     )
 
 

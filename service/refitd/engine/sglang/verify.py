@@ -60,13 +60,19 @@ class _Rank(msgspec.Struct):
     checksums: dict[str, str]
 
 
-def digest_of(ranks: object) -> str | None:
-    """One digest over all ranks' tensors; None where the reply has no checksums. Ranks come in any order."""
+def checksums_in(ranks: object) -> list[dict[str, str]] | None:
+    """The checksums of each rank's tensors, by their names; None where the reply has none. Ranks come in any order."""
     try:
         checksums = [rank.checksums for rank in converted(ranks, list[_Rank])]
     except msgspec.ValidationError:
         return None
-    if not checksums or not all(checksums):
+    return checksums if checksums and all(checksums) else None
+
+
+def digest_of(ranks: object) -> str | None:
+    """One digest over all ranks' tensors; None where the reply has no checksums."""
+    checksums = checksums_in(ranks)
+    if checksums is None:
         return None
     each = sorted(msgspec.json.encode(rank, order="sorted") for rank in checksums)
     return f"xxh3:{xxhash.xxh3_128(b''.join(each)).hexdigest()}"

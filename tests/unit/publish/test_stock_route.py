@@ -1,0 +1,93 @@
+"""To engines without refitd inside: where a trainer names the transport, the operator allows it, and files follow."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from refitd_client.contract.receivers import Receiver, Receivers, StockReceiver
+from refitd_client.errors import TransportRefusedError
+from refitd_client.http.connection import Connection
+from refitd_client.publish import route
+from refitd_client.publish.durability import DurabilityPolicy
+from refitd_client.publish.route import PublishRoute, route_of
+from refitd_client.transport.group.choice import TrainerPlace, Transport, hinders_stock
+
+STOCK = [StockReceiver(engine=name, url=f"http://{name}", ranks=1, device="cpu") for name in ("b", "a")]
+INSIDE = Receiver(engine="c", rank=0, name="c-0", host="h", boot="b", backends=["gloo"])
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> Receivers:
+    """What the service says there is; tests change it."""
+    there = Receivers(receivers=[], others=["a", "b"], stock=list(STOCK))
+
+    class Client:
+        def __enter__(self) -> "Client":
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def receivers(self, run: str) -> Receivers:
+            return there
+
+    monkeypatch.setattr(route, "open_client", lambda *_, **__: Client())
+    return there
+
+
+def of(transport: Transport, durable: str = "always") -> PublishRoute:
+    weights: Any = {"w": torch.zeros(2)}
+    return route_of(transport, weights, Connection(url="http://s:1"), "run", DurabilityPolicy.of(durable))
+
+
+def test_it_goes_to_all_of_them_by_their_urls(found: Receivers) -> None:
+    taken = of("gloo")
+    assert taken.handover
+    assert taken.destination is not None
+    assert (taken.destination.engines, taken.destination.receivers) == (("http://a", "http://b"), ())
+    assert (taken.metadata["transport"], "without refitd inside" in taken.metadata["transport_why"]) == ("gloo", True)
+
+
+def test_auto_never_goes_there(found: Receivers) -> None:
+    taken = of("auto")
+    assert (taken.handover, taken.choice.transport) == (False, "delta")
+
+
+@pytest.mark.parametrize("durable", ["never", "every=2"])
+def test_without_files_that_follow_it_is_refused_with_what_to_do(found: Receivers, durable: str) -> None:
+    with pytest.raises(TransportRefusedError, match=r"use durable='always', or install refitd"):
+        of("gloo", durable)
+
+
+def test_where_an_engine_has_refitd_inside_that_one_receives_and_the_others_load_files(found: Receivers) -> None:
+    found.receivers.append(INSIDE)
+    taken = of("gloo")
+    assert taken.destination is not None
+    assert (taken.destination.engines, taken.destination.receivers) == ((), ("c-0",))
+
+
+def test_where_the_operator_allows_none_it_goes_by_files(found: Receivers) -> None:
+    found.stock.clear()
+    assert "no engine of the run has refitd inside" in (of("gloo").instead or "")
+
+
+@pytest.mark.parametrize(
+    ("backend", "devices", "kind", "reason"),
+    [
+        ("nccl", {"GPU-1"}, "cpu", "use gloo"),
+        ("nccl", set[str](), "cuda", "the tensors are in host memory: use gloo"),
+        ("nccl", {"GPU-1", "GPU-2"}, "cuda", "one sends"),
+        ("nccl", {"GPU-1"}, "cuda", None),
+        ("gloo", {"GPU-1"}, "cuda", None),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_is_sent(
+    backend: str, devices: set[str], kind: str, reason: str | None
+) -> None:
+    place = TrainerPlace(
+        host="h", boot="b", devices=frozenset(devices), shared=True, backends=frozenset({"gloo", "nccl"})
+    )
+    said = hinders_stock(backend, place, [StockReceiver(engine="a", url="http://a", ranks=1, device=kind)])
+    assert said == reason if reason is None else reason in (said or "")
+    none = TrainerPlace(host="h", boot="b", devices=frozenset(), shared=True, backends=frozenset())
+    assert "has no" in (hinders_stock(backend, none, STOCK) or "")

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from refitd_client.transport.group.child import Open, Opened, Order, OrderFailed, Reply, Send, TransferSent
+from refitd_client.transport.group.child import Open, Opened, Order, OrderFailed, Reply, Send, SendShard, TransferSent
 from refitd_client.transport.group.membership import BroadcastGroup, TransferError, WaitLimit, hear, open_store, say
 from refitd_client.transport.group.transfer import (
     BLOCK_BYTES,
@@ -29,6 +29,7 @@ from refitd_client.transport.ipc.device import DriverError
 from refitd_client.transport.ipc.exported_memory import ImportedMemory
 from refitd_client.transport.ipc.offer import GroupTransfer, HostPlace, Offer, OfferRefusedError
 from refitd_client.transport.ipc.offer_file import HandoverKeyRefusedError, ImportedTensors, read_secret
+from refitd_client.transport.shards.sender import ShardSending
 
 _REFUSALS = (TransferError, OfferRefusedError, HandoverKeyRefusedError, DriverError, OSError, ValueError)
 
@@ -45,6 +46,7 @@ class SenderProcess:
         self._numbered = 0
         self._offer: Offer | None = None
         self._ring: list[torch.Tensor] = []
+        self._shards = ShardSending()
 
     def work(self, order: Order, stopped: Callable[[], bool]) -> Reply:
         """Carry out one order."""
@@ -56,6 +58,8 @@ class SenderProcess:
                     return Opened(port)
                 case Send():
                     return self._send(order, stopped)
+                case SendShard():
+                    return self._shards.send(order, self._store, stopped)
                 case _:
                     return OrderFailed("it is a sender, and receives nothing")
         except _REFUSALS as error:
@@ -94,7 +98,8 @@ class SenderProcess:
         began = time.perf_counter()
         refused = {name: self._done(transfer, name, waiting) for name in go}
         ms["checked"] = _since(began)
-        return TransferSent(refused=refused | said, ms=ms)
+        nbytes = sum(each.nbytes for each in offer.layout.tensors) * len(go)
+        return TransferSent(refused=refused | said, ms=ms, nbytes=nbytes)
 
     def _gather(
         self, transfer: GroupTransfer, joining: WaitLimit, waiting: WaitLimit

@@ -115,6 +115,7 @@ class ShardsOnTheirWay:
             self._all(orders, "begin to send")
         except (NoTransferError, RankLostError) as error:
             under_way.failed.append(f"{error}")
+            self._shards.sender.stop()  # it would wait for the rank that does not come
         return under_way
 
     def _all(self, orders: Sequence[RankOrder], doing: str) -> list[RankReply]:

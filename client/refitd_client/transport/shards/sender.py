@@ -89,7 +89,11 @@ class ShardSending:
             if store is None:
                 raise TransferError("its process has ended, and another one has begun")
             self._store = store
-            go, others = self._gather(order, joining, waiting)
+            try:
+                go, others = self._gather(order, joining, waiting)
+            except TransferError as error:
+                say(self._store, key(transfer.name, "go"), Go(refused=str(error)))  # receivers wait for no more
+                raise
         self._member.follow(go, name, transfer.backend, self._store, transfer.host, waiting)
         return go, others
 

@@ -77,7 +77,7 @@ class _Trained(nn.Module):
             self.add_module(name.split(".")[0], _Held(value.float()))
 
 
-def fsdp2_weights(seed: int, size: int) -> nn.Module:
+def fsdp2_weights(seed: int, size: int) -> Any:
     """The engine's model as FSDP2 has it, sharded over all ranks, in float32: publish it with dtype bfloat16."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -85,7 +85,7 @@ def fsdp2_weights(seed: int, size: int) -> nn.Module:
     return fully_shard(_Trained(tiny_weights(seed)), mesh=init_device_mesh("cpu", (size,)))
 
 
-def fill(model: nn.Module, seed: int) -> None:
+def fill(model: Any, seed: int) -> None:
     """Give it the weights of another seed, in place: each rank its shards."""
     from torch.distributed.tensor import distribute_tensor
 

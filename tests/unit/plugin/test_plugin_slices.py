@@ -72,9 +72,9 @@ class Job:
                 for row in range(each.rows):
                     keep[each.begin + row * each.pitch : each.begin + row * each.pitch + each.width] = True
             flat[~keep] = 0x7F
-        digest = preparing.needs(root) if digest is None else digest
+        named: str = preparing.needs(root) if digest is None else digest
         transfer = GroupTransfer(
-            name="t", backend="gloo", host="h", port=1, receivers=(ME,), senders=2, needs={ME: digest}
+            name="t", backend="gloo", host="h", port=1, receivers=(ME,), senders=2, needs={ME: named}
         )
         secret = read_secret(root)
         self.announced = ExportedTensors(root / "run", replace(self.whole, transfer=transfer), secret)

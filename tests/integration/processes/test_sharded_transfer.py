@@ -195,7 +195,7 @@ def test_a_trainer_rank_that_is_killed_is_named_and_ranks_that_begin_anew_go_on(
     assert dead is None
     assert first.rank == 1
     assert job.engine.holds(holds)
-    assert published.whole(job.root / RUN)[-1] == f"v{steps[0]:06d}"
+    assert published.versions(job.root / RUN)[-1] == f"v{steps[0]:06d}"
     again = run_ranks(2, tmp_path, _publish, job.root, job.refitd.url, [steps[2], steps[2] + 1], limit=SECONDS)
     assert [handed.engines for _, handed in again[0]] == [(job.engine_id,)]
     assert job.engine.holds(steps[2] + 1)

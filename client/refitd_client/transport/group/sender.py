@@ -24,6 +24,7 @@ from refitd_client.transport.group.transfer import (
     decide,
     flat_layout,
     key,
+    why_absent,
 )
 from refitd_client.transport.ipc.device import DriverError
 from refitd_client.transport.ipc.exported_memory import ImportedMemory
@@ -124,7 +125,7 @@ class SenderProcess:
             self._numbered = go.group
             self._group = BroadcastGroup(transfer.backend, self._store, go, SENDER, self._host, waiting)
             self._standing = StandingGroup(number=go.group, ranks=go.ranks)
-        others = {name: _why_absent(each) for name, each in said.items() if name not in go.ranks}
+        others = {name: why_absent(each) for name, each in said.items() if name not in go.ranks}
         return go.ranks, others
 
     def _done(self, transfer: GroupTransfer, name: str, waiting: WaitLimit) -> str:
@@ -187,12 +188,6 @@ def _flat(offer: Offer, layout: FlatLayout, tensors: dict[str, Any]) -> torch.Te
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).view(torch.uint8)
-
-
-def _why_absent(said: Ready | None) -> str:
-    if said is None:
-        return "it was not ready in time"
-    return said.refused or "it was left out"
 
 
 def _since(began: float) -> float:

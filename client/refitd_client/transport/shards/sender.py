@@ -14,7 +14,7 @@ import xxhash
 from refitd_client.contract.decoding import from_json
 from refitd_client.transport.group.child import SendShard, TransferSent
 from refitd_client.transport.group.membership import TransferError, WaitLimit, hear, join_store, say
-from refitd_client.transport.group.transfer import BLOCK_BYTES, MOST_STREAMS, Done, Go, Ready, key
+from refitd_client.transport.group.transfer import BLOCK_BYTES, MOST_STREAMS, Done, Go, Ready, key, why_absent
 from refitd_client.transport.ipc.exported_memory import ImportedMemory
 from refitd_client.transport.ipc.offer import GroupTransfer, side_by_side
 from refitd_client.transport.shards.lanes import LaneMember
@@ -120,7 +120,7 @@ class ShardSending:
         say(self._store, key(transfer.name, "go"), go)
         if go.refused:
             raise TransferError(go.refused)
-        return go, {name: _why_absent(each) for name, each in receivers.items() if name not in go.ranks}
+        return go, {name: why_absent(each) for name, each in receivers.items() if name not in go.ranks}
 
     def _said(self, transfer: GroupTransfer, name: str, joining: WaitLimit, waiting: WaitLimit) -> Ready | None:
         try:
@@ -148,12 +148,6 @@ class ShardSending:
     def _leave(self) -> None:
         self._standing = None
         self._member.leave()
-
-
-def _why_absent(said: Ready | None) -> str:
-    if said is None:
-        return "it was not ready in time"
-    return said.refused or "it was left out"
 
 
 def _since(began: float) -> float:

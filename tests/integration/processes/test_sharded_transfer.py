@@ -102,10 +102,13 @@ def test_what_cannot_work_is_refused_on_every_rank_with_the_reason_and_auto_take
 
 
 def _when_ready(sender: RankSender, order: Any, flag: Path, then: Callable[[], None]) -> None:
-    """Begin to send. On rank 1 `then` is done when its process waits for the others; rank 0 begins after that."""
+    """Begin to send. On rank 1 `then` is done when its process waits for the others; rank 0 begins when that has ended.
+
+    `flag` tells rank 0 the pid of that process.
+    """
     begin = RankSender.begin
     if sender.rank == 0:
-        while not flag.exists():
+        while not (flag.exists() and _has_ended(int(flag.read_text()))):
             time.sleep(0.01)
         begin(sender, order)
         return
@@ -113,10 +116,18 @@ def _when_ready(sender: RankSender, order: Any, flag: Path, then: Callable[[], N
     waiting, transfer = WaitLimit(SECONDS, lambda: False), order.transfer
     store = join_store(transfer.host, transfer.port, waiting)
     hear(store, key(transfer.name, "ready", "sender 1"), Ready, waiting)
-    if then is _die:
-        flag.touch()
+    child = sender.process._child
+    assert child is not None
+    flag.with_suffix(".new").write_text(f"{child.pid}")
+    flag.with_suffix(".new").rename(flag)
     then()
-    flag.touch()
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _die() -> None:

@@ -33,7 +33,7 @@ class HeldStrip(NamedTuple):
     at: int
 
 
-class Move(NamedTuple):
+class StripMove(NamedTuple):
     """`rows` rows of `width` bytes, from the sender's memory to the receiver's. Pitches are bytes from row to row."""
 
     source: int
@@ -61,7 +61,7 @@ class Block:
     """Bytes that are broadcast at once: those of the moves, one after the other, in lane number `lane`."""
 
     lane: int
-    moves: tuple[Move, ...]
+    moves: tuple[StripMove, ...]
 
     @property
     def nbytes(self) -> int:
@@ -89,7 +89,7 @@ def schedule(
         most: bytes of a block.
     """
     wanted = [*_classes(len(places), needs)]
-    moves: dict[Lane, list[Move]] = {}
+    moves: dict[Lane, list[StripMove]] = {}
     for sender, strips in enumerate(held):
         for each in strips:
             for receivers, needed in wanted[each.tensor]:
@@ -118,16 +118,16 @@ def _classes(tensors: int, needs: Mapping[str, Needs]) -> Iterator[list[tuple[tu
         yield [(tuple(names), strips) for strips, names in found.items()]
 
 
-def _move(each: HeldStrip, piece: Strip, place: int) -> Move:
+def _move(each: HeldStrip, piece: Strip, place: int) -> StripMove:
     source = each.at + offset_in(each.strip, piece.begin)
     pitch = piece.width
     if piece.rows > 1:
         pitch = each.at + offset_in(each.strip, piece.begin + piece.pitch) - source
-    return Move(source, pitch, place + piece.begin, piece.pitch, piece.width, piece.rows)
+    return StripMove(source, pitch, place + piece.begin, piece.pitch, piece.width, piece.rows)
 
 
-def _blocks(moves: Iterable[Move], most: int) -> Iterator[tuple[Move, ...]]:
-    waiting: list[Move] = []
+def _blocks(moves: Iterable[StripMove], most: int) -> Iterator[tuple[StripMove, ...]]:
+    waiting: list[StripMove] = []
     size = 0
     for move in moves:
         if move.rows == 1 and move.nbytes >= min(ALONE_BYTES, most):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from refitd_client.transport.group.transfer import MOST_STREAMS, Go, Ready, why_none
-from refitd_client.transport.shards.schedule import Block, HeldStrip, Move, Needs, Schedule
+from refitd_client.transport.shards.schedule import Block, HeldStrip, StripMove, Needs, Schedule
 from refitd_client.transport.shards.strips import Strip
 
 MOST_LANES = 2**16  # of one group: the groups of lanes have numbers of their own
@@ -132,7 +132,7 @@ def script_of(plan: Schedule, member: str) -> MemberScript:
 
 
 def _side(block: Block, *, sends: bool) -> tuple[int, ...]:
-    def numbers(move: Move) -> tuple[int, int, int, int]:
+    def numbers(move: StripMove) -> tuple[int, int, int, int]:
         return (
             move.source if sends else move.target,
             move.source_pitch if sends else move.target_pitch,

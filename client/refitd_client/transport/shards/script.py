@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from refitd_client.transport.group.transfer import MOST_STREAMS, Go, Ready, why_none
-from refitd_client.transport.shards.schedule import Block, HeldStrip, StripMove, Needs, Schedule
+from refitd_client.transport.shards.schedule import Block, HeldStrip, Needs, Schedule, StripMove
 from refitd_client.transport.shards.strips import Strip
 
 MOST_LANES = 2**16  # of one group: the groups of lanes have numbers of their own

@@ -1,5 +1,6 @@
 """Who takes part in a transfer from several ranks, what each member does in it, and which transport such ranks take."""
 
+import msgspec
 import pytest
 
 from refitd_client.contract.receivers import Receiver
@@ -7,6 +8,7 @@ from refitd_client.errors import TransportRefusedError
 from refitd_client.sharded.routing import Asked, check_transport, decide_route
 from refitd_client.transport.group.choice import TrainerPlace, Transport
 from refitd_client.transport.group.transfer import Go, Ready
+from refitd_client.transport.ipc.offer import GroupTransfer
 from refitd_client.transport.shards.schedule import HeldStrip, everything, schedule
 from refitd_client.transport.shards.script import (
     BlockWord,
@@ -105,6 +107,12 @@ def test_a_script_that_leads_out_of_the_memory_or_of_its_lanes_is_at_fault(block
     lane = LaneWord(0, ("sender 0", "a"))
     assert MemberScript((lane,), (BlockWord(0, (92, 8, 8, 1)), BlockWord(0, (0, 46, 8, 3)))).fault(100) is None
     assert MemberScript((lane,), (block,)).fault(100) is not None
+
+
+def test_the_transfer_of_one_sender_is_what_releases_read_that_know_no_other() -> None:
+    transfer = GroupTransfer(name="t", backend="gloo", host="h", port=1, receivers=("a",))
+    known = {"name", "backend", "host", "port", "receivers"}
+    assert msgspec.json.decode(msgspec.json.encode(transfer), type=dict[str, object]).keys() == known
 
 
 def place(*devices: str, backends: tuple[str, ...] = ("gloo", "nccl")) -> TrainerPlace:

@@ -111,8 +111,8 @@ class GroupTransfer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     port: int
     receivers: tuple[str, ...]
     senders: int = 0
-    needs: dict[str, str] = msgspec.field(default_factory=dict[str, str])
-    slices: dict[str, bytes] = msgspec.field(default_factory=dict[str, bytes])
+    needs: dict[str, str] = {}
+    slices: dict[str, bytes] = {}
 
 
 class _Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):

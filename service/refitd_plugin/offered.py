@@ -35,18 +35,26 @@ _ELSEWHERE = "it is on another GPU, and the model's loader computes with some of
 class OfferedVersion(UpdateSource):
     """See `UpdateSource`: `folder` is where its files will be, and it is unchanged as long as it is offered.
 
-    The model is on `device`, where it is on a GPU.
+    The model is on `device`, where it is on a GPU. Where `sliced` is a load plan, only what that copies was received:
+    by no other way may it be loaded.
     """
 
     kind = "handover"
 
     def __init__(
-        self, *, source: OfferedMemory, loading: Loading, imported: ImportedTensors, device: torch.device | None = None
+        self,
+        *,
+        source: OfferedMemory,
+        loading: Loading,
+        imported: ImportedTensors,
+        device: torch.device | None = None,
+        sliced: ReplayPlan | None = None,
     ) -> None:
         folder, nbytes = source.place.folder, source.nbytes
         super().__init__(loading, label=source.label, digest=source.digest, folder=folder, nbytes=nbytes)
         self.source, self.imported, self.device = source, imported, device
         self.readied: Readied | None = None
+        self._sliced = sliced
         self._fits = False  # in this pause: the plan of what was made ready
         self._others: list[int] | None = None
         self._fingerprints: list[tuple[str, int]] = []
@@ -68,6 +76,7 @@ class OfferedVersion(UpdateSource):
         Raises:
             SourceRefusedError: it cannot be taken from there.
         """
+        self._check_slices()
         opened, plan = self.source.opened, self.loading.plan
         if opened.readied is None or opened.readied.plan is not plan:
             self._plan_for(plan)
@@ -81,6 +90,7 @@ class OfferedVersion(UpdateSource):
         """See `UpdateSource`. From here to the end of `check` the trainer waits."""
         loaded = False
         try:
+            self._check_slices()
             with self.source.handle_cache.holding(self.source.opened):
                 self.imported.hold()
                 feed, fault = self.loading.load(call, self._given(), partial=False, readied=self.readied)
@@ -111,6 +121,18 @@ class OfferedVersion(UpdateSource):
     def served_state(self, contents: dict[str, str]) -> ServedState | None:
         """See `UpdateSource`. Its files are not there yet: see `with_files`."""
         return ServedState(source=self.source, contents=contents, fingerprints=self._fingerprints)
+
+    def _check_slices(self) -> None:
+        """Refuse a load that reads more than was received.
+
+        Raises:
+            SourceRefusedError: the rank loads in another way than when it was received.
+        """
+        plan = self._sliced
+        if plan is None:
+            return
+        if self.loading.plan is not plan or not plan.proven or not plan.fits(self.source.inventory, self.loading.model):
+            raise SourceRefusedError("only parts of it were received, and this rank has another way to load now")
 
     def _given(self) -> OfferedMemory:
         """What the load works with."""
@@ -149,6 +171,7 @@ def open_offer(
     handle_cache: IpcHandleCache,
     device: torch.device | None,
     announced: Offer,
+    sliced: ReplayPlan | None = None,
 ) -> OfferedVersion:
     """Look at an offer.
 
@@ -160,6 +183,7 @@ def open_offer(
         handle_cache: the memory that the rank has open.
         device: the model's GPU, None where it is on none.
         announced: the trainer's offer: this one, or that of what was received.
+        sliced: the load plan whose copies alone can be made of it, None where it is whole.
 
     Raises:
         SourceRefusedError: it is not one to load into the model that `reference` describes.
@@ -167,7 +191,7 @@ def open_offer(
     """
     imported, opened = handle_cache.import_offer(place.root, offer)
     source = memory_of(place, imported.offer, announced, opened, handle_cache, reference, on_device=device is not None)
-    return OfferedVersion(source=source, loading=loading, imported=imported, device=device)
+    return OfferedVersion(source=source, loading=loading, imported=imported, device=device, sliced=sliced)
 
 
 def is_promised(path: str) -> bool:

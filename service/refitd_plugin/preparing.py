@@ -20,6 +20,7 @@ from refitd_plugin.contents import devices_of
 from refitd_plugin.imported import IpcHandleCache
 from refitd_plugin.layout import Placements
 from refitd_plugin.loading import Loading
+from refitd_plugin.needs import AnnouncedNeeds, sizes_of
 from refitd_plugin.offered import OfferedVersion, open_offer
 from refitd_plugin.plan import ReplayPlan
 from refitd_plugin.port import EngineProcess, Stages
@@ -201,7 +202,7 @@ class Preparing:
         self._device = next(iter(devices_of(process.model)), None)
         self.inspector = VersionInspector(process.model_path, process.revision, buffer_mapper(self._device))
         self.handle_cache = IpcHandleCache()
-        self.receiver = RankReceiver(self._device)
+        self.receiver, self._announced_needs = RankReceiver(self._device), AnnouncedNeeds()
 
     def here(self, path: str, *, check_bytes: bool) -> UpdateSource:
         """Look in this thread. Raises as `VersionInspector.here`."""
@@ -241,10 +242,25 @@ class Preparing:
         if self._restore_point.awaits_files:
             raise SourceRefusedError("what is served came from memory, and has no files yet to be put back from")
         place = place_of(path, self._root)
-        announced = self.handle_cache.announced(place.root, offer)
+        announced, sliced = self.handle_cache.announced(place.root, offer), None
         if announced.transfer is not None and self.receiver.name in announced.transfer.receivers:
-            offer = self.receiver.receive(place.root, offer, stop)
-        return open_offer(place, offer, self.inspector.known, self._loading, self.handle_cache, self._device, announced)
+            needs = announced.transfer.needs.get(self.receiver.name, "")
+            if needs:
+                sliced = self._loading.plan
+                if self.needs(place.root) != needs:
+                    raise SourceRefusedError("this rank needs other parts of the tensors than are sent to it")
+            offer = self.receiver.receive(place.root, offer, stop, needs)
+        elif announced.transfer is not None and announced.transfer.senders:
+            raise SourceRefusedError("each rank of the trainer has a part of it, and none is sent to this rank")
+        return open_offer(
+            place, offer, self.inspector.known, self._loading, self.handle_cache, self._device, announced, sliced
+        )
+
+    def needs(self, root: Path) -> str:
+        """The digest of what this rank needs of a version, "" for everything."""
+        served_state = self._restore_point.served_state
+        sizes = None if served_state is None else sizes_of(served_state.source.structure)
+        return self._announced_needs.digest(self._loading.plan, sizes, root, self.receiver.name)
 
     def make_ready(self, update_source: UpdateSource) -> None:
         """Do what can be done while the engine serves.

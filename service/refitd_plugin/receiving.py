@@ -5,7 +5,6 @@ to receive is not wanted any more and it does not stop: neither the rank's threa
 it offers lies in a folder of its own, `<root>/.refitd/receivers/<socket's name>/`, with the lock that shows its life.
 """
 
-import shutil
 from contextlib import suppress
 from pathlib import Path
 from threading import Event
@@ -14,10 +13,11 @@ from typing import Any
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.transport.group.child import ChildLostError, GroupChild, OrderFailed, Receive, Received
 from refitd_client.transport.group.sending import NCCL, QUIET, SEND_SECONDS
+from refitd_client.transport.ipc import exporter
 from refitd_client.transport.ipc.device import uuid_of
+from refitd_client.transport.shards.needs import FOLDER
 from refitd_plugin.source import SourceRefusedError
 
-FOLDER = "receivers"
 _MODE = 0o770
 
 
@@ -33,13 +33,14 @@ class RankReceiver:
         """Have a name in transfers: that of the rank's socket, which no other rank has."""
         self.name = name
 
-    def receive(self, root: Path, offer: str, stop: Event) -> str:
+    def receive(self, root: Path, offer: str, stop: Event, needs: str = "") -> str:
         """Receive what an offer says is sent to this rank.
 
         Args:
             root: refitd's root.
             offer: the path beneath it of the trainer's offer.
             stop: ends the wait.
+            needs: the digest of what is sent to this rank, "" for everything.
 
         Returns:
             The path beneath the root of the offer of what has arrived, with the same fingerprints.
@@ -48,7 +49,7 @@ class RankReceiver:
             SourceRefusedError: it has not arrived, or is not what was announced.
             OSError: there is no folder for it.
         """
-        folder = _folder(root, self.name)
+        folder = folder_of_receiver(root, self.name)
         order = Receive(
             root=str(root),
             offer=offer,
@@ -56,6 +57,7 @@ class RankReceiver:
             folder=str(folder),
             within=SEND_SECONDS,
             on_device=self._device is not None,
+            needs=needs,
         )
         if self._child is None:
             seen = {} if self._device is None else {"CUDA_VISIBLE_DEVICES": uuid_of(self._device)}
@@ -79,7 +81,7 @@ class RankReceiver:
             self._child.end()
 
 
-def _folder(root: Path, name: str) -> Path:
+def folder_of_receiver(root: Path, name: str) -> Path:
     """The receiver's own folder, made where it is not there."""
     above = root / SERVICE_FOLDER / FOLDER
     for each in (above, above / name):
@@ -90,5 +92,7 @@ def _folder(root: Path, name: str) -> Path:
 
 
 def _empty(folder: Path) -> None:
-    """Remove what a receiver that was ended has left: the folder has its files alone."""
-    shutil.rmtree(folder, ignore_errors=True)
+    """Remove the offers that a receiver that was ended has left."""
+    for path in [*folder.glob(f"{exporter.OFFERS}*"), *folder.glob(f"{exporter.MAKING}*")]:
+        with suppress(OSError):
+            path.unlink()

@@ -92,6 +92,7 @@ class RequestHandler:
             "dp_rank": process.dp_rank,
             "model": {"path": process.model_path, "class": type(process.model).__name__},
             "served": "" if engine is None else engine.served,
+            "needs": "" if engine is None else engine.preparing.needs(self._root),
             "plan": plan,
             "kinds": [] if engine is None else ["full", "delta", "handover"],
             "backends": [] if engine is None else sorted(available()),

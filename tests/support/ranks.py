@@ -1,6 +1,7 @@
 """Ranks of a trainer: real processes with a gloo group, forked from a server that has imported torch once."""
 
 import os
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
@@ -12,8 +13,11 @@ from support.forked import forking
 _LIMIT = 60.0  # seconds for all ranks together
 
 
-def run_ranks(size: int, folder: Path, job: Callable[..., Any], *args: Any) -> list[Any]:
-    """Run `job(rank, size, *args)` on each rank and return what each returned, or the exception, None of a dead one."""
+def run_ranks(size: int, folder: Path, job: Callable[..., Any], *args: Any, limit: float = _LIMIT) -> list[Any]:
+    """Run `job(rank, size, *args)` on each rank and return what each returned, or the exception, None of a dead one.
+
+    `limit` are seconds for all of them.
+    """
     context = forking()
     store = folder / f"store-{os.urandom(4).hex()}"
     pipes = [context.Pipe(duplex=False) for _ in range(size)]
@@ -25,16 +29,17 @@ def run_ranks(size: int, folder: Path, job: Callable[..., Any], *args: Any) -> l
             process.start()
         for _, child in pipes:
             child.close()
-        return [_result(parent) for parent, _ in pipes]
+        ends = time.monotonic() + limit
+        return [_result(parent, ends) for parent, _ in pipes]
     finally:
         for process in processes:
             process.join(5)
             process.kill()
 
 
-def _result(pipe: Connection) -> Any:
-    if not wait([pipe], _LIMIT):
-        return TimeoutError(f"no result within {_LIMIT} s")
+def _result(pipe: Connection, ends: float) -> Any:
+    if not wait([pipe], max(0.0, ends - time.monotonic())):
+        return TimeoutError("no result in time")
     try:
         return pipe.recv()
     except EOFError:

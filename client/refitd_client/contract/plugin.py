@@ -76,8 +76,9 @@ class Handshake(msgspec.Struct, frozen=True, kw_only=True):
 
     `host`, `port` and `seed` identify its server: the host's name, and two of the server's own launch settings.
     `boot` (the kernel's id of the boot) and `device` (the UUID of the rank's GPU, "" for none) say where it is,
-    `backends` over which process groups it can receive weights. `leads`: it supports leases. `proves`: it can read a
-    version's tensors with its GPU, and prove them.
+    `backends` over which process groups it can receive weights, `needs` the digest of the bytes that it needs of a
+    version, "" where it needs all or does not know. `leads`: it supports leases. `proves`: it can read a version's
+    tensors with its GPU, and prove them.
     """
 
     plugin: str
@@ -96,6 +97,7 @@ class Handshake(msgspec.Struct, frozen=True, kw_only=True):
     boot: str = ""
     device: str = ""
     backends: tuple[str, ...] = ()
+    needs: str = ""
     leads: bool = False
     proves: bool = False
     plan: LoadPlan | None = None

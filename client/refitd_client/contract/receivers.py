@@ -9,7 +9,7 @@ class Receiver:
 
     `name` is that of its socket, which no other rank ever has. `host` and `boot` (the kernel's id of the boot) say
     where it runs, `device` is the UUID of its GPU, "" where it has none. `backends` are those of its torch (`gloo`,
-    `nccl`).
+    `nccl`). `needs` is the digest of what it needs of a version, "" where that is everything or not known.
     """
 
     engine: str
@@ -19,6 +19,7 @@ class Receiver:
     boot: str
     device: str = ""
     backends: list[str] = field(default_factory=list[str])
+    needs: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 from urllib.parse import urlsplit
 
 from refitd_client.contract.receivers import Receiver, Receivers, StockReceiver
@@ -26,6 +26,7 @@ from refitd_client.transport.group.sending import Destination, is_sharable
 from refitd_client.transport.group.transfer import Backend
 from refitd_client.transport.ipc.device import uuid_of
 from refitd_client.transport.ipc.shared import boot_id, host_name
+from refitd_client.write.content import Content
 
 _ASK_SECONDS = 5.0
 _MOST = 500  # characters of a reason in a manifest: it may quote an error
@@ -50,6 +51,16 @@ class PublishRoute:
         return {"transport": self.choice.transport, "transport_why": (self.instead or self.choice.why)[:_MOST]}
 
 
+@runtime_checkable
+class RoutedWeights(Protocol):
+    """Weights of which it was decided before how they go: those of several ranks (`sharded/`)."""
+
+    @property
+    def route(self) -> PublishRoute | None:
+        """How they go."""
+        ...
+
+
 def route_of(
     transport: Transport, weights: Any, connection: Connection | None, run: str, durable: DurabilityPolicy = ALL
 ) -> PublishRoute:
@@ -68,6 +79,12 @@ def route_of(
     """
     if transport not in TRANSPORTS:
         raise ValueError(f"transport is {transport!r}: it is one of {', '.join(TRANSPORTS)}")
+    if (
+        isinstance(weights, Content)
+        and isinstance(shared := weights.weights, RoutedWeights)
+        and shared.route is not None
+    ):
+        return shared.route
     if transport in {"disk", "delta"}:
         return _by_files(Choice(transport=transport, why="the trainer asks for it"))
     if connection is None:

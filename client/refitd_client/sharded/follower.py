@@ -26,18 +26,28 @@ from refitd_client.contract.manifest import FileDigest, ManifestFile
 from refitd_client.errors import PublishError
 from refitd_client.files import durable
 from refitd_client.files.plain_file import open_plain, plain_file, read_at
-from refitd_client.sharded.holdings import Holding, NamingOptions, Sharded, flat_of, holdings_of, samples_of
-from refitd_client.sharded.layout import Box, Claim, Location, WritePart, runs
+from refitd_client.sharded.holdings import Holding, NamingOptions, Sharded, holdings_of, samples_of
+from refitd_client.sharded.layout import Claim, Location, WritePart, runs
 from refitd_client.sharded.rank_group import (
     DigestOrder,
     DoneReply,
+    EndOrder,
     FailedReply,
     Opening,
+    RankOrder,
+    RankReply,
     RankTask,
+    SendOrder,
+    StagedReply,
+    StageOrder,
     WriteOrder,
     portable,
 )
+from refitd_client.sharded.rank_sender import RankSender
+from refitd_client.sharded.reading import each_part, flat_box
+from refitd_client.sharded.routing import place_of_rank
 from refitd_client.tensors import entry_of, refused
+from refitd_client.transport.group.choice import Transport
 from refitd_client.write.plan import PIECE, ShardChecks
 
 PIECE_BYTES = 2**20
@@ -181,12 +191,13 @@ def _pieces(torch: Any, flat: Any, shift: int, kind: Any, use: Use) -> Callable[
 class Follower:
     """A rank's state from one publication to the next: its claims, and the task that rank 0 made of them."""
 
-    def __init__(self, folder: Path, options: NamingOptions, ranks: int, *, check_finite: bool) -> None:
+    def __init__(self, folder: Path, options: NamingOptions, rank: int, ranks: int, *, check_finite: bool) -> None:
         """Start the threads.
 
         Args:
             folder: the run's, as this rank sees it.
             options: names and casts.
+            rank: this one's number.
             ranks: how many there are.
             check_finite: whether NaN and infinity are refused.
         """
@@ -194,19 +205,23 @@ class Follower:
         self._options = options
         self._check_finite = check_finite
         self._reader = Reader(ranks)
+        self.sender = RankSender(folder, rank)
         self._holdings: dict[str, Holding] = {}
         self._staging = folder
         self._claims: list[Claim] = []
         self._task: RankTask | None = None
         self._task_claims: list[Claim] | None = None
 
-    def open(self, weights: Any, step: int, sharded: Mapping[str, Sharded]) -> Opening | FailedReply:
+    def open(
+        self, weights: Any, step: int, sharded: Mapping[str, Sharded], transport: Transport | None = None
+    ) -> Opening | FailedReply:
         """Begin a publication: list what this rank holds.
 
         Args:
             weights: the module, or this rank's state dict.
             step: the trainer's.
             sharded: which plain tensors are parts of larger ones.
+            transport: how the engines are to get the version.
         """
         try:
             self._holdings = holdings_of(weights, self._options, sharded)
@@ -217,11 +232,13 @@ class Follower:
                 layout=self._task.number if self._task is not None else 0,
                 claims=None if is_known else self._claims,
                 samples=samples_of(self._holdings.values()),
+                transport=transport,
+                place=None if transport is None else place_of_rank(self._holdings),
             )
         except Exception as error:
             return FailedReply(error=portable(error))
 
-    def answer(self, order: WriteOrder | DigestOrder) -> DoneReply | FailedReply:
+    def answer(self, order: RankOrder) -> RankReply:
         """Carry an order out. A failure is an answer, too, because rank 0 waits for one."""
         try:
             match order:
@@ -230,11 +247,19 @@ class Follower:
                     return DoneReply()
                 case DigestOrder():
                     return self._digest(order)
+                case StageOrder():
+                    return self._stage(order)
+                case SendOrder():
+                    self.sender.begin(order)
+                    return DoneReply()
+                case EndOrder():
+                    return self.sender.finish()
         except Exception as error:
             return FailedReply(error=portable(error))
 
     def close(self) -> None:
-        """End the threads and free the buffers."""
+        """End the threads and the process that sends, and free the buffers."""
+        self.sender.close()
         self._reader.close()
 
     def forget(self) -> None:
@@ -243,14 +268,23 @@ class Follower:
 
     def release(self) -> None:
         """Release the tensors."""
+        self.sender.stop()
         self._holdings = {}
 
-    def _write(self, order: WriteOrder) -> None:
-        if order.task is not None:
-            self._task, self._task_claims = order.task, self._claims
-        task = self._task
-        if task is None:
+    def _take(self, task: RankTask | None) -> RankTask:
+        """The task of an order, which may be that of the last time."""
+        if task is not None:
+            self._task, self._task_claims = task, self._claims
+        if self._task is None:
             raise PublishError("this rank was asked to write before it was told what")
+        return self._task
+
+    def _stage(self, order: StageOrder) -> StagedReply:
+        task = self._take(order.task)
+        return self.sender.stage(task, self._claims, self._holdings, order.partial, check_finite=self._check_finite)
+
+    def _write(self, order: WriteOrder) -> None:
+        task = self._take(order.task)
         self._staging = self._folder / order.staging
         with _opening(self._staging, task.files) as files:
             self._write_parts(task, files)
@@ -258,28 +292,14 @@ class Follower:
                 durable.sync(files()[number])  # each rank its own: another host's writes are in that host's memory
 
     def _write_parts(self, task: RankTask, files: Callable[[], Sequence[int]]) -> None:
-        """Write this rank's parts, tensor by tensor, in an order that all ranks share.
-
-        A tensor that has to be redistributed is read by every rank of its mesh, also by one that has failed meanwhile,
-        whatever its error: the others wait for it in a collective, and would wait for ever.
-        """
         mine: dict[str, list[WritePart]] = {}
         for part in task.parts:
             mine.setdefault(part.name, []).append(part)
-        failure: Exception | None = None
-        for name in sorted(task.locations.keys() & self._holdings.keys()):
-            holding = self._holdings[name]
-            own = [] if failure is not None else mine.get(name, [])
-            if holding.target is None and not own:
-                continue
-            try:
-                local = holding.local()
-                for part in own:
-                    self._write_part(holding.claim, local, part, task.locations[name], files)
-            except Exception as error:
-                failure = failure or error
-        if failure is not None:
-            raise failure
+
+        def write(holding: Holding, local: Any, part: WritePart) -> None:
+            self._write_part(holding.claim, local, part, task.locations[part.name], files)
+
+        each_part(self._holdings, mine, write, names=frozenset(task.locations))
 
     def _write_part(
         self, claim: Claim, local: Any, part: WritePart, location: Location, files: Callable[[], Sequence[int]]
@@ -295,7 +315,7 @@ class Follower:
                 durable.write_at(files()[location.file], piece.data, location.offset + run.at * item)
             return 0
 
-        bad = self._reader.read(_flat(local, claim.boxes, part.box), part.begin, part.end, claim.dtype, use)
+        bad = self._reader.read(flat_box(local, claim.boxes, part.box), part.begin, part.end, claim.dtype, use)
         if bad:
             raise refused(
                 claim.name,
@@ -324,16 +344,6 @@ def _open(stack: ExitStack, path: Path, flags: int) -> int:
     fd = open_plain(path, flags)
     stack.callback(os.close, fd)
     return fd
-
-
-def _flat(local: Any, boxes: Sequence[Box], number: int) -> Any:
-    """The elements of one of the boxes that a local tensor is made of, in order."""
-    if len(boxes) > 1:
-        for dim in range(local.dim()):
-            sides = sorted({(box.start[dim], box.shape[dim]) for box in boxes})
-            begin = sum(size for start, size in sides if start < boxes[number].start[dim])
-            local = local.narrow(dim, begin, boxes[number].shape[dim])
-    return flat_of(local)
 
 
 # All ranks have written and synced the files. They are opened anew to be digested: on a network file system that is

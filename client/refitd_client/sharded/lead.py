@@ -6,19 +6,22 @@ process's weights.
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from refitd_client.checkpoint.header import Entry
 from refitd_client.contract.manifest import ManifestFile
 from refitd_client.contract.naming import Order, ShardLayout
-from refitd_client.errors import RankLostError, ServiceError, StepConflictError
+from refitd_client.errors import PublishError, RankLostError, ServiceError, StepConflictError
 from refitd_client.files import durable
-from refitd_client.publish.publication import Publication
+from refitd_client.http.connection import Connection
+from refitd_client.publish.publication import Publication, StagedPublication
 from refitd_client.publish.publisher import WeightPublisher
+from refitd_client.publish.route import PublishRoute
+from refitd_client.sharded.follower import Follower
 from refitd_client.sharded.holdings import compare_samples
 from refitd_client.sharded.layout import Claim, ShardedLayout, lay_out, spread
 from refitd_client.sharded.rank_group import (
@@ -28,26 +31,39 @@ from refitd_client.sharded.rank_group import (
     Opening,
     PublishedOutcome,
     RankGroup,
+    RankOrder,
+    RankReply,
     RankTask,
     RefusedOutcome,
+    StageOrder,
     WriteOrder,
     error_of_rank,
     portable,
     portable_service_error,
 )
+from refitd_client.sharded.rank_sender import RankSender
+from refitd_client.sharded.routing import Asked, route_of_ranks
+from refitd_client.sharded.sending import ShardsOnTheirWay
+from refitd_client.transport.group.choice import Transport
+from refitd_client.transport.group.sending import Destination
+from refitd_client.transport.handover import Handed
+from refitd_client.transport.shards.needs import PartialNeeds
 from refitd_client.write.content import BaseModel, Content
 from refitd_client.write.plan import index_json
 from refitd_client.write.version_folder import Staging, open_recycled
 
 _log = logging.getLogger("refitd_client")
 
-Answer = Callable[[WriteOrder | DigestOrder], DoneReply | FailedReply]
+Answer = Callable[[RankOrder], RankReply]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeadOptions:
-    """Options that only rank 0 needs."""
+    """Options that only rank 0 needs. `connection` is where the service is, of `run`."""
 
+    root: Path
+    run: str
+    connection: Connection | None
     base_model: str | os.PathLike[str] | None
     max_shard_bytes: int | None
     check_finite: bool
@@ -65,16 +81,22 @@ class AgreedLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedShards:
-    """The weights of a version, written by all ranks into rank 0's staging folder.
+    """The weights of a version, written by all ranks into rank 0's staging folder, and sent by all before that.
 
-    `known` are the numbers of the layouts that the ranks have from before, by rank; `answer` is rank 0's own follower.
+    `known` are the numbers of the layouts that the ranks have, by rank; `answer` is rank 0's own follower, and `sender`
+    has its part in transfers. `route` says how the version reaches engines, None where files alone do. `needs_told` are
+    the digests of needs that all ranks know from the transfer before.
     """
 
+    root: Path
     agreed: AgreedLayout
-    known: Sequence[int]
+    known: list[int]
+    needs_told: set[str]
     rank_group: RankGroup
     answer: Answer
+    sender: RankSender
     fingerprinted: bool
+    route: PublishRoute | None = None
 
     @property
     def tensors(self) -> dict[str, list[Entry]]:
@@ -91,6 +113,38 @@ class SharedShards:
         """What a slot has to look like for them."""
         return self.agreed.layout.shards.layout
 
+    def exported(self, destination: Destination | None) -> ShardsOnTheirWay:
+        """The shards of all ranks, on their way to the receivers."""
+        return ShardsOnTheirWay(self, destination)
+
+    def scanned(self) -> "SharedShards":
+        """The same, of which fingerprints are known."""
+        return replace(self, fingerprinted=False)
+
+    def to_be_scanned(self) -> "SharedShards":
+        """The same, to be written with fingerprints."""
+        return replace(self, fingerprinted=True)
+
+    def ask(self, orders: Sequence[RankOrder], doing: str) -> list[RankReply]:
+        """Give each rank its order, and return their replies.
+
+        Raises:
+            RankLostError: a rank is gone.
+        """
+        self.rank_group.tell_all(orders)
+        return self.rank_group.hear_all(self.answer(orders[0]), doing)
+
+    def stage_orders(self, partial: Mapping[str, PartialNeeds]) -> list[RankOrder]:
+        """Each rank's order to stage what it sends. `partial` is what engine ranks need, by its digest."""
+        told = {digest: None if digest in self.needs_told else needs for digest, needs in partial.items()}
+        self.needs_told.clear()  # until all have it
+        return [StageOrder(task=self._task(rank), partial=told) for rank in range(self.rank_group.size)]
+
+    def are_told(self, partial: Mapping[str, PartialNeeds]) -> None:
+        """All ranks have carried out these orders."""
+        self.known[:] = [self.agreed.number] * len(self.known)
+        self.needs_told.update(partial)
+
     def stage(self, staging: Staging) -> Callable[[], None]:
         """As `write`: nothing is left to do after it."""
         self.write(staging)
@@ -105,13 +159,8 @@ class SharedShards:
         if not staging.recycled:
             staging.require_space(self.size)
         sizes = self._create(staging)
-        agreed, layout, ranks = self.agreed, self.agreed.layout, range(self.rank_group.size)
-        orders: list[WriteOrder | DigestOrder] = []
-        for rank in ranks:
-            parts = layout.parts[rank]
-            task = RankTask(number=agreed.number, files=list(sizes), locations=layout.locations, parts=parts)
-            is_known = self.known[rank] == agreed.number
-            orders.append(WriteOrder(staging=staging.path.name, task=None if is_known else task))
+        ranks = range(self.rank_group.size)
+        orders: list[RankOrder] = [WriteOrder(staging=staging.path.name, task=self._task(rank)) for rank in ranks]
         self._all(orders, "write its part")
         shares = spread(sizes, self.rank_group.size)
         orders = [DigestOrder(names=names, fingerprints=self.fingerprinted) for names in shares]
@@ -137,9 +186,15 @@ class SharedShards:
                 os.close(fd)
         return sizes
 
-    def _all(self, orders: Sequence[WriteOrder | DigestOrder], doing: str) -> list[DoneReply]:
-        self.rank_group.tell_all(orders)
-        return _succeeded(self.rank_group.hear_all(self.answer(orders[0]), doing))
+    def _task(self, rank: int) -> RankTask | None:
+        """What a rank has to know of the layout; None where it does."""
+        if self.known[rank] == self.agreed.number:
+            return None
+        layout, files = self.agreed.layout, [shard.name for shard in self.agreed.layout.shards.shards]
+        return RankTask(number=self.agreed.number, files=files, locations=layout.locations, parts=layout.parts[rank])
+
+    def _all(self, orders: Sequence[RankOrder], doing: str) -> list[DoneReply]:
+        return _succeeded(self.ask(orders, doing))
 
 
 def agree(
@@ -168,6 +223,11 @@ def agree(
             raise StepConflictError(
                 f"rank {rank} publishes step {opening.step} and rank 0 step {opened[0].step}: all ranks publish the "
                 "same step"
+            )
+        if opening.transport != opened[0].transport:
+            raise PublishError(
+                f"rank {rank} asks for transport={opening.transport!r} and rank 0 for {opened[0].transport!r}: all "
+                "ranks ask for the same"
             )
         if opening.claims is not None:
             claims.append(opening.claims)
@@ -198,48 +258,74 @@ class Lead:
         self._options = options
         self._base = None if options.base_model is None else BaseModel(Path(options.base_model))
         self._agreed: AgreedLayout | None = None
+        self._needs_told = set[str]()
 
     def publish(
-        self, opening: Opening | FailedReply, answer: Answer, step: int, publish: Callable[[Any], Publication]
-    ) -> Publication:
+        self, opening: Opening | FailedReply, follower: Follower, step: int, publish: Callable[..., Any]
+    ) -> tuple[Publication, Handed | None]:
         """Lead a publication, and tell all ranks how it ended.
 
         Args:
             opening: rank 0's own.
-            answer: rank 0's own follower, which carries orders out.
+            follower: rank 0's own, which carries orders out.
             step: the trainer's.
-            publish: publishes content; everything else is bound to it.
+            publish: publishes content, by a transport where one is asked for; everything else is bound to it.
+
+        Returns:
+            The publication, and what came of a transfer, None where none was asked for.
         """
         try:
             openings: list[Opening | FailedReply] = self._rank_group.hear_all(opening, f"come to publish step {step}")
-            publication = publish(self._content(openings, answer))
+            publication, handed = self._published(openings, follower, publish)
         except ServiceError as error:
             if isinstance(error.publication, Publication):
-                self._tell(error.publication, error)
+                self._tell(error.publication, error, None)
             else:
                 refuse(self._rank_group, error)
             raise
         except BaseException as error:
             refuse(self._rank_group, error)
             raise
-        self._tell(publication, None)
-        return publication
+        self._tell(publication, None, handed)
+        return publication, handed
 
-    def _content(self, openings: Sequence[Opening | FailedReply], answer: Answer) -> Content:
+    def _published(
+        self, openings: Sequence[Opening | FailedReply], follower: Follower, publish: Callable[..., Any]
+    ) -> tuple[Publication, Handed | None]:
+        content, transport = self._content(openings, follower)
+        if transport is None:
+            return publish(content), None
+        staged: StagedPublication = publish(content, transport=transport)
+        return staged.committed(), staged.handed
+
+    def _content(
+        self, openings: Sequence[Opening | FailedReply], follower: Follower
+    ) -> tuple[Content, Transport | None]:
+        """What is to be published, and the transport that the ranks ask for."""
         base = self._base
         inventory: Callable[[], frozenset[str] | None] = (lambda: None) if base is None else base.inventory
         self._agreed = agree(openings, self._agreed, self._options, inventory)
+        opened = [each for each in openings if isinstance(each, Opening)]
+        transport, route = opened[0].transport, None
+        if transport is not None:
+            places = [each.place for each in opened if each.place is not None]
+            asked, options = Asked(transport=transport, places=places), self._options
+            route = route_of_ranks(asked, options.connection, options.run)
         shared = SharedShards(
+            root=self._options.root,
+            needs_told=self._needs_told,
             agreed=self._agreed,
-            known=[each.layout for each in openings if isinstance(each, Opening)],
+            known=[each.layout for each in opened],
             rank_group=self._rank_group,
-            answer=answer,
+            answer=follower.answer,
+            sender=follower.sender,
             fingerprinted=self._options.fingerprinted,
+            route=route,
         )
         companions = [] if base is None else base.companions
-        return Content(weights=shared, index=index_json(shared.tensors), companions=companions)
+        return Content(weights=shared, index=index_json(shared.tensors), companions=companions), transport
 
-    def _tell(self, publication: Publication, error: ServiceError | None) -> None:
+    def _tell(self, publication: Publication, error: ServiceError | None, handed: Handed | None) -> None:
         notice_error = publication.notice_error
         outcome = PublishedOutcome(
             order=Order(publication.generation, publication.step),
@@ -250,6 +336,7 @@ class Lead:
             notice_error=None if notice_error is None else portable_service_error(notice_error),
             is_refused=error is not None,
             begun=publication.begun,
+            handed=handed,
         )
         try:
             self._rank_group.tell_all([outcome] * self._rank_group.size)

@@ -2,15 +2,16 @@
 
 import os
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from refitd_client.bucket.address import is_bucket_url
 from refitd_client.contract.naming import version_folder, version_id, whole_step
 from refitd_client.errors import PublishError
 from refitd_client.http.connection import Connection, connect_to
-from refitd_client.publish.publication import Publication
+from refitd_client.publish.publication import PendingPublication, Publication, StagedPublication
 from refitd_client.publish.publisher import WeightPublisher
 from refitd_client.sharded.follower import Follower
 from refitd_client.sharded.holdings import NamingOptions, Sharded
@@ -18,14 +19,22 @@ from refitd_client.sharded.lead import Lead, LeadOptions, refuse
 from refitd_client.sharded.rank_group import (
     DigestOrder,
     DoneReply,
+    EndOrder,
     FailedReply,
     Opening,
     PublishedOutcome,
     RankGroup,
+    RankReply,
     RefusedOutcome,
+    SendOrder,
+    StageOrder,
     WriteOrder,
 )
+from refitd_client.sharded.routing import check_transport
 from refitd_client.tensors import casts
+from refitd_client.transport.group.choice import Transport
+from refitd_client.transport.group.sending import SEND_SECONDS
+from refitd_client.transport.handover import Handed
 from refitd_client.write.plan import Rename
 
 if TYPE_CHECKING:
@@ -100,7 +109,8 @@ class ShardedPublisher:
         self._folder = Path(root).absolute() / run
         self._lead: Lead | None = None
         self._rank_group = RankGroup(process_group, rank_timeout)
-        self._follower = Follower(self._folder, options, self._rank_group.size, check_finite=check_finite)
+        rank, ranks = self._rank_group.rank, self._rank_group.size
+        self._follower = Follower(self._folder, options, rank, ranks, check_finite=check_finite)
         publisher = partial(
             WeightPublisher,
             root,
@@ -114,6 +124,9 @@ class ShardedPublisher:
             engines=engines,
         )
         lead_options = LeadOptions(
+            root=Path(root).absolute(),
+            run=run,
+            connection=self._connection,
             base_model=base_model,
             max_shard_bytes=max_shard_bytes,
             check_finite=check_finite,
@@ -143,6 +156,7 @@ class ShardedPublisher:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @overload
     def publish(
         self,
         weights: "Mapping[str, Any] | torch.nn.Module",
@@ -152,7 +166,32 @@ class ShardedPublisher:
         metadata: Mapping[str, str] | None = None,
         allow_missing: bool = False,
         allow_extra: bool = False,
-    ) -> Publication:
+    ) -> Publication: ...
+
+    @overload
+    def publish(
+        self,
+        weights: "Mapping[str, Any] | torch.nn.Module",
+        *,
+        step: int,
+        sharded: Mapping[str, Sharded] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        allow_missing: bool = False,
+        allow_extra: bool = False,
+        transport: Transport,
+    ) -> StagedPublication: ...
+
+    def publish(
+        self,
+        weights: "Mapping[str, Any] | torch.nn.Module",
+        *,
+        step: int,
+        sharded: Mapping[str, Sharded] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        allow_missing: bool = False,
+        allow_extra: bool = False,
+        transport: Transport | None = None,
+    ) -> Publication | StagedPublication:
         """Write this rank's part of a version. Returns when the whole version is committed and the service was told.
 
         Args:
@@ -163,11 +202,16 @@ class ShardedPublisher:
             metadata: texts for the manifest and the service; rank 0's count.
             allow_missing: the version may lack tensors of the engines' model; rank 0's word counts.
             allow_extra: the version may have tensors that the engines' model lacks; rank 0's word counts.
+            transport: how engines get it, the same on every rank (docs/transports.md): with `nccl` or `gloo` each rank
+                sends what it has to the engines' ranks, before the files are written; `auto` takes `nccl` where it can
+                work, else files; `disk` are files. What came of it is the publication's `handed`.
 
         Returns:
-            The same publication on every rank; `wait` on it on one.
+            The same publication on every rank; `wait` on it on one. With `transport` it is a `StagedPublication`, and
+            committed.
 
         Raises:
+            TransportRefusedError: `transport` cannot work between these ranks and the run's engines.
             InvalidWeightsError: what the ranks hold is no version; the message names rank and tensor.
             StepConflictError: ranks are at different steps, or the step cannot be published.
             RankLostError: a rank died or is late. Nothing is visible; open a new publisher on the ranks of a new group.
@@ -176,8 +220,9 @@ class ShardedPublisher:
         """
         self._rank_group.require_whole()
         step = whole_step(step)
+        check_transport(transport, self._connection)
         try:
-            opening = self._follower.open(weights, step, sharded or {})
+            opening = self._follower.open(weights, step, sharded or {}, transport)
             if self._lead is not None:
                 publish = partial(
                     self._lead.publisher.publish,
@@ -186,8 +231,10 @@ class ShardedPublisher:
                     allow_missing=allow_missing,
                     allow_extra=allow_extra,
                 )
-                return self._lead.publish(opening, self._follower.answer, step, publish)
-            return self._follow(opening, step)
+                publication, handed = self._lead.publish(opening, self._follower, step, publish)
+            else:
+                publication, handed = self._follow(opening, step)
+            return publication if transport is None else _staged(publication, handed)
         except Exception:
             self._follower.forget()
             raise
@@ -211,15 +258,16 @@ class ShardedPublisher:
             raise
         group.tell_all([DoneReply()] * group.size)
 
-    def _follow(self, opening: Opening | FailedReply, step: int) -> Publication:
-        reply: Opening | FailedReply | DoneReply = opening
+    def _follow(self, opening: Opening | FailedReply, step: int) -> tuple[Publication, Handed | None]:
+        reply: Opening | RankReply = opening
+        longer = 0.0 if isinstance(opening, FailedReply) or opening.transport is None else SEND_SECONDS
         while True:
             self._rank_group.tell(reply)
-            match self._rank_group.hear():
-                case WriteOrder() | DigestOrder() as order:
+            match self._rank_group.hear(longer):
+                case WriteOrder() | DigestOrder() | StageOrder() | SendOrder() | EndOrder() as order:
                     reply = self._follower.answer(order)
                 case PublishedOutcome() as published:
-                    return self._publication(published)
+                    return self._publication(published), published.handed
                 case RefusedOutcome(error=error, broken=broken):
                     self._rank_group.broken = broken
                     raise error
@@ -246,3 +294,18 @@ class ShardedPublisher:
             published.notice_error.publication = publication
             raise published.notice_error
         return publication
+
+
+def _staged(publication: Publication, handed: Handed | None) -> StagedPublication:
+    """A publication that is committed, as one of a transport."""
+    done: Future[Publication] = Future()
+    done.set_result(publication)
+    return StagedPublication(
+        run=publication.run,
+        generation=publication.generation,
+        step=publication.step,
+        path=publication.path,
+        version_id=publication.version_id,
+        outcome=PendingPublication(done),
+        handed=handed,
+    )

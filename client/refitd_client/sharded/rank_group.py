@@ -33,16 +33,27 @@ from refitd_client.errors import (
     StorageError,
 )
 from refitd_client.sharded.layout import Claim, Location, WritePart
+from refitd_client.transport.group.child import TransferSent
+from refitd_client.transport.group.choice import TrainerPlace, Transport
+from refitd_client.transport.handover import Handed
+from refitd_client.transport.ipc.offer import GroupTransfer
+from refitd_client.transport.shards.needs import PartialNeeds
+from refitd_client.transport.shards.script import ShardTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """A rank has called `publish`. `claims` are None where they are those of layout number `layout`."""
+    """A rank has called `publish`. `claims` are None where they are those of layout number `layout`.
+
+    `transport` is what it asks for; `place` says where its tensors are, where it asks for any.
+    """
 
     step: int
     layout: int
     claims: list[Claim] | None
     samples: dict[str, int]
+    transport: Transport | None = None
+    place: TrainerPlace | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +83,49 @@ class DigestOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StageOrder:
+    """Copy what you write into memory of its own, and scan it. `task` as for `WriteOrder`.
+
+    `partial` are the strips of tensors that engine ranks need in part, by the digest of their needs and by name; None
+    where they are known from before.
+    """
+
+    task: RankTask | None
+    partial: dict[str, PartialNeeds | None] = field(default_factory=dict[str, "PartialNeeds | None"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendOrder:
+    """Begin to send what you have staged. `table` is what rank 0's sender plans from, None for the others."""
+
+    transfer: GroupTransfer
+    table: ShardTable | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndOrder:
+    """Wait for receivers no longer, and say what has come of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedReply:
+    """All is staged. `scans` are what this rank's parts add to each tensor's fingerprint, and how many of their
+    elements are not finite, by name. `slices` are what they add where a tensor is needed in part, by digest and name.
+    """
+
+    scans: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    slices: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentReply:
+    """What has come of a transfer on one rank: what was sent, or why nothing was."""
+
+    sent: TransferSent | None = None
+    refused: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DoneReply:
     """An order was carried out. `files` are what it digested, `fingerprints` those of the tensors in them."""
 
@@ -86,9 +140,15 @@ class FailedReply:
     error: Exception
 
 
+RankOrder = WriteOrder | DigestOrder | StageOrder | SendOrder | EndOrder
+RankReply = DoneReply | StagedReply | SentReply | FailedReply
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedOutcome:
-    """The version is committed; `notice_error` is why the service was not told. `is_refused`: it refused the notice."""
+    """The version is committed; `notice_error` is why the service was not told. `is_refused`: it refused the notice.
+    `handed` is what came of a transfer, None where none was asked for.
+    """
 
     order: Order
     bytes: int
@@ -98,6 +158,7 @@ class PublishedOutcome:
     notice_error: ServiceError | None
     is_refused: bool
     begun: str | None
+    handed: Handed | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,14 +235,14 @@ class RankGroup:
         except RuntimeError as error:
             raise self._lost_lead(error) from error
 
-    def hear(self) -> Any:
-        """Receive the next message from rank 0.
+    def hear(self, longer: float = 0.0) -> Any:
+        """Receive the next message from rank 0. `longer` are seconds that rank 0 may wait for others than ranks.
 
         Raises:
             RankLostError: rank 0 is gone, or sends nothing in time.
         """
         try:
-            return self._receive(self._expect(0), 0, self._timeout * _LEAD_PATIENCE)
+            return self._receive(self._expect(0), 0, self._timeout * _LEAD_PATIENCE + longer)
         except RuntimeError as error:
             raise self._lost_lead(error) from error
 

@@ -16,8 +16,9 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from refitd_client.checkpoint.finite import NO_RULE, rule_of
 from refitd_client.contract.manifest import fitting_fingerprints
@@ -25,9 +26,9 @@ from refitd_client.contract.naming import Order, version_folder, version_id
 from refitd_client.contract.states import Kind, WaitOutcome
 from refitd_client.contract.wire import Notice
 from refitd_client.errors import ServiceError
+from refitd_client.fingerprint import Scan
 from refitd_client.http.connection import Connection
 from refitd_client.http.publisher_client import open_client, root_name
-from refitd_client.tensors import TensorSource
 from refitd_client.transport.group.child import TransferSent
 from refitd_client.transport.group.sending import (
     SEND_SECONDS,
@@ -38,11 +39,11 @@ from refitd_client.transport.group.sending import (
 )
 from refitd_client.transport.group.stock_sending import StockSenders
 from refitd_client.transport.ipc.device import DriverError
-from refitd_client.transport.ipc.exported_memory import LayoutCache
+from refitd_client.transport.ipc.exported_memory import LayoutCache, PreparedOffer
 from refitd_client.transport.ipc.offer import Offer
 from refitd_client.transport.ipc.offer_file import ExportedTensors, HandoverKeyRefusedError, read_secret
 from refitd_client.transport.ipc.shared import NotSharedError
-from refitd_client.write.content import Content, TensorShards
+from refitd_client.write.content import Content, TensorShards, Weights
 from refitd_client.write.plan import not_finite
 
 ANSWER_SECONDS = 20.0  # in which engines are to have answered
@@ -57,13 +58,14 @@ class Handed:
 
     `timings` are milliseconds of `offer` (fingerprints, the offer's file), `notice`, and `taken`: from the call of
     `publish` until the last engine had answered. `sent` are milliseconds of a transfer over a process group by stage,
-    None where there was none.
+    None where there was none; `sent_bytes` are the bytes that it has brought to engine ranks, each rank's counted.
     """
 
     engines: tuple[str, ...] = ()
     reason: str | None = None
     timings: Mapping[str, float] | None = None
     sent: Mapping[str, float] | None = None
+    sent_bytes: int = 0
 
     @property
     def is_whole(self) -> bool:
@@ -175,21 +177,25 @@ class TensorExport:
             InvalidWeightsError: a tensor is not finite.
         """
         weights = content.weights
-        if not isinstance(weights, TensorShards):
+        if not isinstance(weights, (TensorShards, ShardsOfRanks)):
             return self._by_files(content, "files are not exported: pass tensors")
         try:
-            handover = Handover(self.place, weights.sources, self.state, check_finite=weights.check_finite)
+            handover = Handover(self.place, self._exported(weights))
         except NotOfferedError as error:
             # The manifest gets fingerprints, as the offer would have had.
-            return self._by_files(replace(content, weights=replace(weights, fingerprinted=True)), str(error))
+            return self._by_files(replace(content, weights=weights.to_be_scanned()), str(error))
         self._told = True
         try:
             # The tensors were scanned for the offer and have not changed: they are not scanned again.
             claims = replace(content.claims, fingerprints=fitting_fingerprints(handover.fingerprints))
-            weights = replace(weights, check_finite=False, fingerprinted=False)
-            return replace(content, weights=weights, claims=claims), handover.complete()
+            return replace(content, weights=weights.scanned(), claims=claims), handover.complete()
         finally:
             handover.withdraw()
+
+    def _exported(self, weights: "TensorShards | ShardsOfRanks") -> "Exported":
+        if isinstance(weights, TensorShards):
+            return TensorsHere(weights, self.place.destination, self.state)
+        return weights.exported(self.place.destination)
 
     def is_enough(self, handed: Handed) -> bool:
         """Whether the version is to have no files, since all engines have it."""
@@ -216,19 +222,102 @@ class TensorExport:
             _log.warning("the service was not told that %s failed: %s", self.place.version, lost)
 
 
+class UnderWay(Protocol):
+    """A transfer that was begun."""
+
+    def finish(self) -> TransferSent | NoTransferError:
+        """What has come of it, without waiting for receivers any more."""
+        ...
+
+
+class Exported(Protocol):
+    """The tensors of a version, on their way into an offer. Each method is called once, in this order."""
+
+    def scan(self) -> Mapping[str, Scan]:
+        """The fingerprints by name, in the version's order, and how many elements are not finite.
+
+        Raises:
+            NoTransferError, DriverError, NotSharedError: they cannot be exported.
+        """
+        ...
+
+    def offer(self, version: str, fingerprints: Sequence[int]) -> Offer:
+        """The offer, with the transfer where they are sent to ranks elsewhere. Raises as `scan`."""
+        ...
+
+    def send(self, root: Path, offer: str) -> UnderWay | None:
+        """Begin to send them, when the service was told; None where they are not sent.
+
+        Args:
+            root: the folder beneath which the offer's file is.
+            offer: its path.
+        """
+        ...
+
+
+@runtime_checkable
+class ShardsOfRanks(Weights, Protocol):
+    """Weights of which each rank of a trainer has a part (`sharded/`)."""
+
+    def exported(self, destination: Destination | None) -> Exported:
+        """On their way to the receivers."""
+        ...
+
+    def scanned(self) -> Weights:
+        """The same, whose fingerprints are known, to be written."""
+        ...
+
+    def to_be_scanned(self) -> Weights:
+        """The same, to be written with fingerprints."""
+        ...
+
+
+class TensorsHere:
+    """Tensors that this process has whole."""
+
+    def __init__(self, weights: TensorShards, destination: Destination | None, state: HandoverState) -> None:
+        self._weights, self._destination, self._state = weights, destination, state
+        self._tensors: Mapping[str, Any] = {}
+        self._prepared: PreparedOffer | None = None
+
+    def scan(self) -> Mapping[str, Scan]:
+        """As `Exported`."""
+        sources, state = self._weights.sources, self._state
+        if cast := next((source.entry.name for source in sources if not source.is_view), None):
+            raise NoTransferError(f"tensor {cast} would be exported as it lies, and is not published as it lies")
+        self._tensors = {source.entry.name: source.tensor() for source in sources}
+        if self._destination is not None:
+            self._tensors = state.sender.sharable(self._tensors)
+        rules = [rule_of(source.entry.dtype) if self._weights.check_finite else NO_RULE for source in sources]
+        self._prepared = state.layouts.prepare(self._tensors, rules)
+        return dict(zip(self._tensors, self._prepared.scan(), strict=True))
+
+    def offer(self, version: str, fingerprints: Sequence[int]) -> Offer:
+        """As `Exported`."""
+        if self._prepared is None:
+            raise NoTransferError("the tensors were not scanned")
+        offer = self._prepared.offer(version, fingerprints)
+        if self._destination is None:
+            return offer
+        return self._state.sends(offer, self._destination, self._tensors)
+
+    def send(self, root: Path, offer: str) -> Sending | None:
+        """As `Exported`."""
+        if self._destination is None:
+            return None
+        sender = self._state.stock if self._destination.engines else self._state.sender
+        return Sending(partial(sender.send, root, offer))
+
+
 class Handover:
     """An offer under way. Call `complete` or `withdraw`. `fingerprints` are those of the tensors, by name."""
 
-    def __init__(
-        self, target: ExportTarget, sources: Sequence[TensorSource], state: HandoverState, *, check_finite: bool
-    ) -> None:
+    def __init__(self, target: ExportTarget, exported: Exported) -> None:
         """Offer the tensors, and tell the service.
 
         Args:
             target: the version, and the service.
-            sources: its tensors.
-            state: what the hand-over before has left.
-            check_finite: whether NaN and infinity are refused.
+            exported: its tensors.
 
         Raises:
             InvalidWeightsError: a tensor is not finite.
@@ -236,24 +325,15 @@ class Handover:
         """
         self._target, self._began = target, time.monotonic()
         self.timings: dict[str, float] = {}
-        if cast := next((source.entry.name for source in sources if not source.is_view), None):
-            raise NotOfferedError(f"tensor {cast} would be exported as it lies, and is not published as it lies")
-        tensors: Mapping[str, Any] = {source.entry.name: source.tensor() for source in sources}
-        rules = [rule_of(source.entry.dtype) if check_finite else NO_RULE for source in sources]
-        self._sending: Sending | None = None
+        self._sending: UnderWay | None = None
         try:
-            if target.destination is not None:
-                tensors = state.sender.sharable(tensors)
-            prepared = state.layouts.prepare(tensors, rules)
-            found = dict(zip(tensors, prepared.scan(), strict=True))
+            found = exported.scan()
             for name, each in found.items():
                 if each.nonfinite:
                     raise not_finite(name, each.nonfinite)
             self.fingerprints = {name: each.fingerprint for name, each in found.items()}
-            offer = prepared.offer(target.version, list(self.fingerprints.values()))
+            offer = exported.offer(target.version, list(self.fingerprints.values()))
             offer = replace(offer, files=target.wants_files)
-            if target.destination is not None:
-                offer = state.sends(offer, target.destination, tensors)
             self._exported = ExportedTensors(target.root / target.run, offer, read_secret(target.root))
         except (DriverError, NotSharedError, HandoverKeyRefusedError, NoTransferError, OSError) as error:
             raise NotOfferedError(f"the tensors cannot be exported: {error}") from error
@@ -265,9 +345,7 @@ class Handover:
             if isinstance(error, (ServiceError, OSError, ValueError)):
                 raise NotOfferedError(f"the service was not told: {error}") from error
             raise
-        if offer.transfer is not None or offer.stock is not None:
-            sender = state.sender if offer.stock is None else state.stock
-            self._sending = Sending(sender, target.root, f"{target.run}/{self._exported.path.name}")
+        self._sending = exported.send(target.root, f"{target.run}/{self._exported.path.name}")
         self._lap("notice")
 
     def complete(self) -> Handed:
@@ -287,8 +365,9 @@ class Handover:
             reason = f"nothing was sent: {sent}" if reason is None else f"{reason}; nothing was sent: {sent}"
         if not is_back:
             reason = f"an engine still reads the tensors after {BACK_SECONDS:g} s: what it copied counts for nothing"
-        times = sent.ms if isinstance(sent, TransferSent) else None
-        return Handed(engines=engines, reason=reason, timings=self.timings, sent=times)
+        if not isinstance(sent, TransferSent):
+            return Handed(engines=engines, reason=reason, timings=self.timings)
+        return Handed(engines=engines, reason=reason, timings=self.timings, sent=sent.ms, sent_bytes=sent.nbytes)
 
     def withdraw(self) -> bool:
         """Take the tensors back. False where an engine still reads them after `BACK_SECONDS`."""

@@ -9,7 +9,7 @@ change its tensors), and are checked and digested as they lie in the files. Tens
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path, PurePath
 from threading import Event
@@ -58,6 +58,14 @@ class TensorShards:
     shards: Sequence[Shard]
     check_finite: bool
     fingerprinted: bool = False
+
+    def scanned(self) -> "TensorShards":
+        """The same, of which fingerprints are known, and that all values are finite."""
+        return replace(self, check_finite=False, fingerprinted=False)
+
+    def to_be_scanned(self) -> "TensorShards":
+        """The same, to be written with fingerprints."""
+        return replace(self, fingerprinted=True)
 
     @property
     def sources(self) -> list[TensorSource]:

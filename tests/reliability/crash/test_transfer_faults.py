@@ -310,11 +310,11 @@ def test_a_sender_that_breaks_off_is_refused(transfers: Transfers, sent: int) ->
 def test_a_sender_that_sends_too_little_in_a_block_is_refused(transfers: Transfers) -> None:
     """A real engine that receives by itself has answered "Succeeded" to that."""
     rogue = Rogue()
-    with transfers.offer(1, (A,), rogue.at) as exported:
+    with transfers.offer(7, (A,), rogue.at) as exported:  # what no test before has left in the receiver's memory
         one = transfers.receive(A, exported)
         group, _, waiting = rogue.gather(exported, transfers.root)
         with suppress(TransferError):
-            group.broadcast([block[:100] for block in blocks(1)], waiting)
+            group.broadcast([block[:100] for block in blocks(7)], waiting)
         group.close()
         assert "broadcast has failed" in reason(one) or "not what the trainer announced" in reason(one)
     transfers.goes(2)

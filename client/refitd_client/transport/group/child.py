@@ -21,6 +21,7 @@ from typing import Literal
 import msgspec
 
 from refitd_client.contract.decoding import json_decoder
+from refitd_client.transport.ipc.offer import GroupTransfer, OfferLayout
 
 MAX_LINE = 2**20  # bytes
 PROGRAM = "refitd_client.transport.group"
@@ -49,10 +50,27 @@ class Send(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     join: float
 
 
+class SendShard(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """To the sender of one of several trainer ranks: send what that rank has.
+
+    `number` is the sender's, 0 for the one that has the store. `layout` says where its bytes lie, as one tensor; it may
+    read them until it has replied. `table` is the path of what sender 0 plans from (`ShardTable`), "" for the others.
+    `within` and `join` as above.
+    """
+
+    transfer: GroupTransfer
+    number: int
+    layout: OfferLayout
+    table: str
+    within: float
+    join: float
+
+
 class Receive(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """To a receiver: receive the tensors of an offer, and offer them in `folder`. `root`, `offer`, `within` as above.
 
-    `name` is the receiver's in the transfer; `on_device`: it keeps them on its GPU, where there is room.
+    `name` is the receiver's in the transfer; `on_device`: it keeps them on its GPU, where there is room. `needs` is the
+    digest of what it needs, "" for everything.
     """
 
     root: str
@@ -61,6 +79,7 @@ class Receive(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     folder: str
     within: float
     on_device: bool
+    needs: str = ""
 
 
 class StopWaiting(msgspec.Struct, tag=True, frozen=True):
@@ -74,10 +93,13 @@ class Opened(msgspec.Struct, tag=True, frozen=True):
 
 
 class TransferSent(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """What the receivers have said: "" or why one has nothing. `ms` are milliseconds by stage."""
+    """What the receivers have said: "" or why one has nothing. `ms` are milliseconds by stage. `nbytes` are the
+    bytes that were brought to receivers: what several of them get counts for each.
+    """
 
     refused: dict[str, str]
     ms: dict[str, float]
+    nbytes: int = 0
 
 
 class Received(msgspec.Struct, tag=True, frozen=True, kw_only=True):
@@ -93,7 +115,7 @@ class OrderFailed(msgspec.Struct, tag=True, frozen=True):
     reason: str
 
 
-Order = Open | Send | Receive
+Order = Open | Send | SendShard | Receive
 Reply = Opened | TransferSent | Received | OrderFailed
 _ORDERS: msgspec.json.Decoder[Order | StopWaiting] = json_decoder(Order | StopWaiting)
 _REPLIES: msgspec.json.Decoder[Reply] = json_decoder(Reply)

@@ -10,7 +10,8 @@ this process, which ends it.
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -160,29 +161,54 @@ class BroadcastGroup:
         Raises:
             TransferError: a member is gone, or the time was over. The group is of no use any more.
         """
-        options = dist.BroadcastOptions()
-        options.rootRank, options.rootTensor = SENDER, 0
         under_way: deque[tuple[int, Any]] = deque()
 
         def finish() -> None:
             number, work = under_way.popleft()
+            self.end(work, waiting)
+            arrived(number)
+
+        with _failing():  # what fills the blocks, and what is done with them, may fail as well
+            for number, block in enumerate(blocks):
+                if len(under_way) == IN_FLIGHT[self._backend]:
+                    finish()
+                under_way.append((number, self.begin(block)))
+            while under_way:
+                finish()
+        self.settle()
+
+    def begin(self, block: torch.Tensor) -> Any:
+        """Begin to send a block, or to receive into it. Returns what `end` waits for.
+
+        Raises:
+            TransferError: as `broadcast`.
+        """
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = SENDER, 0
+        with _failing():
+            return self._group.broadcast([block], options)
+
+    def end(self, work: Any, waiting: WaitLimit) -> None:
+        """Wait until a block was sent or has arrived; with `nccl` only what this process's stream does next waits.
+
+        Raises:
+            TransferError: as `broadcast`.
+        """
+        with _failing():
             if self._backend == "nccl":
                 work.wait()  # orders this stream after the broadcast, and does not wait for it
             else:
                 work.wait(timedelta(seconds=waiting.left()))
-            arrived(number)
 
-        try:
-            for number, block in enumerate(blocks):
-                if len(under_way) == IN_FLIGHT[self._backend]:
-                    finish()
-                under_way.append((number, self._group.broadcast([block], options)))
-            while under_way:
-                finish()
-            if self._backend == "nccl":
+    def settle(self) -> None:
+        """Wait until all has arrived that `end` was called for.
+
+        Raises:
+            TransferError: as `broadcast`.
+        """
+        if self._backend == "nccl":
+            with _failing():
                 torch.cuda.synchronize()
-        except RuntimeError as error:
-            raise TransferError(f"a broadcast has failed: {_short(error)}") from error
 
     def close(self) -> None:
         """Leave. Other members that wait in it get an error, where the backend can tell them."""
@@ -194,6 +220,14 @@ class BroadcastGroup:
         """Send one byte: NCCL joins only with the first broadcast, which would otherwise be the first block's time."""
         device = "cuda" if self._backend == "nccl" else "cpu"
         self.broadcast([torch.zeros(1, dtype=torch.uint8, device=device)], waiting)
+
+
+@contextmanager
+def _failing() -> Generator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise TransferError(f"a broadcast has failed: {_short(error)}") from error
 
 
 def _gloo(store: Any, rank: int, size: int, host: str, streams: int, within: float) -> Any:

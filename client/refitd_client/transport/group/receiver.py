@@ -37,6 +37,8 @@ from refitd_client.transport.ipc.offer_file import (
     read_secret,
 )
 from refitd_client.transport.ipc.shared import PREFIX, SHARED_MEMORY, NotSharedError, SharedTensors
+from refitd_client.transport.shards.lanes import LaneMember
+from refitd_client.transport.shards.proving import KnownNeeds, check_arrived, prove_needed
 
 _REFUSALS = (
     TransferError, OfferRefusedError, HandoverKeyRefusedError, DriverError, NotSharedError, OSError, ValueError,
@@ -94,6 +96,7 @@ class ReceiverProcess:
         self._address: tuple[str, int] | None = None
         self._store: Any = None
         self._group: BroadcastGroup | None = None
+        self._lanes, self._needs = LaneMember(), KnownNeeds()
         self._known: Offer | None = None
         self._staged: StagedTensors | None = None
         self._layouts = LayoutCache()
@@ -131,7 +134,7 @@ class ReceiverProcess:
         except _REFUSALS as error:
             say(self._store, key(transfer.name, "ready", order.name), Ready(refused=f"{error}"))
             raise
-        held = 0 if self._group is None else self._group.number
+        held = self._lanes.number if transfer.senders else 0 if self._group is None else self._group.number
         say(self._store, key(transfer.name, "ready", order.name), Ready(group=held, streams=MOST_STREAMS))
         go = hear(self._store, key(transfer.name, "go"), Go, waiting)
         self._follow(go, order.name, transfer, waiting)
@@ -141,7 +144,7 @@ class ReceiverProcess:
             self._take(staged, layout, transfer, waiting)
             ms["receive"] = _since(began)
             began = time.perf_counter()
-            exported = self._prove(offer, staged, Path(order.folder), secret)
+            exported = self._prove(offer, staged, order, secret)
         except BaseException as error:
             self._leave()
             say(self._store, key(transfer.name, "done", order.name), Done(refused=f"{error}"))
@@ -186,11 +189,17 @@ class ReceiverProcess:
             raise TransferError(f"nothing is sent: {go.refused}")
         if name not in go.ranks:
             raise TransferError("the sender has begun without this rank, which was not ready in time")
+        if transfer.senders:
+            self._lanes.follow(go, name, transfer.backend, self._store, transfer.host, waiting)
+            return
         if self._group is None or self._group.number != go.group:
             self._leave()
             self._group = BroadcastGroup(transfer.backend, self._store, go, go.ranks[name], transfer.host, waiting)
 
     def _take(self, staged: StagedTensors, layout: FlatLayout, transfer: GroupTransfer, waiting: WaitLimit) -> None:
+        if transfer.senders:
+            self._lanes.run(staged.flat, transfer.backend, waiting, sends=False)
+            return
         if self._group is None:
             raise TransferError("there is no group")
         bounds = layout.blocks(BLOCK_BYTES[transfer.backend])
@@ -208,26 +217,26 @@ class ReceiverProcess:
         blocks = (ring[number % len(ring)][: end - begin] for number, (begin, end) in enumerate(bounds))
         self._group.broadcast(blocks, waiting, keep)
 
-    def _prove(self, offer: Offer, staged: StagedTensors, folder: Path, secret: bytes) -> ExportedTensors:
+    def _prove(self, offer: Offer, staged: StagedTensors, order: Receive, secret: bytes) -> ExportedTensors:
         """Hold what has arrived against the trainer's fingerprints, and offer it.
 
         Raises:
             TransferError: it is something else.
         """
         prepared = self._layouts.prepare(staged.tensors, [NO_RULE] * len(staged.tensors))
-        found = [each.fingerprint for each in prepared.scan()]
-        for tensor, mine, announced in zip(offer.layout.tensors, found, offer.fingerprints, strict=True):
-            if mine != announced:
-                raise TransferError(
-                    f"what has arrived is not what the trainer announced: {tensor.name[:100]!a} has fingerprint "
-                    f"{mine:016x}, and {announced:016x} was announced"
-                )
-        return ExportedTensors(folder, prepared.offer(offer.version, found), secret)
+        if order.needs:
+            prove_needed(offer, staged.tensors, order.needs, self._needs.of(order))
+        else:
+            found = [each.fingerprint for each in prepared.scan()]
+            for tensor, mine, announced in zip(offer.layout.tensors, found, offer.fingerprints, strict=True):
+                check_arrived(tensor.name, mine, announced)
+        return ExportedTensors(Path(order.folder), prepared.offer(offer.version, offer.fingerprints), secret)
 
     def _leave(self) -> None:
         group, self._group = self._group, None
         if group is not None:
             group.close()
+        self._lanes.leave()
 
 
 def _since(began: float) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from refitd_client.transport.group.child import Open, Opened, Order, OrderFailed, Reply, Send, TransferSent
+from refitd_client.transport.group.child import Open, Opened, Order, OrderFailed, Reply, Send, SendShard, TransferSent
 from refitd_client.transport.group.membership import BroadcastGroup, TransferError, WaitLimit, hear, open_store, say
 from refitd_client.transport.group.transfer import (
     BLOCK_BYTES,
@@ -24,11 +24,13 @@ from refitd_client.transport.group.transfer import (
     decide,
     flat_layout,
     key,
+    why_absent,
 )
 from refitd_client.transport.ipc.device import DriverError
 from refitd_client.transport.ipc.exported_memory import ImportedMemory
 from refitd_client.transport.ipc.offer import GroupTransfer, HostPlace, Offer, OfferRefusedError
 from refitd_client.transport.ipc.offer_file import HandoverKeyRefusedError, ImportedTensors, read_secret
+from refitd_client.transport.shards.sender import ShardSending
 
 _REFUSALS = (TransferError, OfferRefusedError, HandoverKeyRefusedError, DriverError, OSError, ValueError)
 
@@ -45,6 +47,7 @@ class SenderProcess:
         self._numbered = 0
         self._offer: Offer | None = None
         self._ring: list[torch.Tensor] = []
+        self._shards = ShardSending()
 
     def work(self, order: Order, stopped: Callable[[], bool]) -> Reply:
         """Carry out one order."""
@@ -56,6 +59,8 @@ class SenderProcess:
                     return Opened(port)
                 case Send():
                     return self._send(order, stopped)
+                case SendShard():
+                    return self._shards.send(order, self._store, stopped)
                 case _:
                     return OrderFailed("it is a sender, and receives nothing")
         except _REFUSALS as error:
@@ -94,7 +99,8 @@ class SenderProcess:
         began = time.perf_counter()
         refused = {name: self._done(transfer, name, waiting) for name in go}
         ms["checked"] = _since(began)
-        return TransferSent(refused=refused | said, ms=ms)
+        nbytes = sum(each.nbytes for each in offer.layout.tensors) * len(go)
+        return TransferSent(refused=refused | said, ms=ms, nbytes=nbytes)
 
     def _gather(
         self, transfer: GroupTransfer, joining: WaitLimit, waiting: WaitLimit
@@ -119,7 +125,7 @@ class SenderProcess:
             self._numbered = go.group
             self._group = BroadcastGroup(transfer.backend, self._store, go, SENDER, self._host, waiting)
             self._standing = StandingGroup(number=go.group, ranks=go.ranks)
-        others = {name: _why_absent(each) for name, each in said.items() if name not in go.ranks}
+        others = {name: why_absent(each) for name, each in said.items() if name not in go.ranks}
         return go.ranks, others
 
     def _done(self, transfer: GroupTransfer, name: str, waiting: WaitLimit) -> str:
@@ -182,12 +188,6 @@ def _flat(offer: Offer, layout: FlatLayout, tensors: dict[str, Any]) -> torch.Te
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).view(torch.uint8)
-
-
-def _why_absent(said: Ready | None) -> str:
-    if said is None:
-        return "it was not ready in time"
-    return said.refused or "it was left out"
 
 
 def _since(began: float) -> float:

@@ -7,10 +7,10 @@ well. Tensors that only this process can read are copied into shared memory of t
 import secrets
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from refitd_client.tensors import DTYPES
 from refitd_client.transport.group.child import (
@@ -42,22 +42,16 @@ class NoTransferError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destination:
-    """Whom a version is sent to: the `receivers` by name, through `backend`; `service_host` is the service's.
-    `engines` are the URLs of engines without refitd inside, which receive by endpoints of their own (`stock_sending`).
+    """Whom a version is sent to: the `receivers` by name, through `backend`; `service_host` is the service's. `needs`
+    are the digests of what receivers need that do not need everything. `engines` are the URLs of engines without refitd
+    inside, which receive by endpoints of their own (`stock_sending`).
     """
 
     backend: Backend
     receivers: tuple[str, ...]
     service_host: str
+    needs: Mapping[str, str] = field(default_factory=dict[str, str])
     engines: tuple[str, ...] = ()
-
-
-class SendsOffers(Protocol):
-    """What sends the tensors of an offer: to receivers, or to engines without refitd inside."""
-
-    def send(self, root: Path, offer: str, stop: threading.Event) -> TransferSent:
-        """See `GroupSender.send`."""
-        ...
 
 
 class GroupSender:
@@ -156,11 +150,10 @@ class GroupSender:
 class Sending:
     """A transfer under way, in a thread of its own. `finish` ends it."""
 
-    def __init__(self, sender: SendsOffers, root: Path, offer: str) -> None:
+    def __init__(self, send: Callable[[threading.Event], TransferSent]) -> None:
+        """Begin: `send` sends until what it is given is set. It raises NoTransferError."""
         self._stop, self._result = threading.Event(), list[TransferSent | NoTransferError]()
-        self._thread = threading.Thread(
-            target=self._run, args=(sender, root, offer), name="refitd-sending", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, args=(send,), name="refitd-sending", daemon=True)
         self._thread.start()
 
     def finish(self) -> TransferSent | NoTransferError:
@@ -169,9 +162,9 @@ class Sending:
         self._thread.join()
         return self._result[0]
 
-    def _run(self, sender: SendsOffers, root: Path, offer: str) -> None:
+    def _run(self, send: Callable[[threading.Event], TransferSent]) -> None:
         try:
-            self._result.append(sender.send(root, offer, self._stop))
+            self._result.append(send(self._stop))
         except NoTransferError as error:
             self._result.append(error)
         except BaseException as error:  # whatever it is, `finish` says it

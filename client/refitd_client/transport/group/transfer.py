@@ -92,6 +92,13 @@ def why_none(said: Mapping[str, Ready | None]) -> str:
     return refused or "no receiver was ready in time"
 
 
+def why_absent(said: Ready | None) -> str:
+    """Why a receiver that was invited has no part."""
+    if said is None:
+        return "it was not ready in time"
+    return said.refused or "it was left out"
+
+
 def key(transfer: str, word: str, receiver: str = "") -> str:
     """The key of a word in the sender's store."""
     return f"{transfer}/{word}/{receiver}"

@@ -4,12 +4,13 @@ import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from refitd_client.checkpoint.finite import Rule
-from refitd_client.fingerprint import Scan, ScanInput, begin_scan
+from refitd_client.fingerprint import Scan, ScanInput, scan
 from refitd_client.tensors import DTYPES
 from refitd_client.transport.ipc import device, shared
 from refitd_client.transport.ipc.device import DeviceMemory
@@ -96,7 +97,7 @@ class _KnownLayout:
 
 @dataclass(frozen=True, slots=True)
 class PreparedOffer:
-    """Tensors about to be offered. `scan` waits for their fingerprints, which are computed where they lie."""
+    """Tensors about to be offered. `scan` computes their fingerprints where they lie, and waits for them."""
 
     scan: Callable[[], list[Scan]]
     _known: _KnownLayout
@@ -114,7 +115,7 @@ class LayoutCache:
         self._fixed: tuple[_KnownLayout, FixedScan | None] | None = None
 
     def prepare(self, tensors: Mapping[str, Any], rules: Sequence[Rule]) -> PreparedOffer:
-        """Describe tensors, and begin to scan them. The scan has to end before they change.
+        """Describe tensors, to be scanned before they change.
 
         Args:
             tensors: by name, all contiguous, as they are published.
@@ -123,18 +124,21 @@ class LayoutCache:
         Raises:
             DriverError, NotSharedError: the memory of one cannot be exported.
         """
-        from refitd_client.fingerprint.batch import FixedScan
-
         where = tuple((name, tensor.data_ptr(), tensor.dtype, tensor.shape) for name, tensor in tensors.items())
         known = self._known
         # An address alone says nothing: memory may have been freed, and other memory be at its place.
         if known is None or known.where != where or any(_memory_at(at, it) != it for at, it in known.memories.items()):
             known = self._known = _described(tensors, where)
         inputs = [ScanInput(tensor, rule, True) for tensor, rule in zip(tensors.values(), rules, strict=True)]
+        return PreparedOffer(partial(self._scan, known, inputs), known)
+
+    def _scan(self, known: _KnownLayout, inputs: Sequence[ScanInput]) -> list[Scan]:
+        from refitd_client.fingerprint.batch import FixedScan
+
         if self._fixed is None or self._fixed[0] is not known:
             self._fixed = known, FixedScan.of(inputs)
         fixed = self._fixed[1]
-        return PreparedOffer(begin_scan(inputs) if fixed is None else fixed.begin(), known)
+        return scan(inputs) if fixed is None else fixed.begin()()
 
 
 def _described(tensors: Mapping[str, Any], where: tuple[tuple[str, int, Any, Any], ...]) -> _KnownLayout:

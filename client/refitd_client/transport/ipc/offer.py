@@ -93,11 +93,17 @@ class OfferLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     format: int = FORMAT
 
 
-class GroupTransfer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class GroupTransfer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """How ranks receive the tensors over a process group (`refitd_client.transport.group`).
 
     `name` is drawn anew for each transfer. `host` and `port` are the address of the sender's store, where receivers
-    meet it. `receivers` are the ranks that may take part, by the names of their sockets.
+    meet it. `receivers` are the ranks that may take part, by the names of their sockets. `senders` counts the trainer's
+    ranks, each of which sends its shards (`refitd_client.transport.shards`): no process has whole tensors then, and
+    the layout's places mean nothing. It is 0 where one process sends all; releases that know only that read the rest.
+
+    `needs` has the digests of what receivers get that do not get everything, by their names. For each digest `slices`
+    has what the bytes that are sent of each tensor that is sent in part add to its fingerprint (8 bytes each,
+    little-endian, in the order of the tensors' names).
     """
 
     name: str
@@ -105,6 +111,9 @@ class GroupTransfer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     host: str
     port: int
     receivers: tuple[str, ...]
+    senders: int = 0
+    needs: dict[str, str] = {}
+    slices: dict[str, bytes] = {}
 
 
 class StockTransfer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -71,6 +71,7 @@ class EngineRankGroup:
                 boot=shown(member.handshake.boot),
                 device=shown(member.handshake.device),
                 backends=[each for each in ("gloo", "nccl") if each in member.handshake.backends],
+                needs=shown(member.handshake.needs),
             )
             for member in self.members
             if member.handshake.backends

@@ -1,0 +1,159 @@
+"""One rank's part in a transfer: its shards copied into memory of their own, scanned there, and sent from there."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from refitd_client.checkpoint.finite import NO_RULE, rule_of
+from refitd_client.fingerprint import width_of
+from refitd_client.fingerprint.parts import PartInput, part_scans
+from refitd_client.sharded.holdings import Holding
+from refitd_client.sharded.layout import Claim
+from refitd_client.sharded.parts import SentPart, held_by_name, sent_parts
+from refitd_client.sharded.rank_group import RankTask, SendOrder, SentReply, StagedReply
+from refitd_client.sharded.reading import each_part, flat_box
+from refitd_client.transport.group.child import TransferSent
+from refitd_client.transport.group.sending import Destination, NoTransferError, Sending
+from refitd_client.transport.ipc.offer import GroupTransfer
+from refitd_client.transport.shards.needs import PartialNeeds
+from refitd_client.transport.shards.sending import ShardSender
+
+
+class RankSender:
+    """The shards of one rank on their way. Nothing is begun before the first transfer."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        """`folder` is the run's, as this rank sees it."""
+        name = hashlib.sha256(f"{folder}\0{rank}".encode()).hexdigest()[:16]
+        self.rank, self.process = rank, ShardSender(f"shards-{name}")
+        self._under_way: Sending | None = None
+        self._needed: dict[str, PartialNeeds | None] = {}
+        self._known: tuple[RankTask, list[SentPart], int] | None = None
+
+    def stage(
+        self,
+        task: RankTask,
+        claims: Sequence[Claim],
+        holdings: Mapping[str, Holding],
+        partial: Mapping[str, PartialNeeds | None],
+        *,
+        check_finite: bool,
+    ) -> StagedReply:
+        """Copy the parts in their published dtypes, and find what they add to the tensors' fingerprints.
+
+        Args:
+            task: what this rank writes, and sends.
+            claims: what it holds.
+            holdings: its tensors.
+            partial: what engine ranks need of tensors that they need in part, as in `StageOrder`.
+            check_finite: whether NaN and infinity count.
+        """
+        parts, nbytes = self._parts_of(task, claims)
+        import torch
+
+        from refitd_client.fingerprint.torch_ops import INTEGERS
+
+        memory = self.process.memory(max(nbytes, 1), device_of(holdings))
+        mine: dict[str, list[SentPart]] = {}
+        for each in parts:
+            mine.setdefault(each.entry.name, []).append(each)
+
+        def copy(holding: Holding, local: Any, sent: SentPart) -> None:
+            box = flat_box(local, holding.claim.boxes, sent.part.box)
+            there = memory[sent.at : sent.at + sent.nbytes].view(getattr(torch, holding.claim.dtype))
+            there.copy_(box[sent.part.begin : sent.part.end])
+
+        each_part(holdings, mine, copy, names=frozenset(task.locations))
+        inputs = [
+            PartInput(
+                memory[each.at : each.at + each.nbytes].view(INTEGERS[width_of(each.entry.dtype)]),
+                each.rows(width_of(each.entry.dtype)),
+                rule_of(each.entry.dtype) if check_finite else NO_RULE,
+            )
+            for each in parts
+        ]
+        if memory.is_cuda:  # another process reads the copies
+            torch.cuda.synchronize(memory.device)
+        found = StagedReply()
+        for each, scan in zip(parts, part_scans(inputs), strict=True):
+            before, bad = found.scans.get(each.entry.name, (0, 0))
+            found.scans[each.entry.name] = before + scan.fingerprint, bad + scan.nonfinite
+        if partial:
+            found.slices.update(self._slices(parts, partial))
+        return found
+
+    def _slices(
+        self, parts: Sequence[SentPart], partial: Mapping[str, PartialNeeds | None]
+    ) -> dict[str, dict[str, int]]:
+        """What the staged bytes add to the fingerprints of tensors that are needed in part, by digest and name.
+
+        Raises:
+            NoTransferError: these are needs that this rank was not told of.
+        """
+        from refitd_client.transport.shards.proving import sent_slices
+
+        self._needed = {digest: self._needed.get(digest) if some is None else some for digest, some in partial.items()}
+        held, dtypes = held_by_name(parts), {each.entry.name: each.entry.dtype for each in parts}
+        found: dict[str, dict[str, int]] = {}
+        for digest, some in self._needed.items():
+            if some is None:
+                raise NoTransferError("this rank was not told what engine ranks need")
+            mine = {name: strips for name, strips in some.items() if name in held}
+            found[digest] = sent_slices(self.process.staged, held, dtypes, mine)
+        return found
+
+    def _parts_of(self, task: RankTask, claims: Sequence[Claim]) -> tuple[list[SentPart], int]:
+        """The parts of a task: worked out once for each layout."""
+        if self._known is None or self._known[0] is not task:
+            self._known = task, *sent_parts(task.parts, claims)
+        return self._known[1:]
+
+    def open(self, to: Destination, senders: int) -> GroupTransfer:
+        """Begin a transfer, on rank 0. Raises NoTransferError."""
+        return self.process.open(to, senders)
+
+    def begin(self, order: SendOrder) -> None:
+        """Send, in a thread of its own."""
+        transfer, table = order.transfer, order.table
+
+        def send(stop: Event) -> TransferSent:
+            return self.process.send(transfer, self.rank, table, stop)
+
+        self._under_way = Sending(send)
+
+    def finish(self) -> SentReply:
+        """What has come of it. It does not wait for receivers any more."""
+        under_way, self._under_way = self._under_way, None
+        if under_way is None:
+            return SentReply(refused="nothing was sent")
+        match under_way.finish():
+            case TransferSent() as sent:
+                return SentReply(sent=sent)
+            case NoTransferError() as error:
+                return SentReply(refused=str(error))
+
+    def stop(self) -> None:
+        """End what is under way, whatever has come of it: the memory is this rank's again."""
+        if self._under_way is not None:
+            self.finish()
+
+    def close(self) -> None:
+        """End the process, and free the memory."""
+        self.process.close()  # first: it ends what is under way
+        self.stop()
+
+
+def device_of(holdings: Mapping[str, Holding]) -> Any:
+    """The device that the copies are made on: the GPU of this rank's tensors, or the host.
+
+    Raises:
+        NoTransferError: they are on several.
+    """
+    import torch
+
+    found = sorted({str(each.tensor.device) for each in holdings.values() if each.tensor.numel()})
+    if len(found) > 1:
+        raise NoTransferError(f"this rank's tensors are on several devices: {', '.join(found)}")
+    return torch.device(found[0] if found else "cpu")

@@ -1,0 +1,136 @@
+"""How a version of several ranks reaches the engines: what `transport` asks for, held against where all of them are."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from refitd_client.contract.receivers import Receiver
+from refitd_client.errors import ServiceError, TransportRefusedError
+from refitd_client.http.connection import Connection
+from refitd_client.http.publisher_client import open_client
+from refitd_client.publish.route import PublishRoute
+from refitd_client.sharded.holdings import Holding
+from refitd_client.transport.group.choice import TRANSPORTS, Choice, TrainerPlace, Transport, hinders
+from refitd_client.transport.group.host import available
+from refitd_client.transport.group.sending import Destination
+from refitd_client.transport.ipc.device import uuid_of
+from refitd_client.transport.ipc.shared import boot_id, host_name
+
+_ASK_SECONDS = 5.0
+_ONE_PROCESS = "engines open the memory of one trainer process, and each rank has a part: use nccl or gloo"
+_NO_DELTAS = "ranks publish full versions only: use disk"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What all ranks ask for, and where each of them has its tensors, by rank."""
+
+    transport: Transport
+    places: Sequence[TrainerPlace]
+
+
+def place_of_rank(holdings: Mapping[str, Holding]) -> TrainerPlace:
+    """Where this rank's tensors are. They are copied before they are sent, so that any host memory will do."""
+    devices = {each.tensor.device for each in holdings.values() if each.tensor.numel()}
+    return TrainerPlace(
+        host=host_name(),
+        boot=boot_id(),
+        devices=frozenset(uuid_of(each) for each in devices if each.type == "cuda"),
+        shared=False,
+        backends=available(),
+    )
+
+
+def check_transport(transport: Any, connection: Connection | None) -> None:
+    """Check a caller's word.
+
+    Raises:
+        ValueError: it is none, or there is no service to ask.
+    """
+    if transport is None:
+        return
+    if transport not in TRANSPORTS:
+        raise ValueError(f"transport is {transport!r}: it is one of {', '.join(TRANSPORTS)}")
+    if transport not in {"disk", "delta"} and connection is None:
+        raise ValueError(f"transport={transport!r} needs the service_url of the service that has the engines")
+
+
+def route_of_ranks(asked: Asked, connection: Connection | None, run: str) -> PublishRoute:
+    """Decide how a publication goes. Rank 0 decides for all.
+
+    Args:
+        asked: what the ranks ask for.
+        connection: where the service is.
+        run: the run.
+
+    Raises:
+        TransportRefusedError: what is asked for cannot work between these ranks and these engines.
+    """
+    if asked.transport == "disk" or connection is None:
+        return _by_files("the trainer asks for it")
+    if asked.transport in {"delta", "handover"}:
+        why = _NO_DELTAS if asked.transport == "delta" else _ONE_PROCESS
+        raise TransportRefusedError(f"transport={asked.transport!r} cannot work: {why}")
+    try:
+        with open_client(connection, try_for=_ASK_SECONDS) as client:
+            receivers = client.receivers(run).receivers
+    except (ServiceError, OSError, ValueError) as error:
+        return _by_files("files need no answer of the service", f"the service does not say who can receive: {error}")
+    return decide_route(asked, receivers, urlsplit(connection.url).hostname or "")
+
+
+def decide_route(asked: Asked, receivers: Sequence[Receiver], service_host: str) -> PublishRoute:
+    """The same where it is known who can receive. Pure.
+
+    Args:
+        asked: what the ranks ask for.
+        receivers: all ranks of the run's engines that have refitd inside.
+        service_host: the service's host.
+
+    Raises:
+        TransportRefusedError: as `route_of_ranks`.
+    """
+    names = tuple(sorted(each.name for each in receivers))
+    needs = {each.name: each.needs for each in receivers if each.needs}
+    if asked.transport == "auto":
+        if (hindrance := hinders_ranks("nccl", asked.places, receivers)) is not None:
+            return _by_files(f"files go everywhere (no NCCL: {hindrance})")
+        choice = Choice(transport="nccl", why="trainer and engine ranks have GPUs of their own")
+        to = Destination(backend="nccl", receivers=names, service_host=service_host, needs=needs)
+        return _to_group(choice, to)
+    backend = "nccl" if asked.transport == "nccl" else "gloo"
+    if (hindrance := hinders_ranks(backend, asked.places, receivers)) is not None:
+        if not receivers:
+            return _by_files("files go everywhere", hindrance)
+        raise TransportRefusedError(f"transport={asked.transport!r} cannot work: {hindrance}")
+    choice = Choice(transport=backend, why="the trainer asks for it")
+    to = Destination(backend=backend, receivers=names, service_host=service_host, needs=needs)
+    return _to_group(choice, to)
+
+
+def hinders_ranks(backend: Transport, places: Sequence[TrainerPlace], receivers: Sequence[Receiver]) -> str | None:
+    """Why `nccl` or `gloo` cannot work between all these, as a sentence that says what else to do; None where it can.
+
+    Args:
+        backend: the transport.
+        places: where each rank's tensors are, by rank.
+        receivers: as in `decide_route`.
+    """
+    for rank, place in enumerate(places):
+        if (hindrance := hinders(backend, place, receivers)) is not None:
+            return f"trainer rank {rank}: {hindrance}" if receivers else hindrance
+    if backend != "nccl":
+        return None
+    counts = Counter(device for place in places for device in place.devices)
+    twice = next((device for device, count in counts.items() if count > 1), None)
+    return None if twice is None else f"two trainer ranks share {twice}: NCCL refuses two ranks on one GPU; use gloo"
+
+
+def _to_group(choice: Choice, destination: Destination) -> PublishRoute:
+    return PublishRoute(choice=choice, handover=True, destination=destination)
+
+
+def _by_files(why: str, instead: str | None = None) -> PublishRoute:
+    return PublishRoute(choice=Choice(transport="disk", why=why), instead=instead)

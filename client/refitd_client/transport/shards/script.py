@@ -1,0 +1,186 @@
+"""What each member of a transfer from several senders does: its part of the schedule, and who takes part. Pure.
+
+Words in the store are those of a transfer from one sender (`transport.group.transfer`): each receiver and each sender
+but the first says that it is ready, the first sender says who takes part, and each receiver what it has in the end. The
+first sender plans, and writes each member's script into the store. Lanes and scripts stay as long as members, shards
+and needs do: they have the number of the group that `Go` names.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from refitd_client.transport.group.transfer import MOST_STREAMS, Go, Ready, why_none
+from refitd_client.transport.shards.schedule import Block, HeldStrip, Needs, Schedule, StripMove
+from refitd_client.transport.shards.strips import Strip
+
+MOST_LANES = 2**16  # of one group: the groups of lanes have numbers of their own
+
+
+class LaneWord(msgspec.Struct, frozen=True, array_like=True):
+    """A lane: its number in the schedule, and its members in the order of their ranks. The first is the sender."""
+
+    number: int
+    members: tuple[str, ...]
+
+
+class BlockWord(msgspec.Struct, frozen=True, array_like=True):
+    """A block: the number of its lane among the script's, and this member's side of the moves.
+
+    `rows` has four numbers for each move: the offset in the member's memory, the bytes from row to row, the bytes of a
+    row, and the rows.
+    """
+
+    lane: int
+    rows: tuple[int, ...]
+
+    @property
+    def moves(self) -> list[tuple[int, int, int, int]]:
+        """The moves."""
+        each = iter(self.rows)
+        return list(zip(each, each, each, each, strict=True))
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it has."""
+        return sum(width * rows for _, _, width, rows in self.moves)
+
+
+class MemberScript(msgspec.Struct, frozen=True):
+    """All that one member does, in this order."""
+
+    lanes: tuple[LaneWord, ...] = ()
+    blocks: tuple[BlockWord, ...] = ()
+
+    @property
+    def delivered(self) -> int:
+        """How many bytes a sender brings to receivers: what several of them get counts for each."""
+        return sum(block.nbytes * (len(self.lanes[block.lane].members) - 1) for block in self.blocks)
+
+    def fault(self, room: int) -> str | None:
+        """Why it cannot be followed in a memory of `room` bytes; None where it can."""
+        for block in self.blocks:
+            if not 0 <= block.lane < len(self.lanes) or not block.rows or len(block.rows) % 4:
+                return "a block of it is in no lane, or has no moves"
+            for offset, pitch, width, rows in block.moves:
+                if min(offset, width - 1, rows - 1) < 0 or (rows > 1 and pitch < width):
+                    return "a move of it has no bytes, or bytes twice"
+                if offset + (rows - 1) * pitch + width > room:
+                    return f"it goes beyond the {room} bytes of this member"
+        return None
+
+
+class ShardTable(msgspec.Struct, frozen=True, kw_only=True):
+    """What the first sender plans from. `sizes` are the tensors' in bytes; `held` has six numbers for each strip that
+    a sender sends (`HeldStrip`: tensor, begin, width, rows, pitch, place); `needs` has five for each strip that a
+    receiver needs (tensor, begin, width, rows, pitch). A receiver that is not there needs everything.
+    """
+
+    sizes: tuple[int, ...]
+    held: tuple[tuple[int, ...], ...]
+    needs: dict[str, tuple[int, ...]] = msgspec.field(default_factory=dict[str, tuple[int, ...]])
+
+    def strips(self) -> list[list[HeldStrip]]:
+        """What each sender sends."""
+        found: list[list[HeldStrip]] = []
+        for numbers in self.held:
+            each = iter(numbers)
+            fields = zip(each, each, each, each, each, each, strict=True)
+            found.append([HeldStrip(tensor, Strip(*strip), at) for tensor, *strip, at in fields])
+        return found
+
+    def needed(self, receiver: str) -> Needs | None:
+        """What a receiver needs; None for everything."""
+        if (numbers := self.needs.get(receiver)) is None:
+            return None
+        found: dict[int, list[Strip]] = {}
+        each = iter(numbers)
+        for tensor, *strip in zip(each, each, each, each, each, strict=True):
+            found.setdefault(tensor, []).append(Strip(*strip))
+        return found
+
+
+def held_numbers(strips: Sequence[HeldStrip]) -> tuple[int, ...]:
+    """Strips that one sender sends, as a table has them."""
+    return tuple(number for tensor, each, at in strips for number in (tensor, *each, at))
+
+
+def needs_numbers(needs: Needs) -> tuple[int, ...]:
+    """What one receiver needs, as a table has it."""
+    return tuple(number for tensor, strips in sorted(needs.items()) for each in strips for number in (tensor, *each))
+
+
+def sender_name(number: int) -> str:
+    """A sender's name in the store. No socket of an engine rank has such a name."""
+    return f"sender {number}"
+
+
+def script_of(plan: Schedule, member: str) -> MemberScript:
+    """The part of one sender or receiver."""
+    lanes = [
+        LaneWord(number, (sender_name(lane.sender), *lane.receivers))
+        for number, lane in enumerate(plan.lanes)
+        if member == sender_name(lane.sender) or member in lane.receivers
+    ]
+    mine = {lane.number: place for place, lane in enumerate(lanes)}
+    sends = any(lane.members[0] == member for lane in lanes)
+    blocks = tuple(
+        BlockWord(mine[block.lane], _side(block, sends=sends)) for block in plan.blocks if block.lane in mine
+    )
+    return MemberScript(lanes=tuple(lanes), blocks=blocks)
+
+
+def _side(block: Block, *, sends: bool) -> tuple[int, ...]:
+    def numbers(move: StripMove) -> tuple[int, int, int, int]:
+        return (
+            move.source if sends else move.target,
+            move.source_pitch if sends else move.target_pitch,
+            move.width,
+            move.rows,
+        )
+
+    return tuple(number for move in block.moves for number in numbers(move))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandingLanes:
+    """The lanes that were made: their number, the receivers in them, and the table that they were planned from."""
+
+    number: int
+    receivers: frozenset[str]
+    table: str
+
+
+def decide_lanes(
+    senders: Mapping[str, Ready | None],
+    receivers: Mapping[str, Ready | None],
+    standing: StandingLanes | None,
+    table: str,
+    numbered: int,
+) -> Go:
+    """Decide who takes part, and whether the lanes are made anew.
+
+    Args:
+        senders: what each sender but the first has said; None for one that has said nothing in time.
+        receivers: the same of the receivers that were invited.
+        standing: the lanes of the transfer before, None where there are none or one has failed.
+        table: identifies what is sent and needed.
+        numbered: the number of the last lanes that were made.
+
+    Returns:
+        `Go`, in which ranks are not used: each lane has its own.
+    """
+    for name, said in senders.items():
+        if said is None or said.refused:  # without its part no receiver would have a whole version
+            return Go(refused=f"{name} was not ready in time" if said is None else f"{name}: {said.refused}")
+    ready = {name: each for name, each in sorted(receivers.items()) if each is not None and not each.refused}
+    if not ready:
+        return Go(refused=why_none(receivers))
+    ranks = {name: rank for rank, name in enumerate(ready, len(senders) + 1)}
+    said = [*(each for each in senders.values() if each is not None), *ready.values()]
+    same = standing is not None and (standing.receivers, standing.table) == (frozenset(ready), table)
+    if standing is not None and same and {each.group for each in said} <= {standing.number}:
+        return Go(group=standing.number, ranks=ranks)
+    streams = min(max(1, MOST_STREAMS // (len(senders) + 1)), *(each.streams for each in said))
+    return Go(group=numbered + 1, ranks=ranks, streams=streams)

@@ -1,0 +1,151 @@
+"""Which bytes of each checkpoint tensor one rank needs, by its load plan: with tensor parallelism mostly a slice.
+
+Only a plan that is proven says it: there the copies are all that a load does, but for the tensors that go through the
+loader, which are needed whole. A tensor that no copy touches, such as an expert that another rank holds, is not needed.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import product
+from pathlib import Path
+
+from refitd_client.transport.shards.needs import PREFIX, RankNeeds, TensorNeeds, encode, path_of, whole
+from refitd_client.transport.shards.strips import Strip, joined, strip
+from refitd_client.validation.validate import Structure
+from refitd_plugin.copies import PlanCopy
+from refitd_plugin.plan import ReplayPlan
+from refitd_plugin.receiving import folder_of_receiver
+
+_MOST_STRIPS = 256  # of one tensor: one that is needed in more pieces is sent whole
+
+
+def needs_of(plan: ReplayPlan, sizes: Mapping[str, int]) -> RankNeeds | None:
+    """What a rank with this plan needs; None where only the loader knows.
+
+    Args:
+        plan: the rank's.
+        sizes: the bytes of the checkpoint's tensors, by name.
+    """
+    if not plan.replays or not plan.proven:
+        return None
+    copies: dict[str, list[PlanCopy]] = {}
+    for copy in plan.copies:
+        copies.setdefault(copy.name, []).append(copy)
+    residual = frozenset(plan.residual)
+    found: dict[str, TensorNeeds] = {}
+    for name, nbytes in sizes.items():
+        if name in residual:
+            found[name] = whole(nbytes)
+        elif name in plan.unused:
+            found[name] = TensorNeeds(nbytes)
+        else:
+            found[name] = _of_copies(copies.get(name, ()), nbytes)
+    return RankNeeds(found)
+
+
+def _of_copies(copies: Sequence[PlanCopy], nbytes: int) -> TensorNeeds:
+    strips: set[Strip] = set()
+    for copy in copies:
+        more = strips_of(copy.offset, copy.shape, copy.strides, copy.target.element_size())
+        if more is None or len(strips := strips | set(more)) > _MOST_STRIPS:
+            return whole(nbytes)
+    together = _together(sorted(strips))
+    if not together or sum(each.nbytes for each in together) >= nbytes:
+        return whole(nbytes)
+    return TensorNeeds(nbytes, tuple(together))
+
+
+def _together(strips: Sequence[Strip]) -> list[Strip]:
+    """The same with rows that follow on each other as one."""
+    lines = joined((each.begin, each.width) for each in strips if each.rows == 1)
+    return sorted([*lines, *(each for each in strips if each.rows > 1)])
+
+
+def strips_of(offset: int, shape: Sequence[int], strides: Sequence[int], size: int) -> list[Strip] | None:
+    """The bytes that a copy reads; None where they are in too many pieces.
+
+    Args:
+        offset: of its first element, in elements.
+        shape: its shape.
+        strides: in elements.
+        size: bytes of an element.
+    """
+    if not all(shape):
+        return []
+    dimensions = _merged(shape, strides)
+    width = size
+    if dimensions and dimensions[-1][1] == 1:
+        width = dimensions.pop()[0] * size
+    rows, pitch = (1, width) if not dimensions else (dimensions[-1][0], dimensions[-1][1] * size)
+    if pitch < width:
+        return None
+    above = dimensions[:-1]
+    places = product(*(range(0, count * stride, stride) for count, stride in above))
+    count = 1
+    for many, _ in above:
+        count *= many
+    if count > _MOST_STRIPS:
+        return None
+    return [strip((offset + sum(place)) * size, width, rows, pitch) for place in places]
+
+
+def _merged(shape: Iterable[int], strides: Iterable[int]) -> list[tuple[int, int]]:
+    """(count, stride) of each dimension that has more than one element, the longest stride first, as few as can be."""
+    found: list[tuple[int, int]] = []
+    by_stride = sorted(
+        ((stride, count) for count, stride in zip(shape, strides, strict=True) if count > 1), reverse=True
+    )
+    for stride, count in by_stride:
+        if found and found[-1][1] == count * stride:
+            found[-1] = found[-1][0] * count, stride
+        else:
+            found.append((count, stride))
+    return found
+
+
+def sizes_of(structure: Structure) -> dict[str, int]:
+    """The bytes of a version's tensors, by name."""
+    return {
+        name: spec.end - spec.start for header in structure.headers.values() for name, spec in header.tensors.items()
+    }
+
+
+class AnnouncedNeeds:
+    """What one rank needs now, written where trainers read it. Made anew when the plan is another one."""
+
+    def __init__(self) -> None:
+        self._known: tuple[ReplayPlan, str] | None = None
+
+    def digest(self, plan: ReplayPlan | None, sizes: Mapping[str, int] | None, root: Path, receiver: str) -> str:
+        """The digest of what the rank needs, "" where it needs everything or does not know.
+
+        Args:
+            plan: the rank's load plan.
+            sizes: the bytes of the checkpoint's tensors, by name.
+            root: refitd's root.
+            receiver: the rank's name in transfers.
+        """
+        if plan is None or sizes is None or not receiver or not plan.proven:
+            return ""
+        if self._known is None or self._known[0] is not plan:
+            self._known = plan, _written(needs_of(plan, sizes), root, receiver)
+        return self._known[1]
+
+
+def _written(needs: RankNeeds | None, root: Path, receiver: str) -> str:
+    if needs is None or all(each.strips and not each.is_partial for each in needs.tensors.values() if each.nbytes):
+        return ""
+    data, digest = encode(needs)
+    try:
+        folder = folder_of_receiver(root, receiver)
+        path = path_of(root, receiver, digest)
+        made = folder / f".making-{path.name}"
+        made.write_bytes(data)
+        made.rename(path)
+        for other in folder.glob(f"{PREFIX}*"):
+            if other != path:
+                with suppress(FileNotFoundError):
+                    other.unlink()
+    except OSError:
+        return ""  # it gets everything
+    return digest

@@ -1,0 +1,212 @@
+"""Ranks of a trainer send what they have to the ranks of a TP=2 engine; one that is killed does no harm to the rest."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from refitd_client import PublishError, RankLostError, ShardedPublisher, TransportRefusedError
+from refitd_client.contract.manifest import parse_manifest
+from refitd_client.sharded.follower import Follower
+from refitd_client.sharded.rank_sender import RankSender
+from refitd_client.transport.group.membership import WaitLimit, hear, join_store
+from refitd_client.transport.group.transfer import Ready, key
+from support import published
+from support.mini_sglang import tiny_weights
+from support.ranks import attempted, run_ranks
+from support.sharded_trainer import RUN, ShardedJob, fill, fsdp2_weights, sharded_job
+
+pytestmark = pytest.mark.timeout(600)
+
+SECONDS = 240.0
+SLICED = sum(
+    tensor.nbytes * (1 if name in {"q.weight", "k.weight", "v.weight", "down.weight"} else 2)
+    for name, tensor in tiny_weights(0).items()
+)
+"""Bytes that the engine's two ranks need together: halves of four tensors, and all of the others."""
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Generator[ShardedJob]:
+    with sharded_job(tmp_path_factory.mktemp("sharded")) as made:
+        yield made
+
+
+def _publish(rank: int, size: int, root: Path, url: str, steps: list[int]) -> list[Any]:
+    """The first step by files, the others over Gloo."""
+    model, told = fsdp2_weights(steps[0], size), list[Any]()
+    with ShardedPublisher(root, RUN, url, dtype="bfloat16") as publisher:
+        for step in steps:
+            fill(model, step)
+            if step == steps[0]:
+                publisher.publish(model, step=step).wait(SECONDS)
+                continue
+            publication = publisher.publish(model, step=step, transport="gloo")
+            told.append((publication.version_id, publication.handed))
+            publication.wait(SECONDS, "sealed")
+    return told
+
+
+def test_what_two_ranks_send_is_served_by_both_ranks_of_the_engine_before_its_files_are_there(
+    job: ShardedJob, tmp_path: Path
+) -> None:
+    first, second = run_ranks(2, tmp_path, _publish, job.root, job.refitd.url, [1, 2, 3, 4], limit=SECONDS)
+    assert isinstance(first, list), first
+    assert first == second
+    for step, (version, handed) in enumerate(first, 2):
+        assert (version, handed.engines, handed.reason) == (f"run~v{step:06d}", (job.engine_id,), None)
+        manifest = parse_manifest((job.root / RUN / f"v{step:06d}" / "refit.json").read_bytes())
+        assert len(manifest.fingerprints) == manifest.tensors.count  # the service has held the files against them
+        assert manifest.metadata["transport"] == "gloo"
+    assert job.engine.holds(4)
+    total = sum(tensor.nbytes for tensor in tiny_weights(0).values())
+    sent = [handed.sent_bytes for _, handed in first]
+    assert sent == [2 * total, SLICED, SLICED]  # it is not known before the first load how each rank loads
+    assert published.leftovers(job.root / RUN) == []
+
+
+def _refused(rank: int, size: int, root: Path, url: str, step: int) -> list[Exception | None]:
+    model = fsdp2_weights(step, size)
+    with ShardedPublisher(root, RUN, url, dtype="bfloat16") as publisher:
+        errors = [
+            attempted(lambda: publisher.publish(model, step=step, transport="nccl")),
+            attempted(lambda: publisher.publish(model, step=step, transport="handover")),
+        ]
+        mine = "gloo" if rank else "disk"
+        errors.append(attempted(lambda: publisher.publish(model, step=step, transport=mine)))
+        publisher.publish(model, step=step, transport="auto").wait(SECONDS)
+    return errors
+
+
+def test_what_cannot_work_is_refused_on_every_rank_with_the_reason_and_auto_takes_files(
+    job: ShardedJob, tmp_path: Path
+) -> None:
+    for told in run_ranks(2, tmp_path, _refused, job.root, job.refitd.url, 11, limit=SECONDS):
+        assert isinstance(told, list), told
+        nccl, handover, other = told
+        assert isinstance(nccl, TransportRefusedError)
+        assert "trainer rank 0: the trainer's torch has no nccl" in str(nccl)
+        assert isinstance(handover, TransportRefusedError)
+        assert "each rank has a part: use nccl or gloo" in str(handover)
+        assert isinstance(other, PublishError)
+        assert "rank 1 asks for transport='gloo' and rank 0 for 'disk'" in str(other)
+    assert job.engine.holds(11)
+    manifest = parse_manifest((job.root / RUN / "v000011" / "refit.json").read_bytes())
+    assert manifest.metadata["transport"] == "disk"
+    assert "no NCCL" in manifest.metadata["transport_why"]
+
+
+def _when_ready(sender: RankSender, order: Any, flag: Path, then: Callable[[], None]) -> None:
+    """Begin to send. On rank 1 `then` is done when its process waits for the others; rank 0 begins when that has ended.
+
+    `flag` tells rank 0 the pid of that process.
+    """
+    begin = RankSender.begin
+    if sender.rank == 0:
+        while not (flag.exists() and _has_ended(int(flag.read_text()))):
+            time.sleep(0.01)
+        begin(sender, order)
+        return
+    begin(sender, order)
+    waiting, transfer = WaitLimit(SECONDS, lambda: False), order.transfer
+    store = join_store(transfer.host, transfer.port, waiting)
+    hear(store, key(transfer.name, "ready", "sender 1"), Ready, waiting)
+    child = sender.process._child
+    assert child is not None
+    flag.with_suffix(".new").write_text(f"{child.pid}")
+    flag.with_suffix(".new").rename(flag)
+    then()
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _lose_a_sender(rank: int, size: int, root: Path, url: str, flag: Path, steps: list[int]) -> list[Any]:
+    """The first step by files; in the second rank 1's sender is killed; the third is as it should be."""
+    model, told = fsdp2_weights(steps[0], size), list[Any]()
+
+    def kill(sender: RankSender) -> None:
+        child = sender.process._child
+        assert child is not None
+        assert child.pid is not None
+        os.kill(child.pid, signal.SIGKILL)
+
+    class Losing(RankSender):
+        def begin(self, order: Any) -> None:
+            _when_ready(self, order, flag, lambda: kill(self))
+
+    with ShardedPublisher(root, RUN, url, dtype="bfloat16") as publisher:
+        publisher.publish(model, step=steps[0]).wait(SECONDS)
+        for step in steps[1:]:
+            fill(model, step)
+            publisher._follower.sender.__class__ = Losing if step == steps[1] else RankSender
+            publication = publisher.publish(model, step=step, transport="gloo")
+            told.append(publication.handed)
+            publication.wait(SECONDS)
+    told.append([child.pid for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE])
+    return told
+
+
+def test_a_sender_that_is_killed_leaves_the_version_to_its_files_and_the_next_one_is_sent(
+    job: ShardedJob, tmp_path: Path
+) -> None:
+    args = job.root, job.refitd.url, tmp_path / "killed", [21, 22, 23]
+    for told in run_ranks(2, tmp_path, _lose_a_sender, *args, limit=SECONDS):
+        assert isinstance(told, list), told
+        lost, sent, left = told
+        assert lost.engines == ()
+        assert "nothing was sent" in lost.reason
+        assert (sent.engines, sent.reason) == ((job.engine_id,), None)
+        assert left == []  # no process is left behind
+    assert job.engine.holds(23)
+    assert (job.root / RUN / "v000022" / "refit.json").exists()  # its files have followed, and were served
+
+
+def _lose_a_rank(rank: int, size: int, root: Path, url: str, flag: Path, when: str, steps: list[int]) -> Any:
+    """Rank 1 is killed while all wait for one another, or when engines have the version and its files are written."""
+    model = fsdp2_weights(steps[0], size)
+
+    class Dying(RankSender):
+        def begin(self, order: Any) -> None:
+            _when_ready(self, order, flag, _die)
+
+    publisher = ShardedPublisher(root, RUN, url, dtype="bfloat16")
+    publisher.publish(model, step=steps[0]).wait(SECONDS)
+    fill(model, steps[1])
+    if when == "sending":
+        publisher._follower.sender.__class__ = Dying
+    elif rank == 1:
+        Follower._write = lambda *_: _die()  # pyright: ignore[reportAttributeAccessIssue]
+    error = attempted(lambda: publisher.publish(model, step=steps[1], transport="gloo"))
+    publisher.close()
+    return error
+
+
+@pytest.mark.parametrize(("when", "holds", "steps"), [("sending", 31, [31, 32, 33]), ("writing", 42, [41, 42, 43])])
+def test_a_trainer_rank_that_is_killed_is_named_and_ranks_that_begin_anew_go_on(
+    job: ShardedJob, tmp_path: Path, when: str, holds: int, steps: list[int]
+) -> None:
+    """The engine has what it had, or the whole version, if all had arrived."""
+    args = job.root, job.refitd.url, tmp_path / "killed", when, steps
+    first, dead = run_ranks(2, tmp_path, _lose_a_rank, *args, limit=SECONDS)
+    assert isinstance(first, RankLostError), first
+    assert dead is None
+    assert first.rank == 1
+    assert job.engine.holds(holds)
+    assert published.versions(job.root / RUN)[-1] == f"v{steps[0]:06d}"
+    again = run_ranks(2, tmp_path, _publish, job.root, job.refitd.url, [steps[2], steps[2] + 1], limit=SECONDS)
+    assert [handed.engines for _, handed in again[0]] == [(job.engine_id,)]
+    assert job.engine.holds(steps[2] + 1)

@@ -1,0 +1,169 @@
+"""Who takes part in a transfer from several ranks, what each member does in it, and which transport such ranks take."""
+
+import msgspec
+import pytest
+
+from refitd_client.contract.receivers import Receiver
+from refitd_client.errors import TransportRefusedError
+from refitd_client.sharded.routing import Asked, check_transport, decide_route
+from refitd_client.transport.group.choice import TrainerPlace, Transport
+from refitd_client.transport.group.transfer import Go, Ready
+from refitd_client.transport.ipc.offer import GroupTransfer
+from refitd_client.transport.shards.schedule import HeldStrip, everything, schedule
+from refitd_client.transport.shards.script import (
+    BlockWord,
+    LaneWord,
+    MemberScript,
+    ShardTable,
+    StandingLanes,
+    decide_lanes,
+    held_numbers,
+    needs_numbers,
+    script_of,
+    sender_name,
+)
+from refitd_client.transport.shards.strips import Strip, strip
+
+STANDING = StandingLanes(number=3, receivers=frozenset({"a", "b"}), table="t")
+OTHER = {"sender 1": Ready(group=3)}
+BOTH: dict[str, Ready | None] = {"a": Ready(group=3), "b": Ready(group=3)}
+
+
+def test_lanes_stay_while_members_shards_and_needs_do() -> None:
+    assert decide_lanes(OTHER, BOTH, STANDING, "t", 3) == Go(group=3, ranks={"a": 2, "b": 3})
+
+
+@pytest.mark.parametrize(
+    ("senders", "receivers", "standing", "table"),
+    [
+        ({"sender 1": Ready()}, BOTH, STANDING, "t"),  # its process was begun again
+        (OTHER, {**BOTH, "b": Ready()}, STANDING, "t"),
+        (OTHER, {**BOTH, "b": None}, STANDING, "t"),
+        (OTHER, {**BOTH, "c": Ready(group=3)}, STANDING, "t"),
+        (OTHER, BOTH, STANDING, "another"),  # other shards, or other needs
+        (OTHER, BOTH, None, "t"),  # one has failed
+    ],
+)
+def test_lanes_are_made_anew_when_anything_is_another(
+    senders: dict[str, Ready | None],
+    receivers: dict[str, Ready | None],
+    standing: StandingLanes | None,
+    table: str,
+) -> None:
+    go = decide_lanes(senders, receivers, standing, table, 3)
+    assert (go.group, go.refused) == (4, "")
+    assert set(go.ranks) == {name for name, said in receivers.items() if said is not None}
+
+
+@pytest.mark.parametrize(
+    ("senders", "receivers", "why"),
+    [
+        ({"sender 1": None}, BOTH, "sender 1 was not ready in time"),
+        ({"sender 1": Ready(refused="no room")}, BOTH, "sender 1: no room"),
+        (OTHER, {"a": None}, "no receiver was ready in time"),
+        (OTHER, {"a": Ready(refused="no room")}, "no room"),
+    ],
+)
+def test_nothing_is_sent_without_each_sender_and_a_receiver(
+    senders: dict[str, Ready | None], receivers: dict[str, Ready | None], why: str
+) -> None:
+    assert decide_lanes(senders, receivers, STANDING, "t", 3) == Go(refused=why)
+
+
+def test_each_member_gets_its_side_of_its_own_lanes() -> None:
+    held = [[HeldStrip(0, strip(0, 8), 64)], [HeldStrip(0, strip(8, 8), 0)]]
+    plan = schedule(held, [128], {"a": everything([16]), "b": {0: [strip(12, 4)]}}, 100)
+    names = [sender_name(0), sender_name(1)]
+    lanes = [LaneWord(0, (names[0], "a")), LaneWord(1, (names[1], "a")), LaneWord(2, (names[1], "b"))]
+    first, second, a, b = (script_of(plan, name) for name in (*names, "a", "b"))
+    assert first == MemberScript((lanes[0],), (BlockWord(0, (64, 8, 8, 1)),))
+    assert second == MemberScript(tuple(lanes[1:]), (BlockWord(0, (0, 8, 8, 1)), BlockWord(1, (4, 4, 4, 1))))
+    assert a == MemberScript(tuple(lanes[:2]), (BlockWord(0, (128, 8, 8, 1)), BlockWord(1, (136, 8, 8, 1))))
+    assert b == MemberScript((lanes[2],), (BlockWord(0, (140, 4, 4, 1)),))
+    assert (first.delivered, second.delivered) == (8, 12)
+
+
+def test_a_table_says_what_was_put_into_it() -> None:
+    held, needs = [HeldStrip(2, strip(4, 2, 3, 8), 64), HeldStrip(0, strip(0, 5), 0)], {0: [Strip(1, 2, 3, 4)], 1: []}
+    table = ShardTable(sizes=(5, 0, 24), held=(held_numbers(held), ()), needs={"a": needs_numbers(needs)})
+    assert table.strips() == [held, []]
+    assert (table.needed("a"), table.needed("b")) == ({0: [Strip(1, 2, 3, 4)]}, None)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        BlockWord(1, (0, 8, 8, 1)),
+        BlockWord(0, ()),
+        BlockWord(0, (0, 8, 8)),
+        BlockWord(0, (-1, 8, 8, 1)),
+        BlockWord(0, (0, 8, 0, 1)),
+        BlockWord(0, (0, 4, 8, 2)),
+        BlockWord(0, (93, 8, 8, 1)),
+        BlockWord(0, (0, 50, 8, 3)),
+    ],
+)
+def test_a_script_that_leads_out_of_the_memory_or_of_its_lanes_is_at_fault(block: BlockWord) -> None:
+    lane = LaneWord(0, ("sender 0", "a"))
+    assert MemberScript((lane,), (BlockWord(0, (92, 8, 8, 1)), BlockWord(0, (0, 46, 8, 3)))).fault(100) is None
+    assert MemberScript((lane,), (block,)).fault(100) is not None
+
+
+def test_the_transfer_of_one_sender_is_what_releases_read_that_know_no_other() -> None:
+    transfer = GroupTransfer(name="t", backend="gloo", host="h", port=1, receivers=("a",))
+    known = {"name", "backend", "host", "port", "receivers"}
+    assert msgspec.json.decode(msgspec.json.encode(transfer), type=dict[str, object]).keys() == known
+
+
+def place(*devices: str, backends: tuple[str, ...] = ("gloo", "nccl")) -> TrainerPlace:
+    return TrainerPlace(host="h", boot="b", devices=frozenset(devices), shared=False, backends=frozenset(backends))
+
+
+def rank(device: str, needs: str = "") -> Receiver:
+    name = f"0-1-{device}.sock"
+    return Receiver(
+        engine="e", rank=0, name=name, host="h", boot="b", device=device, backends=["gloo", "nccl"], needs=needs
+    )
+
+
+def test_ranks_and_engine_ranks_with_gpus_of_their_own_take_nccl_and_say_what_is_needed() -> None:
+    asked = Asked(transport="auto", places=[place("G0"), place("G1")])
+    route = decide_route(asked, [rank("G2", "d2"), rank("G3")], "service")
+    assert route.handover
+    assert route.destination is not None
+    assert (route.destination.backend, route.destination.needs) == ("nccl", {"0-1-G2.sock": "d2"})
+
+
+@pytest.mark.parametrize(
+    ("places", "receivers", "why"),
+    [
+        ([place("G0"), place("G0")], [rank("G2")], "two trainer ranks share G0: NCCL refuses two ranks on one GPU"),
+        ([place("G0"), place()], [rank("G2")], "trainer rank 1: the tensors are in host memory: use gloo"),
+        ([place("G0"), place("G1")], [rank("G1")], "trainer rank 1: trainer and rank 0 of e share G1"),
+        ([place("G0"), place("G1", backends=("gloo",))], [rank("G2")], "trainer rank 1: the trainer's torch has no"),
+        ([place("G0"), place("G1")], [rank("G2"), rank("G2")], "two engine ranks share G2"),
+    ],
+)
+def test_what_nccl_cannot_do_is_refused_with_the_rank_and_auto_takes_files(
+    places: list[TrainerPlace], receivers: list[Receiver], why: str
+) -> None:
+    with pytest.raises(TransportRefusedError, match=why):
+        decide_route(Asked(transport="nccl", places=places), receivers, "service")
+    route = decide_route(Asked(transport="auto", places=places), receivers, "service")
+    assert (route.choice.transport, route.handover) == ("disk", False)
+    assert why in route.choice.why
+
+
+@pytest.mark.parametrize("transport", ["nccl", "gloo"])
+def test_without_refitd_inside_an_engine_files_go_and_say_why(transport: Transport) -> None:
+    route = decide_route(Asked(transport=transport, places=[place("G0"), place("G1")]), [], "service")
+    assert (route.choice.transport, route.handover) == ("disk", False)
+    assert "no engine of the run has refitd inside" in str(route.instead)
+
+
+def test_a_word_that_is_no_transport_and_one_without_a_service_are_refused() -> None:
+    with pytest.raises(ValueError, match="transport is 'fast'"):
+        check_transport("fast", None)
+    with pytest.raises(ValueError, match="needs the service_url"):
+        check_transport("auto", None)
+    check_transport("disk", None)

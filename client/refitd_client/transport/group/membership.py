@@ -85,7 +85,7 @@ def join_store(host: str, port: int, waiting: WaitLimit) -> Any:
             host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=waiting.left())
         )
     except RuntimeError as error:  # torch's DistNetworkError is one
-        raise TransferError(f"the sender's store at {host}:{port} cannot be reached: {_short(error)}") from error
+        raise TransferError(f"the sender's store at {host}:{port} cannot be reached: {first_line(error)}") from error
 
 
 def say(store: Any, key: str, word: msgspec.Struct) -> None:
@@ -97,7 +97,7 @@ def say(store: Any, key: str, word: msgspec.Struct) -> None:
     try:
         store.set(key, msgspec.json.encode(word).decode())
     except RuntimeError as error:
-        raise TransferError(f"the sender's store is gone: {_short(error)}") from error
+        raise TransferError(f"the sender's store is gone: {first_line(error)}") from error
 
 
 def hear(store: Any, key: str, kind: type[Word], waiting: WaitLimit) -> Word:
@@ -113,7 +113,7 @@ def hear(store: Any, key: str, kind: type[Word], waiting: WaitLimit) -> Word:
         except dist.DistStoreError:  # a time-out
             continue
         except (RuntimeError, msgspec.MsgspecError) as error:
-            raise TransferError(f"the sender's store is gone: {_short(error)}") from error
+            raise TransferError(f"the sender's store is gone: {first_line(error)}") from error
 
 
 class BroadcastGroup:
@@ -144,7 +144,7 @@ class BroadcastGroup:
                 self._group = _nccl(prefix, rank, size, joining.left())
             self._agree(joining)
         except (RuntimeError, ValueError) as error:
-            raise TransferError(f"the {backend} group of {size} was not made: {_short(error)}") from error
+            raise TransferError(f"the {backend} group of {size} was not made: {first_line(error)}") from error
 
     def broadcast(
         self, blocks: Iterable[torch.Tensor], waiting: WaitLimit, arrived: Callable[[int], None] = lambda _: None
@@ -182,7 +182,7 @@ class BroadcastGroup:
             if self._backend == "nccl":
                 torch.cuda.synchronize()
         except RuntimeError as error:
-            raise TransferError(f"a broadcast has failed: {_short(error)}") from error
+            raise TransferError(f"a broadcast has failed: {first_line(error)}") from error
 
     def close(self) -> None:
         """Leave. Other members that wait in it get an error, where the backend can tell them."""
@@ -211,7 +211,7 @@ def _nccl(store: Any, rank: int, size: int, within: float) -> Any:
     return dist.ProcessGroupNCCL(store, rank, size, options)
 
 
-def _short(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """The first line of torch's message, which goes on with a stack of C++ functions."""
     text = str(error).strip().splitlines()
     return (text[0] if text else type(error).__name__)[:300]

@@ -62,10 +62,10 @@ class GroupMembers:
         if find_spec("torch") is None:
             raise MemberLostError(f"'refitd areal' needs torch to join the trainer's group: install it, {_BY_FILES}")
         group = self._group
-        (seen,) = await self._answers([LookAround()], within)
-        if isinstance(seen, Surroundings) and (hindrance := hinders_group(group, seen)) is not None:
-            await self.end()
-            raise MemberLostError(hindrance)
+        for seen in await self._answers([LookAround()] * group.ranks, within):  # all, so that all of them are begun
+            if isinstance(seen, Surroundings) and (hindrance := hinders_group(group, seen)) is not None:
+                await self.end()
+                raise MemberLostError(hindrance)
         await self._answers(
             [
                 JoinGroup(
@@ -103,11 +103,11 @@ class GroupMembers:
         self._threads.shutdown(wait=False)
 
     async def _answers(self, orders: Sequence[Order], within: float) -> list[Reply]:
-        """Give each member its order, the first ones where there are fewer orders."""
+        """Give each member its order."""
         if self._ended:
             raise MemberLostError("the group's members were ended")
         loop = asyncio.get_running_loop()
-        pairs = zip(self._children, orders, strict=False)
+        pairs = zip(self._children, orders, strict=True)
         asked = [loop.run_in_executor(self._threads, _answer, child, order, within) for child, order in pairs]
         try:
             return await asyncio.gather(*asked)

@@ -15,14 +15,14 @@ LOOPBACK = "127.0.0.1"
 
 
 class TrainerRank:
-    """The process. Orders are carried out in turn; `done` waits for one."""
+    """The process. Orders are carried out in turn; `done` waits for one. With `nccl` it is on the first GPU."""
 
-    def __init__(self) -> None:
+    def __init__(self, backend: str = "gloo") -> None:
         with socket.create_server((LOOPBACK, 0)) as free:
             self.port = int(free.getsockname()[1])
         context = multiprocessing.get_context("spawn")
         self._line, theirs = context.Pipe()
-        self.process = context.Process(target=_trainer, args=(self.port, theirs))
+        self.process = context.Process(target=_trainer, args=(self.port, backend, theirs))
         self.process.start()
         theirs.close()
 
@@ -51,9 +51,9 @@ class TrainerRank:
 
 
 @contextmanager
-def trainer_rank() -> Generator[TrainerRank]:
+def trainer_rank(backend: str = "gloo") -> Generator[TrainerRank]:
     """A trainer, killed at the end."""
-    trainer = TrainerRank()
+    trainer = TrainerRank(backend)
     try:
         yield trainer
     finally:
@@ -83,11 +83,13 @@ def announced(port: int, offset: int, ranks: int, group: str = GROUP, backend: s
     }
 
 
-def _trainer(port: int, line: Connection) -> None:
+def _trainer(port: int, backend: str, line: Connection) -> None:
+    os.environ |= {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}  # as AReaL's launchers do
     import torch.distributed as distributed
 
     dist: Any = distributed
     made: Any = None
+    device = "cpu" if backend == "gloo" else "cuda:0"
     while True:
         try:
             what, *given = line.recv()
@@ -95,16 +97,17 @@ def _trainer(port: int, line: Connection) -> None:
             return
         try:
             if what == "make":
-                made = _made(port, *given)
+                made = _made(port, backend, *given)
             else:
-                for work in [dist.broadcast(each, src=0, group=made, async_op=True) for each in given[0]]:
+                tensors = [each.to(device) for each in given[0]]
+                for work in [dist.broadcast(each, src=0, group=made, async_op=True) for each in tensors]:
                     work.wait()
             line.send("")
         except RuntimeError as error:
             line.send(str(error))
 
 
-def _made(port: int, name: str, size: int) -> Any:
+def _made(port: int, backend: str, name: str, size: int) -> Any:
     """As `areal.engine.core.distributed.init_custom_process_group`."""
     from torch.distributed import distributed_c10d
 
@@ -114,7 +117,7 @@ def _made(port: int, name: str, size: int) -> Any:
     store.set_timeout(timeout)
     store = c10d.PrefixStore(name, store)
     group, _ = c10d._new_process_group_helper(
-        size, rank, [], c10d.Backend("gloo"), store, group_name=name, timeout=timeout, group_desc=name
+        size, rank, [], c10d.Backend(backend), store, group_name=name, timeout=timeout, group_desc=name
     )
     c10d._world.pg_group_ranks[group] = {each: each for each in range(size)}
     return group

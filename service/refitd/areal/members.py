@@ -24,9 +24,11 @@ from refitd_client.transport.group.child import (
     Surroundings,
     TakeTensors,
 )
+from refitd_client.transport.group.sending import NCCL, QUIET
 
 MOST_RANKS = 128
 """Engine ranks of a group: each is a process."""
+_AS_AREAL = {"NCCL_NVLS_ENABLE": "0"}  # what AReaL's launchers give the trainer, as NCCL: all ranks need the same
 _BY_FILES = "or set actor.weight_update_mode to disk"
 
 
@@ -49,7 +51,7 @@ class GroupMembers:
 
     def __init__(self, group: TrainerGroup) -> None:
         self._group = group
-        self._children = [GroupChild("join") for _ in range(group.ranks)]
+        self._children = [GroupChild("join", QUIET | NCCL | _AS_AREAL) for _ in range(group.ranks)]
         self._ended = False
         self._threads = ThreadPoolExecutor(group.ranks, thread_name_prefix="refitd-areal-member")
 

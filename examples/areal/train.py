@@ -46,6 +46,7 @@ def main(how: str, record: str, fileroot: str, *models: str) -> None:
     engine.initialize()  # addresses come from AREAL_LLM_SERVER_ADDRS, as no server has registered
     base = WeightUpdateMeta.from_disk("exp", "trial", fileroot)
     report: list[dict[str, Any]] = [generate(engine)]
+    group = None
     if how.endswith("-xccl"):
         engines = len(os.environ["AREAL_LLM_SERVER_ADDRS"].split(","))
         base = WeightUpdateMeta.from_fsdp_xccl(ModelAllocation.from_str(f"{kind}:d{engines}"))

@@ -171,10 +171,10 @@ class GroupCalls:
 
     def _begin(self) -> None:
         left, self._update = self._update, self._next()
-        if left.finishing is not None or left.assembly.is_empty:
-            return
-        log.warning("AReaL began anew in the middle of an update: what had arrived is dropped")
-        self._started(self._drop(left))
+        if left.finishing is None and not left.assembly.is_empty:
+            log.warning("AReaL began anew in the middle of an update: what had arrived is dropped")
+        if left.finishing is None or left.finishing.done():
+            self._started(self._drop(left))
 
     async def _drop(self, left: _Update) -> None:
         if left.is_taking:  # its trainer is gone, or does not send what it has announced
@@ -248,9 +248,12 @@ class GroupCalls:
         except BucketRefusedError as error:
             log.error("AReaL's update is no version", error=str(error))
             tensors, fault = None, str(error)
-        await asyncio.to_thread(shutil.rmtree, update.folder, ignore_errors=True)
-        if fault is None and self._update is update:
-            self._earlier = tensors
+        if fault is None:
+            await asyncio.to_thread(shutil.rmtree, update.folder, ignore_errors=True)
+            self._earlier = tensors if self._update is update else self._earlier
+        else:
+            with suppress(OSError):
+                await asyncio.to_thread(_mark, self._spool, update.folder)
         return fault
 
     def _started(self, work: Coroutine[Any, Any, _T]) -> "asyncio.Task[_T]":
@@ -270,6 +273,17 @@ class GroupCalls:
             file.unlink(missing_ok=True)
         with suppress(OSError):
             self._spool.rmdir()
+
+
+def _mark(spool: Path, folder: Path) -> None:
+    """Leave an update's folder without its tensors: that it has failed is known after a restart, too.
+
+    Raises:
+        OSError: it cannot be made, or its files cannot be removed.
+    """
+    _make_spool(spool, folder)
+    for file in folder.iterdir():
+        file.unlink()
 
 
 def _make_spool(spool: Path, folder: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any, cast
 import httpx
 import pytest
 
+from refitd.areal.assembly import bucket_key
 from refitd.areal.facade import Facade
 from refitd.areal.group_calls import GroupCalls
 from refitd.areal.updates import Updates
@@ -18,7 +19,12 @@ INIT = {
     "master_address": "127.0.0.1", "master_port": "9", "rank_offset": 1, "world_size": 3, "backend": "gloo",
     "group_name": "update_weight_group",
 }  # fmt: skip
-BUCKET = {"names": ["a"], "dtypes": ["bfloat16"], "shapes": [[2, 3]], "group_name": "update_weight_group"}
+BUCKET: dict[str, Any] = {
+    "names": ["a"],
+    "dtypes": ["bfloat16"],
+    "shapes": [[2, 3]],
+    "group_name": "update_weight_group",
+}
 
 
 @asynccontextmanager
@@ -80,3 +86,20 @@ async def test_to_go_on_after_a_bucket_was_lost_is_an_error_and_the_engine_gener
             assert (await areal.post("/generate", json={"input_ids": [1]})).json() == {"text": "ok"}
             assert (await areal.post(f"{way}pause_generation", json={})).status_code == 200
             assert (await areal.post(f"{way}continue_generation", json={})).status_code == 200
+
+
+async def test_an_update_that_failed_is_no_success_after_a_restart_either(tmp_path: Path) -> None:
+    """Between two tries of AReaL's."""
+    key = bucket_key("g", BUCKET["names"], BUCKET["dtypes"], BUCKET["shapes"])
+    for number in range(3):
+        groups = GroupCalls(cast("Any", None), tmp_path / "spool")
+        groups.open()
+        if number == 0:
+            assert "no group" in str(await groups.bucket("engine", key))
+        if number < 2:
+            assert await groups.finish() is not None
+        else:
+            groups.begin()
+            assert await groups.finish() is None
+        await groups.aclose()
+    assert not (tmp_path / "spool").exists()

@@ -104,6 +104,7 @@ class GroupCalls:
         self._begun = 0
         self._update = self._next()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._dropping: asyncio.Task[None] | None = None
 
     def open(self) -> None:
         """Take the spool, and look whether an update was under way when this process's predecessor ended.
@@ -174,9 +175,11 @@ class GroupCalls:
         if left.finishing is None and not left.assembly.is_empty:
             log.warning("AReaL began anew in the middle of an update: what had arrived is dropped")
         if left.finishing is None or left.finishing.done():
-            self._started(self._drop(left))
+            self._dropping = self._started(self._drop(left, self._dropping))
 
-    async def _drop(self, left: _Update) -> None:
+    async def _drop(self, left: _Update, before: "asyncio.Task[None] | None") -> None:
+        if before is not None:
+            await before
         if left.is_taking:  # its trainer is gone, or does not send what it has announced
             for name in {key.group for key, task in left.taking.items() if not task.done()}:
                 self._groups[name].is_usable = False
@@ -266,6 +269,8 @@ class GroupCalls:
         """End the members and what is under way. An update that is not complete leaves its mark in the spool."""
         for joined in self._groups.values():
             await joined.members.end()
+        if self._dropping is not None:
+            await self._dropping
         for task in set(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

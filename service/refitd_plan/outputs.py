@@ -95,7 +95,7 @@ def environment_lines(environment: Mapping[str, Mapping[str, str]]) -> Iterator[
 
 def areal_patch(transport: WeightTransport, made: Sequence[PlannedChange], engine: str = SGLANG) -> dict[str, object]:
     """Keys of an AReaL configuration that differ, nested as in its YAML."""
-    mode = "xccl" if transport in {WeightTransport.NCCL, WeightTransport.GLOO} else "disk"
+    mode = "xccl" if transport is WeightTransport.NCCL else "disk"  # on a GPU its xccl is NCCL
     patch: dict[str, object] = {}
     _set(patch, "actor.weight_update_mode", mode)
     for change in made:

@@ -19,6 +19,7 @@ from typing import assert_never
 from refitd_plan.allocation import ENGINE_NAMES, SGLANG, VLLM
 
 _FOLDERS = "AReaL hands whole folders over, which refitd publishes in full"
+_AREALS_OWN = "AReaL broadcasts itself (weight_update_mode: xccl), and 'refitd areal' receives that for the engines"
 MEASURED_GB = 3.09
 MEASURED = f"{MEASURED_GB:g} GB in bf16, trainer and engine on an H200 each, refitd inside the engine"
 """What all of them were measured on."""
@@ -131,12 +132,12 @@ def left_to_trainer(transport: WeightTransport, now: Situation) -> str | None:
     """Why refitd leaves a broadcast to the trainer; None where refitd does it, and for what is no broadcast."""
     if transport not in BROADCASTS:
         return None
+    if now.areal:
+        return _AREALS_OWN
     if not now.plugin:
         return "refitd is not inside the engines (say --plugin where it is)"
     if not now.shared_files:
         return "what is broadcast is announced by a file, and the engines do not see the trainer's files"
-    if now.areal:
-        return _FOLDERS
     return None if now.whole else "refitd broadcasts whole tensors, and the trainer's ranks hold parts"
 
 
@@ -286,6 +287,19 @@ _ON_STOCK_VLLM = (
 )
 
 
+def _for_facades(transport: WeightTransport, now: Situation) -> str:
+    """What 'refitd areal' needs to receive AReaL's broadcasts."""
+    if transport is WeightTransport.GLOO:
+        return (
+            "AReaL takes Gloo only where it has no GPU: let the trainer and 'refitd areal' see one folder, and "
+            "set actor.weight_update_mode to disk"
+        )
+    return (
+        f"run 'refitd areal' where it sees {now.group - 1} GPUs, a GPU for each rank of the engines and none of the "
+        "trainer's (CUDA_VISIBLE_DEVICES); the service and the engines see the root that it writes to (docs/areal.md)"
+    )
+
+
 def advice(transport: WeightTransport, now: Situation) -> tuple[str, ...]:
     """What the job has to keep to, in sentences."""
     of_engine: tuple[str, ...] = ()
@@ -296,6 +310,8 @@ def advice(transport: WeightTransport, now: Situation) -> tuple[str, ...]:
             *of_engine,
             f'publish(..., transport="{transport}"): refitd\'s own processes make the group and broadcast',
         )
+    if now.areal and transport in BROADCASTS:
+        of_engine = (*of_engine, _for_facades(transport, now))
     if transport is not WeightTransport.NCCL:
         return of_engine
     return (

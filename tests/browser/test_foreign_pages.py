@@ -12,6 +12,7 @@ import pytest
 from playwright.async_api import Browser, Page
 
 from refitd.areal.facade import Facade
+from refitd.areal.group_calls import GroupCalls
 from refitd.areal.updates import Updates
 from refitd.tokens import FacadeTokens
 from support.attackers import listening
@@ -54,7 +55,14 @@ READ = "async url => { try { return await (await fetch(url)).text() } catch (err
 async def facade_of(engine: Server, folder: Path) -> AsyncIterator[int]:
     """The port of a facade for this engine."""
     updates = Updates(folder, "exp/trial", "http://127.0.0.1:9", checkpoints=folder, timeout=1.0, token_file=None)
-    facade = Facade(engine.url, updates, api_key=None, admin_key=None, tokens=FacadeTokens())
+    facade = Facade(
+        engine.url,
+        updates,
+        GroupCalls(updates, folder / "spool"),
+        api_key=None,
+        admin_key=None,
+        tokens=FacadeTokens(),
+    )
     async with listening(facade.app()) as server:
         yield server.port
     await facade.aclose()

@@ -65,7 +65,7 @@ def test_a_facade_turns_areal_s_calls_into_the_transaction_and_streams_the_rest(
         httpx.post(f"{job.engine.url}/abort_request", json={"abort_all": True}, headers=ADMIN, trust_env=False)
         assert late.result(PATIENCE)
 
-        refused = areal.post("/update_weights_from_distributed", json={})
+        refused = areal.post("/update_weights_from_tensor", json={})
         assert refused.status_code == 409
         assert "refitd" in refused.json()["message"]
 

@@ -31,6 +31,18 @@ def test_the_released_areal_updates_its_engine_through_the_facade(models: Path, 
     assert (served_by(job.engine).path, served_by(job.engine).label) == (str(job.root / RUN / "v000002"), "2")
 
 
+def test_the_released_areal_broadcasts_to_its_engine_through_the_facade(models: Path, tmp_path: Path, job: Job) -> None:
+    """`weight_update_mode: xccl`, over Gloo: its own group, and its client's calls."""
+    with ArealServer(tmp_path, job, "--engine", f"{job.engine.url}=0") as facade:
+        start, first, second = released_areal(
+            "sglang-xccl", facade.url, tmp_path, models / "model_b", models / "model_a"
+        )
+    assert start["tokens"] == second["tokens"] != first["tokens"]
+    assert (first["versions"], second["versions"]) == ([1] * 8, [2] * 8)
+    assert sorted(path.name for path in (job.root / RUN).glob("v*")) == ["v000001", "v000002"]
+    assert (served_by(job.engine).path, served_by(job.engine).label) == (str(job.root / RUN / "v000002"), "2")
+
+
 def test_what_the_released_areal_records_is_served(models: Path, tmp_path: Path, job: Job) -> None:
     """Its own update of engines is switched off; generation goes through a facade beside the watch."""
     trial = tmp_path / "name_resolve" / getpass.getuser() / "exp/trial"

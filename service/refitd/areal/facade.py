@@ -9,7 +9,11 @@ refitd as the only writer of weights. The routes of vLLM's that have another nam
 /load_lora_adapter                       likewise, where versions are adapters
                                            /v1/load_lora_adapter
 /unload_lora_adapter                     done: refitd unloads adapters that are not used any more
-/continue_generation                     the gate opens
+/init_weights_update_group               the trainer's group is joined in the engine's place (`group_routes.py`)
+                                           /areal_init_weights_update_group
+/update_weights_from_distributed         the tensors are received in the engine's place
+                                           /areal_set_update_weight_meta, /areal_update_weights_xccl
+/continue_generation                     what was received becomes a version that engines serve, and the gate opens
                                            /areal_continue_generation
 other routes that write weights          refused: they would change the engine behind refitd's back
 /release_…, /resume_memory_occupation    refused: AReaL calls them where trainer and engine take turns on their GPUs
@@ -38,6 +42,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from refitd.api import auth
 from refitd.api.errors import answer
 from refitd.api.limits import BodyMemory, RequestLimit
+from refitd.areal.group_calls import GroupCalls
+from refitd.areal.group_routes import GroupRoutes
 from refitd.areal.passing import ABORTS, GENERATES, PASSED, Abort, EngineProxy, PauseGate
 from refitd.areal.updates import Updates
 from refitd.engine.http import Key, KeyRefusedError
@@ -48,10 +54,9 @@ _SEGMENT = rb"(?!\.{1,2}(?:/|$))[A-Za-z0-9._~-]+"
 _PLAIN = re.compile(rb"/(?:%b(?:/%b)*)?" % (_SEGMENT, _SEGMENT))
 METHODS = ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"]
 _WRITES = (
-    *("/update_weights_from_tensor", "/update_weights_from_distributed", "/update_weights_from_ipc"),
-    *("/init_weights_update_group", "/destroy_weights_update_group", "/begin_weight_update", "/end_weight_update"),
+    *("/update_weights_from_tensor", "/update_weights_from_ipc"),
+    *("/destroy_weights_update_group", "/begin_weight_update", "/end_weight_update"),
     *("/update_weight_version", "/load_lora_adapter_from_tensors", "/weights_checker"),
-    *("/areal_init_weights_update_group", "/areal_set_update_weight_meta", "/areal_update_weights_xccl"),
     *("/areal_set_update_weight_meta_lora", "/areal_update_weights_lora_xccl", "/areal_update_weights_lora"),
 )
 _OFFLOADS = ("/release_memory_occupation", "/resume_memory_occupation", "/sleep", "/wake_up")
@@ -84,17 +89,27 @@ class Facade:
     Args:
         engine: the engine's URL.
         updates: publishes checkpoints and waits for them.
+        groups: receives the trainer's broadcasts, for all facades of the process.
         api_key: a file with the engine's API key.
         admin_key: a file with its admin key.
         tokens: open the facade itself.
     """
 
     def __init__(
-        self, engine: str, updates: Updates, *, api_key: Path | None, admin_key: Path | None, tokens: FacadeTokens
+        self,
+        engine: str,
+        updates: Updates,
+        groups: GroupCalls,
+        *,
+        api_key: Path | None,
+        admin_key: Path | None,
+        tokens: FacadeTokens,
     ) -> None:
         self._url = engine
         self._updates = updates
-        self._gate = PauseGate(engine, lambda: updates.under_way > 0)
+        self._groups = groups
+        self._of_groups = GroupRoutes(engine, groups)
+        self._gate = PauseGate(engine, lambda: updates.under_way > 0 or groups.is_under_way)
         self._changes = Key(admin_key or api_key)
         reads = None if api_key is None else Key(api_key)
         self._engine = EngineProxy(engine, reads=reads, takes_callers=not tokens.are_set)
@@ -116,8 +131,10 @@ class Facade:
             **dict.fromkeys(("/load_lora_adapter", "/v1/load_lora_adapter"), self._load_adapter),
             "/unload_lora_adapter": self._unload_adapter,
         }
+        named = [Middleware(RequestLimit, most=MAX_GENERATE_BYTES, memory=MEMORY)]
         routes = [
             *(Route(path, call, methods=["POST"], middleware=small) for path, call in own.items()),
+            *(Route(path, call, methods=["POST"], middleware=named) for path, call in self._of_groups.calls.items()),
             *(Route(path, _refuse, methods=METHODS) for path in REFUSED),
             *(Route(path, self._through, methods=[method], middleware=large) for path, method in PASSED.items()),
         ]
@@ -136,6 +153,7 @@ class Facade:
 
     async def _pause(self, request: Request) -> Response:
         self._gate.close()
+        self._groups.begin()
         try:
             async with asyncio.timeout(DRAIN_SECONDS):
                 await self._end_all(ABORTS[request.scope["path"]])
@@ -153,7 +171,10 @@ class Facade:
                 await asyncio.wait_for(self._gate.idle(), AGAIN_SECONDS)
 
     async def _continue(self, _: Request) -> Response:
-        self._gate.open()
+        fault = await self._groups.finish()
+        self._gate.open()  # also after a fault: the engine has the weights of before
+        if fault is not None:
+            return JSONResponse({"message": f"generation goes on with the weights of before: {fault}"}, status_code=400)
         return JSONResponse({"message": "Generation continued successfully.", "status": "ok"})
 
     async def _update(self, request: Request) -> Response:

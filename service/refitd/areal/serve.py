@@ -11,6 +11,7 @@ from starlette.applications import Starlette
 from refitd.api.connection import ConnectionSlots, Patience
 from refitd.api.server import BoundedServer
 from refitd.areal.facade import HEALTH, Facade
+from refitd.areal.group_calls import GroupCalls
 from refitd.areal.record import RecordWatch
 from refitd.areal.updates import Updates
 
@@ -47,7 +48,12 @@ def allow_many_connections() -> None:
 
 
 async def serve_facades(
-    facades: Mapping[str, tuple[Facade, int]], host: str, updates: Updates, watch: RecordWatch | None, say: Say
+    facades: Mapping[str, tuple[Facade, int]],
+    host: str,
+    updates: Updates,
+    groups: GroupCalls,
+    watch: RecordWatch | None,
+    say: Say,
 ) -> None:
     """Serve each engine's facade on its port, and watch the record, until SIGTERM or SIGINT.
 
@@ -55,6 +61,7 @@ async def serve_facades(
         facades: by the engine's URL, with the facade's port.
         host: the address that facades listen on.
         updates: closed at the end.
+        groups: likewise.
         watch: the watch of AReaL's record, None where there is none.
         say: is called with the engine and the facade's URL for each facade that listens; without any, with None twice
             when the watch has begun.
@@ -76,6 +83,7 @@ async def serve_facades(
             if watching is not None:
                 watching.cancel()
     finally:
+        await groups.aclose()
         updates.close()
         for facade, _ in facades.values():
             await facade.aclose()

@@ -14,7 +14,7 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Coroutine, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from stat import S_IFDIR
@@ -149,10 +149,17 @@ class Updates:
 
         The outcome is logged once for all engines whose calls overlap.
         """
+        return await self._served(path, self.hold(path))
+
+    async def serve_received(self, folder: Path) -> str | None:
+        """As `serve`, with a folder of this process's own, as the step after the run's newest."""
+        return await self._served(folder, self._hold_received(folder))
+
+    async def _served(self, path: Path, held: Coroutine[Any, Any, Publication]) -> str | None:
         self.under_way += 1
         began, version = time.monotonic(), None
         try:
-            publication = await self.hold(path)
+            publication = await held
             version = publication.version_id
             served = await publication.wait_async(self._timeout)
             self._log(path, version, began, engines=len(served.engines), outcome=served.outcome.value)
@@ -194,21 +201,29 @@ class Updates:
                 self._done = {folder: await asyncio.to_thread(self._publish, path, metadata)}
             return self._done[folder]
 
+    async def _hold_received(self, folder: Path) -> Publication:
+        async with self._turn:
+            return await asyncio.to_thread(lambda: self._publish_step(folder, self._next_step(), None))
+
     def _publish(self, path: Path, metadata: Mapping[str, str] | None) -> Publication:
         step = self._step_of(path)
         with plain_files_of(path, self._checkpoints) as view:
             if self._newest is not None and step <= self._newest:
                 self.close()  # the trainer has begun again: another publisher begins another generation
             try:
-                publication = self._taken().publish(view, step=step, metadata=metadata)
-            except ServiceError as error:
-                if not isinstance(error.publication, Publication):
-                    raise
-                # The version stands, and only its notice was refused: the wait for it tells the service again, and
-                # raises the cause. To publish the step again would be a conflict, and hide the cause.
-                publication = error.publication
+                return self._publish_step(view, step, metadata)
             except PublishError as error:
                 raise PublishError(str(error).replace(str(view), str(path))) from error
+
+    def _publish_step(self, folder: Path, step: int, metadata: Mapping[str, str] | None) -> Publication:
+        try:
+            publication = self._taken().publish(folder, step=step, metadata=metadata)
+        except ServiceError as error:
+            if not isinstance(error.publication, Publication):
+                raise
+            # The version stands, and only its notice was refused: the wait for it tells the service again, and
+            # raises the cause. To publish the step again would be a conflict, and hide the cause.
+            publication = error.publication
         self._newest = step
         return publication
 
@@ -216,6 +231,9 @@ class Updates:
         """Return the number in the folder's name; in the old layout the one after the newest published step."""
         if (named := _FOLDER.fullmatch(path.name)) is not None:
             return int(named[1])
+        return self._next_step()
+
+    def _next_step(self) -> int:
         if self._newest is not None:
             return self._newest + 1
         run = self._root / self._run

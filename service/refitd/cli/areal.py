@@ -97,6 +97,7 @@ def areal(
         tokens = _tokens(facade_token_file, host if ports else None)
         # Here, because only this command needs so much of the service.
         from refitd.areal.facade import Facade
+        from refitd.areal.group_calls import GroupCalls, spool_of
         from refitd.areal.record import RecordWatch
         from refitd.areal.serve import allow_many_connections, serve_facades
         from refitd.areal.updates import Updates
@@ -106,12 +107,12 @@ def areal(
         allow_many_connections()
         updates = Updates(root, run, url, checkpoints=taken_from, timeout=update_timeout, token_file=token_file)
         updates.open()
-        facades = {
-            at: (Facade(at, updates, api_key=engine_key_file, admin_key=engine_admin_key_file, tokens=tokens), port)
-            for at, port in ports.items()
-        }
+        groups = GroupCalls(updates, spool_of(root, run))
+        groups.open()
+        keys = {"api_key": engine_key_file, "admin_key": engine_admin_key_file}
+        facades = {at: (Facade(at, updates, groups, **keys, tokens=tokens), port) for at, port in ports.items()}
         follower = None if watch is None or weights is None else RecordWatch(watch, weights.absolute(), updates)
-    asyncio.run(serve_facades(facades, host, updates, follower, partial(_say, json=json)))
+    asyncio.run(serve_facades(facades, host, updates, groups, follower, partial(_say, json=json)))
 
 
 def _taken_from(checkpoints: Path | None, weights: Path | None) -> Path:

@@ -13,6 +13,7 @@ import pytest
 from pydantic import SecretStr
 
 from refitd.areal.facade import MEMORY, Facade
+from refitd.areal.group_calls import GroupCalls
 from refitd.areal.passing import PASSED
 from refitd.areal.updates import Updates
 from refitd.tokens import FacadeTokens
@@ -31,7 +32,14 @@ async def facing(
     engine: str, tmp_path: Path, key: Path | None = None, admin_key: Path | None = None, **tokens: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
     updates = Updates(tmp_path, "exp/trial", "http://127.0.0.1:9", checkpoints=tmp_path, timeout=1.0, token_file=None)
-    facade = Facade(engine, updates, api_key=key, admin_key=admin_key, tokens=FacadeTokens(**tokens))
+    facade = Facade(
+        engine,
+        updates,
+        GroupCalls(updates, tmp_path / "spool"),
+        api_key=key,
+        admin_key=admin_key,
+        tokens=FacadeTokens(**tokens),
+    )
     transport = httpx.ASGITransport(cast("Any", facade.app()))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as areal:
         yield areal
@@ -74,7 +82,14 @@ async def test_a_path_with_two_readings_does_not_reach_an_engine_by_its_admin_ke
     """Of a facade that has no other key."""
     (tmp_path / "admin").write_text("opens-changes")
     updates = Updates(tmp_path, "exp/trial", "http://127.0.0.1:9", checkpoints=tmp_path, timeout=1.0, token_file=None)
-    facade = Facade(engine.url, updates, api_key=None, admin_key=tmp_path / "admin", tokens=FacadeTokens())
+    facade = Facade(
+        engine.url,
+        updates,
+        GroupCalls(updates, tmp_path / "spool"),
+        api_key=None,
+        admin_key=tmp_path / "admin",
+        tokens=FacadeTokens(),
+    )
     for load in ("update_weights_from_disk", "weights_checker"):
         async with listening(facade.app()) as server, attacking(server) as attacker:
             line = f"POST {path.format(load)} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
@@ -95,7 +110,14 @@ async def test_the_facades_own_token_does_not_go_on_to_the_engine(engine: Server
 
 async def test_a_half_sent_body_is_cut_off_and_the_engine_hears_nothing_of_it(engine: Server, tmp_path: Path) -> None:
     updates = Updates(tmp_path, "exp/trial", "http://127.0.0.1:9", checkpoints=tmp_path, timeout=1.0, token_file=None)
-    facade = Facade(engine.url, updates, api_key=None, admin_key=None, tokens=FacadeTokens())
+    facade = Facade(
+        engine.url,
+        updates,
+        GroupCalls(updates, tmp_path / "spool"),
+        api_key=None,
+        admin_key=None,
+        tokens=FacadeTokens(),
+    )
     async with listening(facade.app(), request=0.3) as server, attacking(server) as attacker:
         await attacker.send(b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n{")
         assert (await attacker.refused()).slug == "too-slow"
@@ -140,7 +162,7 @@ async def test_what_is_no_credential_is_refused_and_no_bug(sent: bytes, tmp_path
     [
         ("/update_weights_from_tensor", "weight_update_mode"),
         ("/release_memory_occupation", "scheduling_strategy"),
-        ("/areal_update_weights_xccl", "weight_update_mode"),
+        ("/areal_update_weights_lora_xccl", "weight_update_mode"),
         ("/sleep", "scheduling_strategy"),
     ],
 )
@@ -156,7 +178,14 @@ async def test_what_would_change_the_engine_is_refused_with_the_setting_that_cal
 async def test_a_bad_url_of_the_service_is_an_error_for_areal_and_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "new").mkdir()
     updates = Updates(tmp_path, "exp/trial", "nonsense", checkpoints=tmp_path, timeout=1.0, token_file=None)
-    facade = Facade("http://127.0.0.1:9", updates, api_key=None, admin_key=None, tokens=FacadeTokens())
+    facade = Facade(
+        "http://127.0.0.1:9",
+        updates,
+        GroupCalls(updates, tmp_path / "spool"),
+        api_key=None,
+        admin_key=None,
+        tokens=FacadeTokens(),
+    )
     transport = httpx.ASGITransport(cast("Any", facade.app()))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as areal:
         reply = await areal.post("/update_weights_from_disk", json={"model_path": str(tmp_path / "new")})

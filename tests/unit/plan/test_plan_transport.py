@@ -148,7 +148,7 @@ def test_broadcasts_are_carried_out_where_refitd_is_in_the_engines() -> None:
     [
         ("sglang:d1+fsdp:d1", {}, "not inside the engines"),
         ("sglang:d1+fsdp:d1", {"plugin": True, "shared_files": False}, "do not see the trainer's files"),
-        ("sglang:d1+fsdp:d1", {"plugin": True, "areal": True}, "whole folders"),
+        ("sglang:d1+fsdp:d1", {"plugin": True, "areal": True}, "weight_update_mode: xccl"),
         ("sglang:d2+fsdp:d2", {"plugin": True}, "ranks hold parts"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A sender or receiver process: as its parent has it, and its own loop. Its parent may kill it at any moment.
+"""A sender, receiver or member process: as its parent has it, and its own loop. Its parent may kill it at any moment.
 
 Parent and process have a socket each of a pair. An order is one line of JSON, and so is its reply; `StopWaiting` has no
 reply, it ends the waiting of the order that is under way. The process ends when its parent does: the socket says so,
@@ -82,6 +82,39 @@ class Receive(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     needs: str = ""
 
 
+class LookAround(msgspec.Struct, tag=True, frozen=True):
+    """To a member: say which backends and how many GPUs it could use."""
+
+
+class JoinGroup(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """To a member: join the group that a trainer makes, with its store at this address, as one of its ranks.
+
+    `group` is the group's name, `size` the number of its ranks; with `nccl`, `device` is the number of the GPU.
+    `within` as above.
+    """
+
+    address: str
+    port: int
+    group: str
+    rank: int
+    size: int
+    backend: Literal["gloo", "nccl"]
+    device: int
+    within: float
+
+
+class TakeTensors(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """To a member: take part in one broadcast for each tensor, in turn.
+
+    `tensors` are (name, safetensors' dtype, shape); `file` is a safetensors file that is made of them, "" where they
+    are dropped. `within` as above.
+    """
+
+    tensors: list[tuple[str, str, tuple[int, ...]]]
+    file: str
+    within: float
+
+
 class StopWaiting(msgspec.Struct, tag=True, frozen=True):
     """Stop waiting."""
 
@@ -109,14 +142,25 @@ class Received(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     ms: dict[str, float]
 
 
+class Surroundings(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """What a member could use: the backends of its torch, and the number of GPUs."""
+
+    backends: list[str]
+    gpus: int
+
+
+class MemberReady(msgspec.Struct, tag=True, frozen=True):
+    """The member is in the group, or has what was broadcast."""
+
+
 class OrderFailed(msgspec.Struct, tag=True, frozen=True):
     """The order was not carried out, and why."""
 
     reason: str
 
 
-Order = Open | Send | SendShard | Receive
-Reply = Opened | TransferSent | Received | OrderFailed
+Order = Open | Send | SendShard | Receive | LookAround | JoinGroup | TakeTensors
+Reply = Opened | TransferSent | Received | Surroundings | MemberReady | OrderFailed
 _ORDERS: msgspec.json.Decoder[Order | StopWaiting] = json_decoder(Order | StopWaiting)
 _REPLIES: msgspec.json.Decoder[Reply] = json_decoder(Reply)
 
@@ -132,7 +176,7 @@ class GroupChild:
     """
 
     def __init__(
-        self, role: Literal["send", "receive", "deliver"], environment: Mapping[str, str] | None = None
+        self, role: Literal["send", "receive", "deliver", "join"], environment: Mapping[str, str] | None = None
     ) -> None:
         """Nothing is begun yet.
 
@@ -190,7 +234,9 @@ class GroupChild:
         if self._process is not None and self._process.poll() is not None:
             self._end()  # it was killed since the last order: another one carries this out
         line = self._line or self._spawn()
+        line.settimeout(within + _GRACE_SECONDS)  # an order with many names is more than a socket takes at once
         line.sendall(msgspec.json.encode(order) + b"\n")
+        line.settimeout(_TURN_SECONDS)
         deadline, data, told = time.monotonic() + within + _GRACE_SECONDS, bytearray(), False
         while not data.endswith(b"\n"):
             with suppress(TimeoutError):

@@ -86,7 +86,7 @@ def join_store(host: str, port: int, waiting: WaitLimit) -> Any:
             host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=waiting.left())
         )
     except RuntimeError as error:  # torch's DistNetworkError is one
-        raise TransferError(f"the sender's store at {host}:{port} cannot be reached: {_short(error)}") from error
+        raise TransferError(f"the sender's store at {host}:{port} cannot be reached: {first_line(error)}") from error
 
 
 def say(store: Any, key: str, word: msgspec.Struct) -> None:
@@ -98,7 +98,7 @@ def say(store: Any, key: str, word: msgspec.Struct) -> None:
     try:
         store.set(key, msgspec.json.encode(word).decode())
     except RuntimeError as error:
-        raise TransferError(f"the sender's store is gone: {_short(error)}") from error
+        raise TransferError(f"the sender's store is gone: {first_line(error)}") from error
 
 
 def hear(store: Any, key: str, kind: type[Word], waiting: WaitLimit) -> Word:
@@ -114,7 +114,7 @@ def hear(store: Any, key: str, kind: type[Word], waiting: WaitLimit) -> Word:
         except dist.DistStoreError:  # a time-out
             continue
         except (RuntimeError, msgspec.MsgspecError) as error:
-            raise TransferError(f"the sender's store is gone: {_short(error)}") from error
+            raise TransferError(f"the sender's store is gone: {first_line(error)}") from error
 
 
 class BroadcastGroup:
@@ -145,7 +145,7 @@ class BroadcastGroup:
                 self._group = _nccl(prefix, rank, size, joining.left())
             self._agree(joining)
         except (RuntimeError, ValueError) as error:
-            raise TransferError(f"the {backend} group of {size} was not made: {_short(error)}") from error
+            raise TransferError(f"the {backend} group of {size} was not made: {first_line(error)}") from error
 
     def broadcast(
         self, blocks: Iterable[torch.Tensor], waiting: WaitLimit, arrived: Callable[[int], None] = lambda _: None
@@ -227,7 +227,7 @@ def _failing() -> Generator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise TransferError(f"a broadcast has failed: {_short(error)}") from error
+        raise TransferError(f"a broadcast has failed: {first_line(error)}") from error
 
 
 def _gloo(store: Any, rank: int, size: int, host: str, streams: int, within: float) -> Any:
@@ -245,7 +245,7 @@ def _nccl(store: Any, rank: int, size: int, within: float) -> Any:
     return dist.ProcessGroupNCCL(store, rank, size, options)
 
 
-def _short(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """The first line of torch's message, which goes on with a stack of C++ functions."""
     text = str(error).strip().splitlines()
     return (text[0] if text else type(error).__name__)[:300]

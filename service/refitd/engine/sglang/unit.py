@@ -118,8 +118,8 @@ class SglangMember(SglangEngine):
         port = None if self._server is None else self._server.bootstrap_port
         return {"bootstrap_host": urlsplit(self.url).hostname, "bootstrap_port": port}
 
-    async def _pause(self, target: Target) -> NoReply | str | None:
-        return await calls.pause(self._http, "abort", drains=True)
+    async def _pause(self, target: Target, mode: str | None = None) -> NoReply | str | None:
+        return await calls.pause(self._http, mode or "abort", drains=True)
 
     async def _others_paused(self) -> str | None:
         return None if self._together is None else await self._together.others_paused(self.url)

@@ -1,0 +1,143 @@
+"""The processes that stand for the engines' ranks in a group of the trainer's.
+
+Each is one rank, and may be killed at any moment (`GroupChild`). The first keeps what the trainer broadcasts, and the
+others drop it, since all get the same. A group is of no use when one of its members is lost, so all end together.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from typing import Literal
+
+import msgspec
+
+from refitd_client.transport.group.child import (
+    ChildLostError,
+    GroupChild,
+    JoinGroup,
+    LookAround,
+    MemberReady,
+    Order,
+    OrderFailed,
+    Reply,
+    Surroundings,
+    TakeTensors,
+)
+from refitd_client.transport.group.sending import NCCL, QUIET
+
+MOST_RANKS = 128
+"""Engine ranks of a group: each is a process."""
+_AS_AREAL = {"NCCL_NVLS_ENABLE": "0"}  # what AReaL's launchers give the trainer, as NCCL: all ranks need the same
+_BY_FILES = "or set actor.weight_update_mode to disk"
+
+
+class MemberLostError(Exception):
+    """The group was not joined, or is of no use any more. The message is a sentence."""
+
+
+class TrainerGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """A group as AReaL's call announces it, the same to all engines. `ranks` are those of all engines together."""
+
+    name: str
+    address: str
+    port: int
+    ranks: int
+    backend: Literal["gloo", "nccl"]
+
+
+class GroupMembers:
+    """The members of one group. One order at a time, which the caller keeps to."""
+
+    def __init__(self, group: TrainerGroup) -> None:
+        self._group = group
+        self._children = [GroupChild("join", QUIET | NCCL | _AS_AREAL) for _ in range(group.ranks)]
+        self._ended = False
+        self._threads = ThreadPoolExecutor(group.ranks, thread_name_prefix="refitd-areal-member")
+
+    async def join(self, within: float) -> None:
+        """Join, all at the same time. `within` is in seconds.
+
+        Raises:
+            MemberLostError: this host cannot, or the group was not made in time. No process is left.
+        """
+        if find_spec("torch") is None:
+            raise MemberLostError(f"'refitd areal' needs torch to join the trainer's group: install it, {_BY_FILES}")
+        group = self._group
+        for seen in await self._answers([LookAround()] * group.ranks, within):  # all, so that all of them are begun
+            if isinstance(seen, Surroundings) and (hindrance := hinders_group(group, seen)) is not None:
+                await self.end()
+                raise MemberLostError(hindrance)
+        await self._answers(
+            [
+                JoinGroup(
+                    address=group.address, port=group.port, group=group.name, rank=number + 1, size=group.ranks + 1,
+                    backend=group.backend, device=number, within=within,
+                )
+                for number in range(group.ranks)
+            ],
+            within,
+        )  # fmt: skip
+
+    async def take(self, tensors: Sequence[tuple[str, str, tuple[int, ...]]], file: str, within: float) -> None:
+        """Take what the trainer broadcasts.
+
+        Args:
+            tensors: (name, safetensors' dtype, shape), in turn.
+            file: a safetensors file that is made of them, "" where all ranks drop them.
+            within: seconds.
+
+        Raises:
+            MemberLostError: not all have arrived in time. No process is left.
+        """
+        files = [file, *[""] * (self._group.ranks - 1)]
+        await self._answers([TakeTensors(tensors=list(tensors), file=each, within=within) for each in files], within)
+
+    async def end(self) -> None:
+        """End all processes, also in the middle of an order."""
+        await asyncio.to_thread(self.kill)
+
+    def kill(self) -> None:
+        """As `end`, for where there is no loop any more."""
+        self._ended = True
+        for child in self._children:
+            child.end()
+        self._threads.shutdown(wait=False)
+
+    async def _answers(self, orders: Sequence[Order], within: float) -> list[Reply]:
+        """Give each member its order."""
+        if self._ended:
+            raise MemberLostError("the group's members were ended")
+        loop = asyncio.get_running_loop()
+        pairs = zip(self._children, orders, strict=True)
+        asked = [loop.run_in_executor(self._threads, _answer, child, order, within) for child, order in pairs]
+        try:
+            return await asyncio.gather(*asked)
+        except BaseException:
+            await self.end()
+            raise
+
+
+def hinders_group(group: TrainerGroup, seen: Surroundings) -> str | None:
+    """Why this host cannot stand for the engines in a group, and what to do; None where it can. Pure."""
+    if group.backend == "nccl" and seen.gpus < group.ranks:
+        return (
+            f"the trainer makes a group of NCCL, in which each of the engines' {group.ranks} ranks needs a GPU, and "
+            f"'refitd areal' sees {seen.gpus}: run it where there are as many (CUDA_VISIBLE_DEVICES without the "
+            f"trainer's), {_BY_FILES}"
+        )
+    if group.backend not in seen.backends:
+        return f"the torch of 'refitd areal' has no {group.backend}: install one that has it, {_BY_FILES}"
+    return None
+
+
+def _answer(child: GroupChild, order: Order, within: float) -> Reply:
+    try:
+        reply = child.ask(order, within)
+    except ChildLostError as error:
+        raise MemberLostError(str(error)) from error
+    if isinstance(reply, OrderFailed):
+        raise MemberLostError(reply.reason)
+    if not isinstance(reply, MemberReady | Surroundings):
+        raise MemberLostError(f"a member has answered {type(reply).__name__}")
+    return reply

@@ -6,7 +6,8 @@
 A server was started on DIR/a (Qwen2.5-1.5B's shapes) with the plugin in its environment and REFITD_SGLANG_ROOT=root
 (REFITD_VLLM_ROOT=root), the root on tmpfs and empty but for `.refitd`. This process is the trainer: it has the weights
 on that GPU, or on another, starts the service and publishes. What answers is asked of the engine itself. A server
-without the plugin (`--stock`) is updated by files alone. A vLLM first loads DIR/b and DIR/a in turns by its own routes.
+without the plugin (`--stock`) is updated by files and, with `--transport`, by endpoints of its own. A vLLM first loads
+DIR/b and DIR/a in turns by its own routes.
 With `--dtype fp8_block` DIR/a is an fp8 checkpoint, and the trainer's bf16 weights of DIR/b go out in fp8, as files.
 
     answered     from the call of publish() until the service says that the version is served: every engine has proved
@@ -138,7 +139,7 @@ class Bench:
         self.out["bytes"] = sum(tensor.nbytes for tensor in self.weights.values())
         memory = () if self.options.dtype or self.options.stock else (self.memory,)
         sent = tuple(partial(self.sent, name) for name in self.options.transport)
-        by_plugin = () if self.options.stock else (self.deltas, *memory, *sent, self.same)
+        by_plugin = sent if self.options.stock else (self.deltas, *memory, *sent, self.same)
         with RefitClient(self.service) as self.client:
             self.carry_out("always", (self.files, *by_plugin, self.under_load, self.last))
             if memory:
@@ -303,6 +304,8 @@ def main() -> None:
     options = parser.parse_args()
     folder = options.out.absolute().parent
     more = ("--base-model", str(options.models / "a"), "--keep-last", "1")
+    if options.stock and options.transport:
+        more += ("--sglang-stock-transfers",)
     own = own_reloads(options) if options.engine == "vllm" else {}
     with refitd(options.root, folder, [options.url], *more) as (_, url):
         bench = Bench(options, url)

@@ -24,13 +24,13 @@ from refitd_client.transport.shards.script import (
 )
 from refitd_client.transport.shards.strips import Strip, strip
 
-STANDING = StandingLanes(number=3, receivers=frozenset({"a", "b"}), table="t")
+STANDING = StandingLanes(number=3, receivers=frozenset({"a", "b"}), table="t", backend="gloo")
 OTHER = {"sender 1": Ready(group=3)}
 BOTH: dict[str, Ready | None] = {"a": Ready(group=3), "b": Ready(group=3)}
 
 
 def test_lanes_stay_while_members_shards_and_needs_do() -> None:
-    assert decide_lanes(OTHER, BOTH, STANDING, "t", 3) == Go(group=3, ranks={"a": 2, "b": 3})
+    assert decide_lanes(OTHER, BOTH, STANDING, "t", "gloo", 3) == Go(group=3, ranks={"a": 2, "b": 3})
 
 
 @pytest.mark.parametrize(
@@ -50,9 +50,14 @@ def test_lanes_are_made_anew_when_anything_is_another(
     standing: StandingLanes | None,
     table: str,
 ) -> None:
-    go = decide_lanes(senders, receivers, standing, table, 3)
+    go = decide_lanes(senders, receivers, standing, table, "gloo", 3)
     assert (go.group, go.refused) == (4, "")
     assert set(go.ranks) == {name for name, said in receivers.items() if said is not None}
+
+
+def test_lanes_of_one_backend_are_not_those_of_another() -> None:
+    """Blocks have another size, and tensors another place: what was planned for NCCL cannot be followed over Gloo."""
+    assert decide_lanes(OTHER, BOTH, STANDING, "t", "nccl", 3).group == 4
 
 
 @pytest.mark.parametrize(
@@ -67,7 +72,7 @@ def test_lanes_are_made_anew_when_anything_is_another(
 def test_nothing_is_sent_without_each_sender_and_a_receiver(
     senders: dict[str, Ready | None], receivers: dict[str, Ready | None], why: str
 ) -> None:
-    assert decide_lanes(senders, receivers, STANDING, "t", 3) == Go(refused=why)
+    assert decide_lanes(senders, receivers, STANDING, "t", "gloo", 3) == Go(refused=why)
 
 
 def test_each_member_gets_its_side_of_its_own_lanes() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from refitd_client.transport.group.transfer import MOST_STREAMS, Go, Ready, why_none
+from refitd_client.transport.group.transfer import MOST_STREAMS, Backend, Go, Ready, why_none
 from refitd_client.transport.shards.schedule import Block, HeldStrip, Needs, Schedule, StripMove
 from refitd_client.transport.shards.strips import Strip
 
@@ -145,11 +145,14 @@ def _side(block: Block, *, sends: bool) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandingLanes:
-    """The lanes that were made: their number, the receivers in them, and the table that they were planned from."""
+    """The lanes that were made: their number, the receivers in them, the table that they were planned from, and the
+    backend of their groups.
+    """
 
     number: int
     receivers: frozenset[str]
     table: str
+    backend: Backend
 
 
 def decide_lanes(
@@ -157,6 +160,7 @@ def decide_lanes(
     receivers: Mapping[str, Ready | None],
     standing: StandingLanes | None,
     table: str,
+    backend: Backend,
     numbered: int,
 ) -> Go:
     """Decide who takes part, and whether the lanes are made anew.
@@ -166,6 +170,7 @@ def decide_lanes(
         receivers: the same of the receivers that were invited.
         standing: the lanes of the transfer before, None where there are none or one has failed.
         table: identifies what is sent and needed.
+        backend: of the groups that are wanted.
         numbered: the number of the last lanes that were made.
 
     Returns:
@@ -179,7 +184,8 @@ def decide_lanes(
         return Go(refused=why_none(receivers))
     ranks = {name: rank for rank, name in enumerate(ready, len(senders) + 1)}
     said = [*(each for each in senders.values() if each is not None), *ready.values()]
-    same = standing is not None and (standing.receivers, standing.table) == (frozenset(ready), table)
+    wanted = (frozenset(ready), table, backend)
+    same = standing is not None and (standing.receivers, standing.table, standing.backend) == wanted
     if standing is not None and same and {each.group for each in said} <= {standing.number}:
         return Go(group=standing.number, ranks=ranks)
     streams = min(max(1, MOST_STREAMS // (len(senders) + 1)), *(each.streams for each in said))

@@ -112,11 +112,13 @@ class ShardSending:
         senders = {sender_name(each): self._said(transfer, sender_name(each), joining, waiting)
                    for each in range(1, transfer.senders)}  # fmt: skip
         receivers = {each: self._said(transfer, each, joining, waiting) for each in transfer.receivers}
-        go = decide_lanes(senders, receivers, self._standing, named, self._numbered)
+        go = decide_lanes(senders, receivers, self._standing, named, transfer.backend, self._numbered)
         if not go.refused and (self._standing is None or go.group != self._standing.number):
             self._plan(go, table, transfer)
             self._numbered = go.group
-            self._standing = StandingLanes(number=go.group, receivers=frozenset(go.ranks), table=named)
+            self._standing = StandingLanes(
+                number=go.group, receivers=frozenset(go.ranks), table=named, backend=transfer.backend
+            )
         say(self._store, key(transfer.name, "go"), go)
         if go.refused:
             raise TransferError(go.refused)

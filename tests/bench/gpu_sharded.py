@@ -1,0 +1,113 @@
+"""From `publish()` to answers, from a trainer of several ranks over a process group to a tensor-parallel engine.
+
+    CUDA_VISIBLE_DEVICES=2,3 torchrun --nproc-per-node 2 tests/bench/gpu_sharded.py --models DIR --root DIR
+        --service URL [--rounds 6] [--transport nccl gloo] [--out FILE]
+
+A server with `--tp-size 2` was started on DIR/a with the plugin in its environment and REFITD_SGLANG_ROOT=root, and a
+service on that root for it. Each rank has a GPU of its own. The weights of DIR/b are sharded
+as FSDP2 shards them, and changed a little before each publication, of which the files follow. Rank 0 prints, and writes
+medians in milliseconds with the fastest and the slowest:
+
+    answered     from the call of publish() until the engine generates by the new, proved weights: as the publisher
+                 heard it, or for files as the service said it
+    held         until publish() returns on rank 0: the tensors may change
+    sent_bytes   what was brought to all engine ranks together
+"""
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu_handover import spread, step_on
+from safetensors.torch import load_file
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from refitd_client import RefitClient, ShardedPublisher
+
+RUN, PATIENCE, WARM = "sharded", 120.0, 3
+
+
+class Tensors(nn.Module):
+    """The tensors of a checkpoint under their own names, as one module to shard."""
+
+    def __init__(self, weights: dict[str, torch.Tensor]) -> None:
+        super().__init__()
+        self.names = list(weights)
+        self.weights = nn.ParameterList(nn.Parameter(weights[name], requires_grad=False) for name in self.names)
+
+    def named(self) -> dict[str, Any]:
+        """This rank's shards, as DTensors, by the checkpoint's names."""
+        return dict(zip(self.names, self.weights, strict=True))
+
+
+def local(sharded: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """What this rank itself holds of each tensor."""
+    return {name: tensor.to_local() for name, tensor in sharded.items() if tensor.to_local().numel()}
+
+
+def measured(
+    publisher: ShardedPublisher, client: RefitClient, sharded: dict[str, Any], first: int, transport: str, rounds: int
+) -> dict[str, Any]:
+    """Publish so often after some publications for warming up. On all ranks; the figures are this rank's."""
+    answered: list[float] = []
+    held: list[float] = []
+    handed: list[Any] = []
+    for step in range(first, first + WARM + rounds):
+        time.sleep(0.5)
+        step_on(local(sharded))
+        distributed.barrier()
+        began = time.monotonic()
+        publication = publisher.publish(sharded, step=step, transport=transport)  # type: ignore[arg-type]
+        held.append((time.monotonic() - began) * 1000)
+        client.wait(publication.version_id, "served", PATIENCE)
+        told = publication.handed
+        heard = None if told is None or not told.engines or told.timings is None else told.timings["taken"]
+        answered.append((time.monotonic() - began) * 1000 if heard is None else heard)
+        handed.append(None if told is None else str(told))
+        publication.wait(PATIENCE, "sealed")
+    return {
+        f"{transport}: answered ms": spread(answered[WARM:]),
+        f"{transport}: held ms": spread(held[WARM:]),
+        f"{transport}: handed": handed,
+    }
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", type=Path, required=True)
+    parser.add_argument("--root", type=Path, required=True)
+    parser.add_argument("--service", required=True)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--transport", nargs="*", default=["nccl"], choices=["nccl", "gloo", "disk"])
+    parser.add_argument("--out", type=Path, default=Path("gpu-sharded.json"))
+    options = parser.parse_args()
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    distributed.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
+    weights = load_file(options.models / "b" / "model.safetensors", device=str(device))
+    out: dict[str, Any] = {"ranks": size, "bytes": sum(tensor.nbytes for tensor in weights.values())}
+    module = Tensors(weights)
+    fully_shard(module, mesh=init_device_mesh("cuda", (size,)))
+    sharded = module.named()
+    with ShardedPublisher(options.root, RUN, options.service) as publisher, RefitClient(options.service) as client:
+        for number, transport in enumerate(options.transport):
+            first = 1 + number * (WARM + options.rounds)
+            out |= measured(publisher, client, sharded, first, transport, options.rounds)
+            if rank == 0:
+                out["engines"] = str(client.engines().items)[:2000]
+                options.out.write_text(json.dumps(out, indent=1))
+    if rank == 0:
+        print(json.dumps(out, indent=1))
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from refitd.engine.fingerprints import agree, comparable, means_of, proof_by, uncompared
+from refitd.engine.fingerprints import SENT_PROOF, agree, comparable, means_of, proof_by, uncompared
 from refitd.engine.port import Outcome, Process, Reached, Refit, Unreached
 from refitd.policy.contest import calmed, changed, forgiven, held, refused, still_changed
 from refitd.state.records import AttemptRecord, EngineRecord
@@ -174,11 +174,12 @@ def proved(engine: EngineRecord, found: str, recorded: str | None) -> EngineReco
         found: the fingerprint that the load gave.
         recorded: the one that another load of the version gave first; None where there was none.
     """
+    was_sent = engine.proof == SENT_PROOF  # compared with the version itself, whatever other loads gave
     if recorded is None:
-        return replace(engine, proof=proof_by(found, recorded=True))
+        return engine if was_sent else replace(engine, proof=proof_by(found, recorded=True))
     match agree(found, recorded):
         case True:
-            return replace(engine, proof=proof_by(found))
+            return engine if was_sent else replace(engine, proof=proof_by(found))
         case False:
             reason = f"its contents are not those that another load of {engine.serving} gave at the same time"
             return replace(engine, serving=None, proof=None, reason=reason)

@@ -203,10 +203,9 @@ class EngineReconciler:
         serving = self._store.versions.get(record.serving or "")
         if serving is None:  # the version was collected meanwhile: what it left behind is what counts
             return Expected(path=record.model_path or "", label=record.weight_version or "")
-        # A copy that held a delta may hold another by now; what a stock engine received over a group changed no path.
-        if serving.kind is Kind.DELTA or (serving.is_sent and record.plugin is None):
-            return Expected(path=record.model_path or "", label=serving.label)
-        return Expected(path=self._seen_path(serving) or "", label=serving.label)
+        # A delta's copy may hold another by now; what a stock engine received over a group changed no path of it.
+        keeps = serving.kind is Kind.DELTA or (serving.is_sent and record.plugin is None)
+        return Expected(path=(keeps and record.model_path) or self._seen_path(serving) or "", label=serving.label)
 
     async def _resume(self) -> None:
         entry = self._entry

@@ -9,6 +9,7 @@ from contextlib import suppress
 from itertools import product
 from pathlib import Path
 
+from refitd_client.files.durable import write_file
 from refitd_client.transport.shards.needs import PREFIX, RankNeeds, TensorNeeds, encode, path_of, whole
 from refitd_client.transport.shards.strips import Strip, joined, strip
 from refitd_client.validation.validate import Structure
@@ -140,7 +141,8 @@ def _written(needs: RankNeeds | None, root: Path, receiver: str) -> str:
         folder = folder_of_receiver(root, receiver)
         path = path_of(root, receiver, digest)
         made = folder / f".making-{path.name}"
-        made.write_bytes(data)
+        made.unlink(missing_ok=True)  # of a process that was killed
+        write_file(made, data)
         made.rename(path)
         for other in folder.glob(f"{PREFIX}*"):
             if other != path:

@@ -364,9 +364,8 @@ class UpstreamFollower:
         """Set the fault of the upstream, or clear it, and what is known of it."""
         name, pulling = self._sources.upstream.name, None if self._pulling is None else self._pulling[0]
         wanted = self._store.runs.desired.get(self.run_followed or "")
-        self._store.runs.upstream = self._hearing.word(
-            name, self.run_followed, self._offered, self._orders, wanted=wanted, pulling=pulling
-        )
+        word = self._hearing.word(name, self.run_followed, self._offered, self._orders, wanted=wanted, pulling=pulling)
+        self._store.runs.set_upstream(word)
         before, fault = self._store.faults.upstream, self._fault()
         self._store.faults.set_upstream(fault)
         if fault is not None and before is None:

@@ -138,6 +138,10 @@ class Runs:
         self.followed_since: dict[str, float] = {}
         self.upstream: UpstreamWord | None = None
 
+    def set_upstream(self, word: UpstreamWord) -> None:
+        """The upstream was looked at."""
+        self.upstream = word
+
     def remember(self, record: RunRecord) -> None:
         """Take what the journal knows."""
         if record.closed_at is not None:

@@ -25,7 +25,7 @@ from simulation.steps import CALLS, WRITTEN, Story
 from simulation.world import World
 from support.points import taken
 
-FIRST = int(os.environ.get("REFITD_SIMULATION_SEED", "0"))
+FIRST = int(os.environ.get("REFITD_SIMULATION_SEED", "15"))
 STEPS = int(os.environ.get("REFITD_SIMULATION_STEPS", "1200"))
 SHARES = int(os.environ.get("REFITD_SIMULATION_SHARES", "1"))
 SHRINK = "REFITD_SIMULATION_SHRINK" in os.environ  # minutes, for who looks into a failure

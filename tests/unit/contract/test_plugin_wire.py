@@ -54,7 +54,7 @@ def test_the_words_of_a_handshake(root: Path, startup: Path) -> None:
     assert set(said) == {
         "ok", "protocol", "plugin", "sglang", "state", "reason", "host", "pid", "port", "seed", "rank", "ranks",
         "dp_rank", "model", "served", "plan", "kinds", "boot", "device", "backends", "proves", "leads", "leader",
-        "no_deltas",
+        "no_deltas", "needs",
     }  # fmt: skip
     assert (said["state"], said["kinds"]) == ("on", ["full", "delta", "handover"])
     assert set(said["plan"]) == {"replays", "copies", "loader", "proven", "reason"}

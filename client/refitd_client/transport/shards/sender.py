@@ -12,6 +12,7 @@ import torch
 import xxhash
 
 from refitd_client.contract.decoding import from_json
+from refitd_client.files.plain_file import read_plain
 from refitd_client.transport.group.child import SendShard, TransferSent
 from refitd_client.transport.group.membership import TransferError, WaitLimit, hear, join_store, say
 from refitd_client.transport.group.transfer import BLOCK_BYTES, MOST_STREAMS, Done, Go, Ready, key, why_absent
@@ -26,6 +27,8 @@ from refitd_client.transport.shards.script import (
     script_of,
     sender_name,
 )
+
+_MOST_TABLE = 2**30  # bytes of a file that the trainer wrote for this process
 
 
 class ShardSending:
@@ -107,7 +110,7 @@ class ShardSending:
     def _gather(self, order: SendShard, joining: WaitLimit, waiting: WaitLimit) -> tuple[Go, Mapping[str, str]]:
         """Wait for all, decide, and write each member's script where the lanes are new."""
         transfer = order.transfer
-        table = Path(order.table).read_bytes()
+        table = read_plain(Path(order.table), _MOST_TABLE)
         named = xxhash.xxh3_128_hexdigest(table)
         senders = {sender_name(each): self._said(transfer, sender_name(each), joining, waiting)
                    for each in range(1, transfer.senders)}  # fmt: skip

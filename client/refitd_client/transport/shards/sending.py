@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from refitd_client.files.durable import write
 from refitd_client.transport.group.child import (
     ChildLostError,
     GroupChild,
@@ -185,6 +186,8 @@ class ShardSender:
 def _written(table: ShardTable) -> str:
     """A file of this user's alone, for the length of one order: a line to the process has no room for it."""
     fd, path = tempfile.mkstemp(prefix="refitd-shards-")
-    os.close(fd)
-    Path(path).write_bytes(msgspec.json.encode(table))
+    try:
+        write(fd, msgspec.json.encode(table))
+    finally:
+        os.close(fd)
     return path

@@ -33,7 +33,7 @@ from refitd.engine.port import (
 )
 from refitd.engine.sglang import calls
 from refitd.engine.sglang.adapter import SglangEngine
-from refitd.engine.sglang.group_calls import OLDEST, SESSIONS, GroupCalls
+from refitd.engine.sglang.group_calls import OLDEST, SESSIONS, StockGroup
 from refitd.engine.sglang.info import read_model_info
 from refitd.engine.sglang.sender_line import SenderLine, SenderLostError, read_offer
 from refitd.engine.sglang.stores import clear
@@ -61,7 +61,7 @@ class _Met:
     """A sender that has joined the engine's group, and what it is to send."""
 
     line: SenderLine
-    group: GroupCalls
+    group: StockGroup
     expected: Expected
     buckets: list[list[OfferedTensor]]
 
@@ -148,7 +148,7 @@ class SglangGroupEngine(SglangEngine):
                 return ranks
             device = "" if self._server is None else self._server.device
             welcome = await line.meet(transfer, secret, self._http.url, device, ranks)
-            group = GroupCalls(self._http, welcome.group, sessions=self._dialect.has(SESSIONS))
+            group = StockGroup(self._http, welcome.group, sessions=self._dialect.has(SESSIONS))
             self._hangs = True
             await _joined(line, group.join(transfer, welcome, len(ranks)))
             self._hangs = False

@@ -22,7 +22,7 @@ OLDEST = (0, 5, 12)  # gives checksums
 _CALL_SECONDS = 30.0
 
 
-class GroupCalls:
+class StockGroup:
     """The calls to one engine about one transfer."""
 
     def __init__(self, http: Transport, group: str, *, sessions: bool) -> None:

@@ -182,7 +182,15 @@ class Fit:
     then: MemoryEstimate
 
 
-def fit(model: Model, placement: Placement, machine: Machine, job: JobSettings, transport: WeightTransport) -> Fit:
+def fit(
+    model: Model,
+    placement: Placement,
+    machine: Machine,
+    job: JobSettings,
+    transport: WeightTransport,
+    *,
+    by_refitd: bool = True,
+) -> Fit:
     """Find the changes that make a job fit. Deltas take a little memory; a hand-over excludes one of the changes.
 
     Args:
@@ -191,10 +199,11 @@ def fit(model: Model, placement: Placement, machine: Machine, job: JobSettings, 
         machine: the GPUs.
         job: the settings that were asked for.
         transport: how the weights go.
+        by_refitd: whether refitd carries that out, with processes of its own where it is a broadcast.
     """
 
     def measure(job: JobSettings) -> MemoryEstimate:
-        return memory_of(model, placement, machine, job, delta=transport is WeightTransport.DISK_DELTA)
+        return memory_of(model, placement, machine, job, transport if by_refitd else None)
 
     found = changes(job, measure, handover=transport is WeightTransport.HANDOVER)
     then = applied(job, found or ())

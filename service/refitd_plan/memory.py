@@ -20,12 +20,20 @@ from refitd_plan.rank_memory import (
     requests_at_once,
     trainer_parts,
 )
+from refitd_plan.transport import WeightTransport
 from refitd_plan.vllm_memory import vllm_memory
 
 HEADROOM = 0.05
 """The share of a GPU that stays free: a prediction can be wrong, and a GPU that is full fails at the next token."""
 
 _STAGING_BYTES = 2 * 2**26
+_BESIDE = {
+    (WeightTransport.NCCL, "receiver"): 1.5,
+    (WeightTransport.NCCL, "sender"): 2.5,
+    (WeightTransport.GLOO, "receiver"): 0.5,
+    (WeightTransport.GLOO, "sender"): 0.5,
+}  # GiB
+_MEASURED = "measured on an H200 (docs/measurements.md): a CUDA context, and NCCL's memory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +57,9 @@ class MemoryEstimate:
         return sum(process.total for process in self.processes)
 
 
-def memory_of(model: Model, placement: Placement, machine: Machine, job: JobSettings, *, delta: bool) -> MemoryEstimate:
+def memory_of(
+    model: Model, placement: Placement, machine: Machine, job: JobSettings, transport: WeightTransport | None
+) -> MemoryEstimate:
     """Every process's memory.
 
     Args:
@@ -57,7 +67,8 @@ def memory_of(model: Model, placement: Placement, machine: Machine, job: JobSett
         placement: which rank is on which GPU.
         machine: the GPUs.
         job: the settings.
-        delta: whether the publisher looks for changes, which takes two chunks on rank 0's GPU.
+        transport: what refitd carries out; None where it carries out nothing. A publisher that looks for changes
+            takes two chunks on rank 0's GPU, and a broadcast has a receiver beside each engine rank and a sender.
     """
     taken: dict[int, float] = {}
     engines: list[tuple[RankProcess, EngineMemory]] = []
@@ -69,13 +80,15 @@ def memory_of(model: Model, placement: Placement, machine: Machine, job: JobSett
             found = vllm_memory(model, parallel, job, capacity=capacity)
         else:
             found = engine_memory(model, parallel, job, capacity=capacity, free=free)
-        process = _process(rank, found.parts)
+        process = _process(rank, (*found.parts, *_beside(transport, "receiver")))
         taken[rank.gpu] = taken.get(rank.gpu, 0.0) + process.total
         engines.append((process, found))
     trainers: list[RankProcess] = []
     for rank in placement.of(Role.TRAINING):
         parts = trainer_parts(model, rank.component, job)
-        if delta and rank.index == 0:
+        if rank.index == 0:
+            parts += _beside(transport, "sender")
+        if transport is WeightTransport.DISK_DELTA and rank.index == 0:
             parts += (MemoryPart(name="publish staging", size=_STAGING_BYTES / GIB, source=STAGING),)
         trainers.append(_process(rank, parts))
     processes = (*(process for process, _ in engines), *trainers)
@@ -87,6 +100,12 @@ def memory_of(model: Model, placement: Placement, machine: Machine, job: JobSett
         kv_wanted=requests_at_once(job, parallel) * job.sequence_tokens,
         fraction=engines[0][1].fraction,
     )
+
+
+def _beside(transport: WeightTransport | None, name: str) -> tuple[MemoryPart, ...]:
+    """A process of refitd's beside a rank. A receiver's copy of the model is in host memory where there is no room."""
+    size = 0.0 if transport is None else _BESIDE.get((transport, name), 0.0)
+    return (MemoryPart(name=name, size=size, source=_MEASURED),) if size else ()
 
 
 def _process(rank: Rank, parts: tuple[MemoryPart, ...]) -> RankProcess:

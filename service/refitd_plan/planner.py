@@ -146,12 +146,13 @@ def _plan(
     assumptions: Sequence[str],
     restart: str | None,
 ) -> Plan:
-    found = None if shape is None else fit(shape, placement, machine, job, rule.transport)
+    by_refitd = carried_out(rule.transport, now)
+    found = None if shape is None else fit(shape, placement, machine, job, rule.transport, by_refitd=by_refitd)
     then = job if found is None else found.job
     fraction = job.mem_fraction_static if found is None else found.then.fraction
     parallel = wanted.of(Role.GENERATION)[0].parallel
     meanwhile = None  # the best that refitd does itself, where it does not do what is best
-    if not carried_out(rule.transport, now):
+    if not by_refitd:
         own = (WeightTransport.DISK_DELTA, WeightTransport.DISK)
         meanwhile = next((transport for transport in own if carried_out(transport, now)), None)
     return Plan(
@@ -229,5 +230,6 @@ def _situation(
         expandable_segments=job.expandable_segments,
         plugin=plugin,
         areal=areal,
+        apart=len({rank.device for rank in ranks}) == len(ranks),
         engine=wanted.engine,
     )

@@ -32,8 +32,9 @@ class Situation:
 
     `group` is the size of the update group; `doubled` the device that two of its ranks are on, None where none is;
     `devices` the number of devices in the job; `nodes` those that hold any of it; `whole`: the trainer has one rank,
-    which holds every tensor whole; `plugin`: refitd is in the engines' environment; `areal`: the trainer is AReaL,
-    which hands refitd the folders that it has written; `engine`: the backend that generates.
+    which holds every tensor whole; `plugin`: refitd is in the engines' environment; `apart`: each rank of trainer and
+    engines has a GPU of its own; `areal`: the trainer is AReaL, which hands refitd the folders that it has written;
+    `engine`: the backend that generates.
     """
 
     group: int
@@ -47,6 +48,7 @@ class Situation:
     expandable_segments: bool
     plugin: bool
     areal: bool = False
+    apart: bool = True
     engine: str = SGLANG
 
     @property
@@ -138,7 +140,9 @@ def left_to_trainer(transport: WeightTransport, now: Situation) -> str | None:
         return "refitd is not inside the engines (say --plugin where it is)"
     if not now.shared_files:
         return "what is broadcast is announced by a file, and the engines do not see the trainer's files"
-    return None if now.whole else "refitd broadcasts whole tensors, and the trainer's ranks hold parts"
+    if transport is WeightTransport.NCCL and not (now.whole or now.apart):
+        return "each rank of the trainer sends its part, and some rank shares a GPU with another"
+    return None
 
 
 def carried_out(transport: WeightTransport, now: Situation) -> bool:

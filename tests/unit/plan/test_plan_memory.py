@@ -22,6 +22,7 @@ from refitd_plan.model import Model, model_of, read_model
 from refitd_plan.placement import place
 from refitd_plan.plan import PlannedMemory
 from refitd_plan.rank_memory import HeldParameters, default_fraction, held_by, layer_bytes
+from refitd_plan.transport import WeightTransport
 from support.planning_page import AS_MENDED, AS_REPORTED, BEGIN, CASES, CONFIGS, END, ONE, PAGE, table
 
 A40 = 44.42
@@ -231,7 +232,9 @@ def _case(capacity: float, **settings: Any) -> tuple[JobSettings, Callable[[JobS
     machine = Machine(gpus=(Gpu(memory=capacity),))
     placement = place(parse(ONE), machine)
     model = model_of(CONFIGS["Qwen2.5-1.5B"])[0]
-    return JobSettings(**{**AS_REPORTED, **settings}), lambda job: memory_of(model, placement, machine, job, delta=True)
+    return JobSettings(**{**AS_REPORTED, **settings}), lambda job: memory_of(
+        model, placement, machine, job, WeightTransport.DISK_DELTA
+    )
 
 
 @pytest.mark.parametrize("capacity", [24.0, 36.0, 64.0])
@@ -327,3 +330,15 @@ def test_what_is_not_counted_as_it_is_is_assumed_aloud(more: dict[str, object], 
 def test_memory_needs_a_gpu_s_size() -> None:
     with pytest.raises(PlanRefusedError, match="--gpu-memory"):
         plan(ONE, gpus=[], gpus_per_node=1, model=CONFIGS["Qwen3-8B"])
+
+
+def test_a_broadcast_of_refitds_has_a_receiver_beside_each_engine_rank_and_one_sender() -> None:
+    found = memory("Qwen2.5-0.5B", A40, "sglang:d2+fsdp:d1", 3, plugin=True)
+    beside = {name for process in found.processes for name in process.parts if name in {"receiver", "sender"}}
+    assert beside == {"receiver", "sender"}
+    assert [("receiver" in each.parts, "sender" in each.parts) for each in found.processes] == [
+        (True, False),
+        (True, False),
+        (False, True),
+    ]
+    assert all("sender" not in each.parts for each in memory("Qwen2.5-0.5B", A40, "sglang:d2+fsdp:d1", 3).processes)

@@ -141,6 +141,8 @@ def test_broadcasts_are_carried_out_where_refitd_is_in_the_engines() -> None:
     assert by_refitd == set(WeightTransport) - {WeightTransport.HANDOVER}
     assert (made.transport, made.meanwhile) == (WeightTransport.NCCL, None)
     assert any('transport="nccl"' in sentence for sentence in made.advice)
+    of_ranks = plan("sglang:d2+fsdp:d2", gpus_per_node=4, plugin=True)
+    assert next(way for way in of_ranks.ways if way.transport is WeightTransport.NCCL).carried_out
 
 
 @pytest.mark.parametrize(
@@ -149,7 +151,7 @@ def test_broadcasts_are_carried_out_where_refitd_is_in_the_engines() -> None:
         ("sglang:d1+fsdp:d1", {}, "not inside the engines"),
         ("sglang:d1+fsdp:d1", {"plugin": True, "shared_files": False}, "do not see the trainer's files"),
         ("sglang:d1+fsdp:d1", {"plugin": True, "areal": True}, "weight_update_mode: xccl"),
-        ("sglang:d2+fsdp:d2", {"plugin": True}, "ranks hold parts"),
+        ("sglang:d2+fsdp:d4", {"plugin": True}, "shares a GPU"),
     ],
 )
 def test_a_broadcast_that_is_left_to_the_trainer_says_why(allocation: str, situation: dict[str, Any], why: str) -> None:

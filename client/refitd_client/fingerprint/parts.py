@@ -5,9 +5,9 @@ A fingerprint is a sum over all elements, so what several processes find in thei
 the whole, without any of them having it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -80,16 +80,25 @@ def _share(bits: host.Bits, rows: ElementRows) -> int:
     return total
 
 
+class _Piece(NamedTuple):
+    """Elements `begin` to `begin + len(bits)` of the rows of one part."""
+
+    number: int
+    bits: Any
+    rows: ElementRows
+    begin: int
+
+
 def _on_device(parts: Sequence[PartInput]) -> list[Scan]:
     import torch
 
     from refitd_client.fingerprint.batch import AddressScan
     from refitd_client.fingerprint.rows import TensorPart
-    from refitd_client.fingerprint.torch_ops import nonfinite
 
     device = parts[0].bits.device
     out = torch.zeros((len(parts), 2), dtype=torch.int64, device=device)
     long: list[TensorPart] = []
+    pieces: dict[tuple[int, Rule], list[_Piece]] = {}
     for number, part in enumerate(parts):
         at, width = 0, part.bits.element_size()
         for rows in part.rows:
@@ -106,30 +115,60 @@ def _on_device(parts: Sequence[PartInput]) -> list[Scan]:
                     elements=rows.begin + rows.width,
                 )
                 long.append(body)
-            _add(out[number], bits[:head], rows)
-            if part.rule != NO_RULE and head:
-                out[number, 1] += nonfinite(bits[:head], part.rule).sum()
+            pieces.setdefault((width, part.rule), []).extend(
+                _Piece(number, bits[begin : min(begin + _AT_ONCE, head)], rows, begin)
+                for begin in range(0, head, _AT_ONCE)
+            )
             at += rows.count
-    if long:
-        for number, each in enumerate(AddressScan(long, len(parts), device).begin()()):
-            out[number] += torch.tensor([_signed(each.fingerprint), each.nonfinite], dtype=torch.int64, device=device)
+    results = AddressScan(long, len(parts), device).begin() if long else list[Scan]
+    for (_, rule), some in pieces.items():
+        for few in _few_at_once(some):
+            _add(out, few, rule)
     prints, bad = out.cpu().numpy().T.copy()
-    return [Scan(*each) for each in zip(prints.view(np.uint64).tolist(), bad.tolist(), strict=True)]
+    found = [Scan(*each) for each in zip(prints.view(np.uint64).tolist(), bad.tolist(), strict=True)]
+    for number, each in enumerate(results()):
+        found[number] = Scan(
+            (found[number].fingerprint + each.fingerprint) & host.MASK, found[number].nonfinite + each.nonfinite
+        )
+    return found
 
 
-def _add(out: Any, bits: Any, rows: ElementRows) -> None:
-    """Add what the first elements of some rows add."""
+def _few_at_once(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
+    """All of them, in groups of so many elements as can be there at a time."""
+    group, count = list[_Piece](), 0
+    for piece in pieces:
+        if group and count + piece.bits.numel() > _AT_ONCE:
+            yield group
+            group, count = [], 0
+        group.append(piece)
+        count += piece.bits.numel()
+    if group:
+        yield group
+
+
+def _add(out: Any, pieces: Sequence[_Piece], rule: Rule) -> None:
+    """Add what elements add, to the row of `out` of each one's part: for all pieces together, because a call of torch
+    takes as long for a few elements as for many.
+    """
     import torch
 
-    from refitd_client.fingerprint.torch_ops import share
+    from refitd_client.fingerprint.torch_ops import nonfinite, terms
 
-    for begin in range(0, bits.numel(), _AT_ONCE):
-        place = torch.arange(begin, min(begin + _AT_ONCE, bits.numel()), device=bits.device)
-        row = place // rows.width
-        out[0] += share(rows.begin + row * rows.pitch + place - row * rows.width, bits[begin : begin + _AT_ONCE])
+    bits, device = torch.cat([piece.bits for piece in pieces]), out.device
+    counts = torch.tensor([piece.bits.numel() for piece in pieces], device=device)
+    owners = torch.tensor([piece.number for piece in pieces], device=device).repeat_interleave(counts)
+    out[:, 0].index_add_(0, owners, terms(torch.cat([_indices(piece) for piece in pieces]), bits))
+    if rule != NO_RULE:
+        out[:, 1].index_add_(0, owners, nonfinite(bits, rule).to(torch.int64))
 
 
-def _signed(number: int) -> int:
-    from refitd_client.fingerprint.torch_ops import signed
+def _indices(piece: _Piece) -> Any:
+    """The flat indices of a piece's elements in their tensor."""
+    import torch
 
-    return signed(number)
+    rows, end = piece.rows, piece.begin + piece.bits.numel()
+    if rows.rows == 1:
+        return torch.arange(rows.begin + piece.begin, rows.begin + end, device=piece.bits.device)
+    place = torch.arange(piece.begin, end, device=piece.bits.device)
+    row = place // rows.width
+    return rows.begin + row * rows.pitch + place - row * rows.width

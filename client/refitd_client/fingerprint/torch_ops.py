@@ -58,6 +58,11 @@ def fingerprint(bits: Any) -> Any:
 
 def share(indices: Any, bits: Any) -> Any:
     """What elements at some flat indices (int64) add to a fingerprint, as an int64 scalar on their device."""
+    return terms(indices, bits).sum()
+
+
+def terms(indices: Any, bits: Any) -> Any:
+    """The same for each element: int64 of the shape of `bits`."""
     keys = _keys(COLUMN_SEED, torch.arange(ROW, device=bits.device))[indices % ROW]
     keys *= _keys(ROW_SEED, indices // ROW)
     width = bits.element_size()
@@ -66,7 +71,7 @@ def share(indices: Any, bits: Any) -> Any:
     x = (bits.to(torch.int64) & mask) ^ signed(mix.seed)
     for shift, factor in mix.rounds:
         x = ((x ^ _shifted(x, shift, size)) * signed(factor)) & mask
-    return (keys * (x ^ _shifted(x, mix.last, size))).sum()
+    return keys * (x ^ _shifted(x, mix.last, size))
 
 
 def signed(number: int) -> int:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from refitd_client.checkpoint.finite import rule_of
 from refitd_client.fingerprint import fingerprints
+from refitd_client.fingerprint import parts as fingerprint_parts
 from refitd_client.fingerprint.host import MASK
 from refitd_client.fingerprint.parts import ElementRows, PartInput, part_scans
 from refitd_client.fingerprint.torch_ops import INTEGERS
@@ -77,3 +78,20 @@ def test_values_that_are_not_finite_are_counted_in_each_part() -> None:
         PartInput(bits[5:], [ElementRows(5, 5)], rule_of("F32")),
     ]
     assert [scan.nonfinite for scan in part_scans(parts)] == [1, 2]
+
+
+@pytest.mark.parametrize("at_once", [2**22, 1000, 7])
+def test_torch_operations_find_on_any_device_what_the_host_finds(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, many pieces of several parts together, and in as many groups as there is room for."""
+    monkeypatch.setattr(fingerprint_parts, "_AT_ONCE", at_once)
+    monkeypatch.setattr(fingerprint_parts, "has_triton", lambda: False)
+    matrix, other = values(37 * 211, 2).view(37, 211), values(5000, 4)
+    bits, rule = other.view(torch.int32), rule_of("F32")
+    some = [
+        rectangle(matrix, slice(0, 20), slice(0, 100), 2),
+        PartInput(torch.cat([bits[100:300], bits[4000:4900]]), [ElementRows(100, 200), ElementRows(4000, 900)], rule),
+        PartInput(bits[:0], [], rule),
+        rectangle(matrix, slice(20, 37), slice(100, 211), 2),
+        PartInput(bits[:100], [ElementRows(0, 100)]),
+    ]
+    assert fingerprint_parts._on_device(some) == part_scans(some)

@@ -16,7 +16,7 @@ from refitd_client.fingerprint import host
 from refitd_client.fingerprint.tensors import Scan, has_triton
 
 _AT_ONCE = 2**22  # elements whose indices are there at a time: they take 32 MiB, and what is made of them as much again
-_LONG = 2**16  # elements of a run from which on the kernel, or numpy's faster way, is worth its start
+_LONG = 2**16  # elements from which on the kernel, numpy's faster way or a sum of its own is worth its start
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +134,12 @@ def _on_device(parts: Sequence[PartInput]) -> list[Scan]:
 
 
 def _few_at_once(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
-    """All of them, in groups of so many elements as can be there at a time."""
+    """All of them: long ones alone, the others in groups of so many elements as can be there at a time."""
     group, count = list[_Piece](), 0
     for piece in pieces:
+        if piece.bits.numel() >= _LONG:
+            yield [piece]
+            continue
         if group and count + piece.bits.numel() > _AT_ONCE:
             yield group
             group, count = [], 0
@@ -148,12 +151,19 @@ def _few_at_once(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
 
 def _add(out: Any, pieces: Sequence[_Piece], rule: Rule) -> None:
     """Add what elements add, to the row of `out` of each one's part: for all pieces together, because a call of torch
-    takes as long for a few elements as for many.
+    takes as long for a few elements as for many. Many that are added to one row wait for each other: a long piece is
+    summed first.
     """
     import torch
 
     from refitd_client.fingerprint.torch_ops import nonfinite, terms
 
+    if len(pieces) == 1:
+        number, bits, _, _ = pieces[0]
+        out[number, 0] += terms(_indices(pieces[0]), bits).sum()
+        if rule != NO_RULE:
+            out[number, 1] += nonfinite(bits, rule).sum()
+        return
     bits, device = torch.cat([piece.bits for piece in pieces]), out.device
     counts = torch.tensor([piece.bits.numel() for piece in pieces], device=device)
     owners = torch.tensor([piece.number for piece in pieces], device=device).repeat_interleave(counts)

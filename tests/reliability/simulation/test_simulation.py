@@ -25,11 +25,20 @@ from simulation.steps import CALLS, WRITTEN, Story
 from simulation.world import World
 from support.points import taken
 
-FIRST = int(os.environ.get("REFITD_SIMULATION_SEED", "15"))
+FIRST = int(os.environ.get("REFITD_SIMULATION_SEED", "41"))
 STEPS = int(os.environ.get("REFITD_SIMULATION_STEPS", "1200"))
 SHARES = int(os.environ.get("REFITD_SIMULATION_SHARES", "1"))
 SHRINK = "REFITD_SIMULATION_SHRINK" in os.environ  # minutes, for who looks into a failure
-SHOWN = ("good", "delta", "taken", "refused", "restored", "unknown", "proofs")  # what plugins have loaded, and answered
+SHOWN = (
+    "good",
+    "delta",
+    "taken",
+    "received",
+    "refused",
+    "restored",
+    "unknown",
+    "proofs",
+)  # what plugins have loaded, and answered
 
 
 @pytest.mark.points

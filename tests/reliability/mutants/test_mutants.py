@@ -217,7 +217,7 @@ MUTANTS = [
         "service/refitd/engine/vllm/loads.py",
         "or not began_torn:",
         "or True:",
-        "tests/reliability/simulation/test_simulation.py",
+        "tests/reliability/simulation/test_found.py",
     ),
     Mutant(
         "resumes a vLLM after a load that failed",

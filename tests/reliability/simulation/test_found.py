@@ -97,3 +97,12 @@ def test_engines_of_a_host_that_is_ordered_back_to_a_delta_get_a_copy_of_it_and_
         )
         story.roll_back()
         world.heal()
+
+
+def test_a_vllm_whose_load_broke_off_is_loaded_twice_before_it_computes() -> None:
+    """What the first load after one that failed leaves behind may be a mixture, which vLLM itself does not say."""
+    with closing(World(3184730022, strategy=StrategyName.ALL, vllm="abc")) as world:
+        story = Story(world)
+        story.call_of_someone_else_fails(name="a", loads=True, seconds=40.0)
+        story.call_of_someone_else_fails(name="b", loads=True, seconds=40.0)
+        world.heal()

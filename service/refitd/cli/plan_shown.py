@@ -10,7 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from refitd.cli.render import sentence
-from refitd_plan.host import BY_FILES
 from refitd_plan.outputs import environment_lines
 from refitd_plan.plan import Plan, PlannedMemory, PlannedProcess, TransportOption
 
@@ -122,8 +121,7 @@ def _settings(plan: Plan) -> Iterator[RenderableType]:
     yield from (sentence(f"  # {line}") for line in plan.advice)
     yield sentence("AReaL's configuration", "bold")
     yield from (sentence(f"  {line}") for line in yaml.safe_dump(plan.areal, sort_keys=False).splitlines())
-    own = plan.meanwhile or plan.transport
-    if own in BY_FILES:
+    if plan.meanwhile is not None or any(way.chosen and way.carried_out for way in plan.ways):
         yield sentence("refitd", "bold")
         flags = {"keep_last": "--keep-last", "slots": "--slots"}
         changes = () if memory is None else memory.changes or ()

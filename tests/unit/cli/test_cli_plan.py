@@ -262,6 +262,9 @@ def test_a_plan_says_of_what_its_costs_are_and_how_the_service_is_started(model:
         "3.09 GB in bf16, trainer and engine on an H200 each"
     )
     assert "refitd serve --root DIR --engine URL --base-model MODEL" in shown
+    sent = " ".join(refitd("plan", "sglang:d1+d1", "--gpus-per-node", "2", "--plugin").stdout.split())
+    assert "Transport: nccl" in sent
+    assert "refitd serve --root DIR" in sent
 
 
 def test_flags_of_what_does_not_fit_are_not_called_changed(model: list[str]) -> None:

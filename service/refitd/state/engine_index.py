@@ -47,7 +47,10 @@ class EngineIndex(dict[str, EngineRecord]):
             return
         self._plugged[record.run] += by * (record.plugin is not None)
         if record.known and record.serving is not None:
-            self._served[record.run, record.serving] += by
+            served = record.run, record.serving
+            self._served[served] += by
+            if not self._served[served]:
+                del self._served[served]  # a run serves a new version at each step
 
     def of_run(self, run: str | None) -> list[EngineRecord]:
         """The engines that follow a run, in the order of all; with None those that follow none."""

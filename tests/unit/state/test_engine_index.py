@@ -47,3 +47,10 @@ def test_a_record_that_takes_the_place_of_another_is_the_one_that_is_found() -> 
     index["a"] = engine("a")
     index["a"] = replace(engine("a"), reason="new")
     assert [each.reason for each in index.of_run("run")] == ["new"]
+
+
+def test_versions_that_no_engine_serves_any_more_take_no_memory() -> None:
+    index = EngineIndex()
+    for step in range(1, 100):
+        index["a"] = replace(engine("a"), known=True, serving=f"run~v{step:06d}")
+    assert len(index._served) == 1

@@ -224,7 +224,11 @@ def test_a_trainer_that_is_killed_in_the_middle_frees_the_engine_which_goes_back
     model = models / "model_a" / "model.safetensors"
     words = [str(job.root), RUN, job.refitd.url, TOKEN, str(model), str(stock_job.step + 1)]
     listener = listening()
-    environment = {rogue_stock.VARIABLE: "silent", rogue_stock.REPORT_TO: str(listener.getsockname()[1])}
+    environment = {
+        "PYTHONPATH": str(Path(rogue_stock.__file__).parents[1]),  # its sender is one of the tests' modules
+        rogue_stock.VARIABLE: "silent",
+        rogue_stock.REPORT_TO: str(listener.getsockname()[1]),
+    }
     with subprocess.Popen([sys.executable, "-c", TRAINER, *words], env=dict(os.environ) | environment) as trainer:
         with listener:
             listener.accept()[0].close()

@@ -10,8 +10,9 @@ from refitd_plan.transport import WeightTransport
 class TransportOption:
     """One transport.
 
-    `hinders`: why it cannot be used, None where it can. `carried_out`: refitd does it itself; `left_to_trainer`: why
-    it leaves a broadcast that can be used to the trainer. `costs` as a sentence, `costs_ms` as its figures in ms.
+    `hinders`: why it cannot be used, None where it can; `maybe`: it may work all the same, which a trial shows.
+    `carried_out`: refitd does it itself; `left_to_trainer`: why it leaves a broadcast that can be used to the trainer.
+    `costs` as a sentence, `costs_ms` as its figures in ms.
     """
 
     transport: WeightTransport
@@ -21,6 +22,7 @@ class TransportOption:
     left_to_trainer: str | None
     costs: str
     costs_ms: Mapping[str, int]
+    maybe: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

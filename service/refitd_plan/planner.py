@@ -37,6 +37,7 @@ from refitd_plan.transport import (
     hinders,
     hinders_handover,
     left_to_trainer,
+    may_work,
     measured,
 )
 
@@ -121,7 +122,7 @@ def plan(
     if shape is not None:
         assumptions += [*of_job, *assumed_of_memory(rule.transport, host_memory)]
     restart = restart_cost(durable, rule.transport, None if shape is None else version_bytes(shape, job))
-    return _plan(wanted, placement, machine, job, now, rule, shape, host_memory, assumptions, restart)
+    return _plan(wanted, placement, machine, job, now, rule, shape, host_memory, assumptions, restart, durable)
 
 
 def has_plugin(engine: str = SGLANG) -> bool:
@@ -145,6 +146,7 @@ def _plan(
     host_has: float | None,
     assumptions: Sequence[str],
     restart: str | None,
+    durable: str,
 ) -> Plan:
     by_refitd = carried_out(rule.transport, now)
     found = None if shape is None else fit(shape, placement, machine, job, rule.transport, by_refitd=by_refitd)
@@ -170,7 +172,8 @@ def _plan(
                 carried_out=carried_out(transport, now),
                 left_to_trainer=left_to_trainer(transport, now) if hinders(transport, now) is None else None,
                 costs=str(COSTS[transport]),
-                costs_ms=COSTS[transport].milliseconds,
+                costs_ms=COSTS[transport].milliseconds(files=durable == ALWAYS),
+                maybe=may_work(transport, now),
             )
             for transport in WeightTransport
         ),

@@ -12,7 +12,7 @@ test holds every number here against that page.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import assert_never
 
@@ -23,6 +23,7 @@ _AREALS_OWN = "AReaL broadcasts itself (weight_update_mode: xccl), and 'refitd a
 MEASURED_GB = 3.09
 MEASURED = f"{MEASURED_GB:g} GB in bf16, trainer and engine on an H200 each, refitd inside the engine"
 """What all of them were measured on."""
+_BETWEEN_GPUS = "it works where one can read the other, which 'refitd bench transports' finds out"
 _HUB = {"HF_HUB_OFFLINE": "1"}  # a path that is gone must fail, and never be looked for on the hub
 
 
@@ -90,13 +91,19 @@ def hinders_handover(now: Situation) -> str | None:
     if not now.whole:
         return "it needs a trainer of one rank, which holds every tensor whole"
     if now.devices > 1:
-        found = f"the job lies on {now.devices} GPUs"
-        return f"{found}, and from one to another it works where they reach each other, which no plan can see"
+        return f"the job lies on {now.devices} GPUs: {_BETWEEN_GPUS}"
     if now.lora:
         return "adapters go by disk"
     if now.expandable_segments:
         return "memory of expandable segments cannot be opened by CUDA IPC: leave expandable_segments out"
     return None if now.plugin else "it needs refitd's plugin inside the engine (say --plugin where it is)"
+
+
+def may_work(transport: WeightTransport, now: Situation) -> bool:
+    """Whether a transport that is hindered may work all the same: no plan can see what hinders it, a trial does."""
+    if transport is not WeightTransport.HANDOVER or hinders_handover(now) is None:
+        return False
+    return hinders_handover(replace(now, devices=1)) is None
 
 
 def no_deltas(now: Situation) -> str | None:
@@ -224,19 +231,20 @@ class TransportCost:
     """What one version cost by a transport, in milliseconds, as docs/measurements.md has it.
 
     `answered`: from `publish()` until the engine generates by the new, proved weights. `held`: the trainer in
-    `publish()`. `paused`: the engine. `beside` is a sentence on the same bytes without refitd, empty where there is
-    none.
+    `publish()`. `paused`: the engine. `held_in_memory`: the trainer where no files follow, None where that was not
+    measured, or is not possible. `beside` is a sentence on the same bytes without refitd, empty where there is none.
     """
 
     answered: int
     held: int
     paused: int
     beside: str = ""
+    held_in_memory: int | None = None
 
-    @property
-    def milliseconds(self) -> Mapping[str, int]:
-        """The figures alone."""
-        return {"answered": self.answered, "held": self.held, "paused": self.paused}
+    def milliseconds(self, *, files: bool) -> Mapping[str, int]:
+        """The figures alone, of a version that files follow, or of one that none follow."""
+        held = self.held if files or self.held_in_memory is None else self.held_in_memory
+        return {"answered": self.answered, "held": held, "paused": self.paused}
 
     def __str__(self) -> str:
         cost = f"{self.answered} ms until answered, trainer held {self.held}, engine paused {self.paused}"
@@ -248,9 +256,13 @@ COSTS: Mapping[WeightTransport, TransportCost] = {
         answered=265, held=64, paused=92, beside="2,978 ms by save_file and SGLang's own reload"
     ),
     WeightTransport.DISK_DELTA: TransportCost(answered=144, held=15, paused=31, beside="where 1 % changed"),
-    WeightTransport.HANDOVER: TransportCost(answered=65, held=126, paused=36),
+    WeightTransport.HANDOVER: TransportCost(answered=65, held=126, paused=36, held_in_memory=65),
     WeightTransport.NCCL: TransportCost(
-        answered=85, held=146, paused=30, beside="by the trainer alone 1,136 ms with a request for each parameter"
+        answered=85,
+        held=146,
+        paused=30,
+        beside="by the trainer alone 1,136 ms with a request for each parameter",
+        held_in_memory=88,
     ),
     WeightTransport.GLOO: TransportCost(
         answered=626, held=686, paused=32, beside="by the trainer alone 758 ms with a broadcast for each parameter"
@@ -265,7 +277,7 @@ def measured(version: float | None, engine: str = SGLANG) -> str:
     if version is None:
         return of
     gigabytes = version / 1e9
-    return f"{of}; a version of this job has {gigabytes:.2f} GB: about {gigabytes / MEASURED_GB:.2g} times that"
+    return f"{of}; a version of this job has {gigabytes:.3g} GB: about {gigabytes / MEASURED_GB:.2g} times that"
 
 
 # SGLang sets the first for its own processes; a trainer without it joins the group, and its first broadcast fails.

@@ -216,7 +216,7 @@ class StagedPublication:
     """A version whose bytes have left the trainer's tensors, and which is being committed in the background.
 
     Nothing is visible under `path` yet, and nothing will be if the process is killed now. `handed` says which engines
-    have taken it from memory, where it was to be handed over; else it is None.
+    have taken it from memory, and how it goes; None where neither `handover` nor `transport` was asked for.
     """
 
     run: str

@@ -19,6 +19,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
@@ -306,7 +307,7 @@ class WeightPublisher:
                 could not be written the next goes by its files.
             transport: how engines get it, in place of `delta` and `handover` (docs/transports.md): `auto` takes the
                 fastest that can work between this trainer and the run's engines; `disk`, `delta`, `handover`, `nccl`
-                and `gloo` force one. The version's metadata has it as `transport`, with the reason as `transport_why`.
+                and `gloo` force one. The publication's `handed` and the version's metadata say which, and why.
 
         Raises:
             InvalidWeightsError: the weights cannot be a version; the message names the tensor or file.
@@ -336,7 +337,9 @@ class WeightPublisher:
             if transport is not None:
                 route = route_of(transport, weights, self._context.connection, self._folder.run, self._durability)
                 delta, handover, block, destination = route.delta, route.handover, "staged", route.destination
-                late, said = late if route.instead is None else Handed(reason=route.instead), route.metadata
+                reason = route.instead or (DUE.reason if handover else None)
+                late = Handed(reason=reason, transport=route.choice.transport, why=route.choice.why)
+                said = route.metadata
             attempt = PublishAttempt(
                 context=self._context,
                 order=order,
@@ -352,6 +355,7 @@ class WeightPublisher:
             )
             if handover and not self._context.handover.due:
                 rest, handed = attempt.hand_over(weights)
+                handed = replace(handed, transport=late.transport, why=late.why)
                 return attempt.staged(self._background.begin(rest), handed)
             if handover or block == "staged":
                 told = late if handover or late is not DUE else None

@@ -119,19 +119,19 @@ def hindrances(weights: Any, connection: Connection, run: str) -> tuple[Choice, 
         ServiceError: the service does not say who can receive.
     """
     with open_client(connection, try_for=_ASK_SECONDS) as client:
-        receivers = client.receivers(run).receivers
+        found = client.receivers(run)
     trainer = _trainer_of(weights)
-    found = ((each, hinders(cast("Transport", each), trainer, receivers)) for each in TRANSPORTS)
-    return choose(trainer, receivers), {transport: why for transport, why in found if why is not None}
+    reasons = ((each, hinders(cast("Transport", each), trainer, found)) for each in TRANSPORTS)
+    return choose(trainer, found), {transport: why for transport, why in reasons if why is not None}
 
 
 def _route(transport: Transport, trainer: TrainerPlace, found: Receivers, service_host: str) -> PublishRoute:
     receivers = found.receivers
     if transport == "auto":
-        choice = choose(trainer, receivers)
+        choice = choose(trainer, found)
     else:
         choice = Choice(transport=transport, why="the trainer asks for it")
-        hindrance = hinders(transport, trainer, receivers)
+        hindrance = hinders(transport, trainer, found)
         if hindrance is not None and transport in {"nccl", "gloo"}:
             if receivers:
                 raise TransportRefusedError(f"transport={transport!r} cannot work: {hindrance}")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from refitd_client.contract.receivers import Receiver
+from refitd_client.contract.receivers import Receivers
 from refitd_client.errors import ServiceError, TransportRefusedError
 from refitd_client.http.connection import Connection
 from refitd_client.http.publisher_client import open_client
@@ -75,33 +75,34 @@ def route_of_ranks(asked: Asked, connection: Connection | None, run: str) -> Pub
         raise TransportRefusedError(f"transport={asked.transport!r} cannot work: {why}")
     try:
         with open_client(connection, try_for=_ASK_SECONDS) as client:
-            receivers = client.receivers(run).receivers
+            found = client.receivers(run)
     except (ServiceError, OSError, ValueError) as error:
         return _by_files("files need no answer of the service", f"the service does not say who can receive: {error}")
-    return decide_route(asked, receivers, urlsplit(connection.url).hostname or "")
+    return decide_route(asked, found, urlsplit(connection.url).hostname or "")
 
 
-def decide_route(asked: Asked, receivers: Sequence[Receiver], service_host: str) -> PublishRoute:
+def decide_route(asked: Asked, found: Receivers, service_host: str) -> PublishRoute:
     """The same where it is known who can receive. Pure.
 
     Args:
         asked: what the ranks ask for.
-        receivers: all ranks of the run's engines that have refitd inside.
+        found: what can receive, as the service says.
         service_host: the service's host.
 
     Raises:
         TransportRefusedError: as `route_of_ranks`.
     """
+    receivers = found.receivers
     names = tuple(sorted(each.name for each in receivers))
     needs = {each.name: each.needs for each in receivers if each.needs}
     if asked.transport == "auto":
-        if (hindrance := hinders_ranks("nccl", asked.places, receivers)) is not None:
+        if (hindrance := hinders_ranks("nccl", asked.places, found)) is not None:
             return _by_files(f"files go everywhere (no NCCL: {hindrance})")
         choice = Choice(transport="nccl", why="trainer and engine ranks have GPUs of their own")
         to = Destination(backend="nccl", receivers=names, service_host=service_host, needs=needs)
         return _to_group(choice, to)
     backend = "nccl" if asked.transport == "nccl" else "gloo"
-    if (hindrance := hinders_ranks(backend, asked.places, receivers)) is not None:
+    if (hindrance := hinders_ranks(backend, asked.places, found)) is not None:
         if not receivers:
             return _by_files("files go everywhere", hindrance)
         raise TransportRefusedError(f"transport={asked.transport!r} cannot work: {hindrance}")
@@ -110,17 +111,17 @@ def decide_route(asked: Asked, receivers: Sequence[Receiver], service_host: str)
     return _to_group(choice, to)
 
 
-def hinders_ranks(backend: Transport, places: Sequence[TrainerPlace], receivers: Sequence[Receiver]) -> str | None:
+def hinders_ranks(backend: Transport, places: Sequence[TrainerPlace], found: Receivers) -> str | None:
     """Why `nccl` or `gloo` cannot work between all these, as a sentence that says what else to do; None where it can.
 
     Args:
         backend: the transport.
         places: where each rank's tensors are, by rank.
-        receivers: as in `decide_route`.
+        found: as in `decide_route`.
     """
     for rank, place in enumerate(places):
-        if (hindrance := hinders(backend, place, receivers)) is not None:
-            return f"trainer rank {rank}: {hindrance}" if receivers else hindrance
+        if (hindrance := hinders(backend, place, found)) is not None:
+            return f"trainer rank {rank}: {hindrance}" if found.receivers else hindrance
     if backend != "nccl":
         return None
     counts = Counter(device for place in places for device in place.devices)

@@ -54,11 +54,13 @@ _log = logging.getLogger("refitd_client")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handed:
-    """The result of a hand-over: the engines that serve the version now, and why not all do, or none.
+    """What became of a version before its files: the engines that serve it now, and why not all do, or none.
 
-    `timings` are milliseconds of `offer` (fingerprints, the offer's file), `notice`, and `taken`: from the call of
-    `publish` until the last engine had answered. `sent` are milliseconds of a transfer over a process group by stage,
-    None where there was none; `sent_bytes` are the bytes that it has brought to engine ranks, each rank's counted.
+    `transport` is how it goes, and `why` says why that way; None where `publish` was called without `transport`. By
+    files alone there are no engines, and `reason` is None unless more was asked for. `timings` are milliseconds of
+    `offer` (fingerprints, the offer's file), `notice`, and `taken`: from the call of `publish` until the last engine
+    had answered. `sent` are milliseconds of a transfer over a process group by stage, None where there was none;
+    `sent_bytes` are the bytes that it has brought to engine ranks, each rank's counted.
     """
 
     engines: tuple[str, ...] = ()
@@ -66,6 +68,8 @@ class Handed:
     timings: Mapping[str, float] | None = None
     sent: Mapping[str, float] | None = None
     sent_bytes: int = 0
+    transport: str | None = None
+    why: str | None = None
 
     @property
     def is_whole(self) -> bool:

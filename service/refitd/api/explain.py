@@ -82,7 +82,11 @@ def explain_version(
         plan: what would be collected now.
         waits_for: why no copy of a delta is being written now.
     """
-    sentences = [f"{record.id} is {record.state}: {record.reason or _VERSIONS[record.state]}."]
+    without_files = record.durability is not None and record.state is VersionState.ANNOUNCED
+    means = "it has no files" if without_files else _VERSIONS[record.state]
+    sentences = [f"{record.id} is {record.state}: {record.reason or means}."]
+    if record.chosen is not None:
+        sentences.append(f"Its trainer publishes it by {record.chosen}.")
     if record.in_memory:
         sentences.append(f"It was handed over from its trainer's memory. {_without_files(record, targets)}")
     if record.proved_by:

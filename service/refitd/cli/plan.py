@@ -126,6 +126,6 @@ def plan(**given: Any) -> None:
             advice=(*found.advice, *of_file.advice),
             areal=with_keys(found.areal, of_file.patch),
         )
-        out.show(found, *shown(found), width=PAGE_WIDTH)
+        out.show(found, *shown(found, areal=areal is not None or said.get("allocation") is not None), width=PAGE_WIDTH)
         if found.memory is not None and not found.memory.fits:
             raise typer.Exit(ExitCode.FAILED)

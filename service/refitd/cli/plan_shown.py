@@ -14,8 +14,8 @@ from refitd_plan.outputs import environment_lines
 from refitd_plan.plan import Plan, PlannedMemory, PlannedProcess, TransportOption
 
 
-def shown(plan: Plan) -> Iterator[RenderableType]:
-    """The plan, from the choice to the assumptions."""
+def shown(plan: Plan, *, areal: bool) -> Iterator[RenderableType]:
+    """The plan, from the choice to the assumptions. `areal`: the job is described in AReaL's words."""
     yield from _choice(plan)
     yield _ways(plan.ways)
     yield sentence(
@@ -27,7 +27,7 @@ def shown(plan: Plan) -> Iterator[RenderableType]:
         yield sentence(f"\nRestart: {plan.restart}.", "yellow")
     if plan.memory is not None:
         yield from _memory(plan.memory)
-    yield from _settings(plan)
+    yield from _settings(plan, areal=areal)
     yield sentence("\nAssumed", "bold")
     yield from (sentence(f"  - {assumption}") for assumption in plan.assumptions)
 
@@ -49,7 +49,8 @@ def _ways(ways: Sequence[TransportOption]) -> Table:
     table = _table("", "TRANSPORT", "POSSIBLE", "BY REFITD", "ANSWERED", "HELD", "PAUSED")
     for way in ways:
         mark = Text("→", style="green") if way.chosen else Text("")
-        possible = Text("yes") if way.hinders is None else sentence(f"no: {way.hinders}", "dim")
+        verdict = "maybe" if way.maybe else "no"
+        possible = Text("yes") if way.hinders is None else sentence(f"{verdict}: {way.hinders}", "dim")
         figures = (f"{figure:,} ms" for figure in way.costs_ms.values())
         table.add_row(mark, way.transport, possible, "yes" if way.carried_out else "no", *figures)
     return table
@@ -111,7 +112,7 @@ def _gpus(same: Sequence[PlannedProcess]) -> str:
     return str(same[0].gpu) if len(same) == 1 else f"{same[0].gpu}-{same[-1].gpu}"
 
 
-def _settings(plan: Plan) -> Iterator[RenderableType]:
+def _settings(plan: Plan, *, areal: bool) -> Iterator[RenderableType]:
     memory = plan.memory
     changed = ", with the changes" if memory is not None and not memory.fits and memory.changes is not None else ""
     yield sentence(f"\n{'vLLM' if plan.vllm_flags else 'SGLang'}{changed}", "bold")
@@ -119,8 +120,9 @@ def _settings(plan: Plan) -> Iterator[RenderableType]:
     yield sentence("Environment", "bold")
     yield from (sentence(f"  {line}") for line in environment_lines(plan.environment))
     yield from (sentence(f"  # {line}") for line in plan.advice)
-    yield sentence("AReaL's configuration", "bold")
-    yield from (sentence(f"  {line}") for line in yaml.safe_dump(plan.areal, sort_keys=False).splitlines())
+    if areal:
+        yield sentence("AReaL's configuration", "bold")
+        yield from (sentence(f"  {line}") for line in yaml.safe_dump(plan.areal, sort_keys=False).splitlines())
     if plan.meanwhile is not None or any(way.chosen and way.carried_out for way in plan.ways):
         yield sentence("refitd", "bold")
         flags = {"keep_last": "--keep-last", "slots": "--slots"}

@@ -132,10 +132,12 @@ def _run_line(run: RunSummary) -> Text:
     style = "green" if run.engines and run.in_sync == run.engines else "yellow"
     count = (f"{run.in_sync} of {run.engines} engines" if run.engines else "no engine", style)
     lost = ", whose files are lost: publish a newer step" if run.target.state is VersionState.LOST else ""
-    alone = ", in memory alone as yet" if run.target.in_memory else ""
+    alone = ", in memory alone" if run.target.in_memory else ""
+    by = render.sentence(f", by {run.target.metadata['transport']}" if "transport" in run.target.metadata else "")
     paused = "" if run.paused_since is None else f", paused since {run.paused_since}: refitd resume {run.run}"
     told = (render.sentence(paused, "yellow"), lost, alone)
-    return Text.assemble(name, f" → step {run.target.step:,} ({run.target.id}), served by ", count, *told)
+    aim = f" → step {run.target.step:,} ({run.target.id})"
+    return Text.assemble(name, aim, by, ", served by ", count, *told)
 
 
 def look(client: RefitClient, limit: int) -> StatusSummary:

@@ -223,7 +223,7 @@ class TransportBench:
         began = time.perf_counter()
         publication = self._publish(transport)
         held = answered = (time.perf_counter() - began) * 1000
-        if publication.handed is None:
+        if publication.handed is None or not publication.handed.engines:
             publication.wait(self._timeout)
             answered = (time.perf_counter() - began) * 1000
         return answered, held, publication

@@ -117,6 +117,12 @@ class VersionRecord:
         return "delta" if self.kind is Kind.DELTA else "disk"
 
     @property
+    def chosen(self) -> str | None:
+        """By which transport its trainer publishes it, and why, in its own words; None where it does not say."""
+        transport, why = self.metadata.get("transport"), self.metadata.get("transport_why")
+        return None if transport is None else f"{transport} ({why})" if why else transport
+
+    @property
     def is_sent(self) -> bool:
         """Whether its trainer sends it over a process group, by what it says in the metadata."""
         return self.metadata.get("transport") in {"nccl", "gloo"}

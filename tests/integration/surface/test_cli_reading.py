@@ -59,7 +59,7 @@ class TestStatus:
         service.versions = [make_version(5, state=VersionState.ANNOUNCED, in_memory=True), make_version(2)]
         service.engines = [make_engine("a", version="exp~v000005", step=5, in_memory=True)]
         shown = refitd("status", "--url", service.url).stdout
-        assert "exp → step 5 (exp~v000005), served by 1 of 1 engines, in memory alone as yet" in shown
+        assert "exp → step 5 (exp~v000005), served by 1 of 1 engines, in memory alone" in shown
         assert line_with(shown, "12:00:00Z")[2:5] == ["ANNOUNCED", "in", "memory"]
         assert line_with(refitd("engines", "--url", service.url).stdout, "IN_SYNC")[3:6] == ["IN_SYNC", "in", "memory"]
 

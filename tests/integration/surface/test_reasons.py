@@ -82,6 +82,17 @@ def test_an_engine_that_another_writer_loads_is_not_said_to_serve_its_start_up_w
     assert render.steps_behind(shown, make_version(3).id) == "-", "WHY says what is known"
 
 
+def test_a_version_says_by_which_transport_its_trainer_publishes_it_and_why(tmp_path: Path) -> None:
+    store = Store(Journal(tmp_path), SystemClock())
+    plain = version(1)
+    chosen = replace(plain, metadata={"transport": "delta", "transport_why": "files go everywhere (no NCCL: …)"})
+    targets, plan = Targets(store), ReclaimPlan(items=[], freed_bytes=0)
+    said = explain_version(chosen, store, targets, plan)
+    store.journal.close()
+    assert "Its trainer publishes it by delta (files go everywhere (no NCCL: …))." in said
+    assert not any("publishes it by" in sentence for sentence in explain_version(plain, store, targets, plan))
+
+
 async def test_a_rejected_version_that_no_engine_served_was_not_rolled_back_from(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage:
         for step in (1, 2):

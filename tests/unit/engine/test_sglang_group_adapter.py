@@ -266,6 +266,16 @@ async def test_what_the_engine_calls_a_success_counts_for_nothing_and_twice_in_a
     assert seen.stock_receiver is None
 
 
+async def test_a_server_without_the_route_of_the_checksums_is_asked_once(transfer: OneTransfer) -> None:
+    transfer.sglang.on("/weights_checker", said(404, "Not Found"))
+    done = await transfer.refit()
+    assert (done.outcome, "it gives no checksums" in (done.reason or "")) == (Outcome.NACK, True)
+    assert INIT not in transfer.sglang.calls
+    seen = await transfer.engine.probe()
+    assert isinstance(seen, Reached)
+    assert seen.stock_receiver is None
+
+
 async def test_a_label_that_is_not_the_versions_is_a_doubt(transfer: OneTransfer) -> None:
     transfer.sglang.on(BUCKET, said(200, "Succeeded to update parameter online."))
     transfer.sglang.ranks = transfer.sglang.received

@@ -96,7 +96,15 @@ def test_a_hand_over_between_gpus_is_not_chosen_since_no_plan_can_see_whether_th
     made = plan("sglang:d1+fsdp:d1", gpus_per_node=2, plugin=True)
     way = next(way for way in made.ways if way.transport is WeightTransport.HANDOVER)
     assert (way.chosen, way.carried_out) == (False, False)
-    assert "which no plan can see" in str(way.hinders)
+    assert (way.maybe, "which 'refitd bench transports' finds out" in str(way.hinders)) == (True, True)
+
+
+@pytest.mark.parametrize("durable", ["always", "every=10"])
+def test_the_trainer_is_held_for_as_long_as_with_files_or_without_them(durable: str) -> None:
+    made = plan("sglang:d1+fsdp:d1", gpus_per_node=2, plugin=True, durable=durable)
+    held = {way.transport: way.costs_ms["held"] for way in made.ways}
+    expected = (146, 126) if durable == "always" else (88, 65)
+    assert (held[WeightTransport.NCCL], held[WeightTransport.HANDOVER]) == expected
 
 
 def test_the_plugin_is_looked_for_where_nobody_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,7 @@ def test_where_an_engine_has_refitd_inside_that_one_receives_and_the_others_load
 
 def test_where_the_operator_allows_none_it_goes_by_files(found: Receivers) -> None:
     found.stock.clear()
-    assert "no engine of the run has refitd inside" in (of("gloo").instead or "")
+    assert "no engine of the run (a, b) has refitd inside" in (of("gloo").instead or "")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from refitd_client.contract.receivers import Receiver
+from refitd_client.contract.receivers import Receiver, Receivers
 from refitd_client.errors import TransportRefusedError
 from refitd_client.sharded.routing import Asked, check_transport, decide_route
 from refitd_client.transport.group.choice import TrainerPlace, Transport
@@ -133,7 +133,7 @@ def rank(device: str, needs: str = "") -> Receiver:
 
 def test_ranks_and_engine_ranks_with_gpus_of_their_own_take_nccl_and_say_what_is_needed() -> None:
     asked = Asked(transport="auto", places=[place("G0"), place("G1")])
-    route = decide_route(asked, [rank("G2", "d2"), rank("G3")], "service")
+    route = decide_route(asked, Receivers(receivers=[rank("G2", "d2"), rank("G3")]), "service")
     assert route.handover
     assert route.destination is not None
     assert (route.destination.backend, route.destination.needs) == ("nccl", {"0-1-G2.sock": "d2"})
@@ -153,17 +153,18 @@ def test_what_nccl_cannot_do_is_refused_with_the_rank_and_auto_takes_files(
     places: list[TrainerPlace], receivers: list[Receiver], why: str
 ) -> None:
     with pytest.raises(TransportRefusedError, match=why):
-        decide_route(Asked(transport="nccl", places=places), receivers, "service")
-    route = decide_route(Asked(transport="auto", places=places), receivers, "service")
+        decide_route(Asked(transport="nccl", places=places), Receivers(receivers=receivers), "service")
+    route = decide_route(Asked(transport="auto", places=places), Receivers(receivers=receivers), "service")
     assert (route.choice.transport, route.handover) == ("disk", False)
     assert why in route.choice.why
 
 
 @pytest.mark.parametrize("transport", ["nccl", "gloo"])
 def test_without_refitd_inside_an_engine_files_go_and_say_why(transport: Transport) -> None:
-    route = decide_route(Asked(transport=transport, places=[place("G0"), place("G1")]), [], "service")
+    asked, stock = Asked(transport=transport, places=[place("G0"), place("G1")]), Receivers(receivers=[], others=["a"])
+    route = decide_route(asked, stock, "service")
     assert (route.choice.transport, route.handover) == ("disk", False)
-    assert "no engine of the run has refitd inside" in str(route.instead)
+    assert "no engine of the run (a) has refitd inside" in str(route.instead)
 
 
 def test_a_word_that_is_no_transport_and_one_without_a_service_are_refused() -> None:

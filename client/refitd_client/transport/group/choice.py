@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from refitd_client.contract.receivers import Receiver, StockReceiver
+from refitd_client.contract.receivers import Receiver, Receivers, StockReceiver
 
 Transport = Literal["auto", "disk", "delta", "handover", "nccl", "gloo"]
 TRANSPORTS: tuple[str, ...] = get_args(Transport)
-_WITHOUT = "no engine of the run has refitd inside"
+_NAMED = 3  # engines in a sentence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,39 +42,40 @@ class Choice:
     why: str
 
 
-def choose(trainer: TrainerPlace, receivers: Sequence[Receiver]) -> Choice:
+def choose(trainer: TrainerPlace, found: Receivers) -> Choice:
     """The fastest transport that can reach all ranks, by the figures of docs/transports.md.
 
     Args:
         trainer: where the tensors are.
-        receivers: all ranks of the run's engines that have refitd inside.
+        found: what can receive, as the service says.
     """
-    if (hindrance := hinders("handover", trainer, receivers)) is None:
+    if (hindrance := hinders("handover", trainer, found)) is None:
         where = "share a GPU" if trainer.devices else "share a host"
         return Choice(transport="handover", why=f"trainer and engines {where}")
-    if (no_nccl := hinders("nccl", trainer, receivers)) is None:
+    if (no_nccl := hinders("nccl", trainer, found)) is None:
         return Choice(transport="nccl", why="trainer and engine ranks have GPUs of their own")
-    why = _WITHOUT if not receivers else f"no hand-over: {hindrance}; no NCCL: {no_nccl}"
+    why = f"no hand-over: {hindrance}; no NCCL: {no_nccl}" if found.receivers else hindrance
     return Choice(transport="delta", why=f"files go everywhere ({why})")
 
 
-def hinders(transport: Transport, trainer: TrainerPlace, receivers: Sequence[Receiver]) -> str | None:
+def hinders(transport: Transport, trainer: TrainerPlace, found: Receivers) -> str | None:
     """Why a transport cannot work, as a sentence that says what else to do; None where it can.
 
     Args:
         transport: the transport.
         trainer: where the tensors are.
-        receivers: as in `choose`.
+        found: as in `choose`.
     """
-    match transport:
-        case "handover":
-            return _hinders_handover(trainer, receivers)
-        case "nccl":
-            return _hinders_group("nccl", trainer, receivers) or _hinders_nccl(trainer, receivers)
-        case "gloo":
-            return _hinders_group("gloo", trainer, receivers)
-        case _:
-            return None
+    if transport not in {"handover", "nccl", "gloo"}:
+        return None
+    receivers = found.receivers
+    if not receivers:
+        return _none_receives(found.others)
+    if transport == "handover":
+        return _hinders_handover(trainer, receivers)
+    return _hinders_group(transport, trainer, receivers) or (
+        _hinders_nccl(trainer, receivers) if transport == "nccl" else None
+    )
 
 
 def hinders_stock(backend: str, trainer: TrainerPlace, engines: Sequence[StockReceiver]) -> str | None:
@@ -88,7 +89,7 @@ def hinders_stock(backend: str, trainer: TrainerPlace, engines: Sequence[StockRe
         engines: those engines.
     """
     if backend not in trainer.backends:
-        return f"the trainer's torch has no {backend}"
+        return _without_backend(backend)
     if backend == "gloo":
         return None
     if (lacks := next((each for each in engines if each.device != "cuda"), None)) is not None:
@@ -96,9 +97,26 @@ def hinders_stock(backend: str, trainer: TrainerPlace, engines: Sequence[StockRe
     return _hinders_nccl(trainer, ())
 
 
+def _none_receives(others: Sequence[str]) -> str:
+    if not others:
+        return "the service knows of no engine of the run yet, as before its first version"
+    more = len(others) - _NAMED
+    names = ", ".join(others[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return (
+        f"no engine of the run ({names}) has refitd inside: install it there (docs/plugin.md), or let stock SGLang "
+        "receive (refitd serve --sglang-stock-transfers)"
+    )
+
+
+def _without_backend(backend: str) -> str:
+    return f"the trainer's torch has no {backend}: {_other(backend)}"
+
+
+def _other(backend: str) -> str:
+    return "use gloo, or auto" if backend == "nccl" else "use auto"
+
+
 def _hinders_handover(trainer: TrainerPlace, receivers: Sequence[Receiver]) -> str | None:
-    if not receivers:
-        return _WITHOUT
     if (far := next((each for each in receivers if not trainer.is_host_of(each)), None)) is not None:
         return f"rank {far.rank} of {far.engine} runs on {far.host}, and the trainer on {trainer.host}"
     if not trainer.devices and not trainer.shared:
@@ -110,12 +128,10 @@ def _hinders_handover(trainer: TrainerPlace, receivers: Sequence[Receiver]) -> s
 
 
 def _hinders_group(backend: str, trainer: TrainerPlace, receivers: Sequence[Receiver]) -> str | None:
-    if not receivers:
-        return f"{_WITHOUT}: install it there, or use disk"
     if backend not in trainer.backends:
-        return f"the trainer's torch has no {backend}"
+        return _without_backend(backend)
     lacks = next((each for each in receivers if backend not in each.backends), None)
-    return None if lacks is None else f"rank {lacks.rank} of {lacks.engine} has no {backend}"
+    return None if lacks is None else f"rank {lacks.rank} of {lacks.engine} has no {backend}: {_other(backend)}"
 
 
 def _hinders_nccl(trainer: TrainerPlace, receivers: Sequence[Receiver]) -> str | None:

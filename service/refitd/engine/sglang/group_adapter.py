@@ -12,12 +12,13 @@ The transaction of such a version, and what is sent when it breaks off. All else
     resume    and a few tokens of `/generate`; none → TAINTED
 
 An engine that had other checksums than expected twice in a row takes no more versions so until the service restarts: it
-may make its parameters of the tensors in a way that is not known.
+may make its parameters of the tensors in a way that is not known. Nor does one that lacks the route of the checksums.
 """
 
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 
 from refitd.engine.fingerprints import SENT_PROOF, comparable
 from refitd.engine.http import NoReply
@@ -70,6 +71,7 @@ class SglangGroupEngine(SglangEngine):
     """One SGLang server that takes versions by files, and over a process group where a trainer asks for that."""
 
     _doubts = 0  # versions in a row that it had other checksums of than expected
+    _lacks: str | None = None  # the route that it was asked for in vain
     _hangs = False  # whether it joined a group and was not seen to generate since
 
     async def probe(self) -> Reached | Unreached:
@@ -117,6 +119,8 @@ class SglangGroupEngine(SglangEngine):
             return f"SGLang {self._server.version} gives no checksums of its tensors"
         if self._server.drafts:
             return "it has a draft model, which a version over a group would not reach as one from files does"
+        if self._lacks is not None:
+            return self._lacks
         if self._doubts >= MOST_DOUBTS:
             return f"{self._doubts} versions in a row that it received over a group could not be proved"
         return None
@@ -281,6 +285,8 @@ class SglangGroupEngine(SglangEngine):
         if isinstance(reply, NoReply):
             return reply.reason
         found = checksums_in(reply.data.get("ranks")) if reply.ok and reply.data is not None else None
+        if reply.status == HTTPStatus.NOT_FOUND:  # the answer is the same for each version to come
+            self._lacks = f"it gives no checksums of its tensors: /weights_checker is answered {reply.short_message!r}"
         return found or f"it gives no checksums: {reply.short_message}"
 
 

@@ -26,7 +26,7 @@ def restart_cost(durable: str, transport: WeightTransport, version: float | None
         return None
     if transport not in _FROM_MEMORY:
         return f"durable={durable} changes nothing: over {transport} each version has files"
-    size = "a whole version" if version is None else f"{version / 1e9:.2f} GB"
+    size = "a whole version" if version is None else f"{version / 1e9:.3g} GB"
     if policy.every is None:
         return (
             f"durable={durable}: an engine that restarts, and a rollback, go back to the newest version that got files "

@@ -35,7 +35,7 @@ def test_it_says_where_an_engine_that_restarts_goes_back_to_and_what_it_loads() 
     assert (found.check, found.subject, found.verdict) == (CheckName.DURABILITY, "run", CheckVerdict.OK)
     assert found.text == (
         f"2 engines serve run~v000037 from memory alone ({CHOSEN}): "
-        "one that restarts goes back to run~v000030, by 7 steps, and loads 3.09 GB"
+        "one that restarts goes back to run~v000030, by 7 steps, and loads 3.1 GB"
     )
 
 

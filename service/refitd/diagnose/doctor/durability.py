@@ -6,6 +6,7 @@ from refitd.diagnose.doctor.finding import CheckName, Finding, good, warning
 from refitd.diagnose.journal import JournalFacts
 from refitd.policy.goals import last_good
 from refitd.state.version import VersionRecord
+from refitd.text import size_of
 
 _FIX = "publish a version with files: any transport with durable='always', or transport='disk'"
 
@@ -29,7 +30,7 @@ def judge_durability(journal: JournalFacts) -> Iterator[Finding]:
 def _leads(newest: VersionRecord, good_one: VersionRecord | None) -> str:
     if good_one is None:
         return "no version of the run has good files, so one that restarts stays on its start-up weights"
-    size = "" if good_one.bytes is None else f", and loads {good_one.bytes / 1e9:.2f} GB"
+    size = "" if good_one.bytes is None else f", and loads {size_of(good_one.bytes)}"
     if good_one.order.generation != newest.order.generation:
         return f"one that restarts goes back to {good_one.id}, of an earlier generation{size}"
     steps = newest.order.step - good_one.order.step

@@ -154,17 +154,27 @@ def _to_stock(
     Raises:
         TransportRefusedError: it cannot work, or no files would follow.
     """
-    if (hindrance := hinders_stock(backend, trainer, engines)) is None and not durable.is_always:
-        hindrance = (
-            f"engines without refitd inside are mended by files, and durable={durable.text!r} writes none of some "
-            "versions: use durable='always', or install refitd inside the engines"
-        )
-    if hindrance is not None:
+    if (hindrance := hinders_stock(backend, trainer, engines)) is not None:
         raise TransportRefusedError(f"transport={backend!r} cannot work: {hindrance}")
+    require_files_for_stock(backend, durable)
     urls = tuple(sorted(each.url for each in engines))
     destination = Destination(backend=backend, receivers=(), service_host=service_host, engines=urls)
     choice = Choice(transport=backend, why="the trainer asks for it, to engines without refitd inside")
     return PublishRoute(choice=choice, handover=True, destination=destination)
+
+
+def require_files_for_stock(transport: Transport, durable: DurabilityPolicy) -> None:
+    """Refuse a transport to engines without refitd inside where some versions would have no files.
+
+    Raises:
+        TransportRefusedError: they would not.
+    """
+    if not durable.is_always:
+        raise TransportRefusedError(
+            f"transport={transport!r} cannot work: engines without refitd inside are mended by files, and "
+            f"durable={durable.text!r} writes none of some versions: use durable='always', or install refitd inside "
+            "the engines"
+        )
 
 
 def _by_files(choice: Choice, *, instead: str | None = None) -> PublishRoute:

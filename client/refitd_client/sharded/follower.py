@@ -26,6 +26,7 @@ from refitd_client.contract.manifest import FileDigest, ManifestFile
 from refitd_client.errors import PublishError
 from refitd_client.files import durable
 from refitd_client.files.plain_file import open_plain, plain_file, read_at
+from refitd_client.publish.durability import ALWAYS
 from refitd_client.sharded.holdings import Holding, NamingOptions, Sharded, holdings_of, samples_of
 from refitd_client.sharded.layout import Claim, Location, WritePart, runs
 from refitd_client.sharded.rank_group import (
@@ -191,7 +192,16 @@ def _pieces(torch: Any, flat: Any, shift: int, kind: Any, use: Use) -> Callable[
 class Follower:
     """A rank's state from one publication to the next: its claims, and the task that rank 0 made of them."""
 
-    def __init__(self, folder: Path, options: NamingOptions, rank: int, ranks: int, *, check_finite: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        options: NamingOptions,
+        rank: int,
+        ranks: int,
+        *,
+        check_finite: bool,
+        durable: str = ALWAYS,
+    ) -> None:
         """Start the threads.
 
         Args:
@@ -200,10 +210,12 @@ class Follower:
             rank: this one's number.
             ranks: how many there are.
             check_finite: whether NaN and infinity are refused.
+            durable: which versions are to have files, as this rank says it.
         """
         self._folder = folder
         self._options = options
         self._check_finite = check_finite
+        self._durable = durable
         self._reader = Reader(ranks)
         self.sender = RankSender(folder, rank)
         self._holdings: dict[str, Holding] = {}
@@ -234,6 +246,7 @@ class Follower:
                 samples=samples_of(self._holdings.values()),
                 transport=transport,
                 place=None if transport is None else place_of_rank(self._holdings),
+                durable=self._durable,
             )
         except Exception as error:
             return FailedReply(error=portable(error))

@@ -18,6 +18,7 @@ from refitd_client.contract.naming import Order, ShardLayout
 from refitd_client.errors import PublishError, RankLostError, ServiceError, StepConflictError
 from refitd_client.files import durable
 from refitd_client.http.connection import Connection
+from refitd_client.publish.durability import DurabilityPolicy
 from refitd_client.publish.publication import Publication, StagedPublication
 from refitd_client.publish.publisher import WeightPublisher
 from refitd_client.publish.route import PublishRoute
@@ -214,21 +215,12 @@ def agree(
     Raises:
         StepConflictError: ranks are at different steps.
         InvalidWeightsError: what they hold is no version.
-        PublishError: a rank could not begin.
+        PublishError: a rank could not begin, or asks for something else than rank 0.
     """
     opened: list[Opening] = _succeeded(openings)
     claims: list[list[Claim]] = []
     for rank, opening in enumerate(opened):
-        if opening.step != opened[0].step:
-            raise StepConflictError(
-                f"rank {rank} publishes step {opening.step} and rank 0 step {opened[0].step}: all ranks publish the "
-                "same step"
-            )
-        if opening.transport != opened[0].transport:
-            raise PublishError(
-                f"rank {rank} asks for transport={opening.transport!r} and rank 0 for {opened[0].transport!r}: all "
-                "ranks ask for the same"
-            )
+        _require_alike(rank, opening, opened[0])
         if opening.claims is not None:
             claims.append(opening.claims)
         elif last is not None and last.number == opening.layout:
@@ -247,6 +239,24 @@ def agree(
     if difference is not None:
         raise difference
     return last
+
+
+def _require_alike(rank: int, opening: Opening, first: Opening) -> None:
+    """Hold what a rank asks for against what rank 0 does.
+
+    Raises:
+        StepConflictError: it is at another step. PublishError: it asks for another transport, or for other files.
+    """
+    if opening.step != first.step:
+        raise StepConflictError(
+            f"rank {rank} publishes step {opening.step} and rank 0 step {first.step}: all ranks publish the same step"
+        )
+    for name in ("transport", "durable"):
+        mine, its = getattr(opening, name), getattr(first, name)
+        if mine != its:
+            raise PublishError(
+                f"rank {rank} asks for {name}={mine!r} and rank 0 for {its!r}: all ranks ask for the same"
+            )
 
 
 class Lead:
@@ -309,7 +319,8 @@ class Lead:
         transport, route = opened[0].transport, None
         if transport is not None:
             places = [each.place for each in opened if each.place is not None]
-            asked, options = Asked(transport=transport, places=places), self._options
+            durable, options = DurabilityPolicy.of(opened[0].durable), self._options
+            asked = Asked(transport=transport, places=places, durable=durable)
             route = route_of_ranks(asked, options.connection, options.run)
         shared = SharedShards(
             root=self._options.root,
@@ -337,6 +348,7 @@ class Lead:
             is_refused=error is not None,
             begun=publication.begun,
             handed=handed,
+            in_memory=publication.in_memory,
         )
         try:
             self._rank_group.tell_all([outcome] * self._rank_group.size)

@@ -11,6 +11,7 @@ from refitd_client.bucket.address import is_bucket_url
 from refitd_client.contract.naming import version_folder, version_id, whole_step
 from refitd_client.errors import PublishError
 from refitd_client.http.connection import Connection, connect_to
+from refitd_client.publish.durability import ALWAYS, DurabilityPolicy
 from refitd_client.publish.publication import PendingPublication, Publication, StagedPublication
 from refitd_client.publish.publisher import WeightPublisher
 from refitd_client.sharded.follower import Follower
@@ -67,6 +68,7 @@ class ShardedPublisher:
         check_finite: bool = True,
         fingerprints: bool = False,
         engines: Literal["mine"] | None = None,
+        durable: str = ALWAYS,
     ) -> None:
         """Take a run, on all ranks together.
 
@@ -89,16 +91,19 @@ class ShardedPublisher:
             fingerprints: have each manifest name the tensors' fingerprints, which engines can be checked against: the
                 same as of the gathered weights. Ranks compute them of the files that they digest, at about 1.5 GB/s a
                 thread.
+            durable: which versions that engines take from memory get files, as for a `WeightPublisher`: `always`,
+                `every=N` or `never`. The same on every rank: `publish` refuses anything else.
 
         Raises:
             PublishError: as for a `WeightPublisher`, on every rank; or torch.distributed is not initialised.
             RankLostError: a rank is gone, or did not come.
-            ValueError: the URL, the token, a dtype or a number cannot be one.
+            ValueError: the URL, the token, a dtype, `durable` or a number cannot be one.
         """
         if rank_timeout <= 0:
             raise ValueError(f"rank_timeout is {rank_timeout}; it is a positive number of seconds")
         if is_bucket_url(os.fspath(root)):
             raise ValueError("ranks publish into a folder; a service there can push it to the store (--push)")
+        DurabilityPolicy.of(durable)
         options = NamingOptions(casts=casts(dtype), rename=rename)
         if options.casts.has_fp8_block:
             raise ValueError("dtype fp8_block takes whole weights: gather them, and use a WeightPublisher on one rank")
@@ -110,7 +115,7 @@ class ShardedPublisher:
         self._lead: Lead | None = None
         self._rank_group = RankGroup(process_group, rank_timeout)
         rank, ranks = self._rank_group.rank, self._rank_group.size
-        self._follower = Follower(self._folder, options, rank, ranks, check_finite=check_finite)
+        self._follower = Follower(self._folder, options, rank, ranks, check_finite=check_finite, durable=durable)
         publisher = partial(
             WeightPublisher,
             root,
@@ -122,6 +127,7 @@ class ShardedPublisher:
             max_shard_bytes=max_shard_bytes,
             check_finite=check_finite,
             engines=engines,
+            durable=durable,
         )
         lead_options = LeadOptions(
             root=Path(root).absolute(),
@@ -192,7 +198,8 @@ class ShardedPublisher:
         allow_extra: bool = False,
         transport: Transport | None = None,
     ) -> Publication | StagedPublication:
-        """Write this rank's part of a version. Returns when the whole version is committed and the service was told.
+        """Write this rank's part of a version. Returns when the whole version is committed and the service was told, or
+        when all engines have taken it from memory and `durable` wants no files.
 
         Args:
             weights: the module, or this rank's state dict: DTensors, plain tensors that all ranks hold alike, plain
@@ -208,10 +215,11 @@ class ShardedPublisher:
 
         Returns:
             The same publication on every rank; `wait` on it on one. With `transport` it is a `StagedPublication`, and
-            committed.
+            committed, or without files (`committed().in_memory`).
 
         Raises:
             TransportRefusedError: `transport` cannot work between these ranks and the run's engines.
+            PublishError: ranks do not agree on `transport` or on `durable`.
             InvalidWeightsError: what the ranks hold is no version; the message names rank and tensor.
             StepConflictError: ranks are at different steps, or the step cannot be published.
             RankLostError: a rank died or is late. Nothing is visible; open a new publisher on the ranks of a new group.
@@ -289,6 +297,7 @@ class ShardedPublisher:
             connection=self._connection,
             notice_error=published.notice_error,
             begun=published.begun,
+            in_memory=published.in_memory,
         )
         if published.notice_error is not None and published.is_refused:
             published.notice_error.publication = publication

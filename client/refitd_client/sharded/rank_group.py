@@ -32,6 +32,7 @@ from refitd_client.errors import (
     ServiceError,
     StorageError,
 )
+from refitd_client.publish.durability import ALWAYS
 from refitd_client.sharded.layout import Claim, Location, WritePart
 from refitd_client.transport.group.child import TransferSent
 from refitd_client.transport.group.choice import TrainerPlace, Transport
@@ -45,7 +46,8 @@ from refitd_client.transport.shards.script import ShardTable
 class Opening:
     """A rank has called `publish`. `claims` are None where they are those of layout number `layout`.
 
-    `transport` is what it asks for; `place` says where its tensors are, where it asks for any.
+    `transport` is what it asks for; `place` says where its tensors are, where it asks for any. `durable` is its word on
+    which versions get files.
     """
 
     step: int
@@ -54,6 +56,7 @@ class Opening:
     samples: dict[str, int]
     transport: Transport | None = None
     place: TrainerPlace | None = None
+    durable: str = ALWAYS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +149,8 @@ RankReply = DoneReply | StagedReply | SentReply | FailedReply
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedOutcome:
-    """The version is committed; `notice_error` is why the service was not told. `is_refused`: it refused the notice.
-    `handed` is what came of a transfer, None where none was asked for.
+    """The version is committed, or is `in_memory` alone; `notice_error` is why the service was not told. `is_refused`:
+    it refused the notice. `handed` is what came of a transfer, None where none was asked for.
     """
 
     order: Order
@@ -159,6 +162,7 @@ class PublishedOutcome:
     is_refused: bool
     begun: str | None
     handed: Handed | None = None
+    in_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

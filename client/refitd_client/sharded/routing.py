@@ -10,7 +10,8 @@ from refitd_client.contract.receivers import Receivers
 from refitd_client.errors import ServiceError, TransportRefusedError
 from refitd_client.http.connection import Connection
 from refitd_client.http.publisher_client import open_client
-from refitd_client.publish.route import PublishRoute
+from refitd_client.publish.durability import ALL, DurabilityPolicy
+from refitd_client.publish.route import PublishRoute, require_files_for_stock
 from refitd_client.sharded.holdings import Holding
 from refitd_client.transport.group.choice import TRANSPORTS, Choice, TrainerPlace, Transport, hinders
 from refitd_client.transport.group.host import available
@@ -25,10 +26,11 @@ _NO_DELTAS = "ranks publish full versions only: use disk"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What all ranks ask for, and where each of them has its tensors, by rank."""
+    """What all ranks ask for, where each of them has its tensors, by rank, and which versions get files."""
 
     transport: Transport
     places: Sequence[TrainerPlace]
+    durable: DurabilityPolicy = ALL
 
 
 def place_of_rank(holdings: Mapping[str, Holding]) -> TrainerPlace:
@@ -78,6 +80,8 @@ def route_of_ranks(asked: Asked, connection: Connection | None, run: str) -> Pub
             found = client.receivers(run)
     except (ServiceError, OSError, ValueError) as error:
         return _by_files("files need no answer of the service", f"the service does not say who can receive: {error}")
+    if asked.transport != "auto" and found.stock and not found.receivers:
+        require_files_for_stock(asked.transport, asked.durable)
     return decide_route(asked, found, urlsplit(connection.url).hostname or "")
 
 

@@ -1,0 +1,77 @@
+"""Which versions of several ranks get files: what all have to say alike, and where files are needed."""
+
+from pathlib import Path
+
+import pytest
+
+from refitd_client import ShardedPublisher
+from refitd_client.contract.receivers import Receiver, Receivers, StockReceiver
+from refitd_client.errors import PublishError, TransportRefusedError
+from refitd_client.http.connection import Connection
+from refitd_client.publish.durability import DurabilityPolicy
+from refitd_client.publish.route import PublishRoute
+from refitd_client.sharded import routing
+from refitd_client.sharded.lead import LeadOptions, agree
+from refitd_client.sharded.rank_group import Opening
+from refitd_client.sharded.routing import Asked, route_of_ranks
+from refitd_client.transport.group.choice import TrainerPlace, Transport
+
+STOCK = StockReceiver(engine="a", url="http://a", ranks=1, device="cpu")
+INSIDE = Receiver(engine="c", rank=0, name="c-0", host="h", boot="b", backends=["gloo"])
+PLACES = [TrainerPlace(host="h", boot="b", devices=frozenset(), shared=False, backends=frozenset({"gloo"}))] * 2
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> Receivers:
+    """What the service says there is; tests change it."""
+    there = Receivers(receivers=[], others=["a"], stock=[STOCK])
+
+    class Client:
+        def __enter__(self) -> "Client":
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def receivers(self, run: str) -> Receivers:
+            return there
+
+    monkeypatch.setattr(routing, "open_client", lambda *_, **__: Client())
+    return there
+
+
+def of(transport: Transport, durable: str) -> PublishRoute:
+    asked = Asked(transport=transport, places=PLACES, durable=DurabilityPolicy.of(durable))
+    return route_of_ranks(asked, Connection(url="http://s:1"), "run")
+
+
+@pytest.mark.parametrize("durable", ["never", "every=2"])
+def test_to_engines_without_refitd_inside_it_is_refused_as_from_one_process(found: Receivers, durable: str) -> None:
+    with pytest.raises(TransportRefusedError, match=rf"durable='{durable}' writes none .* use durable='always', or"):
+        of("gloo", durable)
+    assert of("gloo", "always").choice.transport == "disk"  # ranks send nothing to them: files go
+    assert of("auto", durable).choice.transport == "disk"
+
+
+def test_where_an_engine_has_refitd_inside_no_files_are_needed(found: Receivers) -> None:
+    found.receivers.append(INSIDE)
+    assert of("gloo", "never").choice.transport == "gloo"
+
+
+def test_ranks_that_do_not_say_the_same_are_both_named(tmp_path: Path) -> None:
+    options = LeadOptions(
+        root=tmp_path,
+        run="run",
+        connection=None,
+        base_model=None,
+        max_shard_bytes=None,
+        check_finite=True,
+        fingerprinted=False,
+    )
+    openings = [Opening(step=1, layout=0, claims=[], samples={}, durable=each) for each in ("always", "never")]
+    with pytest.raises(PublishError, match="rank 1 asks for durable='never' and rank 0 for 'always'"):
+        agree(openings, None, options, lambda: None)
+
+
+def test_a_word_that_is_no_policy_is_refused_before_ranks_meet(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="durable is 'often': it is 'always', 'never', or 'every=10'"):
+        ShardedPublisher(tmp_path, "run", durable="often")

@@ -210,9 +210,15 @@ def fit(
     return Fit(model=model, transport=transport, now=measure(job), changes=found, job=then, then=measure(then))
 
 
-def planned_memory(found: Fit, host_has: float | None) -> PlannedMemory:
-    """The memory as a plan shows it. `host_has` is the host's memory in GiB, None where it was not given."""
-    host = host_memory(found.transport, version_bytes(found.model, found.job) / GIB, host_has)
+def planned_memory(found: Fit, host_has: float | None, *, files: bool) -> PlannedMemory:
+    """The memory as a plan shows it.
+
+    Args:
+        found: the job.
+        host_has: the host's memory in GiB, None where it was not given.
+        files: whether versions lie on the root.
+    """
+    host = host_memory(found.transport, version_bytes(found.model, found.job) / GIB, host_has, files=files)
     planned = None
     if found.changes is not None and host.changes is not None:
         planned = (*found.changes, *host.changes)
@@ -239,9 +245,11 @@ def version_bytes(model: Model, job: JobSettings) -> float:
     return WEIGHT_BYTES * parameters
 
 
-def assumed_of_memory(transport: WeightTransport, host_has: float | None) -> list[str]:
-    """What every prediction of memory takes for granted."""
+def assumed_of_memory(transport: WeightTransport, host_has: float | None, *, files: bool) -> list[str]:
+    """What every prediction of memory takes for granted. Arguments as for `planned_memory`."""
     unknown = "" if host_has is not None else ", whose size was not given (--host-memory)"
+    if not files:
+        unknown += "; that is not counted, as no files follow what goes from memory to memory"
     return [
         "engines start before trainers, on GPUs that no other program uses",
         f"{HEADROOM:.0%} of each GPU stays free",

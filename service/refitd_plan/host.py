@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from refitd_client.errors import PlanRefusedError
+from refitd_client.publish.durability import NEVER
 from refitd_plan.machine import LEAST_MEMORY
 from refitd_plan.plan import PlannedChange
 from refitd_plan.transport import WeightTransport
@@ -15,8 +16,8 @@ from refitd_plan.transport import WeightTransport
 HEADROOM = 0.05
 """The share that stays free: a tmpfs takes no page that the kernel does not have, and the job needs memory as well."""
 
-BY_FILES = frozenset({WeightTransport.DISK, WeightTransport.DISK_DELTA, WeightTransport.HANDOVER})
-"""The transports that need a root: also after a hand-over the files follow."""
+BY_FILES = frozenset({WeightTransport.DISK, WeightTransport.DISK_DELTA})
+"""The transports that are files."""
 
 MOST_HOST_MEMORY = 65_536.0
 _FEWEST_KEPT = 2  # the one that engines are on their way to, and the last good one
@@ -80,17 +81,30 @@ def on_root(transport: WeightTransport) -> OnRoot:
     return OnRoot(copies=2, shadow=1) if transport is WeightTransport.DISK_DELTA else OnRoot()
 
 
-def host_memory(transport: WeightTransport, version: float, has: float | None) -> Host:
+def files_lie(transport: WeightTransport, durable: str, *, by_refitd: bool) -> bool:
+    """Whether versions lie on the root: also those that engines took from memory do, whose files follow, unless the
+    trainer's `durable` is `never`. What a trainer broadcasts itself has no files.
+
+    Args:
+        transport: how the weights go.
+        durable: as `WeightPublisher` takes it.
+        by_refitd: whether refitd carries the transport out.
+    """
+    return transport in BY_FILES or (by_refitd and durable != NEVER)
+
+
+def host_memory(transport: WeightTransport, version: float, has: float | None, *, files: bool) -> Host:
     """What the root takes, and what makes it fit.
 
     Args:
         transport: how the weights go.
         version: the size of one version, in GiB.
         has: the host's memory, in GiB; None where it was not given.
+        files: whether versions lie on the root (`files_lie`): where they do not, it always fits.
     """
     held = on_root(transport)
     needs = held.versions * version
-    if has is None or transport not in BY_FILES or _fits(held, version, has):
+    if has is None or not files or _fits(held, version, has):
         return Host(needs=needs, has=has, fault=None, changes=())
     fault = (
         f"a root on a tmpfs would hold {held} of {version:.1f} GiB, {needs:.1f} GiB in all, and the host has {has:g}, "

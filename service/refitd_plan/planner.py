@@ -6,7 +6,7 @@ which packages are installed.
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, distribution, entry_points
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from refitd_client.publish.durability import ALWAYS
 from refitd_plan.allocation import ENGINE_NAMES, SGLANG, VLLM, Allocation, Role, allocation_of_counts
 from refitd_plan.fit import assumed_of_memory, fit, planned_memory, version_bytes
 from refitd_plan.grammar import parse
-from refitd_plan.host import check_host
+from refitd_plan.host import check_host, files_lie
 from refitd_plan.job import JobSettings, job_of
 from refitd_plan.machine import Gpu, Machine, machine_for
 from refitd_plan.model import Model, model_of, read_model
@@ -119,10 +119,24 @@ def plan(
         )
     if rule.transport is WeightTransport.HANDOVER:
         assumptions.append("the service goes by --strategy all: engines that go in turns get the files")
-    if shape is not None:
-        assumptions += [*of_job, *assumed_of_memory(rule.transport, host_memory)]
     restart = restart_cost(durable, rule.transport, None if shape is None else version_bytes(shape, job))
-    return _plan(wanted, placement, machine, job, now, rule, shape, host_memory, assumptions, restart, durable)
+    files = files_lie(rule.transport, durable, by_refitd=carried_out(rule.transport, now))
+    if shape is not None:
+        assumptions += [*of_job, *assumed_of_memory(rule.transport, host_memory, files=files)]
+    root = RootOfJob(host_has=host_memory, files=files, restart=restart, durable=durable)
+    return _plan(wanted, placement, machine, job, now, rule, shape, root, assumptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RootOfJob:
+    """What a plan says of the root: the memory of its host, whether versions lie there, by which `durable`, and what a
+    restart costs.
+    """
+
+    host_has: float | None
+    files: bool
+    restart: str | None
+    durable: str
 
 
 def has_plugin(engine: str = SGLANG) -> bool:
@@ -143,10 +157,8 @@ def _plan(
     now: Situation,
     rule: Rule,
     shape: Model | None,
-    host_has: float | None,
+    root: RootOfJob,
     assumptions: Sequence[str],
-    restart: str | None,
-    durable: str,
 ) -> Plan:
     by_refitd = carried_out(rule.transport, now)
     found = None if shape is None else fit(shape, placement, machine, job, rule.transport, by_refitd=by_refitd)
@@ -172,14 +184,14 @@ def _plan(
                 carried_out=carried_out(transport, now),
                 left_to_trainer=left_to_trainer(transport, now) if hinders(transport, now) is None else None,
                 costs=str(COSTS[transport]),
-                costs_ms=COSTS[transport].milliseconds(files=durable == ALWAYS),
+                costs_ms=COSTS[transport].milliseconds(files=root.durable == ALWAYS),
                 maybe=may_work(transport, now),
             )
             for transport in WeightTransport
         ),
         costs_of=measured(None if shape is None else version_bytes(shape, job), wanted.engine),
-        restart=restart,
-        memory=None if found is None else planned_memory(found, host_has),
+        restart=root.restart,
+        memory=None if found is None else planned_memory(found, root.host_has, files=root.files),
         sglang_flags=tuple(sglang_flags(parallel, then, fraction)) if wanted.engine == SGLANG else (),
         vllm_flags=tuple(vllm_flags(parallel, then, fraction)) if wanted.engine == VLLM else (),
         environment=environment(rule.transport, expandable_segments=then.expandable_segments, engine=wanted.engine),

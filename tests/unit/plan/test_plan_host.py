@@ -78,6 +78,31 @@ def test_where_weights_do_not_go_by_files_it_is_told_and_does_not_count() -> Non
     assert made.memory.fits
 
 
+@pytest.mark.parametrize(("durable", "counts"), [("always", True), ("every=10", True), ("never", False)])
+@pytest.mark.parametrize(
+    ("allocation", "transport"), [("sglang:d1+fsdp:d1", "nccl"), ("sglang:d1|fsdp:d1", "handover")]
+)
+def test_files_that_follow_what_refitd_brings_from_memory_count_unless_the_trainer_wants_none(
+    allocation: str, transport: str, durable: str, counts: bool
+) -> None:
+    made = plan(
+        allocation,
+        gpus_per_node=2,
+        gpu_memory=280,
+        nodes=1,
+        host_memory=20,
+        model=CONFIGS["Qwen3-8B"],
+        plugin=True,
+        durable=durable,
+        mem_fraction_static=0.3,
+    )
+    assert made.transport == transport
+    assert made.memory is not None
+    assert made.memory.fits is not counts
+    assert [fault for fault in made.memory.faults if "a root on a tmpfs" in fault] == list(made.memory.faults)
+    assert any("that is not counted" in text for text in made.assumptions) is not counts
+
+
 @pytest.mark.parametrize(
     ("given", "names"),
     [

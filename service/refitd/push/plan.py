@@ -33,6 +33,18 @@ def to_push(versions: Iterable[VersionRecord], newest: Order | None, counting: C
     return chosen
 
 
+def without_files(versions: Iterable[VersionRecord]) -> VersionRecord | None:
+    """The newest of a run, if its trainer wants no files of it: what has none is not pushed. None where it wants some.
+
+    Args:
+        versions: of the run, as this service knows them.
+    """
+    newest = max(versions, key=lambda version: version.order, default=None)
+    if newest is None or not (newest.in_memory and newest.state.is_open) or newest.durability is None:
+        return None
+    return newest
+
+
 def _is_whole(version: VersionRecord) -> bool:
     """Whether its files are good and have the publisher's manifest."""
     return version.state is VersionState.SEALED and version.owned and version.digest is not None

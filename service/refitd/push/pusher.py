@@ -12,7 +12,7 @@ from pathlib import Path
 
 import structlog
 
-from refitd.push.plan import to_push
+from refitd.push.plan import to_push, without_files
 from refitd.rollout.targets import Targets
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
@@ -54,6 +54,7 @@ class Pusher:
         self._runs: dict[str, BucketRun] = {}
         self._faults: dict[str, str] = {}
         self._lost: set[str] = set()
+        self._without_files: set[str] = set()
         self.uploading: frozenset[str] = frozenset()
 
     async def run(self) -> None:
@@ -79,6 +80,7 @@ class Pusher:
 
     async def _push_run(self, name: str, *, collects: bool) -> bool:
         """Push what is new of a run; whether that failed."""
+        self._say_without_files(name)
         try:
             run = await self._begun(name)
             if run is None:
@@ -97,6 +99,14 @@ class Pusher:
             return True
         self._faults.pop(name, None)
         return False
+
+    def _say_without_files(self, name: str) -> None:
+        """Say of a run once that some of its versions are not pushed, since their trainer wants no files of them."""
+        version = without_files(self._store.versions_of(name))
+        if version is not None and name not in self._without_files:
+            self._without_files.add(name)
+            text = f"{version.files_to_come}, and only versions with files are pushed to {self._bucket.name}"
+            self._store.say("version", version.id, text, of_run=name, is_fault=True)
 
     async def _begun(self, name: str) -> BucketRun | None:
         """The run in the store; None if there is nothing to push of it yet."""

@@ -17,7 +17,7 @@ MEMORY = version(37, state=VersionState.ANNOUNCED, handed=True, served_at=SERVED
 CHOSEN = "it gets files only where an engine does not take it (durable=every=10)"
 
 
-def judged(versions: list[VersionRecord], *engines: EngineRecord) -> list[Finding]:
+def judged(versions: list[VersionRecord], *engines: EngineRecord, push: str | None = None) -> list[Finding]:
     return list(
         judge_durability(
             JournalFacts(
@@ -25,7 +25,8 @@ def judged(versions: list[VersionRecord], *engines: EngineRecord) -> list[Findin
                 condition=Sound(NEW),
                 versions={each.id: each for each in versions},
                 engines={each.id: each for each in engines},
-            )
+            ),
+            push,
         )
     )
 
@@ -54,3 +55,15 @@ def test_it_warns_where_files_should_be_and_are_not(state: VersionState, why: st
 
 def test_what_no_engine_holds_is_not_spoken_of() -> None:
     assert judged([FILES, MEMORY], engine(serving=FILES.id), engine("b", serving=MEMORY.id, known=False)) == []
+
+
+def test_it_warns_where_the_service_pushes_that_the_store_gets_what_has_files_alone() -> None:
+    chosen, pushed = judged([FILES, MEMORY], engine(serving=MEMORY.id), push="s3://bucket/job")
+    assert (chosen.verdict, pushed.verdict) == (CheckVerdict.OK, CheckVerdict.WARNING)
+    assert pushed.text == (
+        "run~v000037 has no files, and only versions with files are pushed: s3://bucket/job gets run~v000030 at most"
+    )
+    assert "durable='always'" in str(pushed.fix)
+    _, pushed = judged([MEMORY], engine(serving=MEMORY.id), push="s3://bucket/job")
+    assert "s3://bucket/job gets no version of the run" in pushed.text
+    assert judged([FILES, MEMORY], engine(serving=FILES.id), push="s3://bucket/job") == []

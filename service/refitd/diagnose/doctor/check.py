@@ -100,7 +100,7 @@ async def _check(
 
         findings += await asyncio.to_thread(lambda: list(judge_group(settings)))
     told = await _ask_service(settings, running, url)
-    findings += [*judge_durability(journal), *told, *judge_places(answers)]
+    findings += [*judge_durability(journal, settings.push), *told, *judge_places(answers)]
     findings += [finding for asked in await ask_stores(settings) for finding in judge_store(asked)]
     findings += [finding for hub in await ask_hubs(settings) for finding in judge_hub(hub, settings.run)]
     findings += [] if any(finding.check is CheckName.ENGINES for finding in told) else _no_engines(asked)

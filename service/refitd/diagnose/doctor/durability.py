@@ -11,8 +11,16 @@ from refitd.text import size_of
 _FIX = "publish a version with files: any transport with durable='always', or transport='disk'"
 
 
-def judge_durability(journal: JournalFacts) -> Iterator[Finding]:
-    """Say of each run whose engines serve a version without files where they, or a rollback, would go back to."""
+_PUSHED = "where the store is to have each version, publish with durable='always'"
+
+
+def judge_durability(journal: JournalFacts, push: str | None = None) -> Iterator[Finding]:
+    """Say of each run whose engines serve a version without files where they, or a rollback, would go back to.
+
+    Args:
+        journal: what the service knows.
+        push: the object store that it pushes to, None where it pushes to none.
+    """
     serving = [engine.serving for engine in journal.engines.values() if engine.known]
     held = [version for version in journal.versions.values() if version.in_memory and version.id in serving]
     for run in sorted({version.run for version in held}):
@@ -25,6 +33,10 @@ def judge_durability(journal: JournalFacts) -> Iterator[Finding]:
         )
         is_chosen = newest.durability is not None and newest.state.is_open and good_one is not None
         yield good(CheckName.DURABILITY, run, text) if is_chosen else warning(CheckName.DURABILITY, run, text, _FIX)
+        if push is not None:
+            has = "no version of the run" if good_one is None else f"{good_one.id} at most"
+            text = f"{newest.id} has no files, and only versions with files are pushed: {push} gets {has}"
+            yield warning(CheckName.DURABILITY, run, text, _PUSHED)
 
 
 def _leads(newest: VersionRecord, good_one: VersionRecord | None) -> str:

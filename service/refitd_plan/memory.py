@@ -6,13 +6,14 @@ Engines start before trainers: an engine takes its share of what it finds free, 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from refitd_plan.allocation import VLLM, Role
+from refitd_plan.allocation import VLLM, Parallel, Role
 from refitd_plan.job import JobSettings
 from refitd_plan.machine import GIB, Machine
 from refitd_plan.model import Model
 from refitd_plan.placement import Placement, Rank
 from refitd_plan.rank_memory import (
     STAGING,
+    WEIGHT_BYTES,
     EngineMemory,
     MemoryPart,
     RankProcess,
@@ -100,6 +101,23 @@ def memory_of(
         kv_wanted=requests_at_once(job, parallel) * job.sequence_tokens,
         fraction=engines[0][1].fraction,
     )
+
+
+def received_of(model: Model, engine: Parallel, *, whole: bool) -> str:
+    """What each receiver of a broadcast keeps, as a sentence. It is not among the parts: where the GPU has no room for
+    it, it is in host memory.
+
+    Args:
+        model: what is served.
+        engine: the engine's parallelism.
+        whole: the trainer has one rank, which sends each receiver the whole version.
+    """
+    version = WEIGHT_BYTES * model.parameters / GIB
+    share = version / (engine.t * engine.p)
+    keeps = f"the whole version, {version:.1f} GiB"
+    if not whole and share < version:
+        keeps = f"what its engine rank loads, about {share:.1f} GiB, and {keeps}, until it is known what that is"
+    return f"each receiver keeps {keeps}: on its GPU where that and 1 GiB are free, else in host memory"
 
 
 def _beside(transport: WeightTransport | None, name: str) -> tuple[MemoryPart, ...]:

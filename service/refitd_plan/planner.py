@@ -19,6 +19,7 @@ from refitd_plan.grammar import parse
 from refitd_plan.host import check_host, files_lie
 from refitd_plan.job import JobSettings, job_of
 from refitd_plan.machine import Gpu, Machine, machine_for
+from refitd_plan.memory import received_of
 from refitd_plan.model import Model, model_of, read_model
 from refitd_plan.nvml import read_gpus
 from refitd_plan.outputs import areal_patch, sglang_flags, vllm_flags
@@ -26,6 +27,7 @@ from refitd_plan.placement import Placement, place
 from refitd_plan.plan import Plan, TransportOption
 from refitd_plan.restart import restart_cost
 from refitd_plan.transport import (
+    BROADCASTS,
     COSTS,
     Rule,
     Situation,
@@ -123,6 +125,8 @@ def plan(
     files = files_lie(rule.transport, durable, by_refitd=carried_out(rule.transport, now))
     if shape is not None:
         assumptions += [*of_job, *assumed_of_memory(rule.transport, host_memory, files=files)]
+    if shape is not None and rule.transport in BROADCASTS and carried_out(rule.transport, now):
+        assumptions.append(received_of(shape, wanted.of(Role.GENERATION)[0].parallel, whole=now.whole))
     root = RootOfJob(host_has=host_memory, files=files, restart=restart, durable=durable)
     return _plan(wanted, placement, machine, job, now, rule, shape, root, assumptions)
 

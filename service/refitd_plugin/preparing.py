@@ -203,6 +203,7 @@ class Preparing:
         self.inspector = VersionInspector(process.model_path, process.revision, buffer_mapper(self._device))
         self.handle_cache = IpcHandleCache()
         self.receiver, self._announced_needs = RankReceiver(self._device), AnnouncedNeeds()
+        self._received = ""  # the needs of the last transfer
 
     def here(self, path: str, *, check_bytes: bool) -> UpdateSource:
         """Look in this thread. Raises as `VersionInspector.here`."""
@@ -249,6 +250,9 @@ class Preparing:
                 sliced = self._loading.plan
                 if self.needs(place.root) != needs:
                     raise SourceRefusedError("this rank needs other parts of the tensors than are sent to it")
+            if needs != self._received:  # the receiver gives back memory that this rank may have open
+                self.handle_cache.close()
+                self._received = needs
             offer = self.receiver.receive(place.root, offer, stop, needs)
         elif announced.transfer is not None and announced.transfer.senders:
             raise SourceRefusedError("each rank of the trainer has a part of it, and none is sent to this rank")

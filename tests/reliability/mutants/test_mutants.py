@@ -348,8 +348,8 @@ MUTANTS = [
     Mutant(
         "sends stock engines what gets no files",
         "client/refitd_client/publish/route.py",
-        "is None and not durable.is_always:",
-        "is None and durable.every == 0:",
+        "if not durable.is_always:",
+        "if durable.every == 0:",
         "tests/unit/publish/test_stock_route.py",
     ),
 ]

@@ -342,3 +342,17 @@ def test_a_broadcast_of_refitds_has_a_receiver_beside_each_engine_rank_and_one_s
         (False, True),
     ]
     assert all("sender" not in each.parts for each in memory("Qwen2.5-0.5B", A40, "sglang:d2+fsdp:d1", 3).processes)
+
+
+@pytest.mark.parametrize(
+    ("allocation", "gpus", "says"),
+    [
+        ("sglang:d1t2+fsdp:d1", 3, "each receiver keeps the whole version, 15.3 GiB: on its GPU where"),
+        ("sglang:d1t2+fsdp:d2", 4, "what its engine rank loads, about 7.6 GiB, and the whole version, 15.3 GiB, until"),
+        ("sglang:d2+fsdp:d2", 4, "each receiver keeps the whole version, 15.3 GiB: on its GPU where"),
+    ],
+)
+def test_it_says_what_a_receiver_keeps_of_a_version(allocation: str, gpus: int, says: str) -> None:
+    given = {"gpus_per_node": gpus, "gpu_memory": 140.0, "gpus": [], "nodes": 1, "model": CONFIGS["Qwen3-8B"]}
+    assert any(says in text for text in plan(allocation, plugin=True, **given).assumptions)
+    assert not any("receiver" in text for text in plan(allocation, plugin=False, **given).assumptions)

@@ -1,8 +1,9 @@
 """What a receiver process does: it receives a transfer into memory of its own, proves it, and offers it to its rank.
 
 That memory is on the rank's GPU, where there is room beside the model, else in a file of shared memory of the host. It
-stays for the next transfer. The offer of the transfer before is withdrawn first: while the rank still copies from it,
-nothing is written there.
+has room for the whole version, or for the slices that are sent where the rank needs no more, and stays for the next
+transfer. The offer of the transfer before is withdrawn first: while the rank still copies from it, nothing is written
+there.
 """
 
 import time
@@ -21,7 +22,6 @@ from refitd_client.transport.group.transfer import (
     IN_FLIGHT,
     MOST_STREAMS,
     Done,
-    FlatLayout,
     Go,
     Ready,
     flat_layout,
@@ -38,6 +38,8 @@ from refitd_client.transport.ipc.offer_file import (
 )
 from refitd_client.transport.ipc.shared import PREFIX, SHARED_MEMORY, NotSharedError, SharedTensors
 from refitd_client.transport.shards.lanes import LaneMember
+from refitd_client.transport.shards.needs import numbered
+from refitd_client.transport.shards.packing import PackedPlaces, packed_layout
 from refitd_client.transport.shards.proving import KnownNeeds, check_arrived, prove_needed
 
 _REFUSALS = (
@@ -48,14 +50,16 @@ _SPARE_BYTES = 2**30  # of the GPU's memory, which are left for the engine
 
 
 class StagedTensors:
-    """Memory for the tensors of an offer, in one piece. `tensors` are views of it, by name."""
+    """Memory for the tensors of an offer, in one piece. `tensors` are views of it, by name; where the receiver keeps
+    slices alone, they lie in each other's gaps, and only what it needs of them is of use.
+    """
 
-    def __init__(self, offered: Sequence[OfferedTensor], layout: FlatLayout, owner: str, *, on_device: bool) -> None:
+    def __init__(self, offered: Sequence[OfferedTensor], places: PackedPlaces, owner: str, *, on_device: bool) -> None:
         """Allocate it.
 
         Args:
             offered: names, dtypes and shapes.
-            layout: where each lies.
+            places: where each lies.
             owner: the receiver's name in the transfer, which no other rank has. Files of a process that had it before,
                 and was killed, are removed.
             on_device: on the GPU, where there is room.
@@ -64,6 +68,8 @@ class StagedTensors:
             OSError: there is no room in /dev/shm.
         """
         self.specs = tuple((each.name, each.dtype, each.shape) for each in offered)
+        self.places = places
+        layout = places.packed
         self._shared: SharedTensors | None = None
         if on_device and torch.cuda.mem_get_info()[0] >= layout.nbytes + _SPARE_BYTES:
             self.flat: Any = torch.empty(max(layout.nbytes, 1), dtype=torch.uint8, device="cuda")
@@ -74,7 +80,8 @@ class StagedTensors:
             return
         for left in SHARED_MEMORY.glob(f"{PREFIX}{owner}-*"):
             left.unlink(missing_ok=True)
-        self._shared = SharedTensors({name: (dtype, shape) for name, dtype, shape in self.specs}, owner=f"{owner}-")
+        specs = {name: (dtype, shape) for name, dtype, shape in self.specs}
+        self._shared = SharedTensors(specs, owner=f"{owner}-", laid=(layout.offsets, layout.nbytes))
         self.tensors = self._shared.tensors
         self.flat = self._shared.flat[: layout.nbytes]
 
@@ -84,9 +91,12 @@ class StagedTensors:
         return self._shared is None
 
     def close(self) -> None:
-        """Give it back."""
+        """Give it back. Nothing else may refer to its tensors."""
+        self.tensors, self.flat = {}, None
         if self._shared is not None:
             self._shared.close()
+        else:
+            torch.cuda.empty_cache()  # torch would keep it for this process
 
 
 class ReceiverProcess:
@@ -99,6 +109,7 @@ class ReceiverProcess:
         self._lanes, self._needs = LaneMember(), KnownNeeds()
         self._known: Offer | None = None
         self._staged: StagedTensors | None = None
+        self._kept: tuple[object, str] | None = None
         self._layouts = LayoutCache()
         self._exported: ExportedTensors | None = None
 
@@ -128,9 +139,8 @@ class ReceiverProcess:
             raise TransferError("the offer is of no transfer to this rank")
         began = time.perf_counter()
         self._join(transfer, waiting)
-        layout = flat_layout(offer.layout.tensors)
         try:
-            staged = self._stage(offer, layout, order.name, on_device=order.on_device)
+            staged = self._stage(offer, order)
         except _REFUSALS as error:
             say(self._store, key(transfer.name, "ready", order.name), Ready(refused=f"{error}"))
             raise
@@ -141,7 +151,7 @@ class ReceiverProcess:
         ms["join"] = _since(began)
         began = time.perf_counter()
         try:
-            self._take(staged, layout, transfer, waiting)
+            self._take(staged, transfer, waiting)
             ms["receive"] = _since(began)
             began = time.perf_counter()
             exported = self._prove(offer, staged, order, secret)
@@ -161,23 +171,35 @@ class ReceiverProcess:
             self._address, self._store = None, join_store(*address, waiting)
             self._address = address
 
-    def _stage(self, offer: Offer, layout: FlatLayout, owner: str, *, on_device: bool) -> StagedTensors:
+    def _stage(self, offer: Offer, order: Receive) -> StagedTensors:
         """Memory that the rank does not read.
 
         Raises:
-            TransferError: it still copies the transfer before.
+            TransferError: it still copies the transfer before, or it is not known what it needs.
         """
         exported, self._exported = self._exported, None
         if exported is not None and not exported.take_back(_BACK_SECONDS):
             self._exported = exported
             raise TransferError("the engine still copies what was received before")
         specs = tuple((each.name, each.dtype, each.shape) for each in offer.layout.tensors)
-        if self._staged is None or self._staged.specs != specs:
+        kept = specs, order.needs
+        if self._staged is None or self._kept != kept:
             if self._staged is not None:
+                self._layouts = LayoutCache()  # it refers to the tensors
                 self._staged.close()
                 self._staged = None
-            self._staged = StagedTensors(offer.layout.tensors, layout, owner, on_device=on_device)
+            places = self._places(offer, order)
+            self._staged = StagedTensors(offer.layout.tensors, places, order.name, on_device=order.on_device)
+            self._kept = kept
         return self._staged
+
+    def _places(self, offer: Offer, order: Receive) -> PackedPlaces:
+        """Where the tensors are to lie: side by side, or packed where only slices are sent."""
+        whole = flat_layout(offer.layout.tensors)
+        if not order.needs:
+            return PackedPlaces(whole=whole, packed=whole)
+        needs = numbered(self._needs.of(order, offer), [each.name for each in offer.layout.tensors])
+        return PackedPlaces(whole=whole, packed=packed_layout(whole.sizes, needs))
 
     def _follow(self, go: Go, name: str, transfer: GroupTransfer, waiting: WaitLimit) -> None:
         """Be a member of the group that sends.
@@ -196,13 +218,13 @@ class ReceiverProcess:
             self._leave()
             self._group = BroadcastGroup(transfer.backend, self._store, go, go.ranks[name], transfer.host, waiting)
 
-    def _take(self, staged: StagedTensors, layout: FlatLayout, transfer: GroupTransfer, waiting: WaitLimit) -> None:
+    def _take(self, staged: StagedTensors, transfer: GroupTransfer, waiting: WaitLimit) -> None:
         if transfer.senders:
-            self._lanes.run(staged.flat, transfer.backend, waiting, sends=False)
+            self._lanes.run(staged.flat, transfer.backend, waiting, sends=False, places=staged.places)
             return
         if self._group is None:
             raise TransferError("there is no group")
-        bounds = layout.blocks(BLOCK_BYTES[transfer.backend])
+        bounds = staged.places.whole.blocks(BLOCK_BYTES[transfer.backend])
         if (transfer.backend == "nccl") == staged.is_on_device:
             self._group.broadcast((staged.flat[begin:end] for begin, end in bounds), waiting)
             return
@@ -225,7 +247,7 @@ class ReceiverProcess:
         """
         prepared = self._layouts.prepare(staged.tensors, [NO_RULE] * len(staged.tensors))
         if order.needs:
-            prove_needed(offer, staged.tensors, order.needs, self._needs.of(order))
+            prove_needed(offer, staged.tensors, order.needs, self._needs.of(order, offer))
         else:
             found = [each.fingerprint for each in prepared.scan()]
             for tensor, mine, announced in zip(offer.layout.tensors, found, offer.fingerprints, strict=True):

@@ -8,7 +8,7 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -45,14 +45,20 @@ class NotSharedError(RuntimeError):
 class SharedTensors:
     """Tensors that a trainer can export. `specs` maps names to (safetensors' dtype, shape); `flat` is all of it.
 
-    The file's name begins with `refitd-` and `owner`.
+    The file's name begins with `refitd-` and `owner`. `laid` says where they begin, and the bytes of all; else they lie
+    side by side.
     """
 
     def __init__(
-        self, specs: Mapping[str, tuple[str, tuple[int, ...]]], folder: Path = SHARED_MEMORY, owner: str = ""
+        self,
+        specs: Mapping[str, tuple[str, tuple[int, ...]]],
+        folder: Path = SHARED_MEMORY,
+        owner: str = "",
+        laid: tuple[Sequence[int], int] | None = None,
     ) -> None:
         self.path = folder / f"{PREFIX}{owner}{secrets.token_hex(8)}"
-        offsets, size = side_by_side(prod(shape) * BITS[dtype] // 8 for dtype, shape in specs.values())
+        sizes = (prod(shape) * BITS[dtype] // 8 for dtype, shape in specs.values())
+        offsets, size = side_by_side(sizes) if laid is None else laid
         self.places = {name: HostPlace(str(self.path), at) for name, at in zip(specs, offsets, strict=True)}
         fd = open_plain(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o640)
         try:

@@ -12,6 +12,7 @@ import torch
 
 from refitd_client.transport.group.membership import BroadcastGroup, TransferError, WaitLimit, hear
 from refitd_client.transport.group.transfer import BLOCK_BYTES, IN_FLIGHT, Backend, Go, key
+from refitd_client.transport.shards.packing import PackedPlaces
 from refitd_client.transport.shards.script import MOST_LANES, BlockWord, MemberScript
 
 
@@ -21,6 +22,7 @@ class LaneMember:
     def __init__(self) -> None:
         self.number = 0
         self._script = MemberScript()
+        self._packed: tuple[PackedPlaces, MemberScript] | None = None
         self._groups: list[BroadcastGroup] = []
         self._ring: list[torch.Tensor] = []
 
@@ -50,7 +52,15 @@ class LaneMember:
             self._groups.append(BroadcastGroup(backend, store, own, lane.members.index(name), host, waiting))
         self.number = go.group
 
-    def run(self, memory: torch.Tensor, backend: Backend, waiting: WaitLimit, *, sends: bool) -> int:
+    def run(
+        self,
+        memory: torch.Tensor,
+        backend: Backend,
+        waiting: WaitLimit,
+        *,
+        sends: bool,
+        places: PackedPlaces | None = None,
+    ) -> int:
         """Do all that the script says. Returns the bytes that this member's lanes have brought to their receivers.
 
         Args:
@@ -58,11 +68,13 @@ class LaneMember:
             backend: that of the lanes.
             waiting: until when all has to be done.
             sends: whether it is a sender.
+            places: where tensors lie in a receiver's memory that has not the whole version.
 
         Raises:
             TransferError: the script goes beyond the memory, a member is gone, or the time was over.
         """
-        if (fault := self._script.fault(memory.numel())) is not None:
+        script = self._script if places is None else self._packed_by(places)
+        if (fault := script.fault(memory.numel())) is not None:
             raise TransferError(f"the script cannot be followed: {fault}")
         under_way: deque[tuple[BroadcastGroup, Any, Callable[[], None]]] = deque()
 
@@ -72,7 +84,7 @@ class LaneMember:
             arrived()
 
         try:
-            for number, block in enumerate(self._script.blocks):
+            for number, block in enumerate(script.blocks):
                 if len(under_way) == IN_FLIGHT[backend]:
                     finish()
                 sent, arrived = self._block(number, block, memory, backend, sends=sends)
@@ -84,13 +96,19 @@ class LaneMember:
             raise TransferError(f"a block could not be copied: {error}") from error
         for group in self._groups:
             group.settle()
-        return self._script.delivered
+        return script.delivered
 
     def leave(self) -> None:
         """Leave all lanes. Members that wait in one get an error, where the backend can tell them."""
-        groups, self._groups, self.number = self._groups, [], 0
+        groups, self._groups, self.number, self._packed = self._groups, [], 0, None
         for group in groups:
             group.close()
+
+    def _packed_by(self, places: PackedPlaces) -> MemberScript:
+        """The script for memory that is packed, made once."""
+        if self._packed is None or self._packed[0] is not places:
+            self._packed = places, places.of(self._script)
+        return self._packed[1]
 
     def _block(
         self, number: int, block: BlockWord, memory: torch.Tensor, backend: Backend, *, sends: bool

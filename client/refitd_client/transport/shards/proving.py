@@ -30,18 +30,21 @@ class KnownNeeds:
     def __init__(self) -> None:
         self._known: tuple[str, RankNeeds] | None = None
 
-    def of(self, order: Receive) -> RankNeeds:
-        """What an order says that it needs.
+    def of(self, order: Receive, offer: Offer) -> RankNeeds:
+        """What an order says that it needs of what is offered.
 
         Raises:
-            TransferError: it is not there any more.
+            TransferError: it is not there any more, or is of other tensors.
         """
         if self._known is None or self._known[0] != order.needs:
             try:
                 self._known = order.needs, read_needs(Path(order.root), order.name, order.needs)
             except (NeedsRefusedError, OSError) as error:
                 raise TransferError(f"what this rank needs cannot be read: {error}") from error
-        return self._known[1]
+        needs = self._known[1]
+        if not needs.fits({each.name: each.nbytes for each in offer.layout.tensors}):
+            raise TransferError("the version has other tensors than this rank's needs name")
+        return needs
 
 
 def prove_needed(offer: Offer, tensors: Mapping[str, Any], digest: str, needs: RankNeeds) -> None:
@@ -51,13 +54,11 @@ def prove_needed(offer: Offer, tensors: Mapping[str, Any], digest: str, needs: R
         offer: the trainer's.
         tensors: what has arrived, by name.
         digest: of the needs.
-        needs: what was sent to this receiver.
+        needs: what was sent to this receiver, of the offer's tensors.
 
     Raises:
         TransferError: something else has arrived, or the offer does not say what it should be.
     """
-    if not needs.fits({each.name: each.nbytes for each in offer.layout.tensors}):
-        raise TransferError("the version has other tensors than this rank's needs name")
     partial = needs.partial()
     announced = {} if offer.transfer is None else announced_slices(offer.transfer.slices.get(digest, b""), partial)
     dtypes = {each.name: each.dtype for each in offer.layout.tensors}

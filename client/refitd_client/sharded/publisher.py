@@ -242,7 +242,7 @@ class ShardedPublisher:
                 publication, handed = self._lead.publish(opening, self._follower, step, publish)
             else:
                 publication, handed = self._follow(opening, step)
-            return publication if transport is None else _staged(publication, handed)
+            return publication if transport is None else staged_of(publication, handed)
         except Exception:
             self._follower.forget()
             raise
@@ -305,7 +305,7 @@ class ShardedPublisher:
         return publication
 
 
-def _staged(publication: Publication, handed: Handed | None) -> StagedPublication:
+def staged_of(publication: Publication, handed: Handed | None) -> StagedPublication:
     """A publication that is committed, as one of a transport."""
     done: Future[Publication] = Future()
     done.set_result(publication)

@@ -115,6 +115,30 @@ def decide_route(asked: Asked, found: Receivers, service_host: str) -> PublishRo
     return _to_group(choice, to)
 
 
+def hindrances_of_ranks(
+    places: Sequence[TrainerPlace], connection: Connection, run: str
+) -> tuple[Choice, dict[str, str]]:
+    """What `auto` would take now, and the transports that cannot work between these ranks and a run's engines.
+
+    Args:
+        places: where each rank's tensors are, by rank.
+        connection: where the service is.
+        run: the run.
+
+    Returns:
+        The choice; and why not, as sentences by transport.
+
+    Raises:
+        ServiceError: the service does not say who can receive.
+    """
+    with open_client(connection, try_for=_ASK_SECONDS) as client:
+        found = client.receivers(run)
+    auto = decide_route(Asked(transport="auto", places=places), found, urlsplit(connection.url).hostname or "")
+    of_groups = {backend: hinders_ranks(backend, places, found) for backend in ("nccl", "gloo")}
+    hindered = {backend: why for backend, why in of_groups.items() if why is not None}
+    return auto.choice, {"delta": _NO_DELTAS, "handover": _ONE_PROCESS} | hindered
+
+
 def hinders_ranks(backend: Transport, places: Sequence[TrainerPlace], found: Receivers) -> str | None:
     """Why `nccl` or `gloo` cannot work between all these, as a sentence that says what else to do; None where it can.
 

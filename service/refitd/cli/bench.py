@@ -1,7 +1,8 @@
 """`refitd bench transports`: each way from this trainer's host to a run's engines, tried and timed."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from statistics import median
@@ -14,11 +15,20 @@ from refitd.cli import render
 from refitd.cli.options import Json, Timeout, TokenFile, Url, Yes
 from refitd.cli.output import Output, agree, speaking
 from refitd.cli.table import Table
-from refitd.diagnose.transports import TRIED, TransportBench, TransportComparison, tensors_on
+from refitd.diagnose.sender_ranks import RankSetup, sender_ranks
+from refitd.diagnose.transports import (
+    TRIED,
+    BenchTrainer,
+    OneTrainer,
+    TransportBench,
+    TransportComparison,
+    tensors_on,
+)
 from refitd_client.errors import NotFoundError, ServiceProblemError
 from refitd_client.http.connection import Connection, connect_to
 from refitd_client.http.publisher_client import open_client
 from refitd_client.publish.publisher import WeightPublisher
+from refitd_client.transport.group.sending import SEND_SECONDS
 
 RUN = "bench/transports"
 
@@ -51,6 +61,10 @@ Between = Annotated[
         "--between", metavar="SECONDS", min=0.0, help="In which a trainer would compute, before each publication"
     ),
 ]
+Ranks = Annotated[
+    int,
+    typer.Option("--ranks", metavar="N", min=1, help="Also try N sender ranks on this host, each with its rows"),
+]
 
 
 def bench(
@@ -59,6 +73,7 @@ def bench(
     root: Root,
     run: Run = RUN,
     device: Device = None,
+    ranks: Ranks = 1,
     publications: Publications = 5,
     between: Between = 1.0,
     yes: Yes = False,
@@ -75,12 +90,16 @@ def bench(
     of these versions. The last one has the weights as they are in DIR. A way that cannot work here is named with the
     reason.
 
+    With --ranks N the same is then done by N processes on this host, as a trainer of so many ranks publishes
+    (ShardedPublisher): each has its rows of each tensor, and a GPU of its own where there are enough.
+
     The run's steps are used up: in a run that a trainer goes on with, its next step begins a new generation. The
     default run is closed at the end, so that its engines are free again.
 
     \b
     refitd bench transports /models/base --root /mnt/weights
     refitd bench transports /models/base --root /mnt/weights --run exp/trial --device cuda:1 --yes
+    refitd bench transports /models/base --root /mnt/weights --ranks 4
     """
     with speaking(json=json) as out:
         if not root.is_dir():
@@ -89,7 +108,7 @@ def bench(
             )
         connection = connect_to(url, token_file=token_file)
         if run != RUN and not yes and _has_versions(connection, run):
-            count = 2 + len(TRIED) * (publications + 1)
+            count = (2 + len(TRIED) * (publications + 1)) * min(ranks, 2)
             agree(
                 out,
                 render.sentence(f"{run} has versions. Up to {count} more are published, and its engines load each."),
@@ -97,24 +116,82 @@ def bench(
                 does=f"this publishes up to {count} versions of {run}, and a trainer's next step begins a generation",
             )
         device = device or _device()
-        mine = "mine" if run == RUN else None
-        with (
-            tensors_on(folder, device) as tensors,
-            WeightPublisher(
-                root, run, connection.service_url, token=connection.token, token_file=token_file, engines=mine
-            ) as publisher,
-            _closed(connection, run),
-        ):
-            tried = TransportBench(
-                publisher, connection, run, tensors, publications=publications, between=between, timeout=timeout
-            )
-            try:
-                found = tried.compare(device, lambda text: _say(out, text))
-            except ServiceProblemError as error:
-                if error.problem.slug != "run-not-followed":
-                    raise
-                raise ValueError(f"say --run with the run that the engines follow: {error}") from error
+        job = BenchJob(folder=folder, root=root, run=run, connection=connection, device=device)
+        times = BenchTimes(publications=publications, between=between, timeout=timeout)
+        try:
+            with _closed(connection, run):
+                found = _of_one(job, times, lambda text: _say(out, text))
+                if ranks > 1:
+                    found = replace(found, of_ranks=_of_ranks(job, times, ranks, lambda text: _say(out, text)))
+        except ServiceProblemError as error:
+            if error.problem.slug != "run-not-followed":
+                raise
+            raise ValueError(f"say --run with the run that the engines follow: {error}") from error
         out.show(found, *shown(found))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchJob:
+    """What is published, and where."""
+
+    folder: Path
+    root: Path
+    run: str
+    connection: Connection
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchTimes:
+    """How often, with how many seconds between, and within which each."""
+
+    publications: int
+    between: float
+    timeout: float
+
+    def bench(self, trainer: BenchTrainer, job: BenchJob) -> TransportBench:
+        """The bench of a trainer."""
+        return TransportBench(
+            trainer,
+            job.connection,
+            job.run,
+            publications=self.publications,
+            between=self.between,
+            timeout=self.timeout,
+        )
+
+
+def _of_one(job: BenchJob, times: BenchTimes, say: Callable[[str], None]) -> TransportComparison:
+    connection = job.connection
+    with (
+        tensors_on(job.folder, job.device) as tensors,
+        WeightPublisher(
+            job.root,
+            job.run,
+            connection.service_url,
+            token=connection.token,
+            token_file=connection.token_file,
+            engines="mine" if job.run == RUN else None,
+        ) as publisher,
+    ):
+        return times.bench(OneTrainer(publisher, connection, job.run, tensors), job).compare(job.device, say)
+
+
+def _of_ranks(job: BenchJob, times: BenchTimes, ranks: int, say: Callable[[str], None]) -> TransportComparison:
+    setup = RankSetup(
+        folder=job.folder,
+        device=job.device,
+        root=job.root,
+        run=job.run,
+        connection=job.connection,
+        takes_engines=job.run == RUN,
+        ranks=ranks,
+        store="",
+        timeout=max(times.timeout, SEND_SECONDS),
+    )
+    say(f"{ranks} ranks begin")
+    with sender_ranks(setup) as trainer:
+        return times.bench(trainer, job).compare(job.device, lambda text: say(f"{ranks} ranks: {text}"))
 
 
 def _has_versions(connection: Connection, run: str) -> bool:
@@ -157,16 +234,18 @@ def shown(found: TransportComparison) -> list[RenderableType]:
         right={"ANSWERED", "TRAINER HELD", "ENGINE PAUSED", "BYTES"},
         words="",
     )
-    for each in found.figures:
+    of_ranks = () if found.of_ranks is None else found.of_ranks.figures
+    for each in (*found.figures, *of_ranks):
         table.add_row(
-            each.transport,
+            each.transport if each.ranks == 1 else f"{each.transport}, {each.ranks} ranks",
             _spread(each.answered),
             _spread(each.held),
             _spread(each.paused),
             render.size(each.bytes),
             words=each.reason,
         )
-    return [table, *(render.sentence(each) for each in _sentences(found))]
+    sentences = [*_sentences(found), *(() if found.of_ranks is None else _sentences(found.of_ranks))]
+    return [table, *(render.sentence(each) for each in sentences)]
 
 
 def _spread(values: list[float]) -> str:
@@ -178,7 +257,10 @@ def _spread(values: list[float]) -> str:
 
 def _sentences(found: TransportComparison) -> Iterator[str]:
     many = "1 engine" if len(found.engines) == 1 else f"{len(found.engines)} engines"
-    yield f"Medians, least and most; {render.size(found.model_bytes)} on {found.device}, {many} of {found.run}."
+    if found.ranks == 1:
+        yield f"Medians, least and most; {render.size(found.model_bytes)} on {found.device}, {many} of {found.run}."
+    else:
+        yield f"{found.ranks} ranks, each with its rows ({many}):"
     if found.fastest is None:
         yield "No transport worked."
         return

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from refitd.observe.history import STANDSTILL
 from refitd_client.contract.states import Kind
@@ -41,11 +41,13 @@ _ASK_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportFigures:
-    """What one transport took: milliseconds of each publication, and the bytes of one. `reason` says why there are no
-    figures, or not all: it cannot work here, it failed, or something else went in its place.
+    """What one transport took: milliseconds of each publication, and the bytes of one. `ranks` counts the processes
+    that sent, each its part of the weights. `reason` says why there are no figures, or not all: it cannot work here, it
+    failed, or something else went in its place.
     """
 
     transport: str
+    ranks: int = 1
     answered: list[float] = field(default_factory=list[float])
     held: list[float] = field(default_factory=list[float])
     paused: list[float] = field(default_factory=list[float])
@@ -56,7 +58,7 @@ class TransportFigures:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportComparison:
     """All transports beside each other. `fastest` answered first, by the median; None where none worked. `auto` is what
-    `transport="auto"` takes here, for the reason `auto_why`.
+    `transport="auto"` takes here, for the reason `auto_why`. `of_ranks` is the same where several ranks send.
     """
 
     run: str
@@ -67,6 +69,70 @@ class TransportComparison:
     fastest: str | None
     auto: str
     auto_why: str
+    ranks: int = 1
+    of_ranks: "TransportComparison | None" = None
+
+
+class BenchTrainer(Protocol):
+    """What publishes a model's weights: of `nbytes` bytes, from so many `ranks`."""
+
+    @property
+    def ranks(self) -> int:
+        """How many processes have the weights."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all weights."""
+        ...
+
+    def flip(self) -> None:
+        """Change the weights a little, or change them back."""
+        ...
+
+    def publish(self, step: int, transport: Transport) -> StagedPublication:
+        """Publish them. Raises what a publisher does."""
+        ...
+
+    def hindrances(self) -> tuple[Choice, dict[str, str]]:
+        """What `auto` would take, and why transports cannot work, by their names. Raises ServiceError."""
+        ...
+
+
+class OneTrainer:
+    """A process that has all weights (`BenchTrainer`)."""
+
+    ranks = 1
+
+    def __init__(
+        self, publisher: WeightPublisher, connection: Connection, run: str, tensors: "Mapping[str, torch.Tensor]"
+    ) -> None:
+        """Publish nothing yet.
+
+        Args:
+            publisher: of the run.
+            connection: where the service is.
+            run: the run.
+            tensors: what is published; changed and changed back.
+        """
+        self._publisher, self._connection, self._run, self._tensors = publisher, connection, run, tensors
+
+    @property
+    def nbytes(self) -> int:
+        """As `BenchTrainer`."""
+        return sum(tensor.nbytes for tensor in self._tensors.values())
+
+    def flip(self) -> None:
+        """As `BenchTrainer`."""
+        flip(self._tensors)
+
+    def publish(self, step: int, transport: Transport) -> StagedPublication:
+        """As `BenchTrainer`."""
+        return self._publisher.publish(self._tensors, step=step, transport=transport)
+
+    def hindrances(self) -> tuple[Choice, dict[str, str]]:
+        """As `BenchTrainer`."""
+        return hindrances(self._tensors, self._connection, self._run)
 
 
 @contextmanager
@@ -127,10 +193,9 @@ class TransportBench:
 
     def __init__(
         self,
-        publisher: WeightPublisher,
+        trainer: BenchTrainer,
         connection: Connection,
         run: str,
-        tensors: "Mapping[str, torch.Tensor]",
         *,
         publications: int,
         between: float,
@@ -139,19 +204,17 @@ class TransportBench:
         """Publish nothing yet.
 
         Args:
-            publisher: of the run.
+            trainer: the only one of the run.
             connection: where the service is.
             run: the run.
-            tensors: what is published; changed and changed back.
             publications: how many are counted for each transport.
             between: seconds in which a trainer would compute, from the end of one publication to the next. Meanwhile
                 engines open the files that have followed the last one.
             timeout: seconds that each may take.
         """
-        self._publisher = publisher
+        self._trainer = trainer
         self._connection = connection
         self._run = run
-        self._tensors = tensors
         self._publications = publications
         self._between = between
         self._timeout = timeout
@@ -175,7 +238,7 @@ class TransportBench:
         self._publish("disk").wait(self._timeout)
         with open_client(self._connection, try_for=_ASK_SECONDS) as client:
             engines = [engine.id for engine in client.engines(self._run).items]
-        auto, hindered = hindrances(self._tensors, self._connection, self._run)
+        auto, hindered = self._trainer.hindrances()
         figures: list[TransportFigures] = []
         try:
             for transport in TRIED:
@@ -183,16 +246,19 @@ class TransportBench:
                 figures.append(
                     self._tried(cast("Transport", transport), partial(say, transport))
                     if why is None
-                    else TransportFigures(transport=transport, reason=why)
+                    else self._none(transport, why)
                 )
         finally:  # also where it is interrupted: engines are not left on changed weights
             say("the weights as they are, by files")
             self._restore()
-        return _compared(self._run, device, self._tensors, engines, figures, auto)
+        return _compared(self._run, device, self._trainer, engines, figures, auto)
+
+    def _none(self, transport: str, why: str) -> TransportFigures:
+        return TransportFigures(transport=transport, ranks=self._trainer.ranks, reason=why)
 
     def _tried(self, transport: Transport, say: Callable[[], None]) -> TransportFigures:
         say()
-        found = TransportFigures(transport=transport)
+        found = TransportFigures(transport=transport, ranks=self._trainer.ranks)
         size = reason = None
         for number in range(self._publications + 1):
             try:
@@ -201,14 +267,14 @@ class TransportBench:
                 committed = publication.committed(self._timeout)
                 publication.wait(self._timeout, "sealed")
             except RefitError as error:
-                return TransportFigures(transport=transport, reason=str(error))
+                return self._none(transport, str(error))
             if (instead := _instead(transport, publication)) is not None:
-                return TransportFigures(transport=transport, reason=instead)
+                return self._none(transport, instead)
             if number == 0:
                 continue
             if transport == "delta" and committed.kind is not Kind.DELTA:
                 reason = f"full versions went: {committed.why_full}"
-            size = committed.bytes if transport in {"disk", "delta"} else _bytes_of(self._tensors)
+            size = committed.bytes if transport in {"disk", "delta"} else self._trainer.nbytes
             found.answered.append(answered)
             found.held.append(held)
             if paused is not None:
@@ -218,7 +284,7 @@ class TransportBench:
     def _measured(self, transport: Transport) -> tuple[float, float, StagedPublication]:
         """Milliseconds until it was answered, and in which the trainer was held; and the publication."""
         time.sleep(self._between)
-        flip(self._tensors)
+        self._trainer.flip()
         self._flipped = not self._flipped
         began = time.perf_counter()
         publication = self._publish(transport)
@@ -230,7 +296,7 @@ class TransportBench:
 
     def _publish(self, transport: Transport) -> StagedPublication:
         self._step += 1
-        return self._publisher.publish(self._tensors, step=self._step, transport=transport)
+        return self._trainer.publish(self._step, transport)
 
     def _paused(self, version: str) -> float | None:
         with open_client(self._connection, try_for=_ASK_SECONDS) as client:
@@ -242,7 +308,7 @@ class TransportBench:
 
     def _restore(self) -> None:
         if self._flipped:
-            flip(self._tensors)
+            self._trainer.flip()
             self._flipped = False
         self._publish("disk").wait(self._timeout)
 
@@ -255,22 +321,19 @@ def _instead(transport: Transport, publication: StagedPublication) -> str | None
     return handed.reason
 
 
-def _bytes_of(tensors: "Mapping[str, torch.Tensor]") -> int:
-    return sum(tensor.nbytes for tensor in tensors.values())
-
-
 def _compared(
-    run: str, device: str, tensors: Mapping[str, Any], engines: list[str], figures: list[TransportFigures], auto: Choice
+    run: str, device: str, trainer: BenchTrainer, engines: list[str], figures: list[TransportFigures], auto: Choice
 ) -> TransportComparison:
     worked = [each for each in figures if each.answered]
     fastest = min(worked, key=lambda each: median(each.answered), default=None)
     return TransportComparison(
         run=run,
         device=device,
-        model_bytes=_bytes_of(tensors),
+        model_bytes=trainer.nbytes,
         engines=engines,
         figures=figures,
         fastest=None if fastest is None else fastest.transport,
         auto=auto.transport,
         auto_why=auto.why,
+        ranks=trainer.ranks,
     )

@@ -6,6 +6,7 @@ strips       parts of a tensor as bytes: pure
 schedule     who sends which bytes to whom, and in which order: pure
 script       each member's part of that, and who takes part: pure
 needs        what an engine rank needs, as it says it
+packing      where a receiver keeps what it needs: pure
 lanes        a member in its groups: it follows its script
 sender       the work of a trainer rank's sender process
 sending      that process, and the memory that it reads, as the trainer rank has them

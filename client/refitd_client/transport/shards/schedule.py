@@ -1,10 +1,10 @@
 """Who sends which bytes to whom: planned once from what trainer ranks hold and what engine ranks need. Pure.
 
-Each sender has the bytes of its shards one after the other in memory of its own, and each receiver has room for the
-whole version. Receivers that need the same bytes of a tensor get them by one broadcast. So a *lane* is a sender with
-the receivers of such broadcasts; lanes are process groups of their own, in which the sender is rank 0. A lane's bytes
-go in *blocks*. All blocks have one order, in which the senders take turns: a member that does its own blocks in that
-order never waits for one that waits for it.
+Each sender has the bytes of its shards one after the other in memory of its own. It is planned as if each receiver had
+room for the whole version (`packing` puts what it needs elsewhere). Receivers that need the same bytes of a tensor get
+them by one broadcast. So a *lane* is a sender with the receivers of such broadcasts; lanes are process groups of their
+own, in which the sender is rank 0. A lane's bytes go in *blocks*. All blocks have one order, in which the senders take
+turns: a member that does its own blocks in that order never waits for one that waits for it.
 
     held       sender 0: rows 0-3 of w      needs    a: rows 0-1, b: rows 2-7 of w
                sender 1: rows 4-7 of w

@@ -22,9 +22,10 @@ from refitd.diagnose.transports import (
     OneTrainer,
     TransportBench,
     TransportComparison,
+    TransportFigures,
     tensors_on,
 )
-from refitd_client.errors import NotFoundError, ServiceProblemError
+from refitd_client.errors import NotFoundError, RefitError, ServiceProblemError
 from refitd_client.http.connection import Connection, connect_to
 from refitd_client.http.publisher_client import open_client
 from refitd_client.publish.publisher import WeightPublisher
@@ -90,7 +91,7 @@ def bench(
     of these versions. The last one has the weights as they are in DIR. A way that cannot work here is named with the
     reason.
 
-    With --ranks N the same is then done by N processes on this host, as a trainer of so many ranks publishes
+    With --ranks N the same is done before by N processes on this host, as a trainer of so many ranks publishes
     (ShardedPublisher): each has its rows of each tensor, and a GPU of its own where there are enough.
 
     The run's steps are used up: in a run that a trainer goes on with, its next step begins a new generation. The
@@ -120,9 +121,9 @@ def bench(
         times = BenchTimes(publications=publications, between=between, timeout=timeout)
         try:
             with _closed(connection, run):
-                found = _of_one(job, times, lambda text: _say(out, text))
-                if ranks > 1:
-                    found = replace(found, of_ranks=_of_ranks(job, times, ranks, lambda text: _say(out, text)))
+                # One process is the last: it leaves engines on the weights as they are, whatever becomes of ranks.
+                of_ranks = None if ranks == 1 else _of_ranks(job, times, ranks, lambda text: _say(out, text))
+                found = replace(_of_one(job, times, lambda text: _say(out, text)), of_ranks=of_ranks)
         except ServiceProblemError as error:
             if error.problem.slug != "run-not-followed":
                 raise
@@ -190,8 +191,22 @@ def _of_ranks(job: BenchJob, times: BenchTimes, ranks: int, say: Callable[[str],
         timeout=max(times.timeout, SEND_SECONDS),
     )
     say(f"{ranks} ranks begin")
-    with sender_ranks(setup) as trainer:
-        return times.bench(trainer, job).compare(job.device, lambda text: say(f"{ranks} ranks: {text}"))
+    try:
+        with sender_ranks(setup) as trainer:
+            return times.bench(trainer, job).compare(job.device, lambda text: say(f"{ranks} ranks: {text}"))
+    except RefitError as error:
+        figures = [TransportFigures(transport=each, ranks=ranks, reason=str(error)) for each in TRIED]
+        return TransportComparison(
+            run=job.run,
+            device=job.device,
+            model_bytes=0,
+            engines=[],
+            figures=figures,
+            fastest=None,
+            auto="disk",
+            auto_why="files go everywhere",
+            ranks=ranks,
+        )
 
 
 def _has_versions(connection: Connection, run: str) -> bool:

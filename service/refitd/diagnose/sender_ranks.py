@@ -8,7 +8,7 @@ This process asks for one publication after the other, and each rank does it (`S
 
 import tempfile
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection as Pipe
@@ -75,6 +75,7 @@ class RankTrainer:
             PublishError: a rank could not begin.
         """
         self._setup, self._pipes, self._flips = setup, pipes, False
+        self._lost: PublishError | None = None
         self.ranks = setup.ranks
         begun = self._all(_BEGIN_SECONDS)
         self._places: list[TrainerPlace] = [place for place, _ in begun]
@@ -88,14 +89,14 @@ class RankTrainer:
         """As `BenchTrainer`.
 
         Raises:
-            PublishError: what the ranks' publishers raise, or a rank has ended.
+            PublishError: what the ranks' publishers raise; or a rank has ended or is silent, also in a call before.
         """
+        if self._lost is not None:  # what it still says is of another publication
+            raise self._lost
         order, self._flips = RankPublish(step=step, transport=transport, flip=self._flips), False
-        for rank, pipe in enumerate(self._pipes):
-            try:
+        for pipe in self._pipes:
+            with suppress(OSError):  # it has ended, and says nothing
                 pipe.send(order)
-            except OSError as error:
-                raise PublishError(f"rank {rank} has ended") from error
         publication, handed = self._all(self._setup.timeout)[0]
         return staged_of(replace(publication, connection=self._setup.connection), handed)
 
@@ -114,9 +115,12 @@ class RankTrainer:
     def _heard(self, rank: int, within: float) -> Any:
         pipe = self._pipes[rank]
         try:
-            return pipe.recv() if pipe.poll(within) else PublishError(f"rank {rank} says nothing in {within:g} s")
+            if pipe.poll(within):
+                return pipe.recv()
+            self._lost = PublishError(f"rank {rank} says nothing in {within:g} s")
         except (EOFError, OSError):
-            return PublishError(f"rank {rank} has ended")
+            self._lost = PublishError(f"rank {rank} has ended")
+        return self._lost
 
 
 @contextmanager

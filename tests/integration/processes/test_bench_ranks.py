@@ -2,10 +2,14 @@
 
 from pathlib import Path
 
+import pytest
+
 from refitd.diagnose.transports import TransportComparison
 from support.command_line import answer
 from support.jobs import TOKEN, running, served_by
 from support.servers import EmbeddedServer
+
+pytestmark = pytest.mark.timeout(600)
 
 
 def test_what_ranks_can_do_has_figures_beside_one_process_and_the_engine_ends_on_the_weights_of_the_folder(

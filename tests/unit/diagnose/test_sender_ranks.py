@@ -1,6 +1,7 @@
 """What each sender rank of the bench has, and how its figures are shown beside those of one process."""
 
 from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,10 @@ import torch
 from safetensors.torch import save_file
 
 from refitd.cli.bench import shown
-from refitd.diagnose.sender_ranks import device_of, rows_of
+from refitd.diagnose.sender_ranks import RankSetup, RankTrainer, device_of, rows_of
 from refitd.diagnose.transports import TransportComparison, TransportFigures
+from refitd_client.errors import PublishError
+from refitd_client.http.connection import Connection
 
 
 @pytest.mark.parametrize(
@@ -60,3 +63,32 @@ def test_ranks_have_rows_and_a_recommendation_of_their_own() -> None:
     assert told[1].startswith("The fastest is gloo")
     assert told[2] == "4 ranks, each with its rows (1 engine):"
     assert told[3] == 'transport="auto" takes the fastest, disk: files go everywhere.'
+
+
+def test_a_rank_that_is_silent_or_gone_is_named_and_what_it_says_later_counts_for_nothing(tmp_path: Path) -> None:
+    setup = RankSetup(
+        folder=tmp_path,
+        device="cpu",
+        root=tmp_path,
+        run="run",
+        connection=Connection(url="http://s:1"),
+        takes_engines=False,
+        ranks=2,
+        store="",
+        timeout=0.05,
+    )
+    for is_gone, said in ((False, "rank 1 says nothing in 0.05 s"), (True, "rank 1 has ended")):
+        (mine, first), (other, second) = Pipe(), Pipe()
+        for rank in (first, second):
+            rank.send(("place", 5))
+        trainer = RankTrainer(setup, [mine, other])
+        assert trainer.nbytes == 10
+        first.send(PublishError("rank 1: gone"))
+        if is_gone:
+            second.close()
+        with pytest.raises(PublishError, match="rank 1: gone"):  # rank 0 has said it first
+            trainer.publish(1, "disk")
+        for rank in (first,) if is_gone else (first, second):
+            rank.send("too late")
+        with pytest.raises(PublishError, match=said):
+            trainer.publish(2, "disk")

@@ -130,6 +130,8 @@ def one_to_one(tmp_path: Path) -> Iterator[OneToOne]:
         receiver.end()
         sender.close()
     exporter.end(tmp_path / "run")
+    for path in SHARED_MEMORY.glob(f"{PREFIX}{NAME}-*"):  # of a receiver that did not end in time, and was killed
+        path.unlink()
 
 
 def test_it_has_memory_for_its_slices_and_gives_that_of_the_whole_version_back(one_to_one: OneToOne) -> None:

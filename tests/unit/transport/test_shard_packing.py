@@ -63,14 +63,15 @@ def test_two_halves_that_are_stacked_in_one_tensor_leave_their_gap_to_another_la
 def cases(draw: st.DrawFn) -> tuple[list[int], dict[int, list[Strip]]]:
     """Tensors of a few shapes, with needs of every kind: none, all, rows, columns, several of them."""
     sizes, needs = list[int](), dict[int, list[Strip]]()
+    shapes = draw(st.lists(st.sampled_from([(192, 3), (512, 4), (1024, 2), (130, 5), (8, 2)]), min_size=1, max_size=2))
+    begins, widths = draw(st.sampled_from([0, 1, 2])), draw(st.sampled_from([1, 2]))  # in quarters of a row
     for number in range(draw(st.integers(1, 7))):
-        pitch, count = draw(st.sampled_from([(192, 3), (256, 4), (130, 5), (8, 2)]))
+        pitch, count = draw(st.sampled_from(shapes))
         sizes.append(draw(st.sampled_from([0, pitch * count])) if draw(st.booleans()) else pitch * count)
         if not sizes[-1]:
             continue
         kind = draw(st.sampled_from(["none", "all", "rows", "columns", "two"]))
-        begin = draw(st.integers(0, pitch - 1))
-        width = draw(st.integers(1, pitch - begin))
+        begin, width = begins * pitch // 4, widths * pitch // 4
         match kind:
             case "all":
                 needs[number] = [strip(0, sizes[-1])]

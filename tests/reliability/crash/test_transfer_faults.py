@@ -43,6 +43,7 @@ from refitd_client.transport.ipc.exported_memory import ImportedMemory, LayoutCa
 from refitd_client.transport.ipc.offer import GroupTransfer
 from refitd_client.transport.ipc.offer_file import ExportedTensors, ImportedTensors, make_secret, read_secret
 from refitd_client.transport.ipc.shared import PREFIX, SHARED_MEMORY
+from support.forked_group import forked_members
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -132,7 +133,7 @@ class Transfers:
 def processes() -> Iterator[tuple[GroupSender, dict[str, GroupChild], ThreadPoolExecutor]]:
     """What a test has killed begins again in the next; beginning all of them for each test would take minutes."""
     sender, receivers = GroupSender(), dict[str, GroupChild]()
-    with ThreadPoolExecutor(8) as pool:
+    with forked_members(), ThreadPoolExecutor(8) as pool:
         yield sender, receivers, pool
         for child in receivers.values():
             child.end()

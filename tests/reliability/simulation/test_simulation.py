@@ -1,6 +1,6 @@
 """The promises under whatever comes, in virtual time, and seeds that reproduce.
 
-`make test` takes 1,200 steps and `make thorough` 3,000, the same each time and everywhere: a case follows from its
+`make reliability` takes 1,200 steps and `make thorough` 3,000, the same each time and everywhere: a case follows from its
 seed alone. `make simulation` takes 10,000 from a seed that it draws and prints, `make soak` a million, in shares that
 run side by side.
 REFITD_SIMULATION_SEED says which case is the first, REFITD_SIMULATION_STEPS how many steps,

@@ -5,7 +5,7 @@
 #   V=1                 what tests print, also of stages that pass
 #   ARGS='-k rollback -x'         further arguments of pytest, of the demo or of the benchmark
 .DEFAULT_GOAL := help
-.PHONY: help demo unit test thorough check simulation fuzz soak chaos bench bench-paint bench-gpu bench-gpu2 bench-plan density sglang vllm areal trainers plugin-releases browser screenshots demo-svg docs docs-links reference clean
+.PHONY: help demo unit test reliability thorough check simulation fuzz soak chaos bench bench-paint bench-gpu bench-gpu2 bench-plan density sglang vllm areal trainers plugin-releases browser screenshots demo-svg docs docs-links reference clean
 .DELETE_ON_ERROR:
 
 PYTHON ?=
@@ -39,17 +39,22 @@ help: ## show this list
 demo: $(READY) ## watch two engines follow a trainer that really learns, and what breaks end well (ARGS='--plain': for logs)
 	@$(BIN)/refitd demo $(ARGS)
 
-unit: $(READY) ## run the unit tests alone, on all cores, in under a minute
+unit: $(READY) ## run the unit tests alone, on all cores
 	@$(PYTEST) -n auto tests/unit $(ARGS)
 
-test: $(READY) ## run the tests that hold every promise: unit, integration, reliability, end to end
+# Tests with real processes wait more than they compute: there are more of them at a time than cores.
+test: $(READY) ## run the quick tests of what refitd does: unit, integration, end to end, the pages
 	@tests/prometheus/install .promtool || echo "the alert rules are not tested: the tests say why"
 	@tests/postgres/install || echo "journals in PostgreSQL are not tested: the tests say why"
 	@tests/beside \
-	  tests/stage unit $(PYTEST) -n 0 tests/unit tests/repository -m '$(QUICK)' $(ARGS) + \
-	  tests/stage processes $(PYTEST) -n 4 tests/integration tests/docs tests/reliability tests/e2e -m '$(QUICK)' $(ARGS)
+	  tests/stage unit $(PYTEST) -n auto tests/unit tests/repository -m '$(QUICK)' $(ARGS) + \
+	  tests/stage processes $(PYTEST) -n 6 tests/integration tests/docs tests/e2e -m '$(QUICK)' $(ARGS)
 
-thorough: $(READY) ## run what make test leaves out: every crash point, mutants, sweeps of attacks, the commands of the pages
+reliability: $(READY) ## run the tests of what refitd must survive: kills, faults, attacks, takeovers, the simulation
+	@tests/postgres/install || echo "journals in PostgreSQL are not tested: the tests say why"
+	@tests/stage reliability $(PYTEST) -n 6 tests/reliability -m '$(QUICK)' $(ARGS)
+
+thorough: $(READY) ## run what those two leave out: every crash point, mutants, sweeps of attacks, the commands of the pages
 	@tests/envoy/install .envoy || echo "Envoy is not tested: the tests say why"
 	@REFITD_EVERY_POINT=1 REFITD_SIMULATION_STEPS=3000 \
 	tests/stage thorough $(PYTEST) -n 3 -m '(thorough or points) and not sglang' \

@@ -32,15 +32,15 @@ def test_every_promise_says_which_test_shows_it_on_vllm_or_why_none_does() -> No
         assert NAME.search(row[-1]) or row[-1].startswith("no engine has a part in it: "), row[0]
 
 
-def in_make_test(name: str) -> bool:
-    """Whether `make test` runs a test that is named, or one of a file that is."""
+def is_quick(name: str) -> bool:
+    """Whether `make test` or `make reliability` runs a test that is named, or one of a file that is."""
     file, *parts = name.split("::")
     return any(parts[-1] == test for test in quick(file)) if parts else bool(quick(file))
 
 
 @cache
 def quick(file: str) -> frozenset[str]:
-    """The tests of a file that `make test` does not leave to other verbs, by their marks."""
+    """The tests of a file that these two do not leave to other verbs, by their marks."""
     tree = ast.parse((TESTS / file).read_text())
     marked = [node.value for node in tree.body if isinstance(node, ast.Assign) and "pytestmark" in ast.unparse(node)]
     if file.startswith(("browser/", "gpu/", "integration/plugin/")) or is_left(marked):
@@ -65,9 +65,9 @@ WANT_A_REAL_ENGINE = [  # make sglang, make vllm
 ]
 
 
-def test_make_test_runs_a_test_of_every_promise_and_failure() -> None:
+def test_make_test_or_make_reliability_runs_a_test_of_every_promise_and_failure() -> None:
     rows = [line for line in PROMISES.splitlines() if line.startswith("| ") and "test_" in line]
-    left = [row.split(" | ")[0] for row in rows if not any(in_make_test(name) for name in NAME.findall(row))]
+    left = [row.split(" | ")[0] for row in rows if not any(is_quick(name) for name in NAME.findall(row))]
     assert left == WANT_A_REAL_ENGINE
 
 

@@ -15,6 +15,7 @@ VERBS = [
     "demo",
     "unit",
     "test",
+    "reliability",
     "thorough",
     "check",
     "simulation",
@@ -64,9 +65,12 @@ def test_clean_removes_only_what_make_made() -> None:
     assert {name for line in removed for name in line.split()} <= ignored
 
 
-def test_make_thorough_runs_in_the_same_folders_what_make_test_leaves_out() -> None:
-    recipes = (TREE / "Makefile").read_text().split("\n\n")
-    quick, rest = (next(each for each in recipes if each.startswith(f"{verb}: ")) for verb in ("test", "thorough"))
+def test_make_thorough_runs_in_the_same_folders_what_make_test_and_make_reliability_leave_out() -> None:
+    recipes = re.findall(r"^\w+: (?:.+\n)+", (TREE / "Makefile").read_text(), re.MULTILINE)
+    test, reliability, rest = (
+        next(each for each in recipes if each.startswith(f"{verb}: ")) for verb in ("test", "reliability", "thorough")
+    )
+    quick = test + reliability
     folders = set(re.findall(r" (tests/\w+)(?= |$)", quick, re.MULTILINE)) - {
         "tests/postgres/install",
         "tests/prometheus/install",
@@ -97,10 +101,16 @@ def test_ci_runs_the_verbs_that_a_person_runs() -> None:
     lanes = " ".join(
         " ".join(re.findall(r'"([^"]+)"', line)) for line in re.findall(r"^beside .*$", script, re.MULTILINE)
     )
-    verbs = {"check", "docs", "test", "thorough", "simulation", "fuzz", "browser"}
+    verbs = {"check", "docs", "test", "reliability", "thorough", "simulation", "fuzz", "browser"}
     others = {"sglang", "vllm", "areal", "trainers", "venv", "chromium", "environments"}
     assert set(lanes.split()) == verbs | others
     assert '*) make "$1" ;;' in script
+
+
+def test_ci_takes_of_reliability_all_but_the_points_that_thorough_takes_whole() -> None:
+    script = (TREE / ".ci/run").read_text()
+    assert """reliability) make reliability "$again -m 'not (thorough or points or sglang)'" ;;""" in script
+    assert "-m '(thorough or points) and not sglang'" in (TREE / "Makefile").read_text()
 
 
 def test_the_workflow_runs_verbs_alone_each_with_the_python_of_its_job() -> None:

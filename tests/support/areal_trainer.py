@@ -1,6 +1,5 @@
 """A trainer's rank 0 in a process of its own, which makes a group and broadcasts as AReaL 1.0's FSDP engine does."""
 
-import multiprocessing
 import os
 import signal
 import socket
@@ -9,6 +8,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
+
+from support.forked import forking
 
 GROUP = "update_weight_group"
 LOOPBACK = "127.0.0.1"
@@ -20,7 +21,7 @@ class TrainerRank:
     def __init__(self, backend: str = "gloo") -> None:
         with socket.create_server((LOOPBACK, 0)) as free:
             self.port = int(free.getsockname()[1])
-        context = multiprocessing.get_context("spawn")
+        context = forking()
         self._line, theirs = context.Pipe()
         self.process = context.Process(target=_trainer, args=(self.port, backend, theirs))
         self.process.start()

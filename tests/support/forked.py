@@ -10,9 +10,11 @@ from functools import cache
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import BinaryIO
+from unittest import mock
 
 _PRELOAD = ["torch", "torch.distributed.tensor", "torch.distributed.fsdp", "fastapi", "uvicorn", "safetensors.torch"]
 _PRELOAD += ["refitd_client", "refitd_embedded.engine", "refitd_embedded.server", "refitd.app", "refitd.cli.app"]
+_PRELOAD += ["refitd.cli.serve", "support.prepared"]
 
 
 @cache
@@ -20,8 +22,9 @@ def forking() -> ForkServerContext:
     """The one context of this process; what is forked need not wait for the imports, however long they take."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOAD)
-    first = context.Process(target=_nothing)
-    first.start()
+    with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path))):  # where it finds `support`
+        first = context.Process(target=_nothing)
+        first.start()
     first.join()
     return context
 

@@ -1,4 +1,5 @@
-"""Which of many crash points, power cuts or seeds a run tries: all, or in `make test` and `make sglang` every third.
+"""Which of many crash points, power cuts or seeds a run tries: all, or every third in `make test`,
+`make reliability` and `make sglang`.
 
 Which third is drawn from the commit, so that the commits of a day try all of them in turn; `make thorough`, which
 .ci/run has as well, sets REFITD_EVERY_POINT and tries every one that needs no real engine.

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -16,9 +16,16 @@ from refitd.areal.assembly import bucket_key
 from refitd.areal.group_calls import GroupCalls
 from refitd.areal.members import TrainerGroup
 from support.areal_trainer import GROUP, LOOPBACK, TrainerRank, named, trainer_rank
+from support.forked_group import forked_members
 
 pytestmark = pytest.mark.timeout(300)
 Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture(autouse=True)
+def forked() -> Generator[None]:
+    with forked_members():
+        yield
 
 
 def weights(seed: int) -> tuple[Tensors, Tensors]:

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ def live(order: dict[str, Any]) -> int:
 
 def main() -> None:
     """Bring up one child after the other."""
+    import_module("support.prepared")
     sys.stdout = os.fdopen(1, "w", closefd=False)  # buffered, whatever the environment says: a kill must not cut a line
     for line in sys.stdin:
         child = os.fork()

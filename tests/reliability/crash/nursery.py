@@ -47,6 +47,7 @@ class Nursery:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             text=True,
             process_group=0,
         )

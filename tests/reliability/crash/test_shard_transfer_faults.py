@@ -46,6 +46,7 @@ from refitd_client.transport.shards.script import MemberScript, ShardTable, held
 from refitd_client.transport.shards.sender import ShardSending
 from refitd_client.transport.shards.sending import ShardSender
 from refitd_client.transport.shards.strips import strip
+from support.forked_group import forked_members
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -179,7 +180,7 @@ def processes() -> Iterator[Processes]:
     """What a test has killed begins again in the next; beginning all of them for each test would take minutes."""
     senders = [ShardSender(f"test{os.getpid()}-{number}") for number in range(SENDERS)]
     receivers = dict[str, GroupChild]()
-    with ThreadPoolExecutor(8) as pool:
+    with forked_members(), ThreadPoolExecutor(8) as pool:
         yield senders, receivers, pool
         for child in receivers.values():
             child.end()

@@ -43,6 +43,7 @@ from refitd_client.transport.ipc.exported_memory import ImportedMemory, LayoutCa
 from refitd_client.transport.ipc.offer import GroupTransfer
 from refitd_client.transport.ipc.offer_file import ExportedTensors, ImportedTensors, make_secret, read_secret
 from refitd_client.transport.ipc.shared import PREFIX, SHARED_MEMORY
+from support.forked_group import forked_members
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -132,7 +133,7 @@ class Transfers:
 def processes() -> Iterator[tuple[GroupSender, dict[str, GroupChild], ThreadPoolExecutor]]:
     """What a test has killed begins again in the next; beginning all of them for each test would take minutes."""
     sender, receivers = GroupSender(), dict[str, GroupChild]()
-    with ThreadPoolExecutor(8) as pool:
+    with forked_members(), ThreadPoolExecutor(8) as pool:
         yield sender, receivers, pool
         for child in receivers.values():
             child.end()
@@ -345,18 +346,12 @@ def test_a_receiver_that_is_late_is_left_out_and_told_so(transfers: Transfers) -
 
 def test_the_processes_end_with_their_parent(transfers: Transfers) -> None:
     transfers.goes(1)
-    pids = [child.pid for child in transfers.receivers.values()]
     for child in transfers.receivers.values():
         line = child._line
         assert line is not None
         line.close()  # as the kernel does when the parent dies
     deadline = time.monotonic() + SECONDS
-    for pid in pids:
-        assert pid is not None
-        while True:
-            found, _ = os.waitpid(pid, os.WNOHANG)
-            if found:
-                break
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+    while any(child.is_running for child in transfers.receivers.values()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     assert not list((transfers.root / ".refitd" / "receivers").glob("*/.offer-*"))

@@ -1,8 +1,8 @@
 """The promises under whatever comes, in virtual time, and seeds that reproduce.
 
-`make test` takes 1,200 steps and `make thorough` 3,000, the same each time and everywhere: a case follows from its
-seed alone. `make simulation` takes 10,000 from a seed that it draws and prints, `make soak` a million, in shares that
-run side by side.
+`make reliability` takes 1,200 steps and `make thorough` 3,000, the same each time and everywhere: a case follows from
+its seed alone. `make simulation` takes 10,000 from a seed that it draws and prints, `make soak` a million, in shares
+that run side by side.
 REFITD_SIMULATION_SEED says which case is the first, REFITD_SIMULATION_STEPS how many steps,
 REFITD_SIMULATION_SHARES how many shares; with REFITD_SIMULATION_SHRINK a case that fails is made as short as can be.
 """

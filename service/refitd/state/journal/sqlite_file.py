@@ -1,11 +1,14 @@
 """A journal in a file of SQLite's (WAL, synchronous=FULL), in the service's state folder."""
 
 import sqlite3
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import event
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.schema import CreateIndex, CreateTable
 
 from refitd.state.journal.copies import make_private
 from refitd.state.journal.migrate import in_one_transaction
@@ -42,13 +45,26 @@ class SqliteFile:
     def create(self, origin: Origin) -> None:
         """See `JournalDatabase`. Without an origin a journal counts as never used."""
         with in_one_transaction(self.engine) as connection:
-            metadata.create_all(connection)
+            for statement in _tables():
+                connection.exec_driver_sql(statement)
             if read_origin(connection) is None:
                 connection.exec_driver_sql(f"PRAGMA user_version={SCHEMA_VERSION}")
                 put_origin(origin).carry_out(connection)
 
     def check_lead(self, connection: sa.Connection) -> None:
         """See `JournalDatabase`. The lock of the state folder has seen to it."""
+
+
+@cache
+def _tables() -> tuple[str, ...]:
+    """What makes the tables and indexes that are missing."""
+    statements = list[CreateTable | CreateIndex]()
+    for table in metadata.sorted_tables:
+        statements.append(CreateTable(table, if_not_exists=True))
+        statements += [
+            CreateIndex(index, if_not_exists=True) for index in sorted(table.indexes, key=lambda each: str(each.name))
+        ]
+    return tuple(str(each.compile(dialect=sqlite.dialect())) for each in statements)
 
 
 def _set_pragmas(connection: sqlite3.Connection, _: Any) -> None:

@@ -85,8 +85,13 @@ class Server:
         self._process = self._begun()
         self._reader = threading.Thread(target=self._read, args=(self._process, self._up), daemon=True)
         self._reader.start()
-        if not self._up.wait(START_SECONDS) or not self.is_running:
-            self.kill()
+        is_up = False
+        try:
+            is_up = self._up.wait(START_SECONDS) and self.is_running
+        finally:  # the test's time may be over as well
+            if not is_up:
+                self.kill()
+        if not is_up:
             raise ServerError(f"{self.name} does not come up; the end of {self.log}:\n{self.tail()}")
         return self
 

@@ -33,13 +33,18 @@ class Served:
 
 
 def served_by(engine: EngineServer) -> Served:
-    """Ask an engine directly, past refitd; again where an update has ended the answer early, as clients do."""
+    """Ask an engine directly, past refitd."""
+    return served_at(engine.url)
+
+
+def served_at(url: str) -> Served:
+    """Ask what is at a URL; again where an update has ended the answer early, as clients do."""
     headers = {"Authorization": f"Bearer {API_KEY}"}
     prompt = {
         "input_ids": PROMPT,
         "sampling_params": {"temperature": 0, "max_new_tokens": 16, "ignore_eos": True},
     }
-    with httpx.Client(base_url=engine.url, headers=headers, timeout=PATIENCE, trust_env=False) as http:
+    with httpx.Client(base_url=url, headers=headers, timeout=PATIENCE, trust_env=False) as http:
         for _ in range(MOST_ENDED):
             reply = http.post("/generate", json=prompt).raise_for_status().json()
             info = http.get("/model_info").json()

@@ -10,15 +10,15 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
-from refitd_client.transport.group import transfer
 from refitd_client.transport.group.child import serve
 from refitd_client.transport.group.membership import WaitLimit
 from refitd_client.transport.group.sender import SenderProcess
 from refitd_client.transport.group.transfer import Backend
+from refitd_client.transport.ipc.offer import GroupTransfer, Offer
+from refitd_client.transport.shards import sender
 from refitd_client.transport.shards.lanes import LaneMember
 from refitd_client.transport.shards.script import MemberScript
 
@@ -36,8 +36,8 @@ class RogueSender(SenderProcess):
         if fault == "rank":
             self._shards._member = KillingMember()
 
-    def _blocks(self, *args: Any) -> Iterator[torch.Tensor]:
-        for block in super()._blocks(*args):
+    def _blocks(self, offer: Offer, transfer: GroupTransfer) -> Iterator[torch.Tensor]:
+        for block in super()._blocks(offer, transfer):
             if self._fault == "dies":
                 os._exit(1)
             sent = block.clone()
@@ -59,8 +59,6 @@ class KillingMember(LaneMember):
 
 
 if __name__ == "__main__":
-    from refitd_client.transport.shards import sender
-
-    sender.BLOCK_BYTES = transfer.BLOCK_BYTES | {"gloo": BLOCK_BYTES}
+    sender.BLOCK_BYTES = {"gloo": BLOCK_BYTES}
     process = RogueSender(os.environ.get(VARIABLE, ""))
     serve(socket.socket(fileno=int(sys.argv[2])), process.work, process.end)

@@ -20,6 +20,7 @@ from refitd_client.transport.group.transfer import Backend
 from refitd_client.transport.ipc.offer import GroupTransfer, Offer
 from refitd_client.transport.shards import sender
 from refitd_client.transport.shards.lanes import LaneMember
+from refitd_client.transport.shards.packing import PackedPlaces
 from refitd_client.transport.shards.script import MemberScript
 
 PROGRAM = "support.rogue_sender"
@@ -49,10 +50,18 @@ class RogueSender(SenderProcess):
 class KillingMember(LaneMember):
     """Sends its first block, and kills its trainer rank and itself."""
 
-    def run(self, memory: torch.Tensor, backend: Backend, waiting: WaitLimit, *, sends: bool) -> int:
+    def run(
+        self,
+        memory: torch.Tensor,
+        backend: Backend,
+        waiting: WaitLimit,
+        *,
+        sends: bool,
+        places: PackedPlaces | None = None,
+    ) -> int:
         assert len(self._script.blocks) > 1
         self._script = MemberScript(self._script.lanes, self._script.blocks[:1])
-        super().run(memory, backend, waiting, sends=sends)
+        super().run(memory, backend, waiting, sends=sends, places=places)
         os.kill(os.getppid(), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError

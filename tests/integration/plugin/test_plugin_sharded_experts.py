@@ -21,7 +21,7 @@ from support.jobs import TOKEN, Job, running, served_at, served_by
 from support.plugged import PluggedSglang
 from support.ranks import attempted, run_ranks
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
 
 RUN = "sharded/experts"
 SECONDS = 240.0

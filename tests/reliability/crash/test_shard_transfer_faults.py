@@ -41,6 +41,7 @@ from refitd_client.transport.ipc.offer_file import ExportedTensors, ImportedTens
 from refitd_client.transport.ipc.shared import PREFIX, SHARED_MEMORY, boot_id, host_name
 from refitd_client.transport.shards import sending
 from refitd_client.transport.shards.lanes import LaneMember
+from refitd_client.transport.shards.packing import PackedPlaces
 from refitd_client.transport.shards.schedule import HeldStrip
 from refitd_client.transport.shards.script import MemberScript, ShardTable, held_numbers
 from refitd_client.transport.shards.sender import ShardSending
@@ -317,10 +318,18 @@ def test_a_receiver_that_is_killed_before_it_is_ready_is_left_out_and_the_others
 class BreakingOff(LaneMember):
     """Sends its first block, and leaves."""
 
-    def run(self, memory: torch.Tensor, backend: Backend, waiting: WaitLimit, *, sends: bool) -> int:
+    def run(
+        self,
+        memory: torch.Tensor,
+        backend: Backend,
+        waiting: WaitLimit,
+        *,
+        sends: bool,
+        places: PackedPlaces | None = None,
+    ) -> int:
         assert len(self._script.blocks) > 1
         self._script = MemberScript(self._script.lanes, self._script.blocks[:1])
-        super().run(memory, backend, waiting, sends=sends)
+        super().run(memory, backend, waiting, sends=sends, places=places)
         raise TransferError("it breaks off")
 
 

@@ -48,11 +48,11 @@ test: $(READY) ## run the quick tests of what refitd does: unit, integration, en
 	@tests/postgres/install || echo "journals in PostgreSQL are not tested: the tests say why"
 	@tests/beside \
 	  tests/stage unit $(PYTEST) -n auto tests/unit tests/repository -m '$(QUICK)' $(ARGS) + \
-	  tests/stage processes $(PYTEST) -n 6 tests/integration tests/docs tests/e2e -m '$(QUICK)' $(ARGS)
+	  tests/stage processes $(PYTEST) -n 4 tests/integration tests/docs tests/e2e -m '$(QUICK)' $(ARGS)
 
 reliability: $(READY) ## run the tests of what refitd must survive: kills, faults, attacks, takeovers, the simulation
 	@tests/postgres/install || echo "journals in PostgreSQL are not tested: the tests say why"
-	@tests/stage reliability $(PYTEST) -n 6 tests/reliability -m '$(QUICK)' $(ARGS)
+	@tests/stage reliability $(PYTEST) -n 4 tests/reliability -m '$(QUICK)' $(ARGS)
 
 thorough: $(READY) ## run what those two leave out: every crash point, mutants, sweeps of attacks, the commands of the pages
 	@tests/envoy/install .envoy || echo "Envoy is not tested: the tests say why"

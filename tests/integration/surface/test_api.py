@@ -31,7 +31,9 @@ async def test_a_notice_a_thousand_times_at_once_is_one_version(tmp_path: Path) 
             posts = [
                 group.create_task(stage.http.post("/v1/versions", json={"run": "run", "step": 1})) for _ in range(1000)
             ]
-        assert {post.result().status_code for post in posts} <= {200, 202}
+        codes = {post.result().status_code for post in posts}
+        assert codes - {503} <= {200, 202}  # 503: looks at the root wait for each other for too long, and none is lost
+        assert codes - {503}
         assert len(stage.store.versions) == 1
 
 

@@ -71,6 +71,35 @@ def test_a_leader_that_is_cut_off_ends_and_after_the_partition_has_healed_nothin
     assert rows(group.database, "SELECT epoch FROM leadership") == [(2,)]
 
 
+@pytest.mark.timeout(120)
+def test_a_leader_that_was_cut_off_in_the_middle_of_a_write_does_not_keep_the_lead(
+    postgres: PostgresServer,
+) -> None:
+    """What it has sent holds the row of the lead, and PostgreSQL ends no session that is in the middle of a message."""
+    database = PostgresAddress(postgres.database())
+    _lead(database).release()
+    with psycopg.connect(database.uri, autocommit=True) as former:
+        for name in ("idle_session_timeout", "idle_in_transaction_session_timeout"):
+            former.execute(f"SET {name} = 500")
+        line = former.pgconn
+        line.enter_pipeline_mode()
+        for statement in (b"BEGIN", b"SELECT epoch FROM leadership WHERE id = 1 FOR SHARE"):
+            line.send_query_params(statement, None)
+        line.send_flush_request()
+        line.flush()
+        candidate = Candidate(database, "http://other:8700", 3.0)
+        until(partial(_holds, database), "the former leader's transaction holds the row")
+        found: list[HeldLead] = []
+        until(lambda: found.extend(filter(None, [candidate.try_to_lead([].append)])) or found, "the other one leads")
+        found[0].release()
+        former.pgconn.finish()
+
+
+def _holds(database: PostgresAddress) -> bool:
+    query = "SELECT 1 FROM pg_locks WHERE relation = 'leadership'::regclass AND mode = 'RowShareLock'"
+    return bool(rows(database.uri, query))
+
+
 def _lead(database: PostgresAddress) -> HeldLead:
     found: list[HeldLead] = []
     candidate = Candidate(database, "http://hub:8700", 60.0)

@@ -8,7 +8,9 @@ the lead    Counts from the moment at which the last question that was answered 
             so that what time it is plays no part.
 the epoch   The number of the takeover, one row of the database. The transaction that takes the lead over raises it, and
             each transaction that writes to the journal reads it under a lock (`check`). What a former leader commits it
-            commits before the takeover, whose leader then reads it, or not at all.
+            commits before the takeover, whose leader then reads it, or not at all. PostgreSQL ends a transaction that
+            is silent (`idle_in_transaction_session_timeout`), but not one that was cut off between two parts of what it
+            was sending: that one the next leader ends, a lease after it has first stood in the way.
 
 the wait    A session can also end before its lease: the database restarts, or fails over. So a new leader does nothing
             to an engine before the lead of the one before it is over for sure (`HeldLead.acts_at`), unless that one
@@ -55,6 +57,11 @@ _TAKE_OVER = "UPDATE leadership SET epoch = epoch + 1, leader = %s WHERE id = 1 
 _UNLOCK = "SELECT pg_advisory_unlock(%s, %s)"
 _GIVE_BACK = "UPDATE leadership SET leader = %s WHERE id = 1 AND epoch = %s"
 _STILL = "SELECT pg_backend_pid(), epoch FROM leadership WHERE id = 1"
+_END_FORMER = """
+    SELECT pg_terminate_backend(pid) FROM pg_locks
+    WHERE database = (SELECT oid FROM pg_database WHERE datname = current_database())
+      AND relation = 'leadership'::regclass AND mode = 'RowShareLock' AND granted AND pid <> pg_backend_pid()
+"""
 _CONNECT_SECONDS = 3
 # Of libpq: a host that is gone is noticed within seconds, and not when the kernel gives up.
 PATIENCE: Mapping[str, int] = {
@@ -119,6 +126,7 @@ class Candidate:
         self.database = database
         self._address, self._times = address, LeaseTimes(lease)
         self._connection: psycopg.Connection | None = None
+        self._blocked_since: float | None = None
 
     def try_to_lead(self, lost: Callable[[str], None] = end_process) -> "HeldLead | None":
         """Take the lead if it is free, and begin to hold it; None where another has it.
@@ -175,8 +183,14 @@ class Candidate:
         )
         taken = _taken_over(self._connection, me, self._times)
         if taken is None:
+            now = monotonic()
+            if self._blocked_since is None:
+                self._blocked_since = now
+            elif now - self._blocked_since > self._times.lease:
+                self._connection.execute(_END_FORMER)
             self.close()  # with it goes the lock: another may try
             return None
+        self._blocked_since = None
         session = _Session(self._connection, int(row[1]), taken, self._times, asked)
         self._connection = None
         before = taken.before
@@ -218,7 +232,7 @@ class _Session:
 def _taken_over(connection: psycopg.Connection, me: Leader, times: LeaseTimes) -> _TakenOver | None:
     """Who leads now and who did before; None where a transaction of a former leader is still open.
 
-    PostgreSQL ends that one after the lease. The answer comes long before the session counts as silent.
+    The answer comes long before the session counts as silent.
     """
     try:
         with connection.transaction():

@@ -59,7 +59,7 @@ def test_the_bench_of_transports_times_each_that_works_here_and_leaves_the_weigh
     )  # fmt: skip
     figures = {each.transport: each for each in found.figures}
     assert [name for name, each in figures.items() if each.answered] == ["disk", "delta", "handover", "gloo"]
-    assert figures["nccl"].reason == "the trainer's torch has no nccl"
+    assert figures["nccl"].reason == "the trainer's torch has no nccl: use gloo, or auto"
     assert (found.auto, found.engines) == ("handover", [job.engine_now.id])
     assert served_by(sglang_plugged).answer == before
 

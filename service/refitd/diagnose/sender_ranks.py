@@ -3,7 +3,7 @@
 This process asks for one publication after the other, and each rank does it (`ShardedPublisher`).
 
     ranks    say where their tensors are, or why there are none; rank 0 then says what has come of each publication
-    orders   a step and a transport, after a change of the weights if there is to be one; None ends a rank
+    orders   a step and a transport, and whether the weights are changed before; a rank ends with its pipe
 """
 
 import tempfile

@@ -14,7 +14,7 @@ from refitd.state.journal.condition import Missing, Newer, Sound
 from refitd.state.journal.database import LeadLostError
 from refitd.state.journal.group_reading import examine_group
 from refitd.state.journal.journal import Journal, JournalError
-from refitd.state.journal.leadership import Candidate, HeldLead, monotonic
+from refitd.state.journal.leadership import BlockedTime, Candidate, HeldLead, monotonic
 from refitd.state.journal.postgres import DatabaseRefusedError, PostgresDatabase
 from support.postgres import PostgresServer
 from support.records import version
@@ -216,3 +216,9 @@ async def test_while_the_database_is_away_writes_are_kept_in_order_and_reads_say
     task.cancel()
     await asyncio.wait({task})
     journal.close()
+
+
+def test_what_once_stood_in_a_candidates_way_does_not_count_when_something_does_again_much_later() -> None:
+    blocked = BlockedTime()
+    assert [blocked.lasts(now, 3.0) for now in (10.0, 12.0, 13.5)] == [False, False, True]
+    assert [blocked.lasts(now, 3.0) for now in (900.0, 902.0)] == [False, False]

@@ -19,6 +19,7 @@ the wait    A session can also end before its lease: the database restarts, or f
 A process whose lead is over ends at once (`os._exit`): nothing of it calls an engine or deletes a file.
 """
 
+import math
 import os
 import socket
 import threading
@@ -126,7 +127,7 @@ class Candidate:
         self.database = database
         self._address, self._times = address, LeaseTimes(lease)
         self._connection: psycopg.Connection | None = None
-        self._blocked_since: float | None = None
+        self._blocked = BlockedTime()
 
     def try_to_lead(self, lost: Callable[[str], None] = end_process) -> "HeldLead | None":
         """Take the lead if it is free, and begin to hold it; None where another has it.
@@ -183,14 +184,10 @@ class Candidate:
         )
         taken = _taken_over(self._connection, me, self._times)
         if taken is None:
-            now = monotonic()
-            if self._blocked_since is None:
-                self._blocked_since = now
-            elif now - self._blocked_since > self._times.lease:
+            if self._blocked.lasts(monotonic(), self._times.lease):
                 self._connection.execute(_END_FORMER)
             self.close()  # with it goes the lock: another may try
             return None
-        self._blocked_since = None
         session = _Session(self._connection, int(row[1]), taken, self._times, asked)
         self._connection = None
         before = taken.before
@@ -209,6 +206,26 @@ def _connected(database: PostgresAddress, times: LeaseTimes) -> psycopg.Connecti
     for name in ("idle_session_timeout", "idle_in_transaction_session_timeout"):
         connection.execute("SELECT set_config(%s, %s, false)", [name, str(times.milliseconds)])
     return connection
+
+
+@dataclass(slots=True)
+class BlockedTime:
+    """For how long a former leader's transaction has kept a candidate from the lead. Candidates take turns at it."""
+
+    _first: float = 0.0
+    _last: float = -math.inf
+
+    def lasts(self, now: float, lease: float) -> bool:
+        """Note that it does so now; whether it has for longer than a lease, without a lease of something else between.
+
+        Args:
+            now: a moment (`monotonic`).
+            lease: seconds.
+        """
+        if now - self._last > lease:
+            self._first = now
+        self._last = now
+        return now - self._first > lease
 
 
 @dataclass(frozen=True, slots=True)

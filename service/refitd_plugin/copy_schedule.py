@@ -9,6 +9,7 @@ each call, and some thousand calls would take seconds.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -40,13 +41,18 @@ class CopyWatch:
 
 @dataclass(frozen=True, slots=True)
 class CopySchedule:
-    """Steps that begin copies, in this order. `keeps` is what must live as long as they do. With `watch` what is copied
-    is fingerprinted meanwhile.
+    """Steps that begin copies, in this order, where `device` is the current one. `keeps` is what must live as long as
+    they do. With `watch` what is copied is fingerprinted meanwhile.
     """
 
     steps: Sequence[Step]
     keeps: object = None
     watch: CopyWatch | None = None
+    device: torch.device | None = None
+
+    def on_device(self) -> AbstractContextManager[None]:
+        """Where the steps are to run: a thread begins on the first GPU."""
+        return nullcontext() if self.device is None else torch.cuda.device(self.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +97,7 @@ def plain(pairs: Iterable[Pair]) -> CopySchedule:
 def registered(
     table: MoveTable,
     files: Mapping[str, Any],
-    device: Any,
+    device: torch.device,
     tensors: Callable[[], Mapping[str, Any]],
     watch: CopyWatch | None = None,
     order: Order = driver.to_device,
@@ -106,11 +112,10 @@ def registered(
         watch: what is fingerprinted beside the copies.
         order: the driver's call; `driver.between_devices` where "files" are memory of a device.
     """
-    tensors = cache(tensors)
+    tensors, along = cache(tensors), partial(_stream_of, device.index or 0)
 
     def begin(move: MemoryMove, file: int) -> None:
-        with torch.cuda.device(device):
-            order(move, file, torch.cuda.current_stream().cuda_stream)
+        order(move, file, along())
 
     def copy(each: PlanCopy) -> None:
         each.target.copy_(each.source(tensors()), non_blocking=True)
@@ -119,7 +124,14 @@ def registered(
         partial(begin, move, files[file].address) for file, moves in table.moves.items() for move in moves
     ]
     steps += [partial(copy, each) for each in table.rest]
-    return CopySchedule(steps, files, watch)
+    return CopySchedule(steps, files, watch, device)
+
+
+def _stream_of(device: int) -> int:
+    """The current stream of a GPU, as Triton asks for it: `torch.cuda.current_stream` takes several µs, for each of
+    hundreds of copies, in the pause.
+    """
+    return int(torch._C._cuda_getCurrentRawStream(device))  # noqa: SLF001
 
 
 def buffered(pairs: Callable[[], Iterable[Pair]]) -> CopySchedule:

@@ -232,14 +232,17 @@ class Loading:
 
         def copy(load: Loader) -> None:  # it does not know the feed, which knows it: files would stay open for a while
             with call.stages.during("copy"):
-                if ready.watch is not None:
-                    ready.watch.overlap.run(ready.steps, seen)
+                if ready.watch is not None:  # nothing is left to the loader
+                    ready.watch.overlap.begin(ready.steps, seen)
                 else:
-                    replay(ready.steps, plan.rest(tensors), load)
+                    with ready.on_device():
+                        replay(ready.steps, plan.rest(tensors), load)
                     idle(self.model)
 
         feed = TensorFeed(tensors, copy)
         fault = self._through(call, feed, call.path, call.load_format)
+        with call.stages.during("copy"):
+            fault = _waited(seen) or fault
         if ready.watch is not None:  # fingerprints of the model's tensors by name, and behind them further ones
             names = ready.watch.names
             if seen.before is not None:
@@ -309,6 +312,16 @@ class Loading:
             _log_plan(plan)
         plan.proven = fault is None
         return fault
+
+
+def _waited(seen: SeenContents) -> str | None:
+    """Wait for the copies that are under way; what went wrong, if anything did."""
+    try:
+        seen.wait()
+    except Exception as error:  # as in `Loading._through`
+        logger.warning("a load failed", exc_info=True)
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
 def _log_plan(plan: ReplayPlan) -> None:

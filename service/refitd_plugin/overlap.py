@@ -2,10 +2,14 @@
 
 The copies are made in parts. What a part overwrites is fingerprinted before it, for what has to be put back if the
 update fails, and what is written for the last time in it is fingerprinted after it: that is what is served.
+
+To begin all that is a matter of a few ms, in which no processor of the GPU has waited. The engine goes on with its own
+part of the load meanwhile, along the same stream: what it does to the weights comes after the last fingerprint.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -64,10 +68,13 @@ class Overlap:
         self._first = [FingerprintBatch([watched[number] for number in part.first]) for part in parts]
         self._last = [FingerprintBatch([watched[number] for number in part.last]) for part in parts]
 
-    def run(self, steps: Sequence[Callable[[], object]], seen: "SeenContents") -> None:
-        """Write all parts along the current stream; `steps` are the writes.
+    def begin(self, steps: Sequence[Callable[[], object]], seen: "SeenContents") -> None:
+        """Begin to write all parts along the current stream, which then waits for the fingerprints.
 
-        What was there before is in `seen` whatever happens, and what is there now when this returns.
+        Args:
+            steps: the writes.
+            seen: gets what was there before, and what is there now, when it is waited for. Where a write cannot be
+                begun, it has what was there before.
         """
         with torch.cuda.device(self._device):
             current = torch.cuda.current_stream()
@@ -85,11 +92,18 @@ class Overlap:
                     late.wait_stream(current)
                     with torch.cuda.stream(late):
                         after.append(last.begin())
-            finally:
+            except BaseException:
                 torch.cuda.synchronize(self._device)
                 before += [batch.begin() for batch in self._first[len(before) :]]  # these are not written yet
                 seen.before = self._gathered([part.first for part in self.parts], self._first, before)
-            seen.after = self._gathered([part.last for part in self.parts], self._last, after)
+                raise
+            current.wait_stream(late)
+        seen.ends.append(partial(self._end, seen, before, after))
+
+    def _end(self, seen: "SeenContents", before: Sequence[Begun], after: Sequence[Begun]) -> None:
+        torch.cuda.synchronize(self._device)
+        seen.before = self._gathered([part.first for part in self.parts], self._first, before)
+        seen.after = self._gathered([part.last for part in self.parts], self._last, after)
 
     def _gathered(
         self, places: Sequence[Sequence[int]], batches: Sequence[FingerprintBatch], begun: Sequence[Begun]
@@ -103,7 +117,15 @@ class Overlap:
 
 @dataclass(slots=True)
 class SeenContents:
-    """The fingerprints of watched tensors, in their order; None where they were not taken."""
+    """The fingerprints of watched tensors, in their order; None where they were not taken. `ends` are what `wait` has
+    to wait for.
+    """
 
     before: list[int] | None = None
     after: list[int] | None = None
+    ends: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
+
+    def wait(self) -> None:
+        """Wait for the writes that were begun, and for their fingerprints."""
+        while self.ends:
+            self.ends.pop()()

@@ -186,7 +186,12 @@ def test_fingerprints_beside_copies_are_those_of_before_and_after() -> None:
     steps = [partial(target.copy_, source, non_blocking=True) for target, source in zip(tensors, pinned, strict=True)]
     for turn in range(3):
         before, seen = fingerprints(watched), SeenContents()
-        overlap.run(steps, seen)
+        overlap.begin(steps, seen)
+        for tensor in tensors:
+            tensor.zero_()  # what comes after it along the stream is not seen
+        seen.wait()
+        for target, source in zip(tensors, new, strict=True):
+            target.copy_(source)
         assert (seen.before, seen.after) == (before, fingerprints(watched))
         assert all(same(*pair) for pair in zip(new, tensors, strict=True))
         for target, source in zip(tensors, held, strict=True):
@@ -194,7 +199,7 @@ def test_fingerprints_beside_copies_are_those_of_before_and_after() -> None:
         broken = [*steps[:turn], lambda: 1 / 0, *steps[turn + 1 :]]
         before, seen = fingerprints(watched), SeenContents()
         with pytest.raises(ZeroDivisionError):
-            overlap.run(broken, seen)
+            overlap.begin(broken, seen)
         assert (seen.before, seen.after) == (before, None)
         for target, source in zip(tensors, held, strict=True):
             target.copy_(source)

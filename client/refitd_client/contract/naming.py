@@ -24,7 +24,7 @@ import operator
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import SupportsIndex
 
 import xxhash
@@ -191,6 +191,7 @@ def layout_in(name: str) -> str | None:
     return None if match is None else match[1]
 
 
+@cache
 def installed_release() -> str:
     """The release of refitd that runs; "unknown" where it runs from its source without being installed."""
     from importlib.metadata import PackageNotFoundError, version  # 30 ms, which most commands do without

@@ -33,18 +33,26 @@ class AddressScan:
         """
         self._count, self._device, self._programs = count, device, programs
         self._lists = [Rows(each, device) for each in grouped(parts)]
+        self._spare: Any = None  # results' memory, once it was read
         torch.cuda.current_stream(device).synchronize()
 
     def begin(self) -> Callable[[], list[Scan]]:
-        """As `tensors.begin_scan`: along the current stream."""
+        """As `tensors.begin_scan`: along the current stream, which the next scan takes as well or waits for."""
         from refitd_client.fingerprint import kernel
 
-        out = torch.zeros((self._count, 2), dtype=torch.int64, device=self._device)
+        out, self._spare = self._spare, None
+        if out is None:
+            out = torch.zeros((self._count, 2), dtype=torch.int64, device=self._device)
+        else:
+            # Freed memory would be given back to the driver by SGLang's load, which empties torch's cache: that waits
+            # for the GPU, in the pause, and so does asking for it again.
+            out.zero_()
         for rows in self._lists:
             kernel.add_scan(rows, out, self._programs)
 
         def results() -> list[Scan]:
             prints, bad = out.cpu().numpy().T.copy()
+            self._spare = out
             return [Scan(*each) for each in zip(prints.view(np.uint64).tolist(), bad.tolist(), strict=True)]
 
         return results

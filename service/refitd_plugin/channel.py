@@ -33,7 +33,7 @@ from refitd_client.contract.decoding import from_json
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.plugin import ENGINES_FOLDER, MAX_LINE, PluginRequest, socket_name
 from refitd_client.files.plain_file import open_folder
-from refitd_plugin.turns import short_turns
+from refitd_plugin.turns import listening_turns, short_turns
 
 logger = logging.getLogger("refitd_plugin")
 
@@ -84,8 +84,9 @@ class Channel:
                 os.chmod(self.name, 0o660, dir_fd=folder)
                 listener.listen(MAX_CONNECTIONS)
                 self._listens.set()
-                while True:
-                    self._accept(listener)
+                with listening_turns():
+                    while True:
+                        self._accept(listener)
             finally:
                 self._listens.clear()
                 with suppress(OSError):

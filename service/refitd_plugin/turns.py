@@ -9,7 +9,9 @@ the interpreter's lock some ten thousand times, would take minutes. It gets the 
   a loop that looks at its sockets every 0.1 ms is never asked.
 
 So while a thread works here, its wait is shorter than what is between two of the loop's looks. Linux adds 50 µs to
-each wait, unless the thread says that it wants none of that slack (PR_SET_TIMERSLACK, prctl(2)).
+each wait, unless the thread says that it wants none of that slack (PR_SET_TIMERSLACK, prctl(2)). The thread that a
+request wakes has no turn yet in which it could shorten its wait: for it the interval stays short as long as the channel
+listens. That changes nothing while no other thread waits.
 
 A timer would be a thread for each time that something is prepared. To begin one beside SGLang's loop takes longer than
 to prepare a version whose files lie where the last one's did: one thread looks at all deadlines.
@@ -22,33 +24,51 @@ import threading
 import time
 import traceback
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 logger = logging.getLogger("refitd_plugin")
 _LOOK_SECONDS = 1.0
 _SHORT_SECONDS = 0.000005
+_LISTENING_SECONDS = 0.00002  # shorter than what lies between two looks of the loop
 _SET_SLACK, _GET_SLACK = 29, 30  # prctl(2), of the calling thread, in nanoseconds
 _NO_SLACK = 1
 _turn = threading.Lock()
-_before: list[float] = []
+_usual: list[float] = []  # the interval outside all contexts, while there are any
+_wanted: list[float] = []
 _prctl = getattr(ctypes.PyDLL(None), "prctl", None)  # not CDLL: its calls release the lock
 
 
-@contextmanager
-def short_turns() -> Iterator[None]:
+def short_turns() -> AbstractContextManager[None]:
     """While the context lasts, a thread that waits for the lock gets it soon, and this one at once. For any thread."""
+    return _turns_of(_SHORT_SECONDS)
+
+
+def listening_turns() -> AbstractContextManager[None]:
+    """While the context lasts, this thread gets the lock soon after a system call in which it has waited for long."""
+    return _turns_of(_LISTENING_SECONDS)
+
+
+@contextmanager
+def _turns_of(seconds: float) -> Iterator[None]:
     with _turn:
-        _before.append(sys.getswitchinterval())
-        sys.setswitchinterval(min(_SHORT_SECONDS, _before[0]))
+        if not _usual:
+            _usual.append(sys.getswitchinterval())
+        _wanted.append(seconds)
+        _set_interval()
     try:
         with _no_slack():
             yield
     finally:
         with _turn:
-            last = _before.pop()
-            if not _before:
-                sys.setswitchinterval(last)
+            _wanted.remove(seconds)
+            _set_interval()
+
+
+def _set_interval() -> None:
+    sys.setswitchinterval(min(_usual + _wanted))
+    if not _wanted:
+        _usual.clear()
 
 
 @contextmanager

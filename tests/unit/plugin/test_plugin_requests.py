@@ -1,7 +1,7 @@
 """What the channel answers: a prepare gives way to a newer one, ends at its deadline, and says where it hangs."""
 
-import ctypes
 import logging
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -14,7 +14,7 @@ from refitd_client.contract.plugin import PluginRequest
 from refitd_client.validation.contents import ReadingStoppedError
 from refitd_plugin import requests
 from refitd_plugin.requests import RequestHandler
-from refitd_plugin.turns import Deadline, short_turns
+from refitd_plugin.turns import Deadline
 
 VERSION = SimpleNamespace(label="run~v000002", kind="full", digest="xxh3:00", signature="", nbytes=7)
 
@@ -99,15 +99,32 @@ def test_a_slow_prepare_says_where_it_is(monkeypatch: pytest.MonkeyPatch) -> Non
     assert ("run/v000001" in said[0], "heard.wait(60)" in said[0]) == (True, True)
 
 
-def test_turns_are_short_only_while_something_is_prepared() -> None:
-    usual, slack = sys.getswitchinterval(), timer_slack()
+TURNS = """
+import ctypes, sys
+from refitd_plugin.turns import listening_turns, short_turns
+
+def now():
+    return sys.getswitchinterval(), ctypes.CDLL(None).prctl(30)  # nanoseconds by which Linux may lengthen a wait
+
+usual = now()
+with short_turns():
     with short_turns():
-        with short_turns():
-            assert sys.getswitchinterval() < usual
-        assert (sys.getswitchinterval() < usual, timer_slack()) == (True, 1)
-    assert (sys.getswitchinterval(), timer_slack()) == (usual, slack)
+        assert now()[0] < usual[0]
+    short = now()
+assert now() == usual
+with listening_turns():
+    listening = now()
+    with short_turns():
+        assert now() == short
+    assert now() == listening
+assert now() == usual
+assert short[0] < listening[0] < usual[0], (short, listening, usual)
+assert short[1] == listening[1] == 1 < usual[1]
+"""
 
 
-def timer_slack() -> int:
-    """Nanoseconds by which Linux may lengthen a wait of this thread."""
-    return ctypes.CDLL(None).prctl(30)
+def test_turns_are_short_while_something_is_prepared_and_for_the_thread_that_a_request_wakes() -> None:
+    """That thread would wait for its first turn for as long as an engine's loop is faster than it is. In a process of
+    its own: in this one the channels of other tests listen.
+    """
+    subprocess.run([sys.executable, "-c", TURNS], check=True)

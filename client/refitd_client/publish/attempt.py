@@ -32,8 +32,9 @@ from refitd_client.publish.durability import with_policy
 from refitd_client.publish.publication import PendingPublication, Publication, StagedPublication, announce
 from refitd_client.publish.run_folder import RunFolder
 from refitd_client.publish.tracing import PublishTrace
+from refitd_client.transport.exported import HandoverState
 from refitd_client.transport.group.sending import Destination
-from refitd_client.transport.handover import ExportTarget, Handed, HandoverState, TensorExport
+from refitd_client.transport.handover import ExportTarget, Handed, TensorExport
 from refitd_client.write.content import Content, PlannedContent, WeightsReader
 from refitd_client.write.version_folder import Laps, Meter, Progress, Staging, free_bytes, no_space, staged
 
@@ -227,7 +228,8 @@ class PublishAttempt:
         """Offer the tensors to engines on this host, then as `stage`. Returns the rest, and what the engines answered.
 
         One after the other: side by side both would take turns on the GPU, and requests wait longer for the new weights
-        (ADR 8). If the version has no files in the end, the service is sent a notice that says so.
+        (ADR 8). Where the tensors are sent, the bytes are staged when all have arrived, while engines load. If the
+        version has no files in the end, the service is sent a notice that says so.
         """
         export = self._export()
         try:
@@ -235,10 +237,9 @@ class PublishAttempt:
                 content = self._content_of(offer)
                 self._require_space(content)  # before engines take what could have no files
                 self.context.folder.promise(self.order)  # engines may know the version, with files or without
-                content, handed = export.of(content)
-                if export.is_enough(handed):
+                finish, handed = export.of(content, self._writer(self.progress).stage)
+                if finish is None:
                     return partial(self._publication, offer, None), handed
-                finish = self._writer(self.progress).stage(content)
         except BaseException as error:
             export.failed(error)
             raise

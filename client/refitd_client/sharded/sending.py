@@ -45,7 +45,7 @@ _log = logging.getLogger("refitd_client")
 
 
 class ShardsOnTheirWay:
-    """The shards of all ranks, on their way to the receivers (`transport.handover.Exported`)."""
+    """The shards of all ranks, on their way to the receivers (`transport.exported.Exported`)."""
 
     def __init__(self, shards: "SharedShards", destination: Destination | None) -> None:
         self._shards, self._destination = shards, destination
@@ -133,10 +133,17 @@ class ShardsOnTheirWay:
 
 @dataclass(slots=True)
 class ShardsUnderWay:
-    """A transfer that all ranks have begun (`transport.handover.UnderWay`)."""
+    """A transfer that all ranks have begun (`transport.exported.UnderWay`)."""
 
     shards: "SharedShards"
     failed: list[str] = field(default_factory=list[str])
+
+    def is_sent(self) -> bool:
+        """Not before the engines have answered: ranks stage the files' bytes when all have ended the transfer."""
+        return False
+
+    def answered(self) -> None:
+        """See `UnderWay`: it does not wait."""
 
     def finish(self) -> TransferSent | NoTransferError:
         """What has come of it on all ranks. The memory that they sent from is theirs again."""

@@ -8,48 +8,45 @@ Engines on the trainer's host open its memory. To ranks that the publication nam
 group meanwhile (`transport.group`): each has received them before its engine is asked to load.
 
 If the tensors cannot be handed over, that is a reason in the result and no error: the version reaches engines by its
-files then, a little later. The bytes are staged after the hand-over. As engines may hear of the version as soon as it
-is offered, its name is used up from then on. Where its files fail, the next version is durable before it is announced.
+files then, a little later. The bytes are staged after the hand-over; of tensors that are sent as soon as all have
+arrived, while engines load them. As engines may hear of the version as soon as it is offered, its name is used up from
+then on. Where its files fail, the next version is durable before it is announced.
 """
 
 import logging
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Literal, TypeVar
 
-from refitd_client.checkpoint.finite import NO_RULE, rule_of
 from refitd_client.contract.manifest import fitting_fingerprints
 from refitd_client.contract.naming import Order, version_folder, version_id
 from refitd_client.contract.states import Kind, WaitOutcome
 from refitd_client.contract.wire import Notice
 from refitd_client.errors import ServiceError
-from refitd_client.fingerprint import Scan
 from refitd_client.http.connection import Connection
 from refitd_client.http.publisher_client import open_client, root_name
+from refitd_client.transport.exported import Exported, HandoverState, ShardsOfRanks, TensorsHere, UnderWay
 from refitd_client.transport.group.child import TransferSent
 from refitd_client.transport.group.sending import (
     SEND_SECONDS,
     Destination,
-    GroupSender,
     NoTransferError,
-    Sending,
 )
-from refitd_client.transport.group.stock_sending import StockSenders
 from refitd_client.transport.ipc.device import DriverError
-from refitd_client.transport.ipc.exported_memory import LayoutCache, PreparedOffer
-from refitd_client.transport.ipc.offer import Offer
 from refitd_client.transport.ipc.offer_file import ExportedTensors, HandoverKeyRefusedError, read_secret
 from refitd_client.transport.ipc.shared import NotSharedError
-from refitd_client.write.content import Content, TensorShards, Weights
+from refitd_client.write.content import Content, TensorShards
 from refitd_client.write.plan import not_finite
 
 ANSWER_SECONDS = 20.0  # in which engines are to have answered
 BACK_SECONDS = 10.0  # in which an engine that copies is to have ended, when the offer is withdrawn
 
 _log = logging.getLogger("refitd_client")
+StagedT = TypeVar("StagedT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,37 +72,6 @@ class Handed:
     def is_whole(self) -> bool:
         """Whether all engines of the run serve the version."""
         return bool(self.engines) and self.reason is None
-
-
-@dataclass(slots=True)
-class HandoverState:
-    """What a publisher keeps from one hand-over to the next.
-
-    `due`: the files of the last one were not written. `since` counts the versions without files since one had some,
-    None before the first. `layouts` know where its tensors lie, `sender` sends them over process groups, `stock` to
-    engines without refitd inside.
-    """
-
-    due: bool = False
-    since: int | None = None
-    layouts: LayoutCache = field(default_factory=LayoutCache)
-    sender: GroupSender = field(default_factory=GroupSender)
-    stock: StockSenders = field(default_factory=StockSenders)
-
-    def sends(self, offer: Offer, to: Destination, tensors: Mapping[str, Any]) -> Offer:
-        """The offer with how its tensors are sent.
-
-        Raises:
-            NoTransferError: they cannot be.
-        """
-        if to.engines:
-            return replace(offer, stock=self.stock.begin(to, tensors))
-        return replace(offer, transfer=self.sender.begin(to, tensors))
-
-    def close(self) -> None:
-        """End the processes that send."""
-        self.stock.close()
-        self.sender.close()
 
 
 class NotOfferedError(Exception):
@@ -171,46 +137,57 @@ class TensorExport:
     state: HandoverState
     _told: bool = field(default=False, init=False)
 
-    def of(self, content: Content) -> tuple[Content, Handed]:
+    def of(self, content: Content, stage: Callable[[Content], StagedT]) -> tuple[StagedT | None, Handed]:
         """Export the tensors until engines have answered. If nothing is exported, the result says why.
 
+        Args:
+            content: the version.
+            stage: takes what its files need of the tensors.
+
         Returns:
-            The content to stage, and the result of the hand-over.
+            What `stage` has returned, None where the version is to have no files; and the result of the hand-over.
 
         Raises:
             InvalidWeightsError: a tensor is not finite.
+            Exception: what `stage` raises.
         """
         weights = content.weights
         if not isinstance(weights, (TensorShards, ShardsOfRanks)):
-            return self._by_files(content, "files are not exported: pass tensors")
+            return stage(content), self._by_files("files are not exported: pass tensors")
         try:
             handover = Handover(self.place, self._exported(weights))
         except NotOfferedError as error:
             # The manifest gets fingerprints, as the offer would have had.
-            return self._by_files(replace(content, weights=weights.to_be_scanned()), str(error))
+            handed = self._by_files(str(error))
+            return stage(replace(content, weights=weights.to_be_scanned())), handed
         self._told = True
+        # The tensors were scanned for the offer and have not changed: they are not scanned again.
+        claims = replace(content.claims, fingerprints=fitting_fingerprints(handover.fingerprints))
+        content = replace(content, weights=weights.scanned(), claims=claims)
         try:
-            # The tensors were scanned for the offer and have not changed: they are not scanned again.
-            claims = replace(content.claims, fingerprints=fitting_fingerprints(handover.fingerprints))
-            return replace(content, weights=weights.scanned(), claims=claims), handover.complete()
+            if self.place.wants_files and handover.is_sent():
+                staged = stage(content)
+                return staged, handover.complete()
+            handed = handover.complete()
         finally:
             handover.withdraw()
+        return None if self._is_enough(handed) else stage(content), handed
 
     def _exported(self, weights: "TensorShards | ShardsOfRanks") -> "Exported":
         if isinstance(weights, TensorShards):
             return TensorsHere(weights, self.place.destination, self.state)
         return weights.exported(self.place.destination)
 
-    def is_enough(self, handed: Handed) -> bool:
+    def _is_enough(self, handed: Handed) -> bool:
         """Whether the version is to have no files, since all engines have it."""
         if self.place.wants_files or not handed.is_whole:
             return False
         self.state.since = (self.state.since or 0) + 1
         return True
 
-    def _by_files(self, content: Content, reason: str) -> tuple[Content, Handed]:
+    def _by_files(self, reason: str) -> Handed:
         _log.warning("%s is not handed over, and goes by its files: %s", self.place.version, reason)
-        return content, Handed(reason=reason)
+        return Handed(reason=reason)
 
     def failed(self, error: BaseException) -> None:
         """Tell the service that the files will not come, if it was told of an offer: engines may serve the version.
@@ -224,93 +201,6 @@ class TensorExport:
             self.place.tell(failed=(str(error) or type(error).__name__)[:500])
         except (ServiceError, OSError, ValueError) as lost:
             _log.warning("the service was not told that %s failed: %s", self.place.version, lost)
-
-
-class UnderWay(Protocol):
-    """A transfer that was begun."""
-
-    def finish(self) -> TransferSent | NoTransferError:
-        """What has come of it, without waiting for receivers any more."""
-        ...
-
-
-class Exported(Protocol):
-    """The tensors of a version, on their way into an offer. Each method is called once, in this order."""
-
-    def scan(self) -> Mapping[str, Scan]:
-        """The fingerprints by name, in the version's order, and how many elements are not finite.
-
-        Raises:
-            NoTransferError, DriverError, NotSharedError: they cannot be exported.
-        """
-        ...
-
-    def offer(self, version: str, fingerprints: Sequence[int]) -> Offer:
-        """The offer, with the transfer where they are sent to ranks elsewhere. Raises as `scan`."""
-        ...
-
-    def send(self, root: Path, offer: str) -> UnderWay | None:
-        """Begin to send them, when the service was told; None where they are not sent.
-
-        Args:
-            root: the folder beneath which the offer's file is.
-            offer: its path.
-        """
-        ...
-
-
-@runtime_checkable
-class ShardsOfRanks(Weights, Protocol):
-    """Weights of which each rank of a trainer has a part (`sharded/`)."""
-
-    def exported(self, destination: Destination | None) -> Exported:
-        """On their way to the receivers."""
-        ...
-
-    def scanned(self) -> Weights:
-        """The same, whose fingerprints are known, to be written."""
-        ...
-
-    def to_be_scanned(self) -> Weights:
-        """The same, to be written with fingerprints."""
-        ...
-
-
-class TensorsHere:
-    """Tensors that this process has whole."""
-
-    def __init__(self, weights: TensorShards, destination: Destination | None, state: HandoverState) -> None:
-        self._weights, self._destination, self._state = weights, destination, state
-        self._tensors: Mapping[str, Any] = {}
-        self._prepared: PreparedOffer | None = None
-
-    def scan(self) -> Mapping[str, Scan]:
-        """As `Exported`."""
-        sources, state = self._weights.sources, self._state
-        if cast := next((source.entry.name for source in sources if not source.is_view), None):
-            raise NoTransferError(f"tensor {cast} would be exported as it lies, and is not published as it lies")
-        self._tensors = {source.entry.name: source.tensor() for source in sources}
-        if self._destination is not None:
-            self._tensors = state.sender.sharable(self._tensors)
-        rules = [rule_of(source.entry.dtype) if self._weights.check_finite else NO_RULE for source in sources]
-        self._prepared = state.layouts.prepare(self._tensors, rules)
-        return dict(zip(self._tensors, self._prepared.scan(), strict=True))
-
-    def offer(self, version: str, fingerprints: Sequence[int]) -> Offer:
-        """As `Exported`."""
-        if self._prepared is None:
-            raise NoTransferError("the tensors were not scanned")
-        offer = self._prepared.offer(version, fingerprints)
-        if self._destination is None:
-            return offer
-        return self._state.sends(offer, self._destination, self._tensors)
-
-    def send(self, root: Path, offer: str) -> Sending | None:
-        """As `Exported`."""
-        if self._destination is None:
-            return None
-        sender = self._state.stock if self._destination.engines else self._state.sender
-        return Sending(partial(sender.send, root, offer))
 
 
 class Handover:
@@ -330,6 +220,7 @@ class Handover:
         self._target, self._began = target, time.monotonic()
         self.timings: dict[str, float] = {}
         self._sending: UnderWay | None = None
+        self._answers: Future[tuple[tuple[str, ...], str | None]] = Future()
         try:
             found = exported.scan()
             for name, each in found.items():
@@ -349,19 +240,32 @@ class Handover:
             if isinstance(error, (ServiceError, OSError, ValueError)):
                 raise NotOfferedError(f"the service was not told: {error}") from error
             raise
-        self._sending = exported.send(target.root, f"{target.run}/{self._exported.path.name}")
-        self._lap("notice")
+        try:
+            self._sending = exported.send(target.root, f"{target.run}/{self._exported.path.name}")
+            self._lap("notice")
+            if self._sending is not None:
+                threading.Thread(target=self._ask, name="refitd-answers", daemon=True).start()
+        except BaseException:
+            self.withdraw()
+            raise
+
+    def is_sent(self) -> bool:
+        """Whether all tensors were sent, so that only engines on this host may read them yet. Waits for that, or for
+        the engines' answers.
+        """
+        return self._sending is not None and self._sending.is_sent()
 
     def complete(self) -> Handed:
         """Wait until engines have answered, and withdraw the offer.
 
         It waits for `ANSWER_SECONDS` at most, where the tensors are sent for `SEND_SECONDS`.
         """
-        within, sent = (ANSWER_SECONDS if self._sending is None else SEND_SECONDS), None
+        sent = None
+        if self._sending is None:
+            self._ask()
         try:
-            engines, reason = self._answers(within)
+            engines, reason = self._answers.result()
         finally:
-            self._lap("taken")
             if self._sending is not None:
                 sent = self._sending.finish()
             is_back = self.withdraw()
@@ -377,7 +281,19 @@ class Handover:
         """Take the tensors back. False where an engine still reads them after `BACK_SECONDS`."""
         return self._exported.take_back(BACK_SECONDS)
 
-    def _answers(self, within: float) -> tuple[tuple[str, ...], str | None]:
+    def _ask(self) -> None:
+        try:
+            found = self._answered(ANSWER_SECONDS if self._sending is None else SEND_SECONDS)
+        except BaseException as error:  # `complete` raises it
+            self._answers.set_exception(error)
+        else:
+            self._lap("taken")
+            self._answers.set_result(found)
+        finally:
+            if self._sending is not None:
+                self._sending.answered()
+
+    def _answered(self, within: float) -> tuple[tuple[str, ...], str | None]:
         """The engines that serve the version, and why others do not. `within` are seconds."""
         try:
             with open_client(self._target.connection, try_for=within) as client:

@@ -7,6 +7,7 @@ import os
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 
 import pytest
 import torch
@@ -17,7 +18,9 @@ from refitd_client.contract.manifest import fitting_fingerprints
 from refitd_client.contract.states import Kind, WaitOutcome
 from refitd_client.fingerprint import fingerprints
 from refitd_client.publish import attempt
-from refitd_client.transport import handover
+from refitd_client.transport import exported, handover
+from refitd_client.transport.group.child import TransferSent
+from refitd_client.transport.group.sending import NoTransferError, Sending
 from refitd_client.transport.ipc.exported_memory import LayoutCache
 from refitd_client.transport.ipc.offer_file import make_secret
 from refitd_client.transport.ipc.shared import SharedTensors
@@ -102,15 +105,19 @@ def test_after_files_that_failed_the_next_version_is_durable_before_any_engine_h
     assert said(service, 3) == ["offer", Kind.FULL]
 
 
-@pytest.mark.parametrize("broken_in", ["transport.handover.Handover._answers", "publish.attempt.VersionWriter.stage"])
+@pytest.mark.parametrize("is_sent", [False, True])
+@pytest.mark.parametrize("broken_in", ["transport.handover.Handover._answered", "publish.attempt.VersionWriter.stage"])
 def test_a_failure_before_the_offer_is_over_or_after_takes_the_tensors_back_and_tells_the_service(
     publisher: WeightPublisher,
     service: StandIn,
     trainer: SharedTensors,
     monkeypatch: pytest.MonkeyPatch,
     broken_in: str,
+    is_sent: bool,
 ) -> None:
     with monkeypatch.context() as broken:
+        if is_sent:
+            broken.setattr(exported.TensorsHere, "send", lambda *_: Sending(lambda _: TransferSent(refused={}, ms={})))
         broken.setattr(f"refitd_client.{broken_in}", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             publisher.publish(trainer.tensors, step=1, handover=True)
@@ -142,6 +149,33 @@ def test_the_files_of_what_was_handed_over_are_staged_after_the_answers_and_have
     manifest = json.loads((publication.path / "refit.json").read_text())
     found = fingerprints(trainer.tensors.values())
     assert manifest["fingerprints"] == fitting_fingerprints(dict(zip(trainer.tensors, found, strict=True)))
+
+
+def test_the_files_of_what_was_sent_are_staged_when_all_has_arrived_while_engines_load(
+    publisher: WeightPublisher, service: StandIn, trainer: SharedTensors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_staged, stage = Event(), attempt.VersionWriter.stage
+    monkeypatch.setattr(exported.TensorsHere, "send", lambda *_: Sending(lambda _: TransferSent(refused={}, ms={})))
+    monkeypatch.setattr(attempt.VersionWriter, "stage", lambda *args: (is_staged.set(), stage(*args))[1])
+    monkeypatch.setattr(handover.Handover, "_answered", lambda *_: (("engine",) if is_staged.wait(60) else (), None))
+    publication = publisher.publish(trainer.tensors, step=1, handover=True)
+    assert publication.handed is not None
+    assert (publication.handed.engines, publication.handed.sent) == (("engine",), {})
+    publication.committed(30)
+    assert said(service, 1) == ["offer", Kind.FULL]
+
+
+def test_engines_that_have_answered_end_the_wait_for_a_receiver_that_never_comes(
+    publisher: WeightPublisher, trainer: SharedTensors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def send(stop: Event) -> TransferSent:
+        raise NoTransferError("it was stopped" if stop.wait(60) else "it waited on")
+
+    monkeypatch.setattr(exported.TensorsHere, "send", lambda *_: Sending(send))
+    publication = publisher.publish(trainer.tensors, step=1, handover=True)
+    assert publication.handed is not None
+    assert str(publication.handed.reason).endswith("nothing was sent: it was stopped")
+    publication.committed(30)
 
 
 def test_what_cannot_be_lent_goes_by_its_files_and_says_why(publisher: WeightPublisher, service: StandIn) -> None:
@@ -191,7 +225,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> dict[str, str | None]:
     def answers(*_: object) -> tuple[tuple[str, ...], str | None]:
         return tuple(engines), next((why for why in engines.values() if why), None)
 
-    monkeypatch.setattr(handover.Handover, "_answers", answers)
+    monkeypatch.setattr(handover.Handover, "_answered", answers)
     return engines
 
 

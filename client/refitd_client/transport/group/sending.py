@@ -153,8 +153,20 @@ class Sending:
     def __init__(self, send: Callable[[threading.Event], TransferSent]) -> None:
         """Begin: `send` sends until what it is given is set. It raises NoTransferError."""
         self._stop, self._result = threading.Event(), list[TransferSent | NoTransferError]()
+        self._news = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(send,), name="refitd-sending", daemon=True)
         self._thread.start()
+
+    def is_sent(self) -> bool:
+        """Whether all has been sent, so that the tensors are read no more. Waits for that, until `answered` is called:
+        a receiver that never comes is waited for longer than engines take to refuse.
+        """
+        self._news.wait()
+        return bool(self._result) and isinstance(self._result[0], TransferSent)
+
+    def answered(self) -> None:
+        """End the wait of `is_sent`, now or later."""
+        self._news.set()
 
     def finish(self) -> TransferSent | NoTransferError:
         """What has come of it. It does not wait for receivers any more: they have come, or no engine wants it."""
@@ -169,6 +181,8 @@ class Sending:
             self._result.append(error)
         except BaseException as error:  # whatever it is, `finish` says it
             self._result.append(NoTransferError(f"{type(error).__name__}: {error}"))
+        finally:
+            self._news.set()
 
 
 def is_sharable(tensor: Any) -> bool:

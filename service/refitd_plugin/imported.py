@@ -19,6 +19,7 @@ import xxhash
 from refitd_client.checkpoint.inventory import Reference, compare, inventory_of, listed
 from refitd_client.checkpoint.strict_header import Header, TensorSpec
 from refitd_client.contract.naming import SERVICE_FOLDER, parse_version_id, version_folder
+from refitd_client.files.plain_file import open_plain
 from refitd_client.transport.ipc import exporter, offer_file
 from refitd_client.transport.ipc.device import DriverError
 from refitd_client.transport.ipc.exported_memory import ImportedMemory
@@ -34,6 +35,7 @@ from refitd_client.transport.ipc.offer import (
 from refitd_client.transport.ipc.offer_file import ImportedTensors
 from refitd_client.validation.validate import Structure
 from refitd_plugin import driver
+from refitd_plugin.registered import Registry
 from refitd_plugin.served import ServedState
 from refitd_plugin.source import SourceRefusedError, VersionPlace, VersionSource, is_version, mapped
 
@@ -98,6 +100,7 @@ class IpcHandleCache:
 
     def __init__(self) -> None:
         self._taker, self._secret = ImportedMemory(), _Secret()
+        self._registry = Registry()
         self._turn = threading.RLock()
         self._opened: OpenedMemory | None = None
         self._offer: Offer | None = None
@@ -142,22 +145,48 @@ class IpcHandleCache:
             return self._taker.tensor(tensor)
 
     def addresses(self, opened: OpenedMemory, device: int) -> dict[str, Any] | None:
-        """The allocations that an offer names, seen from a GPU. None where one is in host memory.
+        """What an offer names, seen from a GPU: allocations by their handles, files of shared memory by their paths.
+        None where a GPU cannot read it where it is.
 
         Raises:
-            SourceRefusedError: they cannot be opened here.
+            SourceRefusedError: it cannot be opened here.
         """
+        if not opened.is_on_device:
+            return self._files(opened, device)
         if len(opened.places) < sum(1 for tensor in opened.layout.tensors if tensor.nbytes):
             return None
         with self._turn, _refusing():
             found = self._taker.addresses(opened.ends, device)
         return {place.handle.hex(): ImportedAllocation(found[place.allocation]) for place in opened.places.values()}
 
+    def _files(self, opened: OpenedMemory, device: int) -> dict[str, Any] | None:
+        """The files of a layout, registered with the driver the first time."""
+        places = (tensor.place for tensor in opened.layout.tensors if tensor.nbytes)
+        paths = {place.path for place in places if isinstance(place, HostPlace)}
+        found: dict[str, Any] = {}
+        with self._turn, _refusing():
+            for path in paths:
+                fd = open_plain(Path(path))
+                try:
+                    file = self._registry.of(fd, device)
+                finally:
+                    os.close(fd)
+                if file is None:
+                    return None
+                found[path] = file
+        return found
+
     def close(self) -> None:
         """Close all memory."""
         with self._turn:
-            self._opened = self._offer = None
+            self._forget()
             self._taker.keep(None)
+
+    def _forget(self) -> None:
+        if self._opened is not None:
+            self._opened.readied = None  # it refers to files that are registered
+        self._opened = self._offer = None
+        self._registry = Registry()  # a file is registered for as long as something refers to it
 
     @contextmanager
     def holding(self, opened: OpenedMemory) -> Generator[None]:
@@ -177,7 +206,7 @@ class IpcHandleCache:
         if not imported.is_exported:
             raise SourceRefusedError("the offer was withdrawn, or its trainer is gone")
         if opened is None or opened.layout is not offer.layout or opened.exporter != folder:
-            self._opened = self._offer = None
+            self._forget()
             self._taker.begin(offer.layout)
             opened = self._opened = OpenedMemory(folder, offer.layout)
             if not self._watching:
@@ -255,10 +284,10 @@ class OfferedMemory(VersionSource):
     @property
     def order(self) -> "Order":
         """As `VersionSource`."""
-        return driver.between_devices
+        return driver.between_devices if self.opened.is_on_device else driver.to_device
 
     def registered(self, registry: Any, device: int) -> dict[str, Any] | None:
-        """The address of each allocation, seen from a GPU; None where one is not on a GPU."""
+        """The address of each allocation or file, seen from a GPU; None where it cannot be read there."""
         return self.handle_cache.addresses(self.opened, device)
 
     def tensors(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import torch
 from refitd_client.checkpoint.finite import NO_RULE
 from refitd_client.tensors import TORCH_NAMES
 from refitd_client.transport.group.child import Order, OrderFailed, Receive, Received, Reply
+from refitd_client.transport.group.host_staging import ArrivalScan, PinnedMemory
 from refitd_client.transport.group.membership import BroadcastGroup, TransferError, WaitLimit, hear, join_store, say
 from refitd_client.transport.group.transfer import (
     BLOCK_BYTES,
@@ -71,6 +72,8 @@ class StagedTensors:
         self.places = places
         layout = places.packed
         self._shared: SharedTensors | None = None
+        self._pinned: PinnedMemory | None = None
+        self._arrivals: dict[int, ArrivalScan] = {}
         if on_device and torch.cuda.mem_get_info()[0] >= layout.nbytes + _SPARE_BYTES:
             self.flat: Any = torch.empty(max(layout.nbytes, 1), dtype=torch.uint8, device="cuda")
             self.tensors = {
@@ -84,19 +87,42 @@ class StagedTensors:
         self._shared = SharedTensors(specs, owner=f"{owner}-", laid=(layout.offsets, layout.nbytes))
         self.tensors = self._shared.tensors
         self.flat = self._shared.flat[: layout.nbytes]
+        if on_device:  # its GPU is too full, and reads and writes this
+            self._pinned = PinnedMemory(self._shared.flat)
 
     @property
     def is_on_device(self) -> bool:
         """Whether it is a GPU's memory."""
         return self._shared is None
 
+    def arrivals(self, block: int) -> ArrivalScan | None:
+        """What the GPU finds of tensors in host memory as they arrive, in blocks of that many bytes at most. None where
+        they are on it, it does not read that memory, or only slices are kept.
+        """
+        if self._pinned is None or not self._pinned.is_pinned or not ArrivalScan.is_possible():
+            return None
+        if self.places.packed is not self.places.whole:
+            return None
+        if block not in self._arrivals:
+            self._arrivals[block] = ArrivalScan(list(self.tensors.values()), self.places.packed, block)
+        return self._arrivals[block]
+
     def close(self) -> None:
         """Give it back. Nothing else may refer to its tensors."""
         self.tensors, self.flat = {}, None
+        self._arrivals.clear()
+        if self._pinned is not None:
+            self._pinned.close()
+            self._pinned = None
         if self._shared is not None:
             self._shared.close()
         else:
             torch.cuda.empty_cache()  # torch would keep it for this process
+
+    def abandon(self) -> None:
+        """Remove what would outlive the process. Calls nothing of CUDA, which may wait for a sender that is gone."""
+        if self._shared is not None:
+            self._shared.close()
 
 
 class ReceiverProcess:
@@ -127,7 +153,7 @@ class ReceiverProcess:
         if self._exported is not None:
             self._exported.take_back(0.0)
         if self._staged is not None:
-            self._staged.close()
+            self._staged.abandon()
 
     def _receive(self, order: Receive, waiting: WaitLimit) -> Received:
         root, ms = Path(order.root), dict[str, float]()
@@ -219,6 +245,9 @@ class ReceiverProcess:
             self._group = BroadcastGroup(transfer.backend, self._store, go, go.ranks[name], transfer.host, waiting)
 
     def _take(self, staged: StagedTensors, transfer: GroupTransfer, waiting: WaitLimit) -> None:
+        scan = staged.arrivals(BLOCK_BYTES[transfer.backend])
+        if scan is not None:
+            scan.restart()
         if transfer.senders:
             self._lanes.run(staged.flat, transfer.backend, waiting, sends=False, places=staged.places)
             return
@@ -226,7 +255,8 @@ class ReceiverProcess:
             raise TransferError("there is no group")
         bounds = staged.places.whole.blocks(BLOCK_BYTES[transfer.backend])
         if (transfer.backend == "nccl") == staged.is_on_device:
-            self._group.broadcast((staged.flat[begin:end] for begin, end in bounds), waiting)
+            seen = _ignored if scan is None else scan.arrived
+            self._group.broadcast((staged.flat[begin:end] for begin, end in bounds), waiting, seen)
             return
         # They arrive in another memory than they are kept in: through a ring, one block more than are under way.
         device, size = "cuda" if transfer.backend == "nccl" else "cpu", BLOCK_BYTES[transfer.backend]
@@ -234,7 +264,9 @@ class ReceiverProcess:
 
         def keep(number: int) -> None:
             begin, end = bounds[number]
-            staged.flat[begin:end].copy_(ring[number % len(ring)][: end - begin])
+            staged.flat[begin:end].copy_(ring[number % len(ring)][: end - begin], non_blocking=scan is not None)
+            if scan is not None:
+                scan.arrived(number)
 
         blocks = (ring[number % len(ring)][: end - begin] for number, (begin, end) in enumerate(bounds))
         self._group.broadcast(blocks, waiting, keep)
@@ -249,7 +281,8 @@ class ReceiverProcess:
         if order.needs:
             prove_needed(offer, staged.tensors, order.needs, self._needs.of(order, offer))
         else:
-            found = [each.fingerprint for each in prepared.scan()]
+            scan = None if offer.transfer is None else staged.arrivals(BLOCK_BYTES[offer.transfer.backend])
+            found = [each.fingerprint for each in (prepared.scan() if scan is None else scan.finish())]
             for tensor, mine, announced in zip(offer.layout.tensors, found, offer.fingerprints, strict=True):
                 check_arrived(tensor.name, mine, announced)
         return ExportedTensors(Path(order.folder), prepared.offer(offer.version, offer.fingerprints), secret)
@@ -259,6 +292,10 @@ class ReceiverProcess:
         if group is not None:
             group.close()
         self._lanes.leave()
+
+
+def _ignored(_: int) -> None:
+    pass
 
 
 def _since(began: float) -> float:

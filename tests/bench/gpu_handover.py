@@ -1,13 +1,15 @@
 """From `publish()` to answers by new, verified weights: full versions, deltas, and hand-overs from memory, in one run.
 
     python tests/bench/gpu_handover.py --models DIR --url URL --root DIR [--out FILE] [--rounds 10] [--device 1]
-        [--engine vllm] [--stock] [--dtype fp8_block] [--transport nccl gloo]
+        [--engine vllm] [--stock] [--dtype fp8_block] [--transport nccl gloo] [--room GB]
 
 A server was started on DIR/a (Qwen2.5-1.5B's shapes) with the plugin in its environment and REFITD_SGLANG_ROOT=root
 (REFITD_VLLM_ROOT=root), the root on tmpfs and empty but for `.refitd`. This process is the trainer: it has the weights
 on that GPU, or on another, starts the service and publishes. What answers is asked of the engine itself. A server
 without the plugin (`--stock`) is updated by files and, with `--transport`, by endpoints of its own. A vLLM first loads
 DIR/b and DIR/a in turns by its own routes.
+With `--room` so much of the engine's GPU is left free: where that is less than the weights, receivers keep what they
+receive in pinned memory of the host. Only files, and what is sent without files, are measured then.
 With `--dtype fp8_block` DIR/a is an fp8 checkpoint, and the trainer's bf16 weights of DIR/b go out in fp8, as files.
 
     answered     from the call of publish() until the service says that the version is served: every engine has proved
@@ -137,13 +139,16 @@ class Bench:
     def run(self) -> None:
         """By files, as deltas, from memory, and by files again, each in the result when it is done."""
         self.out["bytes"] = sum(tensor.nbytes for tensor in self.weights.values())
+        alone = tuple(partial(self.alone, name) for name in self.options.transport)
         memory = () if self.options.dtype or self.options.stock else (self.memory,)
         sent = tuple(partial(self.sent, name) for name in self.options.transport)
         by_plugin = sent if self.options.stock else (self.deltas, *memory, *sent, self.same)
         with RefitClient(self.service) as self.client:
-            self.carry_out("always", (self.files, *by_plugin, self.under_load, self.last))
+            is_crowded = self.options.room is not None
+            more = () if is_crowded else (*by_plugin, self.under_load, self.last)
+            self.carry_out("always", (self.files, *more))
             if memory:
-                self.carry_out("never", (self.alone, *(partial(self.alone, name) for name in self.options.transport)))
+                self.carry_out("never", alone if is_crowded else (self.alone, *alone))
             self.out["engine"] = str(self.client.engines().items[0])[:600]
             self.options.out.write_text(json.dumps(self.out, indent=1))
         self.watcher.close()
@@ -301,15 +306,20 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["fp8_block"], help="what the trainer's weights are published as")
     parser.add_argument("--transport", nargs="*", default=[], choices=["nccl", "gloo"], help="also over process groups")
     parser.add_argument("--stock", action="store_true", help="the server has no plugin")
+    parser.add_argument("--room", type=float, metavar="GB", help="leave so much of the engine's GPU free")
     options = parser.parse_args()
     folder = options.out.absolute().parent
     more = ("--base-model", str(options.models / "a"), "--keep-last", "1")
     if options.stock and options.transport:
         more += ("--sglang-stock-transfers",)
+    ballast = None
+    if options.room is not None:
+        taken = torch.cuda.mem_get_info(0)[0] - int(options.room * 1e9)
+        ballast = torch.empty(max(0, taken), dtype=torch.uint8, device="cuda:0")
     own = own_reloads(options) if options.engine == "vllm" else {}
     with refitd(options.root, folder, [options.url], *more) as (_, url):
         bench = Bench(options, url)
-        bench.out |= own
+        bench.out |= own | ({} if ballast is None else {"taken of the engine's GPU": ballast.nbytes})
         bench.run()
 
 

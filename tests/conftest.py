@@ -137,6 +137,6 @@ def sglang_plugged(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Ge
 
 @pytest.fixture(scope="session")
 def sglang(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[SglangServer]:
-    """One SGLang on model_a for all tests, because it takes 20 seconds to start. A test that kills it restarts it."""
+    """One SGLang on model_a for all tests. A test that kills it restarts it."""
     with SglangServer(tmp_path_factory.mktemp("sglang"), models / "model_a") as server:
         yield server

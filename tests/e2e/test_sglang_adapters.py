@@ -29,7 +29,7 @@ class LoraServer(SglangServer):
         return super().environment() | {"PYTHONPATH": str(KIT / "shims/cpu_pin_memory")}
 
 
-LONG = 1500  # tokens, which take longer than two updates
+LONG = 800  # tokens, which take longer than two updates
 HEADERS = {"Authorization": f"Bearer {API_KEY}"}
 
 
@@ -74,7 +74,7 @@ def answer(engine: SglangServer, adapter: str | None, prompt: list[int] = PROMPT
 
 @pytest.fixture(scope="module")
 def engine(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[LoraServer]:
-    """One for all tests, because it takes long to start: each leaves it without adapters, as it was found."""
+    """One for all tests: each leaves it without adapters, as it was found."""
     with LoraServer(tmp_path_factory.mktemp("lora"), models / "model_a", *FLAGS) as server:
         yield server
 

@@ -43,13 +43,19 @@ class PluggedSglang(SglangServer):
         self._fault = folder / "fault"
         self._site = install(folder / "site")
         self._variables = variables
+        self.as_installed &= not self._other_modules
+
+    @property
+    def _other_modules(self) -> list[str]:
+        """Folders whose modules are to be imported in place of the environment's."""
+        real_triton = os.environ.get("REFITD_SGLANG_TRITON")  # tensor parallelism needs it
+        found = [real_triton] if real_triton and "--tp" in self._flags else []
+        return [*found, *([str(Path(RELEASES).absolute())] if RELEASES else [])]
 
     def environment(self) -> dict[str, str]:
-        real_triton = os.environ.get("REFITD_SGLANG_TRITON")  # tensor parallelism needs it
-        extra = [real_triton] if real_triton and "--tp" in self._flags else []
+        extra = self._other_modules
         extra += [str(KIT / "shims/cpu_pin_memory")] if "--enable-lora" in self._flags else []
         extra += [str(KIT / "shims/cpu_dp_attention")] if "--enable-dp-attention" in self._flags else []
-        extra += [str(Path(RELEASES).absolute())] if RELEASES else []
         folders = [*extra, self._site, *(REPOSITORY / name for name in ("client", "service", "tests"))]
         folders += [each for each in [os.environ.get("PYTHONPATH")] if each]  # an SGLang for a GPU may lie there
         path = os.pathsep.join(str(folder) for folder in folders)

@@ -18,9 +18,9 @@ from typing import Self
 
 import psutil
 
+from support.engine_template import ForkedEngine, template
 from support.forked import Forked, ended
 from support.sockets import free_port
-from support.vllm_template import ForkedVllm
 
 SGLANG_VENV = os.environ.get("REFITD_SGLANG_VENV")
 AREAL_VENV = os.environ.get("REFITD_AREAL_VENV")
@@ -30,10 +30,10 @@ API_KEY = "opens-reads"
 ADMIN_KEY = "opens-changes"
 KIT = Path(__file__).resolve().parents[1] / "sglang"
 _TOO_LONG = (subprocess.TimeoutExpired, TimeoutError)
-START_SECONDS = 500.0  # SGLang takes about 20 on two idle cores, and far more on busy ones
+START_SECONDS = 500.0  # SGLang and vLLM are imported in 20 on two idle cores, and far more on busy ones
 STOP_SECONDS = 15.0
 TAIL = 30  # lines
-Process = subprocess.Popen[bytes] | Forked | ForkedVllm
+Process = subprocess.Popen[bytes] | Forked | ForkedEngine
 
 
 class ServerError(Exception):
@@ -219,10 +219,15 @@ class EmbeddedProgram(EmbeddedServer):
 
 
 class SglangServer(EngineServer):
-    """A real SGLang on the CPU, in the environment that REFITD_SGLANG_VENV names."""
+    """A real SGLang on the CPU, in the environment that REFITD_SGLANG_VENV names.
+
+    Its processes are forked from one that has imported SGLang, unless it is another SGLang than the one of that
+    environment as it is, or one on a GPU.
+    """
 
     name = "sglang"
     ready = re.compile(rb"The server is fired up and ready to roll")
+    as_installed = "SGLANG_DEVICE" not in os.environ
 
     def __init__(self, folder: Path, model: Path, *flags: str) -> None:
         super().__init__(folder, model, *flags)
@@ -233,6 +238,12 @@ class SglangServer(EngineServer):
     def command(self, port: int) -> Sequence[str]:
         venv = Path(SGLANG_VENV or "").absolute()
         return [str(KIT / "serve"), str(venv), str(self.model), str(port), *self._flags]
+
+    def _begun(self) -> Process:
+        if not self.as_installed:
+            return self._in_an_interpreter()
+        _, venv, *words = self.command(self.port)
+        return ForkedEngine(template(Path(venv) / "bin/python", KIT / "template"), words, self.environment())
 
     def stop(self) -> None:
         """SIGKILL: it takes seconds to drain, and has nothing that is looked at afterwards."""

@@ -20,9 +20,9 @@ from refitd.engine.vllm.contents import agree
 from refitd_client.contract.naming import ROOT_NAME, SERVICE_FOLDER
 from refitd_client.contract.plugin import Answer, answers_in
 
+from .engine_template import ForkedEngine, template
 from .servers import API_KEY, VLLM_VENV, EngineServer, ServerError, free_port
 from .subject import PROMPT, Streamed, Subject
-from .vllm_template import ForkedVllm, template
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 _BIN = Path(VLLM_VENV or "").absolute() / "bin"
@@ -86,9 +86,9 @@ class VllmServer(EngineServer):
         path = f"{_BIN}{os.pathsep}{os.environ['PATH']}"
         return super().environment() | ENVIRONMENT | {"PATH": path} | self._environment
 
-    def _begun(self) -> ForkedVllm:
+    def _begun(self) -> ForkedEngine:
         _, *words = self.command(self.port)
-        return ForkedVllm(template(_BIN / "python"), words, self.environment())
+        return ForkedEngine(template(_BIN / "python", REPOSITORY / "tests/vllm/template"), words, self.environment())
 
     def stop(self) -> None:
         """SIGKILL: it takes seconds to end by itself, and has nothing that is looked at afterwards."""

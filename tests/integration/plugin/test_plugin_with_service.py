@@ -75,7 +75,7 @@ def test_a_delta_that_comes_while_requests_go_on_in_place_is_served_though_the_c
             trainer.publish()
             is_under_way = False
             for _ in range(3):
-                asked = pool.submit(sglang_plugged.generate, 1900)
+                asked = pool.submit(sglang_plugged.generate, 500)
                 is_delta = trainer.publish().kind is Kind.DELTA
                 is_under_way = is_under_way or (is_delta and not asked.done())
                 asked.result()

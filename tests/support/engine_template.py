@@ -1,4 +1,7 @@
-"""Servers of vLLM that are forked from a process that has imported it: see tests/vllm/template."""
+"""Servers that are forked from a process which has imported their engine: tests/sglang/template, tests/vllm/template.
+
+What runs in that process is `support.templates`.
+"""
 
 import atexit
 import json
@@ -13,10 +16,10 @@ from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from pathlib import Path
 
-SCRIPT = Path(__file__).resolve().parents[1] / "vllm/template"
+TESTS = Path(__file__).resolve().parents[1]
 
 
-class ForkedVllm:
+class ForkedEngine:
     """As much of `subprocess.Popen` as tests ask for."""
 
     stdin = None
@@ -54,14 +57,13 @@ class ForkedVllm:
 
 
 @cache
-def template(python: Path) -> socket.socket:
-    """Where the one template of an interpreter takes its orders, as soon as it has imported vLLM."""
+def template(python: Path, script: Path) -> socket.socket:
+    """Where the one template of an interpreter takes its orders, as soon as it has imported the engine."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("REFITD_")}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("REFITD_")}
+    environment = kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)}
     with theirs:
-        process = subprocess.Popen(
-            [python, SCRIPT], stdin=theirs.fileno(), env=environment | {"OMP_NUM_THREADS": "1"}, process_group=0
-        )
+        process = subprocess.Popen([python, script], stdin=theirs.fileno(), env=environment, process_group=0)
     atexit.register(process.wait)
     atexit.register(ours.close)
     return ours

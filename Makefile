@@ -107,8 +107,8 @@ density: $(READY) ## fine-tune a small model and count the weights that change i
 
 sglang: $(READY) ## run the contract tests against a real SGLang, on the CPU (1.8 GB the first time; ARGS='-m sglang': every way to end it)
 	@tests/sglang/install .venv-sglang
-	@REFITD_SGLANG_VENV=.venv-sglang REFITD_AREAL_VENV=$(wildcard .venv-areal) $(BIN)/python -m pytest tests \
-	  -m 'sglang and not thorough' $(ARGS)
+	@REFITD_SGLANG_VENV=.venv-sglang REFITD_AREAL_VENV=$(wildcard .venv-areal) $(BIN)/python -m pytest \
+	  -m 'sglang and not thorough' tests/integration/contract tests/integration/plugin tests/e2e $(ARGS)
 
 vllm: $(READY) ## run the contract tests against a real vLLM, on the CPU (3.4 GB the first time; ARGS='-m vllm': more models)
 	@tests/vllm/install .venv-vllm

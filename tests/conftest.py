@@ -4,9 +4,8 @@ REFITD_SGLANG_VENV, REFITD_VLLM_VENV, REFITD_AREAL_VENV or REFITD_TRAINERS_VENV 
 import fcntl
 import gc
 import os
+import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
-from support.servers import AREAL_VENV, KIT, SGLANG_VENV, TRAINERS_VENV, VLLM_VENV, SglangServer
+from support.servers import AREAL_VENV, SGLANG_VENV, TRAINERS_VENV, VLLM_VENV, SglangServer
 
 if TYPE_CHECKING:
     from support.plugged import PluggedSglang
@@ -74,16 +73,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=turn)
 
 
-def _made_once(tmp_path_factory: pytest.TempPathFactory, name: str, *width: str) -> Path:
+def _copied_once(tmp_path_factory: pytest.TempPathFactory, name: str, config: pytest.Config, *width: str) -> Path:
+    from support.tiny_models import tiny_models
+
     ours = tmp_path_factory.getbasetemp()
     folder = (ours.parent if "PYTEST_XDIST_WORKER" in os.environ else ours) / name
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.is_dir():
-            making = str(tmp_path_factory.mktemp("models"))
-            for order in (["make-models", making, *width], ["make-bad", making]):
-                subprocess.run([sys.executable, KIT / order[0], *order[1:]], check=True, capture_output=True)
-            Path(making).rename(folder)
+            copy = tmp_path_factory.mktemp("models") / name
+            kept = config.cache.mkdir("tiny-models") if hasattr(config, "cache") else copy.parent
+            shutil.copytree(tiny_models(kept, *width), copy, symlinks=True).rename(folder)
     return folder
 
 
@@ -99,17 +99,17 @@ def postgres() -> "Generator[PostgresServer]":
 
 
 @pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
     """model_a and model_b, and what tests/sglang/README.md lists beside them. Read only: all workers have the same."""
-    return _made_once(tmp_path_factory, "models-of-all")
+    return _copied_once(tmp_path_factory, "models-of-all", pytestconfig)
 
 
 @pytest.fixture(scope="session")
-def vllm_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def vllm_models(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
     """The same, as wide as vLLM wants them on a CPU."""
     from support.vllm import WIDTH
 
-    return _made_once(tmp_path_factory, "models-of-vllm", str(WIDTH))
+    return _copied_once(tmp_path_factory, "models-of-vllm", pytestconfig, str(WIDTH))
 
 
 @pytest.fixture(scope="session")

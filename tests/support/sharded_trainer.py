@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from refitd_client import RefitClient
+from support.hubs import until
 from support.mini_sglang import tiny_weights
 from support.plugged_mini import PluggedMini, plugged_mini
 from support.servers import RefitdServer
@@ -58,6 +59,15 @@ def sharded_job(folder: Path) -> Generator[ShardedJob]:
         finally:
             for rank in engine.members:
                 rank.engine.preparing.receiver.close()
+
+
+def until_slices_are_known(url: str) -> None:
+    """Wait until the service knows which slices each rank needs, as it does soon after the first load of a transfer.
+
+    It asks the ranks at its next look; a version that is published before is sent to each as a whole.
+    """
+    with RefitClient(url) as client:
+        until(lambda: all(each.needs for each in client.receivers(RUN).receivers), "the ranks say what they need")
 
 
 class _Held(nn.Module):

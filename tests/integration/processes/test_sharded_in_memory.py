@@ -13,7 +13,7 @@ from refitd_client.contract.states import EngineState
 from support import published
 from support.hubs import until
 from support.ranks import attempted, run_ranks
-from support.sharded_trainer import RUN, ShardedJob, fill, fsdp2_weights, sharded_job
+from support.sharded_trainer import RUN, ShardedJob, fill, fsdp2_weights, sharded_job, until_slices_are_known
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -39,6 +39,8 @@ def _publish(rank: int, size: int, root: Path, url: str) -> list[Any]:
             committed = publication.committed()
             sealed = attempted(lambda committed=committed: committed.wait(5, "sealed"))
             told.append((publication.handed, committed.in_memory, committed.bytes, str(sealed)))
+            if rank == 0:
+                until_slices_are_known(url)
     return told
 
 

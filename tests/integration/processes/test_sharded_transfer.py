@@ -19,7 +19,7 @@ from refitd_client.transport.group.transfer import Ready, key
 from support import published
 from support.mini_sglang import tiny_weights
 from support.ranks import attempted, run_ranks
-from support.sharded_trainer import RUN, ShardedJob, fill, fsdp2_weights, sharded_job
+from support.sharded_trainer import RUN, ShardedJob, fill, fsdp2_weights, sharded_job, until_slices_are_known
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -49,6 +49,8 @@ def _publish(rank: int, size: int, root: Path, url: str, first: int) -> list[Any
             publication = publisher.publish(model, step=step, transport="gloo")
             told.append((publication.version_id, publication.handed))
             publication.wait(SECONDS, "sealed")
+            if rank == 0:
+                until_slices_are_known(url)
             if [handed.sent_bytes for _, handed in told[-2:]] == [SLICED, SLICED]:
                 break
     return told

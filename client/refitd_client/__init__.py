@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from refitd_client.publish.publication import Publication, StagedPublication
     from refitd_client.publish.publisher import WeightPublisher
     from refitd_client.sharded import Sharded, ShardedPublisher
+    from refitd_client.transport.handover import Handed
     from refitd_client.write.version_folder import Progress
     from refitd_plan import plan
 
@@ -59,6 +60,7 @@ __all__ = [
     "EngineFailedError",
     "Fault",
     "FollowerStartError",
+    "Handed",
     "InvalidRequestError",
     "InvalidWeightsError",
     "NameRefusedError",
@@ -107,6 +109,7 @@ _PLACES = {
     "WeightPublisher": "refitd_client.publish.publisher",
     "Sharded": "refitd_client.sharded",
     "ShardedPublisher": "refitd_client.sharded",
+    "Handed": "refitd_client.transport.handover",
     "Progress": "refitd_client.write.version_folder",
     "plan": "refitd_plan",
 }

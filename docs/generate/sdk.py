@@ -39,7 +39,16 @@ DO = {
     Fault.SERVICE: "nothing, or start the service: what was published is found; `wait` can be called again",
     Fault.STORAGE: "make room, or mend the file system, and publish the step again",
 }
-_PUBLISH = ("WeightPublisher", "ShardedPublisher", "Sharded", "Publication", "StagedPublication", "Served", "Progress")
+_PUBLISH = (
+    "WeightPublisher",
+    "ShardedPublisher",
+    "Sharded",
+    "Publication",
+    "StagedPublication",
+    "Handed",
+    "Served",
+    "Progress",
+)
 _SECTIONS = re.compile(r"^(Args|Returns|Raises):$", re.MULTILINE)
 _DUNDER = {"__enter__", "__exit__", "__init__"}
 
@@ -167,7 +176,8 @@ def _told(text: str) -> Iterator[str]:
         yield f"```text\n{paragraph}\n```" if paragraph.lstrip().startswith(">>>") else prose(paragraph)
     for title, body in zip(rest[::2], rest[1::2], strict=True):
         yield f"{title}:"
-        yield "\n".join(f"- {prose(item)}" for item in _items(body))
+        items = [" ".join(body.split())] if title == "Returns" else _items(body)
+        yield "\n".join(f"- {prose(item)}" for item in items)
 
 
 def _items(body: str) -> Iterator[str]:

@@ -12,6 +12,18 @@ class Kind(StrEnum):
     HANDOVER = "handover"
 
 
+def way_of(transport: str, kind: Kind) -> str:
+    """How a version goes to engines by a transport, as the end of a sentence.
+
+    Args:
+        transport: as `publish` takes it; `delta` alone is a full version's as well, where too much changed.
+        kind: the version's.
+    """
+    if transport not in {"disk", "delta"}:
+        return f"by {transport}"
+    return "as a delta" if kind is Kind.DELTA else "by files"
+
+
 class VersionState(StrEnum):
     """ANNOUNCED → SETTLING → VALIDATING → SEALED → RETIRED → DELETED, with REJECTED, UNKNOWN and LOST beside it."""
 

@@ -1,9 +1,10 @@
 """How one publication reaches the engines: what `transport` asks for, held against what is there."""
 
+import logging
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 from urllib.parse import urlsplit
 
@@ -20,6 +21,7 @@ from refitd_client.transport.group.choice import (
     choose,
     hinders,
     hinders_stock,
+    is_taken_from_files,
 )
 from refitd_client.transport.group.host import available
 from refitd_client.transport.group.sending import Destination, is_sharable
@@ -29,6 +31,8 @@ from refitd_client.transport.ipc.shared import boot_id, host_name
 from refitd_client.write.content import Content
 
 _ASK_SECONDS = 5.0
+_EVERYWHERE = Choice(transport="disk", why="files go everywhere")
+_log = logging.getLogger("refitd_client")
 _MOST = 500  # characters of a reason in a manifest: it may quote an error
 
 
@@ -87,11 +91,21 @@ def route_of(
         return shared.route
     if transport in {"disk", "delta"}:
         return _by_files(Choice(transport=transport, why="the trainer asks for it"))
+    route = _by_what_is_there(transport, weights, connection, run, durable)
+    if route.handover or route.instead is not None or durable.is_always:
+        return route
+    return replace(route, instead=f"all versions get files, whatever durable={durable.text!r} says: {route.choice.why}")
+
+
+def _by_what_is_there(
+    transport: Transport, weights: Any, connection: Connection | None, run: str, durable: DurabilityPolicy
+) -> PublishRoute:
     if connection is None:
         raise ValueError(f"transport={transport!r} needs the service_url of the service that has the engines")
     tensors = _tensors_of(weights)
     if tensors is None:
-        return _by_files(Choice(transport="disk", why="the weights are files"))
+        asked = None if transport == "auto" else f"transport={transport!r} takes tensors, and the weights are files"
+        return _by_files(Choice(transport="disk", why="the weights are files"), instead=asked)
     try:
         with open_client(connection, try_for=_ASK_SECONDS) as client:
             found = client.receivers(run)
@@ -135,7 +149,9 @@ def _route(transport: Transport, trainer: TrainerPlace, found: Receivers, servic
         if hindrance is not None and transport in {"nccl", "gloo"}:
             if receivers:
                 raise TransportRefusedError(f"transport={transport!r} cannot work: {hindrance}")
-            return _by_files(Choice(transport="disk", why="files go everywhere"), instead=hindrance)
+            return _by_files(_EVERYWHERE, instead=hindrance)
+        if transport == "handover" and (nothing := is_taken_from_files(trainer, found)) is not None:
+            return _by_files(_EVERYWHERE, instead=nothing)
     match choice.transport:
         case "nccl" | "gloo" as backend:
             destination = Destination(backend=backend, receivers=_names(receivers), service_host=service_host)
@@ -178,6 +194,8 @@ def require_files_for_stock(transport: Transport, durable: DurabilityPolicy) -> 
 
 
 def _by_files(choice: Choice, *, instead: str | None = None) -> PublishRoute:
+    if instead is not None:
+        _log.warning("the version goes by its files: %s", instead)
     return PublishRoute(choice=choice, delta="auto" if choice.transport == "delta" else "never", instead=instead)
 
 

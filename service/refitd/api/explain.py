@@ -86,7 +86,7 @@ def explain_version(
     means = "it has no files" if without_files else _VERSIONS[record.state]
     sentences = [f"{record.id} is {record.state}: {record.reason or means}."]
     if record.chosen is not None:
-        sentences.append(f"Its trainer publishes it by {record.chosen}.")
+        sentences.append(f"Its trainer publishes it {record.chosen}.")
     if record.in_memory:
         sentences.append(f"It was handed over from its trainer's memory. {_without_files(record, targets)}")
     if record.proved_by:

@@ -23,9 +23,10 @@ from refitd.diagnose.transports import (
     TransportBench,
     TransportComparison,
     TransportFigures,
+    check_place,
     tensors_on,
 )
-from refitd_client.errors import NotFoundError, RefitError, ServiceProblemError
+from refitd_client.errors import NotFoundError, RefitError
 from refitd_client.http.connection import Connection, connect_to
 from refitd_client.http.publisher_client import open_client
 from refitd_client.publish.publisher import WeightPublisher
@@ -64,7 +65,7 @@ Between = Annotated[
 ]
 Ranks = Annotated[
     int,
-    typer.Option("--ranks", metavar="N", min=1, help="Also try N sender ranks on this host, each with its rows"),
+    typer.Option("--ranks", metavar="N", min=1, help="Try as a trainer of N ranks on this host, and then as one of 1"),
 ]
 
 
@@ -108,6 +109,7 @@ def bench(
                 f"--root {root} is no folder: it is the one that the service watches ('refitd serve --root')"
             )
         connection = connect_to(url, token_file=token_file)
+        check_place(connection, root, takes_engines=run == RUN)
         if run != RUN and not yes and _has_versions(connection, run):
             count = (2 + len(TRIED) * (publications + 1)) * min(ranks, 2)
             agree(
@@ -119,15 +121,10 @@ def bench(
         device = device or _device()
         job = BenchJob(folder=folder, root=root, run=run, connection=connection, device=device)
         times = BenchTimes(publications=publications, between=between, timeout=timeout)
-        try:
-            with _closed(connection, run):
-                # One process is the last: it leaves engines on the weights as they are, whatever becomes of ranks.
-                of_ranks = None if ranks == 1 else _of_ranks(job, times, ranks, lambda text: _say(out, text))
-                found = replace(_of_one(job, times, lambda text: _say(out, text)), of_ranks=of_ranks)
-        except ServiceProblemError as error:
-            if error.problem.slug != "run-not-followed":
-                raise
-            raise ValueError(f"say --run with the run that the engines follow: {error}") from error
+        with _closed(connection, run):
+            # One process is the last: it leaves engines on the weights as they are, whatever becomes of ranks.
+            of_ranks = None if ranks == 1 else _of_ranks(job, times, ranks, lambda text: _say(out, text))
+            found = replace(_of_one(job, times, lambda text: _say(out, text)), of_ranks=of_ranks)
         out.show(found, *shown(found))
 
 

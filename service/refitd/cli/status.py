@@ -15,7 +15,7 @@ from refitd.cli.options import calls_service
 from refitd.cli.output import Output
 from refitd.cli.render import worst_standing
 from refitd.clock import SystemClock
-from refitd_client.contract.states import Standing, VersionState
+from refitd_client.contract.states import Standing, VersionState, way_of
 from refitd_client.contract.wire import Engine, Faults, GroupLead, RunGlance, Version
 from refitd_client.http.client import RefitClient
 
@@ -133,7 +133,8 @@ def _run_line(run: RunSummary) -> Text:
     count = (f"{run.in_sync} of {run.engines} engines" if run.engines else "no engine", style)
     lost = ", whose files are lost: publish a newer step" if run.target.state is VersionState.LOST else ""
     alone = ", in memory alone" if run.target.in_memory else ""
-    by = render.sentence(f", by {run.target.metadata['transport']}" if "transport" in run.target.metadata else "")
+    transport = run.target.metadata.get("transport")
+    by = render.sentence("" if transport is None else f", {way_of(transport, run.target.kind)}")
     paused = "" if run.paused_since is None else f", paused since {run.paused_since}: refitd resume {run.run}"
     told = (render.sentence(paused, "yellow"), lost, alone)
     aim = f" → step {run.target.step:,} ({run.target.id})"

@@ -20,11 +20,13 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Protocol, cast
 
+from refitd.catalog.refusals import DOCTORS_RUN
 from refitd.observe.history import STANDSTILL
 from refitd_client.contract.states import Kind
-from refitd_client.errors import PublishError, RefitError
+from refitd_client.contract.wire import Notice
+from refitd_client.errors import PublishError, RefitError, ServiceProblemError
 from refitd_client.http.connection import Connection
-from refitd_client.http.publisher_client import newest_known, open_client
+from refitd_client.http.publisher_client import newest_known, open_client, root_name
 from refitd_client.publish.publication import StagedPublication
 from refitd_client.publish.publisher import WeightPublisher
 from refitd_client.publish.route import hindrances
@@ -186,6 +188,45 @@ def flip(tensors: "Mapping[str, torch.Tensor]") -> None:
     for tensor in tensors.values():
         if tensor.is_floating_point() and tensor.element_size() in integers:
             tensor.view(integers[tensor.element_size()]).view(-1)[::EVERY] ^= 1
+
+
+def check_place(connection: Connection, root: Path, *, takes_engines: bool) -> None:
+    """Ask the service whether versions of this root would be taken, before one is written. Nothing is.
+
+    The notice is one that it refuses: of a hand-over that has failed, and that it knows nothing of.
+
+    Args:
+        connection: where the service is.
+        root: where versions would be written.
+        takes_engines: the run is new, and free engines are to follow it.
+
+    Raises:
+        ServiceError: the service does not answer, or does not take the token.
+        ValueError: it watches another root, follows another service, or has no free engine.
+    """
+    notice = Notice(
+        run=DOCTORS_RUN,
+        step=1,
+        kind=Kind.HANDOVER,
+        failed="a look before a bench",
+        root=root_name(root),
+        engines="mine",
+    )
+    with open_client(connection, try_for=_ASK_SECONDS) as client:
+        try:
+            client.announce(notice)
+        except ServiceProblemError as error:
+            match error.problem.slug:
+                case "other-root" | "run-followed":
+                    raise ValueError(error.problem.detail) from error
+                case "run-not-followed" if takes_engines:
+                    runs = sorted({engine.run for engine in client.engines().items if engine.run is not None})
+                    named = f"--run {runs[0]}" if len(runs) == 1 else f"--run with one of {', '.join(runs) or 'them'}"
+                    raise ValueError(f"no engine is free: try the engines of a run, {named}") from error
+                case "unknown-version" | "run-not-followed":
+                    return
+                case _:
+                    raise
 
 
 class TransportBench:

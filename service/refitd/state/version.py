@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from refitd_client.checkpoint.fault import Code
 from refitd_client.contract.manifest import Manifest
 from refitd_client.contract.naming import DURABLE_KEY, Order, version_id
-from refitd_client.contract.states import Kind, VersionState
+from refitd_client.contract.states import Kind, VersionState, way_of
 
 _WHY_LENGTH = 300  # characters of a foreign text that are kept
 EVIDENCE = frozenset({VersionState.REJECTED, VersionState.LOST})
@@ -120,7 +120,10 @@ class VersionRecord:
     def chosen(self) -> str | None:
         """By which transport its trainer publishes it, and why, in its own words; None where it does not say."""
         transport, why = self.metadata.get("transport"), self.metadata.get("transport_why")
-        return None if transport is None else f"{transport} ({why})" if why else transport
+        if transport is None:
+            return None
+        way = way_of(transport, self.kind)
+        return f"{way} ({why})" if why else way
 
     @property
     def is_sent(self) -> bool:

@@ -54,9 +54,19 @@ def test_a_run_that_has_versions_is_not_taken_without_a_word(job: Job, models: P
     assert "publishes up to 12 versions of exp/trial" in result.stderr
     result = refitd(*words, *ONE, env={"REFITD_TOKEN": TOKEN})
     assert result.exit_code == 2
-    assert "say --run with the run that the engines follow" in result.stderr
-    assert "engines follow exp/trial" in result.stderr
+    assert f"no engine is free: try the engines of a run, --run {RUN}" in " ".join(result.stderr.split())
+    assert not (job.root / "bench").exists(), "nothing is written before that is known"
     assert job.engine_now.step == 7
+
+
+def test_nothing_is_written_into_a_root_that_the_service_does_not_watch(job: Job, models: Path, tmp_path: Path) -> None:
+    (tmp_path / "other" / ".refitd").mkdir(parents=True)
+    (tmp_path / "other" / ".refitd" / "id").write_text("another")
+    words = ("bench", "transports", str(models / "model_a"), "--root", str(tmp_path / "other"), "--url", job.refitd.url)
+    result = refitd(*words, *ONE, env={"REFITD_TOKEN": TOKEN})
+    assert result.exit_code == 2
+    assert "your root is not this service's" in " ".join(result.stderr.split())
+    assert [each.name for each in (tmp_path / "other").iterdir()] == [".refitd"]
 
 
 def test_a_folder_without_weights_and_a_device_that_is_not_there_are_named(
@@ -74,5 +84,6 @@ def test_a_folder_without_weights_and_a_device_that_is_not_there_are_named(
 
 def test_nothing_is_published_into_a_run_while_the_service_cannot_say_what_it_has(tmp_path: Path, models: Path) -> None:
     words = ("bench", "transports", str(models / "model_a"), "--root", str(tmp_path), "--url", "http://127.0.0.1:9")
-    result = refitd(*words, *ONE, "--run", RUN)
-    assert (result.exit_code, list(tmp_path.iterdir())) == (3, [])
+    for more in ((), ("--run", RUN)):
+        result = refitd(*words, *ONE, *more)
+        assert (result.exit_code, list(tmp_path.iterdir())) == (3, [])

@@ -19,7 +19,7 @@ from refitd.rollout.targets import Targets
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
 from refitd_client import AsyncRefitClient, Publication, RefitClient, ShardedPublisher, WeightPublisher
-from refitd_client.contract.states import EngineState
+from refitd_client.contract.states import EngineState, Kind
 from refitd_client.contract.wire import Notice, ReclaimPlan
 from support.checkpoints import publish, tensors
 from support.records import engine, version
@@ -88,9 +88,11 @@ def test_a_version_says_by_which_transport_its_trainer_publishes_it_and_why(tmp_
     chosen = replace(plain, metadata={"transport": "delta", "transport_why": "files go everywhere (no NCCL: …)"})
     targets, plan = Targets(store), ReclaimPlan(items=[], freed_bytes=0)
     said = explain_version(chosen, store, targets, plan)
+    assert "Its trainer publishes it by files (files go everywhere (no NCCL: …))." in said
+    said = explain_version(replace(chosen, kind=Kind.DELTA, base="run~v000000"), store, targets, plan)
     store.journal.close()
-    assert "Its trainer publishes it by delta (files go everywhere (no NCCL: …))." in said
-    assert not any("publishes it by" in sentence for sentence in explain_version(plain, store, targets, plan))
+    assert "Its trainer publishes it as a delta (files go everywhere (no NCCL: …))." in said
+    assert not any("publishes it" in sentence for sentence in explain_version(plain, store, targets, plan))
 
 
 async def test_a_rejected_version_that_no_engine_served_was_not_rolled_back_from(tmp_path: Path) -> None:

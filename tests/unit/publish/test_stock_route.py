@@ -69,6 +69,44 @@ def test_where_an_engine_has_refitd_inside_that_one_receives_and_the_others_load
 def test_where_the_operator_allows_none_it_goes_by_files(found: Receivers) -> None:
     found.stock.clear()
     assert "no engine of the run (a, b) has refitd inside" in (of("gloo").instead or "")
+    assert "--sglang-stock-transfers" in (of("gloo").instead or ""), "what would let them receive"
+
+
+@pytest.mark.parametrize("transport", ["auto", "handover"])
+def test_what_no_switch_of_the_service_makes_possible_does_not_name_one(found: Receivers, transport: Transport) -> None:
+    found.stock.clear()
+    taken = of(transport)
+    said = taken.instead or taken.choice.why
+    assert ("has refitd inside" in said, "--sglang-stock-transfers" in said) == (True, False)
+
+
+def test_a_hand_over_that_comes_to_files_alone_is_said_to_be_files(
+    found: Receivers, caplog: pytest.LogCaptureFixture
+) -> None:
+    taken = of("handover")
+    assert (taken.handover, taken.metadata["transport"]) == (False, "disk")
+    assert f"the version goes by its files: {taken.instead}" in caplog.text
+    found.receivers.append(INSIDE)
+    assert "put them into SharedTensors" in (of("handover").instead or "")
+
+
+@pytest.mark.parametrize("transport", ["handover", "nccl", "gloo"])
+def test_a_folder_goes_by_its_files_and_what_was_asked_for_is_not_dropped_without_a_word(
+    found: Receivers, transport: Transport
+) -> None:
+    def of_folder(transport: Transport) -> PublishRoute:
+        return route_of(transport, "folder", Connection(url="http://s:1"), "run")
+
+    assert of_folder(transport).instead == f"transport={transport!r} takes tensors, and the weights are files"
+    assert of_folder("auto").instead is None
+
+
+def test_files_that_a_policy_would_not_write_are_written_where_engines_take_nothing_else_and_that_is_said(
+    found: Receivers,
+) -> None:
+    assert of("auto").instead is None
+    assert (of("auto", "never").instead or "").startswith("all versions get files, whatever durable='never' says")
+    assert of("disk", "never").instead is None
 
 
 @pytest.mark.parametrize(

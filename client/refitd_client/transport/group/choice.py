@@ -13,6 +13,7 @@ from refitd_client.contract.receivers import Receiver, Receivers, StockReceiver
 Transport = Literal["auto", "disk", "delta", "handover", "nccl", "gloo"]
 TRANSPORTS: tuple[str, ...] = get_args(Transport)
 _NAMED = 3  # engines in a sentence
+_OWN_MEMORY = "the tensors are in this process's memory: put them into SharedTensors (docs/handover.md), or use gloo"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,7 @@ def hinders(transport: Transport, trainer: TrainerPlace, found: Receivers) -> st
         return None
     receivers = found.receivers
     if not receivers:
-        return _none_receives(found.others)
+        return _none_receives(found.others, may_be_stock=transport != "handover")
     if transport == "handover":
         return _hinders_handover(trainer, receivers)
     return _hinders_group(transport, trainer, receivers) or (
@@ -97,15 +98,25 @@ def hinders_stock(backend: str, trainer: TrainerPlace, engines: Sequence[StockRe
     return _hinders_nccl(trainer, ())
 
 
-def _none_receives(others: Sequence[str]) -> str:
+def is_taken_from_files(trainer: TrainerPlace, found: Receivers) -> str | None:
+    """Why a hand-over would come to nothing but files, whatever hosts and GPUs there are; None where it may work.
+
+    Args:
+        trainer: where the tensors are.
+        found: as in `choose`.
+    """
+    if not found.receivers:
+        return _none_receives(found.others, may_be_stock=False)
+    return None if trainer.devices or trainer.shared else _OWN_MEMORY
+
+
+def _none_receives(others: Sequence[str], *, may_be_stock: bool) -> str:
     if not others:
         return "the service knows of no engine of the run yet, as before its first version"
     more = len(others) - _NAMED
     names = ", ".join(others[:_NAMED]) + (f" and {more} more" if more > 0 else "")
-    return (
-        f"no engine of the run ({names}) has refitd inside: install it there (docs/plugin.md), or let stock SGLang "
-        "receive (refitd serve --sglang-stock-transfers)"
-    )
+    stock = ", or let stock SGLang receive (refitd serve --sglang-stock-transfers)" if may_be_stock else ""
+    return f"no engine of the run ({names}) has refitd inside: install it there (docs/plugin.md){stock}"
 
 
 def _without_backend(backend: str) -> str:
@@ -120,7 +131,7 @@ def _hinders_handover(trainer: TrainerPlace, receivers: Sequence[Receiver]) -> s
     if (far := next((each for each in receivers if not trainer.is_host_of(each)), None)) is not None:
         return f"rank {far.rank} of {far.engine} runs on {far.host}, and the trainer on {trainer.host}"
     if not trainer.devices and not trainer.shared:
-        return "the tensors are in this process's own memory: put them into SharedTensors, or use gloo"
+        return _OWN_MEMORY
     other = next((each for each in receivers if trainer.devices and each.device not in trainer.devices), None)
     if other is not None:
         return f"rank {other.rank} of {other.engine} is on {other.device or 'no GPU'}, and the tensors are not there"

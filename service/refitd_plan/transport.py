@@ -253,19 +253,19 @@ class TransportCost:
 
 COSTS: Mapping[WeightTransport, TransportCost] = {
     WeightTransport.DISK: TransportCost(
-        answered=265, held=64, paused=92, beside="2,978 ms by save_file and SGLang's own reload"
+        answered=242, held=64, paused=82, beside="2,978 ms by save_file and SGLang's own reload"
     ),
-    WeightTransport.DISK_DELTA: TransportCost(answered=144, held=15, paused=31, beside="where 1 % changed"),
-    WeightTransport.HANDOVER: TransportCost(answered=65, held=126, paused=36, held_in_memory=65),
+    WeightTransport.DISK_DELTA: TransportCost(answered=150, held=15, paused=33, beside="where 1 % changed"),
+    WeightTransport.HANDOVER: TransportCost(answered=52, held=116, paused=32, held_in_memory=57),
     WeightTransport.NCCL: TransportCost(
         answered=85,
-        held=146,
-        paused=30,
+        held=102,
+        paused=35,
         beside="by the trainer alone 1,136 ms with a request for each parameter",
-        held_in_memory=88,
+        held_in_memory=77,
     ),
     WeightTransport.GLOO: TransportCost(
-        answered=626, held=686, paused=32, beside="by the trainer alone 758 ms with a broadcast for each parameter"
+        answered=677, held=687, paused=39, beside="by the trainer alone 758 ms with a broadcast for each parameter"
     ),
 }
 """All of one run, with full versions unless `beside` says otherwise; files follow a version that went another way."""

@@ -103,7 +103,7 @@ def test_a_hand_over_between_gpus_is_not_chosen_since_no_plan_can_see_whether_th
 def test_the_trainer_is_held_for_as_long_as_with_files_or_without_them(durable: str) -> None:
     made = plan("sglang:d1+fsdp:d1", gpus_per_node=2, plugin=True, durable=durable)
     held = {way.transport: way.costs_ms["held"] for way in made.ways}
-    expected = (146, 126) if durable == "always" else (88, 65)
+    expected = (102, 116) if durable == "always" else (77, 57)
     assert (held[WeightTransport.NCCL], held[WeightTransport.HANDOVER]) == expected
 
 

@@ -6,26 +6,27 @@ What runs in that process is `support.templates`.
 import atexit
 import json
 import os
-import signal
 import socket
 import subprocess
 import threading
 from collections.abc import Sequence
 from functools import cache
 from multiprocessing import Pipe
-from multiprocessing.connection import wait
 from pathlib import Path
+
+from support.forked import ForkedProcess
 
 TESTS = Path(__file__).resolve().parents[1]
 
 
-class ForkedEngine:
-    """As much of `subprocess.Popen` as tests ask for."""
+class ForkedEngine(ForkedProcess):
+    """An engine's server."""
 
     stdin = None
 
     def __init__(self, orders: socket.socket, words: Sequence[str], environment: dict[str, str]) -> None:
         self._told, tells = Pipe(duplex=False)
+        self.ends = self._told
         reads, writes = os.pipe()
         order = json.dumps({"words": [*words], "environment": environment})
         with tells:
@@ -42,18 +43,6 @@ class ForkedEngine:
             if self._status is None and self._told.poll():
                 self._status = self._told.recv()
             return self._status
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Its exit status when it has ended. Raises TimeoutError."""
-        wait([self._told], timeout)
-        if (status := self.poll()) is None:
-            raise TimeoutError
-        return status
-
-    def send_signal(self, number: signal.Signals) -> None:
-        """Send it one, unless it has ended."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
 
 
 @cache

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cache
 from multiprocessing.connection import Connection, wait
@@ -33,8 +34,31 @@ def _nothing() -> None:
     pass
 
 
-class Forked:
-    """As much of `subprocess.Popen` as tests ask for. What it prints, warnings too, comes by `stdout`."""
+class ForkedProcess(ABC):
+    """As much of `subprocess.Popen` as tests ask for, but for what it reads and prints. `ends` is ready at its end."""
+
+    pid: int
+    ends: Connection | int
+
+    @abstractmethod
+    def poll(self) -> int | None:
+        """Its exit status, negative for a signal; None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit status when it has ended. Raises TimeoutError."""
+        wait([self.ends], timeout)
+        if (status := self.poll()) is None:
+            raise TimeoutError
+        return status
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send it one, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+class Forked(ForkedProcess):
+    """A program of this project. What it prints, warnings too, comes by `stdout`."""
 
     def __init__(self, main: Callable[[], int | None], words: Sequence[str], environment: dict[str, str]) -> None:
         context = forking()
@@ -52,24 +76,12 @@ class Forked:
         self.stdout: BinaryIO = os.fdopen(os.dup(reader.fileno()), "rb")
         reader.close()
         assert self._process.pid is not None
-        self.pid = self._process.pid
+        self.pid, self.ends = self._process.pid, self._process.sentinel
 
     def poll(self) -> int | None:
         """Its exit status, negative for a signal; None while it runs."""
         with self._asking:  # it is read once, from a pipe, which is empty for a moment afterwards
             return self._process.exitcode
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Its exit status when it has ended. Raises TimeoutError."""
-        wait([self._process.sentinel], timeout)
-        if (status := self.poll()) is None:
-            raise TimeoutError
-        return status
-
-    def send_signal(self, number: signal.Signals) -> None:
-        """Send it one, unless it has ended."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
 
 
 def ended(main: Callable[[], int | None], words: Sequence[str], environment: dict[str, str]) -> tuple[int, str]:

@@ -21,7 +21,7 @@ from refitd_client.transport.group.choice import (
     choose,
     hinders,
     hinders_stock,
-    is_taken_from_files,
+    why_files_alone,
 )
 from refitd_client.transport.group.host import available
 from refitd_client.transport.group.sending import Destination, is_sharable
@@ -150,7 +150,7 @@ def _route(transport: Transport, trainer: TrainerPlace, found: Receivers, servic
             if receivers:
                 raise TransportRefusedError(f"transport={transport!r} cannot work: {hindrance}")
             return _by_files(_EVERYWHERE, instead=hindrance)
-        if transport == "handover" and (nothing := is_taken_from_files(trainer, found)) is not None:
+        if transport == "handover" and (nothing := why_files_alone(trainer, found)) is not None:
             return _by_files(_EVERYWHERE, instead=nothing)
     match choice.transport:
         case "nccl" | "gloo" as backend:

@@ -98,8 +98,8 @@ def hinders_stock(backend: str, trainer: TrainerPlace, engines: Sequence[StockRe
     return _hinders_nccl(trainer, ())
 
 
-def is_taken_from_files(trainer: TrainerPlace, found: Receivers) -> str | None:
-    """Why a hand-over would come to nothing but files, whatever hosts and GPUs there are; None where it may work.
+def why_files_alone(trainer: TrainerPlace, found: Receivers) -> str | None:
+    """Why a forced hand-over would bring nothing but files, whatever hosts and GPUs there are; None where it may work.
 
     Args:
         trainer: where the tensors are.

@@ -1,8 +1,9 @@
 # pyright: basic
 """Memory of the host that a receiver's GPU reads and writes at the speed of the bus, and looks at what has arrived.
 
-What is received over NCCL arrives on the GPU, and is copied from there. Pageable memory takes thirty times as long, and
-processors take seconds for the fingerprints of what a GPU reads in the time that the bus takes.
+What is received over NCCL arrives on the GPU, and is copied from there. On an H200, for 3.09 GB, that took 180 ms into
+pageable memory and 62 into this, and then the fingerprints 3 s by processors and 42 ms by the GPU, which had begun with
+them meanwhile (docs/measurements.md).
 """
 
 import logging

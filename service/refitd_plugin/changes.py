@@ -22,6 +22,7 @@ from refitd_client.contract.naming import DELTA_NAME, MANIFEST_NAME, version_id
 from refitd_client.contract.states import Kind
 from refitd_client.delta import Delta, DeltaFile, DeltaRefusedError, parse_delta
 from refitd_client.delta.change import nonfinite_in
+from refitd_client.delta.head import Head
 from refitd_client.delta.reader import MAX_BYTES, check_memory
 from refitd_client.files.plain_file import fill
 from refitd_client.validation.contents import read_whole
@@ -154,9 +155,9 @@ def open_changes(
             listing = folder.list()
             files = {name: listing[name] for name in _FILES}
             manifest = parse_manifest(bytes(_read(folder, MANIFEST_NAME, files, MAX_MANIFEST_BYTES, _IN_MEMORY)[0]))
-            _check_head(folder, files, most)
+            head = _checked_head(folder, files, most)
             data, digest = _read(folder, DELTA_NAME, files, files[DELTA_NAME].size, allocate)
-            delta = _checked(manifest, data, digest, place)
+            delta = _checked(manifest, data, digest, place, head)
             with folder.open(DELTA_NAME, files[DELTA_NAME]) as fd:
                 handle = DeltaHandle(fd, place, delta.base, delta.version)
     except KeyError as error:
@@ -181,11 +182,13 @@ def open_changes(
     )
 
 
-def _check_head(folder: Folder, files: dict[str, FileStat], most: int) -> None:
+def _checked_head(folder: Folder, files: dict[str, FileStat], most: int) -> Head:
     """Check how much memory a delta takes, before it takes any: a file with holes takes no room on its disk."""
     try:
         with folder.open(DELTA_NAME, files[DELTA_NAME]) as fd:
-            check_memory(DeltaFile(fd).head, most)
+            head = DeltaFile(fd).head
+            check_memory(head, most)
+            return head
     except DeltaRefusedError as error:
         raise SourceRefusedError(f"{DELTA_NAME} is no delta to be used: {error}") from error
 
@@ -201,15 +204,15 @@ def _read(
         return data.data, read_whole(fd, data)
 
 
-def _checked(manifest: Manifest, data: memoryview, digest: str, place: VersionPlace) -> Delta:
-    """Hold file, manifest and delta against each other."""
+def _checked(manifest: Manifest, data: memoryview, digest: str, place: VersionPlace, head: Head) -> Delta:
+    """Hold file, manifest and delta against each other. `head` is the header as it was before the file was read."""
     if manifest.kind is not Kind.DELTA:
         raise SourceRefusedError(f"{place.folder} holds changes, and its manifest says kind {manifest.kind.value}")
     said = manifest.files.get(DELTA_NAME)
     if said is None or said.size != len(data) or said.digest != digest:
         raise SourceRefusedError(f"{DELTA_NAME} is not what refit.json says it is: its bytes were damaged")
     try:
-        delta = parse_delta(data, digested=True)
+        delta = parse_delta(data, digested=True, known=head)
     except DeltaRefusedError as error:
         raise SourceRefusedError(f"{DELTA_NAME} is no delta to be used: {error}") from error
     if (delta.base, delta.version) != (manifest.base, version_id(manifest.run, manifest.order)):

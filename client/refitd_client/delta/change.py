@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 from threading import Event
 from typing import Any, cast
@@ -24,6 +24,7 @@ class DeltaRefusedError(ValueError):
     """A delta that cannot be read, or must not be applied here. The message is a sentence."""
 
 
+@lru_cache(4096)  # it is asked several times for each of a model's tensors, and they have few shapes
 def elements_of(dtype: str, shape: tuple[int, ...]) -> int:
     """How many elements a tensor has. Types below a byte are counted by bytes."""
     return prod(shape) * BITS[dtype] // 8 // width_of(dtype)

@@ -8,7 +8,7 @@ Names and records are parsed one after another: a header takes a few times its o
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import TypeVar
 
@@ -17,7 +17,7 @@ import msgspec
 from refitd_client.checkpoint import header
 from refitd_client.checkpoint.header import METADATA_KEY, Entry
 from refitd_client.checkpoint.pairs import OBJECTS, STRINGS, PairsRefusedError, pairs, text
-from refitd_client.contract.decoding import converted, from_json
+from refitd_client.contract.decoding import converted, from_json, json_decoder
 from refitd_client.contract.naming import NO_NAME, is_tensor_name, parse_version_id
 from refitd_client.delta import gap
 from refitd_client.delta.change import DeltaRefusedError, elements_of, index_type
@@ -43,6 +43,7 @@ from refitd_client.fingerprint import width_of
 
 DIGEST_BYTES = DIGEST_ENTRY.nbytes
 _HEX = frozenset("0123456789abcdef")
+_AT_ONCE = 2**20  # bytes of JSON: at most some hundred thousand keys, 40 MB
 _SHOWN = 100  # characters of foreign text that an error message repeats
 _WIDTHS = {name: width for width, name in UNSIGNED.items()}
 
@@ -58,12 +59,19 @@ class _Place(msgspec.Struct, forbid_unknown_fields=True):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
     """A checked header. `rows` are the changed tensors by name, `places` the first byte and the end of each entry's
-    data in the file.
+    data in the file; `source` is its text, `size` that of the file.
     """
 
     metadata: Metadata
     rows: Mapping[str, TensorRecord]
     places: Mapping[str, tuple[int, int]]
+    source: bytes = field(repr=False)
+    size: int
+
+    def is_of(self, view: memoryview) -> bool:
+        """Whether a file in memory has this very header, and the size that it was checked against."""
+        begin = len(self.source).to_bytes(8, "little") + self.source
+        return len(view) == self.size and bytes(view[: len(begin)]) == begin
 
     @property
     def base(self) -> str:
@@ -129,7 +137,7 @@ def _parse(data: bytes, size: int) -> Head:
     begin = 8 + len(data)
     _check_places(places, rows, metadata, size - begin)
     spans = {name: (begin + place.data_offsets[0], begin + place.data_offsets[1]) for name, place in places.items()}
-    return Head(metadata=metadata, rows=rows, places=spans)
+    return Head(metadata=metadata, rows=rows, places=spans, source=data, size=size)
 
 
 def _places(data: bytes) -> tuple[dict[str, _Place], Metadata]:
@@ -176,13 +184,31 @@ def _rows(metadata: Metadata) -> dict[str, TensorRecord]:
 
 
 def _unique(data: bytes, values: re.Pattern[bytes] = OBJECTS) -> Iterator[tuple[str, bytes]]:
-    """Each key of a flat JSON object with its value. A key that comes twice is refused."""
+    """Each key of a flat JSON object with its value. A key that comes twice is refused.
+
+    A short one, as of some hundred tensors, is parsed at once: if what was parsed gives the same text again, no key
+    came twice. Of a long one that could take gigabytes.
+    """
+    begin = b'"' if values is STRINGS else b"{"
+    if len(data) <= _AT_ONCE and (found := _parsed_at_once(data, begin)) is not None:
+        yield from found
+        return
     seen: set[str] = set()
     for name, value in pairs(data, values):
         if name in seen:
             raise DeltaRefusedError("its header does not parse: a name comes twice")
         seen.add(name)
         yield name, value
+
+
+def _parsed_at_once(data: bytes, begin: bytes) -> list[tuple[str, bytes]] | None:
+    """None where it is no text that the writer gives, or a value begins otherwise."""
+    try:
+        found = [(name, bytes(value)) for name, value in json_decoder(dict[str, msgspec.Raw]).decode(data).items()]
+        again = msgspec.json.encode({name: msgspec.Raw(value) for name, value in found})
+    except (msgspec.MsgspecError, UnicodeError):
+        return None
+    return found if again == data.rstrip(b" ") and all(value[:1] == begin for _, value in found) else None
 
 
 def _decoded(value: bytes, kind: type[_KindT], quotes: int, what: str) -> _KindT:

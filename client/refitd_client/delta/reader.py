@@ -11,9 +11,8 @@ reads nothing whole but the header, and one tensor at a time of a compressed fil
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
-from threading import Event
+from threading import Event, local
 from typing import Any
 
 import numpy as np
@@ -23,14 +22,8 @@ from refitd_client.contract.manifest import BLOCK, combined, digest_of_pieces, i
 from refitd_client.delta import gap, wire
 from refitd_client.delta.change import Change, Delta, DeltaRefusedError, Indices, elements_of, index_type
 from refitd_client.delta.head import DIGEST_BYTES, Head, head_in, named, read_head
-from refitd_client.delta.layout import (
-    INDICES,
-    MAX_HEADER_BYTES,
-    VALUES,
-    Compression,
-    Encoding,
-    TensorRecord,
-)
+from refitd_client.delta.layout import INDICES, MAX_HEADER_BYTES, VALUES, Compression, Encoding, TensorRecord
+from refitd_client.delta.sound import in_order, is_sound
 from refitd_client.files.plain_file import fill, opened, read_at
 from refitd_client.fingerprint import Bits, width_of
 from refitd_client.lanes import in_lanes, lanes_for
@@ -39,7 +32,6 @@ MAX_BYTES = 2**38
 """Bytes that a delta's indices and values may take, unless the caller knows better: 256 GiB."""
 
 AT_A_TIME = 2**17  # changes in a piece of a `DeltaFile`
-_COMPARED = 2**20  # indices that one thread compares at a time: they stay in the processor's cache
 _DIGESTED = 2**20  # bytes that are read at a time to be digested
 
 
@@ -63,27 +55,30 @@ def read_delta(path: Path, *, max_bytes: int = MAX_BYTES) -> Delta:
         raise DeltaRefusedError(f"{path} is no delta to be used: {error}") from error
 
 
-def parse_delta(data: bytes | memoryview, *, max_bytes: int = MAX_BYTES, digested: bool = False) -> Delta:
+def parse_delta(
+    data: bytes | memoryview, *, max_bytes: int = MAX_BYTES, digested: bool = False, known: Head | None = None
+) -> Delta:
     """Parse the bytes of a delta's file. Arrays of the result share them where they are not encoded.
 
     Args:
         data: the whole file. It must not change while the delta is used.
         max_bytes: how much its indices and values may take once they are decoded.
         digested: whether the bytes were checked against a digest of all of them already, as a manifest has it.
+        known: its header, where it was parsed already; it is parsed again if it is another one.
 
     Raises:
         DeltaRefusedError: it breaks a rule. The message is a sentence about "it", the file.
     """
     view = memoryview(data)
-    head = head_in(view)
+    head = known if known is not None and known.is_of(view) else head_in(view)
     if not digested:
         body = view[:-DIGEST_BYTES]
         blocks = [partial(digest_of_pieces, block) for block in in_blocks([body])]
         _check_digest(bytes(view[-DIGEST_BYTES:]), blocks)
     check_memory(head, max_bytes)
     file = np.frombuffer(view, np.uint8)
-    in_order = _all_in_order(head, file)
-    changes = {name: _change(name, row, head, file, in_order=in_order) for name, row in head.rows.items()}
+    is_ordered = in_order(head, lambda begin, end: file[begin:end])
+    changes = {name: _change(name, row, head, file, is_ordered=is_ordered) for name, row in head.rows.items()}
     return Delta(base=head.base, version=head.version, changes=changes)
 
 
@@ -126,6 +121,27 @@ class DeltaFile:
         blocks = [partial(digest, begin) for begin in range(0, max(1, end), BLOCK)]
         _check_digest(read_at(fd, DIGEST_BYTES, end), blocks)
 
+    def is_sound(self, stop: Event) -> bool:
+        """Whether all indices are in order and all new values finite, found together. "No" may mean that only a look at
+        each tensor's `pieces` shows it. Takes the memory of a piece for each thread.
+
+        Args:
+            stop: ends it early, with "no".
+
+        Raises:
+            OSError: the file cannot be read, or is shorter than it was.
+        """
+        kept = _Kept()
+
+        def read(begin: int, end: int) -> NDArray[np.uint8]:
+            if len(kept.memory) < end - begin:
+                kept.memory = np.empty(end - begin, np.uint8)
+            data = kept.memory[: end - begin]
+            fill(self._fd, data.data, begin)
+            return data
+
+        return is_sound(self.head, read, stop)
+
     def pieces(self, name: str) -> Iterator[tuple[Indices, Bits]]:
         """A tensor's indices with their new values, in order. Each piece is checked before it is returned.
 
@@ -160,6 +176,12 @@ class DeltaFile:
         for indices in _EntryArray(self._fd, self.head, entry, row.changed, np.dtype(kind)).parts():
             last = _check_order(indices, last, elements)
             yield indices
+
+
+class _Kept(local):
+    """A thread's memory to read to."""
+
+    memory: NDArray[np.uint8] = np.empty(0, np.uint8)
 
 
 class _EntryArray:
@@ -205,41 +227,7 @@ def _check_order(indices: Indices, last: int, elements: int) -> int:
     return int(indices[-1])
 
 
-def _all_in_order(head: Head, file: NDArray[np.uint8]) -> bool:
-    """Whether the indices of all tensors are in strict order and in range, checked together where they lie together.
-
-    A thread that parses beside a busy Python thread waits for the interpreter's lock at each numpy operation: a few
-    operations for hundreds of tensors are better than a few for each. False means that each has to be checked.
-    """
-    if (head.metadata.encoding, head.metadata.compression) != (Encoding.FLAT, Compression.NONE):
-        return False
-    kinds: dict[type[Any], list[tuple[int, int, int]]] = {}
-    for name, row in head.rows.items():
-        elements = elements_of(row.dtype, row.shape)
-        kinds.setdefault(index_type(elements), []).append((*head.places[INDICES + name], elements))
-    return all(_in_order(sorted(spans), file, kind) for kind, spans in kinds.items())
-
-
-def _in_order(spans: Sequence[tuple[int, int, int]], file: NDArray[np.uint8], kind: type[Any]) -> bool:
-    """The same for (begin, end, elements) of tensors with indices of one type, on as many cores as that is worth."""
-    if any(one[1] != other[0] for one, other in pairwise(spans)):
-        return False
-    indices: Indices = file[spans[0][0] : spans[-1][1]].view(kind)
-    begins = range(1, len(indices), _COMPARED)
-    falls = [np.empty(0, np.intp)] * len(begins)  # where an index is not above the one before it
-
-    def compare(number: int, _: Event) -> None:
-        begin, end = begins[number], min(begins[number] + _COMPARED, len(indices))
-        falls[number] = np.flatnonzero(indices[begin:end] <= indices[begin - 1 : end - 1]) + begin
-
-    in_lanes([partial(compare, number) for number in range(len(begins))], lanes=lanes_for(len(begins)))
-    ends = np.cumsum([(end - begin) // indices.itemsize for begin, end, _ in spans])
-    is_ordered = np.isin(np.concatenate([np.empty(0, np.intp), *falls]), ends).all()
-    last = indices[ends - 1].astype(np.uint64)
-    return bool(is_ordered and (last < np.array([each[2] for each in spans], np.uint64)).all())
-
-
-def _change(name: str, row: TensorRecord, head: Head, file: NDArray[np.uint8], *, in_order: bool) -> Change:
+def _change(name: str, row: TensorRecord, head: Head, file: NDArray[np.uint8], *, is_ordered: bool) -> Change:
     def array(entry: str, count: int, kind: np.dtype[Any]) -> NDArray[Any]:
         data = file[slice(*head.places[entry])]
         return wire.unpack(data, count, kind) if head.metadata.compression is Compression.ZSTD else data.view(kind)
@@ -254,7 +242,7 @@ def _change(name: str, row: TensorRecord, head: Head, file: NDArray[np.uint8], *
             indices = gap.decode(tokens, row.changed, elements, kind)
         else:
             indices = array(INDICES + name, row.changed, np.dtype(kind))
-            if not in_order:
+            if not is_ordered:
                 _check_order(indices, -1, elements)
     except DeltaRefusedError as error:
         raise DeltaRefusedError(f"{named(name)} {error}") from error

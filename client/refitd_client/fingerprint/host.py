@@ -61,6 +61,7 @@ MIXES = {
 """By the element's width in bytes. 2 and 4 are Wellons' (github.com/skeeto/hash-prospector), 8 is splitmix64's."""
 
 
+@cache
 def width_of(dtype: str) -> int:
     """Bytes that are one element of a safetensors `dtype` here: types below a byte are taken byte by byte."""
     return max(1, BITS[dtype] // 8)

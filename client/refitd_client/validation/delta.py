@@ -176,7 +176,9 @@ def read_delta_contents(folder: Folder, file: FileStat, base: Base, *, stop: Eve
         try:
             delta = DeltaFile(fd)
             rows = delta.head.rows
-            found = _nonfinite(delta, stop or Event()) if all(_fits(*row, base) for row in rows.items()) else {}
+            stop, found = stop or Event(), dict[str, int]()
+            if all(_fits(*row, base) for row in rows.items()) and not delta.is_sound(stop):
+                found = _nonfinite(delta, stop)
         except DeltaRefusedError as error:
             return DeltaContents(rows={}, non_finite={}, fault=str(error))
         check_unchanged(DELTA_NAME, fd, file)

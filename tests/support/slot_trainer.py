@@ -1,0 +1,146 @@
+"""A trainer that writes a version into a slot, block by block, and says how far it is; and memory instead of a GPU's.
+
+Machines of CI have no GPU: `begin_move` copies at once here, and files are mapped instead of being registered.
+"""
+
+import ctypes
+import mmap
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, cast
+from weakref import ref
+
+import numpy as np
+import torch
+
+from refitd_client.checkpoint.finite import rule_of
+from refitd_client.contract.naming import INCOMING_PREFIX
+from refitd_client.fingerprint.tensors import ScanInput, scan
+from refitd_client.write.progress import WriteProgress
+from refitd_plugin.copy_ahead import CopyAhead, Layout
+from refitd_plugin.moves import MemoryMove
+from refitd_plugin.proving import Reading
+from refitd_plugin.registered import Registered
+from refitd_plugin.source import _TORCH, VersionSource, mapped, place_of
+from refitd_plugin.staging import FileOnDevice, StagingLease
+
+
+class MappedFiles:
+    """Files that are known once they were read, by inode, as those that are registered."""
+
+    def __init__(self) -> None:
+        self._files: dict[int, Any] = {}
+
+    def of(self, fd: int) -> Any:
+        inode = os.fstat(fd).st_ino
+        if inode not in self._files:
+            memory = mmap.mmap(fd, 0, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
+            address = int(np.frombuffer(memory, np.uint8).ctypes.data)
+            self._files[inode] = type("Mapped", (), {"address": address, "memory": memory})()
+        return self._files[inode]
+
+    def known(self, fd: int) -> Registered | None:
+        return cast("Registered | None", self._files.get(os.fstat(fd).st_ino))
+
+
+class HostBuffer:
+    """Room for one version, as `StagingBuffer`."""
+
+    def __init__(self) -> None:
+        self._memory = np.zeros(8 * 2**20, np.uint8)
+        self._lease: ref[StagingLease] | None = None
+
+    def take(self, files: Layout) -> dict[str, FileOnDevice] | None:
+        if self._lease is not None and self._lease() is not None:
+            return None
+        lease, end, places = StagingLease(), 0, dict[str, int]()
+        for name, (size, begin) in files.items():
+            places[name] = -(-(end + begin) // 512) * 512 - begin
+            end = places[name] + size
+        self._lease = ref(lease)
+        base = int(self._memory.ctypes.data)
+        return {name: FileOnDevice(base + place, lease) for name, place in places.items()}
+
+
+class AheadReader:
+    """Reads what was copied to the buffer. The class is a `TensorReader`."""
+
+    def __init__(self) -> None:
+        self.files, self.moved = MappedFiles(), list[MemoryMove]()
+        self.ahead = CopyAhead(self.files.known, HostBuffer().take, self.move, nullcontext)
+
+    def move(self, move: MemoryMove, above: int) -> None:
+        ctypes.memmove(move.target, above + move.source, move.width)
+        self.moved.append(move)
+
+    def read(self, source: VersionSource, names: Sequence[str]) -> Reading | None:
+        files: dict[str, Any] = {}
+        for name in source.structure.headers:
+            with (source.place.folder / name).open("rb") as file:
+                files[name] = self.files.of(file.fileno())
+        seen = source.structure
+        layout = {name: (seen.files[name].size, header.data_start) for name, header in seen.headers.items()}
+        staged, ahead = self.ahead.copied(source.place, files, layout)
+        assert staged is not None
+        tensors: dict[str, ScanInput] = {}
+        for file, header in seen.headers.items():
+            for name, spec in header.tensors.items():
+                size, dtype = spec.end - spec.start, getattr(torch, _TORCH[spec.dtype])
+                data = bytes_at(staged[file].address + header.data_start + spec.start, size)
+                tensor = torch.frombuffer(bytearray(data), dtype=dtype) if size else torch.empty(0, dtype=dtype)
+                tensors[name] = ScanInput(tensor.reshape(spec.shape), rule_of(spec.dtype), is_view=True)
+        return Reading(scan(tensors[name] for name in names), staged, ahead)
+
+
+def bytes_at(address: int, size: int) -> bytes:
+    """What is in memory there."""
+    return ctypes.string_at(address, size)
+
+
+class SlotTrainer:
+    """Writes the files of version `wanted` into the pages of version `old`, whose slot it has taken."""
+
+    def __init__(self, old: VersionSource, wanted: VersionSource, *, number: int = 0) -> None:
+        self.folder = old.place.folder.parent / f"{INCOMING_PREFIX}{number}"
+        self._root, self._wanted = old.place.root, wanted.place.folder
+        self.names = sorted(old.structure.headers)
+        self.sizes = {name: old.structure.files[name].size for name in self.names}
+        for path in old.place.folder.iterdir():
+            if path.name not in self.names:
+                path.unlink()
+        old.place.folder.rename(self.folder)
+        self.progress = WriteProgress(self.folder, self.names)
+
+    def write(self, name: str, begin: int, end: int, data: bytes | None = None) -> None:
+        """Write bytes of a shard: those of the version that is wanted, or others."""
+        right = (self._wanted / name).read_bytes()[begin:end]
+        with (self.folder / name).open("r+b") as file:
+            file.seek(begin)
+            file.write(right if data is None else data)
+
+    def write_all(self, *, block: int = 50_000) -> None:
+        """Write everything and say so, block by block."""
+        for name in self.names:
+            for begin in range(0, self.sizes[name], block):
+                end = min(begin + block, self.sizes[name])
+                self.write(name, begin, end)
+                self.progress.reached(name, end)
+
+    def commit(self, step: int) -> VersionSource:
+        """Give the version its manifest and its name."""
+        self.progress.remove()
+        self.progress.close()
+        for path in self._wanted.iterdir():
+            if path.name not in self.names:
+                shutil.copyfile(path, self.folder / path.name)
+        target = self.folder.parent / f"v{step:06d}"
+        self.folder.rename(target)
+        return mapped(place_of(str(target), self._root))
+
+
+def bytes_of(folder: Path, names: Mapping[str, Any]) -> dict[str, bytes]:
+    """The content of files."""
+    return {name: (folder / name).read_bytes() for name in names}

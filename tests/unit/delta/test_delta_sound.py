@@ -1,0 +1,132 @@
+"""What is found of a delta's changes together, in large pieces, is what a look at each tensor finds."""
+
+import tempfile
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from refitd_client.checkpoint.finite import any_nonfinite, kind_of
+from refitd_client.delta import Delta, DeltaFile, DeltaRefusedError, head, parse_delta, sound
+from refitd_client.delta.change import Change
+from refitd_client.delta.writer import encode
+
+DTYPES = {"BF16": np.uint16, "F32": np.uint32, "U8": np.uint8}
+
+
+def delta_of(tensors: list[tuple[str, int, list[int]]]) -> bytes:
+    """A delta whose tensors have a dtype, so many elements, and changes at these of them."""
+    changes: dict[str, Change] = {}
+    for number, (dtype, size, at) in enumerate(tensors):
+        indices = np.array(sorted({each % size for each in at}), np.uint32)
+        values = np.full(len(indices), 1, DTYPES[dtype])
+        changes[f"t{number}"] = Change(
+            dtype=dtype, shape=(size,), indices=indices, values=values, base=0, result=number
+        )
+    return encode(Delta(base="run~v000001", version="run~v000002", changes=changes)).to_bytes()
+
+
+def by_tensor(delta: DeltaFile) -> bool:
+    """The look at each tensor."""
+    try:
+        for name, row in delta.head.rows.items():
+            for _, values in delta.pieces(name):
+                if any_nonfinite(kind_of(name, row.dtype), values.view("u1")):
+                    return False
+    except DeltaRefusedError:
+        return False
+    return True
+
+
+TENSORS = st.lists(
+    st.tuples(
+        st.sampled_from(sorted(DTYPES)), st.integers(1, 300), st.lists(st.integers(0, 299), min_size=1, max_size=40)
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(tensors=TENSORS, at=st.integers(0, 10**6), byte=st.integers(0, 255), piece=st.sampled_from([8, 16, 24, 2**22]))
+@example(tensors=[("BF16", 300, list(range(40)))], at=0, byte=255, piece=8)
+def test_a_byte_that_is_changed_is_found_together_where_it_is_found_by_tensor(
+    tensors: list[tuple[str, int, list[int]]], at: int, byte: int, piece: int
+) -> None:
+    """Pieces end within tensors, and between them, also where a tensor's first index is below the last one before."""
+    data = bytearray(delta_of(tensors))
+    body = 8 + int.from_bytes(data[:8], "little")
+    data[body + at % (len(data) - 16 - body)] = byte
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryFile() as file:
+        patch.setattr(sound, "_PIECE", piece)
+        file.write(data)
+        file.flush()
+        delta = DeltaFile(file.fileno())
+        assert delta.is_sound(Event()) == by_tensor(delta)
+
+
+def test_a_delta_of_gaps_is_left_to_the_look_at_each_tensor(tmp_path: Path) -> None:
+    from refitd_client.delta.layout import Encoding
+
+    change = Change(
+        dtype="BF16", shape=(9,), indices=np.array([1, 5], np.uint32), values=np.ones(2, np.uint16), base=0, result=1
+    )
+    delta = Delta(base="run~v000001", version="run~v000002", changes={"t": change})
+    path = tmp_path / "delta"
+    path.write_bytes(encode(delta, encoding=Encoding.GAP).to_bytes())
+    with path.open("rb") as file:
+        assert not DeltaFile(file.fileno()).is_sound(Event())
+
+
+def test_what_was_stopped_is_not_sound(tmp_path: Path) -> None:
+    path, stop = tmp_path / "delta", Event()
+    path.write_bytes(delta_of([("BF16", 9, [1, 2])]))
+    stop.set()
+    with path.open("rb") as file:
+        assert not DeltaFile(file.fileno()).is_sound(stop)
+
+
+def outcome(data: bytes, at_once: int) -> Any:
+    """The header of a file, or the sentence that refuses it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(head, "_AT_ONCE", at_once)
+        try:
+            return head.head_in(memoryview(data))
+        except DeltaRefusedError as error:
+            return str(error)
+
+
+REPLACED = [b'"', b"{", b"}", b",", b":", b" ", b"0", b"\\u0061", b"\xff", b"null", b'"dtype":"U8",', b'"t0":{},']
+
+
+@given(tensors=TENSORS, at=st.integers(0, 10**6), length=st.integers(0, 12), by=st.sampled_from(REPLACED))
+def test_a_header_that_is_parsed_at_once_is_what_it_is_pair_by_pair(
+    tensors: list[tuple[str, int, list[int]]], at: int, length: int, by: bytes
+) -> None:
+    data = delta_of(tensors)
+    size = int.from_bytes(data[:8], "little")
+    at %= size
+    text = data[8 : 8 + at] + by + data[8 + at + length : 8 + size]
+    changed = len(text).to_bytes(8, "little") + text + data[8 + size :]
+    assert outcome(changed, 2**20) == outcome(changed, 0)
+
+
+def test_a_key_that_comes_twice_is_refused_though_the_header_is_parsed_at_once() -> None:
+    data = delta_of([("BF16", 9, [1])])
+    size = int.from_bytes(data[:8], "little")
+    text = data[8 : 8 + size].rstrip(b" ")
+    begin = text.index(b'"values:t0"')
+    twice = text[:-1] + b"," + text[begin : text.index(b"}", begin) + 1] + b"}"
+    changed = len(twice).to_bytes(8, "little") + twice + data[8 + size :]
+    assert outcome(changed, 2**20) == "its header does not parse: a name comes twice"
+
+
+def test_a_header_that_was_parsed_before_counts_only_for_the_very_same_file() -> None:
+    one, other = delta_of([("BF16", 9, [1])]), delta_of([("BF16", 9, [1, 2])])
+    known = head.head_in(memoryview(one))
+    assert parse_delta(other, known=known).changes["t0"].indices.tolist() == [1, 2]
+    assert known.is_of(memoryview(one))
+    assert not known.is_of(memoryview(one + b"\0"))

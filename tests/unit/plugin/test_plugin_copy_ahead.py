@@ -1,0 +1,277 @@
+"""A version is copied while its trainer writes it, and counts only by the manifest that it is committed with."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from refitd_client.files.plain_file import open_folder
+from refitd_plugin import copy_ahead
+from refitd_plugin.moves import MemoryMove
+from refitd_plugin.proving import VersionProver
+from refitd_plugin.source import VersionSource
+from support.provable import damage, published, weights
+from support.slot_trainer import AheadReader, SlotTrainer, bytes_at, bytes_of
+
+SECONDS = 20.0
+
+
+class _NoArrivals:
+    """No thread: the test takes the steps."""
+
+    def watch(self, folder: int) -> None:
+        """Nothing."""
+
+
+class Stand:
+    """A rank that has proved a version of a run, and the version that the trainer writes next."""
+
+    def __init__(self, root: Path, *, follows: bool = True) -> None:
+        (root / ".refitd").mkdir(exist_ok=True)
+        self.reader = AheadReader()
+        if not follows:
+            self.reader.ahead._arrivals = _NoArrivals()
+        self.prover = VersionProver(self.reader, 0, 1)
+        self.old = published(root, 1, weights(1))
+        self.wanted = published(root / "elsewhere", 2, weights(2))
+        assert self.prover.prove(self.old)[0].fault == ""
+        self.reader.moved.clear()
+
+    def check(self, source: VersionSource) -> int:
+        """Prove what was committed. What would be loaded is the file, byte by byte. Returns the bytes copied ahead."""
+        proof, staged = self.prover.prove(source)
+        assert (proof.fault, proof.staged) == ("", True)
+        assert staged is not None
+        for name, content in bytes_of(source.place.folder, source.structure.headers).items():
+            assert bytes_at(staged[name].address, len(content)) == content
+        return proof.ahead
+
+
+@pytest.fixture
+def stand(tmp_path: Path) -> Stand:
+    return Stand(tmp_path)
+
+
+@pytest.fixture
+def told(stand: Stand) -> Callable[[], None]:
+    """Waits until something was copied since."""
+    moved = threading.Event()
+    move = stand.reader.ahead._begin_move
+
+    def begin(what: MemoryMove, above: int) -> None:
+        move(what, above)
+        moved.set()
+
+    stand.reader.ahead._begin_move = begin
+
+    def wait() -> None:
+        assert moved.wait(SECONDS)
+        moved.clear()
+
+    return wait
+
+
+def test_what_is_written_is_copied_before_the_version_has_its_name(stand: Stand, told: Callable[[], None]) -> None:
+    trainer = SlotTrainer(stand.old, stand.wanted)
+    copied = 0
+    for name in trainer.names:
+        trainer.write(name, 0, trainer.sizes[name])
+        trainer.progress.reached(name, trainer.sizes[name])
+        told()
+        copied += trainer.sizes[name]
+    assert stand.check(trainer.commit(2)) == copied == sum(trainer.sizes.values())
+
+
+def test_the_next_version_is_followed_as_well(stand: Stand, told: Callable[[], None]) -> None:
+    trainer = SlotTrainer(stand.old, stand.wanted)
+    trainer.write_all()
+    told()
+    second = trainer.commit(2)
+    assert stand.check(second) > 0
+    third = published(stand.wanted.place.root, 3, weights(3))
+    trainer = SlotTrainer(second, third)
+    trainer.write_all()
+    told()
+    assert stand.check(trainer.commit(3)) > 0
+
+
+def test_a_version_in_new_files_is_copied_when_it_has_come(stand: Stand) -> None:
+    source = published(stand.old.place.root, 2, weights(2))
+    assert stand.check(source) == 0
+
+
+def test_files_of_another_size_are_not_followed(tmp_path: Path) -> None:
+    stand = Stand(tmp_path, follows=False)
+    trainer = SlotTrainer(stand.old, stand.wanted)
+    name = trainer.names[0]
+    os.truncate(trainer.folder / name, trainer.sizes[name] + 8)
+    trainer.progress.reached(name, trainer.sizes[name])
+    folder = open_folder(trainer.folder)
+    stand.reader.ahead.follow(folder)
+    os.close(folder)
+    assert stand.reader.moved == []
+
+
+BLOCK = 65_536
+
+
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(["right", "wrong", "copy", "copy too far"]),
+            st.integers(0, 8),
+            st.integers(0, 6),
+        ),
+        max_size=40,
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_whatever_was_copied_ahead_what_is_proved_is_what_the_manifest_says(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, int]]
+) -> None:
+    """Blocks are written wrong and right and wrong again, and copied at any time, also before they were written."""
+    stand = Stand(tmp_path_factory.mktemp("root"), follows=False)
+    trainer = SlotTrainer(stand.old, stand.wanted)
+    folder = open_folder(trainer.folder)
+    copy = stand.reader.ahead._begun_copy(folder)
+    os.close(folder)
+    assert copy is not None
+    for what, at, block in steps:
+        name = trainer.names[at % len(trainer.names)]
+        begin = min(block * BLOCK, trainer.sizes[name])
+        end = min(begin + BLOCK, trainer.sizes[name])
+        match what:
+            case "right":
+                trainer.write(name, begin, end)
+            case "wrong":
+                trainer.write(name, begin, end, bytes([at + 1]) * (end - begin))
+            case _:
+                copy.advance(name, end if what == "copy" else end + 2**40)
+    del copy
+    trainer.write_all()
+    stand.check(trainer.commit(2))
+
+
+def test_damage_is_found_though_the_right_bytes_were_copied_ahead(stand: Stand, told: Callable[[], None]) -> None:
+    """The manifest is of other bytes than those that were written: the trainer's own fault."""
+    trainer = SlotTrainer(stand.old, stand.wanted)
+    name = trainer.names[0]
+    trainer.write_all()
+    told()
+    trainer.write(name, trainer.sizes[name] - 4, trainer.sizes[name], b"\x01\x02\x03\x04")
+    stand.reader.ahead._drop()  # as after a restart of the engine
+    proof, staged = stand.prover.prove(trainer.commit(2))
+    assert "has another fingerprint" in proof.fault
+    assert staged is None
+
+
+def test_a_block_that_was_copied_before_it_was_right_is_copied_again(stand: Stand, told: Callable[[], None]) -> None:
+    trainer = SlotTrainer(stand.old, stand.wanted)
+    for name in trainer.names:
+        trainer.progress.reached(name, trainer.sizes[name])  # and nothing is written yet
+    told()
+    for name in trainer.names:
+        trainer.write(name, 0, trainer.sizes[name])
+    assert stand.check(trainer.commit(2)) == 0
+
+
+def _write_and_wait(folder: Path, old: str, sizes: dict[str, int], blocks: int) -> None:
+    """In a process of its own: some blocks of other bytes, and then nothing until it is killed."""
+    from refitd_client.write.progress import WriteProgress
+
+    Path(old).rename(folder)
+    progress, left = WriteProgress(folder, sizes), blocks
+    for name, size in sorted(sizes.items()):
+        for begin in range(0, size, BLOCK):
+            if left == 0:
+                signal.pause()
+            end = min(begin + BLOCK, size)
+            with (folder / name).open("r+b") as file:
+                file.seek(begin)
+                file.write(b"\x07" * (end - begin))
+            progress.reached(name, end)
+            left -= 1
+    signal.pause()
+
+
+@pytest.mark.parametrize("blocks", range(1, 6))
+def test_nothing_of_a_trainer_that_is_killed_is_in_the_next_version(
+    tmp_path: Path, blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is killed when it has written its first, second, … block; the next trainer takes another slot."""
+    monkeypatch.setattr(copy_ahead, "_SILENT_SECONDS", 0.05)
+    stand = Stand(tmp_path)
+    other = published(tmp_path, 2, weights(4))
+    assert stand.prover.prove(other)[0].fault == ""
+    moved = threading.Semaphore(0)
+    move = stand.reader.ahead._begin_move
+    stand.reader.ahead._begin_move = lambda what, above: (move(what, above), moved.release())[0]
+    sizes = {name: stand.old.structure.files[name].size for name in stand.old.structure.headers}
+    for path in stand.old.place.folder.iterdir():
+        if path.name not in sizes:
+            path.unlink()
+    dead = stand.old.place.folder.parent / ".incoming-dead"
+    arguments = (dead, str(stand.old.place.folder), sizes, blocks)
+    process = multiprocessing.get_context("fork").Process(target=_write_and_wait, args=arguments)
+    process.start()
+    assert moved.acquire(timeout=SECONDS)
+    process.kill()
+    process.join()
+    trainer = SlotTrainer(other, stand.wanted)
+    trainer.write_all()
+    stand.check(trainer.commit(3))
+
+
+def test_a_trainer_that_falls_silent_gives_the_room_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copy_ahead, "_SILENT_SECONDS", 0.05)
+    stand = Stand(tmp_path, follows=False)
+    trainer = SlotTrainer(stand.old, stand.wanted)
+    trainer.progress.reached(trainer.names[0], 64)
+    folder = open_folder(trainer.folder)
+    stand.reader.ahead.follow(folder)
+    os.close(folder)
+    assert len(stand.reader.moved) == 1
+    assert stand.reader.ahead._copy is None
+
+
+def test_a_slot_whose_trainer_says_nothing_is_not_waited_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one whose tensors are in host memory."""
+    stand = Stand(tmp_path, follows=False)
+    monkeypatch.setattr(copy_ahead, "_BEGIN_SECONDS", 0.05)
+    trainer = SlotTrainer(stand.old, stand.wanted)
+    trainer.progress.remove()
+    folder = open_folder(trainer.folder)
+    stand.reader.ahead.follow(folder)
+    os.close(folder)
+    assert stand.reader.moved == []
+
+
+def test_a_kernel_without_room_for_a_watch_costs_the_early_copy_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse() -> None:
+        raise OSError(24, "inotify: Too many open files")
+
+    monkeypatch.setattr(copy_ahead, "Arrivals", refuse)
+    stand = Stand(tmp_path)
+    assert [record.message for record in caplog.records if "copies no version" in record.message]
+    trainer = SlotTrainer(stand.old, stand.wanted)
+    trainer.write_all()
+    assert stand.check(trainer.commit(2)) == 0
+
+
+def test_damage_after_the_commit_is_found_by_a_rank_that_reads_the_files(stand: Stand) -> None:
+    trainer = SlotTrainer(stand.old, stand.wanted)
+    trainer.write_all()
+    source = trainer.commit(2)
+    damage(source, "e")
+    stand.reader.ahead._drop()
+    assert "tensor e has another fingerprint" in stand.prover.prove(source)[0].fault

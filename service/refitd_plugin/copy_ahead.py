@@ -25,9 +25,9 @@ from refitd_client.checkpoint.opening import Folder, OpeningRefusedError, listin
 from refitd_client.contract.naming import INCOMING_PREFIX
 from refitd_client.files.plain_file import plain_file
 from refitd_client.write.progress import open_progress, read_progress
-from refitd_plugin.arrivals import Arrivals
 from refitd_plugin.moves import MemoryMove
 from refitd_plugin.registered import Registered
+from refitd_plugin.renames import FolderRenames
 from refitd_plugin.source import VersionPlace
 from refitd_plugin.staging import FileOnDevice
 from refitd_plugin.turns import short_turns
@@ -100,6 +100,7 @@ class CopyAhead:
         take: Take,
         begin_move: Callable[[MemoryMove, int], None],
         device: Callable[[], AbstractContextManager[object]],
+        wants_files: Callable[[], bool],
     ) -> None:
         """Begin with no run.
 
@@ -108,9 +109,11 @@ class CopyAhead:
             take: gives room in the staging buffer.
             begin_move: as in `BufferCopy`.
             device: a context in which it may be called, in any thread.
+            wants_files: whether the rank would load a version that is written now, and has it from nowhere else.
         """
+        self._wants_files = wants_files
         self._known, self._take, self._begin_move, self._device = known, take, begin_move, device
-        self._arrivals: Arrivals | None = None
+        self._renames: FolderRenames | None = None
         self._is_refused = False
         self._layout: Layout = {}
         self._copy: BufferCopy | None = None
@@ -157,11 +160,11 @@ class CopyAhead:
                 logger.warning("refitd copies no version while it is written: %s", error.strerror)  # it holds frames
 
     def _watch(self, folder: int) -> None:
-        if self._arrivals is None:
-            self._arrivals = Arrivals()
-            run = partial(self._run, self._arrivals)
+        if self._renames is None:
+            self._renames = FolderRenames()
+            run = partial(self._run, self._renames)
             threading.Thread(target=run, name="refitd-copy-ahead", daemon=True).start()
-        self._arrivals.watch(folder)
+        self._renames.watch(folder)
 
     def _new_copy(self, files: Mapping[str, Registered], layout: Layout) -> BufferCopy | None:
         places = self._take(layout)
@@ -174,9 +177,9 @@ class CopyAhead:
             self._copy.taken()
             self._copy = None
 
-    def _run(self, arrivals: Arrivals) -> None:
+    def _run(self, renames: FolderRenames) -> None:
         while True:
-            for name, folder in arrivals.wait():
+            for name, folder in renames.wait():
                 try:
                     if name.startswith(INCOMING_PREFIX):
                         self.follow(folder)
@@ -191,6 +194,8 @@ class CopyAhead:
         Raises:
             OSError: it cannot be read. CudaDriverError: the driver refused a copy.
         """
+        if not self._wants_files():
+            return
         with short_turns():
             progress = _begun_progress(folder)
             if progress is None:

@@ -8,7 +8,9 @@ load copies from there.
 Fingerprints are held against the manifest here; the service decides, by the digest of what was found.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -23,9 +25,10 @@ from refitd_client.fingerprint.tensors import Scan, ScanInput, has_triton, scan
 from refitd_client.validation.proof import proof_digest, share_of, unprovable
 from refitd_plugin import driver
 from refitd_plugin.contents import devices_of
+from refitd_plugin.copy_ahead import CopyAhead
 from refitd_plugin.moves import MemoryMove
 from refitd_plugin.port import EngineProcess
-from refitd_plugin.registered import Registry
+from refitd_plugin.registered import Registered, Registry
 from refitd_plugin.settings import PluginSettings
 from refitd_plugin.source import VersionSource
 from refitd_plugin.staging import FileOnDevice, StagingBuffer
@@ -36,58 +39,84 @@ _KEPT = 8  # lists of addresses: one for each slot that the trainer writes in tu
 Staged = Mapping[str, FileOnDevice]
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What was read of tensors: their fingerprints and non-finite values, and the files that stay on the GPU, if any
+    do. `ahead` bytes of them were copied there while the trainer wrote them.
+    """
+
+    scans: Sequence[Scan]
+    staged: Staged | None = None
+    ahead: int = 0
+
+
 class TensorReader(Protocol):
     """Reads tensors of a version's files, all of their bytes."""
 
-    def read(self, source: VersionSource, names: Sequence[str]) -> tuple[list[Scan], Staged | None] | None:
-        """Fingerprints of these tensors and their non-finite values, and the files that stay on the GPU, if any do.
-        None where the files cannot be read so.
-        """
+    def read(self, source: VersionSource, names: Sequence[str]) -> Reading | None:
+        """Read these tensors; None where the files cannot be read so."""
         ...
 
 
 class HostReader:
     """Reads with the processors. The class is a `TensorReader`."""
 
-    def read(self, source: VersionSource, names: Sequence[str]) -> tuple[list[Scan], Staged | None] | None:
+    def read(self, source: VersionSource, names: Sequence[str]) -> Reading | None:
         """See `TensorReader`."""
         tensors, specs = source.tensors(), source.structure.inventory.tensors
-        return scan(ScanInput(tensors[name], rule_of(specs[name].dtype), is_view=True) for name in names), None
+        return Reading(scan(ScanInput(tensors[name], rule_of(specs[name].dtype), is_view=True) for name in names))
 
 
 class DeviceReader:
     """Reads with one GPU. The class is a `TensorReader`."""
 
-    def __init__(self, device: torch.device, registry: Registry, *, stage: bool) -> None:
-        """`stage`: what is read may stay on the GPU, where there is room."""
+    def __init__(
+        self, device: torch.device, registry: Registry, *, stage: bool, wants_files: Callable[[], bool] = lambda: True
+    ) -> None:
+        """`stage`: what is read may stay on the GPU, where there is room. `wants_files` as in `CopyAhead`."""
         self._device, self._registry = device, registry
-        self._buffer = StagingBuffer(device) if stage else None
+        self._ahead = None
+        if stage:
+            take = StagingBuffer(device).take
+            self._ahead = CopyAhead(registry.known, take, self._begin_move, self._on_device, wants_files)
         self._stream: torch.cuda.Stream | None = None
         self._scans: list[tuple[Mapping[str, Header], Sequence[str], dict[str, int], AddressScan]] = []
 
-    def read(self, source: VersionSource, names: Sequence[str]) -> tuple[list[Scan], Staged | None] | None:
+    def read(self, source: VersionSource, names: Sequence[str]) -> Reading | None:
         """See `TensorReader`."""
         files = source.registered(self._registry, self._device.index or 0)
         if files is None:
             return None
         headers = source.structure.headers
-        with torch.cuda.device(self._device):
-            self._stream = self._stream or torch.cuda.Stream(self._device)
-            with torch.cuda.stream(self._stream):
-                staged = self._staged(source) if len(names) == len(source.structure.inventory.tensors) else None
-                if staged is not None:
-                    for name, file in staged.items():
-                        move = MemoryMove(file.address, 0, source.structure.files[name].size)
-                        driver.to_device(move, files[name].address, self._stream.cuda_stream)
-                places = {name: each.address for name, each in (staged or files).items()}
-                scan = self._scan(headers, names, places, programs=_PROGRAMS if staged is None else None)
-                return scan.begin()(), staged
+        is_all = len(names) == len(source.structure.inventory.tensors)
+        with self._on_device():
+            staged, ahead = self._staged(source, files) if is_all else (None, 0)
+            places = {name: each.address for name, each in (staged or files).items()}
+            scan = self._scan(headers, names, places, programs=_PROGRAMS if staged is None else None)
+            return Reading(scan.begin()(), staged, ahead)
 
-    def _staged(self, source: VersionSource) -> dict[str, FileOnDevice] | None:
-        if self._buffer is None:
-            return None
-        headers, files = source.structure.headers, source.structure.files
-        return self._buffer.take({name: (files[name].size, header.data_start) for name, header in headers.items()})
+    def _staged(self, source: VersionSource, files: Mapping[str, Registered]) -> tuple[Staged | None, int]:
+        """The files in the buffer, if there is room, and how many bytes of them were copied before."""
+        if self._ahead is None:
+            return None, 0
+        seen = source.structure
+        layout = {name: (seen.files[name].size, header.data_start) for name, header in seen.headers.items()}
+        return self._ahead.copied(source.place, files, layout)
+
+    def _begin_move(self, move: MemoryMove, above: int) -> None:
+        driver.to_device(move, above, self._used_stream.cuda_stream)
+
+    @contextmanager
+    def _on_device(self) -> Iterator[None]:
+        with torch.cuda.device(self._device), torch.cuda.stream(self._used_stream):
+            yield
+
+    @property
+    def _used_stream(self) -> torch.cuda.Stream:
+        """One for copies and reading: what is read was copied before."""
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self._device)
+        return self._stream
 
     def _scan(
         self, headers: Mapping[str, Header], names: Sequence[str], places: dict[str, int], programs: int | None
@@ -131,37 +160,56 @@ class VersionProver:
             return TensorProof(fault=f"the version {why}"), None
         expected = seen.manifest.fingerprints
         names = share_of(seen.headers, self._rank, self._ranks)
-        found = self._reader.read(source, names)
-        if found is None:
+        reading = self._reader.read(source, names)
+        if reading is None:
             return TensorProof(fault="the GPU cannot read the files where they lie"), None
-        scans, staged = found
-        prints = {name: f"{each.fingerprint:016x}" for name, each in zip(names, scans, strict=True)}
-        fault = next((f"tensor {name} has another fingerprint" for name in names if prints[name] != expected[name]), "")
-        fault = fault or next(
-            (f"tensor {name} has non-finite values" for name, each in zip(names, scans, strict=True) if each.nonfinite),
-            "",
-        )
+        prints, fault = _found(reading, names, expected)
+        if fault and reading.ahead:  # its trainer may have written a byte after it said that it would not change
+            reading = None  # the buffer is free
+            reading = self._reader.read(source, names)
+            if reading is None:
+                return TensorProof(fault="the GPU cannot read the files where they lie any more"), None
+            prints, fault = _found(reading, names, expected)
         if not fault and not source.is_unchanged():
             fault = "the files changed while they were read"
+        staged = reading.staged
         proof = TensorProof(
-            tensors=len(names), digest=proof_digest(prints, names), fault=fault, staged=staged is not None and not fault
+            tensors=len(names),
+            digest=proof_digest(prints, names),
+            fault=fault,
+            staged=staged is not None and not fault,
+            ahead=reading.ahead,
         )
         return proof, None if fault else staged
 
 
-def prover_of(process: EngineProcess, registry: Registry, settings: PluginSettings) -> VersionProver | None:
+def _found(reading: Reading, names: Sequence[str], expected: Mapping[str, str]) -> tuple[dict[str, str], str]:
+    """The tensors' fingerprints, and what is wrong with the first that is not as the manifest says, "" for nothing."""
+    scans = reading.scans
+    prints = {name: f"{each.fingerprint:016x}" for name, each in zip(names, scans, strict=True)}
+    if other := next((name for name in names if prints[name] != expected[name]), None):
+        return prints, f"tensor {other} has another fingerprint"
+    if bad := next((name for name, each in zip(names, scans, strict=True) if each.nonfinite), None):
+        return prints, f"tensor {bad} has non-finite values"
+    return prints, ""
+
+
+def prover_of(
+    process: EngineProcess, registry: Registry, settings: PluginSettings, wants_files: Callable[[], bool]
+) -> VersionProver | None:
     """What proves versions for a rank; None where nothing can read them for it, or the operator has it off.
 
     Args:
         process: the rank's.
         registry: the files that its GPU reads in place.
         settings: the operator's.
+        wants_files: as in `CopyAhead`.
     """
     devices, reader = devices_of(process.model), None
     if not settings.prove:
         return None
     if len(devices) == 1 and has_triton():
-        reader = DeviceReader(next(iter(devices)), registry, stage=settings.stage)
+        reader = DeviceReader(next(iter(devices)), registry, stage=settings.stage, wants_files=wants_files)
     elif settings.on_host and not devices:
         reader = HostReader()
     return None if reader is None else VersionProver(reader, process.rank, process.size)

@@ -21,6 +21,7 @@ from refitd_client.validation.validate import Options
 from refitd_plugin.contents import contents_of, digest, idle, released
 from refitd_plugin.lease import LeaderLease, LedError, is_of_another_root
 from refitd_plugin.loading import Loading
+from refitd_plugin.offered import OfferedVersion
 from refitd_plugin.plan import TensorAddresses, addresses_of
 from refitd_plugin.port import EngineProcess, Stages, UpdateCall
 from refitd_plugin.preparing import Preparing
@@ -139,7 +140,7 @@ class RankEngine:
         self.process = process
         self.loading = Loading(process)
         self.restore_point = RestorePoint(settings.root, process.revision)
-        prover = prover_of(process, self.loading.registry, settings)
+        prover = prover_of(process, self.loading.registry, settings, self._wants_files)
         self.preparing = Preparing(process, settings.root, self.loading, self.restore_point, prover)
         self.lease = LeaderLease()
         self.root = settings.root  # of the service that leads; None until its channel is open
@@ -200,6 +201,10 @@ class RankEngine:
                 raise ReadingStoppedError
             self._prepared = update_source
         return update_source
+
+    def _wants_files(self) -> bool:
+        """Whether the version that a trainer begins to write now may be one to load: not one that came from memory."""
+        return not self.restore_point.awaits_files and not isinstance(self._prepared, OfferedVersion)
 
     def forget(self) -> None:
         """Close what was prepared."""

@@ -15,7 +15,7 @@ _EVENT = Struct("iIII")  # watch, what, cookie, length of the name that follows
 _ROOM = 64 * (_EVENT.size + 256)
 
 
-class Arrivals:
+class FolderRenames:
     """One folder at a time is watched. `watch` may be called in any thread, `wait` in one."""
 
     def __init__(self) -> None:

@@ -146,7 +146,11 @@ class RequestHandler:
                 path, options, check_bytes=check, stages=stages, stop=stop, offer=offer, prove=request.prove
             )
         took = stages.ms.pop("all")
-        logger.info("refitd prepared %s in %.1f ms %s", update_source.label, took, stages.ms)
+        ahead = 0
+        if isinstance(update_source, FullVersion) and update_source.proof is not None:
+            ahead = update_source.proof.ahead
+        said = f", {ahead / 1e6:.0f} MB were copied while it was written" if ahead else ""
+        logger.info("refitd prepared %s in %.1f ms %s%s", update_source.label, took, stages.ms, said)
         facts = {
             "version": update_source.label,
             "kind": update_source.kind,

@@ -18,8 +18,10 @@ if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 pytest.importorskip("triton")
 
-from refitd_plugin.proving import DeviceReader, HostReader, VersionProver  # noqa: E402
+from refitd_client.fingerprint.rows import bits_at  # noqa: E402
+from refitd_plugin.proving import DeviceReader, HostReader, Staged, VersionProver  # noqa: E402
 from refitd_plugin.registered import Registry  # noqa: E402
+from refitd_plugin.source import VersionSource, mapped, place_of  # noqa: E402
 from support.provable import NAN, damage, published, weights  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -76,12 +78,56 @@ def test_a_buffer_that_a_load_still_copies_from_is_not_written(root: Path) -> No
 
 
 def test_what_is_staged_is_the_file_byte_for_byte(root: Path) -> None:
-    from refitd_client.fingerprint.rows import bits_at
-
     source = published(root, 1, weights())
     _, staged = prover(stage=True).prove(source)
     assert staged is not None
+    is_the_file(staged, source)
+
+
+def is_the_file(staged: Staged, source: VersionSource) -> None:
+    """What is on the GPU is what the files hold."""
     for name, file in staged.items():
         size = source.structure.files[name].size
         found = bits_at(file.address, size, 1, torch.device("cuda:0")).cpu().numpy().tobytes()
         assert found == (source.place.folder / name).read_bytes()
+
+
+def test_what_a_trainer_writes_is_copied_meanwhile_and_is_the_file_byte_for_byte(root: Path) -> None:
+    """Into slots, from a GPU. A trainer whose publication fails half-way leaves nothing in the next version."""
+    from refitd_client import InvalidWeightsError, WeightPublisher
+
+    proves, ahead, kept = prover(stage=True), list[int](), list[Path]()
+    with WeightPublisher(root, "run", fingerprints=True) as publisher:
+        tensors = {f"w{number}": torch.randn(2**25, device="cuda:0") for number in range(8)}  # 1 GiB
+        for step in range(1, 9):
+            if len(kept) > 2:
+                hand_back(root, kept.pop(0))
+            if step == 7:
+                with pytest.raises(InvalidWeightsError):
+                    publisher.publish(tensors | {"w7": torch.full((2**25,), NAN, device="cuda:0")}, step=step)
+            for tensor in tensors.values():
+                tensor.add_(1)
+            path = publisher.publish(tensors, step=step).path
+            kept.append(path)
+            source = mapped(place_of(str(path), root))
+            proof, staged = proves.prove(source)
+            assert (proof.fault, proof.staged) == ("", True)
+            assert staged is not None
+            is_the_file(staged, source)
+            ahead.append(proof.ahead)
+            del staged  # the buffer is free for the next one
+    print(f"MB copied ahead: {[each // 10**6 for each in ahead]}")
+    assert max(ahead) > 2**29
+
+
+def hand_back(root: Path, version: Path) -> None:
+    """As the service does."""
+    from refitd_client.checkpoint.header import layout
+    from refitd_client.contract.naming import layout_of, slot_name, slots_path
+
+    for path in version.iterdir():
+        if path.suffix != ".safetensors":
+            path.unlink()
+    slot = root / slots_path("run") / slot_name(layout_of(map(layout, version.iterdir())), "f" * 32)
+    slot.parent.mkdir(parents=True, exist_ok=True)
+    version.rename(slot)

@@ -69,8 +69,9 @@ class AheadReader:
     """Reads what was copied to the buffer. The class is a `TensorReader`."""
 
     def __init__(self) -> None:
+        self.wants_files = True
         self.files, self.moved = MappedFiles(), list[MemoryMove]()
-        self.ahead = CopyAhead(self.files.known, HostBuffer().take, self.move, nullcontext)
+        self.ahead = CopyAhead(self.files.known, HostBuffer().take, self.move, nullcontext, lambda: self.wants_files)
 
     def move(self, move: MemoryMove, above: int) -> None:
         ctypes.memmove(move.target, above + move.source, move.width)

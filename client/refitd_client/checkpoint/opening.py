@@ -116,6 +116,11 @@ class Folder:
     ) -> None:
         os.close(self._fd)
 
+    @property
+    def descriptor(self) -> int:
+        """The folder's, until it is closed."""
+        return self._fd
+
     def list(self) -> dict[str, FileStat]:
         """Everything in the folder with its status, in order of name; links as links. Hidden names are left out.
 

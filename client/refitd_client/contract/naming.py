@@ -36,6 +36,7 @@ ADAPTER_CONFIG_NAME = "adapter_config.json"
 DELTA_NAME = "weights.refit-delta"  # an ending that no engine takes for a checkpoint
 INCOMING_PREFIX = ".incoming-"
 STAGING_LOCK = ".lock"  # in a folder that is being written, or a slot that is being taken: held by its publisher
+STAGING_PROGRESS = ".progress"  # in a slot that is being written: how far (`write/progress.py`)
 SERVICE_FOLDER = ".refitd"  # the service's own folder in the root
 DURABLE_KEY = "durable"  # in the metadata of a version that has no files where all engines take it: why, as a policy
 ROOT_NAME = "id"  # in it: the root's own name, which the service's journal knows

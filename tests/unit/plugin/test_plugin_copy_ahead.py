@@ -22,7 +22,7 @@ from support.slot_trainer import AheadReader, SlotTrainer, bytes_at, bytes_of
 SECONDS = 20.0
 
 
-class _NoArrivals:
+class _NoRenames:
     """No thread: the test takes the steps."""
 
     def watch(self, folder: int) -> None:
@@ -36,7 +36,7 @@ class Stand:
         (root / ".refitd").mkdir(exist_ok=True)
         self.reader = AheadReader()
         if not follows:
-            self.reader.ahead._arrivals = _NoArrivals()
+            self.reader.ahead._renames = _NoRenames()
         self.prover = VersionProver(self.reader, 0, 1)
         self.old = published(root, 1, weights(1))
         self.wanted = published(root / "elsewhere", 2, weights(2))
@@ -104,6 +104,17 @@ def test_the_next_version_is_followed_as_well(stand: Stand, told: Callable[[], N
 def test_a_version_in_new_files_is_copied_when_it_has_come(stand: Stand) -> None:
     source = published(stand.old.place.root, 2, weights(2))
     assert stand.check(source) == 0
+
+
+def test_the_files_of_what_is_served_from_memory_are_not_copied(tmp_path: Path) -> None:
+    stand = Stand(tmp_path, follows=False)
+    stand.reader.wants_files = False
+    trainer = SlotTrainer(stand.old, stand.wanted)
+    trainer.write_all()
+    folder = open_folder(trainer.folder)
+    stand.reader.ahead.follow(folder)
+    os.close(folder)
+    assert stand.reader.moved == []
 
 
 def test_files_of_another_size_are_not_followed(tmp_path: Path) -> None:
@@ -260,7 +271,7 @@ def test_a_kernel_without_room_for_a_watch_costs_the_early_copy_alone(
     def refuse() -> None:
         raise OSError(24, "inotify: Too many open files")
 
-    monkeypatch.setattr(copy_ahead, "Arrivals", refuse)
+    monkeypatch.setattr(copy_ahead, "FolderRenames", refuse)
     stand = Stand(tmp_path)
     assert [record.message for record in caplog.records if "copies no version" in record.message]
     trainer = SlotTrainer(stand.old, stand.wanted)

@@ -139,7 +139,7 @@ def _headline(seen: RunFacts, newest: VersionRecord | None, there: int) -> str:
     if seen.target is None:
         lacks = "good version yet." if newest is not None else "version yet."
         return f"No engine follows this run, and it has no {lacks}" if count == 0 else f"No {lacks}"
-    step = f"step {seen.target.order.step:,}"
+    step = _step(seen.target, newest)
     is_newest = newest is not None and newest.id == seen.target.id and not pulls_newer(seen.upstream, newest)
     newest_too = ", the newest" if is_newest and silence(seen.upstream) is None else ""
     if count == 0:
@@ -148,6 +148,13 @@ def _headline(seen: RunFacts, newest: VersionRecord | None, there: int) -> str:
         who = "The engine serves" if count == 1 else f"All {count} engines serve"
         return f"{who} {step}{newest_too}."
     return f"{there} of {count} engines serve {step}{newest_too}."
+
+
+def _step(version: VersionRecord, other: VersionRecord | None) -> str:
+    """Name a version by its step, and by its generation where that of the other one differs: steps begin again."""
+    step = f"step {version.order.step:,}"
+    is_alike = other is None or other.order.generation == version.order.generation
+    return step if is_alike else f"{step} of generation {version.order.generation}"
 
 
 def _unfollowed(seen: RunFacts) -> list[str]:
@@ -163,7 +170,7 @@ def _trouble(seen: RunFacts, newest: VersionRecord | None) -> list[str]:
     """Say what an operator should look at."""
     found = [*(_group(seen, state) for state in _TROUBLE), _fought_over(seen), silence(seen.upstream)]
     if newest is not None and not _was_left(seen, newest):  # an operator who rolled back from it knows what is wrong
-        found.append(_trouble_with(newest, is_target=seen.target is not None and newest.id == seen.target.id))
+        found.append(_trouble_with(newest, seen.target))
     return [sentence for sentence in found if sentence is not None]
 
 
@@ -176,9 +183,9 @@ def _fought_over(seen: RunFacts) -> str | None:
     return f"{text}: {STOP_THE_OTHER}; 'refitd explain {mine[0]}'"
 
 
-def _trouble_with(newest: VersionRecord, *, is_target: bool) -> str | None:
-    step = f"Step {newest.order.step:,}"
-    if is_target:
+def _trouble_with(newest: VersionRecord, target: VersionRecord | None) -> str | None:
+    step = _step(newest, target).capitalize()
+    if target is not None and newest.id == target.id:
         is_alone = newest.in_memory and not newest.state.is_open
         return f"{step} is served from memory alone: {newest.reason}" if is_alone else None
     if newest.state in {VersionState.REJECTED, VersionState.LOST}:
@@ -225,20 +232,19 @@ def _waiting(seen: RunFacts, newest: VersionRecord | None) -> list[str]:
     if newest is not None and newest != seen.target and _is_gone(newest):
         newest = None  # `_trouble_with` says what became of it
     if newest is not None and newest.state is VersionState.ANNOUNCED and newest.handed:
-        found.append(f"Step {newest.order.step:,} was handed over from its trainer's memory: {newest.files_to_come}")
+        found.append(f"{_step(newest, seen.target).capitalize()} was handed over from its trainer's memory: {newest.files_to_come}")
     elif newest is not None and newest.state.is_open and newest.state is not VersionState.UNKNOWN:
         why = f": {newest.reason}" if newest.reason else ""
-        found.append(f"Step {newest.order.step:,} is {newest.state}{why}")
+        found.append(f"{_step(newest, seen.target).capitalize()} is {newest.state}{why}")
     busy = (_group(seen, state) for state in _BUSY)
     found += [sentence for sentence in busy if sentence is not None]
     return [*found, *_turn(seen)]
 
 
 def _rolled_back(target: VersionRecord, newest: VersionRecord, *, is_paused: bool) -> str:
-    was = "" if newest.state is VersionState.SEALED else f" (step {newest.order.step:,} is {newest.state})"
-    text = (
-        f"Rolled back to step {target.order.step:,}: newer versions, up to step {newest.order.step:,}, are barred{was}"
-    )
+    to, last = _step(target, newest), _step(newest, target)
+    was = "" if newest.state is VersionState.SEALED else f" ({last} is {newest.state})"
+    text = f"Rolled back to {to}: newer versions, up to {last}, are barred{was}"
     return text if is_paused else f"{text}. What is published next rolls out as usual"
 
 

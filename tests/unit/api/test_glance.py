@@ -165,6 +165,20 @@ def test_what_was_rolled_back_to_while_rollouts_are_paused_promises_no_rollout()
     ]
 
 
+def test_where_generations_differ_steps_are_named_with_them() -> None:
+    left = version(1, generation=2, barred=True)
+    found = glance(seen(HERE, versions=[left, version(2)]))
+    assert found.headline == "All 2 engines serve step 2 of generation 1."
+    assert found.reasons == [
+        "Rolled back to step 2 of generation 1: newer versions, up to step 1 of generation 2, are barred. "
+        "What is published next rolls out as usual"
+    ]
+    torn = version(3, generation=2, state=VersionState.REJECTED, reason="a torn file")
+    assert glance(seen(HERE, versions=[torn, version(2)])).trouble == "Step 3 of generation 2 is REJECTED: a torn file"
+    comes = version(1, generation=2, state=VersionState.VALIDATING)
+    assert glance(seen(HERE, versions=[comes, version(2)])).reasons == ["Step 1 of generation 2 is VALIDATING"]
+
+
 def test_a_rollback_stays_said_when_what_was_published_after_it_is_rejected() -> None:
     torn = version(4, state=VersionState.REJECTED, reason="a torn file")
     found = glance(seen(HERE, versions=[torn, version(3, barred=True), version(2)]))

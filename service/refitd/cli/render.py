@@ -88,8 +88,9 @@ _ENGINE_STYLES: Mapping[EngineState, str] = {
 }
 
 
-def versions_table(versions: Iterable[Version], told: Collection[str] = ()) -> Table:
-    """Versions, one a line. A reason that one of the sentences `told` ends with is not said again."""
+def versions_table(versions: Iterable[Version], words: Callable[[Version], str | None] | None = None) -> Table:
+    """Versions, one a line, with what `words` says of each: by default all of `why`."""
+    words = words or why
     table = Table("VERSION", "STEP", "STATE", "SIZE", "ENGINES", "SEEN", right={"STEP", "SIZE"}, words="WHY")
     for version in versions:
         table.add_row(
@@ -99,13 +100,9 @@ def versions_table(versions: Iterable[Version], told: Collection[str] = ()) -> T
             size(version.bytes),
             engines_on(version),
             when(version.created_at),
-            words=cell(_not_again(why(version), told)),
+            words=cell(words(version)),
         )
     return table
-
-
-def _not_again(reason: str | None, told: Collection[str]) -> str | None:
-    return "see above" if reason and any(sentence.endswith(reason) for sentence in told) else reason
 
 
 def when(instant: str) -> str:

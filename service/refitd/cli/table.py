@@ -12,7 +12,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.text import Text
 
 GAP = "  "
-_INDENT = "    "  # of words beneath their row
+INDENT = 4  # columns, of words beneath their row
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,9 @@ class Table:
                 yield self._shown(self._line(row, widths, row.words))
             else:
                 yield self._shown(self._line(row, widths, None))
-                for line in row.words.wrap(console, max(options.max_width - len(_INDENT), 1)):
+                for line in row.words.wrap(console, max(options.max_width - INDENT, 1)):
                     line.rstrip()
-                    yield Text(_INDENT).append_text(line)
+                    yield Text(" " * INDENT).append_text(line)
 
     def _widths(self) -> list[int]:
         return [

@@ -135,9 +135,22 @@ class TestStatus:
         assert shown.count(nan) == 1
         narrow = refitd("status", "--url", service.url, env={"COLUMNS": "40"}).stdout
         assert "    Step 6 is REJECTED: tensor w has 1\n    non-finite value\n" in narrow
-        assert line_with(shown, "exp~v000006")[-2:] == ["see", "above"]
+        assert line_with(shown, "exp~v000006")[-3:] == ["'refitd", "explain", "exp~v000006'"]
         assert "shape of w" in shown
         assert nan in refitd("versions", "--url", service.url).stdout
+
+    def test_a_long_reason_is_one_line_that_names_the_command_for_the_rest(self, service: StandIn) -> None:
+        first = "tensor lm_head.weight in model.safetensors has 1 non-finite value, the first at flat index 0"
+        nan = f"{first}; tensor w has another; and 24 more tensors: the trainer has diverged or wrote damage"
+        service.versions = [make_version(6, state=VersionState.REJECTED, reason=nan)]
+        shown = refitd("status", "--url", service.url, env={"COLUMNS": "80"}).stdout
+        *_, beneath = shown.splitlines()
+        assert beneath.startswith("    tensor lm_head.weight in model.safetensors has… ")
+        assert (len(beneath), beneath.endswith("… 'refitd explain exp~v000006'")) == (80, True)
+        wide = refitd("status", "--url", service.url, env={"COLUMNS": "170"}).stdout
+        assert wide.endswith(f"    {first}… 'refitd explain exp~v000006'\n")
+        summary = answer("status", "--url", service.url, kind=StatusSummary)
+        assert [version.reason for version in summary.versions] == [nan]
 
     def test_what_was_rolled_back_from_says_so_where_others_have_a_reason(self, service: StandIn) -> None:
         service.versions = [make_version(5, barred=True), make_version(4, barred=True, reason="the canary failed")]

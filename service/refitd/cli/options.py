@@ -3,7 +3,9 @@
 In --help a docstring's paragraphs flow to the terminal's width, examples keep their lines, and switches show no type.
 """
 
+import re
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, Signature, getdoc, signature
 from pathlib import Path
@@ -85,8 +87,29 @@ def help_of(command: Callable[..., object]) -> str:
     return "\n\n".join(part if part.startswith(_KEEP_LINES) else " ".join(part.split()) for part in paragraphs)
 
 
+_NONE_OF = re.compile(r"'(.*)' is not (?:one of )?('.*')\.?")  # Typer's words for what is none of some values
+
+
+def plainly(message: str) -> str:
+    """Why a value is refused, without the prefix of the library that found it, and with the value that was meant."""
+    told = message.removeprefix("Value error, ")
+    if (none_of := _NONE_OF.fullmatch(told)) is None:
+        return told
+    typed, values = none_of.groups()
+    meant = get_close_matches(typed.lower(), re.findall("'([^']+)'", values), 1)
+    return f"{told.removesuffix('.')}. Did you mean {meant[0]!r}?" if meant else told
+
+
 class Command(TyperCommand):
-    """A command whose switches show no type."""
+    """A command whose switches show no type, and whose refusals are plain sentences."""
+
+    def parse_args(self, ctx: Any, args: Any) -> Any:
+        """What was typed, by parameter."""
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            error.message = plainly(error.message)
+            raise
 
     def get_params(self, ctx: Any) -> Any:
         """Its parameters, with --help."""

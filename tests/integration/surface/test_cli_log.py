@@ -94,3 +94,18 @@ class TestUnknownCommands:
 
     def test_a_slip_of_the_fingers_is_met(self) -> None:
         assert "Did you mean 'versions'?" in refitd("versoins").stderr
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            ("bench transport DIR --root R", "'transport' is not one of 'transports'. Did you mean 'transports'?"),
+            ("wait --for servd ID", "'servd' is not one of 'served', 'sealed'. Did you mean 'served'?"),
+            ("wait --for x ID", "'x' is not one of 'served', 'sealed'."),
+        ],
+    )
+    def test_a_value_that_is_none_of_those_that_there_are_is_met_in_a_plain_sentence(
+        self, words: str, said: str
+    ) -> None:
+        result = refitd(*words.split())
+        told = " ".join(result.stderr.replace("│", " ").split())
+        assert (result.exit_code, said in told, "Value error" in told) == (2, True, False), told

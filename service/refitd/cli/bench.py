@@ -92,6 +92,8 @@ def bench(
     of these versions. The last one has the weights as they are in DIR. A way that cannot work here is named with the
     reason.
 
+    --json has milliseconds: of each publication in answered, held and paused, and their medians in medians_ms.
+
     With --ranks N the same is done before by N processes on this host, as a trainer of so many ranks publishes
     (ShardedPublisher): each has its rows of each tensor, and a GPU of its own where there are enough.
 
@@ -110,6 +112,7 @@ def bench(
             )
         connection = connect_to(url, token_file=token_file)
         check_place(connection, root, takes_engines=run == RUN)
+        device = device_here(device, _gpus())
         if run != RUN and not yes and _has_versions(connection, run):
             count = (2 + len(TRIED) * (publications + 1)) * min(ranks, 2)
             agree(
@@ -118,7 +121,6 @@ def bench(
                 question="Go on?",
                 does=f"this publishes up to {count} versions of {run}, and a trainer's next step begins a generation",
             )
-        device = device or _device()
         job = BenchJob(folder=folder, root=root, run=run, connection=connection, device=device)
         times = BenchTimes(publications=publications, between=between, timeout=timeout)
         with _closed(connection, run):
@@ -224,10 +226,30 @@ def _closed(connection: Connection, run: str) -> Generator[None]:
                 client.close_run(run)
 
 
-def _device() -> str:
+def _gpus() -> int:
     import torch  # here, because it takes seconds
 
-    return "cuda:0" if torch.cuda.is_available() else "cpu"
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def device_here(asked: str | None, gpus: int) -> str:
+    """The device that --device names; by default the first GPU, if there is one.
+
+    Args:
+        asked: what was typed.
+        gpus: how many torch sees on this host.
+
+    Raises:
+        ValueError: there is no such device here; the message says which ones there are.
+    """
+    here = [*(f"cuda:{number}" for number in range(gpus)), "cpu"]
+    device = here[0] if asked is None or (asked == "cuda" and gpus) else asked
+    if device in here:
+        return device
+    if gpus == 0:
+        raise ValueError(f"--device {asked}: torch sees no GPU on this host: say --device cpu")
+    named = "cuda:0" if gpus == 1 else f"cuda:0 to cuda:{gpus - 1}"
+    raise ValueError(f"--device {asked}: this host has no such device: say {named}, or cpu")
 
 
 def _say(out: Output, text: str) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from refitd.catalog.refusals import DOCTORS_RUN
 from refitd.observe.history import STANDSTILL
@@ -43,9 +43,10 @@ _ASK_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportFigures:
-    """What one transport took: milliseconds of each publication, and the bytes of one. `ranks` counts the processes
-    that sent, each its part of the weights. `reason` says why there are no figures, or not all: it cannot work here, it
-    failed, or something else went in its place.
+    """What one transport took: in `unit`, milliseconds, of each publication, and the bytes of one. `medians_ms` has the
+    medians of `answered`, `held` and `paused`, of those that have values. `ranks` counts the processes that sent, each
+    its part of the weights. `reason` says why there are no figures, or not all: it cannot work here, it failed, or
+    something else went in its place.
     """
 
     transport: str
@@ -53,8 +54,15 @@ class TransportFigures:
     answered: list[float] = field(default_factory=list[float])
     held: list[float] = field(default_factory=list[float])
     paused: list[float] = field(default_factory=list[float])
+    unit: Literal["ms"] = "ms"
+    medians_ms: dict[str, float] = field(default_factory=dict[str, float])
     bytes: int | None = None
     reason: str | None = None
+
+    def with_medians(self) -> "TransportFigures":
+        """The same with the medians of what was measured."""
+        measured = {"answered": self.answered, "held": self.held, "paused": self.paused}
+        return replace(self, medians_ms={name: median(values) for name, values in measured.items() if values})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,7 +328,7 @@ class TransportBench:
             found.held.append(held)
             if paused is not None:
                 found.paused.append(paused)
-        return replace(found, bytes=size, reason=reason)
+        return replace(found, bytes=size, reason=reason).with_medians()
 
     def _measured(self, transport: Transport) -> tuple[float, float, StagedPublication]:
         """Milliseconds until it was answered, and in which the trainer was held; and the publication."""

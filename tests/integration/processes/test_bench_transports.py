@@ -36,6 +36,7 @@ def test_ways_that_work_have_figures_others_a_reason_and_the_engine_ends_on_the_
     found = told(job, models / "model_b")
     figures = {each.transport: each for each in found.figures}
     assert [name for name, each in figures.items() if each.answered] == ["disk", "delta"]
+    assert set(figures["disk"].medians_ms) == {"answered", "held", "paused"}
     assert (figures["disk"].bytes or 0) > (figures["delta"].bytes or 0) > 0
     for transport in ("handover", "nccl", "gloo"):
         assert ") has refitd inside: install it there" in (figures[transport].reason or "")
@@ -73,12 +74,12 @@ def test_a_folder_without_weights_and_a_device_that_is_not_there_are_named(
     job: Job, models: Path, tmp_path: Path
 ) -> None:
     given = "--root", str(job.root), "--url", job.refitd.url
-    for folder, device, said in (
-        (tmp_path, "cpu", f"{tmp_path} has no *.safetensors"),
-        (models / "model_a", "cuda:99", "cannot be loaded onto cuda:99"),
+    for folder, device, code, said in (
+        (tmp_path, "cpu", 1, f"{tmp_path} has no *.safetensors"),
+        (models / "model_a", "cuda:99", 2, "--device cuda:99: "),
     ):
         result = refitd("bench", "transports", str(folder), *given, "--device", device, env={"REFITD_TOKEN": TOKEN})
-        assert result.exit_code == 1
+        assert result.exit_code == code
         assert said in result.stderr
 
 

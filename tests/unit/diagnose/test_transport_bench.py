@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from refitd.cli.bench import shown
+from refitd.cli.bench import device_here, shown
 from refitd.diagnose.transports import TransportComparison, TransportFigures, flip
 
 
@@ -50,3 +50,26 @@ def test_another_one_is_recommended_only_where_each_of_its_times_is_shorter() ->
     assert "gloo is no faster" in close
     clear = said(("gloo", [9.0, 10.0]), ("handover", [11.0, 13.0]), fastest="gloo", auto="handover")
     assert 'The fastest is gloo: publish(…, transport="gloo")' in clear
+
+
+def test_a_device_that_is_not_there_is_refused_with_those_that_are() -> None:
+    for asked in ("cuda:0", "cuda", "cuda:x", "gpu"):
+        with pytest.raises(ValueError, match=f"^--device {asked}: torch sees no GPU on this host: say --device cpu$"):
+            device_here(asked, gpus=0)
+    for gpus, named in ((1, "cuda:0"), (4, "cuda:0 to cuda:3")):
+        with pytest.raises(ValueError, match=f"^--device cuda:9: this host has no such device: say {named}, or cpu$"):
+            device_here("cuda:9", gpus)
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus", "device"),
+    [(None, 0, "cpu"), (None, 2, "cuda:0"), ("cuda", 2, "cuda:0"), ("cuda:1", 2, "cuda:1"), ("cpu", 2, "cpu")],
+)
+def test_a_device_that_is_there_is_taken(asked: str | None, gpus: int, device: str) -> None:
+    assert device_here(asked, gpus) == device
+
+
+def test_figures_have_the_medians_of_what_was_measured_and_their_unit() -> None:
+    found = TransportFigures(transport="disk", answered=[9.0, 7.0, 30.0], held=[2.0, 4.0]).with_medians()
+    assert (found.unit, found.medians_ms) == ("ms", {"answered": 9.0, "held": 3.0})
+    assert TransportFigures(transport="nccl", reason="no GPU").with_medians().medians_ms == {}

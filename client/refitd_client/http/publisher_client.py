@@ -11,6 +11,7 @@ notice says it.
 from pathlib import Path
 
 from refitd_client.contract.naming import ROOT_NAME, SERVICE_FOLDER, Order
+from refitd_client.contract.receivers import Receivers
 from refitd_client.errors import ServiceError
 from refitd_client.files.plain_file import read_plain
 from refitd_client.http.client import RefitClient
@@ -18,6 +19,7 @@ from refitd_client.http.connection import Connection
 from refitd_client.http.exchange import RetryPolicy
 
 _TRY = 10.0  # seconds for one request to connect and be answered
+_RECEIVERS_SECONDS = 5.0
 _MAX_NAME_BYTES = 64
 
 
@@ -30,6 +32,32 @@ def open_client(connection: Connection, *, try_for: float) -> RefitClient:
         timeout=min(_TRY, max(try_for, 1.0)),
         retry=RetryPolicy(deadline=try_for),
     )
+
+
+class ReceiversQuery:
+    """The question who can receive a run's versions, which a publisher asks in each of its steps.
+
+    A service that is down would hold each step for as long as it is asked. Once it was found down, it is asked once and
+    briefly, until it answers again.
+    """
+
+    def __init__(self, connection: Connection, run: str) -> None:
+        """Ask nothing yet."""
+        self.connection, self._run = connection, run
+        self._is_down = False
+
+    def ask(self) -> Receivers:
+        """Who can receive.
+
+        Raises:
+            ServiceError: the service does not say.
+            OSError, ValueError: the token file cannot be used.
+        """
+        was_down, self._is_down = self._is_down, True
+        with open_client(self.connection, try_for=0.0 if was_down else _RECEIVERS_SECONDS) as client:
+            found = client.receivers(self._run)
+        self._is_down = False
+        return found
 
 
 def no_token(error: OSError | ValueError) -> ServiceError:

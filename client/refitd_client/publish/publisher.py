@@ -31,7 +31,7 @@ from refitd_client.delta.reserve import Reserve
 from refitd_client.errors import RefitError
 from refitd_client.files.durable import Mappings
 from refitd_client.http.connection import connect_to
-from refitd_client.http.publisher_client import newest_known
+from refitd_client.http.publisher_client import ReceiversQuery, newest_known
 from refitd_client.publish.attempt import DeltaChoice, PublishAttempt, PublisherContext
 from refitd_client.publish.bucket_target import KEEP, begun_target, bucket_at, spool_folder
 from refitd_client.publish.durability import DurabilityPolicy
@@ -150,6 +150,7 @@ class WeightPublisher:
             blocks=fp8_blocks(rules, base),
         )
         connection = None if service_url is None else connect_to(service_url, token=token, token_file=token_file)
+        self._receivers = None if connection is None else ReceiversQuery(connection, run)
         bucket = bucket_at(root, service_url, keep)
         self._folder = RunFolder(Path(root).absolute() if bucket is None else spool_folder(bucket.name), run)
         target = None if bucket is None else begun_target(bucket, self._folder, keep)
@@ -335,7 +336,7 @@ class WeightPublisher:
             trace, late, said = PublishTrace(self._folder.run, step), DUE, dict[str, str]()
             destination = None
             if transport is not None:
-                route = route_of(transport, weights, self._context.connection, self._folder.run, self._durability)
+                route = route_of(transport, weights, self._receivers, self._durability)
                 delta, handover, block, destination = route.delta, route.handover, "staged", route.destination
                 reason = route.instead or (DUE.reason if handover else None)
                 late = Handed(reason=reason, transport=route.choice.transport, why=route.choice.why)

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from refitd_client.contract.receivers import Receiver, Receivers, StockReceiver
 from refitd_client.errors import ServiceError, TransportRefusedError
 from refitd_client.http.connection import Connection
-from refitd_client.http.publisher_client import open_client
+from refitd_client.http.publisher_client import ReceiversQuery
 from refitd_client.publish.durability import ALL, DurabilityPolicy
 from refitd_client.transport.group.choice import (
     TRANSPORTS,
@@ -30,7 +30,6 @@ from refitd_client.transport.ipc.device import uuid_of
 from refitd_client.transport.ipc.shared import boot_id, host_name
 from refitd_client.write.content import Content
 
-_ASK_SECONDS = 5.0
 _EVERYWHERE = Choice(transport="disk", why="files go everywhere")
 _log = logging.getLogger("refitd_client")
 _MOST = 500  # characters of a reason in a manifest: it may quote an error
@@ -66,15 +65,14 @@ class RoutedWeights(Protocol):
 
 
 def route_of(
-    transport: Transport, weights: Any, connection: Connection | None, run: str, durable: DurabilityPolicy = ALL
+    transport: Transport, weights: Any, receivers: ReceiversQuery | None, durable: DurabilityPolicy = ALL
 ) -> PublishRoute:
     """Decide how a publication goes.
 
     Args:
         transport: what the trainer asks for; `auto` leaves it to this function.
         weights: a state dict, a module, or the path of a folder.
-        connection: where the service is.
-        run: the run.
+        receivers: asks the service who can receive; None where there is none to ask.
         durable: which versions get files.
 
     Raises:
@@ -91,28 +89,27 @@ def route_of(
         return shared.route
     if transport in {"disk", "delta"}:
         return _by_files(Choice(transport=transport, why="the trainer asks for it"))
-    route = _by_what_is_there(transport, weights, connection, run, durable)
+    route = _by_what_is_there(transport, weights, receivers, durable)
     if route.handover or route.instead is not None or durable.is_always:
         return route
     return replace(route, instead=f"all versions get files, whatever durable={durable.text!r} says: {route.choice.why}")
 
 
 def _by_what_is_there(
-    transport: Transport, weights: Any, connection: Connection | None, run: str, durable: DurabilityPolicy
+    transport: Transport, weights: Any, receivers: ReceiversQuery | None, durable: DurabilityPolicy
 ) -> PublishRoute:
-    if connection is None:
+    if receivers is None:
         raise ValueError(f"transport={transport!r} needs the service_url of the service that has the engines")
     tensors = _tensors_of(weights)
     if tensors is None:
         asked = None if transport == "auto" else f"transport={transport!r} takes tensors, and the weights are files"
         return _by_files(Choice(transport="disk", why="the weights are files"), instead=asked)
     try:
-        with open_client(connection, try_for=_ASK_SECONDS) as client:
-            found = client.receivers(run)
+        found = receivers.ask()
     except (ServiceError, OSError, ValueError) as error:
         asked = Choice(transport="delta" if transport == "auto" else "disk", why="files need no answer of the service")
         return _by_files(asked, instead=f"the service does not say who can receive: {error}")
-    trainer, service_host = _trainer_of(tensors), urlsplit(connection.url).hostname or ""
+    trainer, service_host = _trainer_of(tensors), urlsplit(receivers.connection.url).hostname or ""
     if transport in {"nccl", "gloo"} and found.stock and not found.receivers:
         return _to_stock(cast("Backend", transport), trainer, found.stock, service_host, durable)
     return _route(transport, trainer, found, service_host)
@@ -132,8 +129,7 @@ def hindrances(weights: Any, connection: Connection, run: str) -> tuple[Choice, 
     Raises:
         ServiceError: the service does not say who can receive.
     """
-    with open_client(connection, try_for=_ASK_SECONDS) as client:
-        found = client.receivers(run)
+    found = ReceiversQuery(connection, run).ask()
     trainer = _trainer_of(weights)
     reasons = ((each, hinders(cast("Transport", each), trainer, found)) for each in TRANSPORTS)
     return choose(trainer, found), {transport: why for transport, why in reasons if why is not None}

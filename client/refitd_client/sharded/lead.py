@@ -18,6 +18,7 @@ from refitd_client.contract.naming import Order, ShardLayout
 from refitd_client.errors import PublishError, RankLostError, ServiceError, StepConflictError
 from refitd_client.files import durable
 from refitd_client.http.connection import Connection
+from refitd_client.http.publisher_client import ReceiversQuery
 from refitd_client.publish.durability import DurabilityPolicy
 from refitd_client.publish.publication import Publication, StagedPublication
 from refitd_client.publish.publisher import WeightPublisher
@@ -269,6 +270,7 @@ class Lead:
         self._base = None if options.base_model is None else BaseModel(Path(options.base_model))
         self._agreed: AgreedLayout | None = None
         self._needs_told = set[str]()
+        self._receivers = None if options.connection is None else ReceiversQuery(options.connection, options.run)
 
     def publish(
         self, opening: Opening | FailedReply, follower: Follower, step: int, publish: Callable[..., Any]
@@ -319,9 +321,8 @@ class Lead:
         transport, route = opened[0].transport, None
         if transport is not None:
             places = [each.place for each in opened if each.place is not None]
-            durable, options = DurabilityPolicy.of(opened[0].durable), self._options
-            asked = Asked(transport=transport, places=places, durable=durable)
-            route = route_of_ranks(asked, options.connection, options.run)
+            asked = Asked(transport=transport, places=places, durable=DurabilityPolicy.of(opened[0].durable))
+            route = route_of_ranks(asked, self._receivers)
         shared = SharedShards(
             root=self._options.root,
             needs_told=self._needs_told,

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from refitd_client.contract.receivers import Receivers
 from refitd_client.errors import ServiceError, TransportRefusedError
 from refitd_client.http.connection import Connection
-from refitd_client.http.publisher_client import open_client
+from refitd_client.http.publisher_client import ReceiversQuery
 from refitd_client.publish.durability import ALL, DurabilityPolicy
 from refitd_client.publish.route import PublishRoute, require_files_for_stock
 from refitd_client.sharded.holdings import Holding
@@ -19,7 +19,6 @@ from refitd_client.transport.group.sending import Destination
 from refitd_client.transport.ipc.device import uuid_of
 from refitd_client.transport.ipc.shared import boot_id, host_name
 
-_ASK_SECONDS = 5.0
 _ONE_PROCESS = "engines open the memory of one trainer process, and each rank has a part: use nccl or gloo"
 _NO_DELTAS = "ranks publish full versions only: use disk"
 
@@ -59,30 +58,28 @@ def check_transport(transport: Any, connection: Connection | None) -> None:
         raise ValueError(f"transport={transport!r} needs the service_url of the service that has the engines")
 
 
-def route_of_ranks(asked: Asked, connection: Connection | None, run: str) -> PublishRoute:
+def route_of_ranks(asked: Asked, receivers: ReceiversQuery | None) -> PublishRoute:
     """Decide how a publication goes. Rank 0 decides for all.
 
     Args:
         asked: what the ranks ask for.
-        connection: where the service is.
-        run: the run.
+        receivers: asks the service who can receive; None where there is none to ask.
 
     Raises:
         TransportRefusedError: what is asked for cannot work between these ranks and these engines.
     """
-    if asked.transport == "disk" or connection is None:
+    if asked.transport == "disk" or receivers is None:
         return _by_files("the trainer asks for it")
     if asked.transport in {"delta", "handover"}:
         why = _NO_DELTAS if asked.transport == "delta" else _ONE_PROCESS
         raise TransportRefusedError(f"transport={asked.transport!r} cannot work: {why}")
     try:
-        with open_client(connection, try_for=_ASK_SECONDS) as client:
-            found = client.receivers(run)
+        found = receivers.ask()
     except (ServiceError, OSError, ValueError) as error:
         return _by_files("files need no answer of the service", f"the service does not say who can receive: {error}")
     if asked.transport != "auto" and found.stock and not found.receivers:
         require_files_for_stock(asked.transport, asked.durable)
-    return decide_route(asked, found, urlsplit(connection.url).hostname or "")
+    return decide_route(asked, found, urlsplit(receivers.connection.url).hostname or "")
 
 
 def decide_route(asked: Asked, found: Receivers, service_host: str) -> PublishRoute:
@@ -131,8 +128,7 @@ def hindrances_of_ranks(
     Raises:
         ServiceError: the service does not say who can receive.
     """
-    with open_client(connection, try_for=_ASK_SECONDS) as client:
-        found = client.receivers(run)
+    found = ReceiversQuery(connection, run).ask()
     auto = decide_route(Asked(transport="auto", places=places), found, urlsplit(connection.url).hostname or "")
     of_groups = {backend: hinders_ranks(backend, places, found) for backend in ("nccl", "gloo")}
     hindered = {backend: why for backend, why in of_groups.items() if why is not None}

@@ -7,8 +7,9 @@ import torch
 
 from refitd_client.contract.receivers import Receiver, Receivers, StockReceiver
 from refitd_client.errors import TransportRefusedError
+from refitd_client.http import publisher_client
 from refitd_client.http.connection import Connection
-from refitd_client.publish import route
+from refitd_client.http.publisher_client import ReceiversQuery
 from refitd_client.publish.durability import DurabilityPolicy
 from refitd_client.publish.route import PublishRoute, route_of
 from refitd_client.transport.group.choice import TrainerPlace, Transport, hinders_stock
@@ -31,13 +32,17 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Receivers:
         def receivers(self, run: str) -> Receivers:
             return there
 
-    monkeypatch.setattr(route, "open_client", lambda *_, **__: Client())
+    monkeypatch.setattr(publisher_client, "open_client", lambda *_, **__: Client())
     return there
+
+
+def asks() -> ReceiversQuery:
+    return ReceiversQuery(Connection(url="http://s:1"), "run")
 
 
 def of(transport: Transport, durable: str = "always") -> PublishRoute:
     weights: Any = {"w": torch.zeros(2)}
-    return route_of(transport, weights, Connection(url="http://s:1"), "run", DurabilityPolicy.of(durable))
+    return route_of(transport, weights, asks(), DurabilityPolicy.of(durable))
 
 
 def test_it_goes_to_all_of_them_by_their_urls(found: Receivers) -> None:
@@ -95,7 +100,7 @@ def test_a_folder_goes_by_its_files_and_what_was_asked_for_is_not_dropped_withou
     found: Receivers, transport: Transport
 ) -> None:
     def of_folder(transport: Transport) -> PublishRoute:
-        return route_of(transport, "folder", Connection(url="http://s:1"), "run")
+        return route_of(transport, "folder", asks())
 
     assert of_folder(transport).instead == f"transport={transport!r} takes tensors, and the weights are files"
     assert of_folder("auto").instead is None

@@ -7,10 +7,11 @@ import pytest
 from refitd_client import ShardedPublisher
 from refitd_client.contract.receivers import Receiver, Receivers, StockReceiver
 from refitd_client.errors import PublishError, TransportRefusedError
+from refitd_client.http import publisher_client
 from refitd_client.http.connection import Connection
+from refitd_client.http.publisher_client import ReceiversQuery
 from refitd_client.publish.durability import DurabilityPolicy
 from refitd_client.publish.route import PublishRoute
-from refitd_client.sharded import routing
 from refitd_client.sharded.lead import LeadOptions, agree
 from refitd_client.sharded.rank_group import Opening
 from refitd_client.sharded.routing import Asked, route_of_ranks
@@ -35,13 +36,13 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Receivers:
         def receivers(self, run: str) -> Receivers:
             return there
 
-    monkeypatch.setattr(routing, "open_client", lambda *_, **__: Client())
+    monkeypatch.setattr(publisher_client, "open_client", lambda *_, **__: Client())
     return there
 
 
 def of(transport: Transport, durable: str) -> PublishRoute:
     asked = Asked(transport=transport, places=PLACES, durable=DurabilityPolicy.of(durable))
-    return route_of_ranks(asked, Connection(url="http://s:1"), "run")
+    return route_of_ranks(asked, ReceiversQuery(Connection(url="http://s:1"), "run"))
 
 
 @pytest.mark.parametrize("durable", ["never", "every=2"])

@@ -40,6 +40,7 @@ class SimulatedEngine:
         self.fault: str | None = None
         self.takes_offers = False
         self.draft: str | None = None
+        self.group_refusal: str | None = None
         self.loader: LoaderUse | None = None
         self.prover: Callable[[Coming], Sequence[RankProof]] | None = None  # its GPUs, which read a version's files
         self.taken: list[str] = []
@@ -70,6 +71,7 @@ class SimulatedEngine:
             plugin=self.plugin,
             process=self.process,
             address=self.address,
+            group_refusal=self.group_refusal,
             may_read=self.may_read,
         )
 

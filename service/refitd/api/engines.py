@@ -96,6 +96,7 @@ async def receivers(run: str, service: ServiceOf) -> Receivers:
         receivers=[replace(each, engine=engine.id) for engine in there for each in engine.receivers],
         others=[engine.id for engine in others],
         stock=[replace(each, engine=name) for name, each in stock if each is not None],
+        refusals={engine.id: engine.group_refusal for engine in others if engine.group_refusal is not None},
     )
 
 

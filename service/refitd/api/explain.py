@@ -216,6 +216,8 @@ def _its_server(engine: EngineRecord) -> list[str]:
         sentences.append(engine.how_proved)
     if engine.plugin is not None or engine.stock_reason is not None:
         sentences.append(f"It {engine.how_it_loads}.")
+    if engine.group_refusal is not None:
+        sentences.append(f"It takes no version over a process group: {engine.group_refusal}.")
     if engine.pair:
         sentences.append(f"Its servers are updated together: {', '.join(engine.urls)}.")
     if engine.draft is not None:

@@ -232,7 +232,8 @@ def _waiting(seen: RunFacts, newest: VersionRecord | None) -> list[str]:
     if newest is not None and newest != seen.target and _is_gone(newest):
         newest = None  # `_trouble_with` says what became of it
     if newest is not None and newest.state is VersionState.ANNOUNCED and newest.handed:
-        found.append(f"{_step(newest, seen.target).capitalize()} was handed over from its trainer's memory: {newest.files_to_come}")
+        step = _step(newest, seen.target).capitalize()
+        found.append(f"{step} was handed over from its trainer's memory: {newest.files_to_come}")
     elif newest is not None and newest.state.is_open and newest.state is not VersionState.UNKNOWN:
         why = f": {newest.reason}" if newest.reason else ""
         found.append(f"{_step(newest, seen.target).capitalize()} is {newest.state}{why}")

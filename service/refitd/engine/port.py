@@ -191,7 +191,7 @@ class Reached:
     `plugin` is the release of refitd's plugin that carries out its loads; None where they are the server's own, and
     then `stock_reason` says why, where a plugin was looked for. `takes_offers`: it can load from a trainer's memory;
     `receivers` are its ranks that can receive weights over a process group; `stock_receiver` says how an engine without
-    refitd inside takes them over one, None where it does not.
+    refitd inside takes them over one, None where it does not: for `group_refusal`, where the operator allows it.
     `proves`: its GPUs can read a version while it serves, and say whether it is as its manifest says.
     `loader`: what its plugin does not copy by itself; None where that is nothing, or is not known yet.
     `address` is where the connection went, equal for two names of one server; `led_by` says which other service leads
@@ -213,6 +213,7 @@ class Reached:
     takes_offers: bool = False
     receivers: tuple[Receiver, ...] = ()
     stock_receiver: StockReceiver | None = None
+    group_refusal: str | None = None
     proves: bool = False
     stock_reason: str | None = None
     process: Process = UNTOLD

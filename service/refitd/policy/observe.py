@@ -66,6 +66,7 @@ def after_probe(
         takes_offers=seen.takes_offers,
         receivers=seen.receivers,
         stock_receiver=seen.stock_receiver,
+        group_refusal=seen.group_refusal,
         proves=seen.proves,
         stock_reason=seen.stock_reason,
         process=_process(engine.process, seen.process),

@@ -65,9 +65,9 @@ class EngineRecord:
     `plugin` is the release of refitd's plugin that carries out its loads, None where they are the server's own, for
     `stock_reason`; `takes_offers`: it can copy weights from the memory of a trainer on its host; `receivers` are its
     ranks that can receive them over a process group, as of the last look, and `stock_receiver` says how a stock engine
-    takes them over one. `proves`: its GPUs can read a version while
-    it serves, to prove it for the service. `through_loader` is why its plugin loads tensors
-    through the server's loader, `loads_whole` that it loads all of them so.
+    takes them over one, `group_refusal` why it does not, where the operator allows it. `proves`: its GPUs can read a
+    version while it serves, to prove it for the service. `through_loader` is why its plugin loads tensors through the
+    server's loader, `loads_whole` that it loads all of them so.
     `draft` says what becomes of its draft model in an update (`DRAFT_LEFT`, `DRAFT_UPDATED`), None where it has none.
     `beneath` is the full version that deltas were written into since, from which the plugin would put it back;
     `wants_full`: it takes no delta in place until it was given a full version.
@@ -111,6 +111,7 @@ class EngineRecord:
     takes_offers: bool = False
     receivers: tuple[Receiver, ...] = ()
     stock_receiver: StockReceiver | None = None
+    group_refusal: str | None = None
     proves: bool = False
     stock_reason: str | None = None
     through_loader: str | None = None

@@ -57,6 +57,18 @@ async def test_the_api_explain_and_metrics_say_vllm_and_what_proves_what_it_serv
     assert labels["a:1"] == {"run": "run", "engine": "a:1"} | expected
 
 
+async def test_why_a_stock_engine_takes_no_version_over_a_group_is_said_to_operators_and_trainers(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path, names=("a", "b")) as stage:
+        stage.engines["a"].group_refusal = "it has no /init_weights_update_group"
+        await stage.served(1)
+        told = (await stage.http.get("/v1/explain/a:1")).json()["sentences"]
+        receivers = (await stage.http.get("/v1/receivers", params={"run": "run"})).json()
+    assert "It takes no version over a process group: it has no /init_weights_update_group." in told
+    assert receivers["refusals"] == {"a:1": "it has no /init_weights_update_group"}
+
+
 async def test_what_the_first_load_of_a_version_has_recorded_proves_later_loads_and_not_that_one(
     tmp_path: Path,
 ) -> None:

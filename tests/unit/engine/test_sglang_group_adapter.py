@@ -86,6 +86,7 @@ class OneTransfer:
     sglang: ScriptedSglang
     engine: SglangGroupEngine
     ended: list[str] = field(default_factory=list)
+    patience: float = 5.0
 
     async def refit(self, part: Part = honest, label: str = "7", version: str = VERSION) -> Refit:
         """Bring the engine to a version that a sender which plays a part sends."""
@@ -108,7 +109,7 @@ class OneTransfer:
         return done
 
     def _play(self, listener: socket.socket, transfer: StockTransfer, secret: bytes, part: Part) -> None:
-        waiting = WaitLimit(5.0, lambda: False)
+        waiting = WaitLimit(self.patience, lambda: False)
         try:
             line, hello = accepted(listener, transfer, waiting)
         except TransferError as error:
@@ -274,6 +275,28 @@ async def test_a_server_without_the_route_of_the_checksums_is_asked_once(transfe
     seen = await transfer.engine.probe()
     assert isinstance(seen, Reached)
     assert seen.stock_receiver is None
+
+
+@pytest.mark.parametrize("route", [INIT, BEGIN, BUCKET])
+async def test_a_route_that_is_not_there_is_asked_for_once_in_the_life_of_a_server_process(
+    transfer: OneTransfer, route: str
+) -> None:
+    transfer.sglang.told["random_seed"] = 1
+    transfer.sglang.on(route, said(404, "Not Found"))
+    assert (await transfer.refit()).outcome in {Outcome.NACK, Outcome.TAINTED}
+    why = f"it has no {route}, which is answered 404: Not Found"
+    before, transfer.patience = transfer.sglang.calls.count(route), 0.1  # its sender waits in vain
+    assert why in ((await transfer.refit()).reason or "")
+    assert transfer.sglang.calls.count(route) == before
+    seen = await transfer.engine.probe()
+    assert isinstance(seen, Reached)
+    assert (seen.stock_receiver, seen.group_refusal) == (None, why)
+    transfer.sglang.told["random_seed"], transfer.patience = 2, 5.0
+    transfer.sglang.served = {"model_path": "/base", "weight_version": "of another start"}
+    seen = await transfer.engine.probe()
+    assert isinstance(seen, Reached)
+    assert (seen.stock_receiver is not None, seen.group_refusal) == (True, None)
+    assert (await transfer.refit()).outcome is Outcome.ACK
 
 
 async def test_a_label_that_is_not_the_versions_is_a_doubt(transfer: OneTransfer) -> None:

@@ -77,6 +77,14 @@ def test_where_the_operator_allows_none_it_goes_by_files(found: Receivers) -> No
     assert "--sglang-stock-transfers" in (of("gloo").instead or ""), "what would let them receive"
 
 
+def test_where_the_operator_allows_it_and_an_engine_cannot_its_reason_is_said(found: Receivers) -> None:
+    found.stock.clear()
+    found.refusals["b"] = "it has no /init_weights_update_group"
+    said = of("gloo").instead or ""
+    assert "without it b takes no version over a process group: it has no /init_weights_update_group" in said
+    assert "--sglang-stock-transfers" not in said, "it is allowed"
+
+
 @pytest.mark.parametrize("transport", ["auto", "handover"])
 def test_what_no_switch_of_the_service_makes_possible_does_not_name_one(found: Receivers, transport: Transport) -> None:
     found.stock.clear()

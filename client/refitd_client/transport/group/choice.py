@@ -71,7 +71,7 @@ def hinders(transport: Transport, trainer: TrainerPlace, found: Receivers) -> st
         return None
     receivers = found.receivers
     if not receivers:
-        return _none_receives(found.others, may_be_stock=transport != "handover")
+        return _none_receives(found, may_be_stock=transport != "handover")
     if transport == "handover":
         return _hinders_handover(trainer, receivers)
     return _hinders_group(transport, trainer, receivers) or (
@@ -106,16 +106,20 @@ def why_files_alone(trainer: TrainerPlace, found: Receivers) -> str | None:
         found: as in `choose`.
     """
     if not found.receivers:
-        return _none_receives(found.others, may_be_stock=False)
+        return _none_receives(found, may_be_stock=False)
     return None if trainer.devices or trainer.shared else _OWN_MEMORY
 
 
-def _none_receives(others: Sequence[str], *, may_be_stock: bool) -> str:
+def _none_receives(found: Receivers, *, may_be_stock: bool) -> str:
+    others = found.others
     if not others:
         return "the service knows of no engine of the run yet, as before its first version"
     more = len(others) - _NAMED
     names = ", ".join(others[:_NAMED]) + (f" and {more} more" if more > 0 else "")
     stock = ", or let stock SGLang receive (refitd serve --sglang-stock-transfers)" if may_be_stock else ""
+    if may_be_stock and found.refusals:  # the operator lets it
+        engine, why = min(found.refusals.items())
+        stock = f"; without it {engine} takes no version over a process group: {why}"
     return f"no engine of the run ({names}) has refitd inside: install it there (docs/plugin.md){stock}"
 
 

@@ -12,7 +12,8 @@ The transaction of such a version, and what is sent when it breaks off. All else
     resume    and a few tokens of `/generate`; none → TAINTED
 
 An engine that had other checksums than expected twice in a row takes no more versions so until the service restarts: it
-may make its parameters of the tensors in a way that is not known. Nor does one that lacks the route of the checksums.
+may make its parameters of the tensors in a way that is not known. Nor does one that answers 404 to a route of these, as
+long as its process lives: the answer is the same for each version to come.
 """
 
 import asyncio
@@ -21,10 +22,12 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 
 from refitd.engine.fingerprints import SENT_PROOF, comparable
-from refitd.engine.http import NoReply
+from refitd.engine.http import NoReply, Reply
 from refitd.engine.port import (
+    UNTOLD,
     Offered,
     Outcome,
+    Process,
     Reached,
     Refit,
     Stage,
@@ -71,7 +74,7 @@ class SglangGroupEngine(SglangEngine):
     """One SGLang server that takes versions by files, and over a process group where a trainer asks for that."""
 
     _doubts = 0  # versions in a row that it had other checksums of than expected
-    _lacks: str | None = None  # the route that it was asked for in vain
+    _lacks: tuple[Process, str] | None = None  # a process without a route that was asked for, and the sentence
     _hangs = False  # whether it joined a group and was not seen to generate since
 
     async def probe(self) -> Reached | Unreached:
@@ -79,8 +82,10 @@ class SglangGroupEngine(SglangEngine):
         if self._hangs and (fault := await self._sign_of_life()) is not None:
             return Unreached(reason=fault, advice="end the trainer's processes, and restart it if that does not help")
         seen = await super().probe()
-        if isinstance(seen, Unreached) or self._server is None or self._why_not() is not None:
+        if isinstance(seen, Unreached) or self._server is None or self._plugin.release is not None:
             return seen
+        if (reason := self._why_not()) is not None:
+            return replace(seen, group_refusal=reason)
         device = self._server.device
         receiver = StockReceiver(engine="", url=self._http.url, ranks=self._server.launch.ranks, device=device)
         return replace(seen, stock_receiver=receiver)
@@ -119,8 +124,8 @@ class SglangGroupEngine(SglangEngine):
             return f"SGLang {self._server.version} gives no checksums of its tensors"
         if self._server.drafts:
             return "it has a draft model, which a version over a group would not reach as one from files does"
-        if self._lacks is not None:
-            return self._lacks
+        if self._lacks is not None and self._server.process.is_as(self._lacks[0]) is not False:
+            return self._lacks[1]
         if self._doubts >= MOST_DOUBTS:
             return f"{self._doubts} versions in a row that it received over a group could not be proved"
         return None
@@ -152,7 +157,7 @@ class SglangGroupEngine(SglangEngine):
                 return ranks
             device = "" if self._server is None else self._server.device
             welcome = await line.meet(transfer, secret, self._http.url, device, ranks)
-            group = StockGroup(self._http, welcome.group, sessions=self._dialect.has(SESSIONS))
+            group = StockGroup(self._http, welcome.group, sessions=self._dialect.has(SESSIONS), lacks=self._note_lack)
             self._hangs = True
             await _joined(line, group.join(transfer, welcome, len(ranks)))
             self._hangs = False
@@ -285,9 +290,13 @@ class SglangGroupEngine(SglangEngine):
         if isinstance(reply, NoReply):
             return reply.reason
         found = checksums_in(reply.data.get("ranks")) if reply.ok and reply.data is not None else None
-        if reply.status == HTTPStatus.NOT_FOUND:  # the answer is the same for each version to come
-            self._lacks = f"it gives no checksums of its tensors: /weights_checker is answered {reply.short_message!r}"
+        if reply.status == HTTPStatus.NOT_FOUND:
+            self._note_lack("/weights_checker", reply)
         return found or f"it gives no checksums: {reply.short_message}"
+
+    def _note_lack(self, route: str, reply: Reply) -> None:
+        process = UNTOLD if self._server is None else self._server.process
+        self._lacks = (process, f"it has no {route}, which is answered {reply.status}: {reply.short_message}")
 
 
 async def _joined(line: SenderLine, joining: Coroutine[None, None, str | None]) -> None:

@@ -9,7 +9,8 @@
 A bucket that was received in part is answered with "Succeeded" (seen in 0.5.23), so no answer here proves anything.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from typing import Any
 
 from refitd.engine.http import NoReply, Reply, Transport
@@ -25,15 +26,16 @@ _CALL_SECONDS = 30.0
 class StockGroup:
     """The calls to one engine about one transfer."""
 
-    def __init__(self, http: Transport, group: str, *, sessions: bool) -> None:
+    def __init__(self, http: Transport, group: str, *, sessions: bool, lacks: Callable[[str, Reply], None]) -> None:
         """Make none yet.
 
         Args:
             http: to the engine.
             group: the group's name.
             sessions: whether updates need a session.
+            lacks: is called with a route that the engine does not have, and its answer.
         """
-        self._http, self._group, self._sessions = http, group, sessions
+        self._http, self._group, self._sessions, self._lacks = http, group, sessions, lacks
 
     async def join(self, transfer: StockTransfer, welcome: StockWelcome, ranks: int) -> str | None:
         """Have all ranks join; why they have not, None where they have."""
@@ -45,16 +47,16 @@ class StockGroup:
             "group_name": self._group,
             "backend": transfer.backend,
         }
-        return _fault(await self._http.post("/init_weights_update_group", body, JOIN_SECONDS))
+        return await self._fault("/init_weights_update_group", body, JOIN_SECONDS)
 
     async def begin(self) -> str | None:
         """Begin a session; why it has not begun, None where it has or needs none."""
         if not self._sessions:
             return None
-        fault = _fault(await self._http.post("/begin_weight_update", {}, _CALL_SECONDS))
+        fault = await self._fault("/begin_weight_update", {}, _CALL_SECONDS)
         if fault is None or "already open" not in fault:
             return fault
-        return await self.end() or _fault(await self._http.post("/begin_weight_update", {}, _CALL_SECONDS))
+        return await self.end() or await self._fault("/begin_weight_update", {}, _CALL_SECONDS)
 
     async def load(self, buckets: Sequence[list[OfferedTensor]], label: str) -> str | None:
         """Ask for all buckets, in turn; why not all were loaded, None where the engine says that they were.
@@ -65,18 +67,14 @@ class StockGroup:
         """
         for number, bucket in enumerate(buckets, 1):
             is_last = number == len(buckets)
-            reply = await self._http.post(
-                "/update_weights_from_distributed",
-                self._order(bucket) | ({"weight_version": label, "flush_cache": True} if is_last else {}),
-                BUCKETS_SECONDS,
-            )
-            if (fault := _fault(reply)) is not None:
+            order = self._order(bucket) | ({"weight_version": label, "flush_cache": True} if is_last else {})
+            if (fault := await self._fault("/update_weights_from_distributed", order, BUCKETS_SECONDS)) is not None:
                 return f"bucket {number} of {len(buckets)}: {fault}"
         return None
 
     async def end(self) -> str | None:
         """End the session; why it has not ended, None where it has or there are none."""
-        return _fault(await self._http.post("/end_weight_update", {}, _CALL_SECONDS)) if self._sessions else None
+        return await self._fault("/end_weight_update", {}, _CALL_SECONDS) if self._sessions else None
 
     async def leave(self) -> None:
         """Have all ranks leave the group. Where that fails, what is left is a group that is never used again."""
@@ -93,11 +91,13 @@ class StockGroup:
             "abort_all_requests": False,
         }
 
-
-def _fault(reply: Reply | NoReply) -> str | None:
-    """Why a call did not do what it was to do."""
-    if isinstance(reply, NoReply):
-        return reply.reason
-    if reply.ok and reply.data is not None and reply.data.get("success") is True:
-        return None
-    return f"the engine answered {reply.status}: {reply.short_message}"
+    async def _fault(self, route: str, body: dict[str, Any], seconds: float) -> str | None:
+        """Make a call; why it did not do what it was to do, None where it did."""
+        reply = await self._http.post(route, body, seconds)
+        if isinstance(reply, NoReply):
+            return reply.reason
+        if reply.ok and reply.data is not None and reply.data.get("success") is True:
+            return None
+        if reply.status == HTTPStatus.NOT_FOUND:
+            self._lacks(route, reply)
+        return f"the engine answered {reply.status}: {reply.short_message}"

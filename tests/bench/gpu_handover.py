@@ -52,7 +52,7 @@ from refitd_client.fingerprint.torch_ops import flat_bits
 
 RUN = "handover"
 PATIENCE = 120.0
-STREAMS, TOKENS = 8, 300  # requests in flight
+STREAMS, TOKENS = (8, 64), 300  # requests in flight, and what each generates
 PAUSED = ("pause", "load", "verify", "resume")
 Weights = dict[str, Any]
 
@@ -225,7 +225,7 @@ class Bench:
         return {
             "answered": (answered - began) * 1000, "held": (held - began) * 1000, "sealed": (sealed - began) * 1000,
             "paused": sum(attempt.get(stage, 0.0) for stage in PAUSED),
-            "stages": stages, "kind": publication.committed().kind.value,
+            "began": began, "stages": stages, "kind": publication.committed().kind.value,
             "handed": handed and {
                 "engines": handed.engines, "reason": handed.reason, "ms": dict(handed.timings or {}),
                 "sent": dict(handed.sent or {}),
@@ -239,19 +239,40 @@ class Bench:
         self.out["same"] = {"answers": before == self.generate(), "contents": contents == self.ask(do="contents")}
 
     def under_load(self) -> None:
-        """Requests in flight through one of each. The service pauses SGLang before 0.5.21 by `abort`: it ends them."""
+        """Requests in flight through each way, several times. The service pauses SGLang before 0.5.21 by `abort`: it
+        ends them.
+        """
         memory = {} if self.options.stock or self.options.dtype else {"memory": {"handover": True}}
+        delta = {} if self.options.stock or self.options.dtype else {"delta": {"block": "staged", "delta": "auto"}}
         sent: Weights = {name: {"transport": name} for name in self.options.transport}
-        for name, how in {"files": {"block": "staged"}, **memory, **sent}.items():
-            for _ in range(3):  # the first by another transport begins processes and a group; the last is measured
+        for name, how in {"files": {"block": "staged"}, **delta, **memory, **sent}.items():
+            for _ in range(3):  # the first by another transport begins processes and a group
                 step_on(self.weights)
-                if "transport" in how:
-                    self.one(**how)
-            with in_flight(self.options.url, STREAMS, TOKENS, self.dialect) as streams:
-                began = time.perf_counter()
-                found = self.one(**how)
-                window = (began, began + found["answered"] / 1000)
-            self.out[f"under load: {name}"] = found | {"in flight": told(streams, [window], TOKENS)}
+                self.one(**how)
+            for count in STREAMS:
+                self.out[f"under load: {name}, {count} streams"] = self.through(count, how)
+
+    def through(self, count: int, how: dict[str, Any]) -> dict[str, Any]:
+        """One way, with so many requests in flight. The first of a server, which may compile for them, is left out."""
+        found: list[dict[str, Any]] = []
+        for _ in range(1 + self.options.rounds):
+            time.sleep(self.options.between)
+            step_on(self.weights)
+            with in_flight(self.options.url, count, TOKENS, self.dialect) as streams:
+                one = self.one(**how)
+            window = (one["began"], one["began"] + one["answered"] / 1000)
+            found.append(one | told(streams, [window], TOKENS))
+        kept = found[1:]
+        stalls = [each["longest stall ms"][0] for each in kept]
+        return {
+            "answered ms": spread([each["answered"] for each in kept]),
+            "paused ms": spread([each["paused"] for each in kept]),
+            "longest stall ms": spread(stalls),
+            "beyond the pause ms": spread([stall - each["paused"] for stall, each in zip(stalls, kept, strict=True)]),
+            "lost": sum(each["lost"] for each in found),
+            "in flight after the update": sum(each["in flight after the last update"] for each in found),
+            "kinds": sorted({each["kind"] for each in kept}),
+        }
 
     def last(self) -> None:
         """A full version, and what the engine then answers and holds: to be compared with a server started on it."""

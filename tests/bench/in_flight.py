@@ -1,5 +1,11 @@
-"""Requests in flight through updates: whether any is lost, and how long the tokens of each wait."""
+"""Requests in flight through updates: whether any is lost, and how long the tokens of each wait.
 
+They are followed by a process of their own: in that of a trainer their threads would wait for its interpreter's lock.
+"""
+
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,16 +34,31 @@ class Stream:
 
 @contextmanager
 def in_flight(url: str, count: int, tokens: int, dialect: Dialect = DIALECTS["sglang"]) -> Generator[list[Stream]]:
-    """So many streamed requests, begun together, until each has come to its end. All have begun when it yields."""
+    """So many streamed requests, begun together, until each has come to its end. All have begun when it yields; what
+    became of them is known after the block.
+    """
+    name = next(name for name, each in DIALECTS.items() if each is dialect)
+    command = [sys.executable, __file__, url, str(count), str(tokens), name]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        if process.stdout is None or process.stdout.readline() != "begun\n":
+            raise RuntimeError("the requests have not begun")
+        streams = [Stream() for _ in range(count)]
+        yield streams
+        for stream, (times, found) in zip(streams, json.loads(process.stdout.readline()), strict=True):
+            stream.times, stream.tokens = times, found
+
+
+def _follow_all(url: str, count: int, tokens: int, dialect: Dialect) -> None:
     streams = [Stream() for _ in range(count)]
     with ThreadPoolExecutor(count) as pool:
         texts = [dialect.body(f"story {n}", tokens, stream=True) for n in range(count)]
         running = [pool.submit(_follow, url, dialect, *each) for each in zip(texts, streams, strict=True)]
         while not all(stream.times for stream in streams) and not any(each.done() for each in running):
             time.sleep(0.01)
-        yield streams
+        print("begun", flush=True)
         for each in running:
             each.result()
+    print(json.dumps([(stream.times, stream.tokens) for stream in streams]), flush=True)
 
 
 def told(streams: Sequence[Stream], windows: Sequence[Window], tokens: int) -> dict[str, Any]:
@@ -69,3 +90,7 @@ def _follow(url: str, dialect: Dialect, body: dict[str, Any], stream: Stream) ->
             if line.startswith("data: {"):
                 stream.times.append(time.perf_counter())
                 stream.tokens = dialect.tokens(stream.tokens, line)
+
+
+if __name__ == "__main__":
+    _follow_all(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), DIALECTS[sys.argv[4]])

@@ -2,14 +2,19 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Generator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from refitd_embedded.__main__ import main
+from support.forked import ended
 from support.jobs import RUN, TOKEN, Job, running, served_by
+from support.scripts import script_ended
 from support.servers import API_KEY, EmbeddedServer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -21,7 +26,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def model(tmp_path: Path) -> Path:
     """As examples/README.md makes it."""
     folder = tmp_path / "tiny"
-    subprocess.run([sys.executable, "-m", "refitd_embedded", "--make-model", str(folder)], check=True)
+    assert ended(main, ["refitd_embedded", "--make-model", str(folder)], dict(os.environ))[0] == 0
     return folder
 
 
@@ -32,14 +37,27 @@ def job(model: Path, tmp_path: Path) -> Generator[Job]:
 
 
 def run(job: Job, example: str, *words: str | Path, ranks: int = 1) -> str:
-    """Run an example to its end; what it prints."""
+    """Run an example to its end; what it prints. Several ranks have interpreters of their own."""
     own = {"REFITD_ROOT": str(job.root), "REFITD_RUN": RUN, "REFITD_URL": job.refitd.url, "REFITD_TOKEN": TOKEN}
     own |= {"ENGINE_KEY": API_KEY, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
-    several = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-    command = [sys.executable, *several, str(EXAMPLES / example), *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | own)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return done.stdout
+    script = EXAMPLES / example
+    if ranks > 1:
+        several = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        command = [*several, str(script), *map(str, words)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | own)
+        status, said = done.returncode, done.stdout + done.stderr
+    elif script.parent.name in ("transformers", "trl"):
+        status, said = script_ended(script, *words, **own)
+    else:
+        status, said = ended(partial(be, script), [str(script), *map(str, words)], os.environ | own)
+    assert status == 0, said[-6000:]
+    return said
+
+
+def be(script: Path) -> None:
+    """Be an example, as its interpreter would run it."""
+    sys.path.insert(0, str(script.parent))
+    runpy.run_path(str(script), run_name="__main__")
 
 
 def follow(job: Job, *steps: int) -> None:

@@ -1,7 +1,5 @@
 """Engines follow the real trainers of transformers and TRL, in a script of the user's with two lines for refitd."""
 
-import subprocess
-import sys
 from collections.abc import Generator
 from pathlib import Path
 
@@ -9,13 +7,13 @@ import pytest
 
 from refitd_client.contract.states import VersionState
 from support.jobs import RUN, TOKEN, Job, running, served_by
+from support.scripts import script_ended
 from support.servers import EmbeddedServer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 SCRIPT = """
-import os, sys
-os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+import sys
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -60,12 +58,18 @@ def job(models: Path, tmp_path: Path) -> Generator[Job]:
         yield job
 
 
+def ended(job: Job, model: Path, out: Path, body: str) -> tuple[int, str]:
+    """Run a user's script to its end; its exit status, and all that it printed."""
+    out.mkdir(exist_ok=True)
+    script = out / "script.py"
+    script.write_text(SCRIPT + body)
+    return script_ended(script, job.root, RUN, job.refitd.url, TOKEN, model, out, TOKENIZERS_PARALLELISM="false")
+
+
 def train(job: Job, model: Path, out: Path, body: str, *, every: int | None = 1) -> None:
-    """Run a user's script to its end."""
-    script = SCRIPT + body + TWO_LINES.format(every=every, errors="raise") + TRAIN
-    words = [sys.executable, "-c", script, str(job.root), RUN, job.refitd.url, TOKEN, str(model), str(out)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    """The same, of a script that ends well."""
+    status, said = ended(job, model, out, body + TWO_LINES.format(every=every, errors="raise") + TRAIN)
+    assert status == 0, said
 
 
 def published(job: Job) -> list[int]:
@@ -101,13 +105,13 @@ def test_every_n_steps_and_on_each_save_and_a_training_that_is_resumed_begins_a_
 @pytest.mark.thorough  # tests/unit/trainers holds that errors="log" ends no training
 def test_what_fails_to_be_published_is_told_and_the_training_goes_on(models: Path, tmp_path: Path, job: Job) -> None:
     other = TRAINER.replace("trainer = ", "model.resize_token_embeddings(2000); trainer = ")
-    told, ended = (other + TWO_LINES.format(every=1, errors=errors) + TRAIN for errors in ("log", "raise"))
-    words = [str(job.root), RUN, job.refitd.url, TOKEN, str(models / "model_a"), str(tmp_path / "out")]
-    script = SCRIPT + told + ended  # one process for both trainings: it imports transformers for seconds
-    done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=False)
-    assert done.stdout.count("trained 4") == 1
-    assert "step 4 did not reach the engines, and the training goes on" in done.stdout + done.stderr
+    logs, raises = (other + TWO_LINES.format(every=1, errors=errors) + TRAIN for errors in ("log", "raise"))
+    status, said = ended(job, models / "model_a", tmp_path / "out", logs + raises)
+    assert "step 4 did not reach the engines, and the training goes on" in said
     assert {version.state for version in job.client.versions().items} == {VersionState.REJECTED}
-    assert done.returncode == 1
-    assert "refitd_client.errors.VersionRejectedError: " in done.stderr
-    assert "trained" not in done.stdout.partition("trained 4")[2]
+    assert status == 1
+    # Of the two trainings in one script the first has ended well.
+    assert said.count("trained 4") == 1
+    after = said.partition("trained 4")[2]
+    assert "refitd_client.errors.VersionRejectedError: " in after
+    assert "\ntrained" not in after

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from refitd_client.errors import RefitError
 from support.ranks import run_ranks
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+WAYS = ("ddp", "fsdp2", "flat")
 
 
 def train(rank: int, size: int, root: Path, how: str) -> list[str]:
@@ -45,22 +48,45 @@ def train(rank: int, size: int, root: Path, how: str) -> list[str]:
     return sorted(path.name for path in (root / "exp/trial").glob("v*"))
 
 
-@pytest.mark.parametrize("how", ["ddp", pytest.param("fsdp2", marks=pytest.mark.thorough)])
-def test_ranks_publish_one_version_a_step(how: str, tmp_path: Path) -> None:
+def train_each_way(rank: int, size: int, root: Path) -> dict[str, object]:
+    """What each of `WAYS` came to, one after the other in ranks that import transformers once, for seconds."""
+    came = dict[str, object]()
+    for how in WAYS:
+        try:
+            came[how] = train(rank, size, root / how, how)
+        except RefitError as error:
+            came[how] = f"{type(error).__name__}: {error}"
+    return came
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ways")
+
+
+@pytest.fixture(scope="module")
+def came(root: Path) -> list[dict[str, object]]:
+    """What each way came to, on each rank."""
+    return run_ranks(2, root, train_each_way, root)
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp2"])
+def test_ranks_publish_one_version_a_step(how: str, root: Path, came: list[dict[str, object]]) -> None:
     from safetensors.numpy import load_file
 
-    assert run_ranks(2, tmp_path, train, tmp_path, how) == [["v000001", "v000002"]] * 2
+    assert [each[how] for each in came] == [["v000001", "v000002"]] * 2
     whole: dict[str, tuple[int, ...]] = {}
-    for path in (tmp_path / "exp/trial/v000002").glob("*.safetensors"):
+    for path in (root / how / "exp/trial/v000002").glob("*.safetensors"):
         whole |= {name: tensor.shape for name, tensor in load_file(path).items()}
     assert whole == {"0.weight": (8, 8), "0.bias": (8,), "1.weight": (4, 8), "1.bias": (4,)}
 
 
-def test_flattened_weights_are_refused_before_anything_is_trained(tmp_path: Path) -> None:
-    for result in run_ranks(2, tmp_path, train, tmp_path, "flat"):
-        assert type(result).__name__ == "InvalidWeightsError", result
-        assert "0.weight" in str(result)
-        assert "FSDP2" in str(result)
+def test_flattened_weights_are_refused_before_anything_is_trained(root: Path, came: list[dict[str, object]]) -> None:
+    for each in came:
+        assert str(each["flat"]).startswith("InvalidWeightsError: ")
+        assert "0.weight" in str(each["flat"])
+        assert "FSDP2" in str(each["flat"])
+    assert not list((root / "flat").glob("exp/trial/v*"))
 
 
 @pytest.mark.filterwarnings("default")  # peft's own: it looks for a config on a hub

@@ -4,11 +4,11 @@
 `tests/vllm` is not taken for vLLM.
 """
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from support.scripts import script_ended
 
 pytestmark = [pytest.mark.e2e, pytest.mark.thorough, pytest.mark.timeout(300)]
 
@@ -62,6 +62,7 @@ assert [path.name for path in (root / "exp/trial").glob("v*")] == ["v000000"]
     ],
 )
 def test_what_stands_in_for_the_broadcast(body: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", SCRIPT + body, str(tmp_path / "root")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT + body)
+    status, said = script_ended(script, tmp_path / "root")
+    assert status == 0, said

@@ -4,11 +4,11 @@
 is not taken for vLLM.
 """
 
-import json
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
+
+from support.scripts import script_ended
 
 pytestmark = [pytest.mark.e2e, pytest.mark.thorough, pytest.mark.timeout(300)]
 
@@ -124,27 +124,11 @@ BODIES = {
     "engines-that-are-away-or-in-doubt-are-not-asked": AWAY,
     "what-no-engine-answers-ends-the-training-with-the-reason": REFUSED,
 }
-EACH = """
-import os
-for name, body in json.loads(sys.argv[2]).items():
-    pid = os.fork()
-    if pid == 0:
-        exec(body)
-        print("held", name, flush=True)
-        os._exit(0)
-    os.waitpid(pid, 0)
-"""
-
-
-@pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """TRL is imported once, which takes most of the time."""
-    folder = tmp_path_factory.mktemp("rollouts")
-    command = [sys.executable, "-c", SCRIPT + EACH, str(folder / "root"), json.dumps(BODIES)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
-    return done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_rollouts_from_engines_that_fail(name: str, said: str) -> None:
-    assert f"held {name}\n" in said, said
+def test_rollouts_from_engines_that_fail(name: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT + BODIES[name])
+    status, said = script_ended(script, tmp_path / "root")
+    assert status == 0, said

@@ -1,7 +1,7 @@
 """Two ranks of a trainer that publish to a TP=2 engine of a few lines, which has refitd's plugin on both ranks.
 
-The trainer's ranks, the service, and the processes that send and receive are real. The engine's ranks are threads of
-the test's process.
+The trainer's ranks, the service, and the processes that send and receive are real; those that receive are forked from
+one that has imported torch. The engine's ranks are threads of the test's process.
 """
 
 from collections.abc import Generator
@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from refitd_client import RefitClient
+from support.forked_group import forked_members
 from support.hubs import until
 from support.mini_sglang import tiny_weights
 from support.plugged_mini import PluggedMini, plugged_mini
@@ -50,6 +51,7 @@ def sharded_job(folder: Path) -> Generator[ShardedJob]:
     root = folder / "root"
     root.mkdir()
     with (
+        forked_members(),
         plugged_mini(root, 2) as engine,
         RefitdServer(folder, root, [engine.server.url], *QUICK, "--run", RUN) as refitd,
         RefitClient(refitd.url) as client,

@@ -86,7 +86,6 @@ class OneTransfer:
     sglang: ScriptedSglang
     engine: SglangGroupEngine
     ended: list[str] = field(default_factory=list)
-    patience: float = 5.0
 
     async def refit(self, part: Part = honest, label: str = "7", version: str = VERSION) -> Refit:
         """Bring the engine to a version that a sender which plays a part sends."""
@@ -98,18 +97,21 @@ class OneTransfer:
             tensors = (OfferedTensor("a", "BF16", (2, 3), places[0]), OfferedTensor("b", "F32", (4,), places[1]))
             layout = OfferLayout(host="h", boot="b", pid=1, life="l", tensors=tensors)
             offer = replace(offer_with(layout, VERSION, (1, 2)), stock=transfer)
-            thread = threading.Thread(target=self._play, args=(listener, transfer, secret, part))
+            waiting = WaitLimit(5.0, (over := threading.Event()).is_set)
+            thread = threading.Thread(target=self._play, args=(listener, transfer, secret, part, waiting))
             thread.start()
             with ExportedTensors(self.root / "run", offer, secret) as exported:
                 offered = Offered(version=version, path="run/v000007", offer=f"run/{exported.path.name}", sent=True)
                 target = Target(path="/root/v7", label=label, offered=offered)
                 done = await self.engine.refit(target, lambda _: None)
+            over.set()  # an engine that was refused the offer never comes
             thread.join(30)
         exporter.end(self.root / "run")
         return done
 
-    def _play(self, listener: socket.socket, transfer: StockTransfer, secret: bytes, part: Part) -> None:
-        waiting = WaitLimit(self.patience, lambda: False)
+    def _play(
+        self, listener: socket.socket, transfer: StockTransfer, secret: bytes, part: Part, waiting: WaitLimit
+    ) -> None:
         try:
             line, hello = accepted(listener, transfer, waiting)
         except TransferError as error:
@@ -285,13 +287,13 @@ async def test_a_route_that_is_not_there_is_asked_for_once_in_the_life_of_a_serv
     transfer.sglang.on(route, said(404, "Not Found"))
     assert (await transfer.refit()).outcome in {Outcome.NACK, Outcome.TAINTED}
     why = f"it has no {route}, which is answered 404: Not Found"
-    before, transfer.patience = transfer.sglang.calls.count(route), 0.1  # its sender waits in vain
+    before = transfer.sglang.calls.count(route)
     assert why in ((await transfer.refit()).reason or "")
     assert transfer.sglang.calls.count(route) == before
     seen = await transfer.engine.probe()
     assert isinstance(seen, Reached)
     assert (seen.stock_receiver, seen.group_refusal) == (None, why)
-    transfer.sglang.told["random_seed"], transfer.patience = 2, 5.0
+    transfer.sglang.told["random_seed"] = 2
     transfer.sglang.served = {"model_path": "/base", "weight_version": "of another start"}
     seen = await transfer.engine.probe()
     assert isinstance(seen, Reached)

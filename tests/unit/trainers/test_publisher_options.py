@@ -10,18 +10,28 @@ from typing import Any
 import pytest
 
 from refitd_client.trainers.slime import DiskUpdates
-from refitd_client.trainers.transformers import RefitCallback
-from refitd_client.trainers.trl_rollouts import RefitRollouts
 from support.verl_backend import backend
 
 URL = "http://127.0.0.1:9"
+
+
+def transformers(*places: Any, **options: Any) -> Any:
+    from refitd_client.trainers.transformers import RefitCallback  # here, because every worker imports this module
+
+    return RefitCallback(*places, **options)
+
+
+def trl(*places: Any, **options: Any) -> Any:
+    from refitd_client.trainers.trl_rollouts import RefitRollouts  # likewise
+
+    return RefitRollouts(*places, **options)
 
 
 def verl(root: Path, run: str, service_url: str, **options: Any) -> Any:
     return backend().RefitCheckpointEngine(1 << 20, True, root=root, run=run, service_url=service_url, **options)
 
 
-HOOKS: list[Callable[..., Any]] = [RefitCallback, RefitRollouts, DiskUpdates, verl]
+HOOKS: list[Callable[..., Any]] = [transformers, trl, DiskUpdates, verl]
 
 
 @pytest.mark.parametrize("hook", HOOKS)

@@ -2,15 +2,17 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from safetensors import SafetensorError
 
 from refitd_client import StorageError
-from refitd_client.trainers.transformers import RefitCallback
 from support.published import versions
+
+if TYPE_CHECKING:
+    from refitd_client.trainers.transformers import RefitCallback
 
 
 class Wrapped(torch.nn.Linear):
@@ -29,8 +31,10 @@ class Wrapped(torch.nn.Linear):
             raise self.error
 
 
-def trained(root: Path, model: Wrapped, errors: Any) -> RefitCallback:
+def trained(root: Path, model: Wrapped, errors: Any) -> "RefitCallback":
     """One step of a training."""
+    from refitd_client.trainers.transformers import RefitCallback  # here, because every worker imports this module
+
     callback = RefitCallback(root, "run", errors=errors)
     args: Any = None
     state: Any = SimpleNamespace(is_world_process_zero=True, global_step=1)

@@ -21,6 +21,7 @@ from refitd_embedded.demo.agreement import TOLERANCE
 from refitd_embedded.demo.policy import CHANCE, fresh, write
 from refitd_embedded.demo.processes import Stack, own_stack
 from refitd_embedded.weights import load
+from support.forked_children import forked_children
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -34,10 +35,11 @@ Demo = Callable[..., tuple[int, list[dict[str, Any]], dict[str, Any]]]
 
 @pytest.fixture
 def demo(capsys: pytest.CaptureFixture[str]) -> Demo:
-    """Runs it in this process, its children in theirs: exit status, rows, summary."""
+    """Runs it in this process, its children in theirs, which are forked: exit status, rows, summary."""
 
     def run(**options: Any) -> tuple[int, list[dict[str, Any]], dict[str, Any]]:
-        status = main(DemoOptions(json=True, **options))
+        with forked_children():
+            status = main(DemoOptions(json=True, **options))
         said = capsys.readouterr()
         lines = [json.loads(line) for line in said.out.splitlines()]
         assert lines, said.err
@@ -50,7 +52,7 @@ def demo(capsys: pytest.CaptureFixture[str]) -> Demo:
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Generator[Stack]:
     """A service and two engines that go on when a trainer has ended, so that each trainer is a restarted one."""
     folder = tmp_path_factory.mktemp("stack")
-    with own_stack(folder, write(fresh(0), folder / "base")) as running:
+    with forked_children(), own_stack(folder, write(fresh(0), folder / "base")) as running:
         yield running
         running.check()
 

@@ -67,7 +67,7 @@ def aim(case: schemathesis.Case, number: int) -> None:
         case.query["timeout"] = 0
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 @pytest.mark.thorough
 def test_no_request_within_or_beyond_the_document_breaks_the_service_or_the_document(service: RefitdServer) -> None:
     document = httpx.get(f"{service.url}/openapi.json", headers=TOKEN, trust_env=False).json()

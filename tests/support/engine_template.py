@@ -1,6 +1,6 @@
 """Servers that are forked from a process which has imported their engine: tests/sglang/template, tests/vllm/template.
 
-What runs in that process is `support.templates`.
+What runs in that process is `support.templates`. Scripts that train are forked in the same way: `support.scripts`.
 """
 
 import atexit

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from threading import Event
 from typing import Any, cast
 from weakref import ref
 
@@ -70,12 +71,13 @@ class AheadReader:
 
     def __init__(self) -> None:
         self.wants_files = True
-        self.files, self.moved = MappedFiles(), list[MemoryMove]()
+        self.files, self.moved, self.copied = MappedFiles(), list[MemoryMove](), Event()
         self.ahead = CopyAhead(self.files.known, HostBuffer().take, self.move, nullcontext, lambda: self.wants_files)
 
     def move(self, move: MemoryMove, above: int) -> None:
         ctypes.memmove(move.target, above + move.source, move.width)
         self.moved.append(move)
+        self.copied.set()
 
     def read(self, source: VersionSource, names: Sequence[str]) -> Reading | None:
         files: dict[str, Any] = {}

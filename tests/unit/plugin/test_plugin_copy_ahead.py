@@ -3,8 +3,6 @@
 import multiprocessing
 import os
 import signal
-import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,6 @@ from hypothesis import strategies as st
 
 from refitd_client.files.plain_file import open_folder
 from refitd_plugin import copy_ahead
-from refitd_plugin.moves import MemoryMove
 from refitd_plugin.proving import VersionProver
 from refitd_plugin.source import VersionSource
 from support.provable import damage, published, weights
@@ -42,6 +39,12 @@ class Stand:
         self.wanted = published(root / "elsewhere", 2, weights(2))
         assert self.prover.prove(self.old)[0].fault == ""
         self.reader.moved.clear()
+        self.reader.copied.clear()
+
+    def await_copy(self) -> None:
+        """Wait until something was copied since the last version was proved."""
+        assert self.reader.copied.wait(SECONDS)
+        self.reader.copied.clear()
 
     def check(self, source: VersionSource) -> int:
         """Prove what was committed. What would be loaded is the file, byte by byte. Returns the bytes copied ahead."""
@@ -50,6 +53,7 @@ class Stand:
         assert staged is not None
         for name, content in bytes_of(source.place.folder, source.structure.headers).items():
             assert bytes_at(staged[name].address, len(content)) == content
+        self.reader.copied.clear()
         return proof.ahead
 
 
@@ -58,46 +62,27 @@ def stand(tmp_path: Path) -> Stand:
     return Stand(tmp_path)
 
 
-@pytest.fixture
-def told(stand: Stand) -> Callable[[], None]:
-    """Waits until something was copied since."""
-    moved = threading.Event()
-    move = stand.reader.ahead._begin_move
-
-    def begin(what: MemoryMove, above: int) -> None:
-        move(what, above)
-        moved.set()
-
-    stand.reader.ahead._begin_move = begin
-
-    def wait() -> None:
-        assert moved.wait(SECONDS)
-        moved.clear()
-
-    return wait
-
-
-def test_what_is_written_is_copied_before_the_version_has_its_name(stand: Stand, told: Callable[[], None]) -> None:
+def test_what_is_written_is_copied_before_the_version_has_its_name(stand: Stand) -> None:
     trainer = SlotTrainer(stand.old, stand.wanted)
     copied = 0
     for name in trainer.names:
         trainer.write(name, 0, trainer.sizes[name])
         trainer.progress.reached(name, trainer.sizes[name])
-        told()
+        stand.await_copy()
         copied += trainer.sizes[name]
     assert stand.check(trainer.commit(2)) == copied == sum(trainer.sizes.values())
 
 
-def test_the_next_version_is_followed_as_well(stand: Stand, told: Callable[[], None]) -> None:
+def test_the_next_version_is_followed_as_well(stand: Stand) -> None:
     trainer = SlotTrainer(stand.old, stand.wanted)
     trainer.write_all()
-    told()
+    stand.await_copy()
     second = trainer.commit(2)
     assert stand.check(second) > 0
     third = published(stand.wanted.place.root, 3, weights(3))
     trainer = SlotTrainer(second, third)
     trainer.write_all()
-    told()
+    stand.await_copy()
     assert stand.check(trainer.commit(3)) > 0
 
 
@@ -169,12 +154,12 @@ def test_whatever_was_copied_ahead_what_is_proved_is_what_the_manifest_says(
     stand.check(trainer.commit(2))
 
 
-def test_damage_is_found_though_the_right_bytes_were_copied_ahead(stand: Stand, told: Callable[[], None]) -> None:
+def test_damage_is_found_though_the_right_bytes_were_copied_ahead(stand: Stand) -> None:
     """The manifest is of other bytes than those that were written: the trainer's own fault."""
     trainer = SlotTrainer(stand.old, stand.wanted)
     name = trainer.names[0]
     trainer.write_all()
-    told()
+    stand.await_copy()
     trainer.write(name, trainer.sizes[name] - 4, trainer.sizes[name], b"\x01\x02\x03\x04")
     stand.reader.ahead._drop()  # as after a restart of the engine
     proof, staged = stand.prover.prove(trainer.commit(2))
@@ -182,11 +167,11 @@ def test_damage_is_found_though_the_right_bytes_were_copied_ahead(stand: Stand, 
     assert staged is None
 
 
-def test_a_block_that_was_copied_before_it_was_right_is_copied_again(stand: Stand, told: Callable[[], None]) -> None:
+def test_a_block_that_was_copied_before_it_was_right_is_copied_again(stand: Stand) -> None:
     trainer = SlotTrainer(stand.old, stand.wanted)
     for name in trainer.names:
         trainer.progress.reached(name, trainer.sizes[name])  # and nothing is written yet
-    told()
+    stand.await_copy()
     for name in trainer.names:
         trainer.write(name, 0, trainer.sizes[name])
     assert stand.check(trainer.commit(2)) == 0
@@ -220,9 +205,7 @@ def test_nothing_of_a_trainer_that_is_killed_is_in_the_next_version(
     stand = Stand(tmp_path)
     other = published(tmp_path, 2, weights(4))
     assert stand.prover.prove(other)[0].fault == ""
-    moved = threading.Semaphore(0)
-    move = stand.reader.ahead._begin_move
-    stand.reader.ahead._begin_move = lambda what, above: (move(what, above), moved.release())[0]
+    stand.reader.copied.clear()
     sizes = {name: stand.old.structure.files[name].size for name in stand.old.structure.headers}
     for path in stand.old.place.folder.iterdir():
         if path.name not in sizes:
@@ -231,7 +214,7 @@ def test_nothing_of_a_trainer_that_is_killed_is_in_the_next_version(
     arguments = (dead, str(stand.old.place.folder), sizes, blocks)
     process = multiprocessing.get_context("fork").Process(target=_write_and_wait, args=arguments)
     process.start()
-    assert moved.acquire(timeout=SECONDS)
+    stand.await_copy()
     process.kill()
     process.join()
     trainer = SlotTrainer(other, stand.wanted)

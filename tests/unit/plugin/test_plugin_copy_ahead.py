@@ -86,6 +86,43 @@ def test_the_next_version_is_followed_as_well(stand: Stand) -> None:
     assert stand.check(trainer.commit(3)) > 0
 
 
+def test_a_copy_that_was_taken_half_way_is_finished_there_and_the_next_one_followed(
+    stand: Stand, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = SlotTrainer(stand.old, stand.wanted)
+    first = trainer.names[0]
+    trainer.write(first, 0, trainer.sizes[first])
+    trainer.progress.reached(first, trainer.sizes[first])
+    stand.await_copy()
+    for name in trainer.names[1:]:
+        trainer.write(name, 0, trainer.sizes[name])
+    second = trainer.commit(2)
+    assert stand.check(second) == trainer.sizes[first]
+    third = published(stand.wanted.place.root, 3, weights(3))
+    trainer = SlotTrainer(second, third)
+    trainer.write_all()
+    stand.await_copy()  # by the same thread, which has left the one before
+    assert stand.check(trainer.commit(3)) > 0
+    assert not caplog.records
+
+
+def test_a_copy_that_gives_way_to_another_version_is_not_gone_on_with(
+    stand: Stand, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = SlotTrainer(stand.old, stand.wanted)
+    trainer.write(trainer.names[0], 0, trainer.sizes[trainer.names[0]])
+    trainer.progress.reached(trainer.names[0], trainer.sizes[trainer.names[0]])
+    stand.await_copy()
+    other = published(stand.old.place.root, 5, weights(5))
+    assert stand.check(other) == 0
+    trainer.write_all()
+    trainer = SlotTrainer(other, published(stand.wanted.place.root, 6, weights(6)), number=1)
+    trainer.write_all()
+    stand.await_copy()  # by the same thread, which has left the one before
+    assert stand.check(trainer.commit(6)) > 0
+    assert not caplog.records
+
+
 def test_a_version_in_new_files_is_copied_when_it_has_come(stand: Stand) -> None:
     source = published(stand.old.place.root, 2, weights(2))
     assert stand.check(source) == 0

@@ -22,6 +22,7 @@ from refitd_client.fingerprint.rows import bits_at  # noqa: E402
 from refitd_plugin.proving import DeviceReader, HostReader, Staged, VersionProver  # noqa: E402
 from refitd_plugin.registered import Registry  # noqa: E402
 from refitd_plugin.source import VersionSource, mapped, place_of  # noqa: E402
+from support.handed_back import hand_back  # noqa: E402
 from support.provable import NAN, damage, published, weights  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -118,16 +119,3 @@ def test_what_a_trainer_writes_is_copied_meanwhile_and_is_the_file_byte_for_byte
             del staged  # the buffer is free for the next one
     print(f"MB copied ahead: {[each // 10**6 for each in ahead]}")
     assert max(ahead) > 2**29
-
-
-def hand_back(root: Path, version: Path) -> None:
-    """As the service does."""
-    from refitd_client.checkpoint.header import layout
-    from refitd_client.contract.naming import layout_of, slot_name, slots_path
-
-    for path in version.iterdir():
-        if path.suffix != ".safetensors":
-            path.unlink()
-    slot = root / slots_path("run") / slot_name(layout_of(map(layout, version.iterdir())), "f" * 32)
-    slot.parent.mkdir(parents=True, exist_ok=True)
-    version.rename(slot)

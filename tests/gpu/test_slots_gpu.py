@@ -16,10 +16,10 @@ import torch
 from safetensors.torch import load_file
 
 from refitd_client import InvalidWeightsError, Publication, WeightPublisher
-from refitd_client.checkpoint.header import layout
-from refitd_client.contract.naming import layout_of, slot_name, slots_path
+from refitd_client.contract.naming import slots_path
 from refitd_client.write import cuda, cuda_driver
 from support import durable_effects
+from support.handed_back import hand_back
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
 
@@ -54,16 +54,6 @@ def state(seed: int) -> State:
         "here": torch.randn(100, 10),
         "eights": torch.randn(64, 64, device="cuda").to(torch.float8_e4m3fn),
     }
-
-
-def hand_back(root: Path, version: Path) -> Path:
-    """As the service does."""
-    for path in version.iterdir():
-        if path.suffix != ".safetensors":
-            path.unlink()
-    slot = root / slots_path("run") / slot_name(layout_of(map(layout, version.iterdir())), "f" * 32)
-    slot.parent.mkdir(parents=True, exist_ok=True)
-    return version.rename(slot)
 
 
 def expect(version: Path, weights: State) -> None:

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from test_delta_publish import serve
 
 from refitd_client import DeltaRules, Publication, StagedPublication, StorageError, WeightPublisher
-from refitd_client.checkpoint import header
 from refitd_client.checkpoint.header import Entry
 from refitd_client.contract.manifest import fitting_fingerprints, parse_manifest
 from refitd_client.contract.naming import layout_of, slot_name, slots_path
@@ -20,6 +19,7 @@ from refitd_client.delta import apply, read_delta
 from refitd_client.fingerprint import fingerprint
 from refitd_client.publish.run_folder import RunFolder
 from support import durable_effects, published
+from support.handed_back import hand_back
 from support.stand_in_service import StandIn, make_engine, stand_in
 
 State = dict[str, NDArray[np.float32]]
@@ -173,15 +173,3 @@ def test_full_versions_have_none_when_nobody_asks(tmp_path: Path) -> None:
     with WeightPublisher(tmp_path, "run") as publisher:
         path = publisher.publish(durable_effects.weights(1), step=1).path
     assert parse_manifest((path / "refit.json").read_bytes()).fingerprints == {}
-
-
-def hand_back(root: Path, version: Path) -> None:
-    """As the service does."""
-    shards = published.shards(version)
-    slot = root / slots_path("run") / slot_name(layout_of(map(header.layout, shards)), "f" * 32)
-    slot.mkdir(parents=True)
-    for path in shards:
-        path.rename(slot / path.name)
-    for path in version.iterdir():
-        path.unlink()
-    version.rmdir()

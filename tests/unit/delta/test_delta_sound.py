@@ -99,7 +99,21 @@ def outcome(data: bytes, at_once: int) -> Any:
             return str(error)
 
 
-REPLACED = [b'"', b"{", b"}", b",", b":", b" ", b"0", b"\\u0061", b"\xff", b"null", b'"dtype":"U8",', b'"t0":{},']
+REPLACED = [
+    b'"',
+    b"{",
+    b"}",
+    b",",
+    b":",
+    b" ",
+    b"0",
+    b"\\u0061",
+    b"\xff",
+    b"null",
+    b'"dtype":"U8",',
+    b'"t0":{},',
+    b'{"a":' * 5000,
+]
 
 
 @given(tensors=TENSORS, at=st.integers(0, 10**6), length=st.integers(0, 12), by=st.sampled_from(REPLACED))
@@ -112,6 +126,13 @@ def test_a_header_that_is_parsed_at_once_is_what_it_is_pair_by_pair(
     text = data[8 : 8 + at] + by + data[8 + at + length : 8 + size]
     changed = len(text).to_bytes(8, "little") + text + data[8 + size :]
     assert outcome(changed, 2**20) == outcome(changed, 0)
+
+
+def test_a_header_that_nests_deeper_than_any_parser_goes_is_refused() -> None:
+    text = b'{"__metadata__":' + b'{"a":' * 100_000
+    refused = outcome(len(text).to_bytes(8, "little") + text + bytes(24), 2**20)
+    assert refused == outcome(len(text).to_bytes(8, "little") + text + bytes(24), 0)
+    assert str(refused).startswith("its header does not parse: its JSON is malformed")
 
 
 def test_a_key_that_comes_twice_is_refused_though_the_header_is_parsed_at_once() -> None:

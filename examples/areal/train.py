@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -60,9 +61,18 @@ def main(how: str, record: str, fileroot: str, *models: str) -> None:
         else:
             update(engine, meta, Path(model))
         engine.set_version(engine.get_version() + 1)
-        report.append({"version": meta.version, "deleted": not Path(str(meta.path)).exists(), **generate(engine)})
+        report.append({"version": meta.version, "deleted": is_deleted(Path(str(meta.path))), **generate(engine)})
     print("REPORT " + json.dumps(report), flush=True)
     engine.destroy()
+
+
+def is_deleted(path: Path) -> bool:
+    """Whether AReaL has deleted what it saved: a callback of the update does, which may run after its result."""
+    for _ in range(100):
+        if not path.exists():
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def announce(engine: Client, meta: WeightUpdateMeta, model: Path) -> None:

@@ -134,7 +134,7 @@ def publish(
         ):
             # A trainer that restarts wants a new generation; at a shell it may be a slip, and engines would follow it.
             if (begins := publisher.begins(step)) is not None and not new_generation:
-                raise StepConflictError(f"{begins}: say --new-generation to begin one")
+                raise StepConflictError(f"nothing is published: {begins}, if you say --new-generation")
             publication = publisher.publish(
                 folder,
                 step=step,

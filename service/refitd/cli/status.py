@@ -197,10 +197,11 @@ def _summary(run: RunGlance, target: Version | None) -> RunSummary:
 
 
 def _came_last(client: RefitClient) -> list[Version]:
-    """The versions that are not deleted, the last seen first.
+    """The versions that are not deleted, the last seen first; those of one second, as after a start, by step.
 
     The service lists them by generation and step, with what an older generation still publishes below all others.
     """
     states = [state for state in VersionState if state is not VersionState.DELETED]
     found = [version for state in states for version in client.versions(state=state, limit=_PAGE).items]
-    return sorted(found, key=lambda version: (version.created_at, version.generation, version.step), reverse=True)
+    seconds = len("2026-11-27T16:27:33")
+    return sorted(found, key=lambda each: (each.created_at[:seconds], each.generation, each.step), reverse=True)

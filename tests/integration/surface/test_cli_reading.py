@@ -126,6 +126,12 @@ class TestStatus:
         summary = answer("status", "--limit", "3", "--url", service.url, kind=StatusSummary)
         assert [version.id for version in summary.versions] == ["exp~v000031", "exp~v000003.g3", "exp~v000002.g3"]
 
+    def test_versions_that_were_found_in_one_second_stand_by_step(self, service: StandIn) -> None:
+        found = {52: "16:27:33.204", 51: "16:27:33.197", 53: "16:27:33.155"}
+        service.versions = [make_version(step, created_at=f"2026-11-27T{at}Z") for step, at in found.items()]
+        summary = answer("status", "--url", service.url, kind=StatusSummary)
+        assert [version.step for version in summary.versions] == [53, 52, 51]
+
     def test_it_says_once_why_a_version_was_rejected(self, service: StandIn) -> None:
         nan = "tensor w has 1 non-finite value"
         service.versions = [make_version(6, state=VersionState.REJECTED, reason=nan), make_version(5)]

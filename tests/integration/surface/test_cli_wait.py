@@ -315,7 +315,9 @@ class TestPublish:
         assert refitd(*self.publish(checkpoint, "--url", service.url)).stderr == ""
         result = refitd(*self.publish(checkpoint, "--url", service.url))
         assert result.exit_code == 1
-        assert "say --new-generation to begin one" in result.stderr
+        said = " ".join(result.stderr.split())
+        assert "nothing is published: step 7 is not above 7" in said
+        assert "which takes over, if you say --new-generation" in said
         assert not (checkpoint.parent / "root/exp/trial/v000007.g2").exists()
 
     def test_a_step_that_begins_a_generation_says_so_in_one_line(self, service: StandIn, checkpoint: Path) -> None:

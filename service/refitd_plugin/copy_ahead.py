@@ -25,9 +25,9 @@ from refitd_client.checkpoint.opening import Folder, OpeningRefusedError, listin
 from refitd_client.contract.naming import INCOMING_PREFIX
 from refitd_client.files.plain_file import plain_file
 from refitd_client.write.progress import open_progress, read_progress
+from refitd_plugin.folder_renames import FolderRenames
 from refitd_plugin.moves import MemoryMove
 from refitd_plugin.registered import Registered
-from refitd_plugin.renames import FolderRenames
 from refitd_plugin.source import VersionPlace
 from refitd_plugin.staging import FileOnDevice
 from refitd_plugin.turns import short_turns
@@ -189,7 +189,8 @@ class CopyAhead:
                     os.close(folder)
 
     def follow(self, folder: int) -> None:
-        """Copy what is written in an open folder until all is copied, the copy was taken, or the trainer falls silent.
+        """Copy what is written in an open folder until all is copied, the copy was taken, the folder is removed, or the
+        trainer falls silent.
 
         Raises:
             OSError: it cannot be read. CudaDriverError: the driver refused a copy.
@@ -201,9 +202,10 @@ class CopyAhead:
             if progress is None:
                 return
             try:
-                copy = self._begun_copy(folder)
-                if copy is not None:
-                    self._follow(copy, progress)
+                with self._device():  # memory for the buffer, too, is asked for along the stream that writes it
+                    copy = self._begun_copy(folder)
+                    if copy is not None:
+                        self._follow(copy, folder, progress)
             finally:
                 os.close(progress)
 
@@ -229,23 +231,22 @@ class CopyAhead:
                 files[name] = file
         return files
 
-    def _follow(self, copy: BufferCopy, progress: int) -> None:
+    def _follow(self, copy: BufferCopy, folder: int, progress: int) -> None:
         names, heard, said = sorted(copy.layout), time.monotonic(), ()
-        with self._device():
-            while not copy.is_whole:
-                reached = read_progress(progress, len(names))
-                now = time.monotonic()
-                if reached != said:
-                    heard, said = now, reached
-                with self._lock:
-                    if self._copy is not copy:
-                        return
-                    if now - heard > _SILENT_SECONDS:
-                        self._drop()
-                        return
-                    for name, end in zip(names, reached, strict=True):
-                        copy.advance(name, end)
-                time.sleep(_LOOK_SECONDS)
+        while not copy.is_whole:
+            reached = read_progress(progress, len(names))
+            now = time.monotonic()
+            if reached != said:
+                heard, said = now, reached
+            with self._lock:
+                if self._copy is not copy:
+                    return
+                if os.fstat(folder).st_nlink == 0 or now - heard > _SILENT_SECONDS:  # given up, or its trainer has died
+                    self._drop()
+                    return
+                for name, end in zip(names, reached, strict=True):
+                    copy.advance(name, end)
+            time.sleep(_LOOK_SECONDS)
 
 
 def _begun_progress(folder: int) -> int | None:

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from refitd_client.contract.manifest import BLOCK, combined, digest_of_pieces, in_blocks
 from refitd_client.delta import gap, wire
 from refitd_client.delta.change import Change, Delta, DeltaRefusedError, Indices, elements_of, index_type
+from refitd_client.delta.check import in_order, is_sound
 from refitd_client.delta.head import DIGEST_BYTES, Head, head_in, named, read_head
 from refitd_client.delta.layout import INDICES, MAX_HEADER_BYTES, VALUES, Compression, Encoding, TensorRecord
-from refitd_client.delta.sound import in_order, is_sound
 from refitd_client.files.plain_file import fill, opened, read_at
 from refitd_client.fingerprint import Bits, width_of
 from refitd_client.lanes import in_lanes, lanes_for

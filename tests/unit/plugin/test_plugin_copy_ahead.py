@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -268,6 +269,20 @@ def test_a_trainer_that_falls_silent_gives_the_room_back(tmp_path: Path, monkeyp
     stand.reader.ahead.follow(folder)
     os.close(folder)
     assert len(stand.reader.moved) == 1
+    assert stand.reader.ahead._copy is None
+
+
+def test_a_publication_that_was_given_up_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one with a value that is not finite: its trainer, which lives, has removed the folder."""
+    monkeypatch.setattr(copy_ahead, "_SILENT_SECONDS", float("inf"))
+    stand = Stand(tmp_path, follows=False)
+    trainer = SlotTrainer(stand.old, stand.wanted)
+    trainer.progress.reached(trainer.names[0], 64)
+    stand.reader.ahead._begin_move = lambda *_: shutil.rmtree(trainer.folder)
+    folder = open_folder(trainer.folder)
+    stand.reader.ahead.follow(folder)
+    os.close(folder)
+    assert not trainer.folder.exists()
     assert stand.reader.ahead._copy is None
 
 

@@ -59,12 +59,6 @@ class FolderRenames:
                 found.append((name, folder))
         return found
 
-    def close(self) -> None:
-        """End. A thread that waits is not woken by that."""
-        with self._turn:
-            self._forget()
-            os.close(self._fd)
-
     def _opened(self, watch: int, name: str) -> int | None:
         with self._turn:
             if self._watched is None or self._watched[0] != watch:

@@ -9,7 +9,7 @@ found in pieces of some megabytes, across tensors, with a fixed amount of memory
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import groupby, pairwise
+from itertools import pairwise
 from threading import Event
 from typing import Any
 
@@ -104,19 +104,16 @@ class _IndexRun:
 
 def _looks_at_values(head: Head, read: Read) -> Iterator[_Look]:
     """Neighbours of one dtype together."""
-    placed = sorted(
-        (*head.places[VALUES + name], kind_of(name, row.dtype), width_of(row.dtype)) for name, row in head.rows.items()
-    )
-    number = 0
-    runs: list[tuple[int, int, int, str, int]] = []  # equal numbers follow each other without a gap
-    for begin, end, kind, width in placed:
-        number += bool(runs) and runs[-1][2] != begin
-        runs.append((number, begin, end, kind, width))
-    for (_, kind, width), group in groupby(runs, key=lambda run: (run[0], run[3], run[4])):
-        run = list(group)
+    runs: list[tuple[int, int, str, int]] = []
+    for name, row in sorted(head.rows.items(), key=lambda item: head.places[VALUES + item[0]]):
+        (begin, end), kind, width = head.places[VALUES + name], kind_of(name, row.dtype), width_of(row.dtype)
+        if runs and runs[-1][1:] == (begin, kind, width):
+            begin = runs.pop()[0]
+        runs.append((begin, end, kind, width))
+    for first, last, kind, width in runs:
         step = _PIECE // width * width
-        for begin in range(run[0][1], run[-1][2], step):
-            yield partial(_are_finite, kind, read, begin, min(begin + step, run[-1][2]))
+        for begin in range(first, last, step):
+            yield partial(_are_finite, kind, read, begin, min(begin + step, last))
 
 
 def _are_finite(kind: str, read: Read, begin: int, end: int) -> bool:

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from refitd_client.checkpoint.finite import any_nonfinite, kind_of
-from refitd_client.delta import Delta, DeltaFile, DeltaRefusedError, head, parse_delta, sound
+from refitd_client.delta import Delta, DeltaFile, DeltaRefusedError, check, head, parse_delta
 from refitd_client.delta.change import Change
 from refitd_client.delta.writer import encode
 
@@ -61,7 +61,7 @@ def test_a_byte_that_is_changed_is_found_together_where_it_is_found_by_tensor(
     body = 8 + int.from_bytes(data[:8], "little")
     data[body + at % (len(data) - 16 - body)] = byte
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryFile() as file:
-        patch.setattr(sound, "_PIECE", piece)
+        patch.setattr(check, "_PIECE", piece)
         file.write(data)
         file.flush()
         delta = DeltaFile(file.fileno())

@@ -222,7 +222,7 @@ class FileChecks:
 
 
 PACE_SECONDS = 0.02  # between two scans: a burst of hints is one hint
-MOST_DEATHS = 2  # of the service, while it validated a version
+MOST_DEATHS = 3  # of the service, while it validated a version: two in a row are also a node that is restarted twice
 
 
 class Catalog:
@@ -273,7 +273,7 @@ class Catalog:
         """Look at verdicts that a new start may change.
 
         This start may have been given a model, for want of which versions were REJECTED. A version that was being
-        validated when the service died is validated once more; after the second death it is set aside.
+        validated when the service died is validated once more; after the third death it is set aside.
         """
         for version in list(self._store.versions.values()):
             if version.unended >= MOST_DEATHS:

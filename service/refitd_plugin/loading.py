@@ -180,7 +180,7 @@ class Loading:
             with call.stages.during("copy"):
                 write()
 
-        feed = TensorFeed({}, copy, "delta")
+        feed = TensorFeed({}, copy, "delta", is_copied=True)
         return feed, self._through(call, feed, path, load_format)
 
     def put_back(self, call: UpdateCall, tensors: Mapping[str, Any], path: str) -> tuple[TensorFeed, str | None]:
@@ -239,7 +239,7 @@ class Loading:
                         replay(ready.steps, plan.rest(tensors), load)
                     idle(self.model)
 
-        feed = TensorFeed(tensors, copy)
+        feed = TensorFeed(tensors, copy, is_copied=ready.watch is not None)
         fault = self._through(call, feed, call.path, call.load_format)
         with call.stages.during("copy"):
             fault = _waited(seen) or fault

@@ -22,12 +22,21 @@ class NoRollbackError(Exception):
 class TensorFeed:
     """One load, by the loader or by `copy` in its place.
 
-    `asked`: the engine has begun to iterate over the tensors; `begun`: some may be written; `done`: all were given, or
-    the loader takes them. `how` is `load`, or what `copy` is.
+    `is_copied`: the load is copies into the model's tensors, and nothing is left to the loader. `asked`: the engine has
+    begun to iterate over the tensors; `begun`: some may be written; `done`: all were given, or the loader takes them.
+    `how` is `load`, or what `copy` is.
     """
 
-    def __init__(self, tensors: Tensors, copy: Callable[[Loader], None] | None = None, how: str = "replay") -> None:
+    def __init__(
+        self,
+        tensors: Tensors,
+        copy: Callable[[Loader], None] | None = None,
+        how: str = "replay",
+        *,
+        is_copied: bool = False,
+    ) -> None:
         self._tensors = tensors
+        self.is_copied = is_copied
         self._copy = copy
         self.how = how if copy is not None else "load"
         self.before: dict[str, str] | None = None  # the model's contents, where `copy` has taken them beside its work

@@ -11,7 +11,7 @@ A checkpoint in fp8 blocks stays as it was loaded on Ada and Hopper GPUs. On Bla
 import importlib.metadata
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from refitd_plugin.tensor_feed import TensorFeed
+from refitd_sglang.resident import shortened
 
 _ITERATOR = "_get_weights_iterator"
 _NO_DRAFT = {None, "", "NGRAM", "UNO"}  # speculation without a model of its own
@@ -117,9 +118,12 @@ class SglangProcess:
         """See `EngineProcess`."""
         return loaded_once(self.model, self.updater.model_config)
 
-    def feeding(self, feed: TensorFeed) -> AbstractContextManager[None]:
+    @contextmanager
+    def feeding(self, feed: TensorFeed) -> Iterator[None]:
         """See `EngineProcess`."""
-        return feeding(self.loader, feed)
+        passes = shortened(self.loader, type(self.updater), self.model, is_copied=feed.is_copied)
+        with feeding(self.loader, feed), passes:
+            yield
 
     @property
     def _args(self) -> Any:

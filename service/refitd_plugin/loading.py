@@ -19,7 +19,7 @@ from refitd_plugin import copy_schedule, driver
 from refitd_plugin.contents import TensorFingerprints, contents_of, devices_of, holders_of, idle, named, span_of
 from refitd_plugin.copy_schedule import CopySchedule, CopyWatch, MoveTable, table_of
 from refitd_plugin.layout import PlacedTensor, Placements, Routes, routes_of
-from refitd_plugin.overlap import Overlap, SeenContents, parts_of
+from refitd_plugin.overlap import FROM_HOST, WITHIN_DEVICES, Overlap, SeenContents, parts_of
 from refitd_plugin.plan import Loader, ReplayPlan, addresses_of, learned, replay, tensors_of
 from refitd_plugin.port import EngineProcess, UpdateCall
 from refitd_plugin.recorder import Recorder
@@ -43,7 +43,8 @@ class PlanTables:
             for header in source.structure.headers.values()
             for name, spec in header.tensors.items()
         }
-        self._table: tuple[MoveTable, CopyWatch | None] | None = None
+        self._table: MoveTable | None = None
+        self._watches: dict[int, CopyWatch | None] = {}
 
     @cached_property
     def holders(self) -> dict[str, torch.Tensor]:
@@ -78,20 +79,23 @@ class PlanTables:
                 whole.append((copy.name, copy.target))
         return TensorFingerprints(whole, self._model)
 
-    def table_of(self, headers: Mapping[str, Header]) -> tuple[MoveTable, CopyWatch | None]:
-        """The moves from files with these headers, and what is watched beside them. Kept for equal headers."""
-        if self._table is None or self._table[0].headers != headers:
-            table = table_of(self.plan.copies, headers)
-            self._table = table, self._watch(table)
-        return self._table
+    def table_of(self, headers: Mapping[str, Header], parts: int) -> tuple[MoveTable, CopyWatch | None]:
+        """The moves from files with these headers, and what is watched beside them in so many parts. Kept for equal
+        headers.
+        """
+        if self._table is None or self._table.headers != headers:
+            self._table, self._watches = table_of(self.plan.copies, headers), {}
+        if parts not in self._watches:
+            self._watches[parts] = self._watch(self._table, parts)
+        return self._table, self._watches[parts]
 
-    def _watch(self, table: MoveTable) -> CopyWatch | None:
+    def _watch(self, table: MoveTable, parts: int) -> CopyWatch | None:
         """Only where copies are all that is done: what a loader computes comes after them."""
         if self.plan.residual or not self.plan.proven:
             return None
         watched = [*self.holders.values(), *self.fingerprints.others]
         spans = [span_of(tensor) for tensor in watched]
-        return CopyWatch(Overlap(parts_of(table.writes, spans), watched), list(self.holders))
+        return CopyWatch(Overlap(parts_of(table.writes, spans, parts), watched), list(self.holders))
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,11 +280,12 @@ class Loading:
         files = None if others else source.registered(self._registry, device.index or 0)
         if files is None:
             return copy_schedule.buffered(lambda: plan.bind(source.tensors()))
-        table, watch = self.tables(plan, source).table_of(source.structure.headers)
+        parts = WITHIN_DEVICES if source.order is driver.between_devices else FROM_HOST
+        table, watch = self.tables(plan, source).table_of(source.structure.headers, parts)
         return copy_schedule.registered(table, files, device, source.tensors, watch, source.order)
 
     def _staged(self, plan: ReplayPlan, source: VersionSource, staged: Mapping[str, FileOnDevice]) -> CopySchedule:
-        table, watch = self.tables(plan, source).table_of(source.structure.headers)
+        table, watch = self.tables(plan, source).table_of(source.structure.headers, WITHIN_DEVICES)
         (device,) = devices_of(self.model)
         order = driver.between_devices
         return copy_schedule.registered(table, staged, device, source.tensors, watch, order)

@@ -1,7 +1,7 @@
 """Fingerprints beside the copies: while the bus is busy with one part of a model, the processors look at another.
 
-The copies are made in parts. What a part overwrites is fingerprinted before it, for what has to be put back if the
-update fails, and what is written for the last time in it is fingerprinted after it: that is what is served.
+Copies over the bus are made in parts. What a part overwrites is fingerprinted before it, for what has to be put back if
+the update fails, and what is written for the last time in it is fingerprinted after it: that is what is served.
 
 To begin all that is a matter of a few ms, in which no processor of the GPU has waited. The engine goes on with its own
 part of the load meanwhile, along the same stream: what it does to the weights comes after the last fingerprint.
@@ -16,7 +16,8 @@ import torch
 from refitd_client.fingerprint.batch import Begun, FingerprintBatch
 from refitd_plugin.spans import Span
 
-PARTS = 8
+FROM_HOST = 8  # parts of copies that take the bus tens of ms
+WITHIN_DEVICES = 1  # copies of 1 to 2 ms: to begin each further part takes as long as it could save
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class OverlapPart:
     last: Sequence[int]
 
 
-def parts_of(writes: Sequence[tuple[int, Span]], watched: Sequence[Span], count: int = PARTS) -> list[OverlapPart]:
+def parts_of(writes: Sequence[tuple[int, Span]], watched: Sequence[Span], count: int = FROM_HOST) -> list[OverlapPart]:
     """Share writes out into parts of about the same size, in their order. Pure.
 
     Args:

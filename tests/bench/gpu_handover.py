@@ -1,7 +1,7 @@
 """From `publish()` to answers by new, verified weights: full versions, deltas, and hand-overs from memory, in one run.
 
     python tests/bench/gpu_handover.py --models DIR --url URL --root DIR [--out FILE] [--rounds 10] [--device 1]
-        [--engine vllm] [--stock] [--dtype fp8_block] [--transport nccl gloo] [--room GB]
+        [--engine vllm] [--stock] [--dtype fp8_block] [--transport nccl gloo] [--room GB] [--pause-mode in_place]
 
 A server was started on DIR/a (Qwen2.5-1.5B's shapes) with the plugin in its environment and REFITD_SGLANG_ROOT=root
 (REFITD_VLLM_ROOT=root), the root on tmpfs and empty but for `.refitd`. This process is the trainer: it has the weights
@@ -251,6 +251,8 @@ class Bench:
                 self.one(**how)
             for count in STREAMS:
                 self.out[f"under load: {name}, {count} streams"] = self.through(count, how)
+        for count in STREAMS if self.options.engine == "sglang" else ():
+            self.out[f"under load: a pause alone, {count} streams: beyond the pause ms"] = self.pause_alone(count)
 
     def through(self, count: int, how: dict[str, Any]) -> dict[str, Any]:
         """One way, with so many requests in flight. The first of a server, which may compile for them, is left out."""
@@ -273,6 +275,19 @@ class Bench:
             "in flight after the update": sum(each["in flight after the last update"] for each in found),
             "kinds": sorted({each["kind"] for each in kept}),
         }
+
+    def pause_alone(self, count: int) -> dict[str, Any]:
+        """SGLang's own pause, flush and resume with so many requests in flight, and no load between."""
+        found: list[float] = []
+        for _ in range(1 + self.options.rounds):
+            with in_flight(self.options.url, count, TOKENS, self.dialect) as streams:
+                began = time.perf_counter()
+                self.engine.post("/pause_generation", json={"mode": "retract"}).raise_for_status()
+                self.engine.post("/flush_cache").raise_for_status()
+                self.engine.post("/continue_generation", json={}).raise_for_status()
+                window = (began, time.perf_counter())
+            found += told(streams, [window], TOKENS)["beyond the pause ms"]
+        return spread(found[1:])
 
     def last(self) -> None:
         """A full version, and what the engine then answers and holds: to be compared with a server started on it."""
@@ -328,9 +343,10 @@ def main() -> None:
     parser.add_argument("--transport", nargs="*", default=[], choices=["nccl", "gloo"], help="also over process groups")
     parser.add_argument("--stock", action="store_true", help="the server has no plugin")
     parser.add_argument("--room", type=float, metavar="GB", help="leave so much of the engine's GPU free")
+    parser.add_argument("--pause-mode", default="auto", help="the service's setting")
     options = parser.parse_args()
     folder = options.out.absolute().parent
-    more = ("--base-model", str(options.models / "a"), "--keep-last", "1")
+    more = ("--base-model", str(options.models / "a"), "--keep-last", "1", "--pause-mode", options.pause_mode)
     if options.stock and options.transport:
         more += ("--sglang-stock-transfers",)
     ballast = None

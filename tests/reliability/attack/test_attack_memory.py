@@ -161,7 +161,9 @@ def test_a_delta_with_holes_takes_no_more_memory_than_any_version(tmp_path: Path
         assert httpx.get(f"{refitd.url}/healthz").status_code == 200
 
 
-def test_a_version_over_which_the_service_dies_three_times_is_set_aside_and_the_next_one_is_taken(tmp_path: Path) -> None:
+def test_a_version_over_which_the_service_dies_three_times_is_set_aside_and_the_next_one_is_taken(
+    tmp_path: Path,
+) -> None:
     """It is killed from outside here: what takes its memory may be something that nobody has thought of yet."""
     base = write_model(tmp_path / "base", 2**34)
     write_model(tmp_path / "root/run/v000001", 2**34)

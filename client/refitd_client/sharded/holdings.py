@@ -25,7 +25,7 @@ import xxhash
 
 from refitd_client import tensors as torch_tensors
 from refitd_client.errors import InvalidWeightsError
-from refitd_client.sharded.layout import Claim, Split, boxes_of, local_shape, run_length, whole_box
+from refitd_client.sharded.layout import Box, Claim, Split, boxes_of, local_shape, run_length, whole_box
 from refitd_client.tensors import Casts, entry_of, refused
 from refitd_client.write.plan import Rename, plain_names, published_names, second_names
 
@@ -74,6 +74,11 @@ class Holding:
     claim: Claim
     tensor: Any
     target: tuple[Any, ...] | None = None
+
+    def plain(self) -> Any:
+        """The plain tensor with this rank's part as the trainer has it, which is never redistributed."""
+        tensor = self.tensor.detach()
+        return tensor.to_local() if is_dtensor(tensor) else tensor
 
     def local(self) -> Any:
         """The plain tensor with this rank's part, in the trainer's dtype. With a `target`, a collective of the mesh."""
@@ -151,12 +156,15 @@ def _holding(tensor: Any, name: str, old: str, casts: Casts, part: Sharded | Non
         shape = (*shape[: part.dim], size, *shape[part.dim + 1 :])
         splits = [Split(part.dim, part.index, part.count)]
     _check_local(old, local, shape, splits)
+    held: tuple[Box, ...] | None = None
     if target is not None:
+        held = tuple(box for box in boxes_of(shape, splits) if box.count)
         splits = _splits_of(old, tensor, target)
     dtype = casts.target(name, str(tensor.dtype).removeprefix("torch."))
     entry_of(name, dtype, shape)  # refuses what the format cannot hold, on the rank that has it
     boxes = boxes_of(shape, splits) if splits else [whole_box(shape)]
-    claim = Claim(name=name, dtype=dtype, shape=shape, boxes=tuple(box for box in boxes if box.count), memory=None)
+    own = tuple(box for box in boxes if box.count)
+    claim = Claim(name=name, dtype=dtype, shape=shape, boxes=own, memory=None, held=held)
     return Holding(claim=claim, tensor=tensor, target=target)
 
 

@@ -46,6 +46,7 @@ from refitd_client.sharded.rank_group import (
 from refitd_client.sharded.rank_sender import RankSender
 from refitd_client.sharded.routing import Asked, route_of_ranks
 from refitd_client.sharded.sending import ShardsOnTheirWay
+from refitd_client.sharded.shared_shadows import ShadowCount, SharedShadows
 from refitd_client.transport.group.choice import Transport
 from refitd_client.transport.group.sending import Destination
 from refitd_client.transport.handover import Handed
@@ -87,7 +88,7 @@ class SharedShards:
 
     `known` are the numbers of the layouts that the ranks have, by rank; `answer` is rank 0's own follower, and `sender`
     has its part in transfers. `route` says how the version reaches engines, None where files alone do. `needs_told` are
-    the digests of needs that all ranks know from the transfer before.
+    the digests of needs that all ranks know from the transfer before. `shadow_numbers` are those of the ranks' shadows.
     """
 
     root: Path
@@ -98,7 +99,18 @@ class SharedShards:
     answer: Answer
     sender: RankSender
     fingerprinted: bool
+    shadow_count: ShadowCount
+    shadow_numbers: list[int]
     route: PublishRoute | None = None
+
+    @property
+    def check_finite(self) -> bool:
+        """Whether ranks refuse values that are not finite."""
+        return self.agreed.layout.shards.check_finite
+
+    def shadows(self) -> SharedShadows:
+        """Have every rank copy what it compares."""
+        return SharedShadows(self)
 
     @property
     def tensors(self) -> dict[str, list[Entry]]:
@@ -246,13 +258,13 @@ def _require_alike(rank: int, opening: Opening, first: Opening) -> None:
     """Hold what a rank asks for against what rank 0 does.
 
     Raises:
-        StepConflictError: it is at another step. PublishError: it asks for another transport, or for other files.
+        StepConflictError: it is at another step. PublishError: it asks for something else than rank 0.
     """
     if opening.step != first.step:
         raise StepConflictError(
             f"rank {rank} publishes step {opening.step} and rank 0 step {first.step}: all ranks publish the same step"
         )
-    for name in ("transport", "durable"):
+    for name in ("transport", "durable", "delta", "delta_rules"):
         mine, its = getattr(opening, name), getattr(first, name)
         if mine != its:
             raise PublishError(
@@ -270,6 +282,7 @@ class Lead:
         self._base = None if options.base_model is None else BaseModel(Path(options.base_model))
         self._agreed: AgreedLayout | None = None
         self._needs_told = set[str]()
+        self.shadow_count = ShadowCount()
         self._receivers = None if options.connection is None else ReceiversQuery(options.connection, options.run)
 
     def publish(
@@ -332,6 +345,8 @@ class Lead:
             answer=follower.answer,
             sender=follower.sender,
             fingerprinted=self._options.fingerprinted,
+            shadow_count=self.shadow_count,
+            shadow_numbers=[each.shadow for each in opened],
             route=route,
         )
         companions = [] if base is None else base.companions
@@ -350,6 +365,11 @@ class Lead:
             begun=publication.begun,
             handed=handed,
             in_memory=publication.in_memory,
+            kind=publication.kind,
+            base=publication.base,
+            why_full=publication.why_full,
+            density=publication.density,
+            shadow=self.shadow_count.number,
         )
         try:
             self._rank_group.tell_all([outcome] * self._rank_group.size)

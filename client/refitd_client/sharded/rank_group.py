@@ -22,7 +22,9 @@ from typing import Any
 
 from refitd_client.contract.manifest import ManifestFile
 from refitd_client.contract.naming import Order
+from refitd_client.contract.states import Kind
 from refitd_client.contract.wire import Notice
+from refitd_client.delta.plan import DeltaRules
 from refitd_client.errors import (
     NO_SPACE,
     InvalidWeightsError,
@@ -34,6 +36,7 @@ from refitd_client.errors import (
 )
 from refitd_client.publish.durability import ALWAYS
 from refitd_client.sharded.layout import Claim, Location, WritePart
+from refitd_client.sharded.shadow_orders import ChangesReply, ShadowOrder
 from refitd_client.transport.group.child import TransferSent
 from refitd_client.transport.group.choice import TrainerPlace, Transport
 from refitd_client.transport.handover import Handed
@@ -47,7 +50,7 @@ class Opening:
     """A rank has called `publish`. `claims` are None where they are those of layout number `layout`.
 
     `transport` is what it asks for; `place` says where its tensors are, where it asks for any. `durable` is its word on
-    which versions get files.
+    which versions get files, `delta` and `delta_rules` on deltas. `shadow` is the number of the shadow that it has.
     """
 
     step: int
@@ -57,6 +60,9 @@ class Opening:
     transport: Transport | None = None
     place: TrainerPlace | None = None
     durable: str = ALWAYS
+    delta: str = "never"
+    delta_rules: DeltaRules = field(default_factory=DeltaRules)
+    shadow: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,14 +149,15 @@ class FailedReply:
     error: Exception
 
 
-RankOrder = WriteOrder | DigestOrder | StageOrder | SendOrder | EndOrder
-RankReply = DoneReply | StagedReply | SentReply | FailedReply
+RankOrder = WriteOrder | DigestOrder | StageOrder | SendOrder | EndOrder | ShadowOrder
+RankReply = DoneReply | StagedReply | SentReply | ChangesReply | FailedReply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedOutcome:
     """The version is committed, or is `in_memory` alone; `notice_error` is why the service was not told. `is_refused`:
-    it refused the notice. `handed` is what came of a transfer, None where none was asked for.
+    it refused the notice. `handed` is what came of a transfer, None where none was asked for. `kind`, `base`,
+    `why_full` and `density` are as in `Publication`; `shadow` is the number of the shadow that stands, 0 for none.
     """
 
     order: Order
@@ -163,6 +170,11 @@ class PublishedOutcome:
     begun: str | None
     handed: Handed | None = None
     in_memory: bool = False
+    kind: Kind = Kind.FULL
+    base: str | None = None
+    why_full: str | None = None
+    density: float | None = None
+    shadow: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

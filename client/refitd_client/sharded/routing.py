@@ -20,7 +20,6 @@ from refitd_client.transport.ipc.device import uuid_of
 from refitd_client.transport.ipc.shared import boot_id, host_name
 
 _ONE_PROCESS = "engines open the memory of one trainer process, and each rank has a part: use nccl or gloo"
-_NO_DELTAS = "ranks publish full versions only: use disk"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +57,18 @@ def check_transport(transport: Any, connection: Connection | None) -> None:
         raise ValueError(f"transport={transport!r} needs the service_url of the service that has the engines")
 
 
+def check_delta(delta: Any, transport: Any) -> None:
+    """Check a caller's word.
+
+    Raises:
+        ValueError: it is none, or `transport` says it.
+    """
+    if delta not in {"auto", "never"}:
+        raise ValueError(f"delta is {delta!r}: it is 'auto' or 'never'")
+    if delta != "never" and transport is not None:
+        raise ValueError("transport goes without delta: it says what that would")
+
+
 def route_of_ranks(asked: Asked, receivers: ReceiversQuery | None) -> PublishRoute:
     """Decide how a publication goes. Rank 0 decides for all.
 
@@ -68,11 +79,12 @@ def route_of_ranks(asked: Asked, receivers: ReceiversQuery | None) -> PublishRou
     Raises:
         TransportRefusedError: what is asked for cannot work between these ranks and these engines.
     """
+    if asked.transport == "delta":
+        return PublishRoute(choice=Choice(transport="delta", why="the trainer asks for it"), delta="auto")
     if asked.transport == "disk" or receivers is None:
         return _by_files("the trainer asks for it")
-    if asked.transport in {"delta", "handover"}:
-        why = _NO_DELTAS if asked.transport == "delta" else _ONE_PROCESS
-        raise TransportRefusedError(f"transport={asked.transport!r} cannot work: {why}")
+    if asked.transport == "handover":
+        raise TransportRefusedError(f"transport={asked.transport!r} cannot work: {_ONE_PROCESS}")
     try:
         found = receivers.ask()
     except (ServiceError, OSError, ValueError) as error:
@@ -132,7 +144,7 @@ def hindrances_of_ranks(
     auto = decide_route(Asked(transport="auto", places=places), found, urlsplit(connection.url).hostname or "")
     of_groups = {backend: hinders_ranks(backend, places, found) for backend in ("nccl", "gloo")}
     hindered = {backend: why for backend, why in of_groups.items() if why is not None}
-    return auto.choice, {"delta": _NO_DELTAS, "handover": _ONE_PROCESS} | hindered
+    return auto.choice, {"handover": _ONE_PROCESS} | hindered
 
 
 def hinders_ranks(backend: Transport, places: Sequence[TrainerPlace], found: Receivers) -> str | None:

@@ -28,7 +28,7 @@ from refitd_client.delta.change import Change, Delta, DeltaRefusedError, element
 from refitd_client.delta.layout import Compression, Encoding
 from refitd_client.delta.plan import ChangeHistory, DeltaRules, FromBase, Full, StepChanges, last_served, plan_delta
 from refitd_client.delta.reserve import Reserve, write_parts
-from refitd_client.delta.shadow import SelfCompared, ShadowDiff, Shadows, VersionShadows
+from refitd_client.delta.shadow import OTHERS, SelfCompared, ShadowDiff, Shadows, VersionShadows
 from refitd_client.delta.writer import EncodedDelta, encode, fits_surely
 from refitd_client.errors import ServiceError
 from refitd_client.http.connection import Connection
@@ -183,8 +183,9 @@ class DeltaMaker:
         if memory is None:
             why = "nothing to compare with: the publisher's first version, or its first after one without delta='auto'"
             return self._begin(content, full, why)
-        if memory.entries != _entries(full) or not memory.shadows.fits(_sources(full)):
-            return self._begin(content, full, "the tensors are not those of the last")
+        why = memory.shadows.unfit(_sources(full)) if memory.entries == _entries(full) else OTHERS
+        if why is not None:
+            return self._begin(content, full, why)
         return self._go_on(memory, content, full, version)
 
     def committed(self, version: str) -> None:

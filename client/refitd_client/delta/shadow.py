@@ -23,6 +23,8 @@ from refitd_client.fingerprint import Bits, bits_of, fingerprint, fingerprints_t
 from refitd_client.tensors import HOST, TensorSource
 from refitd_client.write.plan import Run, runs_of
 
+OTHERS = "the tensors are not those of the last"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChangedElements:
@@ -211,9 +213,9 @@ class Shadows:
             self.fingerprints |= self._parts[place].keep(part)
             self._home |= dict.fromkeys((source.entry.name for source in part), place)
 
-    def fits(self, sources: Sequence[TensorSource]) -> bool:
-        """Whether these are the same tensors in the same places."""
-        return {source.entry.name: source.place for source in sources} == self._home
+    def unfit(self, sources: Sequence[TensorSource]) -> str | None:
+        """Why these cannot be compared with it; None where they are the same tensors in the same places."""
+        return None if {source.entry.name: source.place for source in sources} == self._home else OTHERS
 
     def find(self, sources: Sequence[TensorSource], most: int) -> ShadowDiff:
         """As `Shadow.find`, of all tensors."""
@@ -246,8 +248,8 @@ class VersionShadows(Protocol):
         """Those of the tensors as they were compared last."""
         ...
 
-    def fits(self, sources: Any) -> bool:
-        """Whether these are the same tensors in the same places."""
+    def unfit(self, sources: Any) -> str | None:
+        """Why these cannot be compared with it; None where they are the same tensors in the same places."""
         ...
 
     def find(self, sources: Any, most: int) -> ShadowDiff:

@@ -11,7 +11,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from refitd_client.delta.change import Indices
-from refitd_client.delta.shadow import ChangedElements, ShadowDiff
+from refitd_client.delta.shadow import OTHERS, ChangedElements, ShadowDiff
 from refitd_client.errors import PublishError
 from refitd_client.fingerprint import Bits
 from refitd_client.fingerprint.host import MASK
@@ -58,10 +58,14 @@ class SharedShadows:
         self._add(self._asked(orders, "copy what it compares"))
         self._count.number = self._number
 
-    def fits(self, shards: "SharedShards") -> bool:
-        """Whether every rank has the copy, and the ranks hold the same parts as then."""
-        has_all = all(number == self._number for number in shards.shadow_numbers)
-        return has_all and shards.agreed.number == self._layout
+    def unfit(self, shards: "SharedShards") -> str | None:
+        """Why the ranks cannot compare; None where every rank has the copy, and holds the same parts as then."""
+        if shards.agreed.number != self._layout:
+            return OTHERS
+        without = [f"{rank}" for rank, number in enumerate(shards.shadow_numbers) if number != self._number]
+        return (
+            f"nothing to compare with: rank {', '.join(without)} has no copy of the last version" if without else None
+        )
 
     def find(self, shards: "SharedShards", most: int) -> ShadowDiff:
         """As `Shadow.find`, of all ranks. A value that is not finite is refused by the rank that has it.

@@ -11,7 +11,7 @@ from refitd_client.delta.plan import Full
 from refitd_client.publish.attempt import DeltaChoice
 from support.sharded_cases import Case, Model, cast_state, full_state, renamed_model
 
-SOME, HALF = 16, 2
+SOME, HALF = 8, 2
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ from refitd_client.errors import (
 )
 from refitd_client.publish.durability import ALWAYS
 from refitd_client.sharded.layout import Claim, Location, WritePart
+from refitd_client.sharded.messages import message_of, parts_of
 from refitd_client.sharded.shadow_orders import ChangesReply, ShadowOrder
 from refitd_client.transport.group.child import TransferSent
 from refitd_client.transport.group.choice import TrainerPlace, Transport
@@ -303,23 +304,33 @@ class RankGroup:
             raise self._lost(lost, "listen")
 
     def _send(self, message: Any, to: int) -> None:
-        data = bytearray(pickle.dumps(message))
-        length = self._torch.tensor([len(data)], dtype=self._torch.int64)
-        body = self._torch.frombuffer(data, dtype=self._torch.uint8)
-        self._distributed.send(length, dst=self._ranks[to], group=self._group)
-        self._distributed.send(body, dst=self._ranks[to], group=self._group)
+        first, *more = (self._torch.frombuffer(part, dtype=self._torch.uint8) for part in parts_of(message))
+        tensors = [self._torch.tensor([first.numel(), len(more)], dtype=self._torch.int64), first]
+        if more:
+            tensors += [self._torch.tensor([part.numel() for part in more], dtype=self._torch.int64), *more]
+        for tensor in tensors:
+            self._distributed.send(tensor, dst=self._ranks[to], group=self._group)
 
     def _expect(self, source: int) -> tuple[Any, Any]:
-        length = self._torch.zeros(1, dtype=self._torch.int64)
-        return length, self._distributed.irecv(length, src=self._ranks[source], group=self._group)
+        sizes = self._torch.zeros(2, dtype=self._torch.int64)
+        return sizes, self._distributed.irecv(sizes, src=self._ranks[source], group=self._group)
 
     def _receive(self, expected: tuple[Any, Any], source: int, timeout: float) -> Any:
-        length, work = expected
+        sizes, work = expected
         work.wait(timedelta(seconds=timeout))
-        body = self._torch.empty(int(length.item()), dtype=self._torch.uint8)
-        work = self._distributed.irecv(body, src=self._ranks[source], group=self._group)
-        work.wait(timedelta(seconds=max(timeout, 1.0)))
-        return pickle.loads(body.numpy().data)  # noqa: S301 from a rank of the same job, as torch's own collectives do
+
+        def received(count: int, kind: Any) -> Any:
+            body = self._torch.empty(count, dtype=kind)
+            work = self._distributed.irecv(body, src=self._ranks[source], group=self._group)
+            work.wait(timedelta(seconds=max(timeout, 1.0)))
+            return body.numpy()
+
+        first, more = sizes.tolist()
+        parts = [received(first, self._torch.uint8)]
+        if more:
+            lengths = received(more, self._torch.int64).tolist()
+            parts += [received(length, self._torch.uint8) for length in lengths]
+        return message_of([part.data for part in parts])
 
     def _lost(self, lost: dict[int, RuntimeError], doing: str) -> RankLostError:
         first = min(lost)

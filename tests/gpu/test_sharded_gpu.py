@@ -11,13 +11,15 @@ import pytest
 
 from refitd_client import WeightPublisher
 from refitd_client.contract.manifest import parse_manifest
+from refitd_client.delta import read_delta
 
 torch = pytest.importorskip("torch")
 
 SCRIPT = Path(__file__).parent / "sharded_gpu_ranks.py"
 CASES = ("fsdp2", "fsdp2-cast", "tensor-parallel", "hsdp", "replicated")
 START_SECONDS = 120  # of all ranks, on a machine that has never loaded torch
-CASE_SECONDS = 60
+SHADOWS = ("gpu", "stream")
+CASE_SECONDS = 90
 
 pytestmark = [
     pytest.mark.gpu,
@@ -54,3 +56,27 @@ def test_what_gpu_ranks_publish_is_byte_by_byte_the_gathered_version(published: 
         assert all((found / name).read_bytes() == (gathered / name).read_bytes() for name in names)
         manifests = [parse_manifest((each / "refit.json").read_bytes()) for each in (found, gathered)]
         assert manifests[0].fingerprints == manifests[1].fingerprints != {}
+
+
+@pytest.mark.parametrize("shadow", SHADOWS)
+@pytest.mark.parametrize("case", CASES)
+def test_what_gpu_ranks_find_changed_is_what_one_process_finds(published: Path, case: str, shadow: str) -> None:
+    """Compared on the GPU, and streamed; with what changed in the step before as well."""
+    folder = published / case
+    with WeightPublisher(folder, f"whole-{shadow}") as publisher:
+        publisher._context.deltas._ask_base = lambda: f"whole-{shadow}~v000001"
+        for step in (1, 2, 3):
+            state = torch.load(folder / f"{shadow}-{step}.pt", weights_only=True)
+            whole = publisher.publish(state, step=step, delta="auto")
+            found = folder / shadow / whole.path.name
+            manifests = [parse_manifest((each / "refit.json").read_bytes()) for each in (found, whole.path)]
+            assert manifests[0].fingerprints == manifests[1].fingerprints != {}
+            assert manifests[0].delta == manifests[1].delta
+            if whole.kind.value == "delta":
+                changes, expected = (read_delta(each / "weights.refit-delta").changes for each in (found, whole.path))
+                assert changes.keys() == expected.keys() != set()
+                for name, change in expected.items():
+                    assert (changes[name].base, changes[name].result) == (change.base, change.result)
+                    assert (changes[name].indices == change.indices).all()
+                    assert (changes[name].values == change.values).all()
+        assert whole.kind.value == "delta"

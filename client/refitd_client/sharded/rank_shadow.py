@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
 from threading import Event
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -200,7 +200,8 @@ class RankShadow:
         packed: list[PackedChanges] = []
         for (index, value), pieces in kinds.items():
             counts = [len(found.indices) for _, found in pieces]
-            indices, values, before = (np.empty(sum(counts), kind) for kind in (index, value, value))
+            indices: Indices = np.empty(sum(counts), index)
+            values, before = (cast("Bits", np.empty(sum(counts), value)) for _ in range(2))
             places = [slice(*ends) for ends in pairwise(accumulate(counts, initial=0))]
 
             def fill(number: int, _: Event) -> None:

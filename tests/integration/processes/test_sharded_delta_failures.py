@@ -13,6 +13,7 @@ import torch
 from refitd_client import InvalidWeightsError, PublishError, RankLostError, ShardedPublisher, StorageError
 from refitd_client.delta import DeltaRules
 from refitd_client.delta.maker import DeltaWeights
+from refitd_client.publish.attempt import DeltaChoice
 from refitd_client.sharded.rank_shadow import RankShadow
 from support import published, sharded_cases
 from support.ranks import attempted, run_ranks
@@ -30,12 +31,12 @@ class Trainer:
         self.publisher, self.weights = publisher, weights
         self.step, self.base = 0, None
 
-    def publish(self, **more: Any) -> tuple[str, str | None]:
+    def publish(self, delta: DeltaChoice = "auto") -> tuple[str, str | None]:
         """Train a step and publish it. Returns what it was, and why it was no delta."""
         self.step += 1
         train(self.weights, self.step, 16)
         bases(self.publisher, "run", self.base)
-        done = self.publisher.publish(self.weights, step=self.step, **({"delta": "auto"} | more))
+        done = self.publisher.publish(self.weights, step=self.step, delta=delta)
         self.base = self.step
         return done.kind.value, done.why_full
 
@@ -91,7 +92,7 @@ def _cannot_be_written(rank: int, trainer: Trainer) -> Exception | None:
     def fail(*_: Any) -> None:
         raise OSError(5, "Input/output error")
 
-    DeltaWeights.write = fail
+    DeltaWeights.write = fail  # pyright: ignore[reportAttributeAccessIssue]
     error = attempted(trainer.publish)
     DeltaWeights.write = works
     return error

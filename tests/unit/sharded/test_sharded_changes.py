@@ -71,11 +71,11 @@ def test_changes_of_many_tensors_move_their_fingerprints_by_what_they_add(
     for new, at, after in zip(news, ats, afters, strict=True):
         new[at] = after
     befores = [old[at] for old, at in zip(olds, ats, strict=True)]
-    joint = [np.concatenate(each) for each in (ats, afters, befores)]
+    at, after, before = (np.concatenate(each) for each in (ats, afters, befores))
     device = torch.device("cpu") if on_gpu else None
     expected = [(fingerprint(new) - fingerprint(old)) % 2**64 for new, old in zip(news, olds, strict=True)]
-    assert shifts_of(counts, *joint, device) == expected
-    assert shifts_of([], *(each[:0] for each in joint), device) == []
+    assert shifts_of(counts, at, after, before, device) == expected
+    assert shifts_of([], at[:0], after[:0], before[:0], device) == []
 
 
 def test_pieces_of_one_tensor_are_joined_in_order_also_where_they_interleave() -> None:

@@ -13,7 +13,7 @@ from refitd_client.fingerprint.host import Bits, terms
 from refitd_client.lanes import in_lanes, lanes_for
 
 _BLOCK = 2**18  # elements that a thread takes at a time
-_GPU_BLOCK = 2**21  # the same for a GPU, where they take some 150 MB
+_GPU_BLOCK = 2**20  # the same for a GPU, where they take some 60 MB
 _GPU_FROM = 2**19  # elements that are worth bringing back to it
 
 

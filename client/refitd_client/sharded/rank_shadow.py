@@ -200,14 +200,14 @@ class RankShadow:
         packed: list[PackedChanges] = []
         for (index, value), pieces in kinds.items():
             counts = [len(found.indices) for _, found in pieces]
-            indices: Indices = np.empty(sum(counts), index)
+            indices = cast("Indices", np.empty(sum(counts), index))
             values, before = (cast("Bits", np.empty(sum(counts), value)) for _ in range(2))
             places = [slice(*ends) for ends in pairwise(accumulate(counts, initial=0))]
 
             def fill(number: int, _: Event) -> None:
                 (part, found), here = pieces[number], places[number]  # noqa: B023 it is called in this round
                 self._parts[part].map.to_whole(found.indices, indices[here])  # noqa: B023
-                values[here], before[here] = found.values, found.before  # noqa: B023
+                values[here], before[here] = found.values, cast("Bits", found.before)  # noqa: B023
 
             jobs = [partial(fill, number) for number in range(len(pieces))]
             in_lanes(jobs, lanes=lanes_for(len(jobs)) if len(indices) >= _MANY else 1)

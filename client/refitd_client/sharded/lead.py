@@ -15,7 +15,7 @@ from typing import Any
 from refitd_client.checkpoint.header import Entry
 from refitd_client.contract.manifest import ManifestFile
 from refitd_client.contract.naming import Order, ShardLayout
-from refitd_client.errors import PublishError, RankLostError, ServiceError, StepConflictError
+from refitd_client.errors import RankLostError, ServiceError, StepConflictError
 from refitd_client.files import durable
 from refitd_client.http.connection import Connection
 from refitd_client.http.publisher_client import ReceiversQuery
@@ -23,6 +23,7 @@ from refitd_client.publish.durability import DurabilityPolicy
 from refitd_client.publish.publication import Publication, StagedPublication
 from refitd_client.publish.publisher import WeightPublisher
 from refitd_client.publish.route import PublishRoute
+from refitd_client.sharded.alike import require_alike
 from refitd_client.sharded.follower import Follower
 from refitd_client.sharded.holdings import compare_samples
 from refitd_client.sharded.layout import Claim, ShardedLayout, lay_out, spread
@@ -233,7 +234,7 @@ def agree(
     opened: list[Opening] = _succeeded(openings)
     claims: list[list[Claim]] = []
     for rank, opening in enumerate(opened):
-        _require_alike(rank, opening, opened[0])
+        require_alike(rank, opening, opened[0])
         if opening.claims is not None:
             claims.append(opening.claims)
         elif last is not None and last.number == opening.layout:
@@ -252,24 +253,6 @@ def agree(
     if difference is not None:
         raise difference
     return last
-
-
-def _require_alike(rank: int, opening: Opening, first: Opening) -> None:
-    """Hold what a rank asks for against what rank 0 does.
-
-    Raises:
-        StepConflictError: it is at another step. PublishError: it asks for something else than rank 0.
-    """
-    if opening.step != first.step:
-        raise StepConflictError(
-            f"rank {rank} publishes step {opening.step} and rank 0 step {first.step}: all ranks publish the same step"
-        )
-    for name in ("transport", "durable", "delta", "delta_rules"):
-        mine, its = getattr(opening, name), getattr(first, name)
-        if mine != its:
-            raise PublishError(
-                f"rank {rank} asks for {name}={mine!r} and rank 0 for {its!r}: all ranks ask for the same"
-            )
 
 
 class Lead:

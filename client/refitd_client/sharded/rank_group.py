@@ -34,6 +34,7 @@ from refitd_client.errors import (
 )
 from refitd_client.publish.durability import ALWAYS
 from refitd_client.sharded.layout import Claim, Location, WritePart
+from refitd_client.sharded.lend_orders import LendOrder, LentReply
 from refitd_client.transport.group.child import TransferSent
 from refitd_client.transport.group.choice import TrainerPlace, Transport
 from refitd_client.transport.handover import Handed
@@ -143,8 +144,8 @@ class FailedReply:
     error: Exception
 
 
-RankOrder = WriteOrder | DigestOrder | StageOrder | SendOrder | EndOrder
-RankReply = DoneReply | StagedReply | SentReply | FailedReply
+RankOrder = WriteOrder | DigestOrder | StageOrder | SendOrder | EndOrder | LendOrder
+RankReply = DoneReply | StagedReply | SentReply | LentReply | FailedReply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

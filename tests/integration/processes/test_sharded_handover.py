@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from refitd_client import PublishError, RankLostError, Sharded, ShardedPublisher
+from refitd_client import RankLostError, Sharded, ShardedPublisher
 from refitd_client.contract.manifest import parse_manifest
-from refitd_client.sharded.lend_orders import LendOrder
 from refitd_client.sharded.rank_lender import RankLender
-from refitd_client.transport.ipc.shared import SHARED_MEMORY, SharedTensors
+from refitd_client.transport.ipc.offer import HostPlace
+from refitd_client.transport.ipc.offered_parts import piece_name
+from refitd_client.transport.ipc.shared import SHARED_MEMORY
 from support import published
 from support.exporting import shared
 from support.mini_sglang import tiny_weights
@@ -86,3 +87,124 @@ def test_what_two_ranks_lend_is_served_by_both_ranks_of_the_engine_before_its_fi
     assert job.engine.holds(5)
     assert published.leftovers(job.root / RUN) == []
     assert list((job.root / RUN).glob(".lender-*")) == []
+
+
+def _before(job: ShardedJob, copying: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch, *, after: bool) -> None:
+    """Let something happen once, right before or after the copying of the engine's first rank, with what it copies."""
+    loading = job.engine.members[0].engine.loading
+    load, waiting = loading.load, [copying]
+
+    def loads(call: Any, source: Any, **more: Any) -> Any:
+        of_memory = hasattr(source, "opened")
+        if of_memory and not after and waiting:
+            waiting.pop()(source)
+        done = load(call, source, **more)
+        if of_memory and after and waiting:
+            waiting.pop()(source)
+        return done
+
+    monkeypatch.setattr(loading, "load", loads)
+
+
+def _lend_fsdp2(rank: int, size: int, root: Path, url: str, first: int, pids: Path) -> Any:
+    """A step by files, and two that are lent. Ranks leave their pids."""
+    (pids / f"{rank}").write_text(f"{os.getpid()}")
+    model, told = fsdp2_weights(first, size), list[Any]()
+    with ShardedPublisher(root, RUN, url, dtype="bfloat16") as publisher:
+        publisher.publish(model, step=first).wait(SECONDS)
+        for step in (first + 1, first + 2):
+            fill(model, step)
+            publication = publisher.publish(model, step=step, handover=True)
+            told.append(publication.handed)
+            publication.wait(SECONDS)
+    return told
+
+
+@pytest.mark.parametrize(("tensor", "part"), [("embed.weight", 0), ("embed.weight", 1), ("q.weight", 1)])
+def test_one_flipped_bit_in_one_rank_s_memory_is_refused_and_the_version_goes_by_its_files(
+    job: ShardedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tensor: str, part: int
+) -> None:
+    def flip(source: Any) -> None:
+        place = source.opened.pieces[piece_name(tensor, part)].place
+        assert isinstance(place, HostPlace)
+        with Path(place.path).open("r+b") as memory:
+            memory.seek(place.offset)
+            (byte,) = memory.read(1)
+            memory.seek(place.offset)
+            memory.write(bytes([byte ^ 1]))
+
+    _before(job, flip, monkeypatch, after=False)
+    args = job.root, job.refitd.url, 1, tmp_path
+    first, second = run_ranks(2, tmp_path, _lend_fsdp2, *args, limit=SECONDS)
+    assert isinstance(first, list), first
+    assert first == second
+    flipped, sound = first
+    assert flipped.engines == ()
+    assert f"tensor {tensor} has fingerprint" in flipped.reason
+    assert (sound.engines, sound.reason) == ((job.engine_id,), None)
+    assert job.engine.holds(3)
+    assert published.versions(job.root / RUN)[-2:] == ["v000002", "v000003"]
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_rank_that_is_killed_before_the_engine_is_done_leaves_the_engine_what_it_had(
+    job: ShardedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    """Then ranks that begin anew go on."""
+
+    def kill(source: Any) -> None:
+        os.kill(int((tmp_path / "1").read_text()), signal.SIGKILL)
+        while source.opened.is_there:  # until its last thread has ended
+            os.sched_yield()
+
+    _before(job, kill, monkeypatch, after=after)
+    args = job.root, job.refitd.url, 1, tmp_path
+    first, dead = run_ranks(2, tmp_path, _lend_fsdp2, *args, limit=SECONDS)
+    assert isinstance(first, RankLostError), first
+    assert (first.rank, dead) == (1, None)
+    assert job.engine.holds(1)
+    assert published.versions(job.root / RUN) == ["v000001"]
+    told, _ = run_ranks(2, tmp_path, _lend_fsdp2, job.root, job.refitd.url, 11, tmp_path, limit=SECONDS)
+    assert [handed.engines for handed in told] == [(job.engine_id,)] * 2
+    assert job.engine.holds(13)
+    assert list((job.root / RUN).glob(".lender-*")) == []  # that of the dead one, too
+
+
+def _fail_once(rank: int, size: int, root: Path, url: str) -> Any:
+    """Rank 1 cannot lend, then says that it wants files alone; at last it does as rank 0 does. No files follow."""
+    model, told, lend = fsdp2_weights(1, size), list[Any](), RankLender.lend
+
+    def fail(lender: RankLender, *args: Any, **more: Any) -> Any:
+        lend(lender, *args, **more)
+        raise OSError("no locks available")
+
+    with ShardedPublisher(root, RUN, url, dtype="bfloat16", durable="never") as publisher:
+        publisher.publish(model, step=1).wait(SECONDS)
+        fill(model, 2)
+        if rank == 1:
+            RankLender.lend = fail  # pyright: ignore[reportAttributeAccessIssue]
+        failed = publisher.publish(model, step=2, handover=True)
+        failed.wait(SECONDS)
+        RankLender.lend = lend
+        told += [failed.handed, failed.committed().in_memory]
+        mine = "disk" if rank else "handover"
+        told.append(str(attempted(lambda: publisher.publish(model, step=3, transport=mine))))
+        fill(model, 3)
+        lent = publisher.publish(model, step=3, handover=True)
+        told += [lent.handed, lent.committed().in_memory]
+    return told
+
+
+def test_a_rank_that_cannot_lend_is_named_and_one_that_wants_something_else_is_refused_on_all(
+    job: ShardedJob, tmp_path: Path
+) -> None:
+    first, second = run_ranks(2, tmp_path, _fail_once, job.root, job.refitd.url, limit=SECONDS)
+    assert isinstance(first, list), first
+    assert first == second
+    failed, failed_in_memory, other, lent, lent_in_memory = first
+    assert (failed.engines, failed_in_memory) == ((), False)
+    assert "the tensors cannot be exported: rank 1: no locks available" in failed.reason
+    assert other == "rank 1 asks for transport='disk' and rank 0 for 'handover': all ranks ask for the same"
+    assert (lent.engines, lent.reason, lent_in_memory) == ((job.engine_id,), None, True)
+    assert job.engine.holds(3)
+    assert published.versions(job.root / RUN) == ["v000001", "v000002"]

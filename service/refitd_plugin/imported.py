@@ -79,10 +79,10 @@ class OpenedMemory:
         """The layout's tensors by name."""
         return {tensor.name: tensor for tensor in self.layout.tensors}
 
-    @property
+    @cached_property
     def is_in_parts(self) -> bool:
         """Whether ranks of a trainer have parts of it."""
-        return bool(self.layout.locks) or len(self.pieces) != len(self.layout.tensors)
+        return any(tensor.parts for tensor in self.layout.tensors)
 
     @property
     def ends(self) -> dict[ExportedAllocation, int]:

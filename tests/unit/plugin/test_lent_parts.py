@@ -90,7 +90,7 @@ def test_copies_that_are_cut_along_parts_are_those_from_the_whole_tensor(data: s
     wanted, where = room.clone(), tuple(slice(gap, None) for gap in gaps)
     target, other = room[where], wanted[where]
     other.copy_(source)
-    plan = PlanCopy("w", source.storage_offset(), tuple(source.shape), source.stride(), target)
+    plan = PlanCopy("w", int(source.storage_offset()), tuple(source.shape), source.stride(), target)
     pieces = memory_of(tensor, whole) | {"w": whole}
     for copy in cut_copies([plan], {"w": tensor}):
         copy.target.copy_(copy.source(pieces))
@@ -112,7 +112,7 @@ def test_a_slice_of_rows_and_one_of_columns_are_cut_and_only_a_turned_matrix_is_
     columns = OfferedTensor("w", "BF16", (8, 6), NOWHERE, parts_of((8, 6), [[Split(1, rank, 2)] for rank in range(2)]))
     for source, counts in ((whole[2:7], (3, 2)), (whole[:, 1:5], (3, 2)), (whole[:, :3], (3, 1)), (whole.t(), (0, 0))):
         target = torch.empty_like(source.contiguous())
-        plan = PlanCopy("w", source.storage_offset(), tuple(source.shape), source.stride(), target)
+        plan = PlanCopy("w", int(source.storage_offset()), tuple(source.shape), source.stride(), target)
         for tensor, count in zip((rows, columns), counts, strict=True):
             names = [copy.name for copy in cut_copies([plan], {"w": tensor})]
             assert names == (["w"] if not count else [piece_name("w", number) for number in range(count)])

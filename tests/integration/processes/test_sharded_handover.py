@@ -120,12 +120,12 @@ def _lend_fsdp2(rank: int, size: int, root: Path, url: str, first: int, pids: Pa
     return told
 
 
-@pytest.mark.parametrize(("tensor", "part"), [("embed.weight", 0), ("embed.weight", 1), ("q.weight", 1)])
+@pytest.mark.parametrize("part", [0, 1])
 def test_one_flipped_bit_in_one_rank_s_memory_is_refused_and_the_version_goes_by_its_files(
-    job: ShardedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tensor: str, part: int
+    job: ShardedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
 ) -> None:
     def flip(source: Any) -> None:
-        place = source.opened.pieces[piece_name(tensor, part)].place
+        place = source.opened.pieces[piece_name("embed.weight", part)].place
         assert isinstance(place, HostPlace)
         with Path(place.path).open("r+b") as memory:
             memory.seek(place.offset)
@@ -140,7 +140,7 @@ def test_one_flipped_bit_in_one_rank_s_memory_is_refused_and_the_version_goes_by
     assert first == second
     flipped, sound = first
     assert flipped.engines == ()
-    assert f"tensor {tensor} has fingerprint" in flipped.reason
+    assert "tensor embed.weight has fingerprint" in flipped.reason
     assert (sound.engines, sound.reason) == ((job.engine_id,), None)
     assert job.engine.holds(3)
     assert published.versions(job.root / RUN)[-2:] == ["v000002", "v000003"]

@@ -2,8 +2,10 @@
 
 An offer of a process that died is void: its memory may belong to any process by now. Where several ranks of a trainer
 lend, each holds a lock of its own, whose name is drawn when it begins: one that ends its lock and begins another one
-does not make an offer valid again that was made before. A `flock` can only be queried by taking it, so this is a lock of
-an open file description (fcntl(2), F_OFD_SETLK), on a file of its own.
+does not make an offer valid again that was made before.
+
+A `flock` can only be queried by taking it, so this is a lock of an open file description (fcntl(2), F_OFD_SETLK), on a
+file of its own.
 """
 
 import errno

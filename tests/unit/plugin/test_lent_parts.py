@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from refitd_client.contract.plugin import UpdateOutcome
-from refitd_client.sharded.layout import Split, boxes_of, runs
+from refitd_client.sharded.layout import Box, Claim, Split, boxes_of, lay_out, runs
+from refitd_client.sharded.lead import AgreedLayout
+from refitd_client.sharded.lend_orders import LentPart
+from refitd_client.sharded.lending import offered_layout
 from refitd_client.transport.ipc import exporter
 from refitd_client.transport.ipc.offer import (
     FORMAT,
@@ -29,10 +32,10 @@ from refitd_client.transport.ipc.offer import (
 )
 from refitd_client.transport.ipc.offer_file import ExportedTensors, make_secret, read_secret
 from refitd_client.transport.ipc.offered_parts import fault_of_parts, piece_name
-from refitd_client.transport.shards.strips import joined
+from refitd_client.transport.shards.strips import Strip, joined
 from refitd_plugin.copies import PlanCopy
 from refitd_plugin.lent_parts import copies_together, cut_copies
-from support.exporting import shared
+from support.exporting import fill, shared
 from support.lending import LendingRank, agreed_on, offer_of_ranks, split
 from support.mini_sglang import tiny_weights
 from support.tiny_rank import Rank, group, together, version
@@ -74,7 +77,8 @@ def memory_of(tensor: OfferedTensor, whole: torch.Tensor) -> dict[str, torch.Ten
 @st.composite
 def selections(draw: st.DrawFn, whole: torch.Tensor) -> torch.Tensor:
     """What a loader may copy of a tensor: slices of it, turned or seen in another shape."""
-    some = whole.reshape(-1, whole.shape[-1]) if draw(st.booleans()) else whole
+    columns = [size for size in range(1, whole.numel() + 1) if whole.numel() % size == 0]
+    some = whole.reshape(-1, draw(st.sampled_from(columns))) if draw(st.booleans()) else whole
     for dim in range(some.dim()):
         begin = draw(st.integers(0, some.shape[dim] - 1))
         some = some.narrow(dim, begin, draw(st.integers(1, some.shape[dim] - begin)))
@@ -116,6 +120,45 @@ def test_a_slice_of_rows_and_one_of_columns_are_cut_and_only_a_turned_matrix_is_
         for tensor, count in zip((rows, columns), counts, strict=True):
             names = [copy.name for copy in cut_copies([plan], {"w": tensor})]
             assert names == (["w"] if not count else [piece_name("w", number) for number in range(count)])
+
+
+def test_rows_that_lie_apart_in_the_model_are_cut_as_well() -> None:
+    """As a vocabulary's rows, or projections beside each other."""
+    whole, room = torch.arange(48, dtype=torch.int16).reshape(8, 6), torch.zeros(8, 9, dtype=torch.int16)
+    tensor = OfferedTensor("w", "BF16", (8, 6), NOWHERE, parts_of((8, 6), [[Split(0, rank, 3)] for rank in range(3)]))
+    plan = PlanCopy("w", 0, (8, 6), (6, 1), room[:, :6])
+    copies = cut_copies([plan], {"w": tensor})
+    assert [copy.name for copy in copies] == [piece_name("w", number) for number in range(3)]
+    for copy in copies:
+        copy.target.copy_(copy.source(memory_of(tensor, whole)))
+    assert torch.equal(room[:, :6], whole)
+
+
+def test_rows_of_a_copy_that_parts_cut_through_at_several_places_take_the_whole_tensor() -> None:
+    whole, room = torch.arange(24, dtype=torch.int16).reshape(2, 12), torch.zeros(4, 9, dtype=torch.int16)
+    splits = [[Split(1, rank, 3)] for rank in range(3)]  # columns 4 to 8 are in two rows of the copy
+    tensor = OfferedTensor("w", "BF16", (2, 12), NOWHERE, parts_of((2, 12), splits))
+    plan = PlanCopy("w", 0, (4, 6), (6, 1), room[:, :6])
+    for copy in cut_copies([plan], {"w": tensor}):
+        copy.target.copy_(copy.source(memory_of(tensor, whole) | {"w": whole}))
+    assert torch.equal(room[:, :6].reshape(-1), whole.reshape(-1))
+
+
+def test_strips_of_one_part_follow_each_other_in_the_rank_s_memory() -> None:
+    """As of a cube that is split along two dimensions."""
+    layout = lay_out(
+        [[Claim(name="w", dtype="bfloat16", shape=(12,), boxes=(Box((0,), (12,)),), memory="w")]],
+        inventory=lambda: None,
+        max_shard_bytes=None,
+        check_finite=True,
+    )
+    agreed = AgreedLayout(number=1, claims=[], layout=layout)
+    lent = [LentPart("w", (Strip(2, 4), Strip(10, 2, 2, 6)), HostPlace("a", 100)), LentPart("w", (), HostPlace("b", 0))]
+    (tensor,) = offered_layout(agreed, [lent], [""]).tensors
+    assert tensor.parts == (
+        OfferedPart(2, 4, 1, 0, HostPlace("a", 100)),
+        OfferedPart(10, 2, 2, 6, HostPlace("a", 104)),
+    )
 
 
 @pytest.mark.parametrize(
@@ -259,4 +302,29 @@ def test_when_a_rank_leaves_the_publication_nothing_is_taken_that_was_offered_be
         assert rank.answer(path).outcome is UpdateOutcome.REFUSED
         assert rank.holds(0)
     for each in lenders:
+        each.close()
+
+
+def test_what_is_lent_again_at_the_same_places_is_read_anew(root: Path) -> None:
+    """Also what is put together: the copies are made ready once, and what is there is read in each pause."""
+    rank = Rank(startup(root))
+    for step in (1, 2):
+        rank.answer(version(root, step))
+    made, lenders = list[Any](), list[LendingRank]()
+    for number, (tensors, parts) in enumerate(split(tiny_weights(5), {"turned.weight": 1, "q.weight": 0}, 2, {})):
+        made.append(shared(tensors, root))
+        lenders.append(LendingRank(root / "run", number, made[-1].tensors, parts))
+    agreed = agreed_on([each.claims for each in lenders])
+    for step in (5, 6, 7):
+        for there, (tensors, _) in zip(made, split(tiny_weights(step), {"turned.weight": 1, "q.weight": 0}, 2, {}),
+                                       strict=True):  # fmt: skip
+            fill(there, tensors)
+        offer = offer_of_ranks(f"run~v{step:06d}", agreed, [each.lend(agreed) for each in lenders])
+        with ExportedTensors(root / "run", offer, read_secret(root)) as exported:
+            path = root / "run" / f"v{step:06d}"
+            rank.engine.prepare(str(path), offer=f"run/{exported.path.name}")
+            assert rank.answer(path).how == "replay"
+            assert rank.holds(step)
+        version(root, step)  # its files follow
+    for each in [*lenders, *made]:
         each.close()

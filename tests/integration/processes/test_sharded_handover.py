@@ -18,6 +18,7 @@ from refitd_client.transport.ipc.offered_parts import piece_name
 from refitd_client.transport.ipc.shared import SHARED_MEMORY
 from support import published
 from support.exporting import shared
+from support.hubs import until
 from support.mini_sglang import tiny_weights
 from support.ranks import attempted, run_ranks
 from support.sharded_trainer import RUN, ShardedJob, fill, fsdp2_weights, sharded_job
@@ -146,23 +147,24 @@ def test_one_flipped_bit_in_one_rank_s_memory_is_refused_and_the_version_goes_by
     assert published.versions(job.root / RUN)[-2:] == ["v000002", "v000003"]
 
 
-@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(("rank", "after"), [(1, False), (1, True), (0, True)])
 def test_a_rank_that_is_killed_before_the_engine_is_done_leaves_the_engine_what_it_had(
-    job: ShardedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool
+    job: ShardedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int, after: bool
 ) -> None:
     """Then ranks that begin anew go on."""
 
     def kill(source: Any) -> None:
-        os.kill(int((tmp_path / "1").read_text()), signal.SIGKILL)
+        os.kill(int((tmp_path / f"{rank}").read_text()), signal.SIGKILL)
         while source.opened.is_there:  # until its last thread has ended
             os.sched_yield()
 
     _before(job, kill, monkeypatch, after=after)
     args = job.root, job.refitd.url, 1, tmp_path
-    first, dead = run_ranks(2, tmp_path, _lend_fsdp2, *args, limit=SECONDS)
-    assert isinstance(first, RankLostError), first
-    assert (first.rank, dead) == (1, None)
-    assert job.engine.holds(1)
+    told = run_ranks(2, tmp_path, _lend_fsdp2, *args, limit=SECONDS)
+    dead, lost = told[rank], told[1 - rank]
+    assert isinstance(lost, RankLostError), lost
+    assert (lost.rank, dead) == (rank, None)
+    until(lambda: job.engine.holds(1), "the engine has what it had")
     assert published.versions(job.root / RUN) == ["v000001"]
     told, _ = run_ranks(2, tmp_path, _lend_fsdp2, job.root, job.refitd.url, 11, tmp_path, limit=SECONDS)
     assert [handed.engines for handed in told] == [(job.engine_id,)] * 2

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from refitd_client.checkpoint.inventory import Tensor
-from refitd_client.checkpoint.strict_header import Header
 from refitd_plugin import copy_schedule, driver
 from refitd_plugin.contents import TensorFingerprints, contents_of, devices_of, holders_of, idle, named, span_of
 from refitd_plugin.copy_schedule import CopySchedule, CopyWatch, MoveTable, table_of
 from refitd_plugin.layout import PlacedTensor, Placements, Routes, routes_of
+from refitd_plugin.needs import sizes_of
 from refitd_plugin.overlap import Overlap, SeenContents, parts_of
 from refitd_plugin.plan import Loader, ReplayPlan, addresses_of, learned, replay, tensors_of
 from refitd_plugin.port import EngineProcess, UpdateCall
@@ -38,12 +38,9 @@ class PlanTables:
         self.plan = plan
         self._model = model
         self._tensors: Mapping[str, Tensor] = source.structure.inventory.tensors
-        self._bytes = {
-            name: spec.end - spec.start
-            for header in source.structure.headers.values()
-            for name, spec in header.tensors.items()
-        }
+        self._bytes = sizes_of(source.structure)
         self._table: tuple[MoveTable, CopyWatch | None] | None = None
+        self._cut: object = None
 
     @cached_property
     def holders(self) -> dict[str, torch.Tensor]:
@@ -78,11 +75,12 @@ class PlanTables:
                 whole.append((copy.name, copy.target))
         return TensorFingerprints(whole, self._model)
 
-    def table_of(self, headers: Mapping[str, Header]) -> tuple[MoveTable, CopyWatch | None]:
-        """The moves from files with these headers, and what is watched beside them. Kept for equal headers."""
-        if self._table is None or self._table[0].headers != headers:
-            table = table_of(self.plan.copies, headers)
-            self._table = table, self._watch(table)
+    def table_of(self, source: VersionSource) -> tuple[MoveTable, CopyWatch | None]:
+        """The moves from a version's files, and what is watched beside them. Kept for equal headers."""
+        headers = source.structure.headers
+        if self._table is None or self._cut is not source.cut or self._table[0].headers != headers:
+            table = table_of(source.copies_of(self.plan.copies), headers)
+            self._table, self._cut = (table, self._watch(table)), source.cut
         return self._table
 
     def _watch(self, table: MoveTable) -> CopyWatch | None:
@@ -270,17 +268,19 @@ class Loading:
     def _schedule(self, plan: ReplayPlan, source: VersionSource) -> CopySchedule:
         devices = devices_of(self.model)
         if not devices:
+            if source.cut is not None:  # what is put together is read, which has to wait for the pause
+                return copy_schedule.late(source.copies_of(plan.copies), source.pieces)
             return copy_schedule.plain(plan.bind(source.tensors()))
         self._registry.begin()
         (device, *others) = devices
         files = None if others else source.registered(self._registry, device.index or 0)
         if files is None:
-            return copy_schedule.buffered(lambda: plan.bind(source.tensors()))
-        table, watch = self.tables(plan, source).table_of(source.structure.headers)
-        return copy_schedule.registered(table, files, device, source.tensors, watch, source.order)
+            return copy_schedule.buffered(lambda: _bound(plan, source))
+        table, watch = self.tables(plan, source).table_of(source)
+        return copy_schedule.registered(table, files, device, source.pieces, watch, source.order)
 
     def _staged(self, plan: ReplayPlan, source: VersionSource, staged: Mapping[str, FileOnDevice]) -> CopySchedule:
-        table, watch = self.tables(plan, source).table_of(source.structure.headers)
+        table, watch = self.tables(plan, source).table_of(source)
         (device,) = devices_of(self.model)
         order = driver.between_devices
         return copy_schedule.registered(table, staged, device, source.tensors, watch, order)
@@ -312,6 +312,12 @@ class Loading:
             _log_plan(plan)
         plan.proven = fault is None
         return fault
+
+
+def _bound(plan: ReplayPlan, source: VersionSource) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """(destination, source) of each of a plan's copies."""
+    pieces = source.pieces()
+    return [(copy.target, copy.source(pieces)) for copy in source.copies_of(plan.copies)]
 
 
 def _waited(seen: SeenContents) -> str | None:

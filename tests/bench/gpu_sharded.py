@@ -1,17 +1,17 @@
-"""From `publish()` to answers, from a trainer of several ranks over a process group to a tensor-parallel engine.
+"""From `publish()` to answers, from a trainer of several ranks to a tensor-parallel engine.
 
     CUDA_VISIBLE_DEVICES=2,3 torchrun --nproc-per-node 2 tests/bench/gpu_sharded.py --models DIR --root DIR
-        --service URL [--rounds 6] [--transport nccl gloo disk delta] [--shadow gpu] [--out FILE]
+        --service URL [--rounds 6] [--transport nccl gloo handover disk delta] [--shadow gpu] [--out FILE]
 
 A server with `--tp-size 2` was started on DIR/a with the plugin in its environment and REFITD_SGLANG_ROOT=root, and a
-service on that root for it. Each rank has a GPU of its own. The weights of DIR/b are sharded
-as FSDP2 shards them, and about 1 % of all elements changed before each publication, of which the files follow. Rank 0
-prints, and writes medians in milliseconds with the fastest and the slowest:
+service on that root for it. Each rank has a GPU of its own, which may be an engine rank's for a hand-over. The weights
+of DIR/b are sharded as FSDP2 shards them, and about 1 % of all elements changed before each publication, of which the
+files follow. Rank 0 prints, and writes medians in milliseconds with the fastest and the slowest:
 
     answered     from the call of publish() until the engine generates by the new, proved weights: as the publisher
                  heard it, or for files as the service said it
     held         until publish() returns on rank 0: the tensors may change
-    sent_bytes   what was brought to all engine ranks together
+    sent_bytes   what was brought to all engine ranks together; 0 for a hand-over, which they copy themselves
     stages       what rank 0 says of its own: `compare` (all ranks look for what changed), `encode`, `write`, `sync`
     files        the bytes of each version's files, and whether it is a delta: the first one of `delta` is not
 """
@@ -95,7 +95,8 @@ def main() -> None:
     parser.add_argument("--root", type=Path, required=True)
     parser.add_argument("--service", required=True)
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--transport", nargs="*", default=["nccl"], choices=["nccl", "gloo", "disk", "delta"])
+    ways = ["nccl", "gloo", "handover", "disk", "delta"]
+    parser.add_argument("--transport", nargs="*", default=["nccl"], choices=ways)
     parser.add_argument("--shadow", choices=["gpu", "stream"], default="stream")
     parser.add_argument("--out", type=Path, default=Path("gpu-sharded.json"))
     options = parser.parse_args()

@@ -29,6 +29,7 @@ from refitd_client.publish.durability import ALWAYS
 from refitd_client.sharded.digests import digested, fingerprinted
 from refitd_client.sharded.holdings import Holding, NamingOptions, Sharded, holdings_of, samples_of
 from refitd_client.sharded.layout import Claim, Location, WritePart, runs
+from refitd_client.sharded.lend_orders import LendOrder, LentReply
 from refitd_client.sharded.rank_group import (
     DigestOrder,
     DoneReply,
@@ -275,6 +276,8 @@ class Follower:
                     return self._digest(order)
                 case StageOrder():
                     return self._stage(order)
+                case LendOrder():
+                    return self._lend(order)
                 case SendOrder():
                     self.sender.begin(order)
                     return DoneReply()
@@ -292,8 +295,9 @@ class Follower:
         self._reader.close()
 
     def forget(self) -> None:
-        """Forget the task: nothing was published, and rank 0 may have agreed on another layout without telling."""
+        """Forget the task, and lend nothing: nothing was published, and rank 0 may have agreed on another layout."""
         self._task = self._task_claims = None
+        self.sender.lender.end()
 
     def release(self) -> None:
         """Release the tensors."""
@@ -312,6 +316,10 @@ class Follower:
     def _stage(self, order: StageOrder) -> StagedReply:
         task = self._take(order.task)
         return self.sender.stage(task, self._claims, self._holdings, order.partial, check_finite=self._check_finite)
+
+    def _lend(self, order: LendOrder) -> LentReply:
+        task, lender = self._take(order.task), self.sender.lender
+        return lender.lend(task, self._claims, self._holdings, order.known, check_finite=self._check_finite)
 
     def _write(self, order: WriteOrder) -> None:
         task = self._take(order.task)

@@ -27,6 +27,8 @@ from refitd_client.sharded.alike import require_alike
 from refitd_client.sharded.follower import Follower
 from refitd_client.sharded.holdings import compare_samples
 from refitd_client.sharded.layout import Claim, ShardedLayout, lay_out, spread
+from refitd_client.sharded.lend_orders import LendOrder
+from refitd_client.sharded.lending import LentLayout, LentShards
 from refitd_client.sharded.rank_group import (
     DigestOrder,
     DoneReply,
@@ -48,6 +50,7 @@ from refitd_client.sharded.rank_sender import RankSender
 from refitd_client.sharded.routing import Asked, route_of_ranks
 from refitd_client.sharded.sending import ShardsOnTheirWay
 from refitd_client.sharded.shared_shadows import ShadowCount, SharedShadows
+from refitd_client.transport.exported import Exported
 from refitd_client.transport.group.choice import Transport
 from refitd_client.transport.group.sending import Destination
 from refitd_client.transport.handover import Handed
@@ -89,13 +92,15 @@ class SharedShards:
 
     `known` are the numbers of the layouts that the ranks have, by rank; `answer` is rank 0's own follower, and `sender`
     has its part in transfers. `route` says how the version reaches engines, None where files alone do. `needs_told` are
-    the digests of needs that all ranks know from the transfer before. `shadow_numbers` are those of the ranks' shadows.
+    the digests of needs that all ranks know from the transfer before, `lent` where the hand-over before found shards.
+    `shadow_numbers` are those of the ranks' shadows.
     """
 
     root: Path
     agreed: AgreedLayout
     known: list[int]
     needs_told: set[str]
+    lent: LentLayout
     rank_group: RankGroup
     answer: Answer
     sender: RankSender
@@ -128,9 +133,9 @@ class SharedShards:
         """What a slot has to look like for them."""
         return self.agreed.layout.shards.layout
 
-    def exported(self, destination: Destination | None) -> ShardsOnTheirWay:
-        """The shards of all ranks, on their way to the receivers."""
-        return ShardsOnTheirWay(self, destination)
+    def exported(self, destination: Destination | None) -> Exported:
+        """The shards of all ranks, on their way to the receivers; without these they are lent where they lie."""
+        return LentShards(self, self.lent) if destination is None else ShardsOnTheirWay(self, destination)
 
     def scanned(self) -> "SharedShards":
         """The same, of which fingerprints are known."""
@@ -154,6 +159,10 @@ class SharedShards:
         told = {digest: None if digest in self.needs_told else needs for digest, needs in partial.items()}
         self.needs_told.clear()  # until all have it
         return [StageOrder(task=self._task(rank), partial=told) for rank in range(self.rank_group.size)]
+
+    def lend_orders(self, known: Callable[[int], int]) -> list[RankOrder]:
+        """Each rank's order to lend its part. `known` gives the number of the places that are known of a rank."""
+        return [LendOrder(task=self._task(rank), known=known(rank)) for rank in range(self.rank_group.size)]
 
     def are_told(self, partial: Mapping[str, PartialNeeds]) -> None:
         """All ranks have carried out these orders."""
@@ -266,6 +275,7 @@ class Lead:
         self._agreed: AgreedLayout | None = None
         self._needs_told = set[str]()
         self.shadow_count = ShadowCount()
+        self._lent = LentLayout()
         self._receivers = None if options.connection is None else ReceiversQuery(options.connection, options.run)
 
     def publish(
@@ -322,6 +332,7 @@ class Lead:
         shared = SharedShards(
             root=self._options.root,
             needs_told=self._needs_told,
+            lent=self._lent,
             agreed=self._agreed,
             known=[each.layout for each in opened],
             rank_group=self._rank_group,

@@ -19,6 +19,7 @@ from refitd_client.publish.publisher import WeightPublisher
 from refitd_client.sharded.follower import Follower
 from refitd_client.sharded.holdings import NamingOptions, Sharded
 from refitd_client.sharded.lead import Lead, LeadOptions, refuse
+from refitd_client.sharded.lend_orders import LendOrder
 from refitd_client.sharded.rank_group import (
     DigestOrder,
     DoneReply,
@@ -34,7 +35,7 @@ from refitd_client.sharded.rank_group import (
     WriteOrder,
 )
 from refitd_client.sharded.rank_shadow import RankShadow
-from refitd_client.sharded.routing import check_delta, check_transport
+from refitd_client.sharded.routing import check_delta, transport_of
 from refitd_client.sharded.shadow_orders import CompareOrder, GatherOrder, KeepOrder
 from refitd_client.tensors import casts
 from refitd_client.transport.group.choice import Transport
@@ -206,6 +207,19 @@ class ShardedPublisher:
         transport: Transport,
     ) -> StagedPublication: ...
 
+    @overload
+    def publish(
+        self,
+        weights: "Mapping[str, Any] | torch.nn.Module",
+        *,
+        step: int,
+        sharded: Mapping[str, Sharded] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        allow_missing: bool = False,
+        allow_extra: bool = False,
+        handover: Literal[True],
+    ) -> StagedPublication: ...
+
     def publish(
         self,
         weights: "Mapping[str, Any] | torch.nn.Module",
@@ -216,6 +230,7 @@ class ShardedPublisher:
         allow_missing: bool = False,
         allow_extra: bool = False,
         delta: DeltaChoice = "never",
+        handover: bool = False,
         transport: Transport | None = None,
     ) -> Publication | StagedPublication:
         """Write this rank's part of a version. Returns when the whole version is committed and the service was told, or
@@ -231,10 +246,12 @@ class ShardedPublisher:
             allow_extra: the version may have tensors that the engines' model lacks; rank 0's word counts.
             delta: as for a `WeightPublisher`, the same on every rank: with `auto` each rank looks for what changed in
                 its parts, of which it takes a copy, and rank 0 writes all changes.
-            transport: how engines get it, in place of `delta`, the same on every rank (docs/transports.md): with `nccl`
-                or `gloo` each rank sends what it has to the engines' ranks, before the files are written; `auto` takes
-                `nccl` where it can work, else files; `disk` are files, `delta` what changed where that is little. What
-                came of it is the publication's `handed`.
+            handover: the same as `transport="handover"`.
+            transport: how engines get it, in place of `delta`, the same on every rank (docs/transports.md): with
+                `handover` engines on the ranks' host copy what each rank has from where it lies (docs/handover.md), and
+                with `nccl` or `gloo` each rank sends it to the engines' ranks, before the files are written; `auto`
+                takes the first of these that can work, else files; `disk` are files, `delta` what changed where that is
+                little. What came of it is the publication's `handed`.
 
         Returns:
             The same publication on every rank; `wait` on it on one. With `transport` it is a `StagedPublication`, and
@@ -251,7 +268,7 @@ class ShardedPublisher:
         """
         self._rank_group.require_whole()
         step = whole_step(step)
-        check_transport(transport, self._connection)
+        transport = transport_of(transport, self._connection, handover=handover)
         check_delta(delta, transport)
         try:
             opening = self._follower.open(weights, step, sharded or {}, transport, delta)
@@ -276,6 +293,7 @@ class ShardedPublisher:
             raise
         except BaseException:  # an interrupt: this rank answers no more, and the others must not go on with it
             self._rank_group.broken = f"rank {self.rank} was interrupted in a publication"
+            self._follower.forget()
             raise
         finally:
             self._follower.release()
@@ -300,7 +318,7 @@ class ShardedPublisher:
         while True:
             self._rank_group.tell(reply)
             match self._rank_group.hear(longer):
-                case WriteOrder() | DigestOrder() | StageOrder() | SendOrder() | EndOrder() as order:
+                case WriteOrder() | DigestOrder() | StageOrder() | SendOrder() | EndOrder() | LendOrder() as order:
                     reply = self._follower.answer(order)
                 case KeepOrder() | CompareOrder() | GatherOrder() as order:
                     reply = self._follower.answer(order)

@@ -36,6 +36,7 @@ from refitd_client.errors import (
 )
 from refitd_client.publish.durability import ALWAYS
 from refitd_client.sharded.layout import Claim, Location, WritePart
+from refitd_client.sharded.lend_orders import LendOrder, LentReply
 from refitd_client.sharded.messages import message_of, parts_of
 from refitd_client.sharded.shadow_orders import ChangesReply, ShadowOrder
 from refitd_client.transport.group.child import TransferSent
@@ -150,8 +151,8 @@ class FailedReply:
     error: Exception
 
 
-RankOrder = WriteOrder | DigestOrder | StageOrder | SendOrder | EndOrder | ShadowOrder
-RankReply = DoneReply | StagedReply | SentReply | ChangesReply | FailedReply
+RankOrder = WriteOrder | DigestOrder | StageOrder | SendOrder | EndOrder | LendOrder | ShadowOrder
+RankReply = DoneReply | StagedReply | SentReply | LentReply | ChangesReply | FailedReply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

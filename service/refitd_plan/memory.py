@@ -89,7 +89,7 @@ def memory_of(
         parts = trainer_parts(model, rank.component, job)
         if rank.index == 0:
             parts += _beside(transport, "sender")
-        if transport is WeightTransport.DISK_DELTA and rank.index == 0:
+        if transport is WeightTransport.DISK_DELTA:
             parts += (MemoryPart(name="publish staging", size=_STAGING_BYTES / GIB, source=STAGING),)
         trainers.append(_process(rank, parts))
     processes = (*(process for process, _ in engines), *trainers)

@@ -110,11 +110,7 @@ def no_deltas(now: Situation) -> str | None:
     """Why what changed cannot be published alone; None where it can."""
     if now.lora:
         return "adapters are small: they go whole"
-    if now.areal:
-        return _FOLDERS
-    if not now.whole:
-        return "the trainer's ranks hold parts, and publish them together in full (ShardedPublisher has no deltas)"
-    return None
+    return _FOLDERS if now.areal else None
 
 
 def hinders(transport: WeightTransport, now: Situation) -> str | None:

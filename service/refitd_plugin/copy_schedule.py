@@ -71,7 +71,7 @@ class MoveTable:
 
 
 def table_of(copies: Iterable[PlanCopy], headers: Mapping[str, Any]) -> MoveTable:
-    """Where the plan's copies have their sources in files with these headers."""
+    """Where the plan's copies have their sources in files with these headers. What is in none of them is no move."""
     places = {
         name: (file, header.data_start + spec.start)
         for file, header in headers.items()
@@ -80,9 +80,9 @@ def table_of(copies: Iterable[PlanCopy], headers: Mapping[str, Any]) -> MoveTabl
     moves: dict[str, list[MemoryMove]] = {file: [] for file in headers}
     rest: list[PlanCopy] = []
     for copy in copies:
-        file, begin = places[copy.name]
+        file, begin = places.get(copy.name, ("", 0))
         move = move_of(copy.target, copy.strides, begin + copy.offset * copy.target.element_size())
-        if move is None:
+        if move is None or copy.name not in places:
             rest.append(copy)
         else:
             moves[file].append(move)
@@ -92,6 +92,15 @@ def table_of(copies: Iterable[PlanCopy], headers: Mapping[str, Any]) -> MoveTabl
 def plain(pairs: Iterable[Pair]) -> CopySchedule:
     """Copies between tensors in host memory."""
     return CopySchedule([partial(target.copy_, source, non_blocking=True) for target, source in pairs])
+
+
+def late(copies: Iterable[PlanCopy], tensors: Callable[[], Mapping[str, torch.Tensor]]) -> CopySchedule:
+    """Copies within host memory, whose sources are looked up when each is made."""
+
+    def copy(each: PlanCopy) -> None:
+        each.target.copy_(each.source(tensors()))
+
+    return CopySchedule([partial(copy, each) for each in copies])
 
 
 def registered(

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from refitd_client.checkpoint.inventory import Tensor
-from refitd_client.checkpoint.strict_header import Header
 from refitd_plugin import copy_schedule, driver
 from refitd_plugin.contents import TensorFingerprints, contents_of, devices_of, holders_of, idle, named, span_of
 from refitd_plugin.copy_schedule import CopySchedule, CopyWatch, MoveTable, table_of
 from refitd_plugin.layout import PlacedTensor, Placements, Routes, routes_of
+from refitd_plugin.needs import sizes_of
 from refitd_plugin.overlap import FROM_HOST, WITHIN_DEVICES, Overlap, SeenContents, parts_of
 from refitd_plugin.plan import Loader, ReplayPlan, addresses_of, learned, replay, tensors_of
 from refitd_plugin.port import EngineProcess, UpdateCall
@@ -38,13 +38,10 @@ class PlanTables:
         self.plan = plan
         self._model = model
         self._tensors: Mapping[str, Tensor] = source.structure.inventory.tensors
-        self._bytes = {
-            name: spec.end - spec.start
-            for header in source.structure.headers.values()
-            for name, spec in header.tensors.items()
-        }
+        self._bytes = sizes_of(source.structure)
         self._table: MoveTable | None = None
         self._watches: dict[int, CopyWatch | None] = {}
+        self._cut: object = None
 
     @cached_property
     def holders(self) -> dict[str, torch.Tensor]:
@@ -79,12 +76,12 @@ class PlanTables:
                 whole.append((copy.name, copy.target))
         return TensorFingerprints(whole, self._model)
 
-    def table_of(self, headers: Mapping[str, Header], parts: int) -> tuple[MoveTable, CopyWatch | None]:
-        """The moves from files with these headers, and what is watched beside them in so many parts. Kept for equal
-        headers.
-        """
-        if self._table is None or self._table.headers != headers:
-            self._table, self._watches = table_of(self.plan.copies, headers), {}
+    def table_of(self, source: VersionSource, parts: int) -> tuple[MoveTable, CopyWatch | None]:
+        """The moves from a version's files, and what is watched in so many parts beside them. Kept for equal headers."""
+        headers = source.structure.headers
+        if self._table is None or self._cut is not source.cut or self._table.headers != headers:
+            self._table, self._cut = table_of(source.copies_of(self.plan.copies), headers), source.cut
+            self._watches = {}
         if parts not in self._watches:
             self._watches[parts] = self._watch(self._table, parts)
         return self._table, self._watches[parts]
@@ -274,18 +271,20 @@ class Loading:
     def _schedule(self, plan: ReplayPlan, source: VersionSource) -> CopySchedule:
         devices = devices_of(self.model)
         if not devices:
+            if source.cut is not None:  # what is put together is read, which has to wait for the pause
+                return copy_schedule.late(source.copies_of(plan.copies), source.pieces)
             return copy_schedule.plain(plan.bind(source.tensors()))
         self._registry.begin()
         (device, *others) = devices
         files = None if others else source.registered(self._registry, device.index or 0)
         if files is None:
-            return copy_schedule.buffered(lambda: plan.bind(source.tensors()))
+            return copy_schedule.buffered(lambda: _bound(plan, source))
         parts = WITHIN_DEVICES if source.order is driver.between_devices else FROM_HOST
-        table, watch = self.tables(plan, source).table_of(source.structure.headers, parts)
-        return copy_schedule.registered(table, files, device, source.tensors, watch, source.order)
+        table, watch = self.tables(plan, source).table_of(source, parts)
+        return copy_schedule.registered(table, files, device, source.pieces, watch, source.order)
 
     def _staged(self, plan: ReplayPlan, source: VersionSource, staged: Mapping[str, FileOnDevice]) -> CopySchedule:
-        table, watch = self.tables(plan, source).table_of(source.structure.headers, WITHIN_DEVICES)
+        table, watch = self.tables(plan, source).table_of(source, WITHIN_DEVICES)
         (device,) = devices_of(self.model)
         order = driver.between_devices
         return copy_schedule.registered(table, staged, device, source.tensors, watch, order)
@@ -317,6 +316,12 @@ class Loading:
             _log_plan(plan)
         plan.proven = fault is None
         return fault
+
+
+def _bound(plan: ReplayPlan, source: VersionSource) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """(destination, source) of each of a plan's copies."""
+    pieces = source.pieces()
+    return [(copy.target, copy.source(pieces)) for copy in source.copies_of(plan.copies)]
 
 
 def _waited(seen: SeenContents) -> str | None:

@@ -7,8 +7,10 @@ loader, which are needed whole. A tensor that no copy touches, such as an expert
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import product
+from math import prod
 from pathlib import Path
 
+from refitd_client.checkpoint.header import BITS
 from refitd_client.files.durable import write_file
 from refitd_client.transport.shards.needs import PREFIX, RankNeeds, TensorNeeds, encode, path_of, whole
 from refitd_client.transport.shards.strips import Strip, joined, strip
@@ -106,9 +108,7 @@ def _merged(shape: Iterable[int], strides: Iterable[int]) -> list[tuple[int, int
 
 def sizes_of(structure: Structure) -> dict[str, int]:
     """The bytes of a version's tensors, by name."""
-    return {
-        name: spec.end - spec.start for header in structure.headers.values() for name, spec in header.tensors.items()
-    }
+    return {name: prod(each.shape) * BITS[each.dtype] // 8 for name, each in structure.inventory.tensors.items()}
 
 
 class AnnouncedNeeds:

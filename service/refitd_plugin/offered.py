@@ -17,8 +17,9 @@ from refitd_client.transport.ipc.offer import Offer, OfferRefusedError
 from refitd_client.transport.ipc.offer_file import ImportedTensors
 from refitd_plugin.contents import count_equal, first_difference
 from refitd_plugin.copy_schedule import table_of
-from refitd_plugin.imported import IpcHandleCache, OfferedMemory, memory_of
+from refitd_plugin.imported import IpcHandleCache
 from refitd_plugin.loading import Loading, Readied
+from refitd_plugin.offered_memory import OfferedMemory, memory_of
 from refitd_plugin.plan import ReplayPlan
 from refitd_plugin.port import UpdateCall
 from refitd_plugin.served import ServedState
@@ -152,6 +153,8 @@ class OfferedVersion(UpdateSource):
             return plan
         if plan is None or not plan.replays or not plan.proven or not self.loading.has(plan):
             raise SourceRefusedError(_UNLEARNED)
+        if opened.is_in_parts:  # whole tensors are put together by the driver, from any GPU
+            return plan
         if any(place.device != uuid_of(self.device) for place in opened.places.values()) and (
             plan.residual or table_of(plan.copies, self.source.structure.headers).rest
         ):

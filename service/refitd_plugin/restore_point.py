@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Lock
 
 from refitd_plugin.changes import is_delta
-from refitd_plugin.imported import OfferedMemory, with_files
+from refitd_plugin.offered_memory import OfferedMemory, with_files
 from refitd_plugin.served import ServedState
 from refitd_plugin.source import SourceRefusedError, folder_of, is_version, mapped, place_of, started_from
 from refitd_plugin.turns import short_turns

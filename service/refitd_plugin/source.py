@@ -10,7 +10,7 @@ The operator named it, so links are followed there (the Hugging Face cache is ma
 
 import mmap
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
@@ -27,6 +27,7 @@ from refitd_client.validation.reference import ReferenceRefusedError, read_refer
 from refitd_client.validation.validate import Invalid, Options, Structure, Unknown, judge, validate
 
 if TYPE_CHECKING:
+    from refitd_plugin.copies import PlanCopy
     from refitd_plugin.copy_schedule import Order
     from refitd_plugin.registered import Registered, Registry
 
@@ -110,6 +111,19 @@ class VersionSource:
         from refitd_plugin import driver
 
         return driver.to_device
+
+    @property
+    def cut(self) -> object:
+        """By what `copies_of` cuts: the same object as long as that gives the same."""
+        return None
+
+    def copies_of(self, copies: "Sequence[PlanCopy]") -> "Sequence[PlanCopy]":
+        """A load plan's copies, from `pieces`."""
+        return copies
+
+    def pieces(self) -> Mapping[str, Any]:
+        """What copies are made from, by name: its tensors."""
+        return self.tensors()
 
     def is_unchanged(self) -> bool:
         """Whether the folder still looks as it did. Cheap."""

@@ -1,17 +1,19 @@
-"""From `publish()` to answers, from a trainer of several ranks over a process group to a tensor-parallel engine.
+"""From `publish()` to answers, from a trainer of several ranks to a tensor-parallel engine.
 
     CUDA_VISIBLE_DEVICES=2,3 torchrun --nproc-per-node 2 tests/bench/gpu_sharded.py --models DIR --root DIR
-        --service URL [--rounds 6] [--transport nccl gloo] [--out FILE]
+        --service URL [--rounds 6] [--transport nccl gloo handover disk delta] [--shadow gpu] [--out FILE]
 
 A server with `--tp-size 2` was started on DIR/a with the plugin in its environment and REFITD_SGLANG_ROOT=root, and a
-service on that root for it. Each rank has a GPU of its own. The weights of DIR/b are sharded
-as FSDP2 shards them, and changed a little before each publication, of which the files follow. Rank 0 prints, and writes
-medians in milliseconds with the fastest and the slowest:
+service on that root for it. Each rank has a GPU of its own, which may be an engine rank's for a hand-over. The weights
+of DIR/b are sharded as FSDP2 shards them, and about 1 % of all elements changed before each publication, of which the
+files follow. Rank 0 prints, and writes medians in milliseconds with the fastest and the slowest:
 
     answered     from the call of publish() until the engine generates by the new, proved weights: as the publisher
                  heard it, or for files as the service said it
     held         until publish() returns on rank 0: the tensors may change
-    sent_bytes   what was brought to all engine ranks together
+    sent_bytes   what was brought to all engine ranks together; 0 for a hand-over, which they copy themselves
+    stages       what rank 0 says of its own: `compare` (all ranks look for what changed), `encode`, `write`, `sync`
+    files        the bytes of each version's files, and whether it is a delta: the first one of `delta` is not
 """
 
 import argparse
@@ -58,6 +60,8 @@ def measured(
     answered: list[float] = []
     held: list[float] = []
     handed: list[Any] = []
+    files: list[str] = []
+    stages: dict[str, list[float]] = {}
     for step in range(first, first + WARM + rounds):
         time.sleep(0.5)
         step_on(local(sharded))
@@ -70,11 +74,17 @@ def measured(
         heard = None if told is None or not told.engines or told.timings is None else told.timings["taken"]
         answered.append((time.monotonic() - began) * 1000 if heard is None else heard)
         handed.append(None if told is None else str(told))
+        committed = publication.committed(PATIENCE)
+        files.append(f"{committed.kind.value} {committed.bytes} {committed.why_full or ''}".strip())
+        for stage, took in committed.timings.items() if step >= first + WARM else ():
+            stages.setdefault(stage, []).append(took)
         publication.wait(PATIENCE, "sealed")
     return {
         f"{transport}: answered ms": spread(answered[WARM:]),
         f"{transport}: held ms": spread(held[WARM:]),
         f"{transport}: handed": handed,
+        f"{transport}: stages ms": {stage: spread(times) for stage, times in stages.items()},
+        f"{transport}: files": files,
     }
 
 
@@ -85,7 +95,9 @@ def main() -> None:
     parser.add_argument("--root", type=Path, required=True)
     parser.add_argument("--service", required=True)
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--transport", nargs="*", default=["nccl"], choices=["nccl", "gloo", "disk"])
+    ways = ["nccl", "gloo", "handover", "disk", "delta"]
+    parser.add_argument("--transport", nargs="*", default=["nccl"], choices=ways)
+    parser.add_argument("--shadow", choices=["gpu", "stream"], default="stream")
     parser.add_argument("--out", type=Path, default=Path("gpu-sharded.json"))
     options = parser.parse_args()
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -93,11 +105,18 @@ def main() -> None:
     torch.cuda.set_device(device)
     distributed.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
     weights = load_file(options.models / "b" / "model.safetensors", device=str(device))
-    out: dict[str, Any] = {"ranks": size, "bytes": sum(tensor.nbytes for tensor in weights.values())}
+    out: dict[str, Any] = {
+        "ranks": size,
+        "shadow": options.shadow,
+        "bytes": sum(tensor.nbytes for tensor in weights.values()),
+    }
     module = Tensors(weights)
     fully_shard(module, mesh=init_device_mesh("cuda", (size,)))
     sharded = module.named()
-    with ShardedPublisher(options.root, RUN, options.service) as publisher, RefitClient(options.service) as client:
+    with (
+        ShardedPublisher(options.root, RUN, options.service, shadow=options.shadow) as publisher,
+        RefitClient(options.service) as client,
+    ):
         for number, transport in enumerate(options.transport):
             first = 1 + number * (WARM + options.rounds)
             out |= measured(publisher, client, sharded, first, transport, options.rounds)

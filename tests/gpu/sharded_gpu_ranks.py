@@ -1,11 +1,11 @@
-"""One rank of `test_sharded_gpu.py`, under torchrun: for each case build, shard, publish twice; rank 0 saves what
-gathering gives."""
+"""One rank of `test_sharded_gpu.py`, under torchrun: for each case build, shard, publish twice in full, and a full
+version and two deltas with each kind of shadow; rank 0 saves what gathering gives before and after each."""
 
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import distributed, nn
@@ -41,6 +41,8 @@ def _tensor_parallel(model: nn.Module, size: int) -> nn.Module:
     return parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
 
 
+SHADOWS: tuple[Literal["gpu", "stream"], ...] = ("gpu", "stream")
+
 CASES: dict[str, Callable[[nn.Module, int], nn.Module]] = {
     "fsdp2": _fsdp2,
     "fsdp2-cast": _fsdp2,
@@ -56,6 +58,8 @@ def main(root: Path, cases: list[str]) -> None:
     distributed.init_process_group("nccl", device_id=torch.device("cuda", int(os.environ["LOCAL_RANK"])))
     for case in cases:
         publish(case, root / case)
+        for shadow in SHADOWS:
+            publish_deltas(case, root / case, shadow)
     distributed.destroy_process_group()
 
 
@@ -70,11 +74,43 @@ def publish(case: str, root: Path) -> None:
             publication = publisher.publish(model, step=step)
             if distributed.get_rank() == 0:
                 sys.stdout.write(f"{case} step {step}: {publication.bytes / 1e6:.0f} MB {publication.timings}\n")
+    save(model, dtype, root / "full.pt")
+
+
+def publish_deltas(case: str, root: Path, shadow: Literal["gpu", "stream"]) -> None:
+    """Publish a full version and deltas, the last of them with what changed in both steps, and save each state."""
+    torch.manual_seed(1)
+    with torch.device("cuda"):
+        model = CASES[case](Model(), distributed.get_world_size())
+    dtype = torch.bfloat16 if case == "fsdp2-cast" else None
+    with ShardedPublisher(root, shadow, dtype=dtype, shadow=shadow, rank_timeout=60) as publisher:
+        if publisher._lead is not None:
+            publisher._lead.publisher._context.deltas._ask_base = lambda: f"{shadow}~v000001"
+        for step in (1, 2, 3):
+            if step > 1:
+                train(model, step)
+            publication = publisher.publish(model, step=step, delta="auto")
+            if publication.kind.value != ("full" if step == 1 else "delta"):
+                raise RuntimeError(f"{case} step {step} is full: {publication.why_full}")
+            save(model, dtype, root / f"{shadow}-{step}.pt")
+
+
+def train(model: nn.Module, step: int) -> None:
+    """Change about 1 % of the elements: which, depends on their values alone, so that replicas stay alike."""
+    with torch.no_grad():
+        for tensor in model.state_dict().values():
+            local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+            bits = local.contiguous().view(torch.int32).to(torch.int64)
+            local.copy_(torch.where(((bits >> 3) + step) % 100 == 0, local * 1.5, local))
+
+
+def save(model: nn.Module, dtype: torch.dtype | None, path: Path) -> None:
+    """Save the gathered state dict as it is published, on rank 0."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     state: dict[str, Any] = get_model_state_dict(model, options=options)
     if distributed.get_rank() == 0:
         cast = {name: tensor.to(dtype) if dtype is not None else tensor for name, tensor in state.items()}
-        torch.save(cast, root / "full.pt")
+        torch.save(cast, path)
 
 
 if __name__ == "__main__":

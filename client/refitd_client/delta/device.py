@@ -28,7 +28,8 @@ _MadeT = TypeVar("_MadeT")
 class DeviceShadow:
     """Copies on the device that the tensors are on: as much memory again as they take."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, parts: bool = False) -> None:
+        self._are_parts = parts
         self._copies: dict[str, Any] = {}
         self._lists: AddressCache[list[Listed]] = AddressCache()
 
@@ -36,13 +37,15 @@ class DeviceShadow:
         """As `Shadow`."""
         self._copies = {source.entry.name: torch_ops.flat_bits(source.tensor()).clone() for source in sources}
         self._lists = AddressCache()
+        if self._are_parts:
+            return {}
         return dict(zip(self._copies, fingerprints(self._copies.values()), strict=True))
 
     def find(self, sources: Sequence[TensorSource], most: int) -> ShadowDiff:
         """As `Shadow`. Waits for the device twice, however many tensors there are."""
         device = self._device()
         with on(device):
-            comparison = Comparison(device, len(sources), most)
+            comparison = Comparison(device, len(sources), most, keeps_before=self._are_parts)
             try:
                 for batch in located(sources):
                     for listed in self._lists.get(batch, lambda batch=batch: self._listed(batch)):
@@ -52,7 +55,7 @@ class DeviceShadow:
             if comparison.is_too_much:
                 for source in sources:
                     self._copies[source.entry.name].copy_(torch_ops.flat_bits(source.tensor()))
-                return scanned_anew(sources, comparison.count)
+                return scanned_anew([] if self._are_parts else sources, comparison.count)
             return comparison.changes([source.entry.name for source in sources])
 
     def gather(self, wanted: Mapping[str, Indices]) -> dict[str, Bits]:

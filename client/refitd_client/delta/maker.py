@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Thread
+from typing import Any
 
 from refitd_client.checkpoint.header import Entry
 from refitd_client.contract.manifest import Claims, DeltaFacts, fitting_fingerprints
@@ -27,7 +28,7 @@ from refitd_client.delta.change import Change, Delta, DeltaRefusedError, element
 from refitd_client.delta.layout import Compression, Encoding
 from refitd_client.delta.plan import ChangeHistory, DeltaRules, FromBase, Full, StepChanges, last_served, plan_delta
 from refitd_client.delta.reserve import Reserve, write_parts
-from refitd_client.delta.shadow import ShadowDiff, Shadows
+from refitd_client.delta.shadow import OTHERS, SelfCompared, ShadowDiff, Shadows, VersionShadows
 from refitd_client.delta.writer import EncodedDelta, encode, fits_surely
 from refitd_client.errors import ServiceError
 from refitd_client.http.connection import Connection
@@ -134,7 +135,7 @@ class _Memory:
     entries: dict[str, Entry]
     elements: int
     most: int
-    shadows: Shadows
+    shadows: VersionShadows
     fits: bool
     history: ChangeHistory | None = None
     since_anchor: int = 0
@@ -175,16 +176,16 @@ class DeltaMaker:
             InvalidWeightsError: a changed element is NaN or infinite, and such weights are to be refused.
         """
         full, memory = content.weights, self._memory
-        if self._refused is not None or not isinstance(full, TensorShards):
+        if self._refused is not None or not isinstance(full, TensorShards | SelfCompared):
             self.forget()
             why = self._refused or "deltas are made of state dicts and modules, and this is a folder"
             return PlannedContent(content=lambda: content, why_full=why)
         if memory is None:
             why = "nothing to compare with: the publisher's first version, or its first after one without delta='auto'"
             return self._begin(content, full, why)
-        same_entries = memory.entries == {source.entry.name: source.entry for source in full.sources}
-        if not same_entries or not memory.shadows.fits(full.sources):
-            return self._begin(content, full, "the tensors are not those of the last")
+        why = memory.shadows.unfit(_sources(full)) if memory.entries == _entries(full) else OTHERS
+        if why is not None:
+            return self._begin(content, full, why)
         return self._go_on(memory, content, full, version)
 
     def committed(self, version: str) -> None:
@@ -200,10 +201,11 @@ class DeltaMaker:
         memory.next = None
         self._reserve.begin()  # for the next one: there is time for it while the trainer makes its step
 
-    def _begin(self, content: Content, full: TensorShards, why: str) -> PlannedContent:
+    def _begin(self, content: Content, full: TensorShards | SelfCompared, why: str) -> PlannedContent:
         self.forget()  # before the new copy is made: there need not be room for both
-        shadows = Shadows(full.sources, stream=self._stream)
-        entries = {source.entry.name: source.entry for source in full.sources}
+        own = full.shadows() if isinstance(full, SelfCompared) else None
+        shadows = own or Shadows(_sources(full), stream=self._stream)
+        entries = _entries(full)
         elements = sum(elements_of(entry.dtype, entry.shape) for entry in entries.values())
         self._memory = _Memory(
             entries=entries,
@@ -214,10 +216,12 @@ class DeltaMaker:
         )
         return PlannedContent(content=partial(_in_full, content, full, shadows), why_full=why)
 
-    def _go_on(self, memory: _Memory, content: Content, full: TensorShards, version: str) -> PlannedContent:
+    def _go_on(
+        self, memory: _Memory, content: Content, full: TensorShards | SelfCompared, version: str
+    ) -> PlannedContent:
         query = BaseQuery(self._ask_base)
         before = dict(memory.shadows.fingerprints)
-        diff = memory.shadows.find(full.sources, most=memory.most)
+        diff = memory.shadows.find(_sources(full), most=memory.most)
         for name, count in diff.nonfinite.items() if full.check_finite else ():  # the others were checked before
             raise refused(
                 name, f"has {count} changed values that are NaN or infinite: the training step that made it went wrong"
@@ -296,10 +300,21 @@ class DeltaMaker:
         return Content(weights=weights, index=b"", companions=(), claims=claims)
 
 
-def _in_full(content: Content, full: TensorShards, shadows: Shadows) -> Content:
+def _sources(full: TensorShards | SelfCompared) -> Any:
+    """What is compared of weights (`VersionShadows`)."""
+    return full.sources if isinstance(full, TensorShards) else full
+
+
+def _entries(full: TensorShards | SelfCompared) -> dict[str, Entry]:
+    """The tensors by name, as they lie in the shards."""
+    return {entry.name: entry for entries in full.tensors.values() for entry in entries}
+
+
+def _in_full(content: Content, full: TensorShards | SelfCompared, shadows: VersionShadows) -> Content:
     """The full version with its fingerprints, which are known without reading the tensors again."""
-    return replace(content, weights=replace(full, fingerprinted=False), claims=Claims(fingerprints=_texts(shadows)))
+    weights = replace(full, fingerprinted=False) if isinstance(full, TensorShards) else full.scanned()
+    return replace(content, weights=weights, claims=Claims(fingerprints=_texts(shadows)))
 
 
-def _texts(shadows: Shadows) -> dict[str, str]:
+def _texts(shadows: VersionShadows) -> dict[str, str]:
     return fitting_fingerprints(shadows.fingerprints)

@@ -12,23 +12,27 @@ They are copies of the process's own, never a version's files: those may be recy
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from refitd_client.checkpoint.finite import any_nonfinite, count_nonfinite
+from refitd_client.checkpoint.header import Entry
 from refitd_client.delta.change import Indices, changed
 from refitd_client.fingerprint import Bits, bits_of, fingerprint, fingerprints_together, share, terms, width_of
 from refitd_client.tensors import HOST, TensorSource
 from refitd_client.write.plan import Run, runs_of
 
+OTHERS = "the tensors are not those of the last"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChangedElements:
-    """One tensor's changes since the shadow: the flat indices, and the bits there now."""
+    """One tensor's changes since the shadow: the flat indices, and the bits there now. Of parts also those `before`."""
 
     indices: Indices
     values: Bits
+    before: Bits | None = None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -59,7 +63,11 @@ class ShadowDiff:
 
 
 class Shadow(Protocol):
-    """A copy of some tensors' bits."""
+    """A copy of some tensors' bits.
+
+    Where these are `parts` of larger tensors, their own fingerprints are of no use: then none are computed, and changes
+    come with the bits before, from which those of the whole tensors can be.
+    """
 
     def keep(self, sources: Sequence[TensorSource]) -> dict[str, int]:
         """Copy the tensors. Returns their fingerprints."""
@@ -105,39 +113,43 @@ class _Copies:
         """The copy's bits at some indices of one of the tensors."""
         return self._bits[self.begins[number] : self.begins[number + 1]][indices]
 
-    def update(self) -> ShadowDiff:
-        """Compare the tensors with the copies, and bring these up to date."""
+    def update(self, *, parts: bool) -> ShadowDiff:
+        """Compare the tensors, or `parts`, with the copies, and bring these up to date."""
         now = _bits(self.run)
         at = changed(self._bits, now)
         if len(at) == 0:
             return ShadowDiff()
         values, old = now[at], self._bits[at]
         self._bits[at] = values
-        return self._diff(at, values, old) if len(self.run.entries) > 1 else self._diff_of_one(at, values, old)
+        diff_of = self._diff if len(self.run.entries) > 1 else self._diff_of_one
+        return diff_of(at, values, old, parts=parts)
 
-    def _diff_of_one(self, at: Indices, values: Bits, old: Bits) -> ShadowDiff:
+    def _diff_of_one(self, at: Indices, values: Bits, old: Bits, *, parts: bool) -> ShadowDiff:
         """The changes of a tensor by itself, which may be all of a large one: `share` takes them in blocks."""
         name, dtype, data = self.run.entries[0].name, self.run.entries[0].dtype, values.view(np.uint8)
         return ShadowDiff(
             count=len(at),
-            found={name: ChangedElements(indices=at, values=values)},
-            shifts={name: (share(at, values) - share(at, old)) % 2**64},
+            found={name: ChangedElements(indices=at, values=values, before=old if parts else None)},
+            shifts={} if parts else {name: (share(at, values) - share(at, old)) % 2**64},
             nonfinite={name: count_nonfinite(dtype, data)} if any_nonfinite(dtype, data) else {},
         )
 
-    def _diff(self, at: Indices, values: Bits, old: Bits) -> ShadowDiff:
+    def _diff(self, at: Indices, values: Bits, old: Bits, *, parts: bool) -> ShadowDiff:
         """The changes of several small tensors, by the elements' indices in all of them."""
         cuts = np.searchsorted(at, self.begins)
         touched = np.flatnonzero(cuts[1:] > cuts[:-1])
         starts = cuts[touched]
         indices = at - np.repeat(self.begins[touched].astype(at.dtype), np.diff(starts, append=len(at)))
-        shifts = np.add.reduceat(terms(indices, values) - terms(indices, old), starts).tolist()
         diff, dtype = ShadowDiff(count=len(at)), self.run.entries[0].dtype
+        names = [self.run.entries[number].name for number in touched.tolist()]
+        if not parts:
+            shifts = np.add.reduceat(terms(indices, values) - terms(indices, old), starts).tolist()
+            diff.shifts = dict(zip(names, shifts, strict=True))
         is_finite = not any_nonfinite(dtype, values.view(np.uint8))
-        for number, shift in zip(touched.tolist(), shifts, strict=True):
-            name, here = self.run.entries[number].name, slice(cuts[number], cuts[number + 1])
-            diff.found[name] = ChangedElements(indices=indices[here], values=values[here])
-            diff.shifts[name] = shift
+        for number, name in zip(touched.tolist(), names, strict=True):
+            here = slice(cuts[number], cuts[number + 1])
+            before = old[here] if parts else None
+            diff.found[name] = ChangedElements(indices=indices[here], values=values[here], before=before)
             if not is_finite and (count := count_nonfinite(dtype, values[here].view(np.uint8))):
                 diff.nonfinite[name] = count
         return diff
@@ -146,7 +158,8 @@ class _Copies:
 class HostShadow:
     """Copies in host memory of tensors in host memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, parts: bool = False) -> None:
+        self._are_parts = parts
         self._sources: Sequence[TensorSource] = ()
         self._copies: list[_Copies] = []
         self._places: dict[str, tuple[_Copies, int]] = {}
@@ -158,6 +171,8 @@ class HostShadow:
         self._places = {
             entry.name: (copies, number) for copies in self._copies for number, entry in enumerate(copies.run.entries)
         }
+        if self._are_parts:
+            return {}
         return {name: each for copies in self._copies for name, each in copies.fingerprints().items()}
 
     def find(self, sources: Sequence[TensorSource], most: int) -> ShadowDiff:
@@ -169,7 +184,7 @@ class HostShadow:
             self._sources = sources
         diff = ShadowDiff()
         for copies in self._copies:
-            diff.add(copies.update(), most)
+            diff.add(copies.update(parts=self._are_parts), most)
         return diff
 
     def gather(self, wanted: Mapping[str, Indices]) -> dict[str, Bits]:
@@ -188,19 +203,19 @@ class HostShadow:
 class Shadows:
     """The shadow of a whole state dict: each tensor is in the shadow for its place (`TensorSource.place`)."""
 
-    def __init__(self, sources: Sequence[TensorSource], *, stream: bool) -> None:
-        """Copy all tensors. `fingerprints` are theirs; `find` keeps them up to date."""
+    def __init__(self, sources: Sequence[TensorSource], *, stream: bool, parts: bool = False) -> None:
+        """Copy all tensors. `fingerprints` are theirs, unless they are `parts`; `find` keeps them up to date."""
         self.fingerprints: dict[str, int] = {}
         self._parts: dict[str, Shadow] = {}
         self._home: dict[str, str] = {}
         for place, part in _by_place(sources).items():
-            self._parts[place] = _shadow_for(place, stream=stream)
+            self._parts[place] = _shadow_for(place, stream=stream, parts=parts)
             self.fingerprints |= self._parts[place].keep(part)
             self._home |= dict.fromkeys((source.entry.name for source in part), place)
 
-    def fits(self, sources: Sequence[TensorSource]) -> bool:
-        """Whether these are the same tensors in the same places."""
-        return {source.entry.name: source.place for source in sources} == self._home
+    def unfit(self, sources: Sequence[TensorSource]) -> str | None:
+        """Why these cannot be compared with it; None where they are the same tensors in the same places."""
+        return None if {source.entry.name: source.place for source in sources} == self._home else OTHERS
 
     def find(self, sources: Sequence[TensorSource], most: int) -> ShadowDiff:
         """As `Shadow.find`, of all tensors."""
@@ -225,13 +240,61 @@ class Shadows:
             part.close()
 
 
-def _shadow_for(place: str, *, stream: bool) -> Shadow:
+class VersionShadows(Protocol):
+    """The shadow of all tensors of a version. `sources` are its tensors, or weights that are `SelfCompared`."""
+
+    @property
+    def fingerprints(self) -> dict[str, int]:
+        """Those of the tensors as they were compared last."""
+        ...
+
+    def unfit(self, sources: Any) -> str | None:
+        """Why these cannot be compared with it; None where they are the same tensors in the same places."""
+        ...
+
+    def find(self, sources: Any, most: int) -> ShadowDiff:
+        """As `Shadow.find`."""
+        ...
+
+    def gather(self, wanted: Mapping[str, Indices]) -> dict[str, Bits]:
+        """As `Shadow.gather`."""
+        ...
+
+    def close(self) -> None:
+        """As `Shadow.close`."""
+        ...
+
+
+@runtime_checkable
+class SelfCompared(Protocol):
+    """Weights of which no process has all tensors, and which are compared where they are (`sharded/`)."""
+
+    @property
+    def check_finite(self) -> bool:
+        """Whether a value that is not finite is refused."""
+        ...
+
+    @property
+    def tensors(self) -> dict[str, list[Entry]]:
+        """As `Weights`."""
+        ...
+
+    def shadows(self) -> VersionShadows:
+        """Copy all of them."""
+        ...
+
+    def scanned(self) -> Any:
+        """The same weights, of which fingerprints are known."""
+        ...
+
+
+def _shadow_for(place: str, *, stream: bool, parts: bool) -> Shadow:
     if place == HOST:
-        return HostShadow()
+        return HostShadow(parts=parts)
     from refitd_client.delta.device import DeviceShadow
     from refitd_client.delta.stream import StreamShadow
 
-    return StreamShadow() if stream else DeviceShadow()
+    return StreamShadow(parts=parts) if stream else DeviceShadow(parts=parts)
 
 
 def _by_place(sources: Sequence[TensorSource]) -> Mapping[str, list[TensorSource]]:

@@ -45,7 +45,8 @@ _ROOM = 2**21  # bytes of a buffer for changes; a chunk's fit into it when 2 % o
 class StreamShadow:
     """Copies in host memory, one after the other in one page-locked region."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, parts: bool = False) -> None:
+        self._are_parts = parts
         self._copies: dict[str, Any] = {}
         self._region: _Region | None = None
         self._expected = 0
@@ -61,6 +62,8 @@ class StreamShadow:
             self._copies[source.entry.name] = self._region.tensor[end : end + source.entry.nbytes]
             end += size
         self._copy_all(sources, self._region)
+        if self._are_parts:
+            return {}
         return {name: found.fingerprint for name, found in zip(self._copies, scan(scan_inputs(sources)), strict=True)}
 
     def find(self, sources: Sequence[TensorSource], most: int) -> ShadowDiff:
@@ -69,7 +72,9 @@ class StreamShadow:
             return ShadowDiff()
         device = self._region.device
         with on(device):
-            comparison = Comparison(device, len(sources), most, expected=self._expected, room=_ROOM)
+            comparison = Comparison(
+                device, len(sources), most, expected=self._expected, room=_ROOM, keeps_before=self._are_parts
+            )
             lane = _Lane(device)
             for batch in located(sources):
                 try:
@@ -80,7 +85,7 @@ class StreamShadow:
                     comparison.out.wait()
             if comparison.is_too_much:
                 self._copy_all(sources, self._region)
-                return scanned_anew(sources, comparison.count)
+                return scanned_anew([] if self._are_parts else sources, comparison.count)
             self._expected = min(most, comparison.count * 5 // 4)
             return comparison.changes([source.entry.name for source in sources])
 

@@ -8,6 +8,9 @@
     every rank   digest      a share of the files, when all is written
     rank 0       commit      index, manifest, rename, notice; the outcome goes to every rank
 
+With `delta="auto"` every rank compares its parts with a copy, and says what has changed; if it is little, rank 0 writes
+and commits that, and no rank writes shards.
+
 Rank 0 asks and the others answer (`rank_group.py`), so every wait has one rank to name. A rank that fails says so
 instead of its answer; one that dies closes its connection. Either way rank 0 throws the staging folder away and tells
 the rest.

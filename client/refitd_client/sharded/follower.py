@@ -20,15 +20,16 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from refitd_client.checkpoint import header
 from refitd_client.checkpoint.finite import any_nonfinite, count_nonfinite
-from refitd_client.contract.manifest import FileDigest, ManifestFile
 from refitd_client.errors import PublishError
 from refitd_client.files import durable
-from refitd_client.files.plain_file import open_plain, plain_file, read_at
+from refitd_client.files.plain_file import open_plain
+from refitd_client.publish.attempt import DeltaChoice
 from refitd_client.publish.durability import ALWAYS
+from refitd_client.sharded.digests import digested, fingerprinted
 from refitd_client.sharded.holdings import Holding, NamingOptions, Sharded, holdings_of, samples_of
 from refitd_client.sharded.layout import Claim, Location, WritePart, runs
+from refitd_client.sharded.lend_orders import LendOrder, LentReply
 from refitd_client.sharded.rank_group import (
     DigestOrder,
     DoneReply,
@@ -45,11 +46,12 @@ from refitd_client.sharded.rank_group import (
     portable,
 )
 from refitd_client.sharded.rank_sender import RankSender
+from refitd_client.sharded.rank_shadow import RankShadow
 from refitd_client.sharded.reading import each_part, flat_box
 from refitd_client.sharded.routing import place_of_rank
+from refitd_client.sharded.shadow_orders import CompareOrder, GatherOrder, KeepOrder
 from refitd_client.tensors import entry_of, refused
 from refitd_client.transport.group.choice import Transport
-from refitd_client.write.plan import PIECE, ShardChecks
 
 PIECE_BYTES = 2**20
 _TASK_BYTES = 2**22  # worth handing to a thread
@@ -200,6 +202,7 @@ class Follower:
         ranks: int,
         *,
         check_finite: bool,
+        shadow: RankShadow,
         durable: str = ALWAYS,
     ) -> None:
         """Start the threads.
@@ -210,6 +213,7 @@ class Follower:
             rank: this one's number.
             ranks: how many there are.
             check_finite: whether NaN and infinity are refused.
+            shadow: what it compares with, where a delta is looked for.
             durable: which versions are to have files, as this rank says it.
         """
         self._folder = folder
@@ -218,6 +222,7 @@ class Follower:
         self._durable = durable
         self._reader = Reader(ranks)
         self.sender = RankSender(folder, rank)
+        self.shadow = shadow
         self._holdings: dict[str, Holding] = {}
         self._staging = folder
         self._claims: list[Claim] = []
@@ -225,7 +230,12 @@ class Follower:
         self._task_claims: list[Claim] | None = None
 
     def open(
-        self, weights: Any, step: int, sharded: Mapping[str, Sharded], transport: Transport | None = None
+        self,
+        weights: Any,
+        step: int,
+        sharded: Mapping[str, Sharded],
+        transport: Transport | None = None,
+        delta: DeltaChoice = "never",
     ) -> Opening | FailedReply:
         """Begin a publication: list what this rank holds.
 
@@ -234,6 +244,7 @@ class Follower:
             step: the trainer's.
             sharded: which plain tensors are parts of larger ones.
             transport: how the engines are to get the version.
+            delta: whether it may be a delta.
         """
         try:
             self._holdings = holdings_of(weights, self._options, sharded)
@@ -247,6 +258,9 @@ class Follower:
                 transport=transport,
                 place=None if transport is None else place_of_rank(self._holdings),
                 durable=self._durable,
+                delta=delta,
+                delta_rules=self.shadow.rules,
+                shadow=self.shadow.number_of(self._holdings),
             )
         except Exception as error:
             return FailedReply(error=portable(error))
@@ -262,26 +276,33 @@ class Follower:
                     return self._digest(order)
                 case StageOrder():
                     return self._stage(order)
+                case LendOrder():
+                    return self._lend(order)
                 case SendOrder():
                     self.sender.begin(order)
                     return DoneReply()
                 case EndOrder():
                     return self.sender.finish()
+                case KeepOrder() | CompareOrder() | GatherOrder():
+                    return self.shadow.answer(order, self._holdings)
         except Exception as error:
             return FailedReply(error=portable(error))
 
     def close(self) -> None:
         """End the threads and the process that sends, and free the buffers."""
         self.sender.close()
+        self.shadow.drop()
         self._reader.close()
 
     def forget(self) -> None:
-        """Forget the task: nothing was published, and rank 0 may have agreed on another layout without telling."""
+        """Forget the task, and lend nothing: nothing was published, and rank 0 may have agreed on another layout."""
         self._task = self._task_claims = None
+        self.sender.lender.end()
 
     def release(self) -> None:
         """Release the tensors."""
         self.sender.stop()
+        self.shadow.release()
         self._holdings = {}
 
     def _take(self, task: RankTask | None) -> RankTask:
@@ -295,6 +316,10 @@ class Follower:
     def _stage(self, order: StageOrder) -> StagedReply:
         task = self._take(order.task)
         return self.sender.stage(task, self._claims, self._holdings, order.partial, check_finite=self._check_finite)
+
+    def _lend(self, order: LendOrder) -> LentReply:
+        task, lender = self._take(order.task), self.sender.lender
+        return lender.lend(task, self._claims, self._holdings, order.known, check_finite=self._check_finite)
 
     def _write(self, order: WriteOrder) -> None:
         task = self._take(order.task)
@@ -339,7 +364,7 @@ class Follower:
     def _digest(self, order: DigestOrder) -> DoneReply:
         done = DoneReply()
         paths = [self._staging / name for name in order.names]
-        digest = _fingerprinted if order.fingerprints else _digested
+        digest = fingerprinted if order.fingerprints else digested
         for path, (file, fingerprints) in zip(paths, self._reader.each(paths, digest), strict=True):
             done.files[path.name] = file
             done.fingerprints.update(fingerprints)
@@ -357,33 +382,3 @@ def _open(stack: ExitStack, path: Path, flags: int) -> int:
     fd = open_plain(path, flags)
     stack.callback(os.close, fd)
     return fd
-
-
-# All ranks have written and synced the files. They are opened anew to be digested: on a network file system that is
-# what makes another host's bytes visible. So the manifest describes the bytes that are there.
-
-
-def _digested(path: Path) -> tuple[ManifestFile, dict[str, int]]:
-    """A file's entry in the manifest."""
-    with plain_file(path) as fd:
-        found, size = FileDigest(), 0
-        buffer = memoryview(bytearray(PIECE_BYTES))
-        while count := os.readv(fd, [buffer]):
-            found.update(buffer[:count])
-            size += count
-    return ManifestFile(size=size, digest=found.text), {}
-
-
-def _fingerprinted(path: Path) -> tuple[ManifestFile, dict[str, int]]:
-    """The same, and the fingerprint of each tensor, in one pass: 1.5 GB/s of 16-bit elements."""
-    located = header.locate(path).values()
-    entries = [entry for entry, _ in located]
-    with plain_file(path) as fd:
-        size = os.fstat(fd).st_size
-        head = read_at(fd, size - sum(entry.nbytes for entry in entries), 0)
-        proof = ShardChecks(head, check_finite=False, fingerprinted=[entry.name for entry in entries])
-        for entry, offset in located:
-            for begin in range(0, entry.nbytes, PIECE):
-                data = read_at(fd, min(PIECE, entry.nbytes - begin), offset + begin)
-                proof.add([entry], begin, np.frombuffer(data, np.uint8))
-    return ManifestFile(size=size, digest=proof.digest), proof.fingerprints

@@ -190,7 +190,8 @@ class Claim:
 
     `name` and `dtype` (torch's name) are those of the published tensor, `shape` is the whole tensor's. `memory` is the
     first of this rank's names for the same memory, None where the rank's part is empty. `second` says that the module
-    declares the name to be a second one of a tied weight.
+    declares the name to be a second one of a tied weight. `held` are the boxes before the tensor is redistributed to
+    `boxes`, None where it is not.
     """
 
     name: str
@@ -199,6 +200,12 @@ class Claim:
     boxes: tuple[Box, ...]
     memory: str | None
     second: bool = False
+    held: tuple[Box, ...] | None = None
+
+    @property
+    def held_boxes(self) -> tuple[Box, ...]:
+        """The boxes of the local tensor as the trainer has it."""
+        return self.boxes if self.held is None else self.held
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +302,7 @@ def lay_out(
     return ShardedLayout(
         shards=cut,
         locations=locations,
-        parts=_parts(written, len(claims)),
+        parts=shared_out(written, len(claims)),
         shared={name: groups for name, groups in shared.items() if groups},
     )
 
@@ -349,7 +356,7 @@ def _united(claims: list[list[Claim]]) -> dict[str, WholeTensor]:
     return wholes
 
 
-def _parts(wholes: Sequence[WholeTensor], ranks: int) -> list[list[WritePart]]:
+def shared_out(wholes: Sequence[WholeTensor], ranks: int) -> list[list[WritePart]]:
     """The parts that each rank writes."""
     load = [0] * ranks
     parts: list[list[WritePart]] = [[] for _ in range(ranks)]

@@ -15,7 +15,7 @@ from typing import Any
 from refitd_client.checkpoint.header import Entry
 from refitd_client.contract.manifest import ManifestFile
 from refitd_client.contract.naming import Order, ShardLayout
-from refitd_client.errors import PublishError, RankLostError, ServiceError, StepConflictError
+from refitd_client.errors import RankLostError, ServiceError, StepConflictError
 from refitd_client.files import durable
 from refitd_client.http.connection import Connection
 from refitd_client.http.publisher_client import ReceiversQuery
@@ -23,9 +23,12 @@ from refitd_client.publish.durability import DurabilityPolicy
 from refitd_client.publish.publication import Publication, StagedPublication
 from refitd_client.publish.publisher import WeightPublisher
 from refitd_client.publish.route import PublishRoute
+from refitd_client.sharded.alike import require_alike
 from refitd_client.sharded.follower import Follower
 from refitd_client.sharded.holdings import compare_samples
 from refitd_client.sharded.layout import Claim, ShardedLayout, lay_out, spread
+from refitd_client.sharded.lend_orders import LendOrder
+from refitd_client.sharded.lending import LentLayout, LentShards
 from refitd_client.sharded.rank_group import (
     DigestOrder,
     DoneReply,
@@ -46,6 +49,8 @@ from refitd_client.sharded.rank_group import (
 from refitd_client.sharded.rank_sender import RankSender
 from refitd_client.sharded.routing import Asked, route_of_ranks
 from refitd_client.sharded.sending import ShardsOnTheirWay
+from refitd_client.sharded.shared_shadows import ShadowCount, SharedShadows
+from refitd_client.transport.exported import Exported
 from refitd_client.transport.group.choice import Transport
 from refitd_client.transport.group.sending import Destination
 from refitd_client.transport.handover import Handed
@@ -87,18 +92,31 @@ class SharedShards:
 
     `known` are the numbers of the layouts that the ranks have, by rank; `answer` is rank 0's own follower, and `sender`
     has its part in transfers. `route` says how the version reaches engines, None where files alone do. `needs_told` are
-    the digests of needs that all ranks know from the transfer before.
+    the digests of needs that all ranks know from the transfer before, `lent` where the hand-over before found shards.
+    `shadow_numbers` are those of the ranks' shadows.
     """
 
     root: Path
     agreed: AgreedLayout
     known: list[int]
     needs_told: set[str]
+    lent: LentLayout
     rank_group: RankGroup
     answer: Answer
     sender: RankSender
     fingerprinted: bool
+    shadow_count: ShadowCount
+    shadow_numbers: list[int]
     route: PublishRoute | None = None
+
+    @property
+    def check_finite(self) -> bool:
+        """Whether ranks refuse values that are not finite."""
+        return self.agreed.layout.shards.check_finite
+
+    def shadows(self) -> SharedShadows:
+        """Have every rank copy what it compares."""
+        return SharedShadows(self)
 
     @property
     def tensors(self) -> dict[str, list[Entry]]:
@@ -115,9 +133,9 @@ class SharedShards:
         """What a slot has to look like for them."""
         return self.agreed.layout.shards.layout
 
-    def exported(self, destination: Destination | None) -> ShardsOnTheirWay:
-        """The shards of all ranks, on their way to the receivers."""
-        return ShardsOnTheirWay(self, destination)
+    def exported(self, destination: Destination | None) -> Exported:
+        """The shards of all ranks, on their way to the receivers; without these they are lent where they lie."""
+        return LentShards(self, self.lent) if destination is None else ShardsOnTheirWay(self, destination)
 
     def scanned(self) -> "SharedShards":
         """The same, of which fingerprints are known."""
@@ -141,6 +159,10 @@ class SharedShards:
         told = {digest: None if digest in self.needs_told else needs for digest, needs in partial.items()}
         self.needs_told.clear()  # until all have it
         return [StageOrder(task=self._task(rank), partial=told) for rank in range(self.rank_group.size)]
+
+    def lend_orders(self, known: Callable[[int], int]) -> list[RankOrder]:
+        """Each rank's order to lend its part. `known` gives the number of the places that are known of a rank."""
+        return [LendOrder(task=self._task(rank), known=known(rank)) for rank in range(self.rank_group.size)]
 
     def are_told(self, partial: Mapping[str, PartialNeeds]) -> None:
         """All ranks have carried out these orders."""
@@ -221,7 +243,7 @@ def agree(
     opened: list[Opening] = _succeeded(openings)
     claims: list[list[Claim]] = []
     for rank, opening in enumerate(opened):
-        _require_alike(rank, opening, opened[0])
+        require_alike(rank, opening, opened[0])
         if opening.claims is not None:
             claims.append(opening.claims)
         elif last is not None and last.number == opening.layout:
@@ -242,24 +264,6 @@ def agree(
     return last
 
 
-def _require_alike(rank: int, opening: Opening, first: Opening) -> None:
-    """Hold what a rank asks for against what rank 0 does.
-
-    Raises:
-        StepConflictError: it is at another step. PublishError: it asks for another transport, or for other files.
-    """
-    if opening.step != first.step:
-        raise StepConflictError(
-            f"rank {rank} publishes step {opening.step} and rank 0 step {first.step}: all ranks publish the same step"
-        )
-    for name in ("transport", "durable"):
-        mine, its = getattr(opening, name), getattr(first, name)
-        if mine != its:
-            raise PublishError(
-                f"rank {rank} asks for {name}={mine!r} and rank 0 for {its!r}: all ranks ask for the same"
-            )
-
-
 class Lead:
     """Rank 0's state from one publication to the next. `publisher` holds the run and commits versions."""
 
@@ -270,6 +274,8 @@ class Lead:
         self._base = None if options.base_model is None else BaseModel(Path(options.base_model))
         self._agreed: AgreedLayout | None = None
         self._needs_told = set[str]()
+        self.shadow_count = ShadowCount()
+        self._lent = LentLayout()
         self._receivers = None if options.connection is None else ReceiversQuery(options.connection, options.run)
 
     def publish(
@@ -326,12 +332,15 @@ class Lead:
         shared = SharedShards(
             root=self._options.root,
             needs_told=self._needs_told,
+            lent=self._lent,
             agreed=self._agreed,
             known=[each.layout for each in opened],
             rank_group=self._rank_group,
             answer=follower.answer,
             sender=follower.sender,
             fingerprinted=self._options.fingerprinted,
+            shadow_count=self.shadow_count,
+            shadow_numbers=[each.shadow for each in opened],
             route=route,
         )
         companions = [] if base is None else base.companions
@@ -350,6 +359,11 @@ class Lead:
             begun=publication.begun,
             handed=handed,
             in_memory=publication.in_memory,
+            kind=publication.kind,
+            base=publication.base,
+            why_full=publication.why_full,
+            density=publication.density,
+            shadow=self.shadow_count.number,
         )
         try:
             self._rank_group.tell_all([outcome] * self._rank_group.size)

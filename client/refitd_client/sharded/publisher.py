@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from refitd_client.bucket.address import is_bucket_url
 from refitd_client.contract.naming import version_folder, version_id, whole_step
-from refitd_client.errors import PublishError
+from refitd_client.delta.plan import DeltaRules
+from refitd_client.errors import PublishError, ServiceError
 from refitd_client.http.connection import Connection, connect_to
+from refitd_client.publish.attempt import DeltaChoice
 from refitd_client.publish.durability import ALWAYS, DurabilityPolicy
 from refitd_client.publish.publication import PendingPublication, Publication, StagedPublication
 from refitd_client.publish.publisher import WeightPublisher
 from refitd_client.sharded.follower import Follower
 from refitd_client.sharded.holdings import NamingOptions, Sharded
 from refitd_client.sharded.lead import Lead, LeadOptions, refuse
+from refitd_client.sharded.lend_orders import LendOrder
 from refitd_client.sharded.rank_group import (
     DigestOrder,
     DoneReply,
@@ -31,7 +34,9 @@ from refitd_client.sharded.rank_group import (
     StageOrder,
     WriteOrder,
 )
-from refitd_client.sharded.routing import check_transport
+from refitd_client.sharded.rank_shadow import RankShadow
+from refitd_client.sharded.routing import check_delta, transport_of
+from refitd_client.sharded.shadow_orders import CompareOrder, GatherOrder, KeepOrder
 from refitd_client.tensors import casts
 from refitd_client.transport.group.choice import Transport
 from refitd_client.transport.group.sending import SEND_SECONDS
@@ -67,6 +72,9 @@ class ShardedPublisher:
         max_shard_bytes: int | None = None,
         check_finite: bool = True,
         fingerprints: bool = False,
+        delta_rules: DeltaRules | None = None,
+        shadow: Literal["gpu", "stream"] = "stream",
+        compress_deltas: bool = False,
         engines: Literal["mine"] | None = None,
         durable: str = ALWAYS,
     ) -> None:
@@ -91,14 +99,19 @@ class ShardedPublisher:
             fingerprints: have each manifest name the tensors' fingerprints, which engines can be checked against: the
                 same as of the gathered weights. Ranks compute them of the files that they digest, at about 1.5 GB/s a
                 thread.
+            delta_rules: when a delta is worth it, as for a `WeightPublisher`; the same on every rank.
+            shadow: where each rank keeps the parts that it compares, as for a `WeightPublisher`.
+            compress_deltas: as for a `WeightPublisher`; rank 0's word counts.
             durable: which versions that engines take from memory get files, as for a `WeightPublisher`: `always`,
                 `every=N` or `never`. The same on every rank: `publish` refuses anything else.
 
         Raises:
             PublishError: as for a `WeightPublisher`, on every rank; or torch.distributed is not initialised.
             RankLostError: a rank is gone, or did not come.
-            ValueError: the URL, the token, a dtype, `durable` or a number cannot be one.
+            ValueError: the URL, the token, a dtype, `shadow`, `durable` or a number cannot be one.
         """
+        if shadow not in {"gpu", "stream"}:
+            raise ValueError(f"shadow is {shadow!r}: it is 'gpu' or 'stream'")
         if rank_timeout <= 0:
             raise ValueError(f"rank_timeout is {rank_timeout}; it is a positive number of seconds")
         if is_bucket_url(os.fspath(root)):
@@ -115,7 +128,11 @@ class ShardedPublisher:
         self._lead: Lead | None = None
         self._rank_group = RankGroup(process_group, rank_timeout)
         rank, ranks = self._rank_group.rank, self._rank_group.size
-        self._follower = Follower(self._folder, options, rank, ranks, check_finite=check_finite, durable=durable)
+        rules = delta_rules or DeltaRules()
+        own = RankShadow(rules, stream=shadow == "stream", check_finite=check_finite)
+        self._follower = Follower(
+            self._folder, options, rank, ranks, check_finite=check_finite, shadow=own, durable=durable
+        )
         publisher = partial(
             WeightPublisher,
             root,
@@ -126,6 +143,8 @@ class ShardedPublisher:
             token_file=token_file,
             max_shard_bytes=max_shard_bytes,
             check_finite=check_finite,
+            delta_rules=rules,
+            compress_deltas=compress_deltas,
             engines=engines,
             durable=durable,
         )
@@ -172,6 +191,7 @@ class ShardedPublisher:
         metadata: Mapping[str, str] | None = None,
         allow_missing: bool = False,
         allow_extra: bool = False,
+        delta: DeltaChoice = "never",
     ) -> Publication: ...
 
     @overload
@@ -187,6 +207,7 @@ class ShardedPublisher:
         transport: Transport,
     ) -> StagedPublication: ...
 
+    @overload
     def publish(
         self,
         weights: "Mapping[str, Any] | torch.nn.Module",
@@ -196,6 +217,20 @@ class ShardedPublisher:
         metadata: Mapping[str, str] | None = None,
         allow_missing: bool = False,
         allow_extra: bool = False,
+        handover: Literal[True],
+    ) -> StagedPublication: ...
+
+    def publish(
+        self,
+        weights: "Mapping[str, Any] | torch.nn.Module",
+        *,
+        step: int,
+        sharded: Mapping[str, Sharded] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        allow_missing: bool = False,
+        allow_extra: bool = False,
+        delta: DeltaChoice = "never",
+        handover: bool = False,
         transport: Transport | None = None,
     ) -> Publication | StagedPublication:
         """Write this rank's part of a version. Returns when the whole version is committed and the service was told, or
@@ -209,9 +244,14 @@ class ShardedPublisher:
             metadata: texts for the manifest and the service; rank 0's count.
             allow_missing: the version may lack tensors of the engines' model; rank 0's word counts.
             allow_extra: the version may have tensors that the engines' model lacks; rank 0's word counts.
-            transport: how engines get it, the same on every rank (docs/transports.md): with `nccl` or `gloo` each rank
-                sends what it has to the engines' ranks, before the files are written; `auto` takes `nccl` where it can
-                work, else files; `disk` are files. What came of it is the publication's `handed`.
+            delta: as for a `WeightPublisher`, the same on every rank: with `auto` each rank looks for what changed in
+                its parts, of which it takes a copy, and rank 0 writes all changes.
+            handover: the same as `transport="handover"`.
+            transport: how engines get it, in place of `delta`, the same on every rank (docs/transports.md): with
+                `handover` engines on the ranks' host copy what each rank has from where it lies (docs/handover.md), and
+                with `nccl` or `gloo` each rank sends it to the engines' ranks, before the files are written; `auto`
+                takes the first of these that can work, else files; `disk` are files, `delta` what changed where that is
+                little. What came of it is the publication's `handed`.
 
         Returns:
             The same publication on every rank; `wait` on it on one. With `transport` it is a `StagedPublication`, and
@@ -219,7 +259,7 @@ class ShardedPublisher:
 
         Raises:
             TransportRefusedError: `transport` cannot work between these ranks and the run's engines.
-            PublishError: ranks do not agree on `transport` or on `durable`.
+            PublishError: ranks do not agree on `transport`, `delta`, `delta_rules` or `durable`.
             InvalidWeightsError: what the ranks hold is no version; the message names rank and tensor.
             StepConflictError: ranks are at different steps, or the step cannot be published.
             RankLostError: a rank died or is late. Nothing is visible; open a new publisher on the ranks of a new group.
@@ -228,9 +268,10 @@ class ShardedPublisher:
         """
         self._rank_group.require_whole()
         step = whole_step(step)
-        check_transport(transport, self._connection)
+        transport = transport_of(transport, self._connection, handover=handover)
+        check_delta(delta, transport)
         try:
-            opening = self._follower.open(weights, step, sharded or {}, transport)
+            opening = self._follower.open(weights, step, sharded or {}, transport, delta)
             if self._lead is not None:
                 publish = partial(
                     self._lead.publisher.publish,
@@ -238,16 +279,21 @@ class ShardedPublisher:
                     metadata=metadata,
                     allow_missing=allow_missing,
                     allow_extra=allow_extra,
+                    delta=delta,
                 )
                 publication, handed = self._lead.publish(opening, self._follower, step, publish)
+                self._follower.shadow.keep_only(self._lead.shadow_count.number)
             else:
                 publication, handed = self._follow(opening, step)
             return publication if transport is None else staged_of(publication, handed)
-        except Exception:
+        except Exception as error:
             self._follower.forget()
+            if not isinstance(error, ServiceError) or error.publication is None:  # else it is published all the same
+                self._follower.shadow.drop()
             raise
         except BaseException:  # an interrupt: this rank answers no more, and the others must not go on with it
             self._rank_group.broken = f"rank {self.rank} was interrupted in a publication"
+            self._follower.forget()
             raise
         finally:
             self._follower.release()
@@ -272,9 +318,12 @@ class ShardedPublisher:
         while True:
             self._rank_group.tell(reply)
             match self._rank_group.hear(longer):
-                case WriteOrder() | DigestOrder() | StageOrder() | SendOrder() | EndOrder() as order:
+                case WriteOrder() | DigestOrder() | StageOrder() | SendOrder() | EndOrder() | LendOrder() as order:
+                    reply = self._follower.answer(order)
+                case KeepOrder() | CompareOrder() | GatherOrder() as order:
                     reply = self._follower.answer(order)
                 case PublishedOutcome() as published:
+                    self._follower.shadow.keep_only(published.shadow)
                     return self._publication(published), published.handed
                 case RefusedOutcome(error=error, broken=broken):
                     self._rank_group.broken = broken
@@ -294,6 +343,10 @@ class ShardedPublisher:
             digest=published.digest,
             timings=published.timings,
             notice=published.notice,
+            kind=published.kind,
+            base=published.base,
+            why_full=published.why_full,
+            density=published.density,
             connection=self._connection,
             notice_error=published.notice_error,
             begun=published.begun,

@@ -22,7 +22,9 @@ from typing import Any
 
 from refitd_client.contract.manifest import ManifestFile
 from refitd_client.contract.naming import Order
+from refitd_client.contract.states import Kind
 from refitd_client.contract.wire import Notice
+from refitd_client.delta.plan import DeltaRules
 from refitd_client.errors import (
     NO_SPACE,
     InvalidWeightsError,
@@ -34,6 +36,9 @@ from refitd_client.errors import (
 )
 from refitd_client.publish.durability import ALWAYS
 from refitd_client.sharded.layout import Claim, Location, WritePart
+from refitd_client.sharded.lend_orders import LendOrder, LentReply
+from refitd_client.sharded.messages import message_of, parts_of
+from refitd_client.sharded.shadow_orders import ChangesReply, ShadowOrder
 from refitd_client.transport.group.child import TransferSent
 from refitd_client.transport.group.choice import TrainerPlace, Transport
 from refitd_client.transport.handover import Handed
@@ -47,7 +52,7 @@ class Opening:
     """A rank has called `publish`. `claims` are None where they are those of layout number `layout`.
 
     `transport` is what it asks for; `place` says where its tensors are, where it asks for any. `durable` is its word on
-    which versions get files.
+    which versions get files, `delta` and `delta_rules` on deltas. `shadow` is the number of the shadow that it has.
     """
 
     step: int
@@ -57,6 +62,9 @@ class Opening:
     transport: Transport | None = None
     place: TrainerPlace | None = None
     durable: str = ALWAYS
+    delta: str = "never"
+    delta_rules: DeltaRules = field(default_factory=DeltaRules)
+    shadow: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,14 +151,15 @@ class FailedReply:
     error: Exception
 
 
-RankOrder = WriteOrder | DigestOrder | StageOrder | SendOrder | EndOrder
-RankReply = DoneReply | StagedReply | SentReply | FailedReply
+RankOrder = WriteOrder | DigestOrder | StageOrder | SendOrder | EndOrder | LendOrder | ShadowOrder
+RankReply = DoneReply | StagedReply | SentReply | LentReply | ChangesReply | FailedReply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedOutcome:
     """The version is committed, or is `in_memory` alone; `notice_error` is why the service was not told. `is_refused`:
-    it refused the notice. `handed` is what came of a transfer, None where none was asked for.
+    it refused the notice. `handed` is what came of a transfer, None where none was asked for. `kind`, `base`,
+    `why_full` and `density` are as in `Publication`; `shadow` is the number of the shadow that stands, 0 for none.
     """
 
     order: Order
@@ -163,6 +172,11 @@ class PublishedOutcome:
     begun: str | None
     handed: Handed | None = None
     in_memory: bool = False
+    kind: Kind = Kind.FULL
+    base: str | None = None
+    why_full: str | None = None
+    density: float | None = None
+    shadow: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,23 +305,33 @@ class RankGroup:
             raise self._lost(lost, "listen")
 
     def _send(self, message: Any, to: int) -> None:
-        data = bytearray(pickle.dumps(message))
-        length = self._torch.tensor([len(data)], dtype=self._torch.int64)
-        body = self._torch.frombuffer(data, dtype=self._torch.uint8)
-        self._distributed.send(length, dst=self._ranks[to], group=self._group)
-        self._distributed.send(body, dst=self._ranks[to], group=self._group)
+        first, *more = (self._torch.frombuffer(part, dtype=self._torch.uint8) for part in parts_of(message))
+        tensors = [self._torch.tensor([first.numel(), len(more)], dtype=self._torch.int64), first]
+        if more:
+            tensors += [self._torch.tensor([part.numel() for part in more], dtype=self._torch.int64), *more]
+        for tensor in tensors:
+            self._distributed.send(tensor, dst=self._ranks[to], group=self._group)
 
     def _expect(self, source: int) -> tuple[Any, Any]:
-        length = self._torch.zeros(1, dtype=self._torch.int64)
-        return length, self._distributed.irecv(length, src=self._ranks[source], group=self._group)
+        sizes = self._torch.zeros(2, dtype=self._torch.int64)
+        return sizes, self._distributed.irecv(sizes, src=self._ranks[source], group=self._group)
 
     def _receive(self, expected: tuple[Any, Any], source: int, timeout: float) -> Any:
-        length, work = expected
+        sizes, work = expected
         work.wait(timedelta(seconds=timeout))
-        body = self._torch.empty(int(length.item()), dtype=self._torch.uint8)
-        work = self._distributed.irecv(body, src=self._ranks[source], group=self._group)
-        work.wait(timedelta(seconds=max(timeout, 1.0)))
-        return pickle.loads(body.numpy().data)  # noqa: S301 from a rank of the same job, as torch's own collectives do
+
+        def received(count: int, kind: Any) -> Any:
+            body = self._torch.empty(count, dtype=kind)
+            work = self._distributed.irecv(body, src=self._ranks[source], group=self._group)
+            work.wait(timedelta(seconds=max(timeout, 1.0)))
+            return body.numpy()
+
+        first, more = sizes.tolist()
+        parts = [received(first, self._torch.uint8)]
+        if more:
+            lengths = received(more, self._torch.int64).tolist()
+            parts += [received(length, self._torch.uint8) for length in lengths]
+        return message_of([part.data for part in parts])
 
     def _lost(self, lost: dict[int, RuntimeError], doing: str) -> RankLostError:
         first = min(lost)

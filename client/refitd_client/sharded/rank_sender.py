@@ -13,6 +13,7 @@ from refitd_client.sharded.holdings import Holding
 from refitd_client.sharded.layout import Claim
 from refitd_client.sharded.parts import SentPart, held_by_name, sent_parts
 from refitd_client.sharded.rank_group import RankTask, SendOrder, SentReply, StagedReply
+from refitd_client.sharded.rank_lender import RankLender, device_of
 from refitd_client.sharded.reading import each_part, flat_box
 from refitd_client.transport.group.child import TransferSent
 from refitd_client.transport.group.sending import Destination, NoTransferError, Sending
@@ -28,6 +29,7 @@ class RankSender:
         """`folder` is the run's, as this rank sees it."""
         name = hashlib.sha256(f"{folder}\0{rank}".encode()).hexdigest()[:16]
         self.rank, self.process = rank, ShardSender(f"shards-{name}")
+        self.lender = RankLender(folder, rank, self.process)
         self._under_way: Sending | None = None
         self._needed: dict[str, PartialNeeds | None] = {}
         self._known: tuple[RankTask, list[SentPart], int] | None = None
@@ -141,19 +143,6 @@ class RankSender:
 
     def close(self) -> None:
         """End the process, and free the memory."""
+        self.lender.end()
         self.process.close()  # first: it ends what is under way
         self.stop()
-
-
-def device_of(holdings: Mapping[str, Holding]) -> Any:
-    """The device that the copies are made on: the GPU of this rank's tensors, or the host.
-
-    Raises:
-        NoTransferError: they are on several.
-    """
-    import torch
-
-    found = sorted({str(each.tensor.device) for each in holdings.values() if each.tensor.numel()})
-    if len(found) > 1:
-        raise NoTransferError(f"this rank's tensors are on several devices: {', '.join(found)}")
-    return torch.device(found[0] if found else "cpu")

@@ -19,9 +19,6 @@ from refitd_client.transport.group.sending import Destination
 from refitd_client.transport.ipc.device import uuid_of
 from refitd_client.transport.ipc.shared import boot_id, host_name
 
-_ONE_PROCESS = "engines open the memory of one trainer process, and each rank has a part: use nccl or gloo"
-_NO_DELTAS = "ranks publish full versions only: use disk"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
@@ -44,18 +41,39 @@ def place_of_rank(holdings: Mapping[str, Holding]) -> TrainerPlace:
     )
 
 
-def check_transport(transport: Any, connection: Connection | None) -> None:
+def transport_of(transport: Any, connection: Connection | None, *, handover: bool = False) -> Transport | None:
     """Check a caller's word.
 
+    Args:
+        transport: the transport, None for files without more.
+        connection: where the service is.
+        handover: the caller asks for a hand-over instead.
+
     Raises:
-        ValueError: it is none, or there is no service to ask.
+        ValueError: it is none, or two of them, or there is no service to ask.
     """
+    if handover and transport is not None:
+        raise ValueError("handover=True is transport='handover': pass one of the two")
+    transport = "handover" if handover else transport
     if transport is None:
-        return
+        return None
     if transport not in TRANSPORTS:
         raise ValueError(f"transport is {transport!r}: it is one of {', '.join(TRANSPORTS)}")
     if transport not in {"disk", "delta"} and connection is None:
         raise ValueError(f"transport={transport!r} needs the service_url of the service that has the engines")
+    return transport
+
+
+def check_delta(delta: Any, transport: Any) -> None:
+    """Check a caller's word.
+
+    Raises:
+        ValueError: it is none, or `transport` says it.
+    """
+    if delta not in {"auto", "never"}:
+        raise ValueError(f"delta is {delta!r}: it is 'auto' or 'never'")
+    if delta != "never" and transport is not None:
+        raise ValueError("transport goes without delta: it says what that would")
 
 
 def route_of_ranks(asked: Asked, receivers: ReceiversQuery | None) -> PublishRoute:
@@ -68,16 +86,15 @@ def route_of_ranks(asked: Asked, receivers: ReceiversQuery | None) -> PublishRou
     Raises:
         TransportRefusedError: what is asked for cannot work between these ranks and these engines.
     """
+    if asked.transport == "delta":
+        return PublishRoute(choice=Choice(transport="delta", why="the trainer asks for it"), delta="auto")
     if asked.transport == "disk" or receivers is None:
         return _by_files("the trainer asks for it")
-    if asked.transport in {"delta", "handover"}:
-        why = _NO_DELTAS if asked.transport == "delta" else _ONE_PROCESS
-        raise TransportRefusedError(f"transport={asked.transport!r} cannot work: {why}")
     try:
         found = receivers.ask()
     except (ServiceError, OSError, ValueError) as error:
         return _by_files("files need no answer of the service", f"the service does not say who can receive: {error}")
-    if asked.transport != "auto" and found.stock and not found.receivers:
+    if asked.transport in {"nccl", "gloo"} and found.stock and not found.receivers:
         require_files_for_stock(asked.transport, asked.durable)
     return decide_route(asked, found, urlsplit(receivers.connection.url).hostname or "")
 
@@ -96,7 +113,13 @@ def decide_route(asked: Asked, found: Receivers, service_host: str) -> PublishRo
     receivers = found.receivers
     names = tuple(sorted(each.name for each in receivers))
     needs = {each.name: each.needs for each in receivers if each.needs}
+    if asked.transport == "handover":
+        if (hindrance := hinders_lending(asked.places, found)) is not None:
+            return _by_files("files go everywhere", hindrance)
+        return _lent("the trainer asks for it")
     if asked.transport == "auto":
+        if _share_gpus(asked.places, found):
+            return _lent("trainer and engines share GPUs")
         if (hindrance := hinders_ranks("nccl", asked.places, found)) is not None:
             return _by_files(f"files go everywhere (no NCCL: {hindrance})")
         choice = Choice(transport="nccl", why="trainer and engine ranks have GPUs of their own")
@@ -132,7 +155,9 @@ def hindrances_of_ranks(
     auto = decide_route(Asked(transport="auto", places=places), found, urlsplit(connection.url).hostname or "")
     of_groups = {backend: hinders_ranks(backend, places, found) for backend in ("nccl", "gloo")}
     hindered = {backend: why for backend, why in of_groups.items() if why is not None}
-    return auto.choice, {"delta": _NO_DELTAS, "handover": _ONE_PROCESS} | hindered
+    if (lending := hinders_lending(places, found)) is not None:
+        hindered["handover"] = lending
+    return auto.choice, hindered
 
 
 def hinders_ranks(backend: Transport, places: Sequence[TrainerPlace], found: Receivers) -> str | None:
@@ -151,6 +176,36 @@ def hinders_ranks(backend: Transport, places: Sequence[TrainerPlace], found: Rec
     counts = Counter(device for place in places for device in place.devices)
     twice = next((device for device, count in counts.items() if count > 1), None)
     return None if twice is None else f"two trainer ranks share {twice}: NCCL refuses two ranks on one GPU; use gloo"
+
+
+def hinders_lending(places: Sequence[TrainerPlace], found: Receivers) -> str | None:
+    """Why engines cannot copy from the memory of these ranks, as a sentence; None where that may work.
+
+    Args:
+        places: where each rank's tensors are, by rank.
+        found: as in `decide_route`.
+    """
+    first, receivers = places[0], found.receivers
+    if not receivers:
+        return hinders("handover", first, found)
+    for rank, place in enumerate(places):
+        if (place.host, place.boot) != (first.host, first.boot):
+            return f"trainer rank {rank} is on {place.host}, and rank 0 on {first.host}: use nccl or gloo"
+    if not any(first.is_host_of(each) for each in receivers):
+        far = receivers[0]
+        return f"rank {far.rank} of {far.engine} runs on {far.host}, and the trainer on {first.host}: use nccl or gloo"
+    return None
+
+
+def _share_gpus(places: Sequence[TrainerPlace], found: Receivers) -> bool:
+    """Whether all engine ranks are on GPUs of the trainer's ranks."""
+    devices = {device for place in places for device in place.devices}
+    all_here = all(each.device in devices and places[0].is_host_of(each) for each in found.receivers)
+    return bool(found.receivers) and all_here and hinders_lending(places, found) is None
+
+
+def _lent(why: str) -> PublishRoute:
+    return PublishRoute(choice=Choice(transport="handover", why=why), handover=True)
 
 
 def _to_group(choice: Choice, destination: Destination) -> PublishRoute:

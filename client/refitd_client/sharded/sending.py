@@ -47,7 +47,7 @@ _log = logging.getLogger("refitd_client")
 class ShardsOnTheirWay:
     """The shards of all ranks, on their way to the receivers (`transport.exported.Exported`)."""
 
-    def __init__(self, shards: "SharedShards", destination: Destination | None) -> None:
+    def __init__(self, shards: "SharedShards", destination: Destination) -> None:
         self._shards, self._destination = shards, destination
         self._transfer: GroupTransfer | None = None
         self._needs: dict[str, tuple[str, RankNeeds]] = {}
@@ -57,11 +57,9 @@ class ShardsOnTheirWay:
         """Have every rank stage what it sends. Returns what the scans add up to.
 
         Raises:
-            NoTransferError: a rank could not, or there is no receiver.
+            NoTransferError: a rank could not.
             RankLostError: a rank is gone.
         """
-        if self._destination is None:
-            raise NoTransferError("ranks send over a process group, and there is none")
         shards = self._shards
         self._needs = needs_of(shards.root, self._destination, entries_of(shards.agreed.layout))
         partial = {digest: needs.partial() for digest, needs in self._needs.values()}
@@ -84,8 +82,6 @@ class ShardsOnTheirWay:
         Raises:
             NoTransferError: rank 0's sender cannot be begun.
         """
-        if self._destination is None:
-            raise NoTransferError("ranks send over a process group, and there is none")
         tensors = tuple(
             OfferedTensor(entry.name, entry.dtype, entry.shape, _NOWHERE)
             for entry in entries_of(self._shards.agreed.layout)

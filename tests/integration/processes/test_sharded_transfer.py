@@ -81,7 +81,7 @@ def _refused(rank: int, size: int, root: Path, url: str, step: int) -> list[Exce
     with ShardedPublisher(root, RUN, url, dtype="bfloat16") as publisher:
         errors = [
             attempted(lambda: publisher.publish(model, step=step, transport="nccl")),
-            attempted(lambda: publisher.publish(model, step=step, transport="handover")),
+            attempted(lambda: publisher.publish(model, step=step, transport="delta")),
         ]
         mine = "gloo" if rank else "disk"
         errors.append(attempted(lambda: publisher.publish(model, step=step, transport=mine)))
@@ -94,11 +94,11 @@ def test_what_cannot_work_is_refused_on_every_rank_with_the_reason_and_auto_take
 ) -> None:
     for told in run_ranks(2, tmp_path, _refused, job.root, job.refitd.url, 11, limit=SECONDS):
         assert isinstance(told, list), told
-        nccl, handover, other = told
+        nccl, delta, other = told
         assert isinstance(nccl, TransportRefusedError)
         assert "trainer rank 0: the trainer's torch has no nccl" in str(nccl)
-        assert isinstance(handover, TransportRefusedError)
-        assert "each rank has a part: use nccl or gloo" in str(handover)
+        assert isinstance(delta, TransportRefusedError)
+        assert "ranks publish full versions only: use disk" in str(delta)
         assert isinstance(other, PublishError)
         assert "rank 1 asks for transport='gloo' and rank 0 for 'disk'" in str(other)
     assert job.engine.holds(11)

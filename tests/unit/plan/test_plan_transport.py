@@ -20,14 +20,14 @@ DOCS = Path(__file__).parents[3] / "docs"
     [
         ("sglang.d1p1t1+d1p1t1", ONE_GPU, "disk+delta", "duplicate-device"),
         ("sglang:d1|fsdp:d1", ONE_GPU, "disk+delta", "colocated"),
-        ("sglang:d4|fsdp:d4", {"gpus_per_node": 4}, "disk", "in-full"),
-        ("sglang:d2+fsdp:d2", {"gpus_per_node": 2}, "disk", "in-full"),
+        ("sglang:d4|fsdp:d4", {"gpus_per_node": 4}, "disk+delta", "colocated"),
+        ("sglang:d2+fsdp:d2", {"gpus_per_node": 2}, "disk+delta", "duplicate-device"),
         ("sglang:d1|fsdp:d1", {**ONE_GPU, "areal": True}, "disk", "in-full"),
         ("sglang.d1+d1", {**ONE_GPU, "areal": True, "plugin": True}, "disk", "in-full"),
         ("sglang:d1|fsdp:d1", {**ONE_GPU, "plugin": True}, "handover", "hand-over"),
         ("sglang.d1+d1", {**ONE_GPU, "plugin": True}, "handover", "hand-over"),
         ("sglang:d1|fsdp:d1", {**ONE_GPU, "plugin": True, "expandable_segments": True}, "disk+delta", "colocated"),
-        ("sglang:d4|fsdp:d4", {"gpus_per_node": 4, "plugin": True}, "disk", "in-full"),
+        ("sglang:d4|fsdp:d4", {"gpus_per_node": 4, "plugin": True}, "disk+delta", "colocated"),
         ("sglang:d1+fsdp:d1", {"gpus_per_node": 2, "plugin": True}, "nccl", "separate-devices"),
         ("sglang:d2+fsdp:d1", {"gpus_per_node": 2, "plugin": True}, "disk+delta", "duplicate-device"),
         ("sglang:d1+fsdp:d1", {"gpus_per_node": 1, "nodes": 2, "plugin": True}, "nccl", "separate-devices"),
@@ -46,14 +46,20 @@ def test_the_rule_decides(allocation: str, situation: dict[str, Any], transport:
 
 
 def test_deltas_are_promised_to_no_trainer_whose_publisher_has_none() -> None:
-    """Nor is host memory taken for them."""
-    made = plan("sglang:d8|fsdp:d8", gpus_per_node=8, gpu_memory=79.1, model=CONFIGS["Qwen2.5-7B"])
-    assert "ShardedPublisher has no deltas" in made.reason
+    """Nor is memory taken for them."""
+    made = plan("sglang:d8|fsdp:d8", gpus_per_node=8, gpu_memory=79.1, model=CONFIGS["Qwen2.5-7B"], areal=True)
+    assert "AReaL hands whole folders over" in made.reason
     delta = next(way for way in made.ways if way.transport is WeightTransport.DISK_DELTA)
     assert (delta.carried_out, "full" in str(delta.hinders)) == (False, True)
-    assert plan("sglang:d4+fsdp:d4", gpus_per_node=8).meanwhile is WeightTransport.DISK
     assert made.memory is not None
     assert all("publish staging" not in process.parts for process in made.memory.processes)
+
+
+def test_where_a_trainer_has_several_ranks_each_looks_for_what_changed_and_takes_memory_for_it() -> None:
+    made = plan("sglang:d8|fsdp:d8", gpus_per_node=8, gpu_memory=79.1, model=CONFIGS["Qwen2.5-7B"])
+    assert plan("sglang:d4+fsdp:d4", gpus_per_node=8).meanwhile is WeightTransport.DISK_DELTA
+    assert made.memory is not None
+    assert sum("publish staging" in process.parts for process in made.memory.processes) == 8
 
 
 def test_the_group_of_a_broadcast_has_one_rank_more_than_generate() -> None:

@@ -22,8 +22,9 @@ from refitd_client.transport.ipc.offer import DevicePlace, OfferedTensor, OfferL
 from refitd_client.transport.ipc.offer_file import ExportedTensors, make_secret, read_secret
 from refitd_client.transport.ipc.shared import SharedTensors
 from refitd_plugin import offered
-from refitd_plugin.imported import OfferedMemory, OpenedMemory, structure_of
+from refitd_plugin.imported import OpenedMemory
 from refitd_plugin.offered import OfferedVersion
+from refitd_plugin.offered_memory import OfferedMemory, structure_of
 from refitd_plugin.source import SourceRefusedError
 from support.exporting import exporting, fill, offer_of, shared
 from support.mini_sglang import tiny_weights
@@ -358,7 +359,8 @@ def on_gpus(plan: Any, place: str, monkeypatch: pytest.MonkeyPatch) -> OfferedVe
     monkeypatch.setattr(offered, "uuid_of", lambda _: "GPU-0")
     tensor = OfferedTensor("w", "BF16", (2, 2), DevicePlace(place, b"h" * 64, 1, 0))
     layout = OfferLayout(host="a", boot="b", pid=1, life="c", tensors=(tensor,))
-    opened = OpenedMemory(Path("run"), layout, structure_of(layout))
+    opened = OpenedMemory(Path("run"), layout)
+    opened.structure = structure_of(opened)
     source: Any = SimpleNamespace(
         opened=opened, structure=opened.structure, place=SimpleNamespace(folder=None), label="", digest="", nbytes=0
     )

@@ -3,7 +3,7 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,11 +13,8 @@ from refitd_plugin.copy_schedule import MoveTable, plain
 from refitd_plugin.loading import PlanTables
 from refitd_plugin.plan import ReplayPlan, addresses_of, learned, replay, same_bits, tensors_of
 from refitd_plugin.recorder import Recorder
+from refitd_plugin.source import VersionSource
 from support.mini_sglang import TinyModel, Weights, expected, tiny_weights, values
-
-if TYPE_CHECKING:
-    from refitd_client.checkpoint.strict_header import Header
-    from refitd_plugin.source import VersionSource
 
 
 def learn(model: TinyModel, weights: dict[str, torch.Tensor]) -> ReplayPlan:
@@ -177,12 +174,18 @@ def test_the_moves_of_a_layout_are_made_once_for_the_bus_and_the_gpu_though_both
     """A version that is staged on the GPU is made ready for the bus as well; each time anew takes 70 ms of each."""
     model = TinyModel()
     plan, watched = learn(model, tiny_weights(1)), list[int]()
-    structure = SimpleNamespace(inventory=SimpleNamespace(tensors={}), headers={})
-    tables = PlanTables(plan, model, cast("VersionSource", SimpleNamespace(structure=structure)))
-    monkeypatch.setattr(PlanTables, "_watch", lambda _, __, parts: watched.append(parts))
+
+    def version(headers: dict[str, Any]) -> VersionSource:
+        structure = SimpleNamespace(inventory=SimpleNamespace(tensors={}), headers=headers)
+        source = SimpleNamespace(structure=structure, cut=None, copies_of=lambda copies: copies)
+        return cast("VersionSource", source)
+
+    monkeypatch.setattr(loading, "sizes_of", lambda _: {})
     monkeypatch.setattr(loading, "table_of", lambda _, headers: MoveTable(headers, {}, ()))
-    tables_seen = [tables.table_of({}, parts)[0] for parts in (8, 1, 8, 1)]
+    monkeypatch.setattr(PlanTables, "_watch", lambda _, __, parts: watched.append(parts))
+    tables = PlanTables(plan, model, version({}))
+    seen = [tables.table_of(version({}), parts)[0] for parts in (8, 1, 8, 1)]
     assert watched == [8, 1]
-    assert len({id(each) for each in tables_seen}) == 1
-    tables.table_of({"other": cast("Header", None)}, 8)
+    assert len({id(each) for each in seen}) == 1
+    tables.table_of(version({"other": SimpleNamespace(tensors={})}), 8)
     assert watched == [8, 1, 8]

@@ -1,11 +1,13 @@
 """Who takes part in a transfer from several ranks, what each member does in it, and which transport such ranks take."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
 from refitd_client.contract.receivers import Receiver, Receivers
 from refitd_client.errors import TransportRefusedError
-from refitd_client.sharded.routing import Asked, check_transport, decide_route
+from refitd_client.sharded.routing import Asked, decide_route, transport_of
 from refitd_client.transport.group.choice import TrainerPlace, Transport
 from refitd_client.transport.group.transfer import Go, Ready
 from refitd_client.transport.ipc.offer import GroupTransfer
@@ -155,8 +157,35 @@ def test_what_nccl_cannot_do_is_refused_with_the_rank_and_auto_takes_files(
     with pytest.raises(TransportRefusedError, match=why):
         decide_route(Asked(transport="nccl", places=places), Receivers(receivers=receivers), "service")
     route = decide_route(Asked(transport="auto", places=places), Receivers(receivers=receivers), "service")
-    assert (route.choice.transport, route.handover) == ("disk", False)
-    assert why in route.choice.why
+    if "share G1" in why:
+        assert (route.choice.transport, route.handover, route.destination) == ("handover", True, None)
+    else:
+        assert (route.choice.transport, route.handover) == ("disk", False)
+        assert why in route.choice.why
+
+
+def test_a_hand_over_needs_all_ranks_on_one_host_with_an_engine_and_says_so_without_an_error() -> None:
+    here, there = place("G0"), replace(place("G1"), host="other")
+    far = replace(rank("G0"), host="far")
+    for places, receivers, why in (
+        ([here, there], [rank("G0")], "trainer rank 1 is on other, and rank 0 on h: use nccl or gloo"),
+        ([here, here], [far], "rank 0 of e runs on far, and the trainer on h: use nccl or gloo"),
+        ([here, here], [], "the service knows of no engine of the run yet"),
+    ):
+        found = Receivers(receivers=receivers)
+        route = decide_route(Asked(transport="handover", places=places), found, "service")
+        assert (route.choice.transport, route.handover) == ("disk", False)
+        assert why in str(route.instead)
+        assert decide_route(Asked(transport="auto", places=places), found, "service").choice.transport != "handover"
+    route = decide_route(Asked(transport="handover", places=[here]), Receivers(receivers=[rank("G2"), far]), "service")
+    assert (route.choice.transport, route.handover) == ("handover", True)  # an engine that cannot says so itself
+
+
+def test_a_hand_over_is_asked_for_in_one_way_and_of_a_service() -> None:
+    with pytest.raises(ValueError, match="handover=True is transport='handover': pass one of the two"):
+        transport_of("nccl", None, handover=True)
+    with pytest.raises(ValueError, match="transport='handover' needs the service_url"):
+        transport_of(None, None, handover=True)
 
 
 @pytest.mark.parametrize("transport", ["nccl", "gloo"])
@@ -169,7 +198,7 @@ def test_without_refitd_inside_an_engine_files_go_and_say_why(transport: Transpo
 
 def test_a_word_that_is_no_transport_and_one_without_a_service_are_refused() -> None:
     with pytest.raises(ValueError, match="transport is 'fast'"):
-        check_transport("fast", None)
+        transport_of("fast", None)
     with pytest.raises(ValueError, match="needs the service_url"):
-        check_transport("auto", None)
-    check_transport("disk", None)
+        transport_of("auto", None)
+    assert transport_of("disk", None) == "disk"

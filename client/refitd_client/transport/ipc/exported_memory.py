@@ -78,7 +78,7 @@ class ImportedMemory:
 
     def keep(self, layout: OfferLayout | None) -> None:
         """Close what this layout does not name, or everything. Nothing may read there any more."""
-        places = [] if layout is None else [tensor.place for tensor in layout.tensors]
+        places = [] if layout is None else [piece.place for piece in layout.pieces]
         self._host.keep({place.path for place in places if isinstance(place, HostPlace)})
         self._device.keep({place.allocation for place in places if isinstance(place, DevicePlace)})
 
@@ -101,6 +101,11 @@ class PreparedOffer:
 
     scan: Callable[[], list[Scan]]
     _known: _KnownLayout
+
+    @property
+    def layout(self) -> OfferLayout:
+        """Where they lie: the same object as before where none of them has moved."""
+        return self._known.layout
 
     def offer(self, version: str, fingerprints: Sequence[int]) -> Offer:
         """Offer them as a version."""
@@ -150,9 +155,7 @@ def _described(tensors: Mapping[str, Any], where: tuple[tuple[str, int, Any, Any
         offered.append(OfferedTensor(name, dtype, tuple(tensor.shape), place))
         if tensor.nbytes:
             addresses.setdefault(place.path if isinstance(place, HostPlace) else place.serial, address)
-    layout = OfferLayout(
-        host=host_name(), boot=boot_id(), pid=os.getpid(), life=_ProcessLife.drawn, tensors=tuple(offered)
-    )
+    layout = OfferLayout(host=host_name(), boot=boot_id(), pid=os.getpid(), life=process_life(), tensors=tuple(offered))
     memories = {address: memory for memory, address in addresses.items()}
     return _KnownLayout(where, layout, msgspec.json.encode(layout), memories)
 
@@ -170,6 +173,11 @@ class _ProcessLife:
     @classmethod
     def draw(cls) -> None:
         cls.drawn = secrets.token_hex(8)
+
+
+def process_life() -> str:
+    """That text, of this process."""
+    return _ProcessLife.drawn
 
 
 os.register_at_fork(after_in_child=_ProcessLife.draw)

@@ -1,14 +1,21 @@
 """Whether the trainer that exports is still there: a lock that dies with it, and that others can query.
 
-An offer of a process that died is void: its memory may belong to any process by now. A `flock` can only be queried by
-taking it, so this is a lock of an open file description (fcntl(2), F_OFD_SETLK), on a file of its own.
+An offer of a process that died is void: its memory may belong to any process by now. Where several ranks of a trainer
+lend, each holds a lock of its own, whose name is drawn when it begins: one that ends its lock and begins another one
+does not make an offer valid again that was made before.
+
+A `flock` can only be queried by taking it, so this is a lock of an open file description (fcntl(2), F_OFD_SETLK), on a
+file of its own.
 """
 
 import errno
 import fcntl
 import os
+import secrets
 import struct
 import threading
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from refitd_client.files.plain_file import open_plain
@@ -16,11 +23,12 @@ from refitd_client.files.plain_file import open_plain
 NAME = ".lender.lock"
 OFFERS = ".offer-"
 MAKING = f".making{OFFERS}"
+_OF_RANKS = ".lender-*.lock"  # `offered_parts.is_lock_name`
 # (set, query): of an open file description; some kernels (gVisor's) have only those of a process, which do as well
 # where nothing else in the process opens the file.
 _KINDS = ((fcntl.F_OFD_SETLK, fcntl.F_OFD_GETLK), (fcntl.F_SETLK, fcntl.F_GETLK))
 _LOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
-_HELD: dict[Path, int] = {}
+_HELD: dict[Path, int] = {}  # by the file
 _TURN = threading.Lock()
 
 
@@ -33,33 +41,71 @@ def begin(folder: Path) -> None:
         OSError: the files cannot be made, or the file system has no such locks.
     """
     with _TURN:
-        if folder in _HELD:
+        if folder / NAME in _HELD:
             return
         for path in [*folder.glob(f"{OFFERS}*"), *folder.glob(f"{MAKING}*")]:
             if not path.is_symlink():
                 os.truncate(path, 0)  # before it goes: an engine may have it open
             path.unlink()
-        fd = open_plain(folder / NAME, os.O_RDWR | os.O_CREAT, 0o640)
+        for path in folder.glob(_OF_RANKS):
+            if not is_there(folder, [path.name]):  # of a rank that was killed
+                path.unlink(missing_ok=True)
+        _hold(folder / NAME)
+
+
+def begin_rank(folder: Path) -> str:
+    """Take a lock of this process's own beside that of the exporter, which is another rank. Returns its name.
+
+    Raises:
+        OSError: as `begin`.
+    """
+    name = _OF_RANKS.replace("*", secrets.token_hex(8))
+    with _TURN:
         try:
-            _locked(fd, 0)
+            _hold(folder / name)
         except BaseException:
-            os.close(fd)
+            (folder / name).unlink(missing_ok=True)
             raise
-        _HELD[folder] = fd
+    return name
 
 
 def end(folder: Path) -> None:
     """Release the lock, if it is held: engines close what they have opened."""
+    _release(folder / NAME)
+
+
+def end_rank(folder: Path, name: str) -> None:
+    """Release a lock from `begin_rank`, and remove it. What was offered under it is void."""
+    _release(folder / name)
+    with suppress(OSError):
+        (folder / name).unlink()
+
+
+def is_there(folder: Path, locks: Iterable[str] = (NAME,)) -> bool:
+    """Whether processes export from a run's folder now: each of these locks is held."""
+    return all(_is_held(folder / name) for name in locks)
+
+
+def _hold(path: Path) -> None:
+    fd = open_plain(path, os.O_RDWR | os.O_CREAT, 0o640)
+    try:
+        _locked(fd, 0)
+    except BaseException:
+        os.close(fd)
+        raise
+    _HELD[path] = fd
+
+
+def _release(path: Path) -> None:
     with _TURN:
-        fd = _HELD.pop(folder, None)
+        fd = _HELD.pop(path, None)
     if fd is not None:
         os.close(fd)
 
 
-def is_there(folder: Path) -> bool:
-    """Whether a process exports from a run's folder now."""
+def _is_held(path: Path) -> bool:
     try:
-        fd = open_plain(folder / NAME)
+        fd = open_plain(path)
     except OSError:
         return False
     try:

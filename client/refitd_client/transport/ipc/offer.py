@@ -12,6 +12,10 @@ there where the trainer also sends the tensors over a process group, to ranks th
 where it sends them to engines without refitd inside. `"files": false` is there where no files are to follow if all
 engines take the tensors.
 
+Where each rank of a trainer lends its shards, a tensor has `parts`: strips of its bytes, each with a place of its own;
+its own place means nothing then. `lenders` are the locks that the other ranks hold while they live and lend
+(`exporter`). Such an offer has format 3, and releases that know only format 2 refuse it.
+
 An engine must not open memory for a process that it does not trust, so an offer without the secret's code is not read
 any further. A code proves who wrote an offer, not that it still holds: `offer_file` says that.
 """
@@ -28,8 +32,10 @@ import msgspec
 from refitd_client.checkpoint.header import BITS
 from refitd_client.contract.decoding import from_json
 from refitd_client.contract.naming import parse_version_id
+from refitd_client.transport.ipc.offered_parts import fault_of_parts, is_lock_name, piece_name
 
 FORMAT = 2
+FORMAT_OF_RANKS = 3
 MAX_OFFER_BYTES = 64 * 2**20
 _MARK = b"\nhmac-sha256:"
 _ALIGNED = 64  # bytes: where a tensor may begin in memory that holds several
@@ -66,23 +72,58 @@ class DevicePlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_f
         return self.handle, self.serial
 
 
-class OfferedTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One tensor, contiguous, row-major. `dtype` as safetensors names it."""
+class OfferedPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Bytes of a tensor that one rank of a trainer has: `rows` rows of `width` bytes, the first from byte `begin` on
+    and each `pitch` bytes after the one before. At `place` they follow each other without gaps.
+    """
+
+    begin: int
+    width: int
+    rows: int
+    pitch: int
+    place: HostPlace | DevicePlace
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes."""
+        return self.width * self.rows
+
+    @property
+    def end(self) -> int:
+        """The byte of the tensor after its last."""
+        return self.begin + (self.rows - 1) * self.pitch + self.width
+
+
+class OfferedTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One tensor, contiguous, row-major. `dtype` as safetensors names it. With `parts` it lies there, and not at
+    `place`.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     place: HostPlace | DevicePlace
+    parts: tuple[OfferedPart, ...] = ()
 
     @property
     def nbytes(self) -> int:
         """Its bytes."""
         return prod(self.shape) * BITS[self.dtype] // 8
 
+    @property
+    def pieces(self) -> "tuple[OfferedTensor, ...]":
+        """Its parts as tensors of their own, in one dimension; itself where it has none."""
+        if not self.parts:
+            return (self,)
+        return tuple(
+            OfferedTensor(piece_name(self.name, number), self.dtype, (part.nbytes * 8 // BITS[self.dtype],), part.place)
+            for number, part in enumerate(self.parts)
+        )
+
 
 class OfferLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Where tensors lie: in the memory of process `pid` on `host` since `boot` (the kernel's boot id). `life` is drawn
-    anew by each process.
+    anew by each process. `lenders` are the names of the locks of the trainer's other ranks, whose memory it names too.
     """
 
     host: str
@@ -91,6 +132,17 @@ class OfferLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     life: str
     tensors: tuple[OfferedTensor, ...]
     format: int = FORMAT
+    lenders: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def pieces(self) -> tuple[OfferedTensor, ...]:
+        """The tensors as they lie in memory: whole, or in parts."""
+        return tuple(piece for tensor in self.tensors for piece in tensor.pieces)
+
+    @property
+    def locks(self) -> tuple[str, ...]:
+        """The names in `lenders`, none where one process lends."""
+        return () if self.lenders is msgspec.UNSET else self.lenders
 
 
 class GroupTransfer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -233,8 +285,12 @@ def side_by_side(sizes: Iterable[int]) -> tuple[list[int], int]:
 def _layout(line: bytes) -> OfferLayout:
     """Decode a layout, and check every tensor of it."""
     layout = _decoded(line, OfferLayout)
-    if layout.format != FORMAT:
-        raise OfferRefusedError(f"the offer has format {layout.format}; this refitd reads format {FORMAT}")
+    if layout.format not in {FORMAT, FORMAT_OF_RANKS}:
+        raise OfferRefusedError(
+            f"the offer has format {layout.format}; this refitd reads formats {FORMAT} and {FORMAT_OF_RANKS}"
+        )
+    if not all(is_lock_name(name) for name in layout.locks):
+        raise OfferRefusedError("the offer names a lock that no rank of a trainer has")
     names = [tensor.name for tensor in layout.tensors]
     if len(set(names)) < len(names):
         raise OfferRefusedError("the offer names a tensor twice")
@@ -254,11 +310,12 @@ def _decoded(line: bytes, kind: type[_Line]) -> _Line:
 def _fault(tensor: OfferedTensor) -> str | None:
     if tensor.dtype not in BITS:
         return f"dtype {tensor.dtype[:20]!a} is unknown"
-    if any(size < 0 for size in tensor.shape) or tensor.place.offset < 0:
+    places = [tensor.place, *(part.place for part in tensor.parts)]
+    if any(size < 0 for size in tensor.shape) or any(place.offset < 0 for place in places):
         return "a size or an offset is negative"
-    if isinstance(tensor.place, DevicePlace) and len(tensor.place.handle) != 64:
+    if any(isinstance(place, DevicePlace) and len(place.handle) != 64 for place in places):
         return "its handle has not 64 bytes"
-    return None
+    return fault_of_parts(tensor) if tensor.parts else None
 
 
 def _code(body: bytes, secret: bytes) -> bytes:

@@ -163,7 +163,9 @@ class ImportedTensors:
     @property
     def is_exported(self) -> bool:
         """Whether the trainer lives and has not withdrawn it. What was read while this is true is what was offered."""
-        return self._fd is not None and os.fstat(self._fd).st_size > 0 and exporter.is_there(self._folder)
+        if self._fd is None or os.fstat(self._fd).st_size == 0:
+            return False
+        return exporter.is_there(self._folder, (exporter.NAME, *self.offer.layout.locks))
 
     def hold(self) -> None:
         """Take the lock. The trainer may wait for its end: `release` it soon.

@@ -1,0 +1,265 @@
+"""One rank's copy of the parts that it compares, from one version to the next.
+
+A part is compared as a tensor of its own, by the same shadows as one process has (`delta/shadow.py`). Then its indices
+are translated into those of the whole tensor, and what the changes add to the whole tensor's fingerprint is computed.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate, pairwise
+from threading import Event
+from typing import Any, cast
+
+import numpy as np
+
+from refitd_client.checkpoint.finite import rule_of
+from refitd_client.delta.change import Indices
+from refitd_client.delta.plan import DeltaRules
+from refitd_client.delta.shadow import ChangedElements, ShadowDiff, Shadows
+from refitd_client.errors import PublishError
+from refitd_client.fingerprint import Bits, width_of
+from refitd_client.fingerprint.host import MASK
+from refitd_client.fingerprint.parts import PartInput, part_scans
+from refitd_client.fingerprint.shifts import shifts_of
+from refitd_client.lanes import in_lanes, lanes_for
+from refitd_client.sharded.compared import IndexMap
+from refitd_client.sharded.holdings import Holding
+from refitd_client.sharded.parts import SentPart, sent_parts
+from refitd_client.sharded.reading import flat_box
+from refitd_client.sharded.shadow_orders import (
+    ChangesReply,
+    CompareOrder,
+    GatherOrder,
+    KeepOrder,
+    PackedChanges,
+    ShadowOrder,
+)
+from refitd_client.tensors import HOST, Casts, TensorSource, refused, torch_source
+
+_BATCH = 2**28  # bytes of casts' results that are there at a time
+_MANY = 2**17  # changes from which on it is worth waking threads to translate them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedPart:
+    """A part of a tensor, and where its elements lie in the whole one."""
+
+    sent: SentPart
+    map: IndexMap
+
+    @property
+    def name(self) -> str:
+        """The tensor's."""
+        return self.sent.entry.name
+
+
+class RankShadow:
+    """The copy, and the number that rank 0 gave it: 0 where there is none. `rules` are this rank's word on deltas."""
+
+    def __init__(self, rules: DeltaRules, *, stream: bool, check_finite: bool) -> None:
+        self.rules = rules
+        self._number = 0
+        self._stream = stream
+        self._check_finite = check_finite
+        self._parts: list[ComparedPart] = []
+        self._shadows: Shadows | None = None
+        self._sums: dict[str, int] = {}
+        self._devices: dict[str, str] = {}
+        self._sources: list[TensorSource] = []
+
+    def number_of(self, holdings: Mapping[str, Holding]) -> int:
+        """The copy's number, if these tensors are on the devices that the copied ones were on; else 0."""
+        return self._number if self._number and _devices(holdings) == self._devices else 0
+
+    def keep_only(self, number: int) -> None:
+        """Drop the copy unless it has this number: what rank 0 does not know any more is of no use."""
+        if number != self._number:
+            self.drop()
+
+    def drop(self) -> None:
+        """Free the copy."""
+        if self._shadows is not None:
+            self._shadows.close()
+        self._number, self._shadows, self._parts, self._sums = 0, None, [], {}
+
+    def release(self) -> None:
+        """Release the trainer's tensors."""
+        for source in self._sources:
+            if source.held is not None:
+                source.held.value = None
+        self._sources = []
+
+    def answer(self, order: ShadowOrder, holdings: Mapping[str, Holding]) -> ChangesReply:
+        """Carry an order out.
+
+        Raises:
+            InvalidWeightsError: a changed element is NaN or infinite, and such weights are to be refused.
+            PublishError: this rank has no such copy.
+        """
+        if isinstance(order, KeepOrder):
+            return self._keep(order, holdings)
+        if self._shadows is None or order.number != self._number:
+            raise PublishError("this rank has no copy of the version that it is to compare with")
+        if isinstance(order, CompareOrder):
+            return self._compare(self._shadows, order.most, holdings)
+        return self._gather(self._shadows, order)
+
+    def _keep(self, order: KeepOrder, holdings: Mapping[str, Holding]) -> ChangesReply:
+        self.drop()  # before the new copy is made: there need not be room for both
+        claims = [replace(each.claim, boxes=each.claim.held_boxes) for each in holdings.values()]
+        by_name = {claim.name: claim for claim in claims}
+        ordered = sorted(order.parts, key=lambda part: (part.name, part.box, part.begin))
+        sent, _ = sent_parts(ordered, claims)
+        for each in sent:
+            part, claim = each.part, by_name[each.part.name]
+            whole = IndexMap(box=claim.boxes[part.box], shape=claim.shape, begin=part.begin, end=part.end)
+            self._parts.append(ComparedPart(sent=each, map=whole))
+        sources = self._read(holdings)
+        self._shadows = Shadows(sources, stream=self._stream, parts=True)
+        self._sums, _ = self._scanned(sources)
+        self._devices, self._number = _devices(holdings), order.number
+        return ChangesReply(shifts=self._sums)
+
+    def _compare(self, shadows: Shadows, most: int, holdings: Mapping[str, Holding]) -> ChangesReply:
+        sources = self._read(holdings)
+        diff = shadows.find(sources, most)
+        if diff.count > most:
+            before = self._sums
+            self._sums, bad = self._scanned(sources)
+            moved = ((name, (found - before[name]) & MASK) for name, found in self._sums.items())
+            shifts, packed = {name: shift for name, shift in moved if shift}, list[PackedChanges]()
+        else:
+            shifts, packed = self._translated(diff, self._gpu(sources))
+            bad = self._by_tensor((int(key), count) for key, count in diff.nonfinite.items())
+            for name, shift in shifts.items():
+                self._sums[name] = (self._sums[name] + shift) & MASK
+        for name, count in bad.items() if self._check_finite else ():  # the others were checked before
+            raise refused(
+                name, f"has {count} changed values that are NaN or infinite: the training step that made it went wrong"
+            )
+        return ChangesReply(count=diff.count, shifts=shifts, packed=packed)
+
+    def _gather(self, shadows: Shadows, order: GatherOrder) -> ChangesReply:
+        local: dict[str, Indices] = {}
+        whole: dict[str, Indices] = {}
+        for number, part in enumerate(self._parts):
+            if (wanted := order.wanted.get(part.name)) is not None:
+                inside, at = part.map.to_part(wanted)
+                if len(at):
+                    local[_key(number)], whole[_key(number)] = at, wanted[inside]
+        packed = [
+            PackedChanges(
+                names=[self._parts[int(key)].name],
+                counts=[len(values)],
+                indices=whole[key],
+                values=values,
+            )
+            for key, values in shadows.gather(local).items()
+        ]
+        return ChangesReply(packed=packed)
+
+    def _read(self, holdings: Mapping[str, Holding]) -> list[TensorSource]:
+        """The parts as tensors of their own, in order. They are views where the published dtype is the trainer's."""
+        self.release()
+        flat: tuple[tuple[str, int], Any] = ("", 0), None
+        for number, part in enumerate(self._parts):
+            holding, own = holdings[part.name], part.sent.part
+            if flat[0] != (part.name, own.box) or flat[1] is None:
+                flat = (part.name, own.box), flat_box(holding.plain(), holding.claim.held_boxes, own.box)
+            casts = Casts((("*", holding.claim.dtype),))
+            self._sources.append(torch_source(_key(number), flat[1][own.begin : own.end], casts))
+        return self._sources
+
+    def _scanned(self, sources: Sequence[TensorSource]) -> tuple[dict[str, int], dict[str, int]]:
+        """What the parts add to each tensor's fingerprint, and how many of their elements are not finite, if any."""
+        from refitd_client.fingerprint.torch_ops import flat_bits
+
+        found: list[tuple[int, int]] = []
+        for batch in _batches(sources):
+            inputs = [
+                PartInput(
+                    flat_bits(source.tensor()),
+                    self._parts[int(source.entry.name)].sent.rows(width_of(source.entry.dtype)),
+                    rule_of(source.entry.dtype),
+                )
+                for source in batch
+            ]
+            found += [(each.fingerprint, each.nonfinite) for each in part_scans(inputs)]
+        sums = self._by_tensor(enumerate(each for each, _ in found))
+        bad = self._by_tensor((number, count) for number, (_, count) in enumerate(found) if count)
+        return sums, bad
+
+    def _translated(self, diff: ShadowDiff, gpu: Any) -> tuple[dict[str, int], list[PackedChanges]]:
+        """What changed, by indices of the whole tensors, and what that adds to the tensors' fingerprints."""
+        kinds: dict[tuple[Any, Any], list[tuple[int, ChangedElements]]] = {}
+        for key, found in sorted(diff.found.items()):
+            kind = self._parts[int(key)].map.kind, found.values.dtype
+            kinds.setdefault(kind, []).append((int(key), found))
+        shifts: dict[str, int] = {}
+        packed: list[PackedChanges] = []
+        for (index, value), pieces in kinds.items():
+            counts = [len(found.indices) for _, found in pieces]
+            indices = cast("Indices", np.empty(sum(counts), index))
+            values, before = (cast("Bits", np.empty(sum(counts), value)) for _ in range(2))
+            places = [slice(*ends) for ends in pairwise(accumulate(counts, initial=0))]
+
+            def fill(number: int, _: Event) -> None:
+                (part, found), here = pieces[number], places[number]  # noqa: B023 it is called in this round
+                self._parts[part].map.to_whole(found.indices, indices[here])  # noqa: B023
+                values[here], before[here] = found.values, cast("Bits", found.before)  # noqa: B023
+
+            jobs = [partial(fill, number) for number in range(len(pieces))]
+            in_lanes(jobs, lanes=lanes_for(len(jobs)) if len(indices) >= _MANY else 1)
+            moved = shifts_of(counts, indices, values, before, gpu)
+            names = [self._parts[part].name for part, _ in pieces]
+            for name, shift in zip(names, moved, strict=True):
+                shifts[name] = (shifts.get(name, 0) + shift) & MASK
+            packed.append(PackedChanges(names=names, counts=counts, indices=indices, values=values))
+        return shifts, packed
+
+    def _by_tensor(self, numbers: Iterable[tuple[int, int]]) -> dict[str, int]:
+        """Numbers of parts, added up by tensor."""
+        sums: dict[str, int] = {}
+        for number, each in numbers:
+            name = self._parts[number].name
+            sums[name] = (sums.get(name, 0) + each) & MASK
+        return sums
+
+    def _gpu(self, sources: Sequence[TensorSource]) -> Any:
+        """A GPU that some part is on; None where all are in host memory."""
+        place = next((source.place for source in sources if source.place != HOST), None)
+        if place is None:
+            return None
+        import torch
+
+        return torch.device(place)
+
+
+def unpacked(packed: Iterable[PackedChanges]) -> Iterator[tuple[str, Indices, Bits]]:
+    """The pieces: tensor, indices and bits of each."""
+    for each in packed:
+        for name, (begin, end) in zip(each.names, pairwise(accumulate(each.counts, initial=0)), strict=True):
+            yield name, each.indices[begin:end], each.values[begin:end]
+
+
+def _key(number: int) -> str:
+    return f"{number:08d}"
+
+
+def _devices(holdings: Mapping[str, Holding]) -> dict[str, str]:
+    return {name: str(each.tensor.device) for name, each in holdings.items()}
+
+
+def _batches(sources: Sequence[TensorSource]) -> Iterator[list[TensorSource]]:
+    """Sources whose casts take little memory together."""
+    batch: list[TensorSource] = []
+    made = 0
+    for source in sources:
+        if batch and made >= _BATCH:
+            yield batch
+            batch, made = [], 0
+        batch.append(source)
+        made += 0 if source.is_view else source.entry.nbytes
+    if batch:
+        yield batch

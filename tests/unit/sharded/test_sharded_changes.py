@@ -1,0 +1,131 @@
+"""What a rank finds in its parts, in terms of whole tensors: indices, fingerprints, and how it is sent."""
+
+from math import prod
+
+import numpy as np
+import pytest
+import torch
+
+from refitd_client.errors import InvalidWeightsError
+from refitd_client.fingerprint import fingerprint, shifts
+from refitd_client.fingerprint.shifts import shifts_of
+from refitd_client.sharded.compared import IndexMap, compared_parts, joined
+from refitd_client.sharded.layout import Box, Claim, lay_out, whole_box
+from refitd_client.sharded.messages import message_of, parts_of
+from refitd_client.sharded.shadow_orders import PackedChanges
+
+BOXES = [
+    ((), (), ()),
+    ((10,), (3,), (4,)),
+    ((6, 5), (2, 0), (3, 5)),
+    ((6, 5), (0, 2), (6, 2)),
+    ((6, 5), (1, 1), (4, 3)),
+    ((4, 3, 5), (1, 0, 0), (2, 3, 5)),
+    ((4, 3, 5), (0, 1, 0), (4, 2, 5)),
+    ((4, 3, 5), (1, 1, 2), (3, 1, 2)),
+]
+
+
+@pytest.mark.parametrize(("shape", "start", "size"), BOXES)
+def test_an_element_of_a_part_has_the_index_that_it_has_in_the_whole_tensor(
+    shape: tuple[int, ...], start: tuple[int, ...], size: tuple[int, ...]
+) -> None:
+    """Of a whole box, and of its middle; and back, with what lies elsewhere left out."""
+    places = tuple(slice(begin, begin + count) for begin, count in zip(start, size, strict=True))
+    numbers = np.arange(prod(shape), dtype=np.uint32).reshape(shape)[places].reshape(-1)
+    for begin, end in ((0, len(numbers)), (len(numbers) // 3, len(numbers) - len(numbers) // 4)):
+        part = IndexMap(box=Box(start, size), shape=shape, begin=begin, end=end)
+        found = np.empty(end - begin, part.kind)
+        part.to_whole(np.arange(end - begin, dtype=np.uint32), found)
+        assert found.tolist() == numbers[begin:end].tolist()
+        everything = np.arange(prod(shape), dtype=np.uint32)
+        inside, local = part.to_part(everything)
+        assert everything[inside].tolist() == sorted(numbers[begin:end].tolist())
+        assert local.tolist() == list(range(end - begin))
+
+
+def test_a_tensor_of_more_elements_than_32_bits_count_has_longer_indices() -> None:
+    part = IndexMap(box=Box((2**20, 0), (4, 2**13)), shape=(2**21, 2**13), begin=5, end=2**15)
+    found = np.empty(2, part.kind)
+    part.to_whole(np.array([0, 2**14], np.uint32), found)
+    assert found.dtype == np.uint64
+    assert found.tolist() == [2**33 + 5, 2**33 + 5 + 2**14]
+    inside, local = part.to_part(found)
+    assert (inside.tolist(), local.tolist()) == ([True, True], [0, 2**14])
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.uint32, np.uint64])
+def test_changes_of_many_tensors_move_their_fingerprints_by_what_they_add(
+    monkeypatch: pytest.MonkeyPatch, kind: type[np.unsignedinteger], on_gpu: bool
+) -> None:
+    """Pieces end within blocks, fill several, and begin with one; torch computes what numpy does."""
+    monkeypatch.setattr(shifts, "_BLOCK", 1000)
+    monkeypatch.setattr(shifts, "_GPU_BLOCK", 1000)
+    monkeypatch.setattr(shifts, "_GPU_FROM", 0)
+    chance, counts = np.random.default_rng(1), [1, 999, 1, 3500, 499, 7]
+    olds = [chance.integers(0, 255, 20_000).astype(kind) for _ in counts]
+    ats = [np.sort(chance.choice(20_000, count, replace=False)).astype(np.uint32) for count in counts]
+    afters = [chance.integers(0, 255, count).astype(kind) for count in counts]
+    news = [old.copy() for old in olds]
+    for new, at, after in zip(news, ats, afters, strict=True):
+        new[at] = after
+    befores = [old[at] for old, at in zip(olds, ats, strict=True)]
+    at, after, before = (np.concatenate(each) for each in (ats, afters, befores))
+    device = torch.device("cpu") if on_gpu else None
+    expected = [(fingerprint(new) - fingerprint(old)) % 2**64 for new, old in zip(news, olds, strict=True)]
+    assert shifts_of(counts, at, after, before, device) == expected
+    assert shifts_of([], at[:0], after[:0], before[:0], device) == []
+
+
+def test_pieces_of_one_tensor_are_joined_in_order_also_where_they_interleave() -> None:
+    def piece(*numbers: int) -> tuple[np.ndarray, np.ndarray]:
+        return np.array(numbers, np.uint32), np.array(numbers, np.uint16) * 2
+
+    follows = joined([piece(7, 9), piece(1, 4), piece()])
+    mixed = joined([piece(1, 9), piece(2, 30), piece(3)])
+    assert [each.tolist() for each in follows] == [[1, 4, 7, 9], [2, 8, 14, 18]]
+    assert [each.tolist() for each in mixed] == [[1, 2, 3, 9, 30], [2, 4, 6, 18, 60]]
+
+
+def test_large_arrays_are_sent_as_they_lie_in_memory() -> None:
+    large, locked = np.arange(2**16, dtype=np.uint32), np.arange(2**16, dtype=np.uint16)
+    locked.flags.writeable = False
+    sent = PackedChanges(names=["w", "v"], counts=[2**16 - 1, 1], indices=large, values=locked)
+    message, *beside = parts_of([sent, np.arange(3)])
+    assert len(message) < 2000
+    assert np.shares_memory(np.frombuffer(beside[0], np.uint32), large)
+    (found, few) = message_of([message, *(bytearray(part) for part in beside)])
+    assert (found.indices == large).all()
+    assert (found.values == locked).all()
+    assert (found.names, few.tolist()) == (["w", "v"], [0, 1, 2])
+
+
+def _claim(name: str, shape: tuple[int, ...], *boxes: Box, held: tuple[Box, ...] | None = None) -> Claim:
+    return Claim(name=name, dtype="float32", shape=shape, boxes=boxes, memory=name, held=held)
+
+
+def test_what_is_redistributed_is_compared_where_it_is_and_once() -> None:
+    """Rows are written, columns are held; of what both ranks hold each compares the part that it writes."""
+    shape = 4, 6
+    rows = [Box((2 * rank, 0), (2, 6)) for rank in range(2)]
+    columns = [Box((0, 3 * rank), (4, 3)) for rank in range(2)]
+    large = 600, 600
+    claims = [
+        [_claim("w", shape, rows[rank], held=(columns[rank],)), _claim("all", large, whole_box(large))]
+        for rank in range(2)
+    ]
+    layout = lay_out(claims, inventory=lambda: None, max_shard_bytes=None, check_finite=True)
+    parts = compared_parts(claims, layout)
+    assert [[(part.begin, part.end) for part in own if part.name == "w"] for own in parts] == [[(0, 12)]] * 2
+    ends = sorted((part.begin, part.end) for own in parts for part in own if part.name == "all")
+    assert [begin for begin, _ in ends] == [0, *[end for _, end in ends][:-1]]
+    assert (len(ends), ends[-1][1]) == (2, 360_000)
+
+
+def test_ranks_that_hold_a_tensor_in_ways_that_do_not_fit_are_told_to_publish_in_full() -> None:
+    rows = [Box((2 * rank, 0), (2, 6)) for rank in range(2)]
+    claims = [[_claim("w", (4, 6), rows[0], held=(Box((0, 0), (4, 3)),))], [_claim("w", (4, 6), rows[1])]]
+    layout = lay_out(claims, inventory=lambda: None, max_shard_bytes=None, check_finite=True)
+    with pytest.raises(InvalidWeightsError, match=r'tensor w is sharded in several ways, .* delta="never"'):
+        compared_parts(claims, layout)

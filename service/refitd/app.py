@@ -175,12 +175,12 @@ async def _act(
     log.info("stopped")
 
 
-def _leads(settings: Settings, lead: "HeldLead | None") -> Leads | None:
+def _leads(settings: Settings, lead: "HeldLead | None", engines: Callable[[], int]) -> Leads | None:
     """Return the service's name for plugins; without one it leads no engine, and all else works."""
     if lead is not None:
-        return leads_of_group(settings.root.resolve(), lead.service, lead.epoch, settings.probe_interval)
+        return leads_of_group(settings.root.resolve(), lead.service, lead.epoch, settings.probe_interval, engines)
     try:
-        return leads_of(settings.root.resolve(), settings.state_folder, settings.probe_interval)
+        return leads_of(settings.root.resolve(), settings.state_folder, settings.probe_interval, engines)
     except OSError as error:
         log.warning("engines with the plugin are not told who leads them", reason=str(error))
         return None
@@ -218,7 +218,7 @@ async def _run(
         await asyncio.to_thread(make_secret, settings.root.resolve())
     except OSError as error:  # then no version is handed over from memory, and all else works
         log.warning("no secret for hand-overs from memory", reason=str(error))
-    leads = await asyncio.to_thread(_leads, settings, lead)
+    leads = await asyncio.to_thread(_leads, settings, lead, lambda: len(store.engines))
     parts = compose(settings, store, targets, guard, telemetry=telemetry, leads=leads, port=at.port, lead=lead)
     webhooks = await asyncio.to_thread(lambda: Webhooks(settings.webhook_rules, store, targets, telemetry))
     await parts.materializer.survey()  # before engines are asked: they go straight to a copy that is there already

@@ -38,6 +38,7 @@ from refitd.follow.relay_plans import RelayPlans
 from refitd.materialize.before_load import BeforeLoad, Warmer
 from refitd.materialize.disk import DiskCopies
 from refitd.materialize.materializer import Materializer
+from refitd.memory import share_arenas
 from refitd.observe.logs import configure_logs
 from refitd.observe.telemetry import Telemetry, tracing
 from refitd.observe.webhooks.delivery_task import Webhooks
@@ -86,6 +87,7 @@ log = structlog.get_logger("refitd")
 def serve(settings: Settings) -> int:
     """Run the service until SIGTERM or SIGINT; return the exit status."""
     configure_logs(settings.log_format)
+    share_arenas()
     # Threads look at files and write the journal; the loop must not wait for its turn behind them (5 ms by default).
     sys.setswitchinterval(SWITCH_SECONDS)
     use(settings.client_tls)

@@ -509,3 +509,12 @@ def test_engines_and_top_say_the_same_of_an_engine_in_the_same_words(service: St
     assert live["late"]["TOOK"] == "41 ms"
     assert live["lost"]["STATE"] == "TAINTED paused"
     assert live["late"]["LOADS"] == listed["late"]["LOADS"] == "loader"
+
+
+def test_in_a_narrow_window_a_table_has_whole_titles(service: StandIn) -> None:
+    service.versions = [make_version(5, run="a-long-run/name-of-it")]
+    title, line, *_ = refitd("versions", "--url", service.url, env={"COLUMNS": "80"}).stdout.splitlines()
+    assert title.split() == ["VERSION", "STEP", "STATE", "SIZE", "ENGINES", "SEEN"]
+    assert len(line) == len(title)
+    wide, *_ = refitd("versions", "--url", service.url, env={"COLUMNS": "120"}).stdout.splitlines()
+    assert wide.endswith("  WHY")

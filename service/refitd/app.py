@@ -38,6 +38,7 @@ from refitd.follow.relay_plans import RelayPlans
 from refitd.materialize.before_load import BeforeLoad, Warmer
 from refitd.materialize.disk import DiskCopies
 from refitd.materialize.materializer import Materializer
+from refitd.memory import share_arenas
 from refitd.observe.logs import configure_logs
 from refitd.observe.telemetry import Telemetry, tracing
 from refitd.observe.webhooks.delivery_task import Webhooks
@@ -86,6 +87,7 @@ log = structlog.get_logger("refitd")
 def serve(settings: Settings) -> int:
     """Run the service until SIGTERM or SIGINT; return the exit status."""
     configure_logs(settings.log_format)
+    share_arenas()
     # Threads look at files and write the journal; the loop must not wait for its turn behind them (5 ms by default).
     sys.setswitchinterval(SWITCH_SECONDS)
     use(settings.client_tls)
@@ -175,12 +177,12 @@ async def _act(
     log.info("stopped")
 
 
-def _leads(settings: Settings, lead: "HeldLead | None") -> Leads | None:
+def _leads(settings: Settings, lead: "HeldLead | None", engines: Callable[[], int]) -> Leads | None:
     """Return the service's name for plugins; without one it leads no engine, and all else works."""
     if lead is not None:
-        return leads_of_group(settings.root.resolve(), lead.service, lead.epoch, settings.probe_interval)
+        return leads_of_group(settings.root.resolve(), lead.service, lead.epoch, settings.probe_interval, engines)
     try:
-        return leads_of(settings.root.resolve(), settings.state_folder, settings.probe_interval)
+        return leads_of(settings.root.resolve(), settings.state_folder, settings.probe_interval, engines)
     except OSError as error:
         log.warning("engines with the plugin are not told who leads them", reason=str(error))
         return None
@@ -218,7 +220,7 @@ async def _run(
         await asyncio.to_thread(make_secret, settings.root.resolve())
     except OSError as error:  # then no version is handed over from memory, and all else works
         log.warning("no secret for hand-overs from memory", reason=str(error))
-    leads = await asyncio.to_thread(_leads, settings, lead)
+    leads = await asyncio.to_thread(_leads, settings, lead, lambda: len(store.engines))
     parts = compose(settings, store, targets, guard, telemetry=telemetry, leads=leads, port=at.port, lead=lead)
     webhooks = await asyncio.to_thread(lambda: Webhooks(settings.webhook_rules, store, targets, telemetry))
     await parts.materializer.survey()  # before engines are asked: they go straight to a copy that is there already

@@ -169,8 +169,8 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
     probe_interval: float = Field(
         default=2.0,
         gt=0,
-        description="Time between looks at an engine that is in sync; where there are many, a hundredth of a second "
-        "for each of them if that is longer, but 10 s at most",
+        description="Time between looks at an engine that is in sync; where there are many, a fortieth of a second "
+        "for each of them if that is longer, but a minute at most",
     )
     load_timeout: float = Field(default=600.0, gt=0, description="Longest time that an engine may take to load")
     pause_mode: Annotated[str, AfterValidator(check_pause_mode)] = Field(

@@ -24,6 +24,16 @@ from refitd_client.http.tls import in_use
 DEFAULT_URL = "http://127.0.0.1:8700"
 
 
+@dataclass(slots=True)
+class ServiceReach:
+    """What a publisher's calls to its service learn from each other. `is_down`: the last one had no answer, so that the
+    next waits for one only briefly. `told` is what was logged last of why versions go by files.
+    """
+
+    is_down: bool = False
+    told: str | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
     """A checked URL without a slash at its end, and at most one of `token` and `token_file`.
@@ -35,6 +45,7 @@ class Connection:
     others: tuple[str, ...] = ()
     token: str | None = field(default=None, repr=False)
     token_file: Path | None = None
+    reach: ServiceReach = field(default_factory=ServiceReach, repr=False, compare=False)
 
     @property
     def service_url(self) -> str:

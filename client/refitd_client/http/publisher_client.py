@@ -37,14 +37,13 @@ def open_client(connection: Connection, *, try_for: float) -> RefitClient:
 class ReceiversQuery:
     """The question who can receive a run's versions, which a publisher asks in each of its steps.
 
-    A service that is down would hold each step for as long as it is asked. Once it was found down, it is asked once and
-    briefly, until it answers again.
+    A service that is down would hold each step for as long as it is asked. Once it was found down, by this question or
+    by a notice, it is asked once and briefly, until it answers again.
     """
 
     def __init__(self, connection: Connection, run: str) -> None:
         """Ask nothing yet."""
         self.connection, self._run = connection, run
-        self._is_down = False
 
     def ask(self) -> Receivers:
         """Who can receive.
@@ -53,10 +52,11 @@ class ReceiversQuery:
             ServiceError: the service does not say.
             OSError, ValueError: the token file cannot be used.
         """
-        was_down, self._is_down = self._is_down, True
+        reach = self.connection.reach
+        was_down, reach.is_down = reach.is_down, True
         with open_client(self.connection, try_for=0.0 if was_down else _RECEIVERS_SECONDS) as client:
             found = client.receivers(self._run)
-        self._is_down = False
+        reach.is_down = False
         return found
 
 

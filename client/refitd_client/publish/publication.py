@@ -28,7 +28,7 @@ from refitd_client.errors import (
     ServiceUnreachableError,
     WaitTimeoutError,
 )
-from refitd_client.http.connection import Connection
+from refitd_client.http.connection import Connection, ServiceReach
 from refitd_client.http.publisher_client import no_token, open_client
 from refitd_client.http.routes import WaitFor
 from refitd_client.http.verdict import Served, judge
@@ -255,25 +255,32 @@ class StagedPublication:
 def announce(publication: Publication) -> Publication:
     """Send the notice. Returns the publication with the time that this took, and why it failed, if it did.
 
+    Once the service was found down, it is sent once and briefly, until it answers again; and that is logged once.
+
     Raises:
         ServiceProblemError: the service refuses the notice; the version stands, and is the error's `publication`.
     """
     laps = Laps()
     error: ServiceError | None = None
+    reach = ServiceReach() if publication.connection is None else publication.connection.reach
+    was_down = reach.is_down
     with laps.lap("notice"):
         try:
             if publication.connection is not None:
-                with open_client(publication.connection, try_for=NOTICE_DEADLINE) as client:
+                with open_client(publication.connection, try_for=0.0 if was_down else NOTICE_DEADLINE) as client:
                     client.announce(publication.notice)
         except ServiceError as refused:
             error = refused
         except (OSError, ValueError) as refused:
             error = no_token(refused)
+    reach.is_down = error is not None and error.fault is not Fault.TRAINER
     announced = replace(publication, timings=publication.timings | laps.times, notice_error=error)
     if error is not None:
         error.publication = announced
         if error.fault is Fault.TRAINER:
             raise error
         text = "%s is published, and the notice did not reach the service (%s); the service will find the version"
-        _log.warning(text, publication.version_id, error)
+        _log.log(logging.DEBUG if was_down else logging.WARNING, text, publication.version_id, error)
+    elif was_down:
+        _log.info("%s is published, and the service answers again", publication.version_id)
     return announced

@@ -90,6 +90,10 @@ def route_of(
     if transport in {"disk", "delta"}:
         return _by_files(Choice(transport=transport, why="the trainer asks for it"))
     route = _by_what_is_there(transport, weights, receivers, durable)
+    if receivers is not None and route.instead != receivers.connection.reach.told:
+        receivers.connection.reach.told = route.instead
+        if route.instead is not None:  # once, and again when it changes: a step would say what the one before has said
+            _log.warning("the version goes by its files: %s", route.instead)
     if route.handover or route.instead is not None or durable.is_always:
         return route
     return replace(route, instead=f"all versions get files, whatever durable={durable.text!r} says: {route.choice.why}")
@@ -190,8 +194,6 @@ def require_files_for_stock(transport: Transport, durable: DurabilityPolicy) -> 
 
 
 def _by_files(choice: Choice, *, instead: str | None = None) -> PublishRoute:
-    if instead is not None:
-        _log.warning("the version goes by its files: %s", instead)
     return PublishRoute(choice=choice, delta="auto" if choice.transport == "delta" else "never", instead=instead)
 
 

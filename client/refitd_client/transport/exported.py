@@ -22,10 +22,11 @@ class HandoverState:
 
     `due`: the files of the last one were not written. `since` counts the versions without files since one had some,
     None before the first. `layouts` know where its tensors lie, `sender` sends them over process groups, `stock` to
-    engines without refitd inside.
+    engines without refitd inside. `reason` is what was logged last of why versions are not handed over.
     """
 
     due: bool = False
+    reason: str | None = None
     since: int | None = None
     layouts: LayoutCache = field(default_factory=LayoutCache)
     sender: GroupSender = field(default_factory=GroupSender)

@@ -160,7 +160,7 @@ class TensorExport:
             # The manifest gets fingerprints, as the offer would have had.
             handed = self._by_files(str(error))
             return stage(replace(content, weights=weights.to_be_scanned())), handed
-        self._told = True
+        self._told, self.state.reason = True, None
         # The tensors were scanned for the offer and have not changed: they are not scanned again.
         claims = replace(content.claims, fingerprints=fitting_fingerprints(handover.fingerprints))
         content = replace(content, weights=weights.scanned(), claims=claims)
@@ -186,7 +186,9 @@ class TensorExport:
         return True
 
     def _by_files(self, reason: str) -> Handed:
-        _log.warning("%s is not handed over, and goes by its files: %s", self.place.version, reason)
+        level = logging.DEBUG if reason == self.state.reason else logging.WARNING
+        _log.log(level, "%s is not handed over, and goes by its files: %s", self.place.version, reason)
+        self.state.reason = reason
         return Handed(reason=reason)
 
     def failed(self, error: BaseException) -> None:

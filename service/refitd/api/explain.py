@@ -1,6 +1,6 @@
 """Why a run, a version or an engine is where it is: sentences from records, the most important first."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from refitd.api.present import host_does, of_upstream
 from refitd.engine.port import Outcome
@@ -68,6 +68,13 @@ def explain_run(seen: RunGlance, target: str | None) -> list[str]:
     lacks = f"It has no target: 'refitd versions --run {seen.run}' lists its versions."
     aims = lacks if target is None else f"{target} is its target."
     return [f"Run {seen.run} is {seen.standing}: {seen.headline}", *reasons, aims]
+
+
+def of_its_run(sentences: Iterable[str], run: str) -> list[str]:
+    """What is said of a run's target, beneath what is said of the run: it names the run's explanation no more."""
+    itself = f": 'refitd explain {run}' says "
+    said = (each.replace(f"{itself}how to bring one here, or ", ": bring one here, or ") for each in sentences)
+    return [each.replace(f"{itself}what to do.", ".") for each in said]
 
 
 def explain_version(

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.responses import StreamingResponse
 
 from refitd.api.context import ServiceOf, engine_id_of, find_version
-from refitd.api.explain import explain_engine, explain_run, explain_version
+from refitd.api.explain import explain_engine, explain_run, explain_version, of_its_run
 from refitd.api.feed import Feed, FellBehindError, stream_slot
 from refitd.api.overview import glance_at, runs_of
 from refitd.observe.webhooks.delivery_task import place_of
@@ -114,7 +114,8 @@ async def explain(subject: str, service: ServiceOf) -> Explanation:
         untold = [f"Whether it is kept cannot be said now: the root cannot be worked on ({error})."]
     sentences = [*explain_version(record, service.store, service.targets, plan, waits_for), *untold]
     if subject == record.run:
-        sentences = [*explain_run(glance_at(service.store, service.targets, subject), record.id), *sentences]
+        seen = glance_at(service.store, service.targets, subject)
+        sentences = [*explain_run(seen, record.id), *of_its_run(sentences, subject)]
     return Explanation(id=record.id, sentences=sentences)
 
 

@@ -89,7 +89,10 @@ async def _sealed(service: Service, run: str, to: str) -> VersionRecord:
 def _why_nowhere(current: VersionRecord, unserved: Sequence[VersionRecord]) -> str:
     text = f"no version of run {current.run} before {current.id} was served and is still there"
     if not unserved:
-        return f"{text}, and no other good one is"
+        return (
+            f"{text}, and no other good one is: publish weights that are good as the next step, which rolls out as "
+            f"usual, or stop rollouts meanwhile with 'refitd pause {current.run}'"
+        )
     more = f" and {len(unserved) - _NAMED} more" if len(unserved) > _NAMED else ""
     named = ", ".join(version.id for version in unserved[:_NAMED])
     return (

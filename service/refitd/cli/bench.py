@@ -1,5 +1,6 @@
 """`refitd bench transports`: each way from this trainer's host to a run's engines, tried and timed."""
 
+import re
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -246,10 +247,12 @@ def device_here(asked: str | None, gpus: int) -> str:
     device = here[0] if asked is None or (asked == "cuda" and gpus) else asked
     if device in here:
         return device
-    if gpus == 0:
+    named = ("cuda:0" if gpus == 1 else f"cuda:0 to cuda:{gpus - 1}") if gpus else None
+    if re.fullmatch(r"cuda(:\d+)?", device) is None:
+        raise ValueError(f"--device {asked} names no device: say {'' if named is None else f'{named}, or '}cpu")
+    if named is None:
         raise ValueError(f"--device {asked}: torch sees no GPU on this host: say --device cpu")
-    named = "cuda:0" if gpus == 1 else f"cuda:0 to cuda:{gpus - 1}"
-    raise ValueError(f"--device {asked}: this host has no such device: say {named}, or cpu")
+    raise ValueError(f"--device {asked}: this host has no such GPU: say {named}, or cpu")
 
 
 def _say(out: Output, text: str) -> None:

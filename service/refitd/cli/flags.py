@@ -15,7 +15,7 @@ from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from rich.markup import escape
 
-from refitd.cli.options import Json
+from refitd.cli.options import Json, plainly
 from refitd.engine.registry import PAUSE_MODES
 from refitd.settings import Settings, Size
 
@@ -167,7 +167,7 @@ def variable(name: str) -> str:
 
 def _fault(location: Iterable[int | str], message: str, kind: str) -> str:
     name = str(next(iter(location), ""))
-    told = message.removeprefix("Value error, ")
+    told = plainly(message)
     if not name:
         return told
     named = f"{flag(name)} ({variable(name)})"

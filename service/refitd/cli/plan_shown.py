@@ -1,7 +1,8 @@
 """How a plan looks to people. Pure: a plan in, Rich renderables out."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
+from typing import cast
 
 import yaml
 from rich import box
@@ -12,6 +13,9 @@ from rich.text import Text
 from refitd.cli.render import sentence
 from refitd_plan.outputs import environment_lines
 from refitd_plan.plan import Plan, PlannedMemory, PlannedProcess, TransportOption
+
+# The newest annotations of PyYAML name types of a typeshed that is newer than the released pyright's.
+_dump = cast("Callable[..., str]", yaml.safe_dump)  # pyright: ignore[reportUnknownMemberType]
 
 
 def shown(plan: Plan, *, areal: bool) -> Iterator[RenderableType]:
@@ -122,7 +126,7 @@ def _settings(plan: Plan, *, areal: bool) -> Iterator[RenderableType]:
     yield from (sentence(f"  # {line}") for line in plan.advice)
     if areal:
         yield sentence("AReaL's configuration", "bold")
-        yield from (sentence(f"  {line}") for line in yaml.safe_dump(plan.areal, sort_keys=False).splitlines())
+        yield from (sentence(f"  {line}") for line in _dump(plan.areal, sort_keys=False).splitlines())
     if plan.meanwhile is not None or any(way.chosen and way.carried_out for way in plan.ways):
         yield sentence("refitd", "bold")
         flags = {"keep_last": "--keep-last", "slots": "--slots"}

@@ -178,8 +178,8 @@ def _remark(out: Output, publication: Publication, root: Path) -> None:
         out.remark(publication.begun)
     if publication.notice_error is not None:
         out.remark(
-            f"the service was not told ({publication.notice_error}); "
-            f"one that watches {root} finds the version by itself when it looks"
+            f"{publication.version_id} is written to {publication.path}, and the service was not told "
+            f"({publication.notice_error}); one that watches {root} finds the version by itself when it looks"
         )
 
 

@@ -48,7 +48,8 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusSummary:
-    """The answer of `refitd status`. `versions` are those that came last and are not deleted.
+    """The answer of `refitd status`. `versions` are those that came last and are not deleted, of runs that are not
+    closed first.
 
     `standing` is the most urgent one of all runs, TROUBLED where something is wrong with the service itself;
     None before anything is known of a run. `leader` is the service of a group that leads it, None of one alone.
@@ -166,6 +167,7 @@ def look(client: RefitClient, limit: int) -> StatusSummary:
     """Ask the service for everything that the summary needs."""
     overview = client.overview()
     targets, runs, faults = targets_of(client, overview.runs), overview.runs, overview.faults
+    closed = {run.run for run in runs if run.standing is Standing.CLOSED}
     return StatusSummary(
         url=client.url,
         ready=client.ready(),
@@ -173,7 +175,7 @@ def look(client: RefitClient, limit: int) -> StatusSummary:
         faults=faults,
         runs=[_summary(run, targets.get(run.run)) for run in sorted(runs, key=lambda run: run.run)],
         engines=overview.engines,
-        versions=_came_last(client)[:limit],
+        versions=sorted(_came_last(client), key=lambda version: version.run in closed)[:limit],
         leader=overview.leader,
     )
 

@@ -46,7 +46,8 @@ class Table:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         """For Rich: the lines."""
         widths, (head, *rows) = self._widths(), self._rows
-        title = self._line(head, widths, head.words)
+        has_room = head.words is not None and self._fits(head.words, options.max_width)
+        title = self._line(head, widths, head.words if has_room else None)  # no stub of a title at the window's edge
         title.stylize("bold")
         title.truncate(options.max_width)
         yield title

@@ -17,20 +17,30 @@ State = Annotated[VersionState | None, typer.Option("--state", case_sensitive=Fa
 Cursor = Annotated[
     str | None, typer.Option("--cursor", metavar="WORD", help="Go on where a page ended: its next_cursor")
 ]
+OfRun = Annotated[str | None, typer.Argument(metavar="RUN", help="The same as --run")]
 Subject = Annotated[str, typer.Argument(metavar="ID", help="A run, or the id of a version or an engine")]
 
 
 @calls_service
 def versions(
-    out: Output, client: RefitClient, run: Run = None, state: State = None, limit: Limit = 20, cursor: Cursor = None
+    out: Output,
+    client: RefitClient,
+    of_run: OfRun = None,
+    run: Run = None,
+    state: State = None,
+    limit: Limit = 20,
+    cursor: Cursor = None,
 ) -> None:
     """List versions, newest first: within one run by generation and step, across runs by when they were first seen.
 
     \b
-    refitd versions --run exp/trial
+    refitd versions exp/trial
     refitd versions --state REJECTED --limit 5
     refitd versions --json | jq -r '.items[].id'
     """
+    if None not in (run, of_run) and run != of_run:
+        raise ValueError(f"of which run, {of_run} or {run}? Name one")
+    run = run or of_run
     page = client.versions(run, state, limit, cursor)
     if not page.items and run is not None and run not in {seen.run for seen in client.overview().runs}:
         raise RefitError(f"no run {run} is known: 'refitd runs' lists what there is")

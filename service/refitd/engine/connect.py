@@ -8,6 +8,7 @@ from typing import TypedDict
 from refitd.engine.dialing import Guard
 from refitd.engine.engines_file import EngineSpec
 from refitd.engine.kind import EngineAccess, EngineKind, EngineServer
+from refitd.engine.plugin.channels import SocketList
 from refitd.engine.plugin.leading import Leads
 from refitd.engine.port import (
     ChangeCheck,
@@ -61,10 +62,21 @@ def connector(
         kinds: the kinds of engines that there are.
     """
 
+    sockets = SocketList(access.root)
+
     def connect(spec: EngineSpec) -> EnginePort:
         keys = key_files(access, spec, is_named)
         root = spec.root or access.path_map or str(access.root)
-        server = EngineServer(url=spec.url, **keys, guard=guard, leads=leads, root=root, access=access, pair=spec.pair)
+        server = EngineServer(
+            url=spec.url,
+            **keys,
+            guard=guard,
+            leads=leads,
+            root=root,
+            access=access,
+            pair=spec.pair,
+            sockets=sockets,
+        )
         able = [kind for kind in kinds if spec.engine in {None, kind.name} and (kind.pairs or not spec.pair)]
         adapters = [kind.connect(server) for kind in able]
         return adapters[0] if len(adapters) == 1 else ProbedEngine(adapters)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from refitd.engine.dialing import Guard
+from refitd.engine.plugin.channels import SocketList
 from refitd.engine.plugin.leading import Leads
 from refitd.engine.port import EnginePort
 
@@ -58,6 +59,7 @@ class EngineServer:
         root: where the server sees the root.
         access: how all engines are driven.
         pair: URLs of the other servers that are updated together with it, as one engine.
+        sockets: those of plugins beneath the root, listed once for all servers.
     """
 
     url: str
@@ -68,6 +70,7 @@ class EngineServer:
     root: str
     access: EngineAccess
     pair: tuple[str, ...] = ()
+    sockets: SocketList | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -188,8 +188,11 @@ FIRST_RETRY_SECONDS = 0.5
 
 LONGEST_SECONDS = 30.0
 
-LOOKS_A_SECOND = 100.0
-LONGEST_LOOK_SECONDS = 10.0  # a plugin's lease of 30 seconds outlasts two such looks
+LOOKS_A_SECOND = 100.0  # at engines that are not at rest, all together
+LONGEST_LOOK_SECONDS = 10.0
+
+LOOKS_AT_REST_A_SECOND = 40.0  # a look takes about 2 ms of a processor: all together less than a tenth of one
+LONGEST_AT_REST_SECONDS = 60.0  # a restarted engine serves its start-up model as long
 
 
 def backoff(failures: int, chance: random.Random) -> float:
@@ -198,16 +201,49 @@ def backoff(failures: int, chance: random.Random) -> float:
     return longest * (0.5 + 0.5 * chance.random())
 
 
-def until_look(interval: float, engines: int, chance: random.Random) -> float:
-    """Seconds until the next look at an engine that is in sync.
+def at_rest(engine: EngineRecord, target: str | None) -> bool:
+    """Whether an engine is in sync with the target of its run (an id), where there is one, and owes nothing."""
+    is_there = target in (None, engine.serving)  # its record says BEHIND from its next look on
+    return engine.state is EngineState.IN_SYNC and is_there and not engine.resume_owed
 
-    A look takes the service about a millisecond of a processor. Where there are more than so many engines for each
-    second of `interval`, looks are further apart, and not all at the same time after a rollout.
+
+def until_look(interval: float, engines: int, chance: random.Random, *, arrives: bool = False) -> float:
+    """Seconds until the next look at an engine that is not at rest.
+
+    Args:
+        interval: seconds that the operator wants between two looks.
+        engines: that are not at rest.
+        chance: spreads looks where there are more engines than `LOOKS_A_SECOND` for each second of `interval`.
+        arrives: whether the engine was at rest until now.
+    """
+    return _spread(interval, min(engines / LOOKS_A_SECOND, LONGEST_LOOK_SECONDS), chance, arrives=arrives)
+
+
+def until_look_at_rest(interval: float, engines: int, chance: random.Random, *, arrives: bool = False) -> float:
+    """Seconds until the next look at an engine that is at rest.
 
     Args:
         interval: seconds that the operator wants between two looks.
         engines: that the service looks at.
-        chance: spreads them by a fifth.
+        chance: spreads looks where there are more engines than `LOOKS_AT_REST_A_SECOND` for each second of `interval`.
+        arrives: whether the engine has come to rest only now.
     """
-    spread = min(engines / LOOKS_A_SECOND, LONGEST_LOOK_SECONDS)
-    return interval if spread <= interval else spread * (0.8 + 0.4 * chance.random())
+    return _spread(interval, at_rest_interval(interval, engines), chance, arrives=arrives)
+
+
+def at_rest_interval(interval: float, engines: int) -> float:
+    """Seconds between two looks at an engine at rest, on average.
+
+    Args:
+        interval: that the operator wants.
+        engines: that the service looks at.
+    """
+    return max(interval, min(engines / LOOKS_AT_REST_A_SECOND, LONGEST_AT_REST_SECONDS))
+
+
+def _spread(interval: float, longer: float, chance: random.Random, *, arrives: bool) -> float:
+    """Engines that change together, as in a rollout, are looked at one after the other from then on."""
+    if longer <= interval:
+        return interval
+    drawn = chance.random()
+    return interval + (longer - interval) * drawn if arrives else longer * (0.8 + 0.4 * drawn)

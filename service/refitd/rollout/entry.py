@@ -1,11 +1,13 @@
 """One engine in the store, as its reconciler sees it: its record while it is named, and when what may be tried."""
 
+import math
 import random
 from dataclasses import replace
+from functools import cache
 
 from refitd.engine.fingerprints import agree, proof_by
 from refitd.policy.contest import forgiven
-from refitd.policy.next_action import Agenda, backoff, until_look
+from refitd.policy.next_action import Agenda, at_rest, backoff, until_look, until_look_at_rest
 from refitd.policy.observe import after_word, proved
 from refitd.rollout.targets import Targets
 from refitd.state.journal.journal import JournalError
@@ -28,6 +30,7 @@ class EngineEntry:
         self.id, self.store, self.targets = engine_id, store, targets
         self.agenda = Agenda()
         self._is_there = False  # whether it was counted as behind what it serves
+        self._rests = False  # whether it was at rest when it was settled when it is looked at
         self._url = store.engines[engine_id].url
         self._chance = chance
 
@@ -67,14 +70,58 @@ class EngineEntry:
         """When (monotonic seconds) to try again what has failed so many times."""
         return self.now + backoff(times, self._chance)
 
-    def until_look(self, interval: float) -> float:
-        """Seconds until it is looked at again, where the operator wants `interval` between two looks."""
-        return until_look(interval, len(self.store.engines), self._chance)
+    def until_look(self, interval: float, *, arrives: bool = False) -> float:
+        """Seconds until it is looked at again, as it is now.
+
+        Args:
+            interval: that the operator wants between two looks.
+            arrives: whether it comes to rest, or leaves it, only now.
+        """
+        engines = self.store.engines
+        if self._is_at_rest:
+            return until_look_at_rest(interval, len(engines), self._chance, arrives=arrives)
+        target = cache(self._target_of)
+        busy = sum(not at_rest(each, target(each.run)) for each in engines.values())
+        return until_look(interval, busy, self._chance, arrives=arrives)
+
+    @property
+    def _is_at_rest(self) -> bool:
+        return at_rest(self.record, self.target_id)
+
+    def look_again(self, interval: float, *, most: float = math.inf, anew: bool = False) -> None:
+        """Settle when it is looked at again, as it is now.
+
+        Args:
+            interval: that the operator wants between two looks.
+            most: seconds until then at most.
+            anew: whether other engines may have come to rest at the same time.
+        """
+        rests = self._is_at_rest
+        wait = self.until_look(interval, arrives=anew or rests is not self._rests)
+        self.agenda = replace(self.agenda, probe_at=self.now + min(wait, most))
+        self._rests = rests
+
+    def hasten(self, interval: float) -> bool:
+        """Have an engine that has left rest looked at as soon as others that are not at rest.
+
+        Args:
+            interval: that the operator wants between two looks.
+
+        Returns:
+            Whether it was settled anew when it is looked at.
+        """
+        if not self._rests or self._is_at_rest:
+            return False
+        self.look_again(interval, most=max(0.0, self.agenda.probe_at - self.now))
+        return True
 
     @property
     def target_id(self) -> str | None:
         """The id of the version that it is to serve, None where there is none."""
-        target = self.targets.target_of(self.record.run)
+        return self._target_of(self.record.run)
+
+    def _target_of(self, run: str | None) -> str | None:
+        target = self.targets.target_of(run)
         return None if target is None else target.id
 
     def fingerprint_of(self, version: str) -> str | None:

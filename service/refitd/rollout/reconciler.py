@@ -8,6 +8,7 @@ lengthens a pause.
 """
 
 import asyncio
+import math
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -107,6 +108,8 @@ class EngineReconciler:
         entry.arrive()
         action = self._decide()
         match action:
+            case Rest() if entry.hasten(self._probe_interval):
+                pass  # decide again
             case Rest(until):
                 await self._targets.changed.wait_after(seen, within=until - entry.now)
             case Probe():
@@ -169,24 +172,18 @@ class EngineReconciler:
     async def _probe(self) -> None:
         entry, before = self._entry, self._entry.record
         seen = await self._engine.probe()
-        wait = interval = entry.until_look(self._probe_interval)
         if not isinstance(seen, Reached):
             entry.agenda = replace(entry.agenda, failed=None)
-            wait = min(wait, backoff(1, self._chance)) if before.state is EngineState.PROBING else wait
-        entry.agenda = replace(entry.agenda, probe_at=entry.now + wait)
         twin = twin_of(entry.record, seen, self._store.engines.at(seen.address)) if isinstance(seen, Reached) else None
+        interval = entry.until_look(self._probe_interval)
         after = after_probe(
-            entry.record,
-            seen,
-            self._expected(),
-            entry.target_id,
-            entry.now,
-            interval=interval,
-            twin=twin,
+            entry.record, seen, self._expected(), entry.target_id, entry.now, interval=interval, twin=twin
         )
         if isinstance(seen, Reached) and after.serving not in (None if before.state in AWAY else before.serving, None):
             after = await self._adopted(after)
         entry.put(before, after)
+        is_first = not isinstance(seen, Reached) and before.state is EngineState.PROBING
+        entry.look_again(self._probe_interval, most=backoff(1, self._chance) if is_first else math.inf)
 
     async def _adopted(self, engine: EngineRecord) -> EngineRecord:
         """Compare the contents of an engine that was away with the record: path and label are only names."""
@@ -363,6 +360,8 @@ class Loads:
             later = entry.later(max(after.failures, after.strikes.get(version.id, 0), 1))
             entry.agenda = replace(entry.agenda, failed=version.id, retry_at=later)
         entry.put(before, after)
+        if refit.outcome is Outcome.ACK and refit.resumed:
+            entry.look_again(self._probe_interval, anew=True)
 
     def _drop(self, before: EngineRecord, attempt: AttemptRecord, reason: str) -> None:
         """Close an attempt that was never sent to the engine: the engine is as it was."""
@@ -382,8 +381,7 @@ class Loads:
     ) -> EngineRecord:
         store, entry = self._store, self._entry
         failed = None if entry.agenda.failed == version.id else entry.agenda.failed
-        wait = entry.until_look(self._probe_interval) if refit.resumed else 0.0
-        entry.agenda = replace(entry.agenda, failed=failed, probe_at=entry.now + wait)
+        entry.agenda = replace(entry.agenda, failed=failed, probe_at=entry.now)
         after = entry.proved(after, refit.fingerprint)
         serving = store.versions.get(before.serving or "")
         skipped = skipped_between(store.versions_of(version.run), serving, version)

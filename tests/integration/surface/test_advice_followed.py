@@ -75,5 +75,7 @@ async def test_what_a_run_without_engines_says_of_itself_brings_one(tmp_path: Pa
         await stage.served(1)
         await second_run(stage)
         told = " ".join((await stage.http.get("/v1/explain/new")).json()["sentences"])
+        assert "'refitd explain new'" not in told, "that is what was asked"
+        assert "'refitd explain new'" in " ".join((await stage.http.get("/v1/explain/new~v000001")).json()["sentences"])
         await obey(stage, next(command for command in _COMMAND.findall(told) if command.startswith("engines move")))
         await stage.until("new~v000001", lambda record: record.served_at is not None)

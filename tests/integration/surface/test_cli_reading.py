@@ -173,6 +173,17 @@ class TestStatus:
         assert result.stdout.splitlines()[1:3] == ["the root is gone", "engines.yaml is no YAML"]
         assert result.exit_code == 3
 
+    def test_what_closed_runs_left_behind_stands_below_what_is_served(self, service: StandIn) -> None:
+        unread = [
+            make_version(step, run="old", state=VersionState.UNKNOWN, created_at=f"2026-11-22T12:00:0{step}Z")
+            for step in range(6)
+        ]
+        service.versions = [make_version(2), *unread]
+        service.runs = [make_run(), make_run(run="old", standing=Standing.CLOSED, target=None, closed_at="t")]
+        summary = answer("status", "--url", service.url, kind=StatusSummary)
+        assert [version.id for version in summary.versions][:2] == ["exp~v000002", "old~v000005"]
+        assert len(summary.versions) == 5
+
     def test_what_is_over_the_disk_budget_and_what_is_not_taken_in_is_said(self, service: StandIn) -> None:
         service.faults = Faults(disk="over the disk budget", folders="3 folders are not taken in yet")
         shown = refitd("status", "--url", service.url).stdout
@@ -252,6 +263,13 @@ class TestVersions:
     def test_filters_are_handed_on_whatever_their_case(self, service: StandIn) -> None:
         refitd("versions", "--url", service.url, "--run", "a/b", "--state", "rejected", "--limit", "3", "--cursor", "6")
         assert service.asked[0] == "GET /v1/versions?run=a%2Fb&state=REJECTED&limit=3&cursor=6"
+
+    def test_the_run_may_be_named_without_its_option(self, service: StandIn) -> None:
+        refitd("versions", "a/b", "--url", service.url)
+        refitd("versions", "a/b", "--run", "a/b", "--url", service.url)
+        assert service.asked.count("GET /v1/versions?run=a%2Fb&limit=20") == 2
+        two = refitd("versions", "a/b", "--run", "c", "--url", service.url)
+        assert (two.exit_code, "of which run, a/b or c? Name one" in two.stderr) == (2, True)
 
     def test_the_rest_of_the_list_is_pointed_to(self, service: StandIn) -> None:
         service.versions = [make_version(step) for step in range(3)]
@@ -491,3 +509,12 @@ def test_engines_and_top_say_the_same_of_an_engine_in_the_same_words(service: St
     assert live["late"]["TOOK"] == "41 ms"
     assert live["lost"]["STATE"] == "TAINTED paused"
     assert live["late"]["LOADS"] == listed["late"]["LOADS"] == "loader"
+
+
+def test_in_a_narrow_window_a_table_has_whole_titles(service: StandIn) -> None:
+    service.versions = [make_version(5, run="a-long-run/name-of-it")]
+    title, line, *_ = refitd("versions", "--url", service.url, env={"COLUMNS": "80"}).stdout.splitlines()
+    assert title.split() == ["VERSION", "STEP", "STATE", "SIZE", "ENGINES", "SEEN"]
+    assert len(line) == len(title)
+    wide, *_ = refitd("versions", "--url", service.url, env={"COLUMNS": "120"}).stdout.splitlines()
+    assert wide.endswith("  WHY")

@@ -281,6 +281,17 @@ class TestPublish:
         assert "the service was not told" in result.stderr
         assert f"one that watches {checkpoint.parent / 'root'} finds the version by itself" in result.stderr
 
+    def test_a_wait_for_a_service_that_is_down_says_that_the_version_is_written(self, checkpoint: Path) -> None:
+        result = refitd(*self.publish(checkpoint, "--url", "http://127.0.0.1:1", "--wait", "--timeout", "0"))
+        assert result.exit_code != 0
+        assert f"exp~trial~v000007 is written to {checkpoint.parent / 'root/exp/trial/v000007'}" in result.stderr
+
+    @pytest.mark.parametrize("typed", ["abc", "1.5"])
+    def test_a_step_that_is_no_number_is_refused_in_plain_words(self, checkpoint: Path, typed: str) -> None:
+        result = refitd("publish", str(checkpoint), "--root", str(checkpoint.parent), "--run", "a", "--step", typed)
+        assert (result.exit_code, "it is not a whole number" in result.stderr) == (2, True)
+        assert "Input should be" not in result.stderr
+
     @pytest.mark.parametrize("json", [False, True])
     def test_a_wrong_token_does_not_undo_it_and_where_it_is_is_said(
         self, service: StandIn, checkpoint: Path, json: bool

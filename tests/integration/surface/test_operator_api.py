@@ -344,9 +344,9 @@ async def test_a_rollback_with_nowhere_to_go_offers_what_was_never_served(tmp_pa
         await stage.served(1)
         answer = await stage.http.post("/v1/rollback", json={"run": "run"})
         assert answer.status_code == 409
-        assert answer.json()["detail"].endswith(
-            "before run~v000001 was served and is still there, and no other good one is"
-        )
+        told = answer.json()["detail"]
+        assert "before run~v000001 was served and is still there, and no other good one is: publish" in told
+        assert told.endswith("'refitd pause run'")
         await paused(stage)
         for step in (2, 3):
             publish(stage.root, "run", step, tensors(step))

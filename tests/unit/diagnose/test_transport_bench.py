@@ -53,12 +53,17 @@ def test_another_one_is_recommended_only_where_each_of_its_times_is_shorter() ->
 
 
 def test_a_device_that_is_not_there_is_refused_with_those_that_are() -> None:
-    for asked in ("cuda:0", "cuda", "cuda:x", "gpu"):
+    for asked in ("cuda:0", "cuda"):
         with pytest.raises(ValueError, match=f"^--device {asked}: torch sees no GPU on this host: say --device cpu$"):
             device_here(asked, gpus=0)
     for gpus, named in ((1, "cuda:0"), (4, "cuda:0 to cuda:3")):
-        with pytest.raises(ValueError, match=f"^--device cuda:9: this host has no such device: say {named}, or cpu$"):
+        with pytest.raises(ValueError, match=f"^--device cuda:9: this host has no such GPU: say {named}, or cpu$"):
             device_here("cuda:9", gpus)
+        with pytest.raises(ValueError, match=f"^--device nope names no device: say {named}, or cpu$"):
+            device_here("nope", gpus)
+    for asked in ("nope", "cuda:x", "gpu"):
+        with pytest.raises(ValueError, match=f"^--device {asked} names no device: say cpu$"):
+            device_here(asked, gpus=0)
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,15 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 
 from refitd.engine.plugin import channels as channels_module
-from refitd.engine.plugin.channels import Channels
-from refitd.engine.plugin.exchange import ChannelError
+from refitd.engine.plugin import exchange
+from refitd.engine.plugin.channels import Channels, SocketList
+from refitd.engine.plugin.exchange import ChannelError, RankSockets
 from refitd.engine.plugin.rank_group import EngineRankGroup, Launch, Stock
 from refitd_client.contract.plugin import MAX_LINE, PluginRequest
 from refitd_plugin.channel import Channel, Reply
@@ -222,6 +223,41 @@ async def test_hellos_are_said_again_when_a_socket_comes_or_goes_and_not_before(
     assert greeted == ["hello"] * 3
     path.unlink()
     assert isinstance(await channels.rank_group(LAUNCH), Stock)
+
+
+async def test_engines_that_are_looked_at_within_a_second_share_what_a_list_of_the_sockets_shows(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened(root, lambda _: HELLO)
+    listed: list[Path] = []
+    real = exchange.listing
+
+    def noted(folder: Path) -> AbstractContextManager[RankSockets]:
+        listed.append(folder)
+        return real(folder)
+
+    for module in (exchange, channels_module):
+        monkeypatch.setattr(module, "listing", noted)
+    sockets = SocketList(root, seconds=3600.0)
+    engines = [Channels(root, sockets) for _ in range(3)]
+    first = [await engine.rank_group(LAUNCH) for engine in engines]
+    assert len(listed) == 3, "an engine that was not looked at before is looked for in what is there now"
+    for _ in range(5):
+        assert [await engine.rank_group(LAUNCH) for engine in engines] == first
+    assert len(listed) == 4
+    engines[0].doubt()
+    assert await engines[0].rank_group(LAUNCH) == first[0]
+    assert len(listed) == 5, "what is in doubt is not believed"
+
+
+async def test_a_socket_that_comes_is_noticed_once_the_sockets_are_listed_anew(root: Path) -> None:
+    sockets = SocketList(root, seconds=0.2)
+    channels = Channels(root, sockets)
+    assert isinstance(await channels.rank_group(LAUNCH), Stock)
+    opened(root, lambda _: HELLO)
+    async with asyncio.timeout(30):
+        while not isinstance(await channels.rank_group(LAUNCH), EngineRankGroup):
+            pass
 
 
 async def test_a_folder_that_is_gone_is_a_member_that_does_not_answer(root: Path) -> None:

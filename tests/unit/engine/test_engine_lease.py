@@ -15,6 +15,7 @@ from msgspec import structs
 from refitd.engine.plugin.leading import PROBES, SECONDS, Leads, leads_of
 from refitd.engine.port import Outcome, Reached
 from refitd.engine.sglang.adapter import SglangEngine
+from refitd.policy.next_action import at_rest_interval
 from refitd_client.contract.plugin import Owner
 from refitd_plugin.lease import LONGEST_SECONDS, LeaderLease
 from refitd_plugin.requests import RequestHandler
@@ -219,3 +220,30 @@ def test_a_service_keeps_its_name_in_its_state_folder(tmp_path: Path) -> None:
     assert leads_of(tmp_path, one, 2.0) == first
     assert leads_of(tmp_path, other, 2.0).owner.service != first.owner.service
     assert leads_of(tmp_path, one, 60.0) == replace(first, seconds=60.0 * PROBES)
+
+
+def test_a_lease_outlasts_looks_also_where_many_engines_are_looked_at_seldom(tmp_path: Path) -> None:
+    for engines in (1, 1000, 100_000):
+        leads = leads_of(tmp_path, tmp_path, 2.0, lambda engines=engines: engines)
+        assert min(leads.lasts, LONGEST_SECONDS) >= PROBES * at_rest_interval(2.0, engines)
+
+
+async def test_a_lease_is_renewed_at_once_where_so_many_engines_were_added_that_it_has_to_last_longer(
+    root: Path, sglang: PluggedMini, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+    take, engines = LeaderLease.take, [1]
+
+    def noted(self: LeaderLease, owner: Owner, seconds: float, pid: int = 0) -> str | None:
+        asked.append(seconds)
+        return take(self, owner, seconds, pid)
+
+    monkeypatch.setattr(LeaderLease, "take", noted)
+    engine = SglangEngine(sglang.url, root=root, leads=Leads(owner=FIRST, engines=lambda: engines[0]))
+    try:
+        for count in (1, 1, 1000, 1000):
+            engines[0] = count
+            await probed(engine)
+    finally:
+        await engine.aclose()
+    assert asked == [SECONDS, PROBES * 25.0]

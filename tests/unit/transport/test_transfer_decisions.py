@@ -121,7 +121,7 @@ def test_what_nccl_cannot_do_is_said_with_what_to_do(here: TrainerPlace, there: 
 @pytest.mark.parametrize(
     ("others", "why"),
     [
-        ([], "the service knows of no engine of the run yet"),
+        ([], "no engine of the service follows the run yet"),
         (["a", "b"], "no engine of the run (a, b) has refitd inside"),
         (list("abcde"), "(a, b, c and 2 more) has refitd inside"),
     ],

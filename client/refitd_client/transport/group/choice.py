@@ -113,7 +113,10 @@ def why_files_alone(trainer: TrainerPlace, found: Receivers) -> str | None:
 def _none_receives(found: Receivers, *, may_be_stock: bool) -> str:
     others = found.others
     if not others:
-        return "the service knows of no engine of the run yet, as before its first version"
+        return (
+            "no engine of the service follows the run yet: one that follows no run does so from the first version on, "
+            "and of one that follows another 'refitd explain RUN' says how to bring it here"
+        )
     more = len(others) - _NAMED
     names = ", ".join(others[:_NAMED]) + (f" and {more} more" if more > 0 else "")
     stock = ", or let stock SGLang receive (refitd serve --sglang-stock-transfers)" if may_be_stock else ""

@@ -1,7 +1,8 @@
 """An engine's ranks, found among the sockets of the root, and requests to them.
 
-Listing the sockets is cheap and done at each probe. Asking all ranks for a handshake is not: that is done when a socket
-has come or gone, when the engine is another process, and every `AGAIN_SECONDS` while there is no rank group.
+At each probe the sockets are listed, in a thread; engines that are probed within `LISTED_SECONDS` share what was found.
+All ranks are asked for a handshake when a socket has come or gone, when the engine is another process, and every
+`AGAIN_SECONDS` while there is no rank group. Then the sockets are listed anew.
 """
 
 import asyncio
@@ -11,7 +12,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from refitd.engine.plugin.exchange import ChannelError, LeftOverError, RankSockets, ask, listing, open_to_all
+from refitd.engine.plugin.exchange import (
+    ChannelError,
+    LeftOverError,
+    RankSockets,
+    SocketNames,
+    ask,
+    list_once,
+    listing,
+    open_to_all,
+)
 from refitd.engine.plugin.rank_group import (
     NO_PLUGIN,
     EngineRankGroup,
@@ -25,15 +35,38 @@ from refitd.engine.plugin.rank_group import (
 
 HANDSHAKE_SECONDS = 2.0
 AGAIN_SECONDS = 10.0  # between two rounds of handshakes while there is no rank group and no socket has come or gone
+LISTED_SECONDS = 1.0
 _NO_ROOT = Stock("the service has no root to find its plugin in")
 
 
-class Channels:
-    """The sockets of a root, for one engine's adapter. Calls may overlap."""
+class SocketList:
+    """The names of the sockets beneath a root, listed once for all engines that are probed within seconds."""
 
-    def __init__(self, root: Path | None) -> None:
+    def __init__(self, root: Path, seconds: float = LISTED_SECONDS) -> None:
         self._root = root
-        self._seen: tuple[Launch, tuple[str, ...]] | None = None
+        self._seconds = seconds
+        self._listed = SocketNames(None, ())
+        self._until = -1.0
+
+    async def recent(self) -> SocketNames:
+        """What was found at most `seconds` ago.
+
+        Raises:
+            OSError: the folder cannot be listed.
+        """
+        if time.monotonic() >= self._until:
+            self._listed = await asyncio.to_thread(list_once, self._root)
+            self._until = time.monotonic() + self._seconds
+        return self._listed
+
+
+class Channels:
+    """The sockets of a root, for one engine's adapter. Calls may overlap. `sockets` is what all adapters share."""
+
+    def __init__(self, root: Path | None, sockets: SocketList | None = None) -> None:
+        self._root = root
+        self._sockets = sockets if sockets is not None or root is None else SocketList(root, seconds=0.0)
+        self._seen: tuple[Launch, SocketNames] | None = None
         self._rank_group: EngineRankGroup | Stock = _NO_ROOT
         self._again_at = 0.0
 
@@ -43,21 +76,22 @@ class Channels:
 
     async def rank_group(self, launch: Launch) -> EngineRankGroup | Stock:
         """Find the ranks of the engine that was started so. Takes seconds at most."""
-        if self._root is None:
+        if self._root is None or self._sockets is None:
             return _NO_ROOT
         try:
+            if self._seen is not None and self._seen[0] == launch:
+                listed = await self._sockets.recent()
+                is_due = isinstance(self._rank_group, Stock) and listed.names and time.monotonic() >= self._again_at
+                if listed == self._seen[1] and not is_due:
+                    return self._rank_group
             async with _opened(self._root) as found:
-                return await self._look(launch, found)
+                seen = launch, SocketNames(found.access, found.names)
+                self._rank_group = await _greeted(launch, found)
+                self._seen, self._again_at = seen, time.monotonic() + AGAIN_SECONDS
         except FileNotFoundError:
-            return Stock(NO_PLUGIN)
+            self._rank_group, self._seen = Stock(NO_PLUGIN), (launch, SocketNames(None, ()))
         except OSError as error:
             return Stock(f"the plugin's sockets cannot be listed: {error}")
-
-    async def _look(self, launch: Launch, found: RankSockets) -> EngineRankGroup | Stock:
-        seen, now = (launch, found.names), time.monotonic()
-        if seen != self._seen or (isinstance(self._rank_group, Stock) and now >= self._again_at):
-            self._rank_group = await _greeted(launch, found)
-            self._seen, self._again_at = seen, now + AGAIN_SECONDS
         return self._rank_group
 
     async def ask_all(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from refitd.engine.plugin.channels import Channels
+from refitd.engine.plugin.channels import Channels, SocketList
 from refitd.engine.plugin.leading import Leading, Leads
 from refitd.engine.plugin.prepared import (
     Prefetched,
@@ -30,8 +30,15 @@ CONTENTS_SECONDS = 120.0  # to fingerprint all tensors, while the engine serves
 class PluginClient:
     """Requests to the plugin. `root` is the folder that its sockets are in; without one every engine is stock."""
 
-    def __init__(self, root: Path | None, *, allow_dtype_cast: bool, leads: Leads | None = None) -> None:
-        self._channels = Channels(root)
+    def __init__(
+        self,
+        root: Path | None,
+        *,
+        allow_dtype_cast: bool,
+        leads: Leads | None = None,
+        sockets: SocketList | None = None,
+    ) -> None:
+        self._channels = Channels(root, sockets)
         self._leading = None if leads is None else Leading(self._channels, leads)
         self._cast = allow_dtype_cast
         self._rank_group: EngineRankGroup | Stock | None = None
@@ -72,8 +79,10 @@ class PluginClient:
         """Whether the answer to a load will say what the engine holds after it."""
         return (target.files is not None or target.offered is not None) and self.release is not None
 
-    async def look(self, launch: Launch) -> None:
-        """Find the ranks of the engine that was started so."""
+    async def look(self, launch: Launch, *, anew: bool = False) -> None:
+        """Find the ranks of the engine that was started so. `anew`: whatever was found just now."""
+        if anew:
+            self._channels.doubt()
         self._rank_group = await self._channels.rank_group(launch)
         if self._leading is not None:
             await self._leading.say(self._rank_group)

@@ -60,6 +60,14 @@ class RankSockets:
     names: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class SocketNames:
+    """What was in the folder when it was listed: its sockets' names. `access` is None where there is no folder."""
+
+    access: FolderAccess | None
+    names: tuple[str, ...]
+
+
 @contextmanager
 def listing(root: Path) -> Generator[RankSockets]:
     """Open the folder beneath a root and list its sockets, the newest first. Links are not followed.
@@ -74,6 +82,19 @@ def listing(root: Path) -> Generator[RankSockets]:
         yield RankSockets(descriptor, access, _sockets(descriptor))
     finally:
         os.close(descriptor)
+
+
+def list_once(root: Path) -> SocketNames:
+    """List the sockets beneath a root, the newest first. Blocks.
+
+    Raises:
+        OSError: a part of the folder is a link, or it cannot be listed.
+    """
+    try:
+        with listing(root) as found:
+            return SocketNames(found.access, found.names)
+    except FileNotFoundError:
+        return SocketNames(None, ())
 
 
 def _open(root: Path) -> int:

@@ -7,6 +7,7 @@ at each look: it ends with that service.
 import os
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import msgspec
 
 from refitd.engine.plugin.channels import Channels
 from refitd.engine.plugin.rank_group import EngineRankGroup, Member, Stock, shown
+from refitd.policy.next_action import at_rest_interval
 from refitd_client.contract.plugin import Owner
 from refitd_client.files.durable import replace_file
 from refitd_client.files.plain_file import read_plain
@@ -26,27 +28,38 @@ _NAME = "id"
 _LONGEST = 64  # bytes
 
 
+def _few() -> int:
+    return 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leads:
-    """A lease: who leads, and for how many seconds."""
+    """A lease: who leads, and for how many seconds at least. `engines` says how many the service looks at now."""
 
     owner: Owner
     seconds: float = SECONDS
+    engines: Callable[[], int] = _few
+
+    @property
+    def lasts(self) -> float:
+        """Seconds that a lease lasts that is taken or renewed now."""
+        return max(self.seconds, PROBES * at_rest_interval(0.0, self.engines()))
 
 
-def leads_of(root: Path, state_folder: Path, probe_interval: float) -> Leads:
+def leads_of(root: Path, state_folder: Path, probe_interval: float, engines: Callable[[], int] = _few) -> Leads:
     """Return the lease of the service of a root. Its name is kept in the state folder, made once. Blocks.
 
     Args:
         root: its folder.
         state_folder: the service's own.
-        probe_interval: seconds between two looks at an engine.
+        probe_interval: seconds between two looks at an engine, as the operator wants.
+        engines: says how many engines the service has now.
 
     Raises:
         OSError: the folder cannot be read or written.
     """
     owner = Owner(service=_name(state_folder), root=str(root), host=socket.gethostname(), pid=os.getpid())
-    return Leads(owner=owner, seconds=max(SECONDS, PROBES * probe_interval))
+    return Leads(owner=owner, seconds=max(SECONDS, PROBES * probe_interval), engines=engines)
 
 
 def _name(folder: Path) -> str:
@@ -56,17 +69,20 @@ def _name(folder: Path) -> str:
     return read_plain(path, _LONGEST).decode(errors="replace").strip()
 
 
-def leads_of_group(root: Path, service: str, epoch: int, probe_interval: float) -> Leads:
+def leads_of_group(
+    root: Path, service: str, epoch: int, probe_interval: float, engines: Callable[[], int] = _few
+) -> Leads:
     """Return the lease of the service that leads a group.
 
     Args:
         root: its folder.
         service: the group's name.
         epoch: of the lead.
-        probe_interval: seconds between two looks at an engine.
+        probe_interval: seconds between two looks at an engine, as the operator wants.
+        engines: says how many engines the service has now.
     """
     owner = Owner(service=service, root=str(root), host=socket.gethostname(), pid=os.getpid(), epoch=epoch)
-    return Leads(owner=owner, seconds=max(SECONDS, PROBES * probe_interval))
+    return Leads(owner=owner, seconds=max(SECONDS, PROBES * probe_interval), engines=engines)
 
 
 class Leading:
@@ -77,6 +93,7 @@ class Leading:
         self._channels = channels
         self._leads = leads
         self._told: tuple[Member, ...] = ()
+        self._seconds = 0.0
         self._again_at = 0.0
 
     async def say(self, rank_group: EngineRankGroup | Stock) -> None:
@@ -86,11 +103,12 @@ class Leading:
         ):
             self.led_by, self._told = None, ()
             return
-        now = time.monotonic()
-        if rank_group.members == self._told and self.led_by is None and now < self._again_at:
+        now, seconds = time.monotonic(), self._leads.lasts
+        is_told = rank_group.members == self._told and self._seconds >= seconds
+        if is_told and self.led_by is None and now < self._again_at:
             return
-        request = {"do": "lead", "owner": msgspec.to_builtins(self._leads.owner), "seconds": self._leads.seconds}
+        request = {"do": "lead", "owner": msgspec.to_builtins(self._leads.owner), "seconds": seconds}
         replies = await self._channels.ask_all(rank_group.members, request, _WITHIN)
         refused = [each for each in replies if isinstance(each, dict) and each.get("ok") is not True]
         self.led_by = shown(str(refused[0].get("reason", "")), _MOST) if refused else None
-        self._told, self._again_at = rank_group.members, now + self._leads.seconds / 3
+        self._told, self._seconds, self._again_at = rank_group.members, seconds, now + seconds / 3

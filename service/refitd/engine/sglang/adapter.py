@@ -26,6 +26,7 @@ from refitd.engine.dialing import Guard
 from refitd.engine.fingerprints import BY_PLUGIN
 from refitd.engine.http import CallFailure, NoReply, Reply, Transport
 from refitd.engine.load_reply import Loaded, Unclear, Untouched
+from refitd.engine.plugin.channels import SocketList
 from refitd.engine.plugin.client import PluginClient
 from refitd.engine.plugin.leading import Leads
 from refitd.engine.plugin.prepared import PrepareRefused
@@ -82,6 +83,7 @@ class SglangEngine:
         root: Path | None = None,
         allow_dtype_cast: bool = False,
         leads: Leads | None = None,
+        sockets: SocketList | None = None,
     ) -> None:
         """Make no call yet.
 
@@ -95,10 +97,11 @@ class SglangEngine:
             root: where the plugin's sockets are, as the service sees it.
             allow_dtype_cast: whether the engine may cast tensors to its own dtype.
             leads: the lease that the service asks the plugin for; None for a reader that leads no engine.
+            sockets: of the root, listed once for all servers.
         """
         self._http = Transport(url, api_key=api_key, admin_key=admin_key, guard=guard)
         self._root = root
-        self._plugin = PluginClient(root, allow_dtype_cast=allow_dtype_cast, leads=leads)
+        self._plugin = PluginClient(root, allow_dtype_cast=allow_dtype_cast, leads=leads, sockets=sockets)
         self._pause_mode = pause_mode
         self._load_timeout = load_timeout
         self._server: SglangServerInfo | None = None

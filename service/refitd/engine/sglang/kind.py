@@ -34,6 +34,7 @@ def _connect(server: EngineServer) -> EnginePort:
         "root": access.root,
         "allow_dtype_cast": access.allow_dtype_cast,
         "leads": server.leads,
+        "sockets": server.sockets,
     }
     if server.pair:
         return SglangUnit([SglangMember(url, **options) for url in (server.url, *server.pair)])

@@ -33,6 +33,7 @@ from refitd.engine.fingerprints import BY_PLUGIN
 from refitd.engine.http import CallFailure, NoReply, Reply
 from refitd.engine.load_reply import Loaded, Unclear, Untouched
 from refitd.engine.plugin.answers import fingerprint as answered_fingerprint
+from refitd.engine.plugin.channels import SocketList
 from refitd.engine.plugin.client import PluginClient
 from refitd.engine.plugin.leading import Leads
 from refitd.engine.plugin.prepared import PrepareRefused
@@ -83,6 +84,7 @@ class VllmEngine:
         root_there: str | None = None,
         allow_dtype_cast: bool = False,
         leads: Leads | None = None,
+        sockets: SocketList | None = None,
     ) -> None:
         """Make no call yet.
 
@@ -90,8 +92,7 @@ class VllmEngine:
             url: of the server.
             api_key: opens reads, as for `Transport`.
             admin_key: opens changes, as for `Transport`.
-            pause_mode: what the engine does with requests in flight while it loads: "wait" has them end first, "abort"
-                ends them, everything else keeps them.
+            pause_mode: for requests in flight while it loads: "wait" has them end, "abort" ends them, others keep them.
             load_timeout: seconds that a load may take.
             guard: says which addresses may be called.
             several_ranks: whether a server without the extension whose weights several processes hold is updated.
@@ -99,12 +100,13 @@ class VllmEngine:
             root_there: the same as the server sees it; None where it sees it so, too.
             allow_dtype_cast: whether the engine may cast tensors to its own dtype.
             leads: the lease that the service asks the extension for; None for a reader that leads no engine.
+            sockets: of the root, listed once for all servers.
         """
         self._http = WatchedTransport(url, api_key=api_key, admin_key=admin_key, guard=guard)
         self._mode = pause_mode if pause_mode in PAUSE_MODES else PAUSE_MODES[0]
         self._load_timeout = load_timeout
         self._several_ranks = several_ranks
-        self._plugin = PluginClient(root, allow_dtype_cast=allow_dtype_cast, leads=leads)
+        self._plugin = PluginClient(root, allow_dtype_cast=allow_dtype_cast, leads=leads, sockets=sockets)
         opens = root is not None and leads is not None
         self._channel = ExtensionChannel(self._http, root_there or str(root), opens=opens)
         self._server: VllmServerInfo | None = None

@@ -59,5 +59,5 @@ class ExtensionChannel:
         self._asked = None if never_sent else server.process
         fault = not_opened(reply, can.ranks)
         self.fault = fault.reason if isinstance(fault, Unclear) else fault
-        await plugin.look(server.launch)
+        await plugin.look(server.launch, anew=True)
         return self.fault if isinstance(fault, Unclear) and can.ranks > 1 else None

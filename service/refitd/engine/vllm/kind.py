@@ -34,6 +34,7 @@ def _connect(server: EngineServer) -> EnginePort:
         root_there=server.root,
         allow_dtype_cast=access.allow_dtype_cast,
         leads=server.leads,
+        sockets=server.sockets,
     )
 
 

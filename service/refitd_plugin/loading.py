@@ -77,7 +77,7 @@ class PlanTables:
         return TensorFingerprints(whole, self._model)
 
     def table_of(self, source: VersionSource, parts: int) -> tuple[MoveTable, CopyWatch | None]:
-        """The moves from a version's files, and what is watched in so many parts beside them. Kept for equal headers."""
+        """The moves from a version's files, and what is watched in so many parts beside. Kept for equal headers."""
         headers = source.structure.headers
         if self._table is None or self._cut is not source.cut or self._table.headers != headers:
             self._table, self._cut = table_of(source.copies_of(self.plan.copies), headers), source.cut

@@ -212,6 +212,14 @@ class Loading:
             self._tables = PlanTables(plan, self.model, source)
         return self._tables
 
+    def checks_all(self, source: VersionSource) -> bool:
+        """Whether after a load of a full version the fingerprint of each tensor that it has written is taken."""
+        plan = self.plan
+        if plan is None or not plan.replays or plan.inventory != source.inventory:
+            return False
+        seen = self.tables(plan, source).fingerprints.names
+        return seen | plan.unused >= source.structure.inventory.tensors.keys()
+
     def fingerprints(
         self, source: VersionSource, contents: dict[str, str], others: Sequence[int] | None = None
     ) -> list[tuple[str, int]]:

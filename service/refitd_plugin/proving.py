@@ -3,7 +3,7 @@
 Where the model is on a GPU, that reads the files where they lie: on tmpfs their pages are registered with the CUDA
 driver, as they are for the load. It reads them at the speed of the bus, by few enough programs that the engine's own
 work has room beside. Where the operator allows it, the files are copied to the GPU instead and read there, and the
-load copies from there.
+load copies from there. Both begin while the trainer writes the version, where the rank holds the whole model.
 
 Fingerprints are held against the manifest here; the service decides, by the digest of what was found.
 """
@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 
 from refitd_client.checkpoint.finite import rule_of
-from refitd_client.checkpoint.strict_header import Header
+from refitd_client.checkpoint.strict_header import Header, TensorSpec
 from refitd_client.contract.plugin import TensorProof
 from refitd_client.fingerprint.batch import AddressScan
 from refitd_client.fingerprint.host import width_of
@@ -25,13 +25,15 @@ from refitd_client.fingerprint.tensors import Scan, ScanInput, has_triton, scan
 from refitd_client.validation.proof import proof_digest, share_of, unprovable
 from refitd_plugin import driver
 from refitd_plugin.contents import devices_of
-from refitd_plugin.copy_ahead import CopyAhead
+from refitd_plugin.copy_ahead import BufferCopy, buffer_copy
 from refitd_plugin.moves import MemoryMove
 from refitd_plugin.port import EngineProcess
-from refitd_plugin.registered import Registered, Registry
+from refitd_plugin.read_ahead import ScanBatch, TensorsAhead, batches_of
+from refitd_plugin.registered import Registry
 from refitd_plugin.settings import PluginSettings
 from refitd_plugin.source import VersionSource
 from refitd_plugin.staging import FileOnDevice, StagingBuffer
+from refitd_plugin.trainer_follower import Ahead, FileLayout, Files, Layout, TrainerFollower
 
 _PROGRAMS = 32  # that share the reading over a bus: as fast as hundreds, and little of the GPU
 _KEPT = 8  # lists of addresses: one for each slot that the trainer writes in turns
@@ -42,7 +44,7 @@ Staged = Mapping[str, FileOnDevice]
 @dataclass(frozen=True, slots=True)
 class Reading:
     """What was read of tensors: their fingerprints and non-finite values, and the files that stay on the GPU, if any
-    do. `ahead` bytes of them were copied there while the trainer wrote them.
+    do. `ahead` bytes of them were copied there, or read, while the trainer wrote them.
     """
 
     scans: Sequence[Scan]
@@ -71,16 +73,30 @@ class DeviceReader:
     """Reads with one GPU. The class is a `TensorReader`."""
 
     def __init__(
-        self, device: torch.device, registry: Registry, *, stage: bool, wants_files: Callable[[], bool] = lambda: True
+        self,
+        device: torch.device,
+        registry: Registry,
+        *,
+        stage: bool,
+        wants_files: Callable[[], bool] = lambda: True,
+        is_checked_after_load: Callable[[VersionSource], bool] = lambda _: True,
     ) -> None:
-        """`stage`: what is read may stay on the GPU, where there is room. `wants_files` as in `CopyAhead`."""
-        self._device, self._registry = device, registry
-        self._ahead = None
-        if stage:
-            take = StagingBuffer(device).take
-            self._ahead = CopyAhead(registry.known, take, self._begin_move, self._on_device, wants_files)
+        """Read nothing yet.
+
+        Args:
+            device: the GPU.
+            registry: the files that it reads in place.
+            stage: whether what is read may stay on the GPU, where there is room.
+            wants_files: as in `TrainerFollower`.
+            is_checked_after_load: whether a load of a version holds all that it has written against the manifest.
+        """
+        self._device, self._registry, self._is_checked = device, registry, is_checked_after_load
+        self._may_read = False  # while the trainer still writes
+        self._buffer = StagingBuffer(device) if stage else None
+        self._follower = TrainerFollower(registry.known, self._start, self._on_device, wants_files)
         self._stream: torch.cuda.Stream | None = None
         self._scans: list[tuple[Mapping[str, Header], Sequence[str], dict[str, int], AddressScan]] = []
+        self._batches: list[tuple[Layout, dict[str, int], Mapping[str, Sequence[ScanBatch]]]] = []
 
     def read(self, source: VersionSource, names: Sequence[str]) -> Reading | None:
         """See `TensorReader`."""
@@ -88,20 +104,26 @@ class DeviceReader:
         if files is None:
             return None
         headers = source.structure.headers
-        is_all = len(names) == len(source.structure.inventory.tensors)
+        self._may_read = self._is_checked(source)
         with self._on_device():
-            staged, ahead = self._staged(source, files) if is_all else (None, 0)
-            places = {name: each.address for name, each in (staged or files).items()}
-            scan = self._scan(headers, names, places, programs=_PROGRAMS if staged is None else None)
-            return Reading(scan.begin()(), staged, ahead)
+            if len(names) == len(source.structure.inventory.tensors):
+                found, ahead = self._follower.finished(source.place, files, layout_of(source))
+                if isinstance(found, BufferCopy):
+                    staged = found.taken()
+                    places = {name: file.address for name, file in staged.items()}
+                    return Reading(self._scan(headers, names, places, programs=None).begin()(), staged, ahead)
+                if isinstance(found, TensorsAhead):
+                    scans = found.scans()
+                    return Reading([scans[name] for name in names], ahead=ahead)
+            places = {name: file.address for name, file in files.items()}
+            return Reading(self._scan(headers, names, places, programs=_PROGRAMS).begin()())
 
-    def _staged(self, source: VersionSource, files: Mapping[str, Registered]) -> tuple[Staged | None, int]:
-        """The files in the buffer, if there is room, and how many bytes of them were copied before."""
-        if self._ahead is None:
-            return None, 0
-        seen = source.structure
-        layout = {name: (seen.files[name].size, header.data_start) for name, header in seen.headers.items()}
-        return self._ahead.copied(source.place, files, layout)
+    def _start(self, files: Files, layout: Layout) -> Ahead | None:
+        """A copy into the buffer, or where there is none or no room, a look at the tensors where they are."""
+        copy = None if self._buffer is None else buffer_copy(files, layout, self._buffer.take, self._begin_move)
+        if copy is not None or not self._may_read:
+            return copy
+        return TensorsAhead(files=files, layout=layout, batches=self._batches_of(files, layout))
 
     def _begin_move(self, move: MemoryMove, above: int) -> None:
         driver.to_device(move, above, self._used_stream.cuda_stream)
@@ -127,7 +149,7 @@ class DeviceReader:
                 return known[3]
         number = {name: at for at, name in enumerate(names)}
         parts = [
-            _part(number[name], places[file] + header.data_start + spec.start, spec.end - spec.start, spec.dtype)
+            _part(number[name], places[file] + header.data_start + spec.start, spec)
             for file, header in headers.items()
             for name, spec in header.tensors.items()
             if name in number
@@ -136,11 +158,37 @@ class DeviceReader:
         self._scans = [*self._scans[1 - _KEPT :], (headers, names, places, found)]
         return found
 
+    def _batches_of(self, files: Files, layout: Layout) -> Mapping[str, Sequence[ScanBatch]]:
+        """The batches of each file, made once for each slot."""
+        places = {name: files[name].address for name in layout}
+        for known in self._batches:
+            if known[1] == places and known[0] == layout:
+                return known[2]
+        found = {name: list(self._batches_in(file, places[name])) for name, file in layout.items()}
+        self._batches = [*self._batches[1 - _KEPT :], (layout, places, found)]
+        return found
 
-def _part(number: int, address: int, size: int, dtype: str) -> TensorPart:
-    width = width_of(dtype)
-    count = size // width
-    return TensorPart(number=number, now=address, count=count, width=width, rule=rule_of(dtype), elements=count)
+    def _batches_in(self, file: FileLayout, address: int) -> Iterator[ScanBatch]:
+        for names in batches_of([(name, spec.end - spec.start) for name, spec in file.tensors.items()]):
+            specs = [file.tensors[name] for name in names]
+            parts = [_part(number, address + file.begin + spec.start, spec) for number, spec in enumerate(specs)]
+            scan = AddressScan(parts, len(parts), self._device, _PROGRAMS)
+            yield ScanBatch(names, file.begin + max(spec.end for spec in specs), scan)
+
+
+def layout_of(source: VersionSource) -> Layout:
+    """The layout of a version's files."""
+    seen = source.structure
+    return {
+        name: FileLayout(seen.files[name].size, header.data_start, header.tensors)
+        for name, header in seen.headers.items()
+    }
+
+
+def _part(number: int, address: int, spec: TensorSpec) -> TensorPart:
+    width = width_of(spec.dtype)
+    count = (spec.end - spec.start) // width
+    return TensorPart(number=number, now=address, count=count, width=width, rule=rule_of(spec.dtype), elements=count)
 
 
 class VersionProver:
@@ -195,7 +243,11 @@ def _found(reading: Reading, names: Sequence[str], expected: Mapping[str, str]) 
 
 
 def prover_of(
-    process: EngineProcess, registry: Registry, settings: PluginSettings, wants_files: Callable[[], bool]
+    process: EngineProcess,
+    registry: Registry,
+    settings: PluginSettings,
+    wants_files: Callable[[], bool],
+    is_checked_after_load: Callable[[VersionSource], bool],
 ) -> VersionProver | None:
     """What proves versions for a rank; None where nothing can read them for it, or the operator has it off.
 
@@ -203,13 +255,20 @@ def prover_of(
         process: the rank's.
         registry: the files that its GPU reads in place.
         settings: the operator's.
-        wants_files: as in `CopyAhead`.
+        wants_files: as in `TrainerFollower`.
+        is_checked_after_load: as in `DeviceReader`.
     """
     devices, reader = devices_of(process.model), None
     if not settings.prove:
         return None
     if len(devices) == 1 and has_triton():
-        reader = DeviceReader(next(iter(devices)), registry, stage=settings.stage, wants_files=wants_files)
+        reader = DeviceReader(
+            next(iter(devices)),
+            registry,
+            stage=settings.stage,
+            wants_files=wants_files,
+            is_checked_after_load=is_checked_after_load,
+        )
     elif settings.on_host and not devices:
         reader = HostReader()
     return None if reader is None else VersionProver(reader, process.rank, process.size)

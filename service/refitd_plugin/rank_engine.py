@@ -140,7 +140,7 @@ class RankEngine:
         self.process = process
         self.loading = Loading(process)
         self.restore_point = RestorePoint(settings.root, process.revision)
-        prover = prover_of(process, self.loading.registry, settings, self._wants_files)
+        prover = prover_of(process, self.loading.registry, settings, self._wants_files, self.loading.checks_all)
         self.preparing = Preparing(process, settings.root, self.loading, self.restore_point, prover)
         self.lease = LeaderLease()
         self.root = settings.root  # of the service that leads; None until its channel is open

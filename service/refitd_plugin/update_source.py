@@ -17,7 +17,7 @@ from refitd_plugin.contents import count_equal, first_difference
 from refitd_plugin.loading import Loading, Readied
 from refitd_plugin.port import UpdateCall
 from refitd_plugin.served import ServedState
-from refitd_plugin.source import FullNeededError, VersionSource
+from refitd_plugin.source import FullNeededError, SourceRefusedError, VersionSource
 from refitd_plugin.tensor_feed import TensorFeed
 
 
@@ -119,7 +119,12 @@ class FullVersion(UpdateSource):
         return self.source.is_unchanged()
 
     def fit(self, served_state: ServedState | None, contents: dict[str, str]) -> None:
-        """It fits whatever is there: its tensors are those of the model."""
+        """It fits whatever is there: its tensors are those of the model. What was read of its files while they were
+        written counts only where all that is loaded is held against the manifest once more.
+        """
+        proof = self.proof
+        if proof is not None and proof.ahead and not proof.staged and not self.loading.checks_all(self.source):
+            raise SourceRefusedError("it was read while it was written, and this load would not be checked: try again")
 
     def write(self, call: UpdateCall) -> tuple[TensorFeed, str | None]:
         """See `UpdateSource`."""

@@ -21,12 +21,13 @@ from refitd_client.checkpoint.finite import rule_of
 from refitd_client.contract.naming import INCOMING_PREFIX
 from refitd_client.fingerprint.tensors import ScanInput, scan
 from refitd_client.write.progress import WriteProgress
-from refitd_plugin.copy_ahead import CopyAhead, Layout
+from refitd_plugin.copy_ahead import BufferCopy, buffer_copy
 from refitd_plugin.moves import MemoryMove
-from refitd_plugin.proving import Reading
+from refitd_plugin.proving import Reading, layout_of
 from refitd_plugin.registered import Registered
 from refitd_plugin.source import _TORCH, VersionSource, mapped, place_of
 from refitd_plugin.staging import FileOnDevice, StagingLease
+from refitd_plugin.trainer_follower import Files, Layout, TrainerFollower
 
 
 class MappedFiles:
@@ -54,7 +55,7 @@ class HostBuffer:
         self._memory = np.zeros(8 * 2**20, np.uint8)
         self._lease: ref[StagingLease] | None = None
 
-    def take(self, files: Layout) -> dict[str, FileOnDevice] | None:
+    def take(self, files: Mapping[str, tuple[int, int]]) -> dict[str, FileOnDevice] | None:
         if self._lease is not None and self._lease() is not None:
             return None
         lease, end, places = StagingLease(), 0, dict[str, int]()
@@ -72,7 +73,11 @@ class AheadReader:
     def __init__(self) -> None:
         self.wants_files = True
         self.files, self.moved, self.copied = MappedFiles(), list[MemoryMove](), Event()
-        self.ahead = CopyAhead(self.files.known, HostBuffer().take, self.move, nullcontext, lambda: self.wants_files)
+        self.buffer = HostBuffer()
+        self.ahead = TrainerFollower(self.files.known, self.start, nullcontext, lambda: self.wants_files)
+
+    def start(self, files: Files, layout: Layout) -> BufferCopy | None:
+        return buffer_copy(files, layout, self.buffer.take, self.move)
 
     def move(self, move: MemoryMove, above: int) -> None:
         ctypes.memmove(move.target, above + move.source, move.width)
@@ -85,9 +90,9 @@ class AheadReader:
             with (source.place.folder / name).open("rb") as file:
                 files[name] = self.files.of(file.fileno())
         seen = source.structure
-        layout = {name: (seen.files[name].size, header.data_start) for name, header in seen.headers.items()}
-        staged, ahead = self.ahead.copied(source.place, files, layout)
-        assert staged is not None
+        found, ahead = self.ahead.finished(source.place, files, layout_of(source))
+        assert isinstance(found, BufferCopy)
+        staged = found.taken()
         tensors: dict[str, ScanInput] = {}
         for file, header in seen.headers.items():
             for name, spec in header.tensors.items():

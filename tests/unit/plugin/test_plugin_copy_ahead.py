@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refitd_client.files.plain_file import open_folder
-from refitd_plugin import copy_ahead
+from refitd_plugin import trainer_follower
 from refitd_plugin.proving import VersionProver
 from refitd_plugin.source import VersionSource
 from support.provable import damage, published, weights
@@ -173,7 +173,7 @@ def test_whatever_was_copied_ahead_what_is_proved_is_what_the_manifest_says(
     stand = Stand(tmp_path_factory.mktemp("root"), follows=False)
     trainer = SlotTrainer(stand.old, stand.wanted)
     folder = open_folder(trainer.folder)
-    copy = stand.reader.ahead._begun_copy(folder)
+    copy = stand.reader.ahead._started(folder)
     os.close(folder)
     assert copy is not None
     for what, at, block in steps:
@@ -239,7 +239,7 @@ def test_nothing_of_a_trainer_that_is_killed_is_in_the_next_version(
     tmp_path: Path, blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is killed when it has written its first, second, … block; the next trainer takes another slot."""
-    monkeypatch.setattr(copy_ahead, "_SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(trainer_follower, "_SILENT_SECONDS", 0.05)
     stand = Stand(tmp_path)
     other = published(tmp_path, 2, weights(4))
     assert stand.prover.prove(other)[0].fault == ""
@@ -261,7 +261,7 @@ def test_nothing_of_a_trainer_that_is_killed_is_in_the_next_version(
 
 
 def test_a_trainer_that_falls_silent_gives_the_room_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copy_ahead, "_SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(trainer_follower, "_SILENT_SECONDS", 0.05)
     stand = Stand(tmp_path, follows=False)
     trainer = SlotTrainer(stand.old, stand.wanted)
     trainer.progress.reached(trainer.names[0], 64)
@@ -269,21 +269,21 @@ def test_a_trainer_that_falls_silent_gives_the_room_back(tmp_path: Path, monkeyp
     stand.reader.ahead.follow(folder)
     os.close(folder)
     assert len(stand.reader.moved) == 1
-    assert stand.reader.ahead._copy is None
+    assert stand.reader.ahead._ahead is None
 
 
 def test_a_publication_that_was_given_up_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one with a value that is not finite: its trainer, which lives, has removed the folder."""
-    monkeypatch.setattr(copy_ahead, "_SILENT_SECONDS", float("inf"))
+    monkeypatch.setattr(trainer_follower, "_SILENT_SECONDS", float("inf"))
     stand = Stand(tmp_path, follows=False)
     trainer = SlotTrainer(stand.old, stand.wanted)
     trainer.progress.reached(trainer.names[0], 64)
-    stand.reader.ahead._begin_move = lambda *_: shutil.rmtree(trainer.folder)
+    stand.reader.move = lambda *_: shutil.rmtree(trainer.folder)
     folder = open_folder(trainer.folder)
     stand.reader.ahead.follow(folder)
     os.close(folder)
     assert not trainer.folder.exists()
-    assert stand.reader.ahead._copy is None
+    assert stand.reader.ahead._ahead is None
 
 
 def test_a_slot_whose_trainer_says_nothing_is_not_waited_for_long(
@@ -291,7 +291,7 @@ def test_a_slot_whose_trainer_says_nothing_is_not_waited_for_long(
 ) -> None:
     """As one whose tensors are in host memory."""
     stand = Stand(tmp_path, follows=False)
-    monkeypatch.setattr(copy_ahead, "_BEGIN_SECONDS", 0.05)
+    monkeypatch.setattr(trainer_follower, "_BEGIN_SECONDS", 0.05)
     trainer = SlotTrainer(stand.old, stand.wanted)
     trainer.progress.remove()
     folder = open_folder(trainer.folder)
@@ -306,9 +306,9 @@ def test_a_kernel_without_room_for_a_watch_costs_the_early_copy_alone(
     def refuse() -> None:
         raise OSError(24, "inotify: Too many open files")
 
-    monkeypatch.setattr(copy_ahead, "FolderRenames", refuse)
+    monkeypatch.setattr(trainer_follower, "FolderRenames", refuse)
     stand = Stand(tmp_path)
-    assert [record.message for record in caplog.records if "copies no version" in record.message]
+    assert [record.message for record in caplog.records if "follows no version" in record.message]
     trainer = SlotTrainer(stand.old, stand.wanted)
     trainer.write_all()
     assert stand.check(trainer.commit(2)) == 0

@@ -283,7 +283,7 @@ class Bench:
             with in_flight(self.options.url, count, TOKENS, self.dialect) as streams:
                 began = time.perf_counter()
                 self.engine.post("/pause_generation", json={"mode": "retract"}).raise_for_status()
-                self.engine.post("/flush_cache").raise_for_status()
+                self.engine.post("/flush_cache")
                 self.engine.post("/continue_generation", json={}).raise_for_status()
                 window = (began, time.perf_counter())
             found += told(streams, [window], TOKENS)["beyond the pause ms"]

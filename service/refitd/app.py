@@ -32,7 +32,7 @@ from refitd.discovery.router_workers import RouterKeeper
 from refitd.discovery.scout import Scout
 from refitd.engine.connect import connector
 from refitd.engine.dialing import Guard
-from refitd.engine.plugin.leading import Leads, leads_of, leads_of_group
+from refitd.engine.plugin.leading import Leads
 from refitd.follow.composing import compose_follower
 from refitd.follow.relay_plans import RelayPlans
 from refitd.materialize.before_load import BeforeLoad, Warmer
@@ -51,6 +51,7 @@ from refitd.rollout.canary import CanaryCheck, CanaryChecks, OperatorCheck
 from refitd.rollout.controller import RolloutController
 from refitd.rollout.fleet import Fleet
 from refitd.rollout.hosts import ReportedHosts
+from refitd.rollout.leads import service_leads
 from refitd.rollout.proving import RankProofs
 from refitd.rollout.targets import Targets
 from refitd.root.file_systems import mounts_now, root_file_system
@@ -177,17 +178,6 @@ async def _act(
     log.info("stopped")
 
 
-def _leads(settings: Settings, lead: "HeldLead | None", engines: Callable[[], int]) -> Leads | None:
-    """Return the service's name for plugins; without one it leads no engine, and all else works."""
-    if lead is not None:
-        return leads_of_group(settings.root.resolve(), lead.service, lead.epoch, settings.probe_interval, engines)
-    try:
-        return leads_of(settings.root.resolve(), settings.state_folder, settings.probe_interval, engines)
-    except OSError as error:
-        log.warning("engines with the plugin are not told who leads them", reason=str(error))
-        return None
-
-
 def _root_guard(settings: Settings, store: Store, hold: Hold) -> RootGuard:
     """Find out whether the root is the one that the journal is about, and return what goes on checking it."""
     root = settings.root.resolve()
@@ -220,7 +210,8 @@ async def _run(
         await asyncio.to_thread(make_secret, settings.root.resolve())
     except OSError as error:  # then no version is handed over from memory, and all else works
         log.warning("no secret for hand-overs from memory", reason=str(error))
-    leads = await asyncio.to_thread(_leads, settings, lead, lambda: len(store.engines))
+    group, state_folder, interval = lead and (lead.service, lead.epoch), settings.state_folder, settings.probe_interval
+    leads = await asyncio.to_thread(service_leads, store, settings.root, state_folder, interval, group)
     parts = compose(settings, store, targets, guard, telemetry=telemetry, leads=leads, port=at.port, lead=lead)
     webhooks = await asyncio.to_thread(lambda: Webhooks(settings.webhook_rules, store, targets, telemetry))
     await parts.materializer.survey()  # before engines are asked: they go straight to a copy that is there already

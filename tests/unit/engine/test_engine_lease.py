@@ -6,6 +6,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -224,7 +225,7 @@ def test_a_service_keeps_its_name_in_its_state_folder(tmp_path: Path) -> None:
 
 def test_a_lease_outlasts_looks_also_where_many_engines_are_looked_at_seldom(tmp_path: Path) -> None:
     for engines in (1, 1000, 100_000):
-        leads = leads_of(tmp_path, tmp_path, 2.0, lambda engines=engines: engines)
+        leads = leads_of(tmp_path, tmp_path, 2.0, partial(at_rest_interval, 2.0, engines))
         assert min(leads.lasts, LONGEST_SECONDS) >= PROBES * at_rest_interval(2.0, engines)
 
 
@@ -239,7 +240,9 @@ async def test_a_lease_is_renewed_at_once_where_so_many_engines_were_added_that_
         return take(self, owner, seconds, pid)
 
     monkeypatch.setattr(LeaderLease, "take", noted)
-    engine = SglangEngine(sglang.url, root=root, leads=Leads(owner=FIRST, engines=lambda: engines[0]))
+    engine = SglangEngine(
+        sglang.url, root=root, leads=Leads(owner=FIRST, apart=lambda: at_rest_interval(0.0, engines[0]))
+    )
     try:
         for count in (1, 1, 1000, 1000):
             engines[0] = count

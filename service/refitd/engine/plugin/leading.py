@@ -15,7 +15,6 @@ import msgspec
 
 from refitd.engine.plugin.channels import Channels
 from refitd.engine.plugin.rank_group import EngineRankGroup, Member, Stock, shown
-from refitd.policy.next_action import at_rest_interval
 from refitd_client.contract.plugin import Owner
 from refitd_client.files.durable import replace_file
 from refitd_client.files.plain_file import read_plain
@@ -28,38 +27,40 @@ _NAME = "id"
 _LONGEST = 64  # bytes
 
 
-def _few() -> int:
-    return 0
+def _often() -> float:
+    return 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leads:
-    """A lease: who leads, and for how many seconds at least. `engines` says how many the service looks at now."""
+    """A lease: who leads, and for how many seconds at least. `apart` says how many seconds the service lets pass now
+    between two looks at an engine that is at rest.
+    """
 
     owner: Owner
     seconds: float = SECONDS
-    engines: Callable[[], int] = _few
+    apart: Callable[[], float] = _often
 
     @property
     def lasts(self) -> float:
         """Seconds that a lease lasts that is taken or renewed now."""
-        return max(self.seconds, PROBES * at_rest_interval(0.0, self.engines()))
+        return max(self.seconds, PROBES * self.apart())
 
 
-def leads_of(root: Path, state_folder: Path, probe_interval: float, engines: Callable[[], int] = _few) -> Leads:
+def leads_of(root: Path, state_folder: Path, probe_interval: float, apart: Callable[[], float] = _often) -> Leads:
     """Return the lease of the service of a root. Its name is kept in the state folder, made once. Blocks.
 
     Args:
         root: its folder.
         state_folder: the service's own.
         probe_interval: seconds between two looks at an engine, as the operator wants.
-        engines: says how many engines the service has now.
+        apart: as of `Leads`.
 
     Raises:
         OSError: the folder cannot be read or written.
     """
     owner = Owner(service=_name(state_folder), root=str(root), host=socket.gethostname(), pid=os.getpid())
-    return Leads(owner=owner, seconds=max(SECONDS, PROBES * probe_interval), engines=engines)
+    return Leads(owner=owner, seconds=max(SECONDS, PROBES * probe_interval), apart=apart)
 
 
 def _name(folder: Path) -> str:
@@ -70,7 +71,7 @@ def _name(folder: Path) -> str:
 
 
 def leads_of_group(
-    root: Path, service: str, epoch: int, probe_interval: float, engines: Callable[[], int] = _few
+    root: Path, service: str, epoch: int, probe_interval: float, apart: Callable[[], float] = _often
 ) -> Leads:
     """Return the lease of the service that leads a group.
 
@@ -79,10 +80,10 @@ def leads_of_group(
         service: the group's name.
         epoch: of the lead.
         probe_interval: seconds between two looks at an engine, as the operator wants.
-        engines: says how many engines the service has now.
+        apart: as of `Leads`.
     """
     owner = Owner(service=service, root=str(root), host=socket.gethostname(), pid=os.getpid(), epoch=epoch)
-    return Leads(owner=owner, seconds=max(SECONDS, PROBES * probe_interval), engines=engines)
+    return Leads(owner=owner, seconds=max(SECONDS, PROBES * probe_interval), apart=apart)
 
 
 class Leading:

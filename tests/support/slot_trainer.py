@@ -5,10 +5,12 @@ Machines of CI have no GPU: `begin_move` copies at once here, and files are mapp
 
 import ctypes
 import mmap
+import multiprocessing
 import os
 import shutil
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from threading import Event
 from typing import Any, cast
@@ -28,6 +30,8 @@ from refitd_plugin.registered import Registered
 from refitd_plugin.source import _TORCH, VersionSource, mapped, place_of
 from refitd_plugin.staging import FileOnDevice, StagingLease
 from refitd_plugin.trainer_follower import Files, Layout, TrainerFollower
+
+BLOCK = 65_536  # bytes that a trainer writes at a time
 
 
 class MappedFiles:
@@ -152,3 +156,40 @@ class SlotTrainer:
 def bytes_of(folder: Path, names: Mapping[str, Any]) -> dict[str, bytes]:
     """The content of files."""
     return {name: (folder / name).read_bytes() for name in names}
+
+
+def _write_and_wait(folder: Path, old: str, sizes: dict[str, int], blocks: int) -> None:
+    """In a process of its own: some blocks of other bytes, and then nothing until it is killed."""
+    Path(old).rename(folder)
+    progress, left = WriteProgress(folder, sizes), blocks
+    for name, size in sorted(sizes.items()):
+        for begin in range(0, size, BLOCK):
+            if left == 0:
+                signal.pause()
+            end = min(begin + BLOCK, size)
+            with (folder / name).open("r+b") as file:
+                file.seek(begin)
+                file.write(b"\x07" * (end - begin))
+            progress.reached(name, end)
+            left -= 1
+    signal.pause()
+
+
+@contextmanager
+def killed_in_mid_write(old: VersionSource, blocks: int, *, into: str = ".incoming-dead") -> Iterator[None]:
+    """A trainer in a process of its own that takes the slot of version `old`, writes so many blocks of other bytes, and
+    waits. It is killed at the end of the context; its folder stays.
+    """
+    sizes = {name: old.structure.files[name].size for name in old.structure.headers}
+    for path in old.place.folder.iterdir():
+        if path.name not in sizes:
+            path.unlink()
+    dead = old.place.folder.parent / into
+    arguments = (dead, str(old.place.folder), sizes, blocks)
+    process = multiprocessing.get_context("fork").Process(target=_write_and_wait, args=arguments)
+    process.start()
+    try:
+        yield
+    finally:
+        process.kill()
+        process.join()

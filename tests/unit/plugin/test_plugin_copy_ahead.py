@@ -1,9 +1,7 @@
 """A version is copied while its trainer writes it, and counts only by the manifest that it is committed with."""
 
-import multiprocessing
 import os
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,7 @@ from refitd_plugin import trainer_follower
 from refitd_plugin.proving import VersionProver
 from refitd_plugin.source import VersionSource
 from support.provable import damage, published, weights
-from support.slot_trainer import AheadReader, SlotTrainer, bytes_at, bytes_of
+from support.slot_trainer import BLOCK, AheadReader, SlotTrainer, bytes_at, bytes_of, killed_in_mid_write
 
 SECONDS = 20.0
 
@@ -152,9 +150,6 @@ def test_files_of_another_size_are_not_followed(tmp_path: Path) -> None:
     assert stand.reader.moved == []
 
 
-BLOCK = 65_536
-
-
 @given(
     steps=st.lists(
         st.tuples(
@@ -215,25 +210,6 @@ def test_a_block_that_was_copied_before_it_was_right_is_copied_again(stand: Stan
     assert stand.check(trainer.commit(2)) == 0
 
 
-def _write_and_wait(folder: Path, old: str, sizes: dict[str, int], blocks: int) -> None:
-    """In a process of its own: some blocks of other bytes, and then nothing until it is killed."""
-    from refitd_client.write.progress import WriteProgress
-
-    Path(old).rename(folder)
-    progress, left = WriteProgress(folder, sizes), blocks
-    for name, size in sorted(sizes.items()):
-        for begin in range(0, size, BLOCK):
-            if left == 0:
-                signal.pause()
-            end = min(begin + BLOCK, size)
-            with (folder / name).open("r+b") as file:
-                file.seek(begin)
-                file.write(b"\x07" * (end - begin))
-            progress.reached(name, end)
-            left -= 1
-    signal.pause()
-
-
 @pytest.mark.parametrize("blocks", range(1, 6))
 def test_nothing_of_a_trainer_that_is_killed_is_in_the_next_version(
     tmp_path: Path, blocks: int, monkeypatch: pytest.MonkeyPatch
@@ -244,17 +220,8 @@ def test_nothing_of_a_trainer_that_is_killed_is_in_the_next_version(
     other = published(tmp_path, 2, weights(4))
     assert stand.prover.prove(other)[0].fault == ""
     stand.reader.copied.clear()
-    sizes = {name: stand.old.structure.files[name].size for name in stand.old.structure.headers}
-    for path in stand.old.place.folder.iterdir():
-        if path.name not in sizes:
-            path.unlink()
-    dead = stand.old.place.folder.parent / ".incoming-dead"
-    arguments = (dead, str(stand.old.place.folder), sizes, blocks)
-    process = multiprocessing.get_context("fork").Process(target=_write_and_wait, args=arguments)
-    process.start()
-    stand.await_copy()
-    process.kill()
-    process.join()
+    with killed_in_mid_write(stand.old, blocks):
+        stand.await_copy()
     trainer = SlotTrainer(other, stand.wanted)
     trainer.write_all()
     stand.check(trainer.commit(3))

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
@@ -14,17 +15,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refitd_client.checkpoint.finite import rule_of
+from refitd_client.contract.naming import STAGING_PROGRESS
 from refitd_client.contract.plugin import TensorProof
 from refitd_client.files.plain_file import open_folder
 from refitd_client.fingerprint.tensors import Scan, ScanInput, scan
 from refitd_client.validation.validate import Options
+from refitd_plugin import trainer_follower
 from refitd_plugin.proving import Reading, VersionProver, layout_of
 from refitd_plugin.read_ahead import ScanBatch, TensorsAhead, batches_of
-from refitd_plugin.source import _TORCH, SourceRefusedError, VersionSource
+from refitd_plugin.source import _TORCH, SourceRefusedError, VersionPlace, VersionSource
 from refitd_plugin.trainer_follower import FileLayout, Files, Layout, TrainerFollower
 from refitd_plugin.update_source import FullVersion
 from support.provable import published, weights
-from support.slot_trainer import MappedFiles, SlotTrainer, bytes_at
+from support.slot_trainer import MappedFiles, SlotTrainer, bytes_at, killed_in_mid_write
 
 SECONDS = 20.0
 LEAST = 50_000  # bytes of a batch: several in each file
@@ -159,6 +162,23 @@ def test_whatever_was_read_ahead_a_version_that_is_right_is_proved(
                 ahead.advance(name, end if what == "read" else end + 2**40)
     trainer.write_all()
     assert stand.prover.prove(trainer.commit(2))[0].fault == ""
+
+
+@pytest.mark.parametrize("blocks", range(1, 6))
+def test_nothing_that_was_read_of_a_trainer_that_is_killed_counts_for_the_next_writer_of_its_slot(
+    tmp_path: Path, blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is killed when it has written its first, second, … block; the next trainer takes the very same slot."""
+    monkeypatch.setattr(trainer_follower, "_SILENT_SECONDS", 0.05)
+    stand = Stand(tmp_path)
+    with killed_in_mid_write(stand.old, blocks):
+        assert stand.reader.read_something.wait(SECONDS)
+    dead = stand.old.place.folder.parent / ".incoming-dead"
+    (dead / STAGING_PROGRESS).unlink()
+    taken = replace(stand.old, place=VersionPlace(stand.old.place.root, f"run/{dead.name}"))
+    trainer = SlotTrainer(taken, stand.wanted)
+    trainer.write_all()
+    assert stand.prover.prove(trainer.commit(3))[0].fault == ""
 
 
 def test_a_version_of_another_layout_is_read_when_it_has_come(stand: Stand) -> None:

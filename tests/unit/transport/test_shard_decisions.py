@@ -170,7 +170,7 @@ def test_a_hand_over_needs_all_ranks_on_one_host_with_an_engine_and_says_so_with
     for places, receivers, why in (
         ([here, there], [rank("G0")], "trainer rank 1 is on other, and rank 0 on h: use nccl or gloo"),
         ([here, here], [far], "rank 0 of e runs on far, and the trainer on h: use nccl or gloo"),
-        ([here, here], [], "the service knows of no engine of the run yet"),
+        ([here, here], [], "no engine of the service follows the run yet"),
     ):
         found = Receivers(receivers=receivers)
         route = decide_route(Asked(transport="handover", places=places), found, "service")

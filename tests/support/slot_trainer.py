@@ -18,6 +18,7 @@ from weakref import ref
 
 import numpy as np
 import torch
+from hypothesis import strategies as st
 
 from refitd_client.checkpoint.finite import rule_of
 from refitd_client.contract.naming import INCOMING_PREFIX
@@ -29,7 +30,7 @@ from refitd_plugin.proving import Reading, layout_of
 from refitd_plugin.registered import Registered
 from refitd_plugin.source import _TORCH, VersionSource, mapped, place_of
 from refitd_plugin.staging import FileOnDevice, StagingLease
-from refitd_plugin.trainer_follower import Files, Layout, TrainerFollower
+from refitd_plugin.trainer_follower import Ahead, Files, Layout, TrainerFollower
 
 BLOCK = 65_536  # bytes that a trainer writes at a time
 
@@ -173,6 +174,35 @@ def _write_and_wait(folder: Path, old: str, sizes: dict[str, int], blocks: int) 
             progress.reached(name, end)
             left -= 1
     signal.pause()
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["right", "wrong", "follow", "follow too far"]), st.integers(0, 8), st.integers(0, 6)),
+    max_size=40,
+)
+"""What a trainer and a rank that follows it may do, in any order: what, which file, which block."""
+
+
+def scribble(trainer: SlotTrainer, ahead: Ahead, steps: Sequence[tuple[str, int, int]]) -> None:
+    """Write blocks wrong and right and wrong again, and follow at any time, also before they are written."""
+    for what, at, block in steps:
+        name = trainer.names[at % len(trainer.names)]
+        begin = min(block * BLOCK, trainer.sizes[name])
+        end = min(begin + BLOCK, trainer.sizes[name])
+        match what:
+            case "right":
+                trainer.write(name, begin, end)
+            case "wrong":
+                trainer.write(name, begin, end, bytes([at + 1]) * (end - begin))
+            case _:
+                ahead.advance(name, end if what == "follow" else end + 2**40)
+
+
+class NoRenames:
+    """No thread that follows: the test takes the steps."""
+
+    def watch(self, folder: int) -> None:
+        """Nothing."""
 
 
 @contextmanager

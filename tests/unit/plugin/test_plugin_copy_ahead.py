@@ -6,23 +6,24 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from refitd_client.files.plain_file import open_folder
 from refitd_plugin import trainer_follower
 from refitd_plugin.proving import VersionProver
 from refitd_plugin.source import VersionSource
 from support.provable import damage, published, weights
-from support.slot_trainer import BLOCK, AheadReader, SlotTrainer, bytes_at, bytes_of, killed_in_mid_write
+from support.slot_trainer import (
+    STEPS,
+    AheadReader,
+    NoRenames,
+    SlotTrainer,
+    bytes_at,
+    bytes_of,
+    killed_in_mid_write,
+    scribble,
+)
 
 SECONDS = 20.0
-
-
-class _NoRenames:
-    """No thread: the test takes the steps."""
-
-    def watch(self, folder: int) -> None:
-        """Nothing."""
 
 
 class Stand:
@@ -32,7 +33,7 @@ class Stand:
         (root / ".refitd").mkdir(exist_ok=True)
         self.reader = AheadReader()
         if not follows:
-            self.reader.ahead._renames = _NoRenames()
+            self.reader.ahead._renames = NoRenames()
         self.prover = VersionProver(self.reader, 0, 1)
         self.old = published(root, 1, weights(1))
         self.wanted = published(root / "elsewhere", 2, weights(2))
@@ -150,16 +151,7 @@ def test_files_of_another_size_are_not_followed(tmp_path: Path) -> None:
     assert stand.reader.moved == []
 
 
-@given(
-    steps=st.lists(
-        st.tuples(
-            st.sampled_from(["right", "wrong", "copy", "copy too far"]),
-            st.integers(0, 8),
-            st.integers(0, 6),
-        ),
-        max_size=40,
-    )
-)
+@given(STEPS)
 @settings(max_examples=60, deadline=None)
 def test_whatever_was_copied_ahead_what_is_proved_is_what_the_manifest_says(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, int]]
@@ -171,17 +163,7 @@ def test_whatever_was_copied_ahead_what_is_proved_is_what_the_manifest_says(
     copy = stand.reader.ahead._started(folder)
     os.close(folder)
     assert copy is not None
-    for what, at, block in steps:
-        name = trainer.names[at % len(trainer.names)]
-        begin = min(block * BLOCK, trainer.sizes[name])
-        end = min(begin + BLOCK, trainer.sizes[name])
-        match what:
-            case "right":
-                trainer.write(name, begin, end)
-            case "wrong":
-                trainer.write(name, begin, end, bytes([at + 1]) * (end - begin))
-            case _:
-                copy.advance(name, end if what == "copy" else end + 2**40)
+    scribble(trainer, copy, steps)
     del copy
     trainer.write_all()
     stand.check(trainer.commit(2))

@@ -27,7 +27,7 @@ from refitd_plugin.source import _TORCH, SourceRefusedError, VersionPlace, Versi
 from refitd_plugin.trainer_follower import FileLayout, Files, Layout, TrainerFollower
 from refitd_plugin.update_source import FullVersion
 from support.provable import published, weights
-from support.slot_trainer import MappedFiles, SlotTrainer, bytes_at, killed_in_mid_write
+from support.slot_trainer import STEPS, MappedFiles, NoRenames, SlotTrainer, bytes_at, killed_in_mid_write, scribble
 
 SECONDS = 20.0
 LEAST = 50_000  # bytes of a batch: several in each file
@@ -82,13 +82,6 @@ class AheadReader:
         return Reading([scans[name] for name in names], ahead=ahead)
 
 
-class _NoRenames:
-    """No thread: the test takes the steps."""
-
-    def watch(self, folder: int) -> None:
-        """Nothing."""
-
-
 class Stand:
     """A rank that has proved a version of a run, and the version that the trainer writes next."""
 
@@ -96,7 +89,7 @@ class Stand:
         (root / ".refitd").mkdir(exist_ok=True)
         self.reader = AheadReader()
         if not follows:
-            self.reader.follower._renames = cast("Any", _NoRenames())
+            self.reader.follower._renames = cast("Any", NoRenames())
         self.prover = VersionProver(self.reader, 0, 1)
         self.old = published(root, 1, weights(1))
         self.wanted = published(root / "elsewhere", 2, weights(2))
@@ -132,12 +125,7 @@ def test_a_tensor_that_was_read_before_it_was_right_is_read_again(stand: Stand) 
     assert stand.reader.whole == 1
 
 
-@given(
-    steps=st.lists(
-        st.tuples(st.sampled_from(["right", "wrong", "read", "read too far"]), st.integers(0, 8), st.integers(0, 6)),
-        max_size=40,
-    )
-)
+@given(STEPS)
 @settings(max_examples=40, deadline=None)
 def test_whatever_was_read_ahead_a_version_that_is_right_is_proved(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, int]]
@@ -149,17 +137,7 @@ def test_whatever_was_read_ahead_a_version_that_is_right_is_proved(
     ahead = stand.reader.follower._started(folder)
     os.close(folder)
     assert ahead is not None
-    for what, at, block in steps:
-        name = trainer.names[at % len(trainer.names)]
-        begin = min(block * 65_536, trainer.sizes[name])
-        end = min(begin + 65_536, trainer.sizes[name])
-        match what:
-            case "right":
-                trainer.write(name, begin, end)
-            case "wrong":
-                trainer.write(name, begin, end, bytes([at + 1]) * (end - begin))
-            case _:
-                ahead.advance(name, end if what == "read" else end + 2**40)
+    scribble(trainer, ahead, steps)
     trainer.write_all()
     assert stand.prover.prove(trainer.commit(2))[0].fault == ""
 

@@ -52,6 +52,25 @@ class Reading:
     ahead: int = 0
 
 
+def _always(*_: object) -> bool:
+    return True
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowRules:
+    """When a rank follows a trainer that writes a version. `wants_files` and `is_updated` as in `TrainerFollower`.
+    `may_read`: whether a load of a version holds all that it has written against the manifest.
+    """
+
+    wants_files: Callable[[], bool] = _always
+    is_updated: Callable[[], bool] = _never
+    may_read: Callable[[VersionSource], bool] = _always
+
+
 class TensorReader(Protocol):
     """Reads tensors of a version's files, all of their bytes."""
 
@@ -78,8 +97,7 @@ class DeviceReader:
         registry: Registry,
         *,
         stage: bool,
-        wants_files: Callable[[], bool] = lambda: True,
-        is_checked_after_load: Callable[[VersionSource], bool] = lambda _: True,
+        follow: FollowRules = FollowRules(),
     ) -> None:
         """Read nothing yet.
 
@@ -87,13 +105,14 @@ class DeviceReader:
             device: the GPU.
             registry: the files that it reads in place.
             stage: whether what is read may stay on the GPU, where there is room.
-            wants_files: as in `TrainerFollower`.
-            is_checked_after_load: whether a load of a version holds all that it has written against the manifest.
+            follow: when it follows a trainer.
         """
-        self._device, self._registry, self._is_checked = device, registry, is_checked_after_load
+        self._device, self._registry, self._is_checked = device, registry, follow.may_read
         self._may_read = False  # while the trainer still writes
         self._buffer = StagingBuffer(device) if stage else None
-        self._follower = TrainerFollower(registry.known, self._start, self._on_device, wants_files)
+        self._follower = TrainerFollower(
+            registry.known, self._start, self._on_device, follow.wants_files, follow.is_updated
+        )
         self._stream: torch.cuda.Stream | None = None
         self._scans: list[tuple[Mapping[str, Header], Sequence[str], dict[str, int], AddressScan]] = []
         self._batches: list[tuple[Layout, dict[str, int], Mapping[str, Sequence[ScanBatch]]]] = []
@@ -243,11 +262,7 @@ def _found(reading: Reading, names: Sequence[str], expected: Mapping[str, str]) 
 
 
 def prover_of(
-    process: EngineProcess,
-    registry: Registry,
-    settings: PluginSettings,
-    wants_files: Callable[[], bool],
-    is_checked_after_load: Callable[[VersionSource], bool],
+    process: EngineProcess, registry: Registry, settings: PluginSettings, follow: FollowRules
 ) -> VersionProver | None:
     """What proves versions for a rank; None where nothing can read them for it, or the operator has it off.
 
@@ -255,20 +270,13 @@ def prover_of(
         process: the rank's.
         registry: the files that its GPU reads in place.
         settings: the operator's.
-        wants_files: as in `TrainerFollower`.
-        is_checked_after_load: as in `DeviceReader`.
+        follow: when it follows a trainer.
     """
     devices, reader = devices_of(process.model), None
     if not settings.prove:
         return None
     if len(devices) == 1 and has_triton():
-        reader = DeviceReader(
-            next(iter(devices)),
-            registry,
-            stage=settings.stage,
-            wants_files=wants_files,
-            is_checked_after_load=is_checked_after_load,
-        )
+        reader = DeviceReader(next(iter(devices)), registry, stage=settings.stage, follow=follow)
     elif settings.on_host and not devices:
         reader = HostReader()
     return None if reader is None else VersionProver(reader, process.rank, process.size)

@@ -25,7 +25,7 @@ from refitd_plugin.offered import OfferedVersion
 from refitd_plugin.plan import TensorAddresses, addresses_of
 from refitd_plugin.port import EngineProcess, Stages, UpdateCall
 from refitd_plugin.preparing import Preparing
-from refitd_plugin.proving import prover_of
+from refitd_plugin.proving import FollowRules, prover_of
 from refitd_plugin.ranks import Ranks
 from refitd_plugin.restore_point import RestorePoint
 from refitd_plugin.served import ServedState
@@ -140,7 +140,11 @@ class RankEngine:
         self.process = process
         self.loading = Loading(process)
         self.restore_point = RestorePoint(settings.root, process.revision)
-        prover = prover_of(process, self.loading.registry, settings, self._wants_files, self.loading.checks_all)
+        self._is_updated = False
+        follow = FollowRules(
+            wants_files=self._wants_files, is_updated=lambda: self._is_updated, may_read=self.loading.checks_all
+        )
+        prover = prover_of(process, self.loading.registry, settings, follow)
         self.preparing = Preparing(process, settings.root, self.loading, self.restore_point, prover)
         self.lease = LeaderLease()
         self.root = settings.root  # of the service that leads; None until its channel is open
@@ -231,6 +235,13 @@ class RankEngine:
 
     def update(self, call: UpdateCall) -> Answer:
         """Carry out one update. All ranks do at the same time."""
+        self._is_updated = True
+        try:
+            return self._update(call)
+        finally:
+            self._is_updated = False
+
+    def _update(self, call: UpdateCall) -> Answer:
         self._stages, self.touched = call.stages, False
         self._ranks.begin()
         with self._stages.during("prepare"):

@@ -92,6 +92,7 @@ class TrainerFollower:
         start: Callable[[Files, Layout], Ahead | None],
         device: Callable[[], AbstractContextManager[object]],
         wants_files: Callable[[], bool],
+        is_updated: Callable[[], bool] = lambda: False,
     ) -> None:
         """Begin with no run.
 
@@ -100,8 +101,9 @@ class TrainerFollower:
             start: makes what is to be done with files; None for nothing.
             device: a context in which that may be done, in any thread.
             wants_files: whether the rank would load a version that is written now, and has it from nowhere else.
+            is_updated: whether the rank is loading a version, which is to have the bus for itself.
         """
-        self._wants_files = wants_files
+        self._wants_files, self._is_updated = wants_files, is_updated
         self._known, self._start, self._device = known, start, device
         self._renames: FolderRenames | None = None
         self._is_refused = False
@@ -225,7 +227,7 @@ class TrainerFollower:
                 if os.fstat(folder).st_nlink == 0 or now - heard > _SILENT_SECONDS:  # given up, or its trainer has died
                     self._drop()
                     return
-                for name, end in zip(names, reached, strict=True):
+                for name, end in zip(names, reached, strict=True) if not self._is_updated() else ():
                     ahead.advance(name, end)
             time.sleep(_LOOK_SECONDS)
 

@@ -57,7 +57,10 @@ class AheadReader:
 
     def __init__(self) -> None:
         self.files, self.read_something, self.whole = MappedFiles(), Event(), 0
-        self.follower = TrainerFollower(self.files.known, self.start, nullcontext, lambda: True)
+        self.is_updated = False
+        self.follower = TrainerFollower(
+            self.files.known, self.start, nullcontext, lambda: True, lambda: self.is_updated
+        )
 
     def start(self, files: Files, layout: Layout) -> TensorsAhead:
         batches = {name: self._batches(files[name].address, file) for name, file in layout.items()}
@@ -111,6 +114,21 @@ def test_what_is_written_is_read_before_the_version_has_its_name(stand: Stand) -
     assert (proof.fault, proof.staged, staged) == ("", False, None)
     assert proof.ahead > 0
     assert stand.reader.whole == 0
+
+
+def test_an_engine_that_loads_has_the_bus_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_follower, "_SILENT_SECONDS", 0.05)
+    stand = Stand(tmp_path, follows=False)
+    trainer = SlotTrainer(stand.old, stand.wanted)
+    trainer.write_all()
+    stand.reader.is_updated = True
+    folder = open_folder(trainer.folder)
+    stand.reader.follower.follow(folder)  # until the trainer is silent
+    assert not stand.reader.read_something.is_set()
+    stand.reader.is_updated = False
+    stand.reader.follower.follow(folder)
+    os.close(folder)
+    assert stand.reader.read_something.is_set()
 
 
 def test_a_tensor_that_was_read_before_it_was_right_is_read_again(stand: Stand) -> None:

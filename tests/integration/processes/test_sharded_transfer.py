@@ -79,10 +79,7 @@ def test_what_two_ranks_send_is_served_by_both_ranks_of_the_engine_before_its_fi
 def _refused(rank: int, size: int, root: Path, url: str, step: int) -> list[Exception | None]:
     model = fsdp2_weights(step, size)
     with ShardedPublisher(root, RUN, url, dtype="bfloat16") as publisher:
-        errors = [
-            attempted(lambda: publisher.publish(model, step=step, transport="nccl")),
-            attempted(lambda: publisher.publish(model, step=step, transport="delta")),
-        ]
+        errors = [attempted(lambda: publisher.publish(model, step=step, transport="nccl"))]
         mine = "gloo" if rank else "disk"
         errors.append(attempted(lambda: publisher.publish(model, step=step, transport=mine)))
         publisher.publish(model, step=step, transport="auto").wait(SECONDS)
@@ -94,11 +91,9 @@ def test_what_cannot_work_is_refused_on_every_rank_with_the_reason_and_auto_take
 ) -> None:
     for told in run_ranks(2, tmp_path, _refused, job.root, job.refitd.url, 11, limit=SECONDS):
         assert isinstance(told, list), told
-        nccl, delta, other = told
+        nccl, other = told
         assert isinstance(nccl, TransportRefusedError)
         assert "trainer rank 0: the trainer's torch has no nccl" in str(nccl)
-        assert isinstance(delta, TransportRefusedError)
-        assert "ranks publish full versions only: use disk" in str(delta)
         assert isinstance(other, PublishError)
         assert "rank 1 asks for transport='gloo' and rank 0 for 'disk'" in str(other)
     assert job.engine.holds(11)

@@ -65,7 +65,7 @@ async def test_all_are_paused_and_empty_before_one_loads_and_all_are_proved_befo
 
 @pytest.mark.parametrize("late", [0, 1])
 async def test_where_one_cannot_be_emptied_none_loads_and_all_go_on(late: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("refitd.engine.sglang.calls.CALL_SECONDS", 0.2)
+    monkeypatch.setattr("refitd.engine.sglang.calls.CALL_SECONDS", 1.0)  # a call's own limit as well
     with halves("prefill", "decode") as servers:
         servers[late].on(FLUSH, *[answer(400, b"still transferring")] * 100)
         async with unit_of(servers) as unit:

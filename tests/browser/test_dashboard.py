@@ -330,7 +330,7 @@ async def test_axe_finds_nothing_and_nothing_is_wider_than_the_screen(
         page = await context.new_page()
         await opened(page, server)
         await page.get_by_role("button", name="1,000", exact=True).click()
-        await expect(page.locator("table.loads tbody tr").first).to_be_visible()
+        await expect(page.locator("table.loads tbody tr").first).to_be_visible(timeout=60_000)
         assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         await page.evaluate(AXE)
         assert await violations(page) == []

@@ -3,7 +3,6 @@
 import math
 import random
 from dataclasses import replace
-from functools import cache
 
 from refitd.engine.fingerprints import agree, proof_by
 from refitd.policy.contest import forgiven
@@ -77,12 +76,9 @@ class EngineEntry:
             interval: that the operator wants between two looks.
             arrives: whether it comes to rest, or leaves it, only now.
         """
-        engines = self.store.engines
         if self._is_at_rest:
-            return until_look_at_rest(interval, len(engines), self._chance, arrives=arrives)
-        target = cache(self._target_of)
-        busy = sum(not at_rest(each, target(each.run)) for each in engines.values())
-        return until_look(interval, busy, self._chance, arrives=arrives)
+            return until_look_at_rest(interval, len(self.store.engines), self._chance, arrives=arrives)
+        return until_look(interval, self.targets.restless(), self._chance, arrives=arrives)
 
     @property
     def _is_at_rest(self) -> bool:
@@ -118,10 +114,7 @@ class EngineEntry:
     @property
     def target_id(self) -> str | None:
         """The id of the version that it is to serve, None where there is none."""
-        return self._target_of(self.record.run)
-
-    def _target_of(self, run: str | None) -> str | None:
-        target = self.targets.target_of(run)
+        target = self.targets.target_of(self.record.run)
         return None if target is None else target.id
 
     def fingerprint_of(self, version: str) -> str | None:

@@ -15,7 +15,7 @@ from refitd.policy.goals import (
     on_the_way,
     takers,
 )
-from refitd.policy.next_action import Goals, RefitTo
+from refitd.policy.next_action import Goals, RefitTo, at_rest
 from refitd.policy.strategy import Strategy, StrategyName
 from refitd.policy.traffic import Demand, Shut, shut
 from refitd.state.observer import Notifier, Observer
@@ -60,6 +60,7 @@ class Targets(Observer):
         self._store = store
         self._offers: dict[str, PendingOffer] = {}
         self._goals: dict[str, Goals] = {}
+        self._restless: tuple[float, int] | None = None
         self._paused = {rollout.run: rollout.paused_since is not None for rollout in store.rollouts.values()}
         store.observe(self, first=True)
 
@@ -99,6 +100,16 @@ class Targets(Observer):
     def target_of(self, run: str | None) -> VersionRecord | None:
         """The version that the engines of a run are to serve, all of them the same; None where there is none."""
         return None if run is None else self.of_run(run).target
+
+    def restless(self) -> int:
+        """How many engines are not at rest, as of the last second: in a rollout each of them asks."""
+        now = self._store.clock.monotonic()
+        if self._restless is None or now - self._restless[0] >= 1.0:
+            targets = {run: self.target_of(run) for run in {engine.run for engine in self._store.engines.values()}}
+            ids = {run: None if target is None else target.id for run, target in targets.items()}
+            count = sum(not at_rest(engine, ids[engine.run]) for engine in self._store.engines.values())
+            self._restless = now, count
+        return self._restless[1]
 
     def order(self, run: str, version: str | None) -> None:
         """Bring the run's engines to a version that the upstream wants and that is good here; None leaves them."""

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -26,11 +27,12 @@ ROUNDS = 15
 WARM_UP = 3
 LOAD_SECONDS = 0.4  # a real engine's load: 64 of them in one process would otherwise wait for each other's work
 PROCESSES = 2  # of light engines
+PAUSED_AT_MOST = 1000.0  # milliseconds
 ASK_EVERY = 0.02
 IDLE_SECONDS = 30.0
 SETTLE_SECONDS = 15.0  # until looks are spread again after a rollout
 PATHS = ("/healthz", "/v1/versions?engines=false", "/v1/engines", "/v1/overview")
-PAUSE, LOAD = "/pause_generation", "/update_weights_from_disk"
+PAUSE, LOAD, RESUME = "/pause_generation", "/update_weights_from_disk", "/continue_generation"
 HERE = Path(__file__).parent
 
 
@@ -50,16 +52,24 @@ def fleet(folder: Path, engines: int = ENGINES) -> list[Figure]:
     ):
         for step in range(1, ROUNDS + WARM_UP + 1):
             publisher.publish(weights[step % 4], step=step).wait(timeout=60)
-            span = _spans(urls)[LOAD]
+            span = _calls(urls).spans[LOAD]
             if step > WARM_UP:
                 spans.append(span)
     name = f"{ENGINES} engines: last update call after the first, worst of {ROUNDS} rollouts"
     return [Figure(name=name, measured=round(max(spans), 3), unit="ms", limit=150, detail={"spread": spread(spans)})]
 
 
-def _spans(urls: list[str]) -> dict[str, float]:
-    """Milliseconds from the first to the last call of each kind, as they have arrived since the last time."""
-    arrivals: dict[str, list[float]] = {PAUSE: [], LOAD: []}
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """One rollout, in milliseconds: from the first to the last call of each kind, and how long each engine paused."""
+
+    spans: dict[str, float]
+    pauses: list[float]
+
+
+def _calls(urls: list[str]) -> Calls:
+    """The calls that have arrived since the last time."""
+    arrivals: dict[str, list[float]] = {PAUSE: [], LOAD: [], RESUME: []}
     with httpx.Client(trust_env=False) as http:
         for url in urls:
             for at, path in http.get(f"{url}/_calls").json():
@@ -67,7 +77,8 @@ def _spans(urls: list[str]) -> dict[str, float]:
                     arrivals[path].append(at)
     if any(len(each) != len(urls) for each in arrivals.values()):
         raise RuntimeError(f"{ {path: len(each) for path, each in arrivals.items()} } calls for {len(urls)} engines")
-    return {path: (max(each) - min(each)) * 1000 for path, each in arrivals.items()}
+    pauses = [(end - begin) * 1000 for begin, end in zip(arrivals[PAUSE], arrivals[RESUME], strict=True)]
+    return Calls({path: (max(each) - min(each)) * 1000 for path, each in arrivals.items()}, pauses)
 
 
 def _many(folder: Path, engines: int) -> list[Figure]:
@@ -75,7 +86,8 @@ def _many(folder: Path, engines: int) -> list[Figure]:
     weights = models.steps(base, 4)
     root = folder / "root"
     root.mkdir()
-    spans: dict[str, list[float]] = {PAUSE: [], LOAD: []}
+    spans: dict[str, list[float]] = {PAUSE: [], LOAD: [], RESUME: []}
+    pauses: list[float] = []
     took: list[float] = []
     spent: list[float] = []
     with ExitStack() as held:
@@ -93,11 +105,12 @@ def _many(folder: Path, engines: int) -> list[Figure]:
             before, began = _spent(process), time.monotonic()
             publisher.publish(weights[step % 4], step=step).wait(timeout=120)
             seconds, cpu = time.monotonic() - began, _spent(process) - before
-            found = _spans(urls)
+            found = _calls(urls)
             if step > WARM_UP:
                 took.append(seconds * 1000)
                 spent.append(cpu / engines * 1000)
-                for path, span in found.items():
+                pauses += found.pauses
+                for path, span in found.spans.items():
                     spans[path].append(span)
         latencies = _asked(asker)
         memory = process.memory_info().rss / 2**20
@@ -128,6 +141,13 @@ def _many(folder: Path, engines: int) -> list[Figure]:
                 "published until served": spread(took),
                 "service CPU for each engine": spread(spent),
             },
+        ),
+        Figure(
+            name=f"{engines} engines: an engine is paused, of which it loads for {LOAD_SECONDS * 1000:g} ms; mean",
+            measured=round(sum(pauses) / len(pauses), 1),
+            unit="ms",
+            limit=PAUSED_AT_MOST,
+            detail={"pauses": spread(pauses)},
         ),
         Figure(
             name=f"{engines} engines: API latency during rollouts, p99",

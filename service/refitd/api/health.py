@@ -40,7 +40,8 @@ async def faults(service: ServiceOf) -> Faults:
 async def faults_now(store: Store) -> Faults:
     """Return what is wrong with the journal, the root, the list of engines, what lies in the root, and the routers."""
     try:
-        await store.durable()
+        await store.journal.durable(told=True)
+        store.journal.check()
     except JournalError as error:
         fault = f"{error}; {error.remedy}"
     else:

@@ -282,7 +282,7 @@ class Cached:
         """`wants_token` and `leader` are those of every answer; `fragments` has the engines."""
         self._wants_token, self._leader = wants_token, leader
         self._fragments = fragments or Fragments()
-        self._as_of: tuple[int, Faults, UpstreamWord | None] = (-1, Faults(), None)
+        self._as_of: tuple[int, int, Faults, UpstreamWord | None] = (-1, -1, Faults(), None)
         self._before, self._after = b"", b""  # the instant
 
     def json(self, store: Store, targets: Targets, faults: Faults) -> bytes:
@@ -293,7 +293,7 @@ class Cached:
             targets: what engines are to serve.
             faults: what is wrong with the service.
         """
-        now = (store.changed.count, faults, store.runs.upstream)
+        now = (store.changed.count, store.journal.newest_event, faults, store.runs.upstream)
         if self._as_of != now:
             named = self._fragments.of((store.engines[name] for name in sorted(store.engines)), store, targets)
             overview = overview_of(
@@ -344,7 +344,7 @@ def overview_of(
         versions[version.state] += 1
     return Overview(
         at=store.clock.now(),
-        event=store.last_event,
+        event=store.journal.newest_event,
         strategy=targets.strategy.name,
         faults=faults,
         wants_token=wants_token,

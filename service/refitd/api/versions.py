@@ -58,7 +58,7 @@ async def list_versions(
             lambda connection: reads.read_versions(connection, run=run, state=wanted, before=before, limit=limit + 1)
         )
 
-    await service.store.durable()  # so that a reader sees what it has just been told
+    await service.store.journal.durable(told=True)  # so that a reader sees what it has just been told
     found = await asyncio.to_thread(query)
     more, order = None, service.store.list_order
     if len(found) > limit:

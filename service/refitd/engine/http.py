@@ -18,6 +18,7 @@ import msgspec
 from refitd.engine.address import Address
 from refitd.engine.dialing import Guard, NotConnectedError, dial
 from refitd.engine.exchange import Exchange, HttpAnswer, Request, TooLargeError, UnsendableError
+from refitd.turns import my_turn
 from refitd_client.http.tls import in_use
 
 _PORTS = {"http": 80, "https": 443}
@@ -196,6 +197,7 @@ class Transport:
         self, method: str, path: str, body: dict[str, Any] | None, key: Key, within: float
     ) -> Reply | NoReply:
         try:
+            await my_turn()
             async with asyncio.timeout(within):
                 reply = await self._send(method, path, body, key)
                 if reply.status in _REFUSED and await key.is_another_now():

@@ -358,6 +358,8 @@ class Materializer:
         )
 
     def _readers(self, copies: list[Copy]) -> dict[str, Readers]:
+        if not copies:
+            return {}
         paths = {engine.id: engine.paths for engine in self._store.engines.values()}
         return readers_of(copies, self._facts.views(), paths)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 
 from refitd.catalog.files import Files
 from refitd.policy.goals import last_good
@@ -75,13 +76,14 @@ class StoreFacts:
         )
 
     def _engines(self) -> Iterator[EngineView]:
+        named = cache(self._named)  # a thousand engines name a few paths
         for engine in self._store.engines.values():
-            yield self._engine(engine)
+            yield self._engine(engine, named)
         for name, attempt in self._store.loading.items():
             if name not in self._store.engines:  # removed during a load: it reads to the end
                 yield EngineView(id=name, run=None, state=EngineState.UPDATING, loads=(Load(version=attempt.version),))
         for engine in self._store.removed.values():
-            yield replace(self._engine(engine), is_removed=True, named=())
+            yield replace(self._engine(engine, named), is_removed=True, named=())
 
     def _run(self, run: str) -> RunView:
         goals = self._targets.of_run(run)
@@ -99,7 +101,7 @@ class StoreFacts:
             and any(v.barred and v.order > target.order for v in self._store.versions_of(run)),
         )
 
-    def _engine(self, engine: EngineRecord) -> EngineView:
+    def _engine(self, engine: EngineRecord, named: Callable[[str], list[str]]) -> EngineView:
         since = engine.unreachable_since
         loads: list[Load] = []
         if attempt := self._store.loading.get(engine.id):
@@ -112,7 +114,7 @@ class StoreFacts:
             state=engine.state,
             serving=engine.serving,
             loads=tuple(loads),
-            named=tuple(id_ for path in engine.paths for id_ in self._named(path)),
+            named=tuple(id_ for path in engine.paths for id_ in named(path)),
             beneath=engine.beneath,
             unreachable_for=0.0 if since is None else self._store.clock.monotonic() - since,
         )

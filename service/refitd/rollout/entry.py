@@ -184,9 +184,8 @@ class EngineEntry:
         first = None if found is None else proof_by(found, recorded=True)
         if found is None or first == proof_by(found) or engine.proof != proof_by(found) or agree(found, found) is None:
             return
-        for other in list(self.store.engines_of(engine.run or "")):
-            there = (other.serving, other.configuration, other.proof)
-            if other.known and other.id != self.id and there == (engine.serving, engine.configuration, first):
+        for other in self.store.engines.proved(engine.serving, engine.configuration, first):
+            if other.known and other.id != self.id and other.run == engine.run:
                 self.store.put_engine(replace(other, proof=engine.proof))
 
     def hears(self, host: HostEngines) -> None:

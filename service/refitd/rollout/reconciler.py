@@ -41,6 +41,7 @@ from refitd.rollout.targets import Targets
 from refitd.state.records import NOT_SENT, AttemptRecord, EngineRecord
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
+from refitd.turns import in_turn_to_pause
 from refitd_client.contract.states import EngineState, Kind
 
 _NOT_DURABLE = "without a durable intent nothing is sent"
@@ -336,7 +337,8 @@ class Loads:
                 self._store.put_engine(verifying, f"VERIFYING: has loaded {version.id}")
 
         try:
-            refit = await self._engine.refit(target, on_stage)
+            async with in_turn_to_pause():
+                refit = await self._engine.refit(target, on_stage)
             return replace(refit, recorded=target.fingerprint is None and refit.proof is None)
         except asyncio.CancelledError:
             refit = refit_at_stop(before)

@@ -15,6 +15,7 @@ class EngineIndex(dict[str, EngineRecord]):
         self._at: dict[str, dict[str, None]] = {}  # ids in the order in which they came there
         self._served: Counter[tuple[str | None, str]] = Counter()  # by run and version, of those with known contents
         self._plugged: Counter[str | None] = Counter()
+        self._proved: dict[tuple[str | None, str | None, str | None], dict[str, None]] = {}  # ids
 
     def __setitem__(self, name: str, record: EngineRecord) -> None:
         before = self.get(name)
@@ -46,6 +47,13 @@ class EngineIndex(dict[str, EngineRecord]):
         if record is None:
             return
         self._plugged[record.run] += by * (record.plugin is not None)
+        proved = record.serving, record.configuration, record.proof
+        if by > 0:
+            self._proved.setdefault(proved, {})[record.id] = None
+        else:
+            del self._proved[proved][record.id]
+            if not self._proved[proved]:
+                del self._proved[proved]
         if record.known and record.serving is not None:
             served = record.run, record.serving
             self._served[served] += by
@@ -63,6 +71,10 @@ class EngineIndex(dict[str, EngineRecord]):
     def serving(self, run: str | None, version: str | None) -> int:
         """How many engines of a run have known contents and serve a version."""
         return self._served[run, version or ""]
+
+    def proved(self, serving: str | None, configuration: str | None, proof: str | None) -> list[EngineRecord]:
+        """The engines of a configuration that serve a version, where this is what proves it."""
+        return [self[name] for name in self._proved.get((serving, configuration, proof), ())]
 
     def plugged(self, run: str | None) -> int:
         """How many engines of a run have refitd's plugin."""

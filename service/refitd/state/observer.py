@@ -1,11 +1,11 @@
 """How other parts follow the store: observers are called with each change, notifiers wake the tasks that wait."""
 
 import asyncio
-from collections import deque
 from contextlib import suppress
 
 from refitd.state.records import AttemptRecord, EngineRecord, RolloutRecord
 from refitd.state.version import VersionRecord
+from refitd.turns import turns_of
 from refitd_client.contract.wire import Event
 
 
@@ -34,14 +34,10 @@ class Observer:
         """Something was written into the log of decisions."""
 
 
-WOKEN_AT_A_TIME = 16
-
-
 class Notifier:
     """Notifications are counted, so that one between a look and the wait for the next is not lost.
 
-    Of many tasks that wait a few are woken in each turn of the loop: a thousand that all go on in one turn would keep
-    everything else waiting, requests to the API among it.
+    Of many tasks that wait a few are woken in each turn of the loop.
 
     >>> seen = notifier.count
     >>> look()
@@ -51,24 +47,13 @@ class Notifier:
     def __init__(self) -> None:
         self.count = 0
         self._waiting: dict[asyncio.Future[None], None] = {}  # in order: the first that waits is woken first
-        self._to_wake: deque[asyncio.Future[None]] = deque()
 
     def notify(self) -> None:
         """Wake every task that waits. Call it on the event loop's thread."""
         self.count += 1
-        is_waking = bool(self._to_wake)
-        self._to_wake.extend(self._waiting)
-        self._waiting.clear()
-        if not is_waking:
-            self._wake_some()
-
-    def _wake_some(self) -> None:
-        for _ in range(min(WOKEN_AT_A_TIME, len(self._to_wake))):
-            future = self._to_wake.popleft()
-            if not future.done():
-                future.set_result(None)
-        if self._to_wake:
-            self._to_wake[0].get_loop().call_soon(self._wake_some)
+        if self._waiting:
+            turns_of(next(iter(self._waiting)).get_loop()).wake(self._waiting)
+            self._waiting.clear()
 
     async def wait_after(self, seen: int, within: float | None = None) -> int:
         """Wait until there were more notifications than `seen`, at most `within` seconds; return the new count."""

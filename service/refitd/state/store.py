@@ -86,7 +86,7 @@ class Store:
         self.origin = journal.read(reads.read_origin) or NEW
         self._first_seen: dict[str, float] = {}
         self._fingerprints: dict[tuple[str, str], str] = {}
-        self.last_event = journal.read(reads.read_last_event)
+        self.last_event = journal.newest_event = journal.read(reads.read_last_event)
         self._rollout_number = 0
         for version in self.journal.read(reads.read_versions):
             if version.state is VersionState.DELETED:

@@ -1,6 +1,7 @@
 """What an operator looks at and does through the API: the overview, the log, loads of a version, pausing rollouts."""
 
 import asyncio
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from refitd.api.overview import Cached
 from refitd.state.journal.journal import JournalError
+from refitd.state.journal.writes import JournalWrite
 from refitd_client.contract.states import EngineState, VersionState
 from refitd_client.contract.wire import Faults, Overview, WaitResult
 from refitd_client.errors import WaitTimeoutError
@@ -28,6 +30,7 @@ async def paused(stage: Stage, what: str = "pause") -> dict[str, object]:
 async def test_the_overview_holds_runs_engines_and_where_the_stream_goes_on(tmp_path: Path) -> None:
     async with serving(tmp_path, names=("a", "b")) as stage:
         await stage.served(1)
+        await stage.store.durable()
         found = (await stage.http.get("/v1/overview")).json()
         (run,) = found["runs"]
         assert (run["standing"], run["headline"]) == ("CURRENT", "All 2 engines serve step 1, the newest.")
@@ -38,6 +41,35 @@ async def test_the_overview_holds_runs_engines_and_where_the_stream_goes_on(tmp_
         again = (await stage.http.get("/v1/overview")).json()
         assert again["runs"][0]["target_step"] == 2
         assert again["event"] > found["event"]
+
+
+async def test_readers_wait_for_what_is_told_and_not_for_what_engines_are_at(tmp_path: Path) -> None:
+    """The event that the overview names is on disk: a stream that goes on from it misses nothing after a crash."""
+    written = threading.Event()
+    async with serving(tmp_path) as stage:
+        id_ = await stage.served(1)
+        await stage.store.durable()
+        seen, commit = stage.store.last_event, stage.store.journal._commit
+
+        def slow(batch: list[JournalWrite]) -> Exception | None:
+            written.wait(30)
+            return commit(batch)
+
+        stage.store.journal._commit = slow  # type: ignore[method-assign]
+        try:
+            engine = stage.store.engines["a:1"]
+            stage.store.put_engine(replace(engine, reason="why"), "is at something")
+            overview = (await stage.http.get("/v1/overview")).json()
+            assert overview["event"] == seen < stage.store.last_event
+            listed = (await stage.http.get("/v1/versions")).json()["items"]
+            assert [each["id"] for each in listed] == [id_]
+            stage.store.put_version(replace(stage.store.versions[id_], pinned=True))
+            waiting = asyncio.create_task(stage.http.get("/v1/versions"))
+            await stage.http.get("/healthz")
+            assert not waiting.done()
+        finally:
+            written.set()
+        assert [each["pinned"] for each in (await waiting).json()["items"]] == [True]
 
 
 async def test_the_overview_of_an_idle_service_is_as_of_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +90,7 @@ async def test_the_overview_of_an_idle_service_is_as_of_now(tmp_path: Path, monk
 async def test_a_journal_that_cannot_be_written_is_told_and_hides_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def full() -> None:
+    async def full(*, told: bool = False) -> None:
         raise JournalError("the journal cannot be written: disk full")
 
     async with serving(tmp_path) as stage:

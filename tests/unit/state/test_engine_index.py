@@ -17,6 +17,8 @@ RECORDS = st.builds(
     serving=st.sampled_from([None, "one~v000001", "one~v000002"]),
     known=st.booleans(),
     plugin=st.sampled_from([None, "0.1.0"]),
+    configuration=st.sampled_from([None, "tp 2"]),
+    proof=st.sampled_from([None, "plugin"]),
 )
 
 
@@ -40,6 +42,10 @@ def test_whatever_happened_to_engines_each_is_found_where_it_is_now(steps: list[
                 each.id for each in everything if each.address == address
             )
         assert list(index.at(None)) == []
+        for one in everything:
+            proved = {each.id for each in index.proved(one.serving, one.configuration, one.proof)}
+            alike = (one.serving, one.configuration, one.proof)
+            assert proved == {e.id for e in everything if (e.serving, e.configuration, e.proof) == alike}
 
 
 def test_a_record_that_takes_the_place_of_another_is_the_one_that_is_found() -> None:

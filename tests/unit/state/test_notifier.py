@@ -2,7 +2,8 @@
 
 import asyncio
 
-from refitd.state.observer import WOKEN_AT_A_TIME, Notifier
+from refitd.state.observer import Notifier
+from refitd.turns import AT_A_TIME
 
 
 async def test_a_ring_between_a_look_and_the_wait_is_not_lost() -> None:
@@ -40,7 +41,7 @@ async def test_a_thousand_who_wait_leave_others_their_turns_of_the_loop() -> Non
             await asyncio.sleep(0)
             most = max(most, len(woken) - before)
     assert woken == list(range(1000))
-    assert most <= WOKEN_AT_A_TIME
+    assert most <= AT_A_TIME
 
 
 async def test_those_who_wait_again_while_others_are_being_woken_hear_of_the_next_ring() -> None:

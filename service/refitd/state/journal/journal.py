@@ -19,7 +19,6 @@ from sqlalchemy.exc import DatabaseError, OperationalError
 from refitd.state.journal.database import JournalDatabase, LeadLostError
 from refitd.state.journal.sqlite_file import WHEN_THERE_IS_ROOM, SqliteFile
 from refitd.state.journal.writes import JournalWrite, in_few_statements
-from refitd.state.observer import Notifier
 from refitd.state.records import NEW, Origin
 
 RETRY_SECONDS = 1.0
@@ -44,7 +43,11 @@ def _told(failure: Exception | None) -> str:
 
 
 class Journal:
-    """One journal. Writes are queued on the event loop; reads are plain calls for any thread."""
+    """One journal. Writes are queued on the event loop; reads are plain calls for any thread.
+
+    Attributes:
+        newest_event: the number of the newest entry of the log that is on disk, once the store has read it.
+    """
 
     def __init__(self, place: Path | JournalDatabase, origin: Origin = NEW) -> None:
         """Open or create the journal. `recovery.open_journal` looks at it before.
@@ -67,9 +70,11 @@ class Journal:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._queue: deque[JournalWrite] = deque()
         self._appended = 0
+        self._told = 0
+        self.newest_event = 0
         self._durable = 0
         self._failure: Exception | None = None
-        self._progress = Notifier()
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()  # in the order of what they wait for
         self._work = asyncio.Event()
 
     @property
@@ -80,19 +85,36 @@ class Journal:
     def append(self, *writes: JournalWrite) -> None:
         """Queue writes, in order."""
         self._queue.extend(writes)
-        self._appended += len(writes)
+        for write in writes:
+            self._appended += 1
+            if write.is_told:
+                self._told = self._appended
         self._work.set()
 
-    async def durable(self) -> None:
-        """Wait until all that was appended before this call is on disk.
+    async def durable(self, *, told: bool = False) -> None:
+        """Wait until what was appended before this call is on disk.
+
+        Args:
+            told: wait for what others act on (`JournalWrite.is_told`) and what came before it, and for no more.
 
         Raises:
             JournalError: it could not be written just now.
         """
-        goal = self._appended
+        goal = self._told if told else self._appended
         while self._durable < goal and self._failure is None:
-            await self._progress.wait_after(self._progress.count)
+            written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append((goal, written))
+            await written
         if self._durable < goal:
+            self.check()
+
+    def check(self) -> None:
+        """Look at how the last commit ended.
+
+        Raises:
+            JournalError: it failed, and has not been repeated yet.
+        """
+        if self._failure is not None:
             what = f"the journal {self.database.name} cannot be written: {_told(self._failure)}"
             raise JournalError(what, self.database.remedy) from self._failure
 
@@ -117,12 +139,20 @@ class Journal:
             failure = await asyncio.get_running_loop().run_in_executor(self._thread, self._commit, batch)
             self._failure = failure
             if failure is None:
-                for _ in batch:
+                for write in batch:
                     self._queue.popleft()
+                    self.newest_event = write.event or self.newest_event
                 self._durable += len(batch)
-            self._progress.notify()
+            self._wake()
             if failure is not None:
                 return
+
+    def _wake(self) -> None:
+        """Wake all who wait for what is durable now, at once; after a failure all who wait."""
+        while self._waiting and (self._failure is not None or self._waiting[0][0] <= self._durable):
+            written = self._waiting.popleft()[1]
+            if not written.done():
+                written.set_result(None)
 
     def _commit(self, batch: list[JournalWrite]) -> Exception | None:
         try:

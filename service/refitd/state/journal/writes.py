@@ -39,10 +39,19 @@ class JournalWrite:
     """One statement, by the name of a dialect, with its values.
 
     Statements are made once for each dialect: making one takes longer than running it.
+
+    Attributes:
+        statement: makes it.
+        values: its values.
+        is_told: whether followers, trainers and people act on it: a version, a rollout or a run. Engines are not waited
+            for by those who only read: in a rollout to a thousand, thousands of their writes wait for the disk.
+        event: the number of the entry of the log that it writes.
     """
 
     statement: Callable[[str], UpdateBase]
     values: dict[str, Any]
+    is_told: bool = False
+    event: int | None = None
 
     def carry_out(self, connection: sa.Connection) -> None:
         """Run it.
@@ -84,8 +93,11 @@ def _upsert_into(table: sa.Table) -> Callable[[str], UpdateBase]:
     return statement
 
 
+_TOLD = frozenset({versions, rollouts, runs})
+
+
 def _upsert(table: sa.Table, **values: Any) -> JournalWrite:
-    return JournalWrite(_upsert_into(table), values)
+    return JournalWrite(_upsert_into(table), values, is_told=table in _TOLD)
 
 
 _DROP_ENGINE = sa.delete(engines).where(engines.c.id == sa.bindparam("engine_id"))
@@ -150,7 +162,8 @@ def put_run(record: RunRecord) -> JournalWrite:
 
 def put_event(record: Event) -> JournalWrite:
     """Add to the log."""
-    return _upsert(events, seq=record.seq, subject=record.subject, record=pack(record))
+    values = {"seq": record.seq, "subject": record.subject, "record": pack(record)}
+    return JournalWrite(_upsert_into(events), values, event=record.seq)
 
 
 @cache

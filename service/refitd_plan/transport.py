@@ -89,7 +89,7 @@ def hinders_handover(now: Situation) -> str | None:
     if now.areal:
         return _FOLDERS
     if not now.whole:
-        return "it needs a trainer of one rank, which holds every tensor whole"
+        return "from a trainer of several ranks it was tried on processors alone (handover=True asks for it)"
     if now.devices > 1:
         return f"the job lies on {now.devices} GPUs: {_BETWEEN_GPUS}"
     if now.lora:
@@ -267,6 +267,12 @@ COSTS: Mapping[WeightTransport, TransportCost] = {
 """All of one run, with full versions unless `beside` says otherwise; files follow a version that went another way."""
 
 
+STAGED = TransportCost(
+    answered=141, held=71, paused=29, beside="236 until answered and 78 paused without it, in the same run"
+)
+"""A full version by files with `REFITD_SGLANG_STAGE=auto`."""
+
+
 def measured(version: float | None, engine: str = SGLANG) -> str:
     """What the figures are of, and how a version of this job compares. `version` is in bytes, None where not known."""
     of = MEASURED if engine == SGLANG else f"{MEASURED}, which was SGLang; not measured with {ENGINE_NAMES[engine]}"
@@ -299,6 +305,12 @@ _ON_STOCK_VLLM = (
 )
 
 
+_STAGE = (
+    "where the engine's GPU has twice a version's bytes free, REFITD_SGLANG_STAGE=auto in the engine's environment "
+    f"shortens the pause of full versions: {STAGED}"
+)
+
+
 def _for_facades(transport: WeightTransport, now: Situation) -> str:
     """What 'refitd areal' needs to receive AReaL's broadcasts."""
     if transport is WeightTransport.GLOO:
@@ -317,6 +329,9 @@ def advice(transport: WeightTransport, now: Situation) -> tuple[str, ...]:
     of_engine: tuple[str, ...] = ()
     if now.engine == VLLM:
         of_engine = (_ON_VLLM,) if now.plugin else (_ON_VLLM, *_ON_STOCK_VLLM)
+    by_files = transport in {WeightTransport.DISK, WeightTransport.DISK_DELTA}
+    if by_files and now.engine == SGLANG and now.plugin and not (now.lora or now.areal):
+        return (_STAGE,)
     if transport in BROADCASTS and carried_out(transport, now):
         return (
             *of_engine,

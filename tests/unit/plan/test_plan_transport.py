@@ -8,7 +8,7 @@ import pytest
 
 from refitd_client import PlanRefusedError, plan
 from refitd_plan import Gpu
-from refitd_plan.transport import COSTS, RULES, WeightTransport
+from refitd_plan.transport import COSTS, RULES, STAGED, WeightTransport
 from support.planning_page import CONFIGS
 
 ONE_GPU: dict[str, Any] = {"gpus_per_node": 1, "gpu_memory": 44.42}
@@ -82,7 +82,7 @@ def test_ranks_outside_the_update_group_may_share_gpus() -> None:
     """Ranks 2 and 3 of the trainer begin again at the engines' GPUs, and are in no broadcast."""
     made = plan("sglang:d2+fsdp:d4", gpus_per_node=4)
     assert next(way for way in made.ways if way.transport is WeightTransport.NCCL).hinders is None
-    assert "one rank" in str(next(way for way in made.ways if way.transport is WeightTransport.HANDOVER).hinders)
+    assert "several ranks" in str(next(way for way in made.ways if way.transport is WeightTransport.HANDOVER).hinders)
 
 
 def test_a_hand_over_says_what_it_takes_for_granted_of_the_service() -> None:
@@ -194,10 +194,23 @@ def test_nccl_brings_the_environment_that_both_sides_need() -> None:
 
 def test_every_figure_of_a_cost_stands_in_the_measurements() -> None:
     page = (DOCS / "measurements.md").read_text()
-    for transport, cost in COSTS.items():
+    for what, cost in (*COSTS.items(), ("staged", STAGED)):
         figures = re.findall(r"\d+(?:[.,]\d+)?", str(cost))
-        assert figures, transport
-        assert [figure for figure in figures if figure not in page] == [], transport
+        assert figures, what
+        assert [figure for figure in figures if figure not in page] == [], what
+
+
+def test_versions_by_files_are_staged_where_refitd_is_in_sglang() -> None:
+    """Adapters are not staged, and neither is anything that a stock engine loads."""
+    staged = plan("sglang:d2|fsdp:d2", plugin=True, gpus_per_node=2).advice
+    assert any("REFITD_SGLANG_STAGE=auto" in sentence for sentence in staged)
+    others = (
+        plan("sglang:d1|fsdp:d1", gpus_per_node=1),
+        plan("sglang:d1+fsdp:d1", plugin=True, lora_rank=8, gpus_per_node=2),
+        plan("sglang:d1+fsdp:d1", plugin=True, gpus_per_node=2),
+        plan("vllm:d1|fsdp:d1", plugin=True, gpus_per_node=1),
+    )
+    assert not any("STAGE" in sentence for made in others for sentence in made.advice)
 
 
 def test_the_page_has_the_rules_in_their_order() -> None:

@@ -78,13 +78,18 @@ class PlanTables:
 
     def table_of(self, source: VersionSource, parts: int) -> tuple[MoveTable, CopyWatch | None]:
         """The moves from a version's files, and what is watched in so many parts beside. Kept for equal headers."""
+        table = self.moves_of(source)
+        if parts not in self._watches:
+            self._watches[parts] = self._watch(table, parts)
+        return table, self._watches[parts]
+
+    def moves_of(self, source: VersionSource) -> MoveTable:
+        """The moves alone."""
         headers = source.structure.headers
         if self._table is None or self._cut is not source.cut or self._table.headers != headers:
             self._table, self._cut = table_of(source.copies_of(self.plan.copies), headers), source.cut
             self._watches = {}
-        if parts not in self._watches:
-            self._watches[parts] = self._watch(self._table, parts)
-        return self._table, self._watches[parts]
+        return self._table
 
     def _watch(self, table: MoveTable, parts: int) -> CopyWatch | None:
         """Only where copies are all that is done: what a loader computes comes after them."""
@@ -219,6 +224,15 @@ class Loading:
             return False
         seen = self.tables(plan, source).fingerprints.names
         return seen | plan.unused >= source.structure.inventory.tensors.keys()
+
+    def moves_all(self, source: VersionSource) -> bool:
+        """Whether a load of a full version whose files are on the GPU has all from there: what is no move of the
+        driver's, or is left to the loader, comes from the file.
+        """
+        plan = self.plan
+        if plan is None or not plan.replays or not plan.proven or plan.inventory != source.inventory:
+            return False
+        return not plan.residual and not self.tables(plan, source).moves_of(source).rest
 
     def fingerprints(
         self, source: VersionSource, contents: dict[str, str], others: Sequence[int] | None = None

@@ -63,12 +63,14 @@ def _never() -> bool:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowRules:
     """When a rank follows a trainer that writes a version. `wants_files` and `is_updated` as in `TrainerFollower`.
-    `may_read`: whether a load of a version holds all that it has written against the manifest.
+    `may_read`: whether a load of a version holds all that it has written against the manifest. `may_copy`: whether it
+    does, or has all from the GPU where the version's files were copied there.
     """
 
     wants_files: Callable[[], bool] = _always
     is_updated: Callable[[], bool] = _never
     may_read: Callable[[VersionSource], bool] = _always
+    may_copy: Callable[[VersionSource], bool] = _always
 
 
 class TensorReader(Protocol):
@@ -107,11 +109,11 @@ class DeviceReader:
             stage: whether what is read may stay on the GPU, where there is room.
             follow: when it follows a trainer.
         """
-        self._device, self._registry, self._is_checked = device, registry, follow.may_read
-        self._may_read = False  # while the trainer still writes
+        self._device, self._registry, self._rules = device, registry, follow
+        self._may_read = self._may_copy = False  # while the trainer still writes
         self._buffer = StagingBuffer(device) if stage else None
         self._follower = TrainerFollower(
-            registry.known, self._start, self._on_device, follow.wants_files, follow.is_updated
+            registry.known, self._start, self._on_device, self._wants_files, follow.is_updated
         )
         self._stream: torch.cuda.Stream | None = None
         self._scans: list[tuple[Mapping[str, Header], Sequence[str], dict[str, int], AddressScan]] = []
@@ -123,7 +125,7 @@ class DeviceReader:
         if files is None:
             return None
         headers = source.structure.headers
-        self._may_read = self._is_checked(source)
+        self._may_read, self._may_copy = self._rules.may_read(source), self._rules.may_copy(source)
         with self._on_device():
             if len(names) == len(source.structure.inventory.tensors):
                 found, ahead = self._follower.finished(source.place, files, layout_of(source))
@@ -136,6 +138,10 @@ class DeviceReader:
                     return Reading([scans[name] for name in names], ahead=ahead)
             places = {name: file.address for name, file in files.items()}
             return Reading(self._scan(headers, names, places, programs=_PROGRAMS).begin()())
+
+    def _wants_files(self) -> bool:
+        may_look = self._may_read if self._buffer is None else self._may_copy
+        return may_look and self._rules.wants_files()
 
     def _start(self, files: Files, layout: Layout) -> Ahead | None:
         """A copy into the buffer, or where there is none or no room, a look at the tensors where they are."""

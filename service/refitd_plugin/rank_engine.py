@@ -142,7 +142,10 @@ class RankEngine:
         self.restore_point = RestorePoint(settings.root, process.revision)
         self._is_updated = False
         follow = FollowRules(
-            wants_files=self._wants_files, is_updated=lambda: self._is_updated, may_read=self.loading.checks_all
+            wants_files=self._wants_files,
+            is_updated=lambda: self._is_updated,
+            may_read=self.loading.checks_all,
+            may_copy=lambda source: self.loading.checks_all(source) or self.loading.moves_all(source),
         )
         prover = prover_of(process, self.loading.registry, settings, follow)
         self.preparing = Preparing(process, settings.root, self.loading, self.restore_point, prover)
@@ -332,8 +335,7 @@ class RankEngine:
         with self._stages.during("before"):
             idle(self.process.model)
             before = None if update_source.watches else contents_of(self.process.model)
-        if before is not None:
-            update_source.fit(self.restore_point.served_state, before)
+        update_source.fit(self.restore_point.served_state, before or {})
         return Commit(
             call=call,
             update_source=update_source,

@@ -51,7 +51,7 @@ class UpdateSource(ABC):
 
     @abstractmethod
     def fit(self, served_state: ServedState | None, contents: dict[str, str]) -> None:
-        """Hold it against what is in memory.
+        """Hold it against what is in memory; `contents` is empty where `write` itself watches that.
 
         Raises:
             SourceRefusedError: it does not fit.
@@ -119,11 +119,14 @@ class FullVersion(UpdateSource):
         return self.source.is_unchanged()
 
     def fit(self, served_state: ServedState | None, contents: dict[str, str]) -> None:
-        """It fits whatever is there: its tensors are those of the model. What was read of its files while they were
-        written counts only where all that is loaded is held against the manifest once more.
+        """It fits whatever is there: its tensors are those of the model. What was copied or read of its files while
+        they were written counts only where all is loaded from that copy, or is held against the manifest once more.
         """
-        proof = self.proof
-        if proof is not None and proof.ahead and not proof.staged and not self.loading.checks_all(self.source):
+        if self.proof is None or not self.proof.ahead or self.loading.checks_all(self.source):
+            return
+        ready = self.readied
+        is_copied = self.proof.staged and ready is not None and self.loading.has(ready.plan)
+        if not is_copied or not self.loading.moves_all(self.source):
             raise SourceRefusedError("it was read while it was written, and this load would not be checked: try again")
 
     def write(self, call: UpdateCall) -> tuple[TensorFeed, str | None]:

@@ -183,20 +183,28 @@ def test_a_version_of_another_layout_is_read_when_it_has_come(stand: Stand) -> N
     assert (proof.fault, proof.ahead) == ("", 0)
 
 
-def test_what_was_read_ahead_is_refused_where_the_load_would_not_hold_it_against_the_manifest() -> None:
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize("from_buffer", [False, True])
+@pytest.mark.parametrize("planned", [False, True])
+def test_what_was_seen_ahead_is_refused_where_the_load_is_of_other_bytes_and_not_held_against_the_manifest(
+    staged: bool, checked: bool, from_buffer: bool, planned: bool
+) -> None:
     """As where its load plan is gone: the file may have changed since, and nothing would see it."""
-    covered = [True]
-    loading = SimpleNamespace(checks_all=lambda _: covered[0])
+    loading = SimpleNamespace(
+        checks_all=lambda _: checked, moves_all=lambda _: from_buffer, has=lambda plan: plan == "plan"
+    )
     structure = SimpleNamespace(signature="")
     source = SimpleNamespace(
         place=SimpleNamespace(folder=Path("v1")), nbytes=1, label="run~v000001", digest="", structure=structure
     )
     version = FullVersion(cast("Any", source), Options(), cast("Any", loading))
-    for ahead, staged, checked in [(0, False, False), (5, True, False), (5, False, True)]:
-        version.proof, covered[0] = TensorProof(tensors=1, digest="", fault="", staged=staged, ahead=ahead), checked
-        version.fit(None, {})
-    version.proof, covered[0] = TensorProof(tensors=1, digest="", fault="", staged=False, ahead=5), False
-    with pytest.raises(SourceRefusedError, match="read while it was written"):
+    version.readied = cast("Any", SimpleNamespace(plan="plan" if planned else "another"))
+    version.proof = TensorProof(tensors=1, digest="", fault="", staged=staged, ahead=0)
+    version.fit(None, {})
+    version.proof = TensorProof(tensors=1, digest="", fault="", staged=staged, ahead=5)
+    is_good = checked or (staged and from_buffer and planned)
+    with nullcontext() if is_good else pytest.raises(SourceRefusedError, match="read while it was written"):
         version.fit(None, {})
 
 

@@ -4,9 +4,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +21,7 @@ from refitd_client.write import cuda, cuda_driver, device_shards
 from refitd_client.write.device_shards import DeviceShards
 from support import published
 from support.handed_back import hand_back
+from support.host_gpu import Stream, trainer_gpu
 
 GPU = torch.device("cpu").index
 """The number of the one that the tensors are on. It is not that of the current one."""
@@ -45,38 +44,12 @@ class Driver:
         self.registered.remove(address)
 
 
-class Stream:
-    """What was waited for."""
-
-    waits = 0
-
-    cuda_stream = 7
-
-    def __init__(self, *_: object) -> None: ...
-
-    def wait_stream(self, other: object) -> None: ...
-
-    def synchronize(self) -> None:
-        Stream.waits += 1
-
-
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     driver = Driver()
-    event = SimpleNamespace(record=lambda *_: None, synchronize=lambda: None)
-    fake = SimpleNamespace(
-        Stream=Stream,
-        Event=lambda **_: event,
-        stream=lambda _: nullcontext(),
-        device=lambda _: nullcontext(),
-        current_stream=lambda _: None,
-        current_device=lambda: 0,
-    )
+    trainer_gpu(monkeypatch)
     monkeypatch.setattr(cuda_driver, "pin", driver.register)
     monkeypatch.setattr(cuda_driver, "unpin", driver.unregister)
-    monkeypatch.setattr(torch, "cuda", fake)
-    monkeypatch.setattr(torch_tensors, "on_gpu", lambda tensor: tensor.dtype is not torch.int32)
-    monkeypatch.setattr(cuda, "pinned", lambda count: torch.empty(count, dtype=torch.uint8))
     monkeypatch.setattr(cuda, "_PIECE", 1000)
     return driver
 

@@ -1,0 +1,141 @@
+"""Host memory in the place of a GPU, at the functions of the CUDA driver and of torch: what calls them is as it is.
+
+Machines of CI have no GPU. Of a trainer: tensors in host memory count as a GPU's, and its copies are made by the
+processor. Of an engine: memory that its plugin registers is host memory, the driver's copies are the processor's, and a
+kernel's reading is the processors' arithmetic. Neither compares anything: all that decides is the product's own.
+
+What a follower begins along its stream is done at once, or where the GPU `is_late` as far as `work` says, in order, and
+all of it where its end is waited for: a GPU reads host memory at any time between the order and the end.
+"""
+
+import ctypes
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from threading import Event, RLock
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from refitd_client import tensors as torch_tensors
+from refitd_client.fingerprint.rows import TensorPart, bits_at
+from refitd_client.fingerprint.tensors import Scan, ScanInput, scan
+from refitd_client.write import cuda, cuda_driver
+from refitd_plugin import copy_schedule, driver, loading, proving, registered
+
+HOST = torch.device("cpu")
+_OURS, _LOADS = 7, 0  # streams: of the follower, and the current one of a load
+_EMPTY = scan([ScanInput(torch.empty(0, dtype=torch.int16))])[0]
+
+
+class Stream:
+    """What was waited for."""
+
+    waits = 0
+    cuda_stream = _OURS
+
+    def __init__(self, *_: object) -> None: ...
+
+    def wait_stream(self, other: object) -> None: ...
+
+    def synchronize(self) -> None:
+        Stream.waits += 1
+
+
+def trainer_gpu(patch: pytest.MonkeyPatch) -> None:
+    """Have tensors in host memory count as those of a GPU, but for integers of 32 bits."""
+    event = SimpleNamespace(record=lambda *_: None, synchronize=lambda: None)
+    fake = SimpleNamespace(
+        Stream=Stream,
+        Event=lambda **_: event,
+        stream=lambda _: nullcontext(),
+        device=lambda _: nullcontext(),
+        current_stream=lambda _: None,
+        current_device=lambda: 0,
+    )
+    patch.setattr(torch, "cuda", fake)
+    patch.setattr(torch_tensors, "on_gpu", lambda tensor: tensor.dtype is not torch.int32)
+    patch.setattr(cuda, "pinned", lambda count: torch.empty(count, dtype=torch.uint8))
+    patch.setattr(cuda_driver, "pin", lambda *_: 0)
+    patch.setattr(cuda_driver, "unpin", lambda *_: None)
+
+
+class HostGpu:
+    """An engine's. `began` is set when the follower has begun something."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *, is_late: bool = False) -> None:
+        """Take the place of the driver, and of what torch does with a GPU."""
+        self.is_late, self.began = is_late, Event()
+        self._begun: deque[Callable[[], object]] = deque()
+        self._turn = RLock()
+        patch.setattr(driver, "_library", lambda: self)
+        patch.setattr(registered, "pin", lambda *_: 0)
+        patch.setattr(registered, "unpin", lambda *_: None)
+        patch.setattr(copy_schedule, "_stream_of", lambda _: _LOADS)
+        patch.setattr(proving, "AddressScan", self._scan_of)
+        patch.setattr(proving, "has_triton", lambda: True)
+        for module in (proving, loading):
+            patch.setattr(module, "devices_of", lambda _: frozenset({HOST}))
+        for name in ("device", "stream"):
+            patch.setattr(torch.cuda, name, lambda _: nullcontext())
+        patch.setattr(torch.cuda, "Stream", Stream)
+        patch.setattr(torch.cuda, "current_stream", Stream)
+        patch.setattr(torch.cuda, "synchronize", lambda *_: None)
+        patch.setattr(torch.cuda, "mem_get_info", lambda _: (2**30, 2**30))
+
+    def work(self, most: int | None = None) -> None:
+        """Do so much of what was begun; all of it where it is waited for."""
+        with self._turn:
+            while self._begun and most != 0:
+                self._begun.popleft()()
+                most = None if most is None else most - 1
+
+    def cuMemcpyHtoDAsync_v2(self, target: int, source: int, count: int, stream: int) -> int:  # noqa: N802
+        """See the driver. A load is done at once: the engine waits for it."""
+        if stream == _LOADS:
+            ctypes.memmove(target, source, count)
+        else:
+            self._begin(lambda: ctypes.memmove(target, source, count))
+        return 0
+
+    cuMemcpyDtoDAsync_v2 = cuMemcpyHtoDAsync_v2  # noqa: N815
+
+    def cuMemcpy2DAsync_v2(self, move: Any, stream: int) -> int:  # noqa: N802
+        """See the driver. Only loads have such moves."""
+        assert stream == _LOADS
+        rows = move._obj
+        source = rows.srcHost or rows.srcDevice
+        for row in range(rows.Height):
+            at = rows.dstDevice + row * rows.dstPitch
+            ctypes.memmove(at, source + row * rows.srcPitch, rows.WidthInBytes)
+        return 0
+
+    def _begin(self, order: Callable[[], object]) -> None:
+        with self._turn:
+            self._begun.append(order)
+            if not self.is_late:
+                self.work()
+        self.began.set()
+
+    def _scan_of(self, parts: Sequence[TensorPart], count: int, *_: object) -> Any:
+        """Stands for `AddressScan`."""
+
+        def begin() -> Callable[[], list[Scan]]:
+            found = [_EMPTY] * count
+
+            def read() -> None:
+                for part in parts:
+                    if part.count:
+                        bits = bits_at(part.now, part.count, part.width, HOST)
+                        found[part.number] = scan([ScanInput(bits, part.rule, is_view=True)])[0]
+
+            def results() -> list[Scan]:
+                self.work()
+                return found
+
+            self._begin(read)
+            return results
+
+        return SimpleNamespace(begin=begin)

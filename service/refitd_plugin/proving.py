@@ -111,6 +111,7 @@ class DeviceReader:
         """
         self._device, self._registry, self._rules = device, registry, follow
         self._may_read = self._may_copy = False  # while the trainer still writes
+        self._in_use: list[Files] = []  # the GPU may still read what was begun and dropped: it stays mapped
         self._buffer = StagingBuffer(device) if stage else None
         self._follower = TrainerFollower(
             registry.known, self._start, self._on_device, self._wants_files, follow.is_updated
@@ -124,8 +125,14 @@ class DeviceReader:
         files = source.registered(self._registry, self._device.index or 0)
         if files is None:
             return None
-        headers = source.structure.headers
         self._may_read, self._may_copy = self._rules.may_read(source), self._rules.may_copy(source)
+        before = len(self._in_use)
+        found = self._found(source, names, files)
+        del self._in_use[:before]  # what was begun before has ended: all goes along one stream
+        return found
+
+    def _found(self, source: VersionSource, names: Sequence[str], files: Files) -> Reading:
+        headers = source.structure.headers
         with self._on_device():
             if len(names) == len(source.structure.inventory.tensors):
                 found, ahead = self._follower.finished(source.place, files, layout_of(source))
@@ -145,6 +152,7 @@ class DeviceReader:
 
     def _start(self, files: Files, layout: Layout) -> Ahead | None:
         """A copy into the buffer, or where there is none or no room, a look at the tensors where they are."""
+        self._in_use.append(files)
         copy = None if self._buffer is None else buffer_copy(files, layout, self._buffer.take, self._begin_move)
         if copy is not None or not self._may_read:
             return copy

@@ -92,6 +92,11 @@ class HostGpu:
                 self._begun.popleft()()
                 most = None if most is None else most - 1
 
+    def before_all(self, order: Callable[[], object]) -> None:
+        """Have something done before all that was begun."""
+        with self._turn:
+            self._begun.appendleft(order)
+
     def cuMemcpyHtoDAsync_v2(self, target: int, source: int, count: int, stream: int) -> int:  # noqa: N802
         """See the driver. A load is done at once: the engine waits for it."""
         if stream == _LOADS:

@@ -5,9 +5,12 @@ The engine is the plugin as it is, on host memory in the place of a GPU (`suppor
 thread, by inotify, real files on tmpfs.
 """
 
+import gc
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from weakref import ref
 
 import pytest
 
@@ -209,6 +212,30 @@ def test_what_was_copied_ahead_is_not_loaded_where_the_load_would_go_another_way
     assert (story.engine.load(version), story.engine.held(4)) == (Outcome.REFUSED, 3)
     assert "try again" in story.engine.reason
     assert (story.engine.take(version), story.engine.held(4), story.engine.ahead) == (Outcome.SERVED, 4, 0)
+
+
+@pytest.mark.parametrize("stage", [True, False], ids=["copied", "read"])
+def test_what_a_gpu_may_still_read_stays_mapped_though_its_version_was_given_up(
+    root: Path, monkeypatch: pytest.MonkeyPatch, stage: bool
+) -> None:
+    """The trainer has removed its folder, and another version is prepared, before the GPU has read what was begun."""
+    engine = FollowingEngine(root, monkeypatch, stage=stage, is_late=True, follows=False)
+    first, *_ = sources = [published(root, step) for step in (1, 2, 3)]
+    assert [engine.take(source.place.folder) for source in sources] == [Outcome.SERVED] * 3
+    trainer = SlotTrainer(first, published(root.parent / "elsewhere", 4))
+    trainer.write_all()
+    engine.look(trainer.folder)
+    files = [ref(file) for file in engine.follower._ahead.files.values()]
+    shutil.rmtree(trainer.folder)
+    del first, sources, trainer
+
+    def check() -> None:
+        assert all(file() is not None for file in files)
+
+    engine.gpu.before_all(check)
+    assert engine.take(published(root, 5).place.folder) is Outcome.SERVED
+    gc.collect()
+    assert not any(file() is not None for file in files), "and no longer"
 
 
 @pytest.mark.parametrize("stage", [True, False], ids=["copied", "read"])

@@ -11,6 +11,7 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -165,13 +166,14 @@ class FollowingEngine:
     def held(self, steps: int) -> int | None:
         """The step, of 0 to `steps`, whose weights it holds; None where it holds those of none."""
         now = _bytes_of(self.model)
-        return next((step for step in range(steps + 1) if now == _bytes_of(_loaded(type(self.model), step))), None)
+        return next((step for step in range(steps + 1) if now == _loaded(type(self.model), step)), None)
 
 
-def _loaded(kind: type[TinyModel], step: int) -> TinyModel:
+@cache
+def _loaded(kind: type[TinyModel], step: int) -> dict[str, bytes]:
     model = kind()
     model.load_weights(tiny_weights(step).items())
-    return model
+    return _bytes_of(model)
 
 
 def _bytes_of(model: torch.nn.Module) -> dict[str, bytes]:

@@ -75,7 +75,39 @@ class Outcome(StrEnum):
     RESTORED = "restored"
 
 
-class FollowingEngine:
+class Looker:
+    """What can be seen of a rank of any engine that follows its trainer. `rank` has `engine` and `model`."""
+
+    def __init__(self, rank: Any, gpu: HostGpu) -> None:
+        self.rank, self.gpu = rank, gpu
+
+    @property
+    def follower(self) -> Any:
+        """The `TrainerFollower` of its rank."""
+        return self.rank.engine.preparing._prover._reader._follower
+
+    def await_look(self, folder: Path, least: int) -> None:
+        """Wait until its thread has begun with so many bytes of what is written there."""
+        ends = time.monotonic() + SECONDS
+        wanted = {path.stat().st_ino for path in folder.glob("*.safetensors")}
+        while self._begun_of(wanted) < least:
+            assert time.monotonic() < ends, "it does not follow"
+            self.gpu.began.wait(0.01)
+            self.gpu.began.clear()
+
+    def _begun_of(self, inodes: set[int]) -> int:
+        ahead = self.follower._ahead
+        if ahead is None or {os.fstat(file._fd).st_ino for file in ahead.files.values()} != inodes:
+            return -1
+        return int(ahead.begun)
+
+    def held(self, steps: int) -> int | None:
+        """The step, of 0 to `steps`, whose weights it holds; None where it holds those of none."""
+        now, kind = _bytes_of(self.rank.model), type(self.rank.model)
+        return next((step for step in range(steps + 1) if now == _loaded(kind, step)), None)
+
+
+class FollowingEngine(Looker):
     """One rank that was started on the weights of step 0.
 
     Args:
@@ -100,39 +132,19 @@ class FollowingEngine:
         startup = root.parent / "startup"
         startup.mkdir(exist_ok=True)
         save_file(tiny_weights(0), startup / "model.safetensors")
-        self.root, self.gpu = root, HostGpu(patch, is_late=is_late)
-        self.model = PlainModel() if plain else TinyModel()
-        self.rank = Rank(startup, model=self.model, stage=stage)
+        gpu = HostGpu(patch, is_late=is_late)  # before the rank looks for one
+        super().__init__(Rank(startup, model=PlainModel() if plain else TinyModel(), stage=stage), gpu)
+        self.root = root
         self.ahead = 0  # bytes of the last proof that were looked at before the version had its name
         self.reason = ""
         if not follows:
             self.follower._renames = cast("Any", NoRenames())
-
-    @property
-    def follower(self) -> Any:
-        """The `TrainerFollower` of its rank."""
-        return self.rank.engine.preparing._prover._reader._follower
 
     def look(self, folder: Path) -> None:
         """Follow what is written there to its end, in this thread."""
         opened = open_folder(folder)
         self.follower.follow(opened)
         os.close(opened)
-
-    def await_look(self, folder: Path, least: int) -> None:
-        """Wait until its thread has begun with so many bytes of what is written there."""
-        ends = time.monotonic() + SECONDS
-        wanted = {path.stat().st_ino for path in folder.glob("*.safetensors")}
-        while self._begun_of(wanted) < least:
-            assert time.monotonic() < ends, "it does not follow"
-            self.gpu.began.wait(0.01)
-            self.gpu.began.clear()
-
-    def _begun_of(self, inodes: set[int]) -> int:
-        ahead = self.follower._ahead
-        if ahead is None or {os.fstat(file._fd).st_ino for file in ahead.files.values()} != inodes:
-            return -1
-        return int(ahead.begun)
 
     def prepare(self, version: Path) -> bool:
         """Have it prepared and proved; whether a service would have it loaded."""
@@ -162,11 +174,6 @@ class FollowingEngine:
     def take(self, version: Path) -> Outcome:
         """What a service does with a version."""
         return self.load(version) if self.prepare(version) else Outcome.UNPROVED
-
-    def held(self, steps: int) -> int | None:
-        """The step, of 0 to `steps`, whose weights it holds; None where it holds those of none."""
-        now = _bytes_of(self.model)
-        return next((step for step in range(steps + 1) if now == _loaded(type(self.model), step)), None)
 
 
 @cache

@@ -21,7 +21,7 @@ from torch.distributed import HashStore
 
 from refitd_plugin import ranks as ranks_module
 
-from .mini_sglang import Updater, tiny_weights, values
+from .mini_sglang import TinyModel, Updater, tiny_weights, values
 from .plugged_mini import Rank, wait_for
 from .scripted_server import Step, answer, serve
 from .scripted_vllm import SHAPE, ScriptedVllm, config, error
@@ -87,19 +87,29 @@ def _digest(numbers: list[float]) -> str:
 
 
 @contextmanager
-def mini_vllm(folder: Path, *, root: Path | None = None, size: int = 1, **state: Any) -> Generator[MiniVllm]:
+def mini_vllm(
+    folder: Path,
+    *,
+    root: Path | None = None,
+    size: int = 1,
+    kind: type[TinyModel] = TinyModel,
+    stage: bool = False,
+    **state: Any,
+) -> Generator[MiniVllm]:
     """One that was started on the weights of seed 0.
 
     Args:
         folder: for its start-up model.
         root: where its channels are; None for a stock one.
         size: its ranks.
+        kind: of their models.
+        stage: as the operator's setting.
         state: of `MiniVllm`.
     """
     startup = folder / "startup"
-    startup.mkdir()
+    startup.mkdir(exist_ok=True)
     if root is not None:
-        (root / ".refitd").mkdir(parents=True)
+        (root / ".refitd").mkdir(parents=True, exist_ok=True)
     save_file(tiny_weights(0), startup / "model.safetensors")
     told = config(tensor_parallel_size=size)
     told["vllm_config"]["model_config"]["model"] = str(startup)
@@ -107,7 +117,7 @@ def mini_vllm(folder: Path, *, root: Path | None = None, size: int = 1, **state:
     store = HashStore()
     with serve() as server, pytest.MonkeyPatch.context() as patch:
         patch.setattr(ranks_module, "default_store", lambda: store)
-        members = [Rank(root, startup, rank, size, **launch) for rank in range(size)]
+        members = [Rank(root, startup, rank, size, kind, stage, **launch) for rank in range(size)]
         for rank in members if root is not None else ():
             wait_for(rank.socket)
         engine = MiniVllm(server, told=told, ranks=size, members=members, **state)

@@ -34,10 +34,19 @@ PORT = 30000
 
 
 class Rank:
-    """One rank that was started on the weights of seed 0, its channel in `root`."""
+    """One rank that was started on the weights of seed 0, its channel in `root`. `stage`: as the operator's setting."""
 
-    def __init__(self, root: Path | None, startup: Path, rank: int, size: int, **args: Any) -> None:
-        self.model = TinyModel(rank, size)
+    def __init__(
+        self,
+        root: Path | None,
+        startup: Path,
+        rank: int,
+        size: int,
+        kind: type[TinyModel] = TinyModel,
+        stage: bool = False,
+        **args: Any,
+    ) -> None:
+        self.model = kind(rank, size)
         named = {"tp_size": size, "port": PORT, "random_seed": SEED, **args}
         self.updater = Updater(
             model=self.model,
@@ -49,7 +58,7 @@ class Rank:
         signature = inspect.signature(Updater.update_weights_from_disk)
         self.plugin = Plugin(
             SglangLayout("mini", Updater, self.updater.loader, signature),
-            PluginSettings(root=root, wait=30.0, on_host=True),
+            PluginSettings(root=root, wait=30.0, on_host=True, stage=stage),
         )
         Updater.update_weights_from_disk(self.updater, str(startup), "auto")
         self.plugin.started(None, self.updater)

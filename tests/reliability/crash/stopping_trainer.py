@@ -4,7 +4,7 @@ one, and stops for good at an effect: a change of the file system or a copy to a
 For each line on stdin, a step and the number of an effect (0: none), one is forked; lines on stdout say how it goes:
 
     born PID
-    begun             it is about to copy, and waits for a line
+    waits             for a line: before its first copy, and when all has been written, before it takes `.progress` away
     stopped NAME      it stands at that effect, and waits to be killed; its other threads go on
     done              it has published
     ended STATUS
@@ -35,7 +35,7 @@ class Stop:
 
     def __init__(self, at: int) -> None:
         self._at, self._count, self._turn = at, 0, Lock()
-        self._has_begun = False
+        self._waited: set[str] = set()
 
     def effect(self, name: str, half: Callable[[], object] = lambda: None) -> None:
         """An effect that is about to happen, and what does half of it."""
@@ -50,15 +50,20 @@ class Stop:
     def change(self, _: int, name: str, original: Callable[..., Any], args: tuple[Any, ...]) -> None:
         """See `durable_effects.on_each_effect`."""
         target, data, *offset = args if name in {"write", "write_at", "overwrite"} else (None, b"")
+        if name == "remove_file":
+            self._wait_before(name)
         halves = {"write", "overwrite"}  # a word of `.progress` is one write of 8 bytes: it is whole
         self.effect(name, lambda: original(target, data[: len(data) // 2], *offset) if name in halves else None)
 
+    def _wait_before(self, name: str) -> None:
+        if name not in self._waited:
+            self._waited.add(name)
+            print("waits", flush=True)
+            os.read(0, 1)
+
     def copy(self, _: str, target: int, source: int, count: int, __: object) -> None:
         """In the place of the driver's."""
-        if not self._has_begun:
-            self._has_begun = True
-            print("begun", flush=True)
-            os.read(0, 1)
+        self._wait_before("copy")
         self.effect("copy", lambda: cuda_driver.copy_here(target, source, count // 2))
         cuda_driver.copy_here(target, source, count)
 

@@ -352,6 +352,27 @@ MUTANTS = [
         "if durable.every == 0:",
         "tests/unit/publish/test_stock_route.py",
     ),
+    Mutant(
+        "looks at a version that is not right no second time",
+        "service/refitd_plugin/proving.py",
+        "if fault and reading.ahead:",
+        "if False:",
+        "tests/reliability/faults/test_faults_early_look.py",
+    ),
+    Mutant(
+        "loads what it has not proved beside what was copied ahead",
+        "service/refitd_plugin/loading.py",
+        "return not plan.residual and not self.tables(plan, source).moves_of(source).rest",
+        "return True",
+        "tests/reliability/faults/test_faults_early_look.py",
+    ),
+    Mutant(
+        "copies the next version over one that is to be loaded",
+        "service/refitd_plugin/staging.py",
+        "if self._lease is not None and self._lease() is not None:",
+        "if False:",
+        "tests/reliability/simulation/test_early_looks.py",
+    ),
 ]
 
 

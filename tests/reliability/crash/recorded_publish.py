@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from disk_model import Disk, Tree
 
 from refitd_client.files.plain_file import FileLock
+from refitd_client.lanes import Lanes
 from refitd_client.publish import run_folder
+from refitd_client.write import cuda, device_shards
 from refitd_client.write import version_folder as staging
 from support import durable_effects
+from support.host_gpu import trainer_gpu
 
 SYNCS = frozenset({"sync", "sync_folder"})
 
@@ -68,6 +72,26 @@ class Mirror:
         if not path.exists():
             self.disk.create(str(path))
         return FileLock(path, mode)
+
+
+def from_gpu(mirror: Mirror, patch: pytest.MonkeyPatch) -> None:
+    """Have what `durable_effects.publish` publishes count as a GPU's: its publisher says how far it is (`.progress`).
+
+    All is done in one thread, so that the effects have one order. A copy to a mapped file is no change by `durable`.
+    """
+    trainer_gpu(patch)
+    patch.setattr(device_shards, "Lanes", lambda _: Lanes(0))
+    arrays, copy = durable_effects.weights, cuda.DeviceCopies.copy
+
+    def mirrored_copy(copies: Any, source: Any, begin: int, end: int, file: Any, offset: int) -> None:
+        copy(copies, source, begin, end, file, offset)
+        if file.mapped is not None:
+            mirror.disk.write(_path_of(file.fd), offset, bytes(file.get(offset, end - begin)))
+
+    patch.setattr(cuda.DeviceCopies, "copy", mirrored_copy)
+    patch.setattr(
+        durable_effects, "weights", lambda step: {name: torch.from_numpy(each) for name, each in arrays(step).items()}
+    )
 
 
 @contextmanager

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 from disk_model import Disk, Tree
-from recorded_publish import Mirror, mirrored, tree_of
+from recorded_publish import Mirror, from_gpu, mirrored, tree_of
 from recorded_slots import mirrored_reclaim
 
 from refitd.reclaim import slots, trash
 from refitd.root.handle import Identity, root_at
 from refitd.root.outcome import Discarded
 from refitd_client.contract.manifest import ManifestRefusedError, parse_manifest
-from refitd_client.contract.naming import MANIFEST_NAME, parse_version_folder, slots_path
+from refitd_client.contract.naming import MANIFEST_NAME, STAGING_PROGRESS, parse_version_folder, slots_path
 from support import durable_effects, published
 
 SEED = 20261121
@@ -53,6 +53,7 @@ class Story:
     disk: Disk
     cut: Callable[[str], None]
     patch: pytest.MonkeyPatch
+    is_on_gpu: bool = False
     there: list[int] = field(default_factory=list[int])
     whole: dict[int, Tree] = field(default_factory=dict[int, Tree])
 
@@ -61,10 +62,14 @@ class Story:
         return self.place / "root"
 
     def publish(self, step: int) -> None:
-        with mirrored(Mirror(self.disk, lambda number: self.cut(f"publish {step}, effect {number}")), self.patch):
+        mirror = Mirror(self.disk, lambda number: self.cut(f"publish {step}, effect {number}"))
+        with mirrored(mirror, self.patch):
+            if self.is_on_gpu:
+                from_gpu(mirror, self.patch)
             durable_effects.publish(self.root, step, self.base)
         self.there.append(step)
         tree = tree_of(self.root / RUN / f"v{step:06d}")
+        assert STAGING_PROGRESS not in tree
         self.whole[step] = tree
         self.cut(f"published {step}")
 
@@ -88,6 +93,13 @@ def folders_with_a_manifest(tree: Tree, path: str = "") -> Iterator[tuple[str, T
     for name, node in tree.items():
         if isinstance(node, dict):
             yield from folders_with_a_manifest(node, f"{path}/{name}")
+
+
+def _folders(tree: Tree) -> Iterator[Tree]:
+    yield tree
+    for node in tree.values():
+        if isinstance(node, dict):
+            yield from _folders(node)
 
 
 def step_of(manifest: "Tree | bytes") -> int | None:
@@ -119,10 +131,13 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+@pytest.mark.parametrize("is_on_gpu", [False, True], ids=["from the host", "from a GPU"])
 def test_a_power_cut_never_puts_an_old_manifest_on_new_bytes(
-    place: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+    place: Path, base: Path, monkeypatch: pytest.MonkeyPatch, is_on_gpu: bool
 ) -> None:
-    """Before each effect of publisher and service: whatever holds a whole manifest holds that version's bytes."""
+    """Before each effect of publisher and service: whatever holds a whole manifest holds that version's bytes. A
+    version that has its name holds nothing else, as how far its publisher had been, which engines read meanwhile.
+    """
     disk, chance = Disk(str(place)), random.Random(SEED)
     (place / "root" / ".refitd").mkdir(parents=True)
     disk.make_folder(str(place / "root"))
@@ -135,7 +150,7 @@ def test_a_power_cut_never_puts_an_old_manifest_on_new_bytes(
     def cut(moment: str) -> None:
         states.extend((moment, list(story.there), state) for state in disk.states(chance, most=MOST))
 
-    story = Story(place, base, disk, cut, monkeypatch)
+    story = Story(place, base, disk, cut, monkeypatch, is_on_gpu)
     story.tell()
     inodes = [file.stat().st_ino for file in sorted((story.root / RUN / f"v{STEPS:06d}").glob("*.safetensors"))]
     assert len(inodes) == 2
@@ -158,6 +173,8 @@ def test_a_power_cut_never_puts_an_old_manifest_on_new_bytes(
         for name, node in run.items():
             if (order := parse_version_folder(name)) is not None:
                 assert node == story.whole[order.step], f"half of {name} has its name; {why}"
+    told = [why for why, _, state in states if any(STAGING_PROGRESS in each for each in _folders(state))]
+    assert bool(told) == is_on_gpu
     print(f"seed {SEED}: {len(states)} states after a power cut; manifests seen {dict(seen)}")
     assert len(states) > 5000
 

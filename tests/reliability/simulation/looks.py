@@ -98,7 +98,7 @@ class Looks:
         patch.setattr(
             trainer_follower, "time", SimpleNamespace(sleep=self.turns.rest, monotonic=lambda: self.turns.now)
         )
-        self.stage, self.plain, self._is_honest = chance.random() < 0.5, chance.random() < 0.8, chance.random() < 0.5
+        self.stage, self.plain, self._is_honest = chance.random() < 0.5, chance.random() < 0.7, chance.random() < 0.5
         self.engine = FollowingEngine(root, patch, stage=self.stage, plain=self.plain, is_late=chance.random() < 0.7)
         self.trainer: SlotTrainer | None = None
         self.step, self.served = 0, 0

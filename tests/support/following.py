@@ -40,8 +40,10 @@ def root_in_memory() -> Generator[Path]:
     """A root on tmpfs, as files are registered nowhere else."""
     folder = Path(tempfile.mkdtemp(prefix="refitd-look-", dir="/dev/shm"))
     (folder / "root" / ".refitd").mkdir(parents=True)
-    yield folder / "root"
-    shutil.rmtree(folder)
+    try:
+        yield folder / "root"
+    finally:
+        shutil.rmtree(folder)
 
 
 def published(root: Path, step: int) -> VersionSource:

@@ -114,9 +114,14 @@ def bytes_at(address: int, size: int) -> bytes:
 
 
 class SlotTrainer:
-    """Writes the files of version `wanted` into the pages of version `old`, whose slot it has taken."""
+    """Writes the files of version `wanted` into the pages of version `old`, whose slot it has taken.
 
-    def __init__(self, old: VersionSource, wanted: VersionSource, *, number: int = 0) -> None:
+    `shards` are those that its `.progress` is about, where they are others than there are.
+    """
+
+    def __init__(
+        self, old: VersionSource, wanted: VersionSource, *, number: int = 0, shards: Sequence[str] | None = None
+    ) -> None:
         self.folder = old.place.folder.parent / f"{INCOMING_PREFIX}{number}"
         self._root, self._wanted = old.place.root, wanted.place.folder
         self.names = sorted(old.structure.headers)
@@ -125,7 +130,7 @@ class SlotTrainer:
             if path.name not in self.names:
                 path.unlink()
         old.place.folder.rename(self.folder)
-        self.progress = WriteProgress(self.folder, self.names)
+        self.progress = WriteProgress(self.folder, self.names if shards is None else shards)
 
     def write(self, name: str, begin: int, end: int, data: bytes | None = None) -> None:
         """Write bytes of a shard: those of the version that is wanted, or others."""

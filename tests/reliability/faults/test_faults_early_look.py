@@ -9,13 +9,12 @@ import gc
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from weakref import ref
 
 import pytest
 
-from refitd_client.contract.naming import STAGING_PROGRESS
-from refitd_client.write.progress import WriteProgress
 from refitd_plugin import trainer_follower
 from refitd_plugin.source import VersionPlace, VersionSource
 from support.following import FollowingEngine, Outcome, published, root_in_memory
@@ -40,7 +39,12 @@ class Story:
         self.engine = FollowingEngine(root, patch, stage=stage)
         self.first, *_ = [self._served(published(root, step)) for step in (1, 2, 3)]
         self.wanted = published(root.parent / "elsewhere", 4)
-        self.trainer = SlotTrainer(self.first, self.wanted)
+        self.shards: list[str] | None = None
+
+    @cached_property
+    def trainer(self) -> SlotTrainer:
+        """It begins when a test asks for it: the engine looks at what it says at once."""
+        return SlotTrainer(self.first, self.wanted, shards=self.shards)
 
     def _served(self, source: VersionSource) -> VersionSource:
         assert self.engine.take(source.place.folder) is Outcome.SERVED
@@ -84,15 +88,11 @@ def more_than_there_is(story: Story) -> SlotTrainer:
 
 def of_other_shards_than_there_are(story: Story) -> SlotTrainer:
     """As from a publisher that cuts shards otherwise: its numbers stand for other files."""
-    story.trainer.progress.remove()
-    other = WriteProgress(story.trainer.folder, ["one"])
-    other.reached("one", 2**40)
+    story.shards = ["one"]
+    story.trainer.progress.reached("one", 2**40)
     first, *others = story.trainer.names
     story.engine.await_look(story.trainer.folder, story.trainer.sizes[first])
     story.write(story.trainer, first, *others)
-    other.remove()
-    other.close()
-    (story.trainer.folder / STAGING_PROGRESS).touch()  # `commit` takes it away
     return story.trainer
 
 

@@ -6,12 +6,19 @@ from pathlib import Path
 import pytest
 
 from refitd_plugin.prefetch.worker import PrefetchWorker
+from support.plugin_threads import ending_plugin_threads
 
 
 @pytest.fixture(autouse=True, scope="session")
 def no_prefetch_processes() -> Generator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PrefetchWorker, "begin", lambda _: None)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def plugin_threads_end() -> Generator[None]:
+    with ending_plugin_threads():
         yield
 
 

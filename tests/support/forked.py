@@ -14,6 +14,7 @@ from typing import BinaryIO
 from unittest import mock
 
 _PRELOAD = ["torch", "torch.distributed.tensor", "torch.distributed.fsdp", "fastapi", "uvicorn", "safetensors.torch"]
+_PRELOAD += ["torch._dynamo"]  # imported by what shards a model first, in two seconds
 _PRELOAD += ["refitd_client", "refitd_embedded.engine", "refitd_embedded.server", "refitd.app", "refitd.cli.app"]
 _PRELOAD += ["refitd.cli.serve", "support.prepared"]
 

@@ -15,6 +15,7 @@ from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
+from support.once import shared_folder
 from support.servers import AREAL_VENV, SGLANG_VENV, TRAINERS_VENV, VLLM_VENV, SglangServer
 
 if TYPE_CHECKING:
@@ -76,8 +77,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _copied_once(tmp_path_factory: pytest.TempPathFactory, name: str, config: pytest.Config, *width: str) -> Path:
     from support.tiny_models import tiny_models
 
-    ours = tmp_path_factory.getbasetemp()
-    folder = (ours.parent if "PYTEST_XDIST_WORKER" in os.environ else ours) / name
+    folder = shared_folder(tmp_path_factory) / name
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.is_dir():

@@ -1,6 +1,7 @@
 """A delta of several ranks is the one that one process would publish of the gathered weights."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from refitd_client.delta import DeltaRules, shadow
 from refitd_client.delta.device import DeviceShadow
 from refitd_client.delta.stream import StreamShadow
 from support import published
+from support.once import made_once
 from support.ranks import run_ranks
 from support.sharded_cases import Case, cases
 from support.sharded_deltas import KINDS, STEPS, bases, gathered, train
@@ -69,14 +71,15 @@ def _all_of(folder: Path, names: list[str], kind: str = "") -> tuple[Path, dict[
 
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[Told]]]:
-    return _all_of(tmp_path_factory.mktemp("sharded"), list(CASES))
+    return made_once(tmp_path_factory, "sharded-deltas", partial(_all_of, names=list(CASES)))
 
 
 @pytest.fixture(scope="module", params=["gpu", "stream"])
 def on_devices(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, dict[str, list[Told]]]:
-    return _all_of(tmp_path_factory.mktemp("devices"), list(ON_DEVICES), request.param)
+    make = partial(_all_of, names=list(ON_DEVICES), kind=request.param)
+    return made_once(tmp_path_factory, f"sharded-deltas-{request.param}", make)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -27,6 +27,7 @@ from refitd_client.contract.naming import ShardLayout, layout_of, slot_name, slo
 from refitd_client.contract.states import WaitOutcome
 from refitd_client.files import durable
 from support import published, sharded_cases
+from support.once import made_once
 from support.ranks import attempted, run_ranks
 from support.scripted_service import Answer, Request, ScriptedService, problem, version, waited
 
@@ -101,11 +102,14 @@ def _refuse_all(rank: int, size: int, root: Path) -> dict[str, Exception | None]
     return errors
 
 
+def _refuse_on_ranks(folder: Path) -> tuple[Path, list[dict[str, Exception | None]]]:
+    return folder / "root", run_ranks(2, folder, _refuse_all, folder / "root")
+
+
 @pytest.fixture(scope="module")
 def refused(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Exception | None]]]:
     """A root with a run for each bad weights, and what each rank was told."""
-    folder = tmp_path_factory.mktemp("refused")
-    return folder / "root", run_ranks(2, folder, _refuse_all, folder / "root")
+    return made_once(tmp_path_factory, "refused-weights", _refuse_on_ranks)
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -11,6 +11,7 @@ from refitd_client.contract.manifest import parse_manifest
 from refitd_client.sharded.holdings import NamingOptions, holdings_of
 from refitd_client.tensors import Casts
 from support import published, sharded_cases
+from support.once import made_once
 from support.ranks import run_ranks
 from support.sharded_cases import Case, cases
 
@@ -32,10 +33,7 @@ def _publish_all(rank: int, size: int, root: Path) -> dict[str, tuple[str, str]]
     return digests
 
 
-@pytest.fixture(scope="module")
-def sharded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, tuple[str, str]]]]:
-    """A root with a run for each case, and the digests that each rank was told."""
-    folder = tmp_path_factory.mktemp("sharded")
+def _publish_on_ranks(folder: Path) -> tuple[Path, list[dict[str, tuple[str, str]]]]:
     told: list[dict[str, tuple[str, str]]] = []
     for size in (2, 4):
         results = run_ranks(size, folder, _publish_all, folder / "root")
@@ -44,6 +42,12 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[s
                 raise result
         told += results
     return folder / "root", told
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, tuple[str, str]]]]:
+    """A root with a run for each case, and the digests that each rank was told."""
+    return made_once(tmp_path_factory, "sharded-versions", _publish_on_ranks)
 
 
 @pytest.mark.parametrize("name", CASES)

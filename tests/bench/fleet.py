@@ -98,21 +98,21 @@ def _many(folder: Path, engines: int) -> list[Figure]:
         pid, service = held.enter_context(stack.refitd(root, folder, [], *more, count=engines))
         process = psutil.Process(pid)
         publisher = held.enter_context(WeightPublisher(root, "bench", service_url=service))
-        asker = held.enter_context(_asker(service))
-        for step in range(1, ROUNDS + WARM_UP + 1):
-            if step == WARM_UP + 1:
-                _asked(asker)
-            before, began = _spent(process), time.monotonic()
-            publisher.publish(weights[step % 4], step=step).wait(timeout=120)
-            seconds, cpu = time.monotonic() - began, _spent(process) - before
-            found = _calls(urls)
-            if step > WARM_UP:
-                took.append(seconds * 1000)
-                spent.append(cpu / engines * 1000)
-                pauses += found.pauses
-                for path, span in found.spans.items():
-                    spans[path].append(span)
-        latencies = _asked(asker)
+        with _asker(service) as asker:  # what is idle has no reader
+            for step in range(1, ROUNDS + WARM_UP + 1):
+                if step == WARM_UP + 1:
+                    _asked(asker)
+                before, began = _spent(process), time.monotonic()
+                publisher.publish(weights[step % 4], step=step).wait(timeout=120)
+                seconds, cpu = time.monotonic() - began, _spent(process) - before
+                found = _calls(urls)
+                if step > WARM_UP:
+                    took.append(seconds * 1000)
+                    spent.append(cpu / engines * 1000)
+                    pauses += found.pauses
+                    for path, span in found.spans.items():
+                        spans[path].append(span)
+            latencies = _asked(asker)
         memory = process.memory_info().rss / 2**20
         time.sleep(SETTLE_SECONDS)
         before, began = _spent(process), time.monotonic()

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from weakref import WeakKeyDictionary
 
-AT_A_TIME = 4  # of what an engine does between two waits, a turn of the loop then has a few milliseconds
+AT_A_TIME = 8  # of what an engine does between two waits, a turn of the loop then has some milliseconds
 
 
 _HURRIES = ContextVar("_HURRIES", default=False)

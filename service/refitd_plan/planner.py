@@ -193,7 +193,7 @@ def _plan(
             )
             for transport in WeightTransport
         ),
-        costs_of=measured(None if shape is None else version_bytes(shape, job), wanted.engine),
+        costs_of=measured(None if shape is None else version_bytes(shape, job), wanted.engine, plugin=now.plugin),
         restart=root.restart,
         memory=None if found is None else planned_memory(found, root.host_has, files=root.files),
         sglang_flags=tuple(sglang_flags(parallel, then, fraction)) if wanted.engine == SGLANG else (),

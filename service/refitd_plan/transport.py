@@ -89,14 +89,16 @@ def hinders_handover(now: Situation) -> str | None:
     if now.areal:
         return _FOLDERS
     if not now.whole:
-        return "from a trainer of several ranks it was tried on processors alone (handover=True asks for it)"
+        return "from a trainer of several ranks it was tried on CPUs alone (handover=True asks for it)"
+    if not now.plugin:
+        return "it needs refitd's plugin inside the engine (say --plugin where it is)"
     if now.devices > 1:
         return f"the job lies on {now.devices} GPUs: {_BETWEEN_GPUS}"
     if now.lora:
         return "adapters go by disk"
     if now.expandable_segments:
         return "memory of expandable segments cannot be opened by CUDA IPC: leave expandable_segments out"
-    return None if now.plugin else "it needs refitd's plugin inside the engine (say --plugin where it is)"
+    return None
 
 
 def may_work(transport: WeightTransport, now: Situation) -> bool:
@@ -273,9 +275,17 @@ STAGED = TransportCost(
 """A full version by files with `REFITD_SGLANG_STAGE=auto`."""
 
 
-def measured(version: float | None, engine: str = SGLANG) -> str:
-    """What the figures are of, and how a version of this job compares. `version` is in bytes, None where not known."""
+def measured(version: float | None, engine: str = SGLANG, *, plugin: bool = True) -> str:
+    """What the figures are of, and how a job compares.
+
+    Args:
+        version: the bytes of one of its versions, None where not known.
+        engine: its backend.
+        plugin: whether refitd is inside its engines.
+    """
     of = MEASURED if engine == SGLANG else f"{MEASURED}, which was SGLang; not measured with {ENGINE_NAMES[engine]}"
+    if not plugin:
+        of = f"{of}, as it is not in this job: engines without it are paused for longer"
     if version is None:
         return of
     gigabytes = version / 1e9

@@ -23,8 +23,8 @@ def shown(plan: Plan, *, areal: bool) -> Iterator[RenderableType]:
     yield from _choice(plan)
     yield _ways(plan.ways)
     yield sentence(
-        "\nUntil engines answer by the new weights, the trainer is held and an engine is paused: measured with "
-        f"{plan.costs_of}.",
+        "\nUntil engines answer by the new weights, the trainer is held and an engine is paused. The times are not "
+        f"this job's: they were measured with {plan.costs_of}.",
         "dim",
     )
     if plan.restart is not None:
@@ -43,7 +43,8 @@ def _choice(plan: Plan) -> Iterator[RenderableType]:
     if plan.meanwhile is not None:
         why = next(way.left_to_trainer for way in plan.ways if way.chosen)
         yield sentence(
-            f"  refitd leaves this broadcast to the trainer: {why}. What it carries out here: {plan.meanwhile}.",
+            f"  refitd leaves this broadcast to the trainer: {why}. Of what refitd does itself, {plan.meanwhile} is "
+            "the best here: set that up, or make the broadcast in the trainer.",
             "yellow",
         )
     yield ""

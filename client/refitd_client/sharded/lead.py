@@ -29,6 +29,7 @@ from refitd_client.sharded.holdings import compare_samples
 from refitd_client.sharded.layout import Claim, ShardedLayout, lay_out, spread
 from refitd_client.sharded.lend_orders import LendOrder
 from refitd_client.sharded.lending import LentLayout, LentShards
+from refitd_client.sharded.rank_errors import argument_error_of_rank, error_of_rank
 from refitd_client.sharded.rank_group import (
     DigestOrder,
     DoneReply,
@@ -42,7 +43,6 @@ from refitd_client.sharded.rank_group import (
     RefusedOutcome,
     StageOrder,
     WriteOrder,
-    error_of_rank,
     portable,
     portable_service_error,
 )
@@ -239,6 +239,7 @@ def agree(
         StepConflictError: ranks are at different steps.
         InvalidWeightsError: what they hold is no version.
         PublishError: a rank could not begin, or asks for something else than rank 0.
+        TypeError, ValueError: a rank was called with arguments that cannot be.
     """
     opened: list[Opening] = _succeeded(openings)
     claims: list[list[Claim]] = []
@@ -383,5 +384,6 @@ def _succeeded(answers: Sequence[Any]) -> list[Any]:
     """The answers of all ranks. Raises the error of the first rank that failed."""
     for rank, answer in enumerate(answers):
         if isinstance(answer, FailedReply):
-            raise error_of_rank(rank, answer.error) from answer.error
+            told = argument_error_of_rank if answer.is_argument else error_of_rank
+            raise told(rank, answer.error) from answer.error
     return list(answers)

@@ -16,7 +16,8 @@ from refitd_client.fingerprint import Scan
 from refitd_client.fingerprint.host import MASK
 from refitd_client.sharded.lend_orders import LentPart, LentReply
 from refitd_client.sharded.parts import entries_of
-from refitd_client.sharded.rank_group import FailedReply, RankReply, error_of_rank
+from refitd_client.sharded.rank_errors import error_of_rank
+from refitd_client.sharded.rank_group import FailedReply, RankReply
 from refitd_client.transport.group.sending import NoTransferError
 from refitd_client.transport.ipc.exported_memory import process_life
 from refitd_client.transport.ipc.offer import (

@@ -19,6 +19,7 @@ from refitd_client.publish.publisher import WeightPublisher
 from refitd_client.sharded.follower import Follower
 from refitd_client.sharded.holdings import NamingOptions, Sharded
 from refitd_client.sharded.lead import Lead, LeadOptions, refuse
+from refitd_client.sharded.lead_publisher import LeadPublisher
 from refitd_client.sharded.lend_orders import LendOrder
 from refitd_client.sharded.rank_group import (
     DigestOrder,
@@ -33,6 +34,7 @@ from refitd_client.sharded.rank_group import (
     SendOrder,
     StageOrder,
     WriteOrder,
+    portable,
 )
 from refitd_client.sharded.rank_shadow import RankShadow
 from refitd_client.sharded.routing import check_delta, transport_of
@@ -134,7 +136,7 @@ class ShardedPublisher:
             self._folder, options, rank, ranks, check_finite=check_finite, shadow=own, durable=durable
         )
         publisher = partial(
-            WeightPublisher,
+            LeadPublisher,
             root,
             run,
             service_url,
@@ -265,13 +267,11 @@ class ShardedPublisher:
             RankLostError: a rank died or is late. Nothing is visible; open a new publisher on the ranks of a new group.
             NoSpaceError, StorageError: the file system refused a write, on the rank that is named.
             ServiceProblemError: the service refuses the notice. The version is published all the same.
+            TypeError, ValueError: a rank's `step`, `delta` or `transport` cannot be one; the message names the rank.
         """
         self._rank_group.require_whole()
-        step = whole_step(step)
-        transport = transport_of(transport, self._connection, handover=handover)
-        check_delta(delta, transport)
         try:
-            opening = self._follower.open(weights, step, sharded or {}, transport, delta)
+            opening = self._open(weights, step, sharded, transport, delta, handover=handover)
             if self._lead is not None:
                 publish = partial(
                     self._lead.publisher.publish,
@@ -285,7 +285,7 @@ class ShardedPublisher:
                 self._follower.shadow.keep_only(self._lead.shadow_count.number)
             else:
                 publication, handed = self._follow(opening, step)
-            return publication if transport is None else staged_of(publication, handed)
+            return staged_of(publication, handed) if handover or transport is not None else publication
         except Exception as error:
             self._follower.forget()
             if not isinstance(error, ServiceError) or error.publication is None:  # else it is published all the same
@@ -311,6 +311,19 @@ class ShardedPublisher:
             refuse(group, error)
             raise
         group.tell_all([DoneReply()] * group.size)
+
+    def _open(
+        self, weights: Any, step: Any, sharded: Any, transport: Any, delta: Any, *, handover: bool
+    ) -> Opening | FailedReply:
+        """What this rank comes with. Arguments that cannot be are told to rank 0, too, because it waits for all."""
+        try:
+            step = whole_step(step)
+            transport = transport_of(transport, self._connection, handover=handover)
+            check_delta(delta, transport)
+            sharded = sharded or {}
+        except Exception as error:
+            return FailedReply(error=portable(error), is_argument=True)
+        return self._follower.open(weights, step, sharded, transport, delta)
 
     def _follow(self, opening: Opening | FailedReply, step: int) -> tuple[Publication, Handed | None]:
         reply: Opening | RankReply = opening

@@ -25,19 +25,12 @@ from refitd_client.contract.naming import Order
 from refitd_client.contract.states import Kind
 from refitd_client.contract.wire import Notice
 from refitd_client.delta.plan import DeltaRules
-from refitd_client.errors import (
-    NO_SPACE,
-    InvalidWeightsError,
-    NoSpaceError,
-    PublishError,
-    RankLostError,
-    ServiceError,
-    StorageError,
-)
+from refitd_client.errors import PublishError, RankLostError, ServiceError
 from refitd_client.publish.durability import ALWAYS
 from refitd_client.sharded.layout import Claim, Location, WritePart
 from refitd_client.sharded.lend_orders import LendOrder, LentReply
 from refitd_client.sharded.messages import message_of, parts_of
+from refitd_client.sharded.rank_errors import ranks_named, reason_of
 from refitd_client.sharded.shadow_orders import ChangesReply, ShadowOrder
 from refitd_client.transport.group.child import TransferSent
 from refitd_client.transport.group.choice import TrainerPlace, Transport
@@ -146,9 +139,10 @@ class DoneReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedReply:
-    """An order was not carried out, or a rank could not begin."""
+    """An order was not carried out, or a rank could not begin. `is_argument`: its arguments cannot be."""
 
     error: Exception
+    is_argument: bool = False
 
 
 RankOrder = WriteOrder | DigestOrder | StageOrder | SendOrder | EndOrder | LendOrder | ShadowOrder
@@ -335,44 +329,20 @@ class RankGroup:
 
     def _lost(self, lost: dict[int, RuntimeError], doing: str) -> RankLostError:
         first = min(lost)
-        ranks = ", ".join(str(rank) for rank in sorted(lost))
-        self.broken = f"rank {ranks} was lost"
+        ranks, is_one = ranks_named(lost), len(lost) == 1
+        self.broken = f"{ranks} {'was' if is_one else 'were'} lost"
         return RankLostError(
-            f"rank {ranks} is gone, or did not {doing} within {self._timeout:g} s, so nothing was published "
-            f"({_first_line(lost[first])})",
+            f"{ranks} {'is' if is_one else 'are'} gone, or did not {doing} within {self._timeout:g} s, so nothing was "
+            f"published ({reason_of(lost[first])})",
             rank=first,
         )
 
     def _lost_lead(self, error: RuntimeError) -> RankLostError:
         self.broken = "rank 0 was lost"
         return RankLostError(
-            f"rank 0 is gone, or gave up waiting for another rank, which its own error names ({_first_line(error)})",
+            f"rank 0 is gone, or gave up waiting for another rank, which its own error names ({reason_of(error)})",
             rank=0,
         )
-
-
-def _first_line(error: RuntimeError) -> str:
-    return (str(error).splitlines() or [""])[0]
-
-
-def error_of_rank(rank: int, error: Exception) -> PublishError:
-    """The error that every rank raises for an error on one."""
-    text = f"rank {rank}: {error}"
-    match error:
-        case InvalidWeightsError():
-            return InvalidWeightsError(text, tensor=error.tensor)
-        case NoSpaceError():
-            return NoSpaceError(text, needed=error.needed, free=error.free)
-        case RankLostError():
-            return RankLostError(text, rank=error.rank)
-        case OSError() if error.errno in NO_SPACE:
-            return NoSpaceError(f"{text}: free some, or let the service keep fewer versions")
-        case OSError() | StorageError():
-            return StorageError(text)
-        case PublishError():
-            return PublishError(text)
-        case _:
-            return PublishError(f"rank {rank} failed with {type(error).__name__}: {error}")
 
 
 def portable(error: BaseException) -> Exception:

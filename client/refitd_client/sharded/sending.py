@@ -18,6 +18,7 @@ from refitd_client.errors import RankLostError
 from refitd_client.fingerprint import Scan
 from refitd_client.fingerprint.host import MASK
 from refitd_client.sharded.parts import entries_of, held_strips, sent_parts
+from refitd_client.sharded.rank_errors import error_of_rank
 from refitd_client.sharded.rank_group import (
     EndOrder,
     FailedReply,
@@ -26,7 +27,6 @@ from refitd_client.sharded.rank_group import (
     SendOrder,
     SentReply,
     StagedReply,
-    error_of_rank,
 )
 from refitd_client.transport.group.child import TransferSent
 from refitd_client.transport.group.sending import Destination, NoTransferError

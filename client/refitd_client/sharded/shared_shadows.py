@@ -18,7 +18,8 @@ from refitd_client.fingerprint.host import MASK
 from refitd_client.lanes import in_lanes, lanes_for
 from refitd_client.sharded.compared import compared_parts, joined
 from refitd_client.sharded.parts import entries_of
-from refitd_client.sharded.rank_group import FailedReply, RankOrder, error_of_rank
+from refitd_client.sharded.rank_errors import error_of_rank, ranks_named
+from refitd_client.sharded.rank_group import FailedReply, RankOrder
 from refitd_client.sharded.rank_shadow import unpacked
 from refitd_client.sharded.shadow_orders import ChangesReply, CompareOrder, GatherOrder, KeepOrder
 
@@ -62,10 +63,11 @@ class SharedShadows:
         """Why the ranks cannot compare; None where every rank has the copy, and holds the same parts as then."""
         if shards.agreed.number != self._layout:
             return OTHERS
-        without = [f"{rank}" for rank, number in enumerate(shards.shadow_numbers) if number != self._number]
-        return (
-            f"nothing to compare with: rank {', '.join(without)} has no copy of the last version" if without else None
-        )
+        without = [rank for rank, number in enumerate(shards.shadow_numbers) if number != self._number]
+        if not without:
+            return None
+        has = "has" if len(without) == 1 else "have"
+        return f"nothing to compare with: {ranks_named(without)} {has} no copy of the last version"
 
     def find(self, shards: "SharedShards", most: int) -> ShadowDiff:
         """As `Shadow.find`, of all ranks. A value that is not finite is refused by the rank that has it.

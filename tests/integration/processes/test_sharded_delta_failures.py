@@ -175,7 +175,7 @@ def test_ranks_that_do_not_say_the_same_of_deltas_are_refused_on_every_rank_with
             "DeltaRules(threshold=0.3, anchor_every=20): all ranks ask for the same"
         )
         assert choice == "rank 1 asks for delta='never' and rank 0 for 'auto': all ranks ask for the same"
-        assert then == ("full", "nothing to compare with: rank 0, 1 has no copy of the last version")
+        assert then == ("full", "nothing to compare with: ranks 0 and 1 have no copy of the last version")
     assert published.versions(tmp_path / "root/run") == ["v000001", "v000003"]
 
 
@@ -236,9 +236,9 @@ def _asks(_: int, __: int, root: Path) -> list[str]:
         return [str(attempted(lambda each=each: publisher.publish(state, step=1, **each))) for each in more]
 
 
-def test_what_a_rank_asks_for_that_cannot_be_is_refused_before_it_meets_the_others(tmp_path: Path) -> None:
+def test_what_all_ranks_ask_for_that_cannot_be_is_refused_with_the_first_rank_s_number(tmp_path: Path) -> None:
     for told in run_ranks(2, tmp_path, _asks, tmp_path / "root"):
         assert told == [
-            "delta is 'always': it is 'auto' or 'never'",
-            "transport goes without delta: it says what that would",
+            "rank 0: delta is 'always': it is 'auto' or 'never'",
+            "rank 0: transport goes without delta: it says what that would",
         ]

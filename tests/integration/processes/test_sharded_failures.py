@@ -142,7 +142,42 @@ def test_ranks_at_different_steps_publish_nothing(tmp_path: Path) -> None:
     for errors in run_ranks(2, tmp_path, _at_step, tmp_path):
         assert [type(error) for error in errors] == [StepConflictError] * 2
         assert "rank 1 publishes step 2 and rank 0 step 1" in str(errors[0])
+        assert str(errors[1]).endswith("after a restart of the trainer, open a new ShardedPublisher")
     assert published.whole(tmp_path / "run") == ["v000005", "v000006"]
+
+
+MISTAKES: list[tuple[int, dict[str, Any], type[Exception], str]] = [
+    (1, {"delta": "yes"}, ValueError, "rank 1: delta is 'yes': it is 'auto' or 'never'"),
+    (0, {"delta": None}, ValueError, "rank 0: delta is None: it is 'auto' or 'never'"),
+    (1, {"delta": []}, TypeError, "rank 1: .*unhashable"),
+    (1, {"step": 1.5}, TypeError, r"rank 1: step is 1\.5: it is a whole number"),
+    (0, {"step": "1"}, TypeError, "rank 0: step is '1': it is a whole number"),
+    (1, {"transport": "mail"}, ValueError, "rank 1: transport is 'mail': it is one of"),
+    (0, {"handover": True}, ValueError, "rank 0: transport='handover' needs the service_url"),
+    (1, {"sharded": torch.ones(2)}, PublishError, "rank 1 failed with RuntimeError: Boolean value"),
+]
+
+
+def _mistaken(rank: int, size: int, root: Path) -> list[Exception | None]:
+    """One rank after the other calls with arguments that cannot be; after each mistake all publish the same step."""
+    part, told = torch.arange(8.0).chunk(size)[rank], list[Exception | None]()
+    with ShardedPublisher(root, "run", rank_timeout=5) as publisher:
+        for step, (mistaken, arguments, *_) in enumerate(MISTAKES, 1):
+            good: dict[str, Any] = {"step": step, "sharded": {"w": Sharded(0, rank, size)}}
+            asked = good | arguments if rank == mistaken else good
+            told.append(attempted(lambda: publisher.publish({"w": part}, **asked)))  # noqa: B023
+            publisher.publish({"w": part}, **good)
+    return told
+
+
+def test_a_rank_with_arguments_that_cannot_be_is_named_on_every_rank_and_they_stay_in_step(tmp_path: Path) -> None:
+    for told in run_ranks(2, tmp_path, _mistaken, tmp_path):
+        assert isinstance(told, list), told
+        for error, (_, _, kind, said) in zip(told, MISTAKES, strict=True):
+            assert type(error) is kind, error
+            assert re.match(said, str(error)), error
+    assert published.whole(tmp_path / "run") == [f"v{step:06}" for step in range(1, len(MISTAKES) + 1)]
+    assert published.leftovers(tmp_path / "run") == []
 
 
 def _no_room(rank: int, size: int, root: Path) -> Exception | None:

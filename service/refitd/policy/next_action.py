@@ -203,7 +203,7 @@ def backoff(failures: int, chance: random.Random) -> float:
 
 def at_rest(engine: EngineRecord, target: str | None) -> bool:
     """Whether an engine is in sync with the target of its run (an id), where there is one, and owes nothing."""
-    is_there = target in (None, engine.serving)  # its record says BEHIND from its next look on
+    is_there = target in (None, engine.serving)  # its record says BEHIND from its task's next turn on
     return engine.state is EngineState.IN_SYNC and is_there and not engine.resume_owed
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from refitd.engine.fingerprints import agree, proof_by
 from refitd.policy.contest import forgiven
 from refitd.policy.next_action import Agenda, at_rest, backoff, until_look, until_look_at_rest
-from refitd.policy.observe import after_word, proved
+from refitd.policy.observe import after_word, proved, standing
 from refitd.rollout.targets import Targets
 from refitd.state.journal.journal import JournalError
 from refitd.state.records import EngineRecord
@@ -98,7 +98,7 @@ class EngineEntry:
         self._rests = rests
 
     def hasten(self, interval: float) -> bool:
-        """Have an engine that has left rest looked at as soon as others that are not at rest.
+        """Have an engine that has left rest looked at as soon as others that are not at rest. It is behind from now on.
 
         Args:
             interval: that the operator wants between two looks.
@@ -109,6 +109,8 @@ class EngineEntry:
         if not self._rests or self._is_at_rest:
             return False
         self.look_again(interval, most=max(0.0, self.agenda.probe_at - self.now))
+        if (record := self.record).state is EngineState.IN_SYNC:
+            self.put(record, standing(record, self.target_id))
         return True
 
     @property

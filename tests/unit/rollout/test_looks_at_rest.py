@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from refitd.policy.strategy import Strategy, StrategyName
 from refitd.rollout import entry
 from refitd_client.contract.states import EngineState
 from support.fleets import running
@@ -64,3 +65,17 @@ async def test_the_first_look_of_an_engine_that_comes_to_rest_is_drawn_apart_fro
         await stage.until(lambda: stage.store.engines[A].serving == version(1).id)
         await stage.until(lambda: True in drawn)
         assert drawn.count(True) == 1
+
+
+async def test_engines_whose_turn_has_not_come_are_behind_as_soon_as_there_is_a_newer_version(tmp_path: Path) -> None:
+    """And not from the next look on: who counts those in sync counts none that serves the version before."""
+    engines = {name: SimulatedEngine() for name in ("a", "b", "c")}
+    rolling = Strategy(name=StrategyName.ROLLING, max_unavailable=1)
+    async with running(tmp_path, engines, probe_interval=3600.0, strategy=rolling) as stage:
+        stage.store.put_version(version(1))
+        await stage.until(lambda: {each.serving for each in stage.store.engines.values()} == {version(1).id})
+        await stage.until(lambda: {each.state for each in stage.store.engines.values()} == {EngineState.IN_SYNC})
+        stage.lost.add(version(2).id)  # so that the first one's turn does not end
+        stage.store.put_version(version(2))
+        await stage.until(lambda: {each.state for each in stage.store.engines.values()} == {EngineState.BEHIND})
+        assert {each.serving for each in stage.store.engines.values()} == {version(1).id}

@@ -18,6 +18,7 @@ from refitd_client.errors import (
 _FAILED = frozenset(
     {EngineState.NACKED, EngineState.TAINTED, EngineState.UNREACHABLE, EngineState.QUARANTINED, EngineState.CONTESTED}
 )
+_NAMED = 3  # engines that an error names; `laggards` has all of them
 _ROLLED_BACK = "it was rolled back from; what the trainer publishes next is served as usual"
 
 
@@ -74,7 +75,7 @@ def _failure(version: Version) -> RefitError:
     if not failed:
         return VersionFailedError(f"version {version.id} will not be served: {reason}")
     return EngineFailedError(
-        f"version {version.id} is good, and engines did not take it: {_states_of(failed)}", engines=failed
+        f"version {version.id} is good, and engines did not take it: {_states_of(failed, version)}", engines=failed
     )
 
 
@@ -82,18 +83,26 @@ def _timeout(version: Version, waited: float) -> WaitTimeoutError:
     if version.state.is_open:
         reason = f" ({version.reason})" if version.reason else ""
         failed = tuple(engine for engine in version.engines if engine.state in _FAILED)
-        states = f"; {_states_of(failed)}" if failed else ""
+        states = f"; {_states_of(failed, version)}" if failed else ""
         return WaitTimeoutError(
             f"version {version.id} is still {version.state} after {waited:g} s{reason}{states}", laggards=failed
         )
     late = tuple(engine for engine in version.engines if engine.state is not EngineState.IN_SYNC or not engine.serves)
-    laggards = _states_of(late) or "no engine of the run is known to the service"
+    laggards = _states_of(late, version) or "no engine of the run is known to the service"
     return WaitTimeoutError(
         f"version {version.id} is not served after {waited:g} s, waiting for: {laggards}", laggards=late
     )
 
 
-def _states_of(engines: Iterable[EngineOnVersion]) -> str:
-    return "; ".join(
-        f"{engine.id} is {engine.state}" + (f" ({engine.reason})" if engine.reason else "") for engine in engines
-    )
+def _states_of(engines: Iterable[EngineOnVersion], version: Version) -> str:
+    """Say where a few of the engines are, those that are not in sync first, and count the others."""
+    ordered = sorted(engines, key=lambda engine: engine.state is EngineState.IN_SYNC)
+    more = len(ordered) - _NAMED
+    few = "; ".join(_state_of(engine, version) for engine in ordered[:_NAMED])
+    return few + (f"; and {more:,} more" if more > 0 else "")
+
+
+def _state_of(engine: EngineOnVersion, version: Version) -> str:
+    reason = f" ({engine.reason})" if engine.reason else ""
+    is_on_other = engine.state is EngineState.IN_SYNC and engine.step not in (None, version.step)
+    return f"{engine.id} is {engine.state}{reason}" + (f", and serves step {engine.step:,}" if is_on_other else "")

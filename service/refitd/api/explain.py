@@ -3,9 +3,11 @@
 from collections.abc import Iterable, Mapping
 
 from refitd.api.present import host_does, of_upstream
+from refitd.api.whereabouts import contents_of, on_engines, overtaken_by, paused_since
 from refitd.engine.port import Outcome
 from refitd.policy.binding import why_unbound
 from refitd.policy.contest import STOP_THE_OTHER, gives_up
+from refitd.policy.leases import named
 from refitd.policy.strategy import Strategy, has_given_up, released, why_waiting
 from refitd.rollout.targets import Targets
 from refitd.state.records import NOT_SENT, AttemptRecord, EngineRecord, RolloutRecord, Source
@@ -78,7 +80,13 @@ def of_its_run(sentences: Iterable[str], run: str) -> list[str]:
 
 
 def explain_version(
-    record: VersionRecord, store: Store, targets: Targets, plan: ReclaimPlan, waits_for: str | None = None
+    record: VersionRecord,
+    store: Store,
+    targets: Targets,
+    plan: ReclaimPlan,
+    waits_for: str | None = None,
+    *,
+    never_sent: bool = False,
 ) -> list[str]:
     """Explain what state a version is in and why, which engines serve it, whether it is kept.
 
@@ -88,6 +96,7 @@ def explain_version(
         targets: what engines are to serve.
         plan: what would be collected now.
         waits_for: why no copy of a delta is being written now.
+        never_sent: it is known that no engine was ever brought to it.
     """
     without_files = record.durability is not None and record.state is VersionState.ANNOUNCED
     means = "it has no files" if without_files else _VERSIONS[record.state]
@@ -97,14 +106,19 @@ def explain_version(
     if record.in_memory:
         sentences.append(f"It was handed over from its trainer's memory. {_without_files(record, targets)}")
     if record.proved_by:
-        engines = ", ".join(record.proved_by)
+        engines = named(record.proved_by)
         sentences.append(f"Its tensors were proved by the GPUs of {engines}, and not read by the service itself.")
     if record.barred and not record.was_never_served:
         sentences.append("It was rolled back from: engines do not go to it again.")
     if record.kind is Kind.DELTA:
         sentences += _as_delta(record, targets, waits_for)
     if record.state is VersionState.SEALED or record.in_memory:
-        sentences += _on_engines(record, store, targets)
+        sentences += on_engines(record, store, targets)
+        if (newer := overtaken_by(record, store, targets)) is not None:
+            step = f"step {newer.order.step:,}" if newer.order.generation == record.order.generation else newer.id
+            partly = "Not all engines of its run were proved to serve it"
+            lacks = "No engine was ever brought to it" if never_sent else partly
+            sentences.append(f"{lacks}: {step} overtook it.")
     for line in plan.items:
         if line.version == record.id:
             sentences += [f"It is {'kept' if line.keep else 'due to be deleted'}: {reason}." for reason in line.reasons]
@@ -145,29 +159,6 @@ def _as_delta(record: VersionRecord, targets: Targets, waits_for: str | None) ->
         sentences.append(f"It cannot be carried out: {refused}. Publish a full version.")
     elif waits_for is not None:
         sentences.append(f"It waits for a copy that engines can load: {waits_for}.")
-    return sentences
-
-
-def _on_engines(record: VersionRecord, store: Store, targets: Targets) -> list[str]:
-    target = targets.of_run(record.run).target
-    engines = [engine for engine in store.engines.values() if engine.run == record.run]
-    sentences: list[str] = []
-    if target is not None and target.id != record.id:
-        sentences.append(f"The target of run {record.run} is {target.id}.")
-    if not engines:
-        is_closed = record.run in store.runs.closed
-        rest = ", which is closed." if is_closed else f": 'refitd explain {record.run}' says what to do."
-        sentences.append(f"No engine follows run {record.run}{rest}")
-    rollout = store.rollouts.get(record.run)
-    if rollout is not None and rollout.version == record.id and rollout.reason is not None:
-        sentences.append(f"Its rollout is {rollout.state}: {rollout.reason}.")
-    if rollout is not None and rollout.paused_since is not None and target is not None and target.id == record.id:
-        sentences.append(_paused(rollout))
-    for engine in engines:
-        if engine.serving == record.id:
-            sentences.append(f"Engine {engine.id} {engine.serves('it')}.")
-        elif target is not None and target.id == record.id:
-            sentences.append(f"Engine {engine.id} does not serve it yet: {_where(engine)}.")
     return sentences
 
 
@@ -305,18 +296,13 @@ def _with_reason(sentences: list[str], engine: EngineRecord, rollout: RolloutRec
 
 def _against(engine: EngineRecord, run: str, target: VersionRecord | None) -> str:
     """Say what an engine serves, and what it should serve."""
-    serves = engine.serves(_contents(engine))
+    serves = engine.serves(contents_of(engine))
     if target is None:
         return f"It {serves}; run {run} has no target yet."
     is_there = engine.serving == target.id
     return f"It {serves}; " + (
         f"that is the target of run {run}." if is_there else f"the target of run {run} is {target.id}."
     )
-
-
-def _contents(engine: EngineRecord) -> str:
-    unproven = engine.of_others or "its start-up weights" if engine.known else "unknown contents"
-    return engine.serving or unproven
 
 
 def _last_load(attempt: AttemptRecord) -> str:
@@ -329,7 +315,7 @@ def _turn(engine: EngineRecord, target: VersionRecord, store: Store, strategy: S
     """Say what the strategy has it wait for."""
     rollout, engines = store.rollouts.get(target.run), store.engines_of(target.run)
     if rollout is not None and rollout.paused_since is not None:
-        return [_paused(rollout)]
+        return [paused_since(rollout)]
     if has_given_up(engine, target):
         return [f"It has given {target.id} up after {engine.strikes[target.id]} loads: a resync tries it once more."]
     if engine.id in released(strategy, target, rollout, engines):
@@ -338,13 +324,3 @@ def _turn(engine: EngineRecord, target: VersionRecord, store: Store, strategy: S
     if rollout is not None and rollout.version == target.id and rollout.reason is not None:
         sentences.append(f"The rollout is {rollout.state}: {rollout.reason}.")
     return sentences
-
-
-def _paused(rollout: RolloutRecord) -> str:
-    return f"Rollouts of run {rollout.run} are paused since {rollout.paused_since}: 'refitd resume {rollout.run}'."
-
-
-def _where(engine: EngineRecord) -> str:
-    """Say what an engine does instead of serving a version."""
-    why = f" ({engine.reason})" if engine.reason else ""
-    return f"it is {engine.state}{why}, and {engine.serves(_contents(engine))}"

@@ -8,10 +8,11 @@ import structlog
 from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.responses import StreamingResponse
 
-from refitd.api.context import ServiceOf, engine_id_of, find_version
+from refitd.api.context import Service, ServiceOf, engine_id_of, find_version
 from refitd.api.explain import explain_engine, explain_run, explain_version, of_its_run
 from refitd.api.feed import Feed, FellBehindError, stream_slot
 from refitd.api.overview import glance_at, runs_of
+from refitd.api.whereabouts import overtaken_by
 from refitd.observe.webhooks.delivery_task import place_of
 from refitd.policy.readiness import unknown
 from refitd.problem import Slug
@@ -20,7 +21,9 @@ from refitd.state.delivery import DeliveryRecord, subject_of
 from refitd.state.journal import reads
 from refitd.state.journal.journal import JournalError
 from refitd.state.log_entry import LogFilter
+from refitd.state.records import NOT_SENT
 from refitd.state.store import Store
+from refitd.state.version import VersionRecord
 from refitd_client.contract.history import Delivery
 from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import LogSeverity
@@ -31,6 +34,7 @@ delivery_routes = APIRouter(prefix="/v1", tags=["webhooks"])
 log = structlog.get_logger("refitd")
 
 _NAMED = 5  # candidates that a message names; the others it counts
+_LOADS = 1000  # of a version that was overtaken; more than that tell nothing new
 _UNBUFFERED = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
@@ -112,11 +116,28 @@ async def explain(subject: str, service: ServiceOf) -> Explanation:
         plan = await service.sweeper.plan()
     except OSError as error:
         untold = [f"Whether it is kept cannot be said now: the root cannot be worked on ({error})."]
-    sentences = [*explain_version(record, service.store, service.targets, plan, waits_for), *untold]
+    never_sent = await _was_never_sent(record, service)
+    about = explain_version(record, service.store, service.targets, plan, waits_for, never_sent=never_sent)
+    sentences = [*about, *untold]
     if subject == record.run:
         seen = glance_at(service.store, service.targets, subject)
         sentences = [*explain_run(seen, record.id), *of_its_run(sentences, subject)]
     return Explanation(id=record.id, sentences=sentences)
+
+
+async def _was_never_sent(record: VersionRecord, service: Service) -> bool:
+    """Whether a version was overtaken, and the journal has no load of it that an engine was asked for."""
+    store = service.store
+    if overtaken_by(record, store, service.targets) is None:
+        return False
+    try:
+        await store.durable()  # a load that has just begun counts too
+        loads = await asyncio.to_thread(
+            store.journal.read, lambda connection: reads.read_attempts(connection, version=record.id, limit=_LOADS)
+        )
+    except JournalError:
+        return False
+    return all(load.outcome == NOT_SENT for load in loads)
 
 
 def _unknown(subject: str, candidates: Sequence[str], store: Store) -> str:

@@ -35,7 +35,7 @@ from typing import assert_never
 
 from refitd.policy.goals import last_good, last_good_before
 from refitd.policy.holdings import Weight, Weights, weigh
-from refitd.policy.leases import Lease
+from refitd.policy.leases import Lease, reasons_of
 from refitd.policy.needs import Need, needs_of
 from refitd.policy.readiness import Withheld
 from refitd.root.handle import parts_below
@@ -205,7 +205,7 @@ def _firm(
     """Rules 2 and 3, and what nothing proves to be a version: what no budget can drop."""
     firm: Reasons = {}
     for version in versions:
-        reasons = [str(lease) for lease in leases.get(version.id, ())]
+        reasons = reasons_of(leases.get(version.id, ()))
         if version.id in unproven:
             reasons.append(unproven[version.id])
         if version.pinned:

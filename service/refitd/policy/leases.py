@@ -10,13 +10,14 @@ crash loses none. The worked case is an engine that gets slower and dies while i
     removed from the fleet       7 stays UNPROVEN for 600 s more: then it may be deleted, and is never written over
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from refitd_client.contract.states import EngineState
 
 DEAD_AFTER = 600.0
+NAMED = 3  # holders that a sentence names; the others it counts
 
 
 class LeaseKind(Enum):
@@ -73,6 +74,36 @@ _CLAIMS = {
     LeaseKind.PUSHING: "it is being pushed to the {}",
 }
 _UNSEEN = "engine {}, which does not answer, may still serve it"
+_CLAIMS_OF_MANY = {
+    LeaseKind.SERVING: "{} engines serve it: {}",
+    LeaseKind.LOADING: "{} engines load it: {}",
+    LeaseKind.UNPROVEN: "{} engines may still be reading it, as nothing proved that their loads ended: {}",
+    LeaseKind.NAMED: "{} engines name its folder as what they serve, and may read it again: {}",
+    LeaseKind.BENEATH: "{} engines serve deltas that were written into it, and would be put back from it: {}",
+    LeaseKind.PULLING: "{} followers pull it: {}",
+}
+_MANY_UNSEEN = "{} engines, which do not answer, may still serve it: {}"
+
+
+def named(names: Sequence[str]) -> str:
+    """Name a few of many, and count the others."""
+    more = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def reasons_of(held: Sequence[Lease]) -> list[str]:
+    """Return leases as sentences about the version: one for all holders that need it alike, where they are many."""
+    alike: dict[tuple[LeaseKind, bool], list[Lease]] = {}
+    for lease in held:
+        alike.setdefault((lease.kind, lease.unseen), []).append(lease)
+    found: list[str] = []
+    for (kind, unseen), group in alike.items():
+        claim = _MANY_UNSEEN if unseen and kind is LeaseKind.SERVING else _CLAIMS_OF_MANY.get(kind)
+        if claim is None or len(group) <= NAMED:
+            found += [str(lease) for lease in group]
+        else:
+            found.append(claim.format(f"{len(group):,}", named([lease.holder for lease in group])))
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

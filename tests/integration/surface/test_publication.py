@@ -201,7 +201,7 @@ def test_a_failure_is_raised_by_whose_fault_it_is(
 @pytest.mark.parametrize(
     ("about", "says", "fault"),
     [
-        ({"engines": [GOOD, OTHER]}, "waiting for: e4 is IN_SYNC", Fault.ENGINE),
+        ({"engines": [GOOD, OTHER]}, "waiting for: e4 is IN_SYNC$", Fault.ENGINE),
         ({"engines": [GOOD, LATE]}, r"waiting for: e2 is UPDATING \(loads since 9 s\)", Fault.ENGINE),
         ({"engines": []}, "no engine of the run is known", Fault.SERVICE),
         ({"state": VersionState.VALIDATING}, "is still VALIDATING", Fault.SERVICE),
@@ -335,3 +335,24 @@ def test_a_url_that_cannot_be_one_is_refused_before_anything_is_made(tmp_path: P
     with pytest.raises(ValueError, match="URL"):
         WeightPublisher(tmp_path / "root", "run", url)
     assert not (tmp_path / "root").exists()
+
+
+def test_a_wait_that_runs_out_names_a_few_of_many_and_first_those_that_are_not_in_sync(tmp_path: Path) -> None:
+    older = [EngineOnVersion(id=f"o{number}", state=EngineState.IN_SYNC, step=0) for number in range(29)]
+    with ScriptedService(_answers(ACCEPTED, waited(WaitOutcome.PENDING, engines=[*older, LATE]))) as service:
+        publication = _publish(tmp_path, service.url)
+        with pytest.raises(WaitTimeoutError) as caught:
+            publication.wait(0)
+    few = "o0 is IN_SYNC, and serves step 0; o1 is IN_SYNC, and serves step 0; and 27 more"
+    assert str(caught.value).endswith(f"waiting for: e2 is UPDATING (loads since 9 s); {few}")
+    assert len(caught.value.laggards) == 30
+
+
+def test_a_failure_on_many_engines_names_a_few(tmp_path: Path) -> None:
+    failed = [EngineOnVersion(id=f"t{number}", state=EngineState.TAINTED, step=None) for number in range(30)]
+    with ScriptedService(_answers(ACCEPTED, waited(WaitOutcome.FAILED, engines=failed))) as service:
+        publication = _publish(tmp_path, service.url)
+        with pytest.raises(EngineFailedError) as caught:
+            publication.wait(30)
+    assert str(caught.value).endswith("t0 is TAINTED; t1 is TAINTED; t2 is TAINTED; and 27 more")
+    assert len(caught.value.engines) == 30

@@ -19,7 +19,7 @@ from refitd.rollout.targets import Targets
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
 from refitd_client import AsyncRefitClient, Publication, RefitClient, ShardedPublisher, WeightPublisher
-from refitd_client.contract.states import EngineState, Kind
+from refitd_client.contract.states import EngineState, Kind, VersionState
 from refitd_client.contract.wire import Notice, ReclaimPlan
 from support.checkpoints import publish, tensors
 from support.records import engine, version
@@ -161,3 +161,19 @@ def test_how_long_a_small_publication_took_is_said_in_milliseconds(tmp_path: Pat
     assert str(_lines(publication, None)[0]).startswith(f"{ID}: 6.8 MB in 23 ms, ")
     longer = replace(publication, notice=replace(publication.notice, publish_ms=2340.0))
     assert " in 2.34 s, " in str(_lines(longer, None)[0])
+
+
+async def test_a_version_that_was_overtaken_before_any_engine_was_on_it_says_so(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        await stage.served(1)
+        for what, steps in (("pause", (2, 3)), ("resume", ())):
+            assert (await stage.http.post(f"/v1/rollouts/{what}", json={"run": "run"})).status_code == 200
+            for step in steps:
+                publish(stage.root, "run", step, tensors(step))
+                await stage.until(f"run~v00000{step}", lambda record: record.state is VersionState.SEALED)
+        await stage.until("run~v000003", lambda record: record.served_at is not None)
+        said = (await stage.http.get("/v1/explain/run~v000002")).json()["sentences"]
+        assert "No engine was ever brought to it: step 3 overtook it." in said
+        stage.store.open_attempt("a:1", "run~v000002")
+        said = (await stage.http.get("/v1/explain/run~v000002")).json()["sentences"]
+        assert not any("No engine was ever" in sentence for sentence in said)

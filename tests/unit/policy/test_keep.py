@@ -406,3 +406,10 @@ def test_a_trainer_s_own_folder_is_its_trainer_s_to_delete_unless_that_was_asked
     assert "--reclaim-foreign" in decide(versions, KeepRules(last=1), listing=there)[0].reasons[0]
     gone = replace(there, found=there.found[2:])  # its trainer has deleted the older ones: the books are closed
     assert kept_steps(decide(versions, KeepRules(last=1), listing=gone)) == [3]
+
+
+def test_what_many_engines_serve_is_kept_for_one_reason() -> None:
+    many = [Lease(kind=LeaseKind.SERVING, holder=f"e{number}") for number in range(30)]
+    (verdict,) = keep([version(1)], {version(1).id: many}, KeepRules(), listing=LISTED, ages={})
+    assert verdict.reasons[0] == "30 engines serve it: e0, e1, e2 and 27 more"
+    assert sum("serve" in reason for reason in verdict.reasons) == 1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from refitd.policy.leases import DEAD_AFTER, EngineView, LeaseKind, Load, RunView, Views, leases
+from refitd.policy.leases import DEAD_AFTER, EngineView, LeaseKind, Load, RunView, Views, leases, reasons_of
 from refitd_client.contract.states import EngineState
 
 
@@ -90,3 +90,17 @@ def test_each_kind_of_lease_has_a_sentence_of_its_own() -> None:
     from refitd.policy.leases import Lease
 
     assert len({str(Lease(kind=kind, holder="x")) for kind in LeaseKind}) == len(LeaseKind)
+
+
+def test_many_engines_that_need_a_version_alike_are_one_reason_with_a_few_names() -> None:
+    up = [_engine(id=f"e{number:02}", serving="a") for number in range(24)]
+    away = [_engine(id=f"u{number}", serving="a", state=EngineState.UNREACHABLE) for number in range(4)]
+    load = _engine(id="l", loads=(Load(version="a"),))
+    held = leases(Views(engines=(*up, *away, load), runs=(RunView(run="exp", target="a"),)))["a"]
+    assert reasons_of(held) == [
+        "24 engines serve it: e00, e01, e02 and 21 more",
+        "4 engines, which do not answer, may still serve it: u0, u1, u2 and 1 more",
+        "engine l loads it",
+        "target of run exp",
+    ]
+    assert reasons_of(held[:3]) == [f"engine e0{number} serves it" for number in range(3)]

@@ -1,0 +1,97 @@
+"""Which engines serve a version, and where the others are: a sentence for each, or one for many that are alike."""
+
+from collections.abc import Iterable
+
+from refitd.policy.leases import NAMED, named
+from refitd.rollout.targets import Targets
+from refitd.state.records import EngineRecord, RolloutRecord
+from refitd.state.store import Store
+from refitd.state.version import VersionRecord
+from refitd_client.contract.states import EngineState, VersionState
+
+
+def on_engines(record: VersionRecord, store: Store, targets: Targets) -> list[str]:
+    """Say how a version's rollout stands, which engines serve it and which do not yet.
+
+    Args:
+        record: the version.
+        store: what the service knows.
+        targets: what engines are to serve.
+    """
+    target = targets.of_run(record.run).target
+    engines = [engine for engine in store.engines.values() if engine.run == record.run]
+    sentences: list[str] = []
+    if target is not None and target.id != record.id:
+        sentences.append(f"The target of run {record.run} is {target.id}.")
+    if not engines:
+        is_closed = record.run in store.runs.closed
+        rest = ", which is closed." if is_closed else f": 'refitd explain {record.run}' says what to do."
+        sentences.append(f"No engine follows run {record.run}{rest}")
+    rollout = store.rollouts.get(record.run)
+    if rollout is not None and rollout.version == record.id and rollout.reason is not None:
+        sentences.append(f"Its rollout is {rollout.state}: {rollout.reason}.")
+    if rollout is not None and rollout.paused_since is not None and target is not None and target.id == record.id:
+        sentences.append(paused_since(rollout))
+    there = [engine for engine in engines if engine.serving == record.id]
+    sentences += _serving(there)
+    if target is not None and target.id == record.id:
+        sentences += _late([engine for engine in engines if engine.serving != record.id])
+    return sentences
+
+
+def overtaken_by(record: VersionRecord, store: Store, targets: Targets) -> VersionRecord | None:
+    """Return the run's target where it is newer than a good version that was not served."""
+    target = targets.of_run(record.run).target
+    if target is None or target.order <= record.order or record.barred or record.served_at is not None:
+        return None
+    is_held = any(engine.serving == record.id for engine in store.engines.values())
+    return None if is_held or record.state is not VersionState.SEALED else target
+
+
+def _serving(engines: Iterable[EngineRecord]) -> list[str]:
+    """Say which engines serve a version: in one sentence where they are many."""
+    seen, away = list[EngineRecord](), list[EngineRecord]()
+    for engine in engines:
+        (away if engine.state is EngineState.UNREACHABLE else seen).append(engine)
+    found: list[str] = []
+    for group, claim in ((seen, "serve it"), (away, "served it when they were last reached")):
+        if len(group) > NAMED:
+            found.append(f"{len(group):,} engines {claim}: {named([engine.id for engine in group])}.")
+        else:
+            found += [f"Engine {engine.id} {engine.serves('it')}." for engine in group]
+    return found
+
+
+def _late(engines: Iterable[EngineRecord]) -> list[str]:
+    """Say which engines do not serve a run's target yet, and what they do: in one sentence for many in one state."""
+    states: dict[EngineState, list[EngineRecord]] = {}
+    for engine in engines:
+        states.setdefault(engine.state, []).append(engine)
+    found: list[str] = []
+    for state, group in states.items():
+        if len(group) <= NAMED:
+            found += [f"Engine {engine.id} does not serve it yet: {_where(engine)}." for engine in group]
+            continue
+        why = next((f" ({engine.id}: {engine.reason})" for engine in group if engine.reason), "")
+        held = {engine.serving for engine in group if state is not EngineState.UNREACHABLE}
+        serve = f" and serve {held.pop()}" if len(held) == 1 and None not in held else ""
+        ids = named([engine.id for engine in group])
+        found.append(f"{len(group):,} engines do not serve it yet; they are {state}{serve}{why}: {ids}.")
+    return found
+
+
+def _where(engine: EngineRecord) -> str:
+    """Say what an engine does instead of serving a version."""
+    why = f" ({engine.reason})" if engine.reason else ""
+    return f"it is {engine.state}{why}, and {engine.serves(contents_of(engine))}"
+
+
+def contents_of(engine: EngineRecord) -> str:
+    """Say what an engine has, whether or not that is a version."""
+    unproven = engine.of_others or "its start-up weights" if engine.known else "unknown contents"
+    return engine.serving or unproven
+
+
+def paused_since(rollout: RolloutRecord) -> str:
+    """Say since when a run's rollouts are paused, and what resumes them."""
+    return f"Rollouts of run {rollout.run} are paused since {rollout.paused_since}: 'refitd resume {rollout.run}'."

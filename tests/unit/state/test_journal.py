@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -127,6 +128,36 @@ async def test_a_journal_that_cannot_be_written_says_so_and_goes_on_by_itself(
                 except JournalError:
                     await asyncio.sleep(0.01)
         assert journal.read(reads.read_versions) == [version(2), version(1)]
+
+
+async def test_who_waits_for_what_is_told_waits_for_no_engine_also_behind_others_that_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with written(tmp_path) as journal:
+        commit, may_commit = journal._commit, threading.Semaphore(0)
+        begun, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def slow(batch: list[writes.JournalWrite]) -> Exception | None:
+            loop.call_soon_threadsafe(begun.set)
+            may_commit.acquire(timeout=30)
+            return commit(batch)
+
+        monkeypatch.setattr(journal, "_commit", slow)
+        journal.append(writes.put_version(version(1), 1))
+        told = asyncio.create_task(journal.durable(told=True))
+        async with asyncio.timeout(10):
+            await begun.wait()
+            journal.append(writes.put_engine(engine(serving="v1")))
+            everything = asyncio.create_task(journal.durable())
+            await asyncio.sleep(0)
+            behind = asyncio.create_task(journal.durable(told=True))
+            await asyncio.sleep(0)
+            may_commit.release()
+            await told
+            await behind
+            assert not everything.done()
+            may_commit.release()
+            await everything
 
 
 async def test_lists_are_newest_first_and_paged(place: Place) -> None:

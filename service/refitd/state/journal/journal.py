@@ -74,7 +74,7 @@ class Journal:
         self.newest_event = 0
         self._durable = 0
         self._failure: Exception | None = None
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()  # in the order of what they wait for
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._work = asyncio.Event()
 
     @property
@@ -149,9 +149,11 @@ class Journal:
 
     def _wake(self) -> None:
         """Wake all who wait for what is durable now, at once; after a failure all who wait."""
-        while self._waiting and (self._failure is not None or self._waiting[0][0] <= self._durable):
-            written = self._waiting.popleft()[1]
-            if not written.done():
+        waiting, self._waiting = self._waiting, []
+        for goal, written in waiting:
+            if self._failure is None and goal > self._durable:
+                self._waiting.append((goal, written))
+            elif not written.done():
                 written.set_result(None)
 
     def _commit(self, batch: list[JournalWrite]) -> Exception | None:

@@ -37,7 +37,7 @@ class Story:
 
     def __init__(self, root: Path, patch: pytest.MonkeyPatch, *, stage: bool) -> None:
         self.engine = FollowingEngine(root, patch, stage=stage)
-        self.first, *_ = [self._served(published(root, step)) for step in (1, 2, 3)]
+        self.first, self.second, _ = [self._served(published(root, step)) for step in (1, 2, 3)]
         self.wanted = published(root.parent / "elsewhere", 4)
         self.shards: list[str] | None = None
 
@@ -212,6 +212,22 @@ def test_what_was_copied_ahead_is_not_loaded_where_the_load_would_go_another_way
     assert (story.engine.load(version), story.engine.held(4)) == (Outcome.REFUSED, 3)
     assert "try again" in story.engine.reason
     assert (story.engine.take(version), story.engine.held(4), story.engine.ahead) == (Outcome.SERVED, 4, 0)
+
+
+def test_a_version_that_is_to_be_loaded_is_not_overwritten_by_the_next_one_that_is_looked_at(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy of a version has the GPU's buffer until the engine has loaded it: the next one is read where it is."""
+    story = Story(root, monkeypatch, stage=True)
+    story.write(story.trainer, *story.trainer.names)
+    story.say(story.trainer, *story.trainer.names)
+    version = story.trainer.commit(4).place.folder
+    assert story.engine.prepare(version), story.engine.reason
+    following = SlotTrainer(story.second, published(root.parent / "elsewhere", 5), number=1)
+    story.write(following, *following.names, data=GARBAGE)
+    story.say(following, *following.names)
+    assert story.engine.load(version) is Outcome.SERVED, story.engine.reason
+    assert story.engine.held(5) == 4
 
 
 @pytest.mark.parametrize("stage", [True, False], ids=["copied", "read"])

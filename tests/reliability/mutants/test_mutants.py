@@ -371,7 +371,7 @@ MUTANTS = [
         "service/refitd_plugin/staging.py",
         "if self._lease is not None and self._lease() is not None:",
         "if False:",
-        "tests/reliability/simulation/test_early_looks.py",
+        "tests/reliability/faults/test_faults_early_look.py",
     ),
 ]
 

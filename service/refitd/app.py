@@ -78,7 +78,7 @@ if TYPE_CHECKING:
 
 DRAIN_SECONDS = 20.0
 SWITCH_SECONDS = 0.0005
-GC_THRESHOLDS = (20_000, 20, 20)  # 700 by default: a rollout to a thousand engines looked a thousand times for cycles
+GC_THRESHOLDS = (20_000, 20, 20)  # 700 by default: hundreds of looks for cycles in a rollout to a thousand engines
 
 _NOT_ROOT = "run it as a user that may write to the root and the state folder, and nothing else (docs/deploy.md)"
 _CLOSE_IT = "set --token-file (REFITD_TOKEN_FILE) unless every user of this machine may change engines"

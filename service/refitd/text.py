@@ -1,7 +1,8 @@
-"""Text for people: what others wrote, durations, sizes; and URLs without what can be a secret. Pure."""
+"""Text for people: what others wrote, lists, durations, sizes; and URLs without what can be a secret. Pure."""
 
 import base64
 import re
+from collections.abc import Sequence
 from urllib.parse import unquote, urlsplit
 
 _BYTES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
@@ -69,6 +70,15 @@ def clean(text: str) -> str:
 def one_line(text: str) -> str:
     """Return the text on one line, without characters that steer a terminal or begin another line of a log."""
     return clean(" ".join(text.split()))
+
+
+FEW = 3  # names that a sentence lists; the others it counts
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first few of some names, and how many more there are."""
+    more = len(names) - FEW
+    return ", ".join(names[:FEW]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def spoken(seconds: float) -> str:

@@ -13,7 +13,6 @@ from weakref import WeakKeyDictionary
 
 AT_A_TIME = 8  # of what an engine does between two waits, a turn of the loop then has some milliseconds
 
-
 _HURRIES = ContextVar("_HURRIES", default=False)
 
 

@@ -110,7 +110,6 @@ class RunFolder:
             raise NameRefusedError(str(error)) from None
         self.root = root
         self.path = root / run
-        self.opened_as = "WeightPublisher"  # what errors advise to open
         try:
             durable.make_folders(self.path)
             self.lock = FileLock(self.path / LOCK_NAME, 0o660)
@@ -143,7 +142,7 @@ class RunFolder:
             last = step if self._own is None else self._own.step
             raise StepConflictError(
                 f"step {step} of run {self.run} is not after step {last}, which this publisher published: "
-                f"publish steps in order; after a restart of the trainer, open a new {self.opened_as}"
+                "publish steps in order; after a restart of the trainer, open a new publisher"
             )
         if os.path.lexists(self.folder_of(placed)):
             raise StepConflictError(f"{self.folder_of(placed)} exists: move it away, or publish a later step")

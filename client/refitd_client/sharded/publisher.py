@@ -19,7 +19,6 @@ from refitd_client.publish.publisher import WeightPublisher
 from refitd_client.sharded.follower import Follower
 from refitd_client.sharded.holdings import NamingOptions, Sharded
 from refitd_client.sharded.lead import Lead, LeadOptions, refuse
-from refitd_client.sharded.lead_publisher import LeadPublisher
 from refitd_client.sharded.lend_orders import LendOrder
 from refitd_client.sharded.rank_group import (
     DigestOrder,
@@ -136,7 +135,7 @@ class ShardedPublisher:
             self._folder, options, rank, ranks, check_finite=check_finite, shadow=own, durable=durable
         )
         publisher = partial(
-            LeadPublisher,
+            WeightPublisher,
             root,
             run,
             service_url,

@@ -3,16 +3,16 @@
 from collections.abc import Iterable, Mapping
 
 from refitd.api.present import host_does, of_upstream
-from refitd.api.whereabouts import contents_of, on_engines, overtaken_by, paused_since
+from refitd.api.version_on_engines import contents_of, on_engines, overtaken_by, paused_since
 from refitd.engine.port import Outcome
 from refitd.policy.binding import why_unbound
 from refitd.policy.contest import STOP_THE_OTHER, gives_up
-from refitd.policy.leases import named
 from refitd.policy.strategy import Strategy, has_given_up, released, why_waiting
 from refitd.rollout.targets import Targets
 from refitd.state.records import NOT_SENT, AttemptRecord, EngineRecord, RolloutRecord, Source
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
+from refitd.text import listed
 from refitd_client.contract.hosts import HostEngine, HostEngines
 from refitd_client.contract.states import EngineState, Kind, VersionState
 from refitd_client.contract.wire import Reclaimable, ReclaimPlan, RunGlance
@@ -106,7 +106,7 @@ def explain_version(
     if record.in_memory:
         sentences.append(f"It was handed over from its trainer's memory. {_without_files(record, targets)}")
     if record.proved_by:
-        engines = named(record.proved_by)
+        engines = listed(record.proved_by)
         sentences.append(f"Its tensors were proved by the GPUs of {engines}, and not read by the service itself.")
     if record.barred and not record.was_never_served:
         sentences.append("It was rolled back from: engines do not go to it again.")

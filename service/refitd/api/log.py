@@ -12,7 +12,7 @@ from refitd.api.context import Service, ServiceOf, engine_id_of, find_version
 from refitd.api.explain import explain_engine, explain_run, explain_version, of_its_run
 from refitd.api.feed import Feed, FellBehindError, stream_slot
 from refitd.api.overview import glance_at, runs_of
-from refitd.api.whereabouts import overtaken_by
+from refitd.api.version_on_engines import overtaken_by
 from refitd.observe.webhooks.delivery_task import place_of
 from refitd.policy.readiness import unknown
 from refitd.problem import Slug

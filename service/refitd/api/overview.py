@@ -24,10 +24,10 @@ from refitd.state.records import EngineRecord, RolloutRecord
 from refitd.state.store import Store
 from refitd.state.upstream import UpstreamWord
 from refitd.state.version import VersionRecord
+from refitd.text import FEW, listed
 from refitd_client.contract.states import EngineState, Standing, VersionState
 from refitd_client.contract.wire import Engine, Faults, GroupLead, Overview, RunGlance
 
-NAMED = 3  # engines that a sentence names; the others it counts
 _TROUBLE = (
     EngineState.CONTESTED,
     EngineState.QUARANTINED,
@@ -215,9 +215,8 @@ def _group(seen: RunFacts, state: EngineState) -> str | None:
 def _names(ids: Sequence[str]) -> str:
     if len(ids) == 1:
         return f"{ids[0]} is"
-    more = len(ids) - NAMED
-    listed = ", ".join(ids[:NAMED])
-    return f"{listed} and {more} more are" if more > 0 else f"{', '.join(ids[:-1])} and {ids[-1]} are"
+    more = len(ids) - FEW
+    return f"{listed(ids)} are" if more > 0 else f"{', '.join(ids[:-1])} and {ids[-1]} are"
 
 
 def _waiting(seen: RunFacts, newest: VersionRecord | None) -> list[str]:

@@ -10,6 +10,7 @@ from refitd.cli.exits import EXIT_CODES_HELP
 from refitd.cli.options import Command, EngineId, Group, Json, TokenFile, Url, Yes, calls_service
 from refitd.cli.output import Output, agree
 from refitd.clock import SystemClock
+from refitd.text import listed
 from refitd_client.contract.states import EngineState
 from refitd_client.contract.wire import NewEngine, Page, RunGlance
 from refitd_client.errors import ConflictError
@@ -105,7 +106,7 @@ def move(out: Output, client: RefitClient, engine_ids: EngineIds, run: ToRun, ye
         detail, say = error.problem.detail, "say --yes if they are to be moved"
         agree(out, render.sentence(detail), question="Move them all the same?", does=detail, say=say)
         page = client.move_engines(engine_ids, run, insist=True)
-    who, one = render.listed([engine.id for engine in page.items]), len(page.items) == 1
+    who, one = listed([engine.id for engine in page.items]), len(page.items) == 1
     out.show(page, render.sentence(f"{who} {'follows' if one else 'follow'} {run} from now on."))
     if closed is not None:
         out.remark(_what_closed_means(closed, who, one=one))

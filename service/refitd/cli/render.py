@@ -12,12 +12,10 @@ from rich.text import Text
 
 from refitd.cli.table import Table
 from refitd.engine.fingerprints import NOT_ALIKE, NOT_COMPARED
-from refitd.text import clean, size_of, spoken
+from refitd.text import clean, listed, size_of, spoken
 from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import EngineState, LogSeverity, Standing, VersionState, WaitOutcome
 from refitd_client.contract.wire import Engine, Event, Explanation, Version, WaitResult
-
-_NAMED = 3  # ids that a sentence names; the others it counts
 
 # A shape for each, so that colours are not needed; the most urgent first.
 _LOOKS: Mapping[Standing, tuple[str, str]] = {
@@ -48,12 +46,6 @@ def closed_runs(closed: Sequence[str]) -> list[str]:
         return []
     count = "1 run is" if len(closed) == 1 else f"{len(closed)} runs are"
     return [f"{count} closed: {listed(closed)} ('refitd runs')"]
-
-
-def listed(ids: Sequence[str]) -> str:
-    """The first few by name, the others counted."""
-    more = len(ids) - _NAMED
-    return ", ".join(ids[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 NOTHING = "-"

@@ -7,7 +7,7 @@ import typer
 from refitd.cli import render
 from refitd.cli.options import RunArgument, Yes, calls_service
 from refitd.cli.output import Output, agree
-from refitd.cli.render import listed
+from refitd.text import listed
 from refitd_client.contract.wire import RollbackPlan
 from refitd_client.http.client import RefitClient
 

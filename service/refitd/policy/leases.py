@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from refitd.text import FEW, listed
 from refitd_client.contract.states import EngineState
 
 DEAD_AFTER = 600.0
-NAMED = 3  # holders that a sentence names; the others it counts
 
 
 class LeaseKind(Enum):
@@ -85,12 +85,6 @@ _CLAIMS_OF_MANY = {
 _MANY_UNSEEN = "{} engines, which do not answer, may still serve it: {}"
 
 
-def named(names: Sequence[str]) -> str:
-    """Name a few of many, and count the others."""
-    more = len(names) - NAMED
-    return ", ".join(names[:NAMED]) + (f" and {more:,} more" if more > 0 else "")
-
-
 def reasons_of(held: Sequence[Lease]) -> list[str]:
     """Return leases as sentences about the version: one for all holders that need it alike, where they are many."""
     alike: dict[tuple[LeaseKind, bool], list[Lease]] = {}
@@ -99,10 +93,10 @@ def reasons_of(held: Sequence[Lease]) -> list[str]:
     found: list[str] = []
     for (kind, unseen), group in alike.items():
         claim = _MANY_UNSEEN if unseen and kind is LeaseKind.SERVING else _CLAIMS_OF_MANY.get(kind)
-        if claim is None or len(group) <= NAMED:
+        if claim is None or len(group) <= FEW:
             found += [str(lease) for lease in group]
         else:
-            found.append(claim.format(f"{len(group):,}", named([lease.holder for lease in group])))
+            found.append(claim.format(f"{len(group):,}", listed([lease.holder for lease in group])))
     return found
 
 

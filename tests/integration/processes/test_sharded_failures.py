@@ -142,7 +142,7 @@ def test_ranks_at_different_steps_publish_nothing(tmp_path: Path) -> None:
     for errors in run_ranks(2, tmp_path, _at_step, tmp_path):
         assert [type(error) for error in errors] == [StepConflictError] * 2
         assert "rank 1 publishes step 2 and rank 0 step 1" in str(errors[0])
-        assert str(errors[1]).endswith("after a restart of the trainer, open a new ShardedPublisher")
+        assert str(errors[1]).endswith("after a restart of the trainer, open a new publisher")
     assert published.whole(tmp_path / "run") == ["v000005", "v000006"]
 
 

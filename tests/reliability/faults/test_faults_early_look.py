@@ -63,6 +63,12 @@ class Story:
             size = trainer.sizes[name]
             trainer.write(name, begin, size, None if data is None else data * (size - begin))
 
+    def looked_at(self) -> Path:
+        """The folder of step 4, all of whose shards the engine has looked at before the commit."""
+        self.write(self.trainer, *self.trainer.names)
+        self.say(self.trainer, *self.trainer.names)
+        return self.trainer.commit(4).place.folder
+
     def taken_over(self) -> SlotTrainer:
         """Another trainer that has the files from now on, in a folder of its own."""
         folder = self.trainer.folder
@@ -204,9 +210,7 @@ def test_what_was_copied_ahead_is_not_loaded_where_the_load_would_go_another_way
 ) -> None:
     """The plan is gone, as after a load that failed: the loader reads the file. The second time all of it was read."""
     story = Story(root, monkeypatch, stage=True)
-    story.write(story.trainer, *story.trainer.names)
-    story.say(story.trainer, *story.trainer.names)
-    version = story.trainer.commit(4).place.folder
+    version = story.looked_at()
     assert story.engine.prepare(version)
     story.engine.rank.engine.loading.plan = None
     assert (story.engine.load(version), story.engine.held(4)) == (Outcome.REFUSED, 3)
@@ -219,9 +223,7 @@ def test_a_version_that_is_to_be_loaded_is_not_overwritten_by_the_next_one_that_
 ) -> None:
     """The copy of a version has the GPU's buffer until the engine has loaded it: the next one is read where it is."""
     story = Story(root, monkeypatch, stage=True)
-    story.write(story.trainer, *story.trainer.names)
-    story.say(story.trainer, *story.trainer.names)
-    version = story.trainer.commit(4).place.folder
+    version = story.looked_at()
     assert story.engine.prepare(version), story.engine.reason
     following = SlotTrainer(story.second, published(root.parent / "elsewhere", 5), number=1)
     story.write(following, *following.names, data=GARBAGE)

@@ -107,7 +107,7 @@ def test_steps_out_of_order_are_refused_with_the_way_out(tmp_path: Path) -> None
     with WeightPublisher(tmp_path, "run") as publisher:
         publisher.publish(WEIGHTS, step=5)
         for step in (5, 4):
-            with pytest.raises(StepConflictError, match="open a new WeightPublisher"):
+            with pytest.raises(StepConflictError, match="open a new publisher"):
                 publisher.publish(WEIGHTS, step=step)
         publisher.publish(WEIGHTS, step=6)
     assert published.versions(tmp_path / "run") == ["v000005", "v000006"]

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
-from refitd.policy.leases import NAMED, named
 from refitd.rollout.targets import Targets
 from refitd.state.records import EngineRecord, RolloutRecord
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
+from refitd.text import FEW, listed
 from refitd_client.contract.states import EngineState, VersionState
 
 
@@ -55,8 +55,8 @@ def _serving(engines: Iterable[EngineRecord]) -> list[str]:
         (away if engine.state is EngineState.UNREACHABLE else seen).append(engine)
     found: list[str] = []
     for group, claim in ((seen, "serve it"), (away, "served it when they were last reached")):
-        if len(group) > NAMED:
-            found.append(f"{len(group):,} engines {claim}: {named([engine.id for engine in group])}.")
+        if len(group) > FEW:
+            found.append(f"{len(group):,} engines {claim}: {listed([engine.id for engine in group])}.")
         else:
             found += [f"Engine {engine.id} {engine.serves('it')}." for engine in group]
     return found
@@ -69,13 +69,13 @@ def _late(engines: Iterable[EngineRecord]) -> list[str]:
         states.setdefault(engine.state, []).append(engine)
     found: list[str] = []
     for state, group in states.items():
-        if len(group) <= NAMED:
+        if len(group) <= FEW:
             found += [f"Engine {engine.id} does not serve it yet: {_where(engine)}." for engine in group]
             continue
         why = next((f" ({engine.id}: {engine.reason})" for engine in group if engine.reason), "")
         held = {engine.serving for engine in group if state is not EngineState.UNREACHABLE}
         serve = f" and serve {held.pop()}" if len(held) == 1 and None not in held else ""
-        ids = named([engine.id for engine in group])
+        ids = listed([engine.id for engine in group])
         found.append(f"{len(group):,} engines do not serve it yet; they are {state}{serve}{why}: {ids}.")
     return found
 

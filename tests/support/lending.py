@@ -8,9 +8,9 @@ import torch
 
 from refitd_client import Sharded
 from refitd_client.fingerprint.host import MASK
+from refitd_client.sharded.agreement import AgreedLayout
 from refitd_client.sharded.holdings import NamingOptions, holdings_of
 from refitd_client.sharded.layout import lay_out
-from refitd_client.sharded.lead import AgreedLayout
 from refitd_client.sharded.lend_orders import LentReply
 from refitd_client.sharded.lending import LentLayout
 from refitd_client.sharded.parts import entries_of

@@ -5,264 +5,38 @@ process's weights.
 """
 
 import logging
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from refitd_client.checkpoint.header import Entry
-from refitd_client.contract.manifest import ManifestFile
-from refitd_client.contract.naming import Order, ShardLayout
-from refitd_client.errors import RankLostError, ServiceError, StepConflictError
-from refitd_client.files import durable
-from refitd_client.http.connection import Connection
+from refitd_client.contract.naming import Order
+from refitd_client.errors import RankLostError, ServiceError
 from refitd_client.http.publisher_client import ReceiversQuery
 from refitd_client.publish.durability import DurabilityPolicy
 from refitd_client.publish.publication import Publication, StagedPublication
 from refitd_client.publish.publisher import WeightPublisher
-from refitd_client.publish.route import PublishRoute
-from refitd_client.sharded.alike import require_alike
+from refitd_client.sharded.agreement import AgreedLayout, LeadOptions, agree
 from refitd_client.sharded.follower import Follower
-from refitd_client.sharded.holdings import compare_samples
-from refitd_client.sharded.layout import Claim, ShardedLayout, lay_out, spread
-from refitd_client.sharded.lend_orders import LendOrder
-from refitd_client.sharded.lending import LentLayout, LentShards
-from refitd_client.sharded.rank_errors import argument_error_of_rank, error_of_rank
+from refitd_client.sharded.lending import LentLayout
 from refitd_client.sharded.rank_group import (
-    DigestOrder,
-    DoneReply,
     FailedReply,
     Opening,
     PublishedOutcome,
     RankGroup,
-    RankOrder,
-    RankReply,
-    RankTask,
     RefusedOutcome,
-    StageOrder,
-    WriteOrder,
     portable,
     portable_service_error,
 )
-from refitd_client.sharded.rank_sender import RankSender
 from refitd_client.sharded.routing import Asked, route_of_ranks
-from refitd_client.sharded.sending import ShardsOnTheirWay
-from refitd_client.sharded.shared_shadows import ShadowCount, SharedShadows
-from refitd_client.transport.exported import Exported
+from refitd_client.sharded.shared_shadows import ShadowCount
+from refitd_client.sharded.shared_shards import SharedShards
 from refitd_client.transport.group.choice import Transport
-from refitd_client.transport.group.sending import Destination
 from refitd_client.transport.handover import Handed
-from refitd_client.transport.shards.needs import PartialNeeds
 from refitd_client.write.content import BaseModel, Content
 from refitd_client.write.plan import index_json
-from refitd_client.write.version_folder import Staging, open_recycled
 
 _log = logging.getLogger("refitd_client")
-
-Answer = Callable[[RankOrder], RankReply]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeadOptions:
-    """Options that only rank 0 needs. `connection` is where the service is, of `run`."""
-
-    root: Path
-    run: str
-    connection: Connection | None
-    base_model: str | os.PathLike[str] | None
-    max_shard_bytes: int | None
-    check_finite: bool
-    fingerprinted: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgreedLayout:
-    """The layout that was last agreed on, its number, and the claims that it was made from."""
-
-    number: int
-    claims: list[list[Claim]]
-    layout: ShardedLayout
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedShards:
-    """The weights of a version, written by all ranks into rank 0's staging folder, and sent by all before that.
-
-    `known` are the numbers of the layouts that the ranks have, by rank; `answer` is rank 0's own follower, and `sender`
-    has its part in transfers. `route` says how the version reaches engines, None where files alone do. `needs_told` are
-    the digests of needs that all ranks know from the transfer before, `lent` where the hand-over before found shards.
-    `shadow_numbers` are those of the ranks' shadows.
-    """
-
-    root: Path
-    agreed: AgreedLayout
-    known: list[int]
-    needs_told: set[str]
-    lent: LentLayout
-    rank_group: RankGroup
-    answer: Answer
-    sender: RankSender
-    fingerprinted: bool
-    shadow_count: ShadowCount
-    shadow_numbers: list[int]
-    route: PublishRoute | None = None
-
-    @property
-    def check_finite(self) -> bool:
-        """Whether ranks refuse values that are not finite."""
-        return self.agreed.layout.shards.check_finite
-
-    def shadows(self) -> SharedShadows:
-        """Have every rank copy what it compares."""
-        return SharedShadows(self)
-
-    @property
-    def tensors(self) -> dict[str, list[Entry]]:
-        """What is in each shard."""
-        return self.agreed.layout.shards.tensors
-
-    @property
-    def size(self) -> int:
-        """The bytes that the shards will take."""
-        return self.agreed.layout.shards.size
-
-    @property
-    def layout(self) -> Sequence[ShardLayout]:
-        """What a slot has to look like for them."""
-        return self.agreed.layout.shards.layout
-
-    def exported(self, destination: Destination | None) -> Exported:
-        """The shards of all ranks, on their way to the receivers; without these they are lent where they lie."""
-        return LentShards(self, self.lent) if destination is None else ShardsOnTheirWay(self, destination)
-
-    def scanned(self) -> "SharedShards":
-        """The same, of which fingerprints are known."""
-        return replace(self, fingerprinted=False)
-
-    def to_be_scanned(self) -> "SharedShards":
-        """The same, to be written with fingerprints."""
-        return replace(self, fingerprinted=True)
-
-    def ask(self, orders: Sequence[RankOrder], doing: str) -> list[RankReply]:
-        """Give each rank its order, and return their replies.
-
-        Raises:
-            RankLostError: a rank is gone.
-        """
-        self.rank_group.tell_all(orders)
-        return self.rank_group.hear_all(self.answer(orders[0]), doing)
-
-    def stage_orders(self, partial: Mapping[str, PartialNeeds]) -> list[RankOrder]:
-        """Each rank's order to stage what it sends. `partial` is what engine ranks need, by its digest."""
-        told = {digest: None if digest in self.needs_told else needs for digest, needs in partial.items()}
-        self.needs_told.clear()  # until all have it
-        return [StageOrder(task=self._task(rank), partial=told) for rank in range(self.rank_group.size)]
-
-    def lend_orders(self, known: Callable[[int], int]) -> list[RankOrder]:
-        """Each rank's order to lend its part. `known` gives the number of the places that are known of a rank."""
-        return [LendOrder(task=self._task(rank), known=known(rank)) for rank in range(self.rank_group.size)]
-
-    def are_told(self, partial: Mapping[str, PartialNeeds]) -> None:
-        """All ranks have carried out these orders."""
-        self.known[:] = [self.agreed.number] * len(self.known)
-        self.needs_told.update(partial)
-
-    def stage(self, staging: Staging) -> Callable[[], None]:
-        """As `write`: nothing is left to do after it."""
-        self.write(staging)
-        return lambda: None
-
-    def write(self, staging: Staging) -> None:
-        """Have every rank write its parts, then have the files digested. Each phase ends when all ranks are done.
-
-        Raises:
-            PublishError: a rank failed, was lost, or has no room.
-        """
-        if not staging.recycled:
-            staging.require_space(self.size)
-        sizes = self._create(staging)
-        ranks = range(self.rank_group.size)
-        orders: list[RankOrder] = [WriteOrder(staging=staging.path.name, task=self._task(rank)) for rank in ranks]
-        self._all(orders, "write its part")
-        shares = spread(sizes, self.rank_group.size)
-        orders = [DigestOrder(names=names, fingerprints=self.fingerprinted) for names in shares]
-        entries: dict[str, ManifestFile] = {}
-        for done in self._all(orders, "digest its files"):
-            entries |= done.files
-            staging.fingerprints.update(done.fingerprints)
-        staging.files.update({name: entries[name] for name in sizes})  # in the order of a gathered save
-
-    def _create(self, staging: Staging) -> dict[str, int]:
-        """Make the files with their headers, at full size. Returns the sizes by name."""
-        sizes: dict[str, int] = {}
-        for shard in self.agreed.layout.shards.shards:
-            sizes[shard.name] = shard.size
-            path, is_there = staging.path / shard.name, shard.name in staging.recycled
-            fd = open_recycled(path) if is_there else durable.create(path)
-            try:
-                if not is_there:  # a recycled file has its size, and is never truncated
-                    durable.resize(fd, shard.size)
-                durable.write_at(fd, memoryview(shard.header), 0)
-                durable.sync(fd)
-            finally:
-                os.close(fd)
-        return sizes
-
-    def _task(self, rank: int) -> RankTask | None:
-        """What a rank has to know of the layout; None where it does."""
-        if self.known[rank] == self.agreed.number:
-            return None
-        layout, files = self.agreed.layout, [shard.name for shard in self.agreed.layout.shards.shards]
-        return RankTask(number=self.agreed.number, files=files, locations=layout.locations, parts=layout.parts[rank])
-
-    def _all(self, orders: Sequence[RankOrder], doing: str) -> list[DoneReply]:
-        return _succeeded(self.ask(orders, doing))
-
-
-def agree(
-    openings: Sequence[Opening | FailedReply],
-    last: AgreedLayout | None,
-    options: LeadOptions,
-    inventory: Callable[[], frozenset[str] | None],
-) -> AgreedLayout:
-    """Make the layout of what all ranks hold, or take the last one if nothing has changed.
-
-    Args:
-        openings: the ranks', by rank.
-        last: the layout that was last agreed on.
-        options: rank 0's.
-        inventory: returns the names in the base model's checkpoint, None if there is none.
-
-    Raises:
-        StepConflictError: ranks are at different steps.
-        InvalidWeightsError: what they hold is no version.
-        PublishError: a rank could not begin, or asks for something else than rank 0.
-        TypeError, ValueError: a rank was called with arguments that cannot be.
-    """
-    opened: list[Opening] = _succeeded(openings)
-    claims: list[list[Claim]] = []
-    for rank, opening in enumerate(opened):
-        require_alike(rank, opening, opened[0])
-        if opening.claims is not None:
-            claims.append(opening.claims)
-        elif last is not None and last.number == opening.layout:
-            claims.append(last.claims[rank])
-        else:
-            raise StepConflictError(f"rank {rank} refers to an earlier publication that rank 0 knows nothing of")
-    if last is None or claims != last.claims:
-        layout = lay_out(
-            claims,
-            inventory=inventory,
-            max_shard_bytes=options.max_shard_bytes,
-            check_finite=options.check_finite,
-        )
-        last = AgreedLayout(number=1 if last is None else last.number + 1, claims=claims, layout=layout)
-    difference = compare_samples([opening.samples for opening in opened], last.layout.shared)
-    if difference is not None:
-        raise difference
-    return last
 
 
 class Lead:
@@ -378,12 +152,3 @@ def refuse(rank_group: RankGroup, error: BaseException) -> None:
         rank_group.broken = f"rank 0 was interrupted by {type(error).__name__}"
     with suppress(RankLostError):
         rank_group.tell_all([RefusedOutcome(error=portable(error), broken=rank_group.broken)] * rank_group.size)
-
-
-def _succeeded(answers: Sequence[Any]) -> list[Any]:
-    """The answers of all ranks. Raises the error of the first rank that failed."""
-    for rank, answer in enumerate(answers):
-        if isinstance(answer, FailedReply):
-            told = argument_error_of_rank if answer.is_argument else error_of_rank
-            raise told(rank, answer.error) from answer.error
-    return list(answers)

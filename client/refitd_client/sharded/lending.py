@@ -32,7 +32,8 @@ from refitd_client.transport.ipc.offer import (
 )
 
 if TYPE_CHECKING:
-    from refitd_client.sharded.lead import AgreedLayout, SharedShards
+    from refitd_client.sharded.agreement import AgreedLayout
+    from refitd_client.sharded.shared_shards import SharedShards
     from refitd_client.transport.exported import UnderWay
 
 _NOWHERE = HostPlace(os.devnull, 0)

@@ -16,9 +16,10 @@ from refitd_client.publish.attempt import DeltaChoice
 from refitd_client.publish.durability import ALWAYS, DurabilityPolicy
 from refitd_client.publish.publication import PendingPublication, Publication, StagedPublication
 from refitd_client.publish.publisher import WeightPublisher
+from refitd_client.sharded.agreement import LeadOptions
 from refitd_client.sharded.follower import Follower
 from refitd_client.sharded.holdings import NamingOptions, Sharded
-from refitd_client.sharded.lead import Lead, LeadOptions, refuse
+from refitd_client.sharded.lead import Lead, refuse
 from refitd_client.sharded.lend_orders import LendOrder
 from refitd_client.sharded.rank_group import (
     DigestOrder,

@@ -38,7 +38,8 @@ from refitd_client.transport.shards.script import ShardTable, held_numbers, need
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from refitd_client.sharded.lead import AgreedLayout, SharedShards
+    from refitd_client.sharded.agreement import AgreedLayout
+    from refitd_client.sharded.shared_shards import SharedShards
 
 _NOWHERE = HostPlace(os.devnull, 0)
 _log = logging.getLogger("refitd_client")

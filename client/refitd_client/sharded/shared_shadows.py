@@ -24,7 +24,7 @@ from refitd_client.sharded.rank_shadow import unpacked
 from refitd_client.sharded.shadow_orders import ChangesReply, CompareOrder, GatherOrder, KeepOrder
 
 if TYPE_CHECKING:
-    from refitd_client.sharded.lead import SharedShards
+    from refitd_client.sharded.shared_shards import SharedShards
 
 
 @dataclass(slots=True)

@@ -344,7 +344,7 @@ def _fail_while_others_redistribute(rank: int, size: int, root: Path, failure: E
     from torch.distributed.tensor import Shard
 
     from refitd_client.sharded import follower as writing
-    from refitd_client.sharded.follower import Reader
+    from refitd_client.sharded.rank_reader import Reader
 
     state = sharded_cases.placed(Shard(1))(rank, size)
     place, name = (writing, "_open") if isinstance(failure, OSError) else (Reader, "read")

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from refitd_client.contract.plugin import UpdateOutcome
+from refitd_client.sharded.agreement import AgreedLayout
 from refitd_client.sharded.layout import Box, Claim, Split, boxes_of, lay_out, runs
-from refitd_client.sharded.lead import AgreedLayout
 from refitd_client.sharded.lend_orders import LentPart
 from refitd_client.sharded.lending import offered_layout
 from refitd_client.transport.ipc import exporter

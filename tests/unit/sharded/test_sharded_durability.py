@@ -12,7 +12,7 @@ from refitd_client.http.connection import Connection
 from refitd_client.http.publisher_client import ReceiversQuery
 from refitd_client.publish.durability import DurabilityPolicy
 from refitd_client.publish.route import PublishRoute
-from refitd_client.sharded.lead import LeadOptions, agree
+from refitd_client.sharded.agreement import LeadOptions, agree
 from refitd_client.sharded.rank_group import Opening
 from refitd_client.sharded.routing import Asked, route_of_ranks
 from refitd_client.transport.group.choice import TrainerPlace, Transport

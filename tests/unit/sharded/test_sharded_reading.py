@@ -7,7 +7,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from refitd_client.sharded.follower import PIECE_BYTES, Reader
+from refitd_client.sharded.rank_reader import PIECE_BYTES, Reader
 
 
 @pytest.fixture

@@ -1,0 +1,170 @@
+"""The weights of a version that all ranks hold together, as a publisher writes and sends those of one process."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from refitd_client.checkpoint.header import Entry
+from refitd_client.contract.manifest import ManifestFile
+from refitd_client.contract.naming import ShardLayout
+from refitd_client.files import durable
+from refitd_client.publish.route import PublishRoute
+from refitd_client.sharded.agreement import AgreedLayout, succeeded
+from refitd_client.sharded.layout import spread
+from refitd_client.sharded.lend_orders import LendOrder
+from refitd_client.sharded.lending import LentLayout, LentShards
+from refitd_client.sharded.rank_group import (
+    DigestOrder,
+    DoneReply,
+    RankGroup,
+    RankOrder,
+    RankReply,
+    RankTask,
+    StageOrder,
+    WriteOrder,
+)
+from refitd_client.sharded.rank_sender import RankSender
+from refitd_client.sharded.sending import ShardsOnTheirWay
+from refitd_client.sharded.shared_shadows import ShadowCount, SharedShadows
+from refitd_client.transport.exported import Exported
+from refitd_client.transport.group.sending import Destination
+from refitd_client.transport.shards.needs import PartialNeeds
+from refitd_client.write.version_folder import Staging, open_recycled
+
+Answer = Callable[[RankOrder], RankReply]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedShards:
+    """The weights of a version, written by all ranks into rank 0's staging folder, and sent by all before that.
+
+    `known` are the numbers of the layouts that the ranks have, by rank; `answer` is rank 0's own follower, and `sender`
+    has its part in transfers. `route` says how the version reaches engines, None where files alone do. `needs_told` are
+    the digests of needs that all ranks know from the transfer before, `lent` where the hand-over before found shards.
+    `shadow_numbers` are those of the ranks' shadows.
+    """
+
+    root: Path
+    agreed: AgreedLayout
+    known: list[int]
+    needs_told: set[str]
+    lent: LentLayout
+    rank_group: RankGroup
+    answer: Answer
+    sender: RankSender
+    fingerprinted: bool
+    shadow_count: ShadowCount
+    shadow_numbers: list[int]
+    route: PublishRoute | None = None
+
+    @property
+    def check_finite(self) -> bool:
+        """Whether ranks refuse values that are not finite."""
+        return self.agreed.layout.shards.check_finite
+
+    def shadows(self) -> SharedShadows:
+        """Have every rank copy what it compares."""
+        return SharedShadows(self)
+
+    @property
+    def tensors(self) -> dict[str, list[Entry]]:
+        """What is in each shard."""
+        return self.agreed.layout.shards.tensors
+
+    @property
+    def size(self) -> int:
+        """The bytes that the shards will take."""
+        return self.agreed.layout.shards.size
+
+    @property
+    def layout(self) -> Sequence[ShardLayout]:
+        """What a slot has to look like for them."""
+        return self.agreed.layout.shards.layout
+
+    def exported(self, destination: Destination | None) -> Exported:
+        """The shards of all ranks, on their way to the receivers; without these they are lent where they lie."""
+        return LentShards(self, self.lent) if destination is None else ShardsOnTheirWay(self, destination)
+
+    def scanned(self) -> "SharedShards":
+        """The same, of which fingerprints are known."""
+        return replace(self, fingerprinted=False)
+
+    def to_be_scanned(self) -> "SharedShards":
+        """The same, to be written with fingerprints."""
+        return replace(self, fingerprinted=True)
+
+    def ask(self, orders: Sequence[RankOrder], doing: str) -> list[RankReply]:
+        """Give each rank its order, and return their replies.
+
+        Raises:
+            RankLostError: a rank is gone.
+        """
+        self.rank_group.tell_all(orders)
+        return self.rank_group.hear_all(self.answer(orders[0]), doing)
+
+    def stage_orders(self, partial: Mapping[str, PartialNeeds]) -> list[RankOrder]:
+        """Each rank's order to stage what it sends. `partial` is what engine ranks need, by its digest."""
+        told = {digest: None if digest in self.needs_told else needs for digest, needs in partial.items()}
+        self.needs_told.clear()  # until all have it
+        return [StageOrder(task=self._task(rank), partial=told) for rank in range(self.rank_group.size)]
+
+    def lend_orders(self, known: Callable[[int], int]) -> list[RankOrder]:
+        """Each rank's order to lend its part. `known` gives the number of the places that are known of a rank."""
+        return [LendOrder(task=self._task(rank), known=known(rank)) for rank in range(self.rank_group.size)]
+
+    def are_told(self, partial: Mapping[str, PartialNeeds]) -> None:
+        """All ranks have carried out these orders."""
+        self.known[:] = [self.agreed.number] * len(self.known)
+        self.needs_told.update(partial)
+
+    def stage(self, staging: Staging) -> Callable[[], None]:
+        """As `write`: nothing is left to do after it."""
+        self.write(staging)
+        return lambda: None
+
+    def write(self, staging: Staging) -> None:
+        """Have every rank write its parts, then have the files digested. Each phase ends when all ranks are done.
+
+        Raises:
+            PublishError: a rank failed, was lost, or has no room.
+        """
+        if not staging.recycled:
+            staging.require_space(self.size)
+        sizes = self._create(staging)
+        ranks = range(self.rank_group.size)
+        orders: list[RankOrder] = [WriteOrder(staging=staging.path.name, task=self._task(rank)) for rank in ranks]
+        self._all(orders, "write its part")
+        shares = spread(sizes, self.rank_group.size)
+        orders = [DigestOrder(names=names, fingerprints=self.fingerprinted) for names in shares]
+        entries: dict[str, ManifestFile] = {}
+        for done in self._all(orders, "digest its files"):
+            entries |= done.files
+            staging.fingerprints.update(done.fingerprints)
+        staging.files.update({name: entries[name] for name in sizes})  # in the order of a gathered save
+
+    def _create(self, staging: Staging) -> dict[str, int]:
+        """Make the files with their headers, at full size. Returns the sizes by name."""
+        sizes: dict[str, int] = {}
+        for shard in self.agreed.layout.shards.shards:
+            sizes[shard.name] = shard.size
+            path, is_there = staging.path / shard.name, shard.name in staging.recycled
+            fd = open_recycled(path) if is_there else durable.create(path)
+            try:
+                if not is_there:  # a recycled file has its size, and is never truncated
+                    durable.resize(fd, shard.size)
+                durable.write_at(fd, memoryview(shard.header), 0)
+                durable.sync(fd)
+            finally:
+                os.close(fd)
+        return sizes
+
+    def _task(self, rank: int) -> RankTask | None:
+        """What a rank has to know of the layout; None where it does."""
+        if self.known[rank] == self.agreed.number:
+            return None
+        layout, files = self.agreed.layout, [shard.name for shard in self.agreed.layout.shards.shards]
+        return RankTask(number=self.agreed.number, files=files, locations=layout.locations, parts=layout.parts[rank])
+
+    def _all(self, orders: Sequence[RankOrder], doing: str) -> list[DoneReply]:
+        return succeeded(self.ask(orders, doing))

@@ -7,28 +7,14 @@ context that torch has made current in this thread. https://docs.nvidia.com/cuda
 import ctypes
 from functools import cache
 
+from refitd_client.write.cuda_driver import DEVICE_MEMORY, HOST_MEMORY, Memcpy2D
 from refitd_plugin.moves import MemoryMove
 
-_HOST, _DEVICE = 1, 2  # CUmemorytype
 _MAPPED = 13  # CU_POINTER_ATTRIBUTE_MAPPED: in a range that has memory behind it
 
 
 class CudaDriverError(RuntimeError):
     """The driver refused. The message has its number."""
-
-
-class _Memcpy2D(ctypes.Structure):
-    """CUDA_MEMCPY2D."""
-
-    _fields_ = (
-        ("srcXInBytes", ctypes.c_size_t), ("srcY", ctypes.c_size_t), ("srcMemoryType", ctypes.c_int),
-        ("srcHost", ctypes.c_void_p), ("srcDevice", ctypes.c_uint64), ("srcArray", ctypes.c_void_p),
-        ("srcPitch", ctypes.c_size_t),
-        ("dstXInBytes", ctypes.c_size_t), ("dstY", ctypes.c_size_t), ("dstMemoryType", ctypes.c_int),
-        ("dstHost", ctypes.c_void_p), ("dstDevice", ctypes.c_uint64), ("dstArray", ctypes.c_void_p),
-        ("dstPitch", ctypes.c_size_t),
-        ("WidthInBytes", ctypes.c_size_t), ("Height", ctypes.c_size_t),
-    )  # fmt: skip
 
 
 def to_device(move: MemoryMove, above: int, stream: int) -> None:
@@ -45,7 +31,7 @@ def to_device(move: MemoryMove, above: int, stream: int) -> None:
     if move.rows == 1:
         error = _library().cuMemcpyHtoDAsync_v2(move.target, above + move.source, move.width, stream)
     else:
-        error = _library().cuMemcpy2DAsync_v2(ctypes.byref(_pitched(move, above, _HOST)), stream)
+        error = _library().cuMemcpy2DAsync_v2(ctypes.byref(_pitched(move, above, HOST_MEMORY)), stream)
     if error:
         raise CudaDriverError(f"the driver refused a copy of {move.nbytes} bytes to the device (error {error})")
 
@@ -64,7 +50,7 @@ def between_devices(move: MemoryMove, above: int, stream: int) -> None:
     if move.rows == 1:
         error = _library().cuMemcpyDtoDAsync_v2(move.target, above + move.source, move.width, stream)
     else:
-        error = _library().cuMemcpy2DAsync_v2(ctypes.byref(_pitched(move, above, _DEVICE)), stream)
+        error = _library().cuMemcpy2DAsync_v2(ctypes.byref(_pitched(move, above, DEVICE_MEMORY)), stream)
     if error:
         raise CudaDriverError(f"the driver refused a copy of {move.nbytes} bytes between devices (error {error})")
 
@@ -76,12 +62,12 @@ def is_mapped(address: int) -> bool:
     return not error and bool(found.value)
 
 
-def _pitched(move: MemoryMove, above: int, memory: int) -> _Memcpy2D:
+def _pitched(move: MemoryMove, above: int, memory: int) -> Memcpy2D:
     source = above + move.source
-    return _Memcpy2D(
-        srcMemoryType=memory, srcHost=source if memory == _HOST else None,
-        srcDevice=source if memory == _DEVICE else 0, srcPitch=move.source_pitch,
-        dstMemoryType=_DEVICE, dstDevice=move.target, dstPitch=move.target_pitch,
+    return Memcpy2D(
+        srcMemoryType=memory, srcHost=source if memory == HOST_MEMORY else None,
+        srcDevice=source if memory == DEVICE_MEMORY else 0, srcPitch=move.source_pitch,
+        dstMemoryType=DEVICE_MEMORY, dstDevice=move.target, dstPitch=move.target_pitch,
         WidthInBytes=move.width, Height=move.rows,
     )  # fmt: skip
 
@@ -91,6 +77,6 @@ def _library() -> ctypes.CDLL:
     library = ctypes.CDLL("libcuda.so.1")
     library.cuMemcpyHtoDAsync_v2.argtypes = (ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
     library.cuMemcpyDtoDAsync_v2.argtypes = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p)
-    library.cuMemcpy2DAsync_v2.argtypes = (ctypes.POINTER(_Memcpy2D), ctypes.c_void_p)
+    library.cuMemcpy2DAsync_v2.argtypes = (ctypes.POINTER(Memcpy2D), ctypes.c_void_p)
     library.cuPointerGetAttribute.argtypes = (ctypes.POINTER(ctypes.c_int), ctypes.c_int, ctypes.c_uint64)
     return library

@@ -47,19 +47,35 @@ class Stream:
 def trainer_gpu(patch: pytest.MonkeyPatch) -> None:
     """Have tensors in host memory count as those of a GPU, but for integers of 32 bits."""
     event = SimpleNamespace(record=lambda *_: None, synchronize=lambda: None)
-    fake = SimpleNamespace(
-        Stream=Stream,
-        Event=lambda **_: event,
-        stream=lambda _: nullcontext(),
-        device=lambda _: nullcontext(),
-        current_stream=lambda _: None,
-        current_device=lambda: 0,
-    )
-    patch.setattr(torch, "cuda", fake)
+    patch.setattr(torch.cuda, "Stream", Stream)
+    patch.setattr(torch.cuda, "Event", lambda **_: event)
+    patch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    patch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    patch.setattr(torch.cuda, "current_stream", lambda _: None)
+    patch.setattr(torch.cuda, "current_device", lambda: 0)
     patch.setattr(torch_tensors, "on_gpu", lambda tensor: tensor.dtype is not torch.int32)
     patch.setattr(cuda, "pinned", lambda count: torch.empty(count, dtype=torch.uint8))
     patch.setattr(cuda_driver, "pin", lambda *_: 0)
     patch.setattr(cuda_driver, "unpin", lambda *_: None)
+
+
+def driver_copies(patch: pytest.MonkeyPatch) -> list[int]:
+    """Have the trainer's copies made at once by address, as if there was a driver. The bytes of each are returned."""
+    made: list[int] = []
+
+    def copy(direction: str, target: int, source: int, count: int, stream: object) -> None:
+        assert direction == "down"
+        copy_rows(target, count, source, count, 1, stream)
+
+    def copy_rows(target: int, pitch: int, source: int, width: int, rows: int, _: object) -> None:
+        made.append(width * rows)
+        for row in range(rows):
+            ctypes.memmove(target + row * pitch, source + row * width, width)
+
+    patch.setattr(cuda_driver, "has_driver", lambda: True)
+    patch.setattr(cuda_driver, "copy", copy)
+    patch.setattr(cuda_driver, "copy_rows_down", copy_rows)
+    return made
 
 
 class HostGpu:

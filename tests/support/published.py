@@ -67,3 +67,8 @@ def whole(folder: Path) -> list[str]:
     for name in names:
         check(folder / name)
     return names
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """The content of a version's files, but for its manifest."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != "refit.json"}

@@ -105,6 +105,11 @@ def digest_of_pieces(pieces: Iterable[bytes | memoryview]) -> bytes:
     return hasher.digest()
 
 
+def blocks(size: int) -> list[tuple[int, int]]:
+    """Where the blocks of a file of `size` bytes begin and end."""
+    return [(begin, min(begin + BLOCK, size)) for begin in range(0, max(1, size), BLOCK)]
+
+
 def digest_of_block(data: NDArray[np.uint8]) -> bytes:
     """The digest of a block, for `joined`."""
     return xxhash.xxh3_128_digest(data.data)

@@ -265,14 +265,20 @@ class Mappings:
 
     def of(self, fd: int) -> Mapped | None:
         """The mapping of an open file, a new one if need be; None if the file must not be written through one."""
-        status = os.fstat(fd)
-        if status.st_size == 0 or status.st_blocks * _BLOCK < status.st_size or not self._is_tmpfs(status.st_dev):
+        if not self.may_map(fd):
             return None
+        status = os.fstat(fd)
         key = status.st_dev, status.st_ino
         with self._turn:
             if key not in self._files:
                 self._files[key] = Mapped(fd, status.st_size)
             return self._files[key]
+
+    def may_map(self, fd: int) -> bool:
+        """Whether an open file may be written through a mapping."""
+        status = os.fstat(fd)
+        is_whole = 0 < status.st_size <= status.st_blocks * _BLOCK
+        return is_whole and self._is_tmpfs(status.st_dev)
 
     def _is_tmpfs(self, device: int) -> bool:
         if device not in self._in_memory:

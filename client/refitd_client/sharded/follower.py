@@ -36,13 +36,16 @@ from refitd_client.sharded.rank_group import (
     WriteOrder,
     portable,
 )
-from refitd_client.sharded.rank_reader import Reader
+from refitd_client.sharded.rank_reader import Reader, threads_of_rank
 from refitd_client.sharded.rank_sender import RankSender
 from refitd_client.sharded.rank_shadow import RankShadow
-from refitd_client.sharded.reading import each_part, flat_box
+from refitd_client.sharded.rank_slot import SlotCopier
+from refitd_client.sharded.reading import each_part, flat_box, not_finite_here
 from refitd_client.sharded.routing import place_of_rank
 from refitd_client.sharded.shadow_orders import CompareOrder, GatherOrder, KeepOrder
-from refitd_client.tensors import entry_of, refused
+from refitd_client.sharded.slot_gpu import gpu_of
+from refitd_client.sharded.slot_orders import BlocksOrder, BlocksReply, CopyOrder, SlotOrder
+from refitd_client.tensors import entry_of
 from refitd_client.transport.group.choice import Transport
 
 
@@ -76,6 +79,7 @@ class Follower:
         self._check_finite = check_finite
         self._durable = durable
         self._reader = Reader(ranks)
+        self._slot = SlotCopier(rank, ranks, threads_of_rank(ranks))
         self.sender = RankSender(folder, rank)
         self.shadow = shadow
         self._holdings: dict[str, Holding] = {}
@@ -116,6 +120,7 @@ class Follower:
                 delta=delta,
                 delta_rules=self.shadow.rules,
                 shadow=self.shadow.number_of(self._holdings),
+                is_on_gpu=gpu_of(self._holdings) is not None,
             )
         except Exception as error:
             return FailedReply(error=portable(error))
@@ -124,6 +129,8 @@ class Follower:
         """Carry an order out. A failure is an answer, too, because rank 0 waits for one."""
         try:
             match order:
+                case CopyOrder() | BlocksOrder():
+                    return self._in_slot(order)
                 case WriteOrder():
                     self._write(order)
                     return DoneReply()
@@ -147,6 +154,7 @@ class Follower:
         """End the threads and the process that sends, and free the buffers."""
         self.sender.close()
         self.shadow.drop()
+        self._slot.close()
         self._reader.close()
 
     def forget(self) -> None:
@@ -156,6 +164,7 @@ class Follower:
 
     def release(self) -> None:
         """Release the tensors."""
+        self._slot.end()
         self.sender.stop()
         self.shadow.release()
         self._holdings = {}
@@ -176,6 +185,13 @@ class Follower:
         task, lender = self._take(order.task), self.sender.lender
         return lender.lend(task, self._claims, self._holdings, order.known, check_finite=self._check_finite)
 
+    def _in_slot(self, order: SlotOrder) -> StagedReply | BlocksReply:
+        if isinstance(order, BlocksOrder):
+            return BlocksReply(digests=self._slot.digests())
+        task, folder = self._take(order.task), self._folder / order.staging
+        checks = {"check_finite": self._check_finite, "fingerprinted": order.fingerprints}
+        return StagedReply(scans=self._slot.copy(folder, task, self._claims, self._holdings, **checks))
+
     def _write(self, order: WriteOrder) -> None:
         task = self._take(order.task)
         self._staging = self._folder / order.staging
@@ -192,7 +208,7 @@ class Follower:
         def write(holding: Holding, local: Any, part: WritePart) -> None:
             self._write_part(holding.claim, local, part, task.locations[part.name], files)
 
-        each_part(self._holdings, mine, write, names=frozenset(task.locations))
+        each_part(self._holdings, mine, write, names=sorted(task.locations))
 
     def _write_part(
         self, claim: Claim, local: Any, part: WritePart, location: Location, files: Callable[[], Sequence[int]]
@@ -210,11 +226,7 @@ class Follower:
 
         bad = self._reader.read(flat_box(local, claim.boxes, part.box), part.begin, part.end, claim.dtype, use)
         if bad:
-            raise refused(
-                claim.name,
-                f"holds {bad} values that are NaN or infinite in this rank's part: the training step that made it went "
-                "wrong, and engines would answer with noise (check_finite=False publishes it all the same)",
-            )
+            raise not_finite_here(claim.name, bad)
 
     def _digest(self, order: DigestOrder) -> DoneReply:
         done = DoneReply()

@@ -81,10 +81,9 @@ class Holding:
 
     def local(self) -> Any:
         """The plain tensor with this rank's part, in the trainer's dtype. With a `target`, a collective of the mesh."""
-        tensor = self.tensor.detach()
-        if self.target is not None:
-            tensor = tensor.redistribute(placements=self.target)
-        return tensor.to_local() if is_dtensor(tensor) else tensor
+        if self.target is None:
+            return self.plain()
+        return self.tensor.detach().redistribute(placements=self.target).to_local()
 
 
 def holdings_of(weights: Any, options: NamingOptions, sharded: Mapping[str, Sharded]) -> dict[str, Holding]:

@@ -116,6 +116,7 @@ class Lead:
             fingerprinted=self._options.fingerprinted,
             shadow_count=self.shadow_count,
             shadow_numbers=[each.shadow for each in opened],
+            are_on_gpus=all(each.is_on_gpu for each in opened),
             route=route,
         )
         companions = [] if base is None else base.companions

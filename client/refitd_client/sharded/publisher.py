@@ -39,6 +39,7 @@ from refitd_client.sharded.rank_group import (
 from refitd_client.sharded.rank_shadow import RankShadow
 from refitd_client.sharded.routing import check_delta, transport_of
 from refitd_client.sharded.shadow_orders import CompareOrder, GatherOrder, KeepOrder
+from refitd_client.sharded.slot_orders import BlocksOrder, CopyOrder
 from refitd_client.tensors import casts
 from refitd_client.transport.group.choice import Transport
 from refitd_client.transport.group.sending import SEND_SECONDS
@@ -333,7 +334,7 @@ class ShardedPublisher:
             match self._rank_group.hear(longer):
                 case WriteOrder() | DigestOrder() | StageOrder() | SendOrder() | EndOrder() | LendOrder() as order:
                     reply = self._follower.answer(order)
-                case KeepOrder() | CompareOrder() | GatherOrder() as order:
+                case CopyOrder() | BlocksOrder() | KeepOrder() | CompareOrder() | GatherOrder() as order:
                     reply = self._follower.answer(order)
                 case PublishedOutcome() as published:
                     self._follower.shadow.keep_only(published.shadow)

@@ -32,6 +32,7 @@ from refitd_client.sharded.lend_orders import LendOrder, LentReply
 from refitd_client.sharded.messages import message_of, parts_of
 from refitd_client.sharded.rank_errors import ranks_named, reason_of
 from refitd_client.sharded.shadow_orders import ChangesReply, ShadowOrder
+from refitd_client.sharded.slot_orders import BlocksReply, SlotOrder
 from refitd_client.transport.group.child import TransferSent
 from refitd_client.transport.group.choice import TrainerPlace, Transport
 from refitd_client.transport.handover import Handed
@@ -46,6 +47,7 @@ class Opening:
 
     `transport` is what it asks for; `place` says where its tensors are, where it asks for any. `durable` is its word on
     which versions get files, `delta` and `delta_rules` on deltas. `shadow` is the number of the shadow that it has.
+    `is_on_gpu`: all its tensors are on one GPU.
     """
 
     step: int
@@ -58,6 +60,7 @@ class Opening:
     delta: str = "never"
     delta_rules: DeltaRules = field(default_factory=DeltaRules)
     shadow: int = 0
+    is_on_gpu: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +116,10 @@ class EndOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedReply:
-    """All is staged. `scans` are what this rank's parts add to each tensor's fingerprint, and how many of their
-    elements are not finite, by name. `slices` are what they add where a tensor is needed in part, by digest and name.
+    """All is staged, or copied into a slot.
+
+    `scans` are what this rank's parts add to each tensor's fingerprint, and how many of their elements are not finite,
+    by name. `slices` are what they add where a tensor is needed in part, by digest and name.
     """
 
     scans: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
@@ -145,8 +150,8 @@ class FailedReply:
     is_argument: bool = False
 
 
-RankOrder = WriteOrder | DigestOrder | StageOrder | SendOrder | EndOrder | LendOrder | ShadowOrder
-RankReply = DoneReply | StagedReply | SentReply | LentReply | ChangesReply | FailedReply
+RankOrder = WriteOrder | SlotOrder | DigestOrder | StageOrder | SendOrder | EndOrder | LendOrder | ShadowOrder
+RankReply = DoneReply | BlocksReply | StagedReply | SentReply | LentReply | ChangesReply | FailedReply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,15 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from refitd_client.checkpoint.finite import NO_RULE, Rule, rule_of
-from refitd_client.fingerprint import width_of
-from refitd_client.fingerprint.parts import PartInput, part_scans
+from refitd_client.checkpoint.finite import NO_RULE, rule_of
+from refitd_client.fingerprint.parts import part_scans
 from refitd_client.sharded.holdings import Holding
 from refitd_client.sharded.layout import Claim
 from refitd_client.sharded.lend_orders import LentPart, LentReply
 from refitd_client.sharded.parts import SentPart, sent_parts
 from refitd_client.sharded.rank_group import RankTask
-from refitd_client.sharded.reading import each_part, flat_box
+from refitd_client.sharded.reading import add_scans, each_part, flat_box, lying, part_input
 from refitd_client.transport.group.sending import NoTransferError
 from refitd_client.transport.ipc import exporter, shared
 from refitd_client.transport.ipc.exported_memory import LayoutCache
@@ -83,7 +82,7 @@ class RankLender:
         if self._rank != 0 and not self._lock:
             self._lock = exporter.begin_rank(self._folder)
         return LentReply(
-            scans=_scans(parts, flats, rules),
+            scans=_scans(parts, flats, check_finite=check_finite),
             number=self._number,
             places=places,
             lock=self._lock,
@@ -116,7 +115,7 @@ class RankLender:
             there.copy_(flat_box(local, holding.claim.boxes, each.part.box)[each.part.begin : each.part.end])
             found[number] = there
 
-        each_part(holdings, mine, copy, names=frozenset(task.locations))
+        each_part(holdings, mine, copy, names=sorted(task.locations))
         return found
 
 
@@ -138,34 +137,21 @@ def _in_place(holding: Holding, part: SentPart) -> Any:
     """The elements of a part as a view of the tensor; None where they do not lie as they are published, or no other
     process can read them.
     """
-    if holding.target is not None or str(holding.tensor.dtype) != f"torch.{holding.claim.dtype}":
-        return None
-    local = holding.local()
-    flat = flat_box(local, holding.claim.boxes, part.part.box)
-    if flat.untyped_storage().data_ptr() != local.untyped_storage().data_ptr():
-        return None
-    mine = flat[part.part.begin : part.part.end]
-    if mine.device.type != "cuda" and shared.path_at(int(mine.data_ptr())) is None:
+    mine = lying(holding, part)
+    if mine is None or (mine.device.type != "cuda" and shared.path_at(int(mine.data_ptr())) is None):
         return None
     return mine
 
 
-def _scans(parts: Sequence[SentPart], flats: Sequence[Any], rules: Sequence[Rule]) -> dict[str, tuple[int, int]]:
+def _scans(parts: Sequence[SentPart], flats: Sequence[Any], *, check_finite: bool) -> dict[str, tuple[int, int]]:
     """What the parts add to each tensor's fingerprint, and how many of their elements are not finite, by name. Waits
     for what was copied.
     """
     import torch
 
-    from refitd_client.fingerprint.torch_ops import INTEGERS
-
-    inputs: list[PartInput] = []
-    for each, flat, rule in zip(parts, flats, rules, strict=True):
-        width = width_of(each.entry.dtype)
-        inputs.append(PartInput(flat.view(INTEGERS[width]), each.rows(width), rule))
+    inputs = [part_input(each, flat, check_finite=check_finite) for each, flat in zip(parts, flats, strict=True)]
     found: dict[str, tuple[int, int]] = {}
-    for each, scan in zip(parts, part_scans(inputs), strict=True):
-        before, bad = found.get(each.entry.name, (0, 0))
-        found[each.entry.name] = before + scan.fingerprint, bad + scan.nonfinite
+    add_scans(found, parts, part_scans(inputs))
     for device in {flat.device for flat in flats if flat.is_cuda}:
         torch.cuda.synchronize(device)
     return found

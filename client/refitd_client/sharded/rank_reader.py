@@ -24,14 +24,20 @@ In = TypeVar("In")
 Out = TypeVar("Out")
 
 
+def threads_of_rank(ranks: int) -> int:
+    """How many threads a rank works with: `ranks` share the host's processors, unless the launcher says how many do
+    (LOCAL_WORLD_SIZE).
+    """
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) or ranks
+    return min(_MOST_THREADS, max(1, len(os.sched_getaffinity(0)) // here))
+
+
 class Reader:
     """Reads local tensors. One caller at a time."""
 
     def __init__(self, ranks: int) -> None:
-        """`ranks` share the host's processors, unless the launcher says how many do (LOCAL_WORLD_SIZE)."""
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) or ranks
-        threads = min(_MOST_THREADS, max(1, len(os.sched_getaffinity(0)) // here))
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="refitd-rank")
+        """`ranks` as in `threads_of_rank`."""
+        self._pool = ThreadPoolExecutor(threads_of_rank(ranks), thread_name_prefix="refitd-rank")
         self._buffers: list[_BounceBuffer] = []
 
     def close(self) -> None:

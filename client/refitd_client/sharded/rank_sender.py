@@ -6,15 +6,13 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from refitd_client.checkpoint.finite import NO_RULE, rule_of
-from refitd_client.fingerprint import width_of
-from refitd_client.fingerprint.parts import PartInput, part_scans
+from refitd_client.fingerprint.parts import part_scans
 from refitd_client.sharded.holdings import Holding
 from refitd_client.sharded.layout import Claim
 from refitd_client.sharded.parts import SentPart, held_by_name, sent_parts
 from refitd_client.sharded.rank_group import RankTask, SendOrder, SentReply, StagedReply
 from refitd_client.sharded.rank_lender import RankLender, device_of
-from refitd_client.sharded.reading import each_part, flat_box
+from refitd_client.sharded.reading import add_scans, each_part, flat_box, part_input
 from refitd_client.transport.group.child import TransferSent
 from refitd_client.transport.group.sending import Destination, NoTransferError, Sending
 from refitd_client.transport.ipc.offer import GroupTransfer
@@ -55,8 +53,6 @@ class RankSender:
         parts, nbytes = self._parts_of(task, claims)
         import torch
 
-        from refitd_client.fingerprint.torch_ops import INTEGERS
-
         memory = self.process.memory(max(nbytes, 1), device_of(holdings))
         mine: dict[str, list[SentPart]] = {}
         for each in parts:
@@ -67,21 +63,14 @@ class RankSender:
             there = memory[sent.at : sent.at + sent.nbytes].view(getattr(torch, holding.claim.dtype))
             there.copy_(box[sent.part.begin : sent.part.end])
 
-        each_part(holdings, mine, copy, names=frozenset(task.locations))
+        each_part(holdings, mine, copy, names=sorted(task.locations))
         inputs = [
-            PartInput(
-                memory[each.at : each.at + each.nbytes].view(INTEGERS[width_of(each.entry.dtype)]),
-                each.rows(width_of(each.entry.dtype)),
-                rule_of(each.entry.dtype) if check_finite else NO_RULE,
-            )
-            for each in parts
+            part_input(each, memory[each.at : each.at + each.nbytes], check_finite=check_finite) for each in parts
         ]
         if memory.is_cuda:  # another process reads the copies
             torch.cuda.synchronize(memory.device)
         found = StagedReply()
-        for each, scan in zip(parts, part_scans(inputs), strict=True):
-            before, bad = found.scans.get(each.entry.name, (0, 0))
-            found.scans[each.entry.name] = before + scan.fingerprint, bad + scan.nonfinite
+        add_scans(found.scans, parts, part_scans(inputs))
         if partial:
             found.slices.update(self._slices(parts, partial))
         return found

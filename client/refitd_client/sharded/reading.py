@@ -3,8 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from refitd_client.checkpoint.finite import NO_RULE, rule_of
+from refitd_client.errors import InvalidWeightsError
+from refitd_client.fingerprint import Scan, width_of
+from refitd_client.fingerprint.parts import PartInput
 from refitd_client.sharded.holdings import Holding, flat_of
 from refitd_client.sharded.layout import Box
+from refitd_client.sharded.parts import SentPart
+from refitd_client.tensors import refused
 
 Part = TypeVar("Part")
 
@@ -14,7 +20,7 @@ def each_part(
     parts: Mapping[str, Sequence[Part]],
     do: Callable[[Holding, Any, Part], None],
     *,
-    names: frozenset[str] | None = None,
+    names: Sequence[str] | None = None,
 ) -> None:
     """Do something with each of this rank's parts, tensor by tensor.
 
@@ -25,11 +31,12 @@ def each_part(
         holdings: this rank's tensors, by published name.
         parts: what is to be done of each, by name.
         do: called with the holding, its plain local tensor and the part.
-        names: the tensors of the version; None where that is all of them.
+        names: the tensors of the version, in the order in which all ranks go through them; None for all, by name.
     """
     failure: Exception | None = None
-    for name in sorted(holdings.keys() if names is None else names & holdings.keys()):
-        holding = holdings[name]
+    for name in sorted(holdings) if names is None else names:
+        if (holding := holdings.get(name)) is None:
+            continue
         own = () if failure is not None else parts.get(name, ())
         if holding.target is None and not own:
             continue
@@ -41,6 +48,48 @@ def each_part(
             failure = failure or error
     if failure is not None:
         raise failure
+
+
+def lying(holding: Holding, part: SentPart) -> Any:
+    """The elements of a part as a view of the trainer's tensor; None where they do not lie as they are published."""
+    if holding.target is not None or str(holding.tensor.dtype) != f"torch.{holding.claim.dtype}":
+        return None
+    local = holding.local()
+    flat = flat_box(local, holding.claim.boxes, part.part.box)
+    if flat.untyped_storage().data_ptr() != local.untyped_storage().data_ptr():
+        return None
+    return flat[part.part.begin : part.part.end]
+
+
+def part_input(part: SentPart, flat: Any, *, check_finite: bool) -> PartInput:
+    """The elements of a part, as they are scanned.
+
+    Args:
+        part: which they are.
+        flat: the elements, in the published dtype.
+        check_finite: whether NaN and infinity count.
+    """
+    from refitd_client.fingerprint.torch_ops import INTEGERS
+
+    width = width_of(part.entry.dtype)
+    rule = rule_of(part.entry.dtype) if check_finite else NO_RULE
+    return PartInput(flat.view(INTEGERS[width]), part.rows(width), rule)
+
+
+def add_scans(found: dict[str, tuple[int, int]], parts: Sequence[SentPart], scans: Sequence[Scan]) -> None:
+    """Add what parts add to each tensor's fingerprint, and how many of their elements are not finite, by name."""
+    for each, scan in zip(parts, scans, strict=True):
+        before, bad = found.get(each.entry.name, (0, 0))
+        found[each.entry.name] = before + scan.fingerprint, bad + scan.nonfinite
+
+
+def not_finite_here(name: str, count: int) -> InvalidWeightsError:
+    """The error of a rank whose part of a tensor holds `count` values that are not finite."""
+    return refused(
+        name,
+        f"holds {count} values that are NaN or infinite in this rank's part: the training step that made it went "
+        "wrong, and engines would answer with noise (check_finite=False publishes it all the same)",
+    )
 
 
 def flat_box(local: Any, boxes: Sequence[Box], number: int) -> Any:

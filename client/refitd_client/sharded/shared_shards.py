@@ -1,14 +1,16 @@
 """The weights of a version that all ranks hold together, as a publisher writes and sends those of one process."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from refitd_client.checkpoint.header import Entry
-from refitd_client.contract.manifest import ManifestFile
+from refitd_client.contract.manifest import ManifestFile, joined
 from refitd_client.contract.naming import ShardLayout
 from refitd_client.files import durable
+from refitd_client.files.durable import Mappings
+from refitd_client.fingerprint.host import MASK
 from refitd_client.publish.route import PublishRoute
 from refitd_client.sharded.agreement import AgreedLayout, succeeded
 from refitd_client.sharded.layout import spread
@@ -21,12 +23,15 @@ from refitd_client.sharded.rank_group import (
     RankOrder,
     RankReply,
     RankTask,
+    StagedReply,
     StageOrder,
     WriteOrder,
 )
 from refitd_client.sharded.rank_sender import RankSender
 from refitd_client.sharded.sending import ShardsOnTheirWay
 from refitd_client.sharded.shared_shadows import ShadowCount, SharedShadows
+from refitd_client.sharded.slot_orders import BlocksOrder, BlocksReply, CopyOrder
+from refitd_client.sharded.slot_pieces import digests_of_files
 from refitd_client.transport.exported import Exported
 from refitd_client.transport.group.sending import Destination
 from refitd_client.transport.shards.needs import PartialNeeds
@@ -42,7 +47,7 @@ class SharedShards:
     `known` are the numbers of the layouts that the ranks have, by rank; `answer` is rank 0's own follower, and `sender`
     has its part in transfers. `route` says how the version reaches engines, None where files alone do. `needs_told` are
     the digests of needs that all ranks know from the transfer before, `lent` where the hand-over before found shards.
-    `shadow_numbers` are those of the ranks' shadows.
+    `shadow_numbers` are those of the ranks' shadows; `are_on_gpus`: each rank's tensors are on one GPU.
     """
 
     root: Path
@@ -56,6 +61,7 @@ class SharedShards:
     fingerprinted: bool
     shadow_count: ShadowCount
     shadow_numbers: list[int]
+    are_on_gpus: bool
     route: PublishRoute | None = None
 
     @property
@@ -124,15 +130,17 @@ class SharedShards:
         return lambda: None
 
     def write(self, staging: Staging) -> None:
-        """Have every rank write its parts, then have the files digested. Each phase ends when all ranks are done.
+        """Have every rank write its parts, and the files digested: meanwhile where GPUs copy into a slot, else then.
 
         Raises:
             PublishError: a rank failed, was lost, or has no room.
         """
         if not staging.recycled:
             staging.require_space(self.size)
-        sizes = self._create(staging)
-        ranks = range(self.rank_group.size)
+        sizes, ranks = self._create(staging), range(self.rank_group.size)
+        if self.are_on_gpus and _is_in_memory(staging, sizes):
+            self._copy(staging, sizes)
+            return
         orders: list[RankOrder] = [WriteOrder(staging=staging.path.name, task=self._task(rank)) for rank in ranks]
         self._all(orders, "write its part")
         shares = spread(sizes, self.rank_group.size)
@@ -142,6 +150,26 @@ class SharedShards:
             entries |= done.files
             staging.fingerprints.update(done.fingerprints)
         staging.files.update({name: entries[name] for name in sizes})  # in the order of a gathered save
+
+    def _copy(self, staging: Staging, sizes: Mapping[str, int]) -> None:
+        """Have every rank's GPU copy its parts into the slot, and every rank digest its blocks meanwhile."""
+        ranks, name = range(self.rank_group.size), staging.path.name
+        staging.show_progress(sizes, writers=len(ranks))
+        orders: list[RankOrder] = [
+            CopyOrder(staging=name, task=self._task(rank), fingerprints=self.fingerprinted) for rank in ranks
+        ]
+        copied: list[StagedReply] = succeeded(self.ask(orders, "copy its part"))
+        if self.fingerprinted:
+            staging.fingerprints.update((each.name, 0) for entries in self.tensors.values() for each in entries)
+            for reply in copied:
+                for tensor, (share, _) in reply.scans.items():
+                    staging.fingerprints[tensor] = (staging.fingerprints[tensor] + share) & MASK
+        orders = [BlocksOrder() for _ in ranks]
+        replies: list[BlocksReply] = succeeded(self.ask(orders, "digest its blocks"))
+        digests = digests_of_files(list(sizes.values()), [reply.digests for reply in replies])
+        for (file, size), blocks in zip(sizes.items(), digests, strict=True):
+            _sync(staging.path / file)
+            staging.files[file] = ManifestFile(size=size, digest=joined(blocks))
 
     def _create(self, staging: Staging) -> dict[str, int]:
         """Make the files with their headers, at full size. Returns the sizes by name."""
@@ -168,3 +196,28 @@ class SharedShards:
 
     def _all(self, orders: Sequence[RankOrder], doing: str) -> list[DoneReply]:
         return succeeded(self.ask(orders, doing))
+
+
+def _is_in_memory(staging: Staging, names: Iterable[str]) -> bool:
+    """Whether all of these are a slot's files, which any process of this host may write through a mapping."""
+    if not staging.recycled.issuperset(names):
+        return False
+    mappings = Mappings()
+    for name in names:
+        fd = open_recycled(staging.path / name)
+        try:
+            if not mappings.may_map(fd):
+                return False
+        finally:
+            os.close(fd)
+    return True
+
+
+def _sync(path: Path) -> None:
+    """Sync a file that other processes have written through mappings."""
+    fd = open_recycled(path)
+    try:
+        durable.touch(fd)
+        durable.sync(fd)
+    finally:
+        os.close(fd)

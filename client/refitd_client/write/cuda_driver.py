@@ -22,6 +22,8 @@ Direction = Literal["up", "down"]
 
 PORTABLE, READ_ONLY = 1, 8  # CU_MEMHOSTREGISTER_…: for every context of the process; the GPU will not write to it
 
+HOST_MEMORY, DEVICE_MEMORY = 1, 2  # CUmemorytype
+
 _COPIES: dict[Direction, str] = {"up": "cuMemcpyHtoDAsync_v2", "down": "cuMemcpyDtoHAsync_v2"}
 _NO_DRIVER = 100  # CUDA_ERROR_NO_DEVICE
 
@@ -44,6 +46,44 @@ def copy(direction: Direction, target: int, source: int, count: int, stream: Any
         raise RuntimeError(f"the CUDA driver did not copy {count} bytes {direction} the bus: error {error}")
 
 
+class Memcpy2D(ctypes.Structure):
+    """CUDA_MEMCPY2D: rows of bytes, a pitch apart on either side."""
+
+    _fields_ = (
+        ("srcXInBytes", ctypes.c_size_t), ("srcY", ctypes.c_size_t), ("srcMemoryType", ctypes.c_int),
+        ("srcHost", ctypes.c_void_p), ("srcDevice", ctypes.c_uint64), ("srcArray", ctypes.c_void_p),
+        ("srcPitch", ctypes.c_size_t),
+        ("dstXInBytes", ctypes.c_size_t), ("dstY", ctypes.c_size_t), ("dstMemoryType", ctypes.c_int),
+        ("dstHost", ctypes.c_void_p), ("dstDevice", ctypes.c_uint64), ("dstArray", ctypes.c_void_p),
+        ("dstPitch", ctypes.c_size_t),
+        ("WidthInBytes", ctypes.c_size_t), ("Height", ctypes.c_size_t),
+    )  # fmt: skip
+
+
+def copy_rows_down(target: int, pitch: int, source: int, width: int, rows: int, stream: Any) -> None:
+    """Begin a copy of rows that lie together in a GPU's memory to rows of host memory that lie apart, as `copy`.
+
+    Args:
+        target: address of the first row's first byte to write.
+        pitch: bytes from the begin of a row to the begin of the next, in host memory.
+        source: address of the first byte to read.
+        width: bytes of a row.
+        rows: how many.
+        stream: the torch stream that makes the copy.
+
+    Raises:
+        RuntimeError: the driver will not.
+    """
+    move = Memcpy2D(
+        srcMemoryType=DEVICE_MEMORY, srcDevice=source, srcPitch=width,
+        dstMemoryType=HOST_MEMORY, dstHost=target, dstPitch=pitch,
+        WidthInBytes=width, Height=rows,
+    )  # fmt: skip
+    error = _copy_functions()["rows"](ctypes.byref(move), stream.cuda_stream)
+    if error:
+        raise RuntimeError(f"the CUDA driver did not copy {rows} rows of {width} bytes down the bus: error {error}")
+
+
 def copy_here(target: int, source: int, count: int) -> None:
     """Copy `count` bytes at once, where both addresses are in host memory."""
     ctypes.memmove(target, source, count)
@@ -55,7 +95,7 @@ def has_driver() -> bool:
 
 
 @cache
-def _copy_functions() -> dict[Direction, Any]:
+def _copy_functions() -> dict[str, Any]:
     torch: Any = sys.modules["torch"]
     if torch.version.cuda is None:
         return {}
@@ -64,12 +104,14 @@ def _copy_functions() -> dict[Direction, Any]:
         library = ctypes.PyDLL("libcuda.so.1")
     except OSError:
         return {}
+    library.cuMemcpy2DAsync_v2.argtypes = [ctypes.POINTER(Memcpy2D), ctypes.c_void_p]
     for name in _COPIES.values():
         function: Any = getattr(library, name)
         address = ctypes.c_uint64  # on either side
         function.argtypes = [address, address, ctypes.c_size_t, ctypes.c_void_p]
         function.restype = ctypes.c_int
-    return {direction: getattr(library, name) for direction, name in _COPIES.items()}
+    found: dict[str, Any] = {direction: getattr(library, name) for direction, name in _COPIES.items()}
+    return found | {"rows": library.cuMemcpy2DAsync_v2}
 
 
 def pin(address: int, size: int, device: int, flags: int = PORTABLE) -> int:

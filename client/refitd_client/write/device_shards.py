@@ -20,7 +20,7 @@ from threading import Event, Lock
 import numpy as np
 
 from refitd_client.checkpoint.finite import NO_RULE, rule_of
-from refitd_client.contract.manifest import BLOCK, digest_of_block, joined
+from refitd_client.contract.manifest import BLOCK, blocks, digest_of_block, joined
 from refitd_client.fingerprint import begin_scan
 from refitd_client.fingerprint.tensors import ScanInput
 from refitd_client.lanes import Lanes, lanes_for
@@ -57,11 +57,6 @@ def pieces(shard: Shard) -> Iterator[CopyPiece]:
             end = min(size, begin + BLOCK - (offset + begin) % BLOCK) if source.is_view else size
             yield CopyPiece(source, begin, end, offset + begin)
             begin = end
-
-
-def blocks(size: int) -> list[tuple[int, int]]:
-    """Where the blocks of a file of `size` bytes begin and end."""
-    return [(begin, min(begin + BLOCK, size)) for begin in range(0, max(1, size), BLOCK)]
 
 
 class CopiesAhead:

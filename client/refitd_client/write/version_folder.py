@@ -252,10 +252,12 @@ class Staging:
             self._open[name].mapped = self._mappings.of(fd)
         return self._open[name]
 
-    def show_progress(self, names: Iterable[str]) -> WriteProgress | None:
-        """Let engines read how far these shards are written; None where none copies along: the files are new ones."""
+    def show_progress(self, names: Iterable[str], writers: int = 1) -> WriteProgress | None:
+        """Let engines read how far these shards are written, by so many writers; None where none copies along: the
+        files are new ones.
+        """
         if self.recycled and self._mappings is not None:
-            self._progress = WriteProgress(self.path, names)
+            self._progress = WriteProgress(self.path, names, writers)
         return self._progress
 
     def _descriptor(self, name: str) -> int:

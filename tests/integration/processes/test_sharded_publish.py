@@ -59,7 +59,11 @@ def test_a_sharded_version_is_byte_by_byte_the_gathered_one(
     gathered = _gathered(tmp_path, name, CASES[name])
     manifest = parse_manifest((gathered / "refit.json").read_bytes())
     assert len(manifest.fingerprints) == manifest.tensors.count
-    assert _files(root / name / "v000001") == _files(root / name / "v000002") == _files(gathered)
+    assert (
+        published.files(root / name / "v000001")
+        == published.files(root / name / "v000002")
+        == published.files(gathered)
+    )
     assert _manifest(root / name / "v000001") == _manifest(gathered)
     assert [each[name] for each in told if name in each] == [(manifest.digest, manifest.digest)] * CASES[name].ranks
     assert published.leftovers(root / name) == []
@@ -70,10 +74,6 @@ def _gathered(root: Path, name: str, case: Case) -> Path:
     options["fingerprints"] = True
     with WeightPublisher(root, name, **options) as publisher:
         return publisher.publish(case.gathered(), step=1).path
-
-
-def _files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != "refit.json"}
 
 
 def _manifest(folder: Path) -> dict[str, Any]:

@@ -5,8 +5,15 @@ import pytest
 import xxhash
 
 from refitd_client.contract import manifest as digest
-from refitd_client.contract.manifest import BLOCK, FileDigest, digest_of_block, digest_of_pieces, in_blocks, joined
-from refitd_client.write.device_shards import blocks
+from refitd_client.contract.manifest import (
+    BLOCK,
+    FileDigest,
+    blocks,
+    digest_of_block,
+    digest_of_pieces,
+    in_blocks,
+    joined,
+)
 
 
 def data_of(size: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:

@@ -1,23 +1,31 @@
 """Ranks whose GPUs copy into a slot: the version is the one that one process would write, whatever the sharding."""
 
+import os
 import shutil
+import signal
 import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from refitd_client import ShardedPublisher, WeightPublisher
+from refitd_client import InvalidWeightsError, PublishError, RankLostError, ShardedPublisher, WeightPublisher
 from refitd_client.contract.manifest import parse_manifest
-from support import published
+from refitd_client.sharded.rank_slot import SlotShare
+from refitd_client.sharded.slot_gpu import SlotGpu
+from support import published, sharded_cases
 from support.handed_back import hand_back
 from support.host_gpu import driver_copies, trainer_gpu
 from support.once import made_once
-from support.ranks import run_ranks
+from support.ranks import attempted, run_ranks
 from support.sharded_cases import cases
 
 CASES = cases()
+KILLED = [(0, "copy"), (1, "copy"), (1, "mark"), (2, "_digest")]
 
 
 def _publish_all(rank: int, size: int, root: Path) -> dict[str, list[int]]:
@@ -92,3 +100,73 @@ def _manifest(folder: Path) -> dict[str, Any]:
     for key in ("created_at", "step"):
         del manifest[key]
     return manifest
+
+
+@pytest.fixture
+def root() -> Generator[Path]:
+    """A root on tmpfs."""
+    with tempfile.TemporaryDirectory(prefix="refitd-slots-", dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def _second_in_a_slot(rank: int, size: int, root: Path) -> Generator[tuple[ShardedPublisher, Any]]:
+    """A publisher that has published step 1, whose files are a slot by now, and its weights."""
+    from torch import distributed
+
+    model = sharded_cases.fsdp2(rank, size)
+    with pytest.MonkeyPatch.context() as patch:
+        trainer_gpu(patch)
+        driver_copies(patch)
+        publisher = ShardedPublisher(root, "run", rank_timeout=20, max_shard_bytes=300)
+        first = publisher.publish(model, step=1)
+        if rank == 0:
+            hand_back(root, first.path)
+        distributed.barrier()
+        yield publisher, model
+        publisher.close()
+
+
+def _with_nan(rank: int, size: int, root: Path) -> tuple[Exception | None, str]:
+    with _second_in_a_slot(rank, size, root) as (publisher, model):
+        weight = model.blocks[1].weight.to_local()
+        kept = weight.clone()
+        if rank == 1:
+            weight.data.view(-1)[[0, 2]] = float("nan")
+        error = attempted(lambda: publisher.publish(model, step=2))
+        weight.data.copy_(kept)
+        return error, publisher.publish(model, step=3).version_id
+
+
+def test_values_that_are_not_finite_are_named_on_every_rank_and_nothing_is_published(
+    tmp_path: Path, root: Path
+) -> None:
+    for error, then in run_ranks(2, tmp_path, _with_nan, root):
+        assert isinstance(error, InvalidWeightsError)
+        assert "rank 1: tensor blocks.1.weight holds 2 values that are NaN" in str(error)
+        assert then == "run~v000003"
+    assert (published.whole(root / "run"), published.leftovers(root / "run")) == (["v000003"], [])
+    published.check(root / "run" / "v000003")
+
+
+def _die(rank: int, size: int, root: Path, who: int, where: str) -> list[Exception | None]:
+    with _second_in_a_slot(rank, size, root) as (publisher, model):
+        if rank == who:
+            place = SlotGpu if hasattr(SlotGpu, where) else SlotShare
+            setattr(place, where, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+        return [attempted(partial(publisher.publish, model, step=step)) for step in (2, 3)]
+
+
+@pytest.mark.parametrize(("who", "where"), KILLED)
+def test_a_rank_that_is_killed_while_gpus_copy_into_a_slot_ends_in_an_error_on_the_others_and_no_version(
+    tmp_path: Path, root: Path, who: int, where: str
+) -> None:
+    """Those whose blocks it was to fill do not wait for it."""
+    results = run_ranks(3, tmp_path, _die, root, who, where)
+    assert results[who] is None
+    for errors in (errors for rank, errors in enumerate(results) if rank != who):
+        assert isinstance(errors[0], RankLostError), errors
+        assert errors[0].rank == who
+        assert isinstance(errors[1], PublishError)
+    assert published.whole(root / "run") == []
+    assert (published.leftovers(root / "run") == []) == (who != 0)  # what rank 0 left the service finds

@@ -8,7 +8,7 @@ import pytest
 from refitd_client.contract.naming import STAGING_LOCK, STAGING_PROGRESS
 from refitd_client.files.durable import Mappings
 from refitd_client.files.plain_file import FileLock, NotPlainError, open_folder
-from refitd_client.write.progress import WriteProgress, open_progress, read_progress
+from refitd_client.write.progress import WriteProgress, WriterProgress, open_progress, read_progress
 from refitd_client.write.version_folder import Laps, Meter, Staging, staged
 
 
@@ -72,3 +72,18 @@ def test_new_files_have_none(tmp_path: Path) -> None:
     staging = Staging(tmp_path, Meter(0, None), Laps(), Mappings())
     assert staging.show_progress(["model.safetensors"]) is None
     assert not (tmp_path / STAGING_PROGRESS).exists()
+
+
+def test_where_several_write_all_is_there_as_far_as_the_last_of_them_is(tmp_path: Path, folder: int) -> None:
+    progress = WriteProgress(tmp_path, ["b", "a"], writers=3)
+    others = [WriterProgress(open_progress(folder, os.O_RDWR), ["a", "b"], writer) for writer in (1, 2)]
+    read = open_progress(folder)
+    progress.reached("a", 9)
+    progress.reached("b", 5)
+    others[0].reached("a", 7)
+    others[1].reached("b", 8)
+    assert read_progress(read, 2) == (0, 0)
+    others[1].reached("a", 8)
+    others[0].reached("b", 2**40)
+    assert read_progress(read, 2) == (7, 5)
+    progress.close()

@@ -1,12 +1,13 @@
 """From `publish()` to answers, from a trainer of several ranks to a tensor-parallel engine.
 
     CUDA_VISIBLE_DEVICES=2,3 torchrun --nproc-per-node 2 tests/bench/gpu_sharded.py --models DIR --root DIR
-        --service URL [--rounds 6] [--transport nccl gloo handover disk delta] [--shadow gpu] [--out FILE]
+        --service URL [--rounds 6] [--transport nccl gloo handover disk delta] [--shadow gpu] [--random] [--out FILE]
 
 A server with `--tp-size 2` was started on DIR/a with the plugin in its environment and REFITD_SGLANG_ROOT=root, and a
 service on that root for it. Each rank has a GPU of its own, which may be an engine rank's for a hand-over. The weights
-of DIR/b are sharded as FSDP2 shards them, and about 1 % of all elements changed before each publication, of which the
-files follow. Rank 0 prints, and writes medians in milliseconds with the fastest and the slowest:
+of DIR/b are sharded as FSDP2 shards them; with `--random` others of DIR/a's names and shapes are made as shards, for
+models that no GPU holds twice. About 1 % of all elements are changed before each publication, of which the files
+follow. Rank 0 prints, and writes medians in milliseconds with the fastest and the slowest:
 
     answered     from the call of publish() until the engine generates by the new, proved weights: as the publisher
                  heard it, or for files as the service said it
@@ -29,8 +30,10 @@ from safetensors.torch import load_file
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard
 
 from refitd_client import RefitClient, ShardedPublisher
+from refitd_client.write.source_folder import open_checkpoint
 
 RUN, PATIENCE, WARM = "sharded", 120.0, 3
 
@@ -46,6 +49,22 @@ class Tensors(nn.Module):
     def named(self) -> dict[str, Any]:
         """This rank's shards, as DTensors, by the checkpoint's names."""
         return dict(zip(self.names, self.weights, strict=True))
+
+
+def made(folder: Path, mesh: Any) -> dict[str, Any]:
+    """Random weights of a checkpoint's names, shapes and dtypes, each rank's rows of them."""
+    found: dict[str, Any] = {}
+    rank, size = mesh.get_local_rank(), mesh.size()
+    for entries in open_checkpoint(folder).shards.values():
+        for entry in entries:
+            shape = tuple(entry.shape)
+            rows = len(range(shape[0])[rank * -(-shape[0] // size) : (rank + 1) * -(-shape[0] // size)])
+            part = torch.randn(rows, *shape[1:], device="cuda", dtype=torch.bfloat16) * 0.02
+            stride = torch.empty(shape, device="meta").stride()
+            found[entry.name] = DTensor.from_local(
+                part, mesh, [Shard(0)], run_check=False, shape=torch.Size(shape), stride=stride
+            )
+    return found
 
 
 def local(sharded: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -98,21 +117,25 @@ def main() -> None:
     ways = ["nccl", "gloo", "handover", "disk", "delta"]
     parser.add_argument("--transport", nargs="*", default=["nccl"], choices=ways)
     parser.add_argument("--shadow", choices=["gpu", "stream"], default="stream")
+    parser.add_argument("--random", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("gpu-sharded.json"))
     options = parser.parse_args()
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     distributed.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
-    weights = load_file(options.models / "b" / "model.safetensors", device=str(device))
+    mesh = init_device_mesh("cuda", (size,))
+    if options.random:
+        sharded = made(options.models / "a", mesh)
+    else:
+        module = Tensors(load_file(options.models / "b" / "model.safetensors", device=str(device)))
+        fully_shard(module, mesh=mesh)
+        sharded = module.named()
     out: dict[str, Any] = {
         "ranks": size,
         "shadow": options.shadow,
-        "bytes": sum(tensor.nbytes for tensor in weights.values()),
+        "bytes": sum(tensor.numel() * tensor.element_size() for tensor in sharded.values()),
     }
-    module = Tensors(weights)
-    fully_shard(module, mesh=init_device_mesh("cuda", (size,)))
-    sharded = module.named()
     with (
         ShardedPublisher(options.root, RUN, options.service, shadow=options.shadow) as publisher,
         RefitClient(options.service) as client,

@@ -1,5 +1,5 @@
-"""One rank of `test_sharded_gpu.py`, under torchrun: for each case build, shard, publish twice in full, and a full
-version and two deltas with each kind of shadow; rank 0 saves what gathering gives before and after each."""
+"""One rank of `test_sharded_gpu.py`, under torchrun: for each case build, shard, publish full versions, and a
+full one and two deltas with each kind of shadow; rank 0 saves what gathering gives before and after each."""
 
 import os
 import sys
@@ -15,6 +15,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from refitd_client import ShardedPublisher
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from support.handed_back import hand_back
 
 
 class Model(nn.Module):
@@ -64,16 +68,19 @@ def main(root: Path, cases: list[str]) -> None:
 
 
 def publish(case: str, root: Path) -> None:
-    """Publish a model twice, and save its gathered state dict."""
+    """Publish a model three times, and save its gathered state dict."""
     torch.manual_seed(0)
     with torch.device("cuda"):
         model = CASES[case](Model(), distributed.get_world_size())
     dtype = torch.bfloat16 if case == "fsdp2-cast" else None
     with ShardedPublisher(root, "run", dtype=dtype, fingerprints=True, rank_timeout=60) as publisher:
-        for step in (1, 2):
+        for step in (1, 2, 3):  # the last one into a slot
             publication = publisher.publish(model, step=step)
             if distributed.get_rank() == 0:
                 sys.stdout.write(f"{case} step {step}: {publication.bytes / 1e6:.0f} MB {publication.timings}\n")
+                if step == 2:
+                    hand_back(root, publication.path.with_name("v000001"))
+            distributed.barrier()
     save(model, dtype, root / "full.pt")
 
 

@@ -77,7 +77,7 @@ class WeightPublisher:
         check_finite: bool = True,
         dtype: Any = None,
         rename: Rename | None = None,
-        fingerprints: bool = False,
+        fingerprints: bool | None = None,
         delta_rules: DeltaRules | None = None,
         shadow: Literal["gpu", "stream"] = "stream",
         compress_deltas: bool = False,
@@ -106,9 +106,10 @@ class WeightPublisher:
                 (docs/publishing.md). Checkpoints in folders keep theirs.
             rename: published names for the trainer's, as a mapping or a function; None leaves a tensor out. Marks of
                 wrappers (`_fsdp_wrapped_module.`, `_orig_mod.`, DDP's `module.`) are taken off before.
-            fingerprints: have each full version's manifest name the tensors' fingerprints, which engines can be held
-                against. Computed on the GPU where tensors are there, else at about 1.5 GB/s a thread. With deltas they
-                are known, and named, in any case; of checkpoints in folders never.
+            fingerprints: have each full version's manifest name the tensors' fingerprints, which engines prove it by.
+                By default where all tensors are on GPUs, which compute them at next to no cost; else it takes a
+                processor at 1.5 GB/s a thread. With deltas they are known, and named, in any case; of checkpoints in
+                folders never.
             delta_rules: when a delta is worth it, for `publish(..., delta="auto")`.
             shadow: where the weights published last are kept, for deltas of tensors on a GPU: on the GPU (`gpu`, as
                 much memory again), or in host memory, from where they are streamed over the bus (`stream`).

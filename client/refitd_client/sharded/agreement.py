@@ -17,7 +17,11 @@ from refitd_client.sharded.rank_group import FailedReply, Opening
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeadOptions:
-    """Options that only rank 0 needs. `connection` is where the service is, of `run`."""
+    """Options that only rank 0 needs.
+
+    `connection` is where the service is, of `run`. `fingerprinted`: whether manifests name fingerprints; None where
+    GPUs compute them.
+    """
 
     root: Path
     run: str
@@ -25,7 +29,7 @@ class LeadOptions:
     base_model: str | os.PathLike[str] | None
     max_shard_bytes: int | None
     check_finite: bool
-    fingerprinted: bool
+    fingerprinted: bool | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

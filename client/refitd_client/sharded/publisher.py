@@ -74,7 +74,7 @@ class ShardedPublisher:
         token_file: str | os.PathLike[str] | None = None,
         max_shard_bytes: int | None = None,
         check_finite: bool = True,
-        fingerprints: bool = False,
+        fingerprints: bool | None = None,
         delta_rules: DeltaRules | None = None,
         shadow: Literal["gpu", "stream"] = "stream",
         compress_deltas: bool = False,
@@ -99,9 +99,9 @@ class ShardedPublisher:
             rename: published names for the trainer's, as a mapping or a function; None leaves a tensor out. Marks of
                 wrappers (`_fsdp_wrapped_module.`, `_orig_mod.`, DDP's `module.`) are taken off before.
             base_model, token, token_file, max_shard_bytes, check_finite, engines: as for a `WeightPublisher`.
-            fingerprints: have each manifest name the tensors' fingerprints, which engines can be checked against: the
-                same as of the gathered weights. Ranks compute them of the files that they digest, at about 1.5 GB/s a
-                thread.
+            fingerprints: have each manifest name the tensors' fingerprints, which engines prove it by: the same as of
+                the gathered weights. By default where the ranks' GPUs copy into a slot, which is as good as free; else
+                ranks compute them of the files that they digest, at about 1.5 GB/s a thread.
             delta_rules: when a delta is worth it, as for a `WeightPublisher`; the same on every rank.
             shadow: where each rank keeps the parts that it compares, as for a `WeightPublisher`.
             compress_deltas: as for a `WeightPublisher`; rank 0's word counts.

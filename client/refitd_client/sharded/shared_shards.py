@@ -58,7 +58,7 @@ class SharedShards:
     rank_group: RankGroup
     answer: Answer
     sender: RankSender
-    fingerprinted: bool
+    fingerprinted: bool | None
     shadow_count: ShadowCount
     shadow_numbers: list[int]
     are_on_gpus: bool
@@ -144,7 +144,7 @@ class SharedShards:
         orders: list[RankOrder] = [WriteOrder(staging=staging.path.name, task=self._task(rank)) for rank in ranks]
         self._all(orders, "write its part")
         shares = spread(sizes, self.rank_group.size)
-        orders = [DigestOrder(names=names, fingerprints=self.fingerprinted) for names in shares]
+        orders = [DigestOrder(names=names, fingerprints=self.fingerprinted is True) for names in shares]
         entries: dict[str, ManifestFile] = {}
         for done in self._all(orders, "digest its files"):
             entries |= done.files
@@ -154,12 +154,13 @@ class SharedShards:
     def _copy(self, staging: Staging, sizes: Mapping[str, int]) -> None:
         """Have every rank's GPU copy its parts into the slot, and every rank digest its blocks meanwhile."""
         ranks, name = range(self.rank_group.size), staging.path.name
+        is_fingerprinted = self.fingerprinted is not False
         staging.show_progress(sizes, writers=len(ranks))
         orders: list[RankOrder] = [
-            CopyOrder(staging=name, task=self._task(rank), fingerprints=self.fingerprinted) for rank in ranks
+            CopyOrder(staging=name, task=self._task(rank), fingerprints=is_fingerprinted) for rank in ranks
         ]
         copied: list[StagedReply] = succeeded(self.ask(orders, "copy its part"))
-        if self.fingerprinted:
+        if is_fingerprinted:
             staging.fingerprints.update((each.name, 0) for entries in self.tensors.values() for each in entries)
             for reply in copied:
                 for tensor, (share, _) in reply.scans.items():

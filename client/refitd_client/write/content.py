@@ -312,7 +312,7 @@ class WeightsReader:
     check_finite: bool
     casts: Casts
     rename: Rename | None
-    fingerprinted: bool
+    fingerprinted: bool | None  # None: where all tensors are on GPUs
     blocks: Fp8Blocks | None = None
     _same: SameTensors[tuple[TensorShards, bytes, bytes]] = field(
         default_factory=SameTensors[tuple[TensorShards, bytes, bytes]], init=False
@@ -367,10 +367,11 @@ class WeightsReader:
             patterns = [f"^{re.escape(name)}$" for name in second_names(names, second)]
             inventory = self.base_model.inventory if self.base_model is not None else lambda: None
             kept = without_second_names(published, inventory=inventory, second=patterns)
+            on_gpus = bool(kept) and all(source.place != HOST for source in kept)
             shards = TensorShards(
                 shards=shard.cut(kept, max_shard_bytes=self.max_shard_bytes),
                 check_finite=self.check_finite,
-                fingerprinted=self.fingerprinted,
+                fingerprinted=on_gpus if self.fingerprinted is None else self.fingerprinted,
             )
             config = b"" if blocks is None else blocks.config(source.entry for source in kept)
             made = shards, shard.index_json(shards.tensors), config

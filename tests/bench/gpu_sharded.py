@@ -13,7 +13,8 @@ follow. Rank 0 prints, and writes medians in milliseconds with the fastest and t
                  heard it, or for files as the service said it
     held         until publish() returns on rank 0: the tensors may change
     sent_bytes   what was brought to all engine ranks together; 0 for a hand-over, which they copy themselves
-    stages       what rank 0 says of its own: `compare` (all ranks look for what changed), `encode`, `write`, `sync`
+    stages       what rank 0 says of its own: `compare` (all ranks look for what changed), `encode`, `write`, `sync`;
+                 what the service says of the version: `seen`, `validate`; and of the update: `pause`, `load`, `verify`
     files        the bytes of each version's files, and whether it is a delta: the first one of `delta` is not
 """
 
@@ -95,9 +96,13 @@ def measured(
         handed.append(None if told is None else str(told))
         committed = publication.committed(PATIENCE)
         files.append(f"{committed.kind.value} {committed.bytes} {committed.why_full or ''}".strip())
-        for stage, took in committed.timings.items() if step >= first + WARM else ():
-            stages.setdefault(stage, []).append(took)
         publication.wait(PATIENCE, "sealed")
+        last = client.engines().items[0].last_attempt
+        seen = (
+            committed.timings | client.version(publication.version_id).timings | ({} if last is None else last.timings)
+        )
+        for stage, took in seen.items() if step >= first + WARM else ():
+            stages.setdefault(stage, []).append(took)
     return {
         f"{transport}: answered ms": spread(answered[WARM:]),
         f"{transport}: held ms": spread(held[WARM:]),

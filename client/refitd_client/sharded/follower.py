@@ -18,7 +18,7 @@ from refitd_client.files.plain_file import open_plain
 from refitd_client.publish.attempt import DeltaChoice
 from refitd_client.publish.durability import ALWAYS
 from refitd_client.sharded.digests import digested, fingerprinted
-from refitd_client.sharded.holdings import Holding, NamingOptions, Sharded, holdings_of, samples_of
+from refitd_client.sharded.holdings import Holding, HoldingsReader, NamingOptions, Sharded, samples_of
 from refitd_client.sharded.layout import Claim, Location, WritePart, runs
 from refitd_client.sharded.lend_orders import LendOrder, LentReply
 from refitd_client.sharded.rank_group import (
@@ -75,7 +75,7 @@ class Follower:
             durable: which versions are to have files, as this rank says it.
         """
         self._folder = folder
-        self._options = options
+        self._listed = HoldingsReader(options)
         self._check_finite = check_finite
         self._durable = durable
         self._reader = Reader(ranks)
@@ -106,7 +106,7 @@ class Follower:
             delta: whether it may be a delta.
         """
         try:
-            self._holdings = holdings_of(weights, self._options, sharded)
+            self._holdings = self._listed.read(weights, sharded)
             self._claims = [holding.claim for holding in self._holdings.values()]
             is_known = self._task is not None and self._claims == self._task_claims
             return Opening(
@@ -190,7 +190,7 @@ class Follower:
             return BlocksReply(digests=self._slot.digests())
         task, folder = self._take(order.task), self._folder / order.staging
         checks = {"check_finite": self._check_finite, "fingerprinted": order.fingerprints}
-        return StagedReply(scans=self._slot.copy(folder, task, self._claims, self._holdings, **checks))
+        return StagedReply(scans=self._slot.copy(folder, task, self._claims, self._holdings, **checks).found)
 
     def _write(self, order: WriteOrder) -> None:
         task = self._take(order.task)

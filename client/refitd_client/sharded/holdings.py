@@ -115,6 +115,51 @@ def holdings_of(weights: Any, options: NamingOptions, sharded: Mapping[str, Shar
     return found
 
 
+class HoldingsReader:
+    """Lists a rank's tensors at each publication. What was worked out of them is used again as long as all of them are
+    what and where they were: then the claims are the very same objects. No tensor is kept between two publications.
+    """
+
+    def __init__(self, options: NamingOptions) -> None:
+        """`options`: names and casts."""
+        self._options = options
+        self._key: Any = None
+        self._claims: list[tuple[str, Claim, tuple[Any, ...] | None]] = []
+
+    def read(self, weights: Any, sharded: Mapping[str, Sharded]) -> dict[str, Holding]:
+        """As `holdings_of`."""
+        state, patterns = _state(weights)
+        names = published_names(state.keys(), self._options.rename)
+        with sys.modules["torch"].no_grad():
+            key = names, patterns, dict(sharded), [_facts(state[name]) for name in names]
+        if key == self._key:
+            return {
+                claim.name: Holding(claim=claim, tensor=state[name], target=target)
+                for name, claim, target in self._claims
+            }
+        found = holdings_of(weights, self._options, sharded)
+        self._key = key
+        self._claims = [(name, found[new].claim, found[new].target) for name, new in names.items()]
+        return found
+
+
+def _facts(tensor: Any) -> tuple[Any, ...]:
+    """All properties of a tensor that its claim depends on, and where it lies."""
+    local, mesh = tensor, None
+    if is_dtensor(tensor):
+        local, mesh = tensor.to_local(), (tensor.shape, tensor.placements, tensor.device_mesh)
+    return (
+        local.__class__,
+        local.data_ptr(),
+        local.dtype,
+        local.shape,
+        local.stride(),
+        local.device,
+        local.is_neg(),
+        mesh,
+    )
+
+
 def plain_of(tensor: Any) -> Any:
     """The plain tensor with this rank's part. Detaching a DTensor takes ten times as long as detaching its part."""
     if not is_dtensor(tensor):

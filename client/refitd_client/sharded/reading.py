@@ -1,5 +1,6 @@
 """Going through what a rank holds, part by part, in an order that all ranks share."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -59,6 +60,19 @@ def lying(holding: Holding, part: SentPart) -> Any:
     if flat.untyped_storage().data_ptr() != local.untyped_storage().data_ptr():
         return None
     return flat[part.part.begin : part.part.end]
+
+
+def published(holding: Holding, local: Any, part: SentPart) -> Any:
+    """The elements of a part in the published dtype: a view where they lie so.
+
+    Args:
+        holding: the tensor.
+        local: this rank's part of it; None where that is to be looked up.
+        part: which elements.
+    """
+    local = holding.local() if local is None else local
+    flat = flat_box(local, holding.claim.boxes, part.part.box)[part.part.begin : part.part.end]
+    return flat.to(getattr(sys.modules["torch"], holding.claim.dtype))
 
 
 def part_input(part: SentPart, flat: Any, *, check_finite: bool) -> PartInput:

@@ -58,25 +58,28 @@ class SlotGpu:
         with self._torch.cuda.device(self._device), self._torch.cuda.stream(self._streams[1]):
             yield
 
-    def copy(self, flat: Any, file: Mapped, piece: SlotPiece) -> None:
+    def copy(self, address: int, file: Mapped, piece: SlotPiece) -> None:
         """Begin to copy a piece of a part. In `copying`.
 
         Args:
-            flat: the part's elements, on the GPU.
+            address: of the part's first byte on the GPU. What was made along this stream may be freed when this
+                returns.
             file: the file.
             piece: which bytes of the part go where.
         """
         is_registered = file.register(partial(register, device=self._device))
-        strip = piece.strip
+        strip, source = piece.strip, address + piece.at
         if is_registered and self._is_by_address:
-            source, target = flat.data_ptr() + piece.at, file.address + strip.begin
             if strip.rows == 1:
-                cuda_driver.copy("down", target, source, strip.width, self._streams[0])
+                cuda_driver.copy("down", file.address + strip.begin, source, strip.width, self._streams[0])
             else:
+                target = file.address + strip.begin
                 cuda_driver.copy_rows_down(target, strip.pitch, source, strip.width, strip.rows, self._streams[0])
             return
+        from refitd_client.fingerprint.rows import bits_at
+
         there = file.tensor if is_registered else self._torch.from_numpy(file.bytes)
-        data = flat.view(self._torch.uint8)[piece.at : piece.at + strip.nbytes].view(strip.rows, strip.width)
+        data = bits_at(source, strip.nbytes, 1, self._device).view(self._torch.uint8).view(strip.rows, strip.width)
         for row in range(strip.rows):
             begin = strip.begin + row * strip.pitch
             there[begin : begin + strip.width].copy_(data[row], non_blocking=is_registered)

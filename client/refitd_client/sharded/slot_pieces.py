@@ -3,7 +3,7 @@
 Ranks go through the files alike, so that blocks which several of them write are whole early.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from refitd_client.contract.manifest import BLOCK, blocks
@@ -34,7 +34,12 @@ class SlotPart:
 
 
 def slot_parts(
-    parts: Sequence[SentPart], locations: Mapping[str, Location], sizes: Sequence[int], most: int = BLOCK
+    parts: Sequence[SentPart],
+    locations: Mapping[str, Location],
+    sizes: Sequence[int],
+    *,
+    made: Collection[str] = (),
+    most: int = BLOCK,
 ) -> list[SlotPart]:
     """The parts of a rank in the order of the files, cut into pieces of at most `most` bytes.
 
@@ -42,9 +47,15 @@ def slot_parts(
         parts: what the rank writes.
         locations: where each tensor lies.
         sizes: of the files.
+        made: tensors that come last, since they do not lie as they are published.
         most: bytes of a piece.
     """
-    placed = sorted(parts, key=lambda each: (locations[each.entry.name].file, locations[each.entry.name].offset))
+
+    def turn(each: SentPart) -> tuple[bool, int, int]:
+        where = locations[each.entry.name]
+        return each.entry.name in made, where.file, where.offset
+
+    placed = sorted(parts, key=turn)
     reached = list(sizes)
     found: list[SlotPart] = []
     for each in reversed(placed):

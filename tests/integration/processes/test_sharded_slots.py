@@ -15,7 +15,7 @@ import pytest
 
 from refitd_client import InvalidWeightsError, PublishError, RankLostError, ShardedPublisher, WeightPublisher
 from refitd_client.contract.manifest import parse_manifest
-from refitd_client.sharded.rank_slot import SlotShare
+from refitd_client.sharded import rank_slot
 from refitd_client.sharded.slot_gpu import SlotGpu
 from support import published, sharded_cases
 from support.handed_back import hand_back
@@ -25,7 +25,7 @@ from support.ranks import attempted, run_ranks
 from support.sharded_cases import cases
 
 CASES = cases()
-KILLED = [(0, "copy"), (1, "copy"), (1, "mark"), (2, "_digest")]
+KILLED = [(0, "copy"), (1, "copy"), (1, "mark"), (2, "digest_of_block")]
 
 
 def _publish_all(rank: int, size: int, root: Path) -> dict[str, list[int]]:
@@ -152,7 +152,7 @@ def test_values_that_are_not_finite_are_named_on_every_rank_and_nothing_is_publi
 def _die(rank: int, size: int, root: Path, who: int, where: str) -> list[Exception | None]:
     with _second_in_a_slot(rank, size, root) as (publisher, model):
         if rank == who:
-            place = SlotGpu if hasattr(SlotGpu, where) else SlotShare
+            place = SlotGpu if hasattr(SlotGpu, where) else rank_slot
             setattr(place, where, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
         return [attempted(partial(publisher.publish, model, step=step)) for step in (2, 3)]
 

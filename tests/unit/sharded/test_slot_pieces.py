@@ -41,9 +41,9 @@ def layouts(draw: st.DrawFn) -> tuple[list[list[Claim]], ShardedLayout]:
     return claims, lay_out(claims, inventory=lambda: None, max_shard_bytes=most, check_finite=True)
 
 
-@given(layouts(), st.integers(1, 40))
+@given(layouts(), st.integers(1, 40), st.sets(st.sampled_from(["t0", "t1", "t2"])))
 def test_each_byte_is_copied_once_and_no_rank_says_that_it_is_further_than_it_is(
-    made: tuple[list[list[Claim]], ShardedLayout], most: int
+    made: tuple[list[list[Claim]], ShardedLayout], most: int, late: set[str]
 ) -> None:
     claims, layout = made
     sizes = [shard.size for shard in layout.shards.shards]
@@ -52,7 +52,7 @@ def test_each_byte_is_copied_once_and_no_rank_says_that_it_is_further_than_it_is
         file[: len(shard.header)] += 1
     for own, parts in zip(claims, layout.parts, strict=True):
         sent, _ = sent_parts(parts, own)
-        mine = slot_parts(sent, layout.locations, sizes, most)
+        mine = slot_parts(sent, layout.locations, sizes, made=late, most=most)
         places = [np.array([], np.int64) for _ in sizes]
         for part in mine:
             for piece in part.pieces:
@@ -70,9 +70,9 @@ def test_each_byte_is_copied_once_and_no_rank_says_that_it_is_further_than_it_is
         for file, size in enumerate(sizes):
             last = [piece for part in mine if part.file == file for piece in part.pieces][-1:]
             assert all(piece.reached == size for piece in last)
-        assert [part.sent.entry.name for part in mine] == sorted(
-            (part.sent.entry.name for part in mine), key=in_order_of_files(layout.locations).index
-        )
+        for is_late in (False, True):
+            names = [part.sent.entry.name for part in mine if (part.sent.entry.name in late) == is_late]
+            assert names == sorted(names, key=in_order_of_files(layout.locations).index)
     assert all((file == 1).all() for file in written)
 
 

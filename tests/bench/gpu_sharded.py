@@ -36,7 +36,7 @@ from torch.distributed.tensor import DTensor, Shard
 from refitd_client import RefitClient, ShardedPublisher
 from refitd_client.write.source_folder import open_checkpoint
 
-RUN, PATIENCE, WARM = "sharded", 120.0, 3
+RUN, PATIENCE, WARM = "sharded", 120.0, 6
 
 
 class Tensors(nn.Module):

@@ -47,6 +47,11 @@ class Output:
         """Whether stderr is a terminal, and the answer is not to be JSON."""
         return self.err.is_terminal and not self.json
 
+    @property
+    def window(self) -> int | None:
+        """The columns of the window; None into a pipe, where lines are as long as what they say."""
+        return None if self.console.width == _PIPE_WIDTH else self.console.width
+
     def show(self, document: Any, *shown: RenderableType, width: int | None = None) -> None:
         """Print the answer.
 

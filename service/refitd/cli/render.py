@@ -80,23 +80,6 @@ _ENGINE_STYLES: Mapping[EngineState, str] = {
 }
 
 
-def versions_table(versions: Iterable[Version], words: Callable[[Version], str | None] | None = None) -> Table:
-    """Versions, one a line, with what `words` says of each: by default all of `why`."""
-    words = words or why
-    table = Table("VERSION", "STEP", "STATE", "SIZE", "ENGINES", "SEEN", right={"STEP", "SIZE"}, words="WHY")
-    for version in versions:
-        table.add_row(
-            cell(version.id),
-            f"{version.step:,}",
-            version_state(version),
-            size(version.bytes),
-            engines_on(version),
-            when(version.created_at),
-            words=cell(words(version)),
-        )
-    return table
-
-
 def when(instant: str) -> str:
     """Month, day and time of an instant in UTC, which are enough for people. JSON has the whole."""
     return clean(instant)[5:19].replace("T", " ") + "Z"

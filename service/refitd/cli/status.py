@@ -14,9 +14,8 @@ from refitd.cli.exits import ExitCode
 from refitd.cli.options import calls_service
 from refitd.cli.output import Output
 from refitd.cli.render import worst_standing
-from refitd.cli.table import INDENT
+from refitd.cli.version_list import version_list
 from refitd.clock import SystemClock
-from refitd.text import one_line
 from refitd_client.contract.states import Standing, VersionState, way_of
 from refitd_client.contract.wire import Engine, Faults, GroupLead, RunGlance, Version
 from refitd_client.http.client import RefitClient
@@ -93,7 +92,7 @@ def status(out: Output, client: RefitClient, limit: Limit = 5) -> None:
         "",
         *_engines(summary.engines, targets),
         "",
-        *_versions(summary.versions, told, out.console.width - INDENT),
+        *version_list(summary.versions, out.window, told),
     )
     if not summary.ready:
         raise typer.Exit(ExitCode.UNREACHABLE)
@@ -107,25 +106,6 @@ def _engines(engines: Sequence[Engine], targets: Mapping[str, str | None]) -> li
     table, rest = render.engines_table(first[:ENGINES], targets, SystemClock().now()), first[ENGINES:]
     more = f"and {len(rest):,} more ({counted(rest)}): 'refitd engines' lists them"
     return [table, render.sentence(more, "dim")] if rest else [table]
-
-
-def _versions(versions: Sequence[Version], told: Sequence[str], room: int) -> list[RenderableType]:
-    """The newest versions, each with its reason in a line of `room` columns, unless a sentence `told` ends with it."""
-    if not versions:
-        return [render.sentence("No versions.", "dim")]
-    return [render.versions_table(versions, lambda version: _in_short(version, told, room))]
-
-
-def _in_short(version: Version, told: Sequence[str], room: int) -> str | None:
-    """Why a version is where it is: the beginning, and the command for the rest, where all of it is too long."""
-    reason, rest = render.why(version), f"'refitd explain {version.id}'"
-    if reason is None:
-        return None
-    if any(sentence.endswith(reason) for sentence in told):
-        return rest
-    line = one_line(reason)
-    first = line.partition("; ")[0][: max(room - len(rest) - 2, 0)]
-    return line if len(line) <= room else f"{first}… {rest}"
 
 
 def _headline(summary: StatusSummary) -> Text:

@@ -7,6 +7,7 @@ import typer
 from refitd.cli import render
 from refitd.cli.options import RunArgument, VersionId, calls_service
 from refitd.cli.output import Output
+from refitd.cli.version_list import version_list
 from refitd_client.contract.states import EngineState, VersionState
 from refitd_client.errors import RefitError
 from refitd_client.http.client import RefitClient
@@ -44,7 +45,7 @@ def versions(
     page = client.versions(run, state, limit, cursor)
     if not page.items and run is not None and run not in {seen.run for seen in client.overview().runs}:
         raise RefitError(f"no run {run} is known: 'refitd runs' lists what there is")
-    out.show(page, render.versions_table(page.items) if page.items else render.sentence("No versions.", "dim"))
+    out.show(page, *version_list(page.items, out.window))
     if page.next_cursor is not None and not out.json:
         out.remark(f"there are more: --limit N, or --cursor {page.next_cursor}", style="dim")
 

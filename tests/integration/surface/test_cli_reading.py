@@ -10,7 +10,8 @@ from rich.console import Console
 
 from refitd.cli import render
 from refitd.cli.status import StatusSummary
-from refitd_client.contract.states import EngineState, Standing, VersionState
+from refitd.cli.version_list import version_list
+from refitd_client.contract.states import EngineState, Kind, Standing, VersionState
 from refitd_client.contract.wire import Attempt, Engine, Explanation, Faults, Page, Problem, Version
 from support.command_line import answer, refitd
 from support.stand_in_service import StandIn, make_engine, make_run, make_version, on_version, stand_in
@@ -60,7 +61,7 @@ class TestStatus:
         service.engines = [make_engine("a", version="exp~v000005", step=5, in_memory=True)]
         shown = refitd("status", "--url", service.url).stdout
         assert "exp → step 5 (exp~v000005), served by 1 of 1 engines, in memory alone" in shown
-        assert line_with(shown, "12:00:00Z")[2:5] == ["ANNOUNCED", "in", "memory"]
+        assert line_with(shown, "12:00:00Z")[2:6] == ["full", "ANNOUNCED", "in", "memory"]
         assert line_with(refitd("engines", "--url", service.url).stdout, "IN_SYNC")[3:6] == ["IN_SYNC", "in", "memory"]
 
     def test_a_pause_is_seen_and_what_ends_it(self, service: StandIn) -> None:
@@ -145,18 +146,25 @@ class TestStatus:
         assert "shape of w" in shown
         assert nan in refitd("versions", "--url", service.url).stdout
 
-    def test_a_long_reason_is_one_line_that_names_the_command_for_the_rest(self, service: StandIn) -> None:
+    def test_a_long_reason_is_one_line_and_the_command_for_the_rest_is_named_once(self, service: StandIn) -> None:
         first = "tensor lm_head.weight in model.safetensors has 1 non-finite value, the first at flat index 0"
         nan = f"{first}; tensor w has another; and 24 more tensors: the trainer has diverged or wrote damage"
-        service.versions = [make_version(6, state=VersionState.REJECTED, reason=nan)]
-        shown = refitd("status", "--url", service.url, env={"COLUMNS": "80"}).stdout
-        *_, beneath = shown.splitlines()
-        assert beneath.startswith("    tensor lm_head.weight in model.safetensors has… ")
-        assert (len(beneath), beneath.endswith("… 'refitd explain exp~v000006'")) == (80, True)
-        wide = refitd("status", "--url", service.url, env={"COLUMNS": "170"}).stdout
-        assert wide.endswith(f"    {first}… 'refitd explain exp~v000006'\n")
+        service.versions = [make_version(step, state=VersionState.REJECTED, reason=nan) for step in (6, 7)]
+        for command in ("status", "versions"):
+            shown = refitd(command, "--url", service.url, env={"COLUMNS": "80"}).stdout
+            *_, row, beneath, rest = shown.splitlines()
+            assert row.startswith("exp~v000006")
+            assert beneath.startswith("    tensor lm_head.weight in model.safetensors has 1 non-finite value")
+            assert (len(beneath), beneath.endswith("…")) == (80, True)
+            assert rest == "Where a reason ends in '…', 'refitd explain VERSION' has all of it."
+            assert shown.count(rest) == 1
+            wide = refitd(command, "--url", service.url, env={"COLUMNS": "150"}).stdout
+            assert f"    {first}…\n{rest}\n" in wide
+            piped = refitd(command, "--url", service.url).stdout
+            assert (piped.count(nan), rest in piped) == (2, False)
         summary = answer("status", "--url", service.url, kind=StatusSummary)
-        assert [version.reason for version in summary.versions] == [nan]
+        assert [version.reason for version in summary.versions] == [nan, nan]
+        assert [each.reason for each in answer("versions", "--url", service.url, kind=Page[Version]).items] == [nan] * 2
 
     def test_what_was_rolled_back_from_says_so_where_others_have_a_reason(self, service: StandIn) -> None:
         service.versions = [make_version(5, barred=True), make_version(4, barred=True, reason="the canary failed")]
@@ -228,6 +236,7 @@ class TestVersions:
         assert lines[2].split() == [
             "exp~v000002",
             "2",
+            "full",
             "SEALED",
             "pinned",
             "3.1",
@@ -308,16 +317,29 @@ class TestEightyColumns:
     LONG = "tensor model.layers.3.mlp.up_proj.weight in model.safetensors has 1 non-finite value (NaN or infinity)"
 
     def shown(self, *versions: Version, width: int = 80) -> list[str]:
-        return as_text(render.versions_table(versions), width).splitlines()
+        return "".join(as_text(part, width) for part in version_list(versions, width)).splitlines()
 
-    def test_an_id_is_whole_and_a_long_reason_stands_beneath_its_row(self) -> None:
+    def test_an_id_is_whole_and_a_long_reason_is_a_line_beneath_its_row(self) -> None:
         bad = make_version(21, run="exp/trial", state=VersionState.REJECTED, reason=self.LONG)
-        lines = self.shown(bad, make_version(20, run="exp/trial", pinned=True, reason="short"))
+        lines = self.shown(bad, make_version(20, run="exp/trial", reason="short"))
         assert max(map(len, lines)) <= 80
-        assert lines[2].split() == ["exp~trial~v000021", "21", "REJECTED", "3.1", "GB", "-", "11-21", "12:00:00Z"]
-        assert " ".join(" ".join(lines[3:5]).split()) == self.LONG
-        assert lines[3].startswith("    tensor")
-        assert lines[5].endswith("11-21 12:00:00Z  short")
+        row = ["exp~trial~v000021", "21", "full", "REJECTED", "3.1", "GB", "-", "11-21", "12:00:00Z"]
+        assert lines[2].split() == row
+        assert lines[3] == f"    {self.LONG[:75]}…"
+        assert lines[4].endswith("11-21 12:00:00Z  short")
+        assert lines[5:] == ["Where a reason ends in '…', 'refitd explain VERSION' has all of it."]
+
+    def test_a_version_says_its_kind_and_where_there_is_no_room_only_if_one_is_not_full(self) -> None:
+        full = make_version(21, run="exp/trial", pinned=True, bytes=999_900_000, engines=[on_version(make_engine())])
+        delta = replace(full, id="exp~trial~v000022", kind=Kind.DELTA)
+        adapter = replace(full, id="exp~trial~v000023", kind=Kind.LORA)
+        title, _, *rows = self.shown(adapter, delta, full, width=90)
+        assert [line.split()[2] for line in (title, *rows)] == ["KIND", "lora", "delta", "full"]
+        assert "KIND" in self.shown(full, width=84)[0]
+        narrow = self.shown(full, width=74)
+        assert narrow[0].split()[2] == "STATE"
+        assert max(map(len, narrow)) <= 74
+        assert "KIND" in self.shown(full, delta, width=74)[0]
 
     def test_a_row_that_is_wider_still_breaks_no_word(self) -> None:
         long = make_version(21, run="a-run-with-quite-a-long-name/and-a-trial", pinned=True, barred=True)
@@ -462,7 +484,7 @@ def test_a_run_that_nobody_knows_has_no_versions_and_is_no_success(service: Stan
 
 @pytest.mark.parametrize("state", list(VersionState))
 def test_each_state_of_a_version_can_be_shown(state: VersionState) -> None:
-    assert state.value in as_text(render.versions_table([make_version(1, state=state)]))
+    assert state.value in as_text(version_list([make_version(1, state=state)], None)[0])
 
 
 @pytest.mark.parametrize("state", list(EngineState))

@@ -355,10 +355,10 @@ def cell(text: str | None) -> Text:
 
 
 def span(milliseconds: float) -> str:
-    """A duration with about three digits, as the dashboard writes it."""
+    """A duration with about three digits, as the dashboard writes it; from 100 s on as sentences say it."""
     if milliseconds < 9.95:
         return f"{milliseconds:.2g} ms"
     if milliseconds < 999.5:
         return f"{milliseconds:.0f} ms"
     seconds = milliseconds / 1000
-    return f"{seconds:.3g} s" if seconds < 99.5 else f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+    return f"{seconds:.3g} s" if seconds < 99.5 else spoken(seconds)

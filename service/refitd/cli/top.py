@@ -9,6 +9,7 @@ import tty
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from typing import Annotated, Any, Self
 
 import typer
@@ -21,7 +22,7 @@ from refitd.cli.by_need import by_need, counted
 from refitd.cli.options import calls_service
 from refitd.cli.output import Output
 from refitd.cli.table import Table
-from refitd_client.contract.states import Standing
+from refitd_client.contract.states import RolloutState, Standing, VersionState
 from refitd_client.contract.wire import Event, Overview, RunGlance, Version
 from refitd_client.errors import ServiceError, UnauthorizedError
 from refitd_client.http.client import RefitClient
@@ -46,6 +47,8 @@ STAGES: Mapping[str, tuple[str, str]] = {
 # Of an update that pauses nothing: an adapter's, or that of hosts, which pause their engines themselves for a while.
 _UNPAUSED: Mapping[str, str] = {"load": "l", "verify": "y", "resume": "r"}
 _OTHER = ("?", "dim")
+_EXAMINED = frozenset({VersionState.ANNOUNCED, VersionState.SETTLING, VersionState.VALIDATING})
+_ROLLING = frozenset({RolloutState.PENDING, RolloutState.ROLLING})
 _NUMBERS = frozenset({"STEP", "TOOK", "ENGINES", "SIZE"})
 Once = Annotated[bool, typer.Option("--once", help="Look once and end, as when stdout is no terminal")]
 Interval = Annotated[float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="Time between two looks")]
@@ -164,7 +167,7 @@ def screen(glance: Glance, height: int | None = None, width: int | None = None) 
     engines, versions, events = _shares(room, len(glance.overview.engines), len(glance.versions), len(glance.events))
     parts: list[RenderableType] = [*top, "", _engines(glance.overview, engines)]
     if versions:
-        parts += ["", _updates(glance.versions[:versions], width)]
+        parts += ["", _updates(glance.versions[:versions], glance.overview, width)]
     if events:
         parts += ["", *(_event(event) for event in glance.events[:events])]
     return Group(*parts)
@@ -212,10 +215,10 @@ def _engines(overview: Overview, most: int) -> RenderableType:
     return table if rest <= 0 else Group(table, render.sentence(f"and {rest} more: {counted(engines[most:])}", "dim"))
 
 
-def _updates(versions: Sequence[Version], width: int | None) -> RenderableType:
-    table = _bars(versions, BAR)
+def _updates(versions: Sequence[Version], overview: Overview, width: int | None) -> RenderableType:
+    table = _bars(versions, overview, BAR)
     if width is not None and table.width > width:  # bars give way to numbers
-        table = _bars(versions, max(BAR - (table.width - width), _LEAST_BAR))
+        table = _bars(versions, overview, max(BAR - (table.width - width), _LEAST_BAR))
     told = [f"{letter} {name}" for name, (letter, _) in STAGES.items()]
     serving, standing_still = ([each for each in told if each[0].isupper() is still] for still in (False, True))
     unpaused = [version.timings for version in versions if "pause" not in version.timings]
@@ -224,23 +227,40 @@ def _updates(versions: Sequence[Version], width: int | None) -> RenderableType:
     return Group(table, render.line((", ".join(serving), "dim")), render.line((still, "dim")))
 
 
-def _bars(versions: Sequence[Version], width: int) -> Table:
+def _bars(versions: Sequence[Version], overview: Overview, width: int) -> Table:
     longest = max((sum(version.timings.values()) for version in versions), default=0.0)
     several = len({version.run for version in versions}) > 1
     columns = ("STEP", "STATE", "UPDATE", "TOOK", "ENGINES", "SIZE", *(("RUN",) if several else ()))
     table = Table(*columns, right=_NUMBERS, cut=True)
     for version in versions:
-        took = sum(version.timings.values())
         table.add_row(
             f"{version.step:,}",
             render.version_state(version),
             bar(version.timings, longest, width),
-            render.span(took) if took else render.NOTHING,
+            took(version, overview),
             render.engines_on(version),
             render.size(version.bytes),
             *((render.sentence(version.run),) if several else ()),  # last, where a long name takes no room from others
         )
     return table
+
+
+def took(version: Version, overview: Overview) -> str:
+    """How long an update took. Of one under way, how long that has been: a stage's time is known only at its end."""
+    run = next((run for run in overview.runs if run.run == version.run), None)
+    if _is_under_way(version, run):
+        ran = datetime.fromisoformat(overview.at) - datetime.fromisoformat(version.created_at)
+        return f"{render.span(max(0.0, ran / timedelta(milliseconds=1)))} so far"
+    milliseconds = sum(version.timings.values())
+    return render.span(milliseconds) if milliseconds else render.NOTHING
+
+
+def _is_under_way(version: Version, run: RunGlance | None) -> bool:
+    """Whether a version is examined, or brought to engines for the first time: what a rollback goes to was served."""
+    if version.state in _EXAMINED and not version.in_memory:
+        return True
+    is_rolling = run is not None and run.target == version.id and run.rollout in _ROLLING and run.paused_since is None
+    return is_rolling and "load" not in version.timings and len(version.engines) > 0
 
 
 def bar(timings: Mapping[str, float], longest: float, width: int = BAR) -> Text:

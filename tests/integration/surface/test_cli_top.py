@@ -2,16 +2,17 @@
 
 from collections.abc import Iterator
 from io import StringIO
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from refitd.cli.render import span
-from refitd.cli.top import BAR, STAGES, Glance, bar, screen
-from refitd_client.contract.states import EngineState, Standing
+from refitd.cli.top import BAR, STAGES, Glance, bar, screen, took
+from refitd_client.contract.states import EngineState, RolloutState, Standing, VersionState
 from refitd_client.contract.wire import Attempt, Event, Faults, Overview
 from support.command_line import answer, refitd
-from support.stand_in_service import StandIn, make_engine, make_overview, make_run, make_version, stand_in
+from support.stand_in_service import StandIn, make_engine, make_overview, make_run, make_version, on_version, stand_in
 
 TIMINGS = {"publish": 100.0, "validate": 100.0, "load": 200.0}
 
@@ -170,10 +171,51 @@ def test_a_bar_is_to_scale_and_can_be_read_without_colours(timings: dict[str, fl
 
 @pytest.mark.parametrize(
     ("milliseconds", "text"),
-    [(0.42, "0.42 ms"), (42.0, "42 ms"), (1260.0, "1.26 s"), (190_000.0, "3 min 10 s")],
+    [
+        (0.42, "0.42 ms"),
+        (42.0, "42 ms"),
+        (1260.0, "1.26 s"),
+        (119_700.0, "2 min"),
+        (190_000.0, "3 min 10 s"),
+        (7_500_000.0, "2 h 5 min"),
+    ],
 )
 def test_durations_have_about_three_digits(milliseconds: float, text: str) -> None:
     assert span(milliseconds) == text
+
+
+SEEN = "2026-11-21T11:56:40.000Z"  # 200 s before the look
+PUBLISHED = {"publish": 6.0, "validate": 7.0}
+
+
+@pytest.mark.parametrize(
+    ("fields", "of_run", "text"),
+    [
+        ({}, {}, "3 min 20 s so far"),
+        ({}, {"rollout": RolloutState.PENDING}, "3 min 20 s so far"),
+        ({"state": VersionState.VALIDATING, "timings": {}}, {"target": None}, "3 min 20 s so far"),
+        ({"created_at": "2026-11-21T11:59:59.623Z"}, {}, "500 ms so far"),
+        ({"timings": PUBLISHED | {"load": 100.0}}, {}, "113 ms"),  # it was served before: engines go back to it
+        ({}, {"paused_since": SEEN}, "13 ms"),
+        ({}, {"target": "exp~v000008"}, "13 ms"),
+        ({}, {"rollout": RolloutState.DEGRADED}, "13 ms"),
+        ({"engines": []}, {}, "13 ms"),
+        ({"state": VersionState.REJECTED}, {"target": "exp~v000001"}, "13 ms"),
+        ({"state": VersionState.ANNOUNCED, "in_memory": True}, {"rollout": RolloutState.COMPLETE}, "13 ms"),
+    ],
+)
+def test_an_update_under_way_says_how_long_it_has_been_not_what_its_first_stages_took(
+    fields: dict[str, Any], of_run: dict[str, Any], text: str
+) -> None:
+    state = StandIn()
+    state.runs = [make_run(**({"target": "exp~v000009", "rollout": RolloutState.ROLLING} | of_run))]
+    there = {"created_at": SEEN, "timings": PUBLISHED, "engines": [on_version(make_engine())]}
+    version = make_version(9, **(there | fields))
+    overview = make_overview(state)
+    assert took(version, overview) == text
+    shown = drawn(Glance(url="http://x", overview=overview, versions=[version], events=[]), width=80)
+    assert f" {text}  " in shown
+    assert max(map(len, shown.splitlines())) <= 80
 
 
 def test_a_resume_says_that_an_engine_cannot_be_reached() -> None:

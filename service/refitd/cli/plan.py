@@ -52,7 +52,11 @@ _OPTIONS = (
         "areal",
         Annotated[
             Path | None,
-            typer.Option("--areal", metavar="FILE", help="An AReaL configuration (YAML) to take all from; flags win"),
+            typer.Option(
+                "--areal",
+                metavar="FILE",
+                help="An AReaL configuration (YAML) to take all from, whose keys to change are listed; flags win",
+            ),
         ],
     ),
     _value(_MACHINE, "engine_gpus", int, "N", "GPUs that generate"),
@@ -126,6 +130,6 @@ def plan(**given: Any) -> None:
             advice=(*found.advice, *of_file.advice),
             areal=with_keys(found.areal, of_file.patch),
         )
-        out.show(found, *shown(found, areal=areal is not None or said.get("allocation") is not None), width=PAGE_WIDTH)
+        out.show(found, *shown(found, areal=areal is not None), width=PAGE_WIDTH)
         if found.memory is not None and not found.memory.fits:
             raise typer.Exit(ExitCode.FAILED)

@@ -19,7 +19,7 @@ _dump = cast("Callable[..., str]", yaml.safe_dump)  # pyright: ignore[reportUnkn
 
 
 def shown(plan: Plan, *, areal: bool) -> Iterator[RenderableType]:
-    """The plan, from the choice to the assumptions. `areal`: the job is described in AReaL's words."""
+    """The plan, from the choice to the assumptions. `areal`: AReaL's configuration is at hand, to be changed."""
     yield from _choice(plan)
     yield _ways(plan.ways)
     yield sentence(
@@ -30,7 +30,7 @@ def shown(plan: Plan, *, areal: bool) -> Iterator[RenderableType]:
     if plan.restart is not None:
         yield sentence(f"\nRestart: {plan.restart}.", "yellow")
     if plan.memory is not None:
-        yield from _memory(plan.memory)
+        yield from _memory(plan.memory, areal=areal)
     yield from _settings(plan, areal=areal)
     yield sentence("\nAssumed", "bold")
     yield from (sentence(f"  - {assumption}") for assumption in plan.assumptions)
@@ -61,7 +61,7 @@ def _ways(ways: Sequence[TransportOption]) -> Table:
     return table
 
 
-def _memory(memory: PlannedMemory) -> Iterator[RenderableType]:
+def _memory(memory: PlannedMemory, *, areal: bool) -> Iterator[RenderableType]:
     verdict = Text("fits", style="bold green") if memory.fits else Text("does not fit", style="bold red")
     yield Text.assemble(("\nMemory: ", "bold"), verdict, "  (GiB at the peak)")
     yield from (sentence(f"  {fault}", "red") for fault in memory.faults)
@@ -75,15 +75,16 @@ def _memory(memory: PlannedMemory) -> Iterator[RenderableType]:
     there = "" if memory.host_has is None else f", of {memory.host_has:g}"
     yield sentence(f"  A root on tmpfs would take {memory.host:.1f} GiB of host memory{there}.", "dim")
     if not memory.fits:
-        yield from _changes(memory)
+        yield from _changes(memory, areal=areal)
 
 
-def _changes(memory: PlannedMemory) -> Iterator[RenderableType]:
+def _changes(memory: PlannedMemory, *, areal: bool) -> Iterator[RenderableType]:
     if memory.changes is None:
         yield sentence("\nNo set of the changes that refitd knows makes it fit.", "bold red")
+        less = "AReaL: actor.optimizer_dtype" if areal else "--optimizer adamw8bit, --precision bf16"
         yield sentence(
-            "  Give it more or larger GPUs, cut the model over more of them, keep less for the optimizer (--optimizer "
-            "adamw8bit, --precision bf16; AReaL: actor.optimizer_dtype), or train adapters alone (--lora-rank)."
+            f"  Give it more or larger GPUs, cut the model over more of them, keep less for the optimizer ({less}), or "
+            "train adapters alone (--lora-rank)."
         )
         return
     yield sentence("\nIt fits with", "bold")

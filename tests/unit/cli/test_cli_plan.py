@@ -125,6 +125,21 @@ def test_an_areal_configuration_says_all_of_a_job(tmp_path: Path, model: list[st
     assert msgspec.json.decode(changed.stdout)["memory"]["fits"], "flags win"
 
 
+def test_areal_s_keys_are_named_only_to_whom_has_its_configuration(tmp_path: Path, model: list[str]) -> None:
+    """An allocation string is how any trainer's placement is said."""
+    file = tmp_path / "grpo.yaml"
+    file.write_text(AREAL.replace("PATH", model[1]))
+    tiny = ["--gpu-memory", "1"]
+    for fits in (["--gpu-memory", "44.42"], tiny):
+        of_areal = refitd("plan", "--areal", str(file), *fits).stdout
+        of_another = refitd("plan", "sglang.d1p1t1+d1p1t1", "--gpus-per-node", "1", *fits, *model).stdout
+        assert ("AReaL's configuration\n  actor:\n" in of_areal, "AReaL's configuration" in of_another) == (True, False)
+        assert ("actor.optimizer_dtype" in of_areal, "--optimizer adamw8bit" in of_areal) == (fits is tiny, False)
+        assert ("--optimizer adamw8bit" in of_another, "actor." in of_another) == (fits is tiny, False)
+    made = answer("plan", "--engine-gpus", "1", "--trainer-gpus", "1", "--gpus-per-node", "2")
+    assert "areal" in made
+
+
 @pytest.mark.parametrize(
     ("text", "names"),
     [

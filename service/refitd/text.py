@@ -100,6 +100,31 @@ def size_of(count: int) -> str:
     return f"{count} B" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
 
 
+# pydantic's words, by which settings, flags and the engines file are read, for what people wrote.
+_REFUSALS = tuple(
+    (re.compile(told), plain)
+    for told, plain in (
+        (r"Input should be a valid integer\b.*", "it is not a whole number"),
+        (r"Input should be a valid number\b.*", "it is not a number"),
+        (r"Input should be a valid boolean\b.*", "it is neither true nor false"),
+        (r"Input should be greater than or equal to (.+)", r"it has to be \1 or more"),
+        (r"Input should be less than or equal to (.+)", r"it has to be \1 or less"),
+        (r"Input should be greater than (.+)", r"it has to be more than \1"),
+        (r"Input should be less than (.+)", r"it has to be less than \1"),
+        (r"Input should be (.+)", r"it has to be \1"),
+    )
+)
+
+
+def plain_refusal(message: str) -> str:
+    """Why a value is refused, in plain words, without the prefix of the library that found it."""
+    told = message.removeprefix("Value error, ")
+    for pattern, plain in _REFUSALS:
+        if (found := pattern.fullmatch(told)) is not None:
+            return found.expand(plain)
+    return told
+
+
 def canary_check_url(url: str) -> str:
     """Return a URL that canaries are judged by.
 

@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from refitd.cli.output import speaking
+from refitd.text import plain_refusal
 from refitd_client.http.client import RefitClient
 from refitd_client.http.exchange import RetryPolicy
 
@@ -89,14 +90,10 @@ def help_of(command: Callable[..., object]) -> str:
 
 _NONE_OF = re.compile(r"'(.*)' is not (?:one of )?('.*')\.?")  # Typer's words for what is none of some values
 
-_NUMBER = re.compile(r"Input should be a valid (integer|number)")  # pydantic's, by which Typer reads values
-
 
 def plainly(message: str) -> str:
-    """Why a value is refused, without the prefix of the library that found it, and with the value that was meant."""
-    told = message.removeprefix("Value error, ")
-    if (number := _NUMBER.match(told)) is not None:
-        return f"it is not a {'whole ' if number[1] == 'integer' else ''}number"
+    """Why a value is refused, in plain words, and with the value that was meant."""
+    told = plain_refusal(message)
     if (none_of := _NONE_OF.fullmatch(told)) is None:
         return told
     typed, values = none_of.groups()

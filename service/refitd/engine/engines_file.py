@@ -26,6 +26,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Val
 
 from refitd.engine.address import check_engine_id, check_url, engine_id
 from refitd.engine.registry import KINDS, check_kind
+from refitd.text import plain_refusal
 from refitd_client.contract.naming import check_run
 
 _Urls = tuple[Annotated[str, AfterValidator(check_url)], ...]
@@ -199,4 +200,4 @@ def _sentence(fault: Any) -> str:
         case "model_type":
             return f"{where} is neither a URL nor a mapping" if where != "the file" else "the file is no mapping"
         case _:
-            return f"{where}, {key}: {fault['msg'].removeprefix('Value error, ')}"
+            return f"{where}, {key}: {plain_refusal(fault['msg'])}"

@@ -286,10 +286,17 @@ class TestPublish:
         assert result.exit_code != 0
         assert f"exp~trial~v000007 is written to {checkpoint.parent / 'root/exp/trial/v000007'}" in result.stderr
 
-    @pytest.mark.parametrize("typed", ["abc", "1.5"])
-    def test_a_step_that_is_no_number_is_refused_in_plain_words(self, checkpoint: Path, typed: str) -> None:
+    @pytest.mark.parametrize(
+        ("typed", "said"),
+        [
+            ("abc", "it is not a whole number"),
+            ("1.5", "it is not a whole number"),
+            ("-1", "it has to be 0 or more"),
+        ],
+    )
+    def test_a_step_that_cannot_be_one_is_refused_in_plain_words(self, checkpoint: Path, typed: str, said: str) -> None:
         result = refitd("publish", str(checkpoint), "--root", str(checkpoint.parent), "--run", "a", "--step", typed)
-        assert (result.exit_code, "it is not a whole number" in result.stderr) == (2, True)
+        assert (result.exit_code, said in result.stderr) == (2, True)
         assert "Input should be" not in result.stderr
 
     @pytest.mark.parametrize("json", [False, True])

@@ -77,6 +77,28 @@ def test_a_flag_wins_and_what_has_no_flag_comes_from_the_environment(started: li
     assert settings.tokens().write == ("secret",)
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--port", "abc"], "--port (REFITD_PORT): it is not a whole number"),
+        (["--port", "99999"], "--port (REFITD_PORT): it has to be 65535 or less"),
+        (["--keep-last", "0"], "--keep-last (REFITD_KEEP_LAST): it has to be 1 or more"),
+        (["--lease", "soon"], "--lease (REFITD_LEASE): it is not a number"),
+        (["--watch", "maybe"], "--watch (REFITD_WATCH): it has to be 'auto', 'events' or 'poll'"),
+        (["--scan-interval", "0"], "--scan-interval (REFITD_SCAN_INTERVAL): it has to be more than 0"),
+    ],
+)
+def test_a_value_that_cannot_be_one_is_refused_in_plain_words(tmp_path: Path, flags: list[str], said: str) -> None:
+    result = refitd("serve", "--root", str(tmp_path), *flags)
+    assert (result.exit_code, result.stderr) == (2, f"{said}\n")
+
+
+def test_a_variable_that_is_no_switch_is_refused_in_plain_words(tmp_path: Path) -> None:
+    result = refitd("serve", "--root", str(tmp_path), env={"REFITD_INSECURE": "maybe"})
+    said = "--insecure (REFITD_INSECURE): it is neither true nor false\n"
+    assert (result.exit_code, result.stderr) == (2, said)
+
+
 def test_the_exit_code_is_the_services(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "refitd.app", SimpleNamespace(serve=lambda _: 1))
     assert refitd("serve", "--root", str(tmp_path)).exit_code == 1

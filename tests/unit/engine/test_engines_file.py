@@ -31,7 +31,7 @@ def test_an_empty_file_names_no_engine() -> None:
         ("engines: [{url: http://a:1, run: ../x}]", "engine 1, run: run '../x' is not a safe relative name"),
         ("engines: [a:1]", "engine 1, url: engine URL 'a:1': write it as http://host:port"),
         ("engines: [7]", "engine 1 is neither a URL nor a mapping"),
-        ("engines: http://a:1", "the file, engines: Input should be a valid list"),
+        ("engines: http://a:1", "the file, engines: it has to be a valid list"),
         ("replicas: []", "the file has no 'engines'; the file has 'replicas', which is no key"),
         ("just words", "the file is no mapping"),
         ("engines: [", "not YAML"),

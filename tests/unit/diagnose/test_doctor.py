@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 from pydantic import SecretStr
 from watchdog.observers import Observer
@@ -29,7 +30,7 @@ from refitd.diagnose.doctor.engines import (
     skew_of,
 )
 from refitd.diagnose.doctor.finding import CheckName, CheckVerdict, Finding
-from refitd.diagnose.doctor.processes import LocalProcess, is_engine, listener
+from refitd.diagnose.doctor.processes import Listeners, LocalProcess, is_engine
 from refitd.diagnose.doctor.root import Nonce, RootFacts, RootUnusableError, judge_root, look_at_root, probed
 from refitd.diagnose.doctor.service import (
     ask_overview,
@@ -538,9 +539,28 @@ def test_the_hub_is_known_only_of_what_can_be_seen() -> None:
 
 
 def test_a_process_is_found_by_its_port_and_only_here(sglang: ScriptedSglang) -> None:
-    assert listener(sglang.url) == os.getpid()
-    assert listener("http://192.0.2.1:30000") is None, "an address of nobody (RFC 5737)"
-    assert listener("http://127.0.0.1:1") is None
+    here = Listeners()
+    assert here.at(sglang.url) == os.getpid()
+    assert here.at("http://192.0.2.1:30000") is None, "an address of nobody (RFC 5737)"
+    assert here.at("http://127.0.0.1:1") is None
+
+
+def test_the_sockets_of_all_processes_are_read_once_for_the_service_and_all_engines(
+    job: list[str], sglang: ScriptedSglang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That takes a second where there are many processes."""
+    looks: list[str] = []
+    look = psutil.net_connections
+
+    def counted(kind: str) -> Any:
+        looks.append(kind)
+        return look(kind)
+
+    monkeypatch.setattr(psutil, "net_connections", counted)
+    with scripted_sglang() as another:
+        _, found = examined(*job, "--engine", sglang.url, "--engine", another.url, url=sglang.url)
+    assert ("reachable", "ok") in found
+    assert looks == ["tcp"]
 
 
 def test_versions_of_any_layout_are_measured_and_the_clock_before_the_wait_for_events(

@@ -23,7 +23,7 @@ from refitd.diagnose.doctor.engines import (
     sighting,
 )
 from refitd.diagnose.doctor.finding import CheckName, CheckVerdict, Finding, failed, warning
-from refitd.diagnose.doctor.processes import LocalProcess, environment_of, family_of, local_process
+from refitd.diagnose.doctor.processes import Listeners, LocalProcess, environment_of, family_of
 from refitd.diagnose.doctor.root import Nonce, RootUnusableError, judge_root, look_at_root, probed
 from refitd.diagnose.doctor.service import (
     ask_overview,
@@ -93,13 +93,14 @@ async def _check(
     answers = await ask_places(settings)
     found = {url for answer in answers if isinstance(answer, EnginesFound) for url in answer.urls}
     asked = await ask_engines(roster_of(settings, journal.engines, found))
-    processes = {one.name: await asyncio.to_thread(local_process, one.spec.url) for one in asked}
+    here = Listeners()
+    processes = {one.name: await asyncio.to_thread(here.engine_at, one.spec.url) for one in asked}
     findings = [*judge_root(facts, settings), *judge_service(settings, journal, running)]
     if settings.database is not None:
         from refitd.diagnose.doctor.group import judge_group  # its driver is an extra
 
         findings += await asyncio.to_thread(lambda: list(judge_group(settings)))
-    told = await _ask_service(settings, running, url)
+    told = await _ask_service(settings, here, running, url)
     findings += [*judge_durability(journal, settings.push), *told, *judge_places(answers)]
     findings += [finding for asked in await ask_stores(settings) for finding in judge_store(asked)]
     findings += [finding for hub in await ask_hubs(settings) for finding in judge_hub(hub, settings.run)]
@@ -115,16 +116,17 @@ async def _check(
     return findings
 
 
-async def _ask_service(settings: Settings, running: str | None, named: str | None) -> list[Finding]:
+async def _ask_service(settings: Settings, here: Listeners, running: str | None, named: str | None) -> list[Finding]:
     """What the service answers: whether it takes the token, and what it says of its engines.
 
     Args:
         settings: with its address, if no other is named.
+        here: what listens on this host.
         running: who holds the root's lock; None where that is no process, or none on a host whose locks are seen here.
         named: its URL, by --url or REFITD_URL; it is asked there even if no lock shows that it runs.
     """
     url = url_of(settings) if named is None else named
-    stranger = await asyncio.to_thread(service_of_other_root, url, running)
+    stranger = await asyncio.to_thread(service_of_other_root, url, running, here)
     if stranger is not None:
         return [stranger]
     if running is None and named is None:

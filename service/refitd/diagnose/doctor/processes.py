@@ -42,27 +42,39 @@ class LocalProcess:
         return False
 
 
-def local_process(url: str) -> LocalProcess | None:
-    """The engine's process that answers at a URL; None where it is on another host, or another program answers."""
-    pid = listener(url)
-    with suppress(psutil.Error):
-        if pid is not None and any(is_engine(command_of(one)) for one in (pid, psutil.Process(pid).ppid())):
-            return LocalProcess(pid=pid, environment=environment_of(pid))
-    return None
+class Listeners:
+    """The processes that listen on this host, by their ports: looked up once, when they are first asked for."""
 
+    def __init__(self) -> None:
+        self._pids: dict[int, int] | None = None
 
-def listener(url: str) -> int | None:
-    """The process on this host that listens at a URL's port; None where none can be seen."""
-    at = httpx.URL(url)
-    port = at.port or (443 if at.scheme == "https" else 80)
-    if not _is_here(at.host, port):
+    def at(self, url: str) -> int | None:
+        """The process on this host that listens at a URL's port; None where none can be seen."""
+        to = httpx.URL(url)
+        port = to.port or (443 if to.scheme == "https" else 80)
+        if not _is_here(to.host, port):
+            return None
+        if self._pids is None:
+            self._pids = _listening()
+        return self._pids.get(port)
+
+    def engine_at(self, url: str) -> LocalProcess | None:
+        """The engine's process that answers at a URL; None where that is elsewhere, or another program answers."""
+        pid = self.at(url)
+        with suppress(psutil.Error):
+            if pid is not None and any(is_engine(command_of(one)) for one in (pid, psutil.Process(pid).ppid())):
+                return LocalProcess(pid=pid, environment=environment_of(pid))
         return None
+
+
+def _listening() -> dict[int, int]:
+    """The processes that listen, by their ports; of several at one port the first. It reads all sockets of all."""
+    pids: dict[int, int] = {}
     with suppress(OSError):
         for connection in psutil.net_connections("tcp"):
-            is_at_port = connection.laddr and connection.laddr.port == port
-            if is_at_port and connection.status == psutil.CONN_LISTEN and connection.pid is not None:
-                return connection.pid
-    return None
+            if connection.laddr and connection.status == psutil.CONN_LISTEN and connection.pid is not None:
+                pids.setdefault(connection.laddr.port, connection.pid)
+    return pids
 
 
 def command_of(pid: int) -> list[str]:

@@ -24,7 +24,7 @@ from refitd.api.tls import TlsFiles, expiry_fault
 from refitd.catalog.refusals import DOCTORS_RUN
 from refitd.diagnose.doctor.engines import LOADS_WHOLE_FIX, loads_whole
 from refitd.diagnose.doctor.finding import CheckName, CheckVerdict, Finding, failed, good, unknown, warning
-from refitd.diagnose.doctor.processes import is_service, listener
+from refitd.diagnose.doctor.processes import Listeners, is_service
 from refitd.diagnose.journal import JournalFacts
 from refitd.diagnose.preflight import faults_of
 from refitd.engine.http import NoReply, Reply, Transport
@@ -172,10 +172,10 @@ def service_at(url: str, token: str | None) -> Transport:
     return Transport(url, api_key=token, admin_key=None, server="service")
 
 
-def service_of_other_root(url: str, running: str | None) -> Finding | None:
+def service_of_other_root(url: str, running: str | None, here: Listeners) -> Finding | None:
     """Find a service of another root that listens at the URL on this host. `running` holds the lock of this root."""
     number = (running or "").removeprefix("pid ")
-    there, owner = listener(url), int(number) if number.isdigit() else None
+    there, owner = here.at(url), int(number) if number.isdigit() else None
     if there is None or there == owner or not is_service(there):
         return None
     if running is not None and (owner is None or not is_service(owner)):

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from refitd_client.contract.states import Kind
 from refitd_client.contract.wire import Notice, WaitResult
@@ -216,7 +216,8 @@ class StagedPublication:
     """A version whose bytes have left the trainer's tensors, and which is being committed in the background.
 
     Nothing is visible under `path` yet, and nothing will be if the process is killed now. `handed` says which engines
-    have taken it from memory, and how it goes; None where neither `handover` nor `transport` was asked for.
+    have taken it from memory, and how it goes; None where neither `handover` nor `transport` was asked for. `kind`,
+    `why_full` and `density` are as in `Publication`, whose other fields are known at the end: `committed().bytes`.
     """
 
     run: str
@@ -226,6 +227,35 @@ class StagedPublication:
     version_id: str
     outcome: PendingPublication = field(repr=False, compare=False)
     handed: "Handed | None" = None
+    kind: Kind = Kind.FULL
+    why_full: str | None = None
+    density: float | None = None
+
+    @classmethod
+    def of(cls, publication: Publication, handed: "Handed | None") -> "StagedPublication":
+        """A publication that is committed, as one of a transport, with what came of that."""
+        done: Future[Publication] = Future()
+        done.set_result(publication)
+        return cls(
+            run=publication.run,
+            generation=publication.generation,
+            step=publication.step,
+            path=publication.path,
+            version_id=publication.version_id,
+            outcome=PendingPublication(done),
+            handed=handed,
+            kind=publication.kind,
+            why_full=publication.why_full,
+            density=publication.density,
+        )
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Of what a publication has at its end alone, say how to get it."""
+            known_at_the_end = name in Publication.__dataclass_fields__
+            how = f": it is known when the version is committed, as publication.committed().{name}"
+            raise AttributeError(f"a StagedPublication has no {name}{how if known_at_the_end else ''}")
 
     def committed(self, timeout: float | None = None) -> Publication:
         """Wait until it is on stable storage, and the notice was sent.

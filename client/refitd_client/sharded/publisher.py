@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
@@ -14,9 +14,9 @@ from refitd_client.errors import PublishError, ServiceError
 from refitd_client.http.connection import Connection, connect_to
 from refitd_client.publish.attempt import DeltaChoice
 from refitd_client.publish.durability import ALWAYS, DurabilityPolicy
-from refitd_client.publish.publication import PendingPublication, Publication, StagedPublication
+from refitd_client.publish.publication import Publication, StagedPublication
 from refitd_client.publish.publisher import WeightPublisher
-from refitd_client.sharded.agreement import LeadOptions
+from refitd_client.sharded.agreement import LeadOptions, succeeded
 from refitd_client.sharded.follower import Follower
 from refitd_client.sharded.holdings import NamingOptions, Sharded
 from refitd_client.sharded.lead import Lead, refuse
@@ -34,6 +34,7 @@ from refitd_client.sharded.rank_group import (
     SendOrder,
     StageOrder,
     WriteOrder,
+    is_timeout,
     portable,
 )
 from refitd_client.sharded.rank_shadow import RankShadow
@@ -111,57 +112,67 @@ class ShardedPublisher:
         Raises:
             PublishError: as for a `WeightPublisher`, on every rank; or torch.distributed is not initialised.
             RankLostError: a rank is gone, or did not come.
-            ValueError: the URL, the token, a dtype, `shadow`, `durable` or a number cannot be one.
+            TypeError, ValueError: the URL, the token, a dtype, `shadow`, `durable` or a number cannot be one on a rank:
+                the message names it, on every rank.
         """
-        if shadow not in {"gpu", "stream"}:
-            raise ValueError(f"shadow is {shadow!r}: it is 'gpu' or 'stream'")
-        if rank_timeout <= 0:
-            raise ValueError(f"rank_timeout is {rank_timeout}; it is a positive number of seconds")
-        if is_bucket_url(os.fspath(root)):
-            raise ValueError("ranks publish into a folder; a service there can push it to the store (--push)")
-        DurabilityPolicy.of(durable)
-        options = NamingOptions(casts=casts(dtype), rename=rename)
-        if options.casts.has_fp8_block:
-            raise ValueError("dtype fp8_block takes whole weights: gather them, and use a WeightPublisher on one rank")
         self._run = run
         self._connection: Connection | None = None
-        if service_url is not None:
-            self._connection = connect_to(service_url, token=token, token_file=token_file)
-        self._folder = Path(root).absolute() / run
         self._lead: Lead | None = None
-        self._rank_group = RankGroup(process_group, rank_timeout)
-        rank, ranks = self._rank_group.rank, self._rank_group.size
-        rules = delta_rules or DeltaRules()
-        own = RankShadow(rules, stream=shadow == "stream", check_finite=check_finite)
-        self._follower = Follower(
-            self._folder, options, rank, ranks, check_finite=check_finite, shadow=own, durable=durable
-        )
-        publisher = partial(
-            WeightPublisher,
-            root,
-            run,
-            service_url,
-            base_model=base_model,
-            token=token,
-            token_file=token_file,
-            max_shard_bytes=max_shard_bytes,
-            check_finite=check_finite,
-            delta_rules=rules,
-            compress_deltas=compress_deltas,
-            engines=engines,
-            durable=durable,
-        )
-        lead_options = LeadOptions(
-            root=Path(root).absolute(),
-            run=run,
-            connection=self._connection,
-            base_model=base_model,
-            max_shard_bytes=max_shard_bytes,
-            check_finite=check_finite,
-            fingerprinted=fingerprints,
-        )
+        self._rank_group = RankGroup(process_group, rank_timeout)  # first: by it all hear what is wrong on one rank
+        self._held = ExitStack()
+        self._held.callback(self._rank_group.close)
+        self._folder: Path
+        self._follower: Follower
+
+        def prepared() -> Callable[[], Lead]:
+            """Prepare this rank. Returns what takes the run, on rank 0."""
+            if shadow not in {"gpu", "stream"}:
+                raise ValueError(f"shadow is {shadow!r}: it is 'gpu' or 'stream'")
+            if not is_timeout(rank_timeout):
+                raise ValueError(f"rank_timeout is {rank_timeout!r}; it is a positive number of seconds")
+            if is_bucket_url(os.fspath(root)):
+                raise ValueError("ranks publish into a folder; a service there can push it to the store (--push)")
+            DurabilityPolicy.of(durable)
+            naming = NamingOptions(casts=casts(dtype), rename=rename)
+            if naming.casts.has_fp8_block:
+                raise ValueError("dtype fp8_block takes whole weights: gather them, for a WeightPublisher on one rank")
+            if service_url is not None:
+                self._connection = connect_to(service_url, token=token, token_file=token_file)
+            self._folder = Path(root).absolute() / run
+            rank, ranks, rules = self.rank, self._rank_group.size, delta_rules or DeltaRules()
+            own = RankShadow(rules, stream=shadow == "stream", check_finite=check_finite)
+            self._follower = Follower(
+                self._folder, naming, rank, ranks, check_finite=check_finite, shadow=own, durable=durable
+            )
+            self._held.callback(self._follower.close)
+            options = LeadOptions(
+                root=Path(root).absolute(),
+                run=run,
+                connection=self._connection,
+                base_model=base_model,
+                max_shard_bytes=max_shard_bytes,
+                check_finite=check_finite,
+                fingerprinted=fingerprints,
+            )
+            publisher = partial(
+                WeightPublisher,
+                root,
+                run,
+                service_url,
+                base_model=base_model,
+                token=token,
+                token_file=token_file,
+                max_shard_bytes=max_shard_bytes,
+                check_finite=check_finite,
+                delta_rules=rules,
+                compress_deltas=compress_deltas,
+                engines=engines,
+                durable=durable,
+            )
+            return lambda: Lead(self._rank_group, self._held.enter_context(publisher()), options)
+
         try:
-            self._begin(publisher, lead_options)
+            self._begin(prepared)
         except BaseException:
             self.close()
             raise
@@ -173,10 +184,7 @@ class ShardedPublisher:
 
     def close(self) -> None:
         """Release the run. Publications stay usable."""
-        if self._lead is not None:
-            self._lead.publisher.close()
-        self._follower.close()
-        self._rank_group.close()
+        self._held.close()
 
     def __enter__(self) -> Self:
         return self
@@ -286,7 +294,7 @@ class ShardedPublisher:
                 self._follower.shadow.keep_only(self._lead.shadow_count.number)
             else:
                 publication, handed = self._follow(opening, step)
-            return staged_of(publication, handed) if handover or transport is not None else publication
+            return StagedPublication.of(publication, handed) if handover or transport is not None else publication
         except Exception as error:
             self._follower.forget()
             if not isinstance(error, ServiceError) or error.publication is None:  # else it is published all the same
@@ -299,15 +307,17 @@ class ShardedPublisher:
         finally:
             self._follower.release()
 
-    def _begin(self, publisher: Callable[[], WeightPublisher], options: LeadOptions) -> None:
-        """Take the run on rank 0; raise its error on every rank."""
-        group = self._rank_group
+    def _begin(self, prepared: Callable[[], Callable[[], Lead]]) -> None:
+        """Prepare each rank, and take the run on rank 0; every rank raises what fails on one."""
+        group, ready = self._rank_group, _attempted(prepared)
         if group.rank != 0:
+            group.tell(ready if isinstance(ready, FailedReply) else DoneReply())
             if isinstance(answer := group.hear(), RefusedOutcome):
                 raise answer.error
             return
         try:
-            self._lead = Lead(group, publisher(), options)
+            take, *_ = succeeded(group.hear_all(ready, "open its publisher"))
+            self._lead = take()
         except Exception as error:
             refuse(group, error)
             raise
@@ -372,16 +382,9 @@ class ShardedPublisher:
         return publication
 
 
-def staged_of(publication: Publication, handed: Handed | None) -> StagedPublication:
-    """A publication that is committed, as one of a transport."""
-    done: Future[Publication] = Future()
-    done.set_result(publication)
-    return StagedPublication(
-        run=publication.run,
-        generation=publication.generation,
-        step=publication.step,
-        path=publication.path,
-        version_id=publication.version_id,
-        outcome=PendingPublication(done),
-        handed=handed,
-    )
+def _attempted(make: Callable[[], Callable[[], Lead]]) -> Callable[[], Lead] | FailedReply:
+    """What `make` returns; why it does not, as rank 0 is told of arguments that cannot be."""
+    try:
+        return make()
+    except Exception as error:
+        return FailedReply(error=portable(error), is_argument=True)

@@ -18,6 +18,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from math import inf
+from numbers import Real
 from typing import Any
 
 from refitd_client.contract.manifest import ManifestFile
@@ -189,11 +191,21 @@ class RefusedOutcome:
 _LEAD_PATIENCE = 4.0  # times the timeout that others wait for rank 0, which may itself be waiting for a rank
 
 
+_USUAL_TIMEOUT = 300.0
+
+
+def is_timeout(seconds: Any) -> bool:
+    """Whether it is a number of seconds that ranks can wait for each other."""
+    return isinstance(seconds, Real) and 0 < float(seconds) < inf
+
+
 class RankGroup:
     """This rank's connections. `rank` and `size` are those in the group; `broken` says why it cannot be used again."""
 
     def __init__(self, process_group: Any, timeout: float) -> None:
         """Join. Without a group it is all ranks, which make a group of their own for this: a collective call.
+
+        A `timeout` that is none is taken for the usual one: the ranks need the group to hear of it.
 
         Raises:
             PublishError: torch.distributed is not initialised, or the group cannot carry CPU tensors.
@@ -208,7 +220,7 @@ class RankGroup:
             )
         self._torch: Any = torch
         self._distributed: Any = distributed
-        self._timeout = timeout
+        self._timeout = timeout = timeout if is_timeout(timeout) else _USUAL_TIMEOUT
         self._is_own = process_group is None
         if process_group is None:
             longest = timedelta(seconds=timeout * _LEAD_PATIENCE * 2)  # each wait has its own, shorter one

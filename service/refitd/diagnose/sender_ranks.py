@@ -20,7 +20,7 @@ from refitd_client.errors import PublishError
 from refitd_client.http.connection import Connection
 from refitd_client.publish.publication import StagedPublication
 from refitd_client.sharded.holdings import Sharded
-from refitd_client.sharded.publisher import ShardedPublisher, staged_of
+from refitd_client.sharded.publisher import ShardedPublisher
 from refitd_client.sharded.rank_group import portable
 from refitd_client.sharded.routing import hindrances_of_ranks
 from refitd_client.transport.group.choice import Choice, TrainerPlace, Transport
@@ -98,7 +98,7 @@ class RankTrainer:
             with suppress(OSError):  # it has ended, and says nothing
                 pipe.send(order)
         publication, handed = self._all(self._setup.timeout)[0]
-        return staged_of(replace(publication, connection=self._setup.connection), handed)
+        return StagedPublication.of(replace(publication, connection=self._setup.connection), handed)
 
     def hindrances(self) -> tuple[Choice, dict[str, str]]:
         """As `BenchTrainer`."""

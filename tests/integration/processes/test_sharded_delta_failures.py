@@ -224,11 +224,6 @@ def test_a_copy_is_made_anew_where_a_rank_has_none_of_these_tensors(tmp_path: Pa
         assert told == [("full", FIRST), delta, others, delta, delta, lost, delta]
 
 
-def test_a_word_that_is_none_is_refused_before_ranks_meet(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="shadow is 'host': it is 'gpu' or 'stream'"):
-        ShardedPublisher(tmp_path, "run", shadow="host")  # pyright: ignore[reportArgumentType]
-
-
 def _asks(_: int, __: int, root: Path) -> list[str]:
     with ShardedPublisher(root, "run") as publisher:
         more: list[Any] = [{"delta": "always"}, {"delta": "auto", "transport": "disk"}]

@@ -180,6 +180,42 @@ def test_a_rank_with_arguments_that_cannot_be_is_named_on_every_rank_and_they_st
     assert published.leftovers(tmp_path / "run") == []
 
 
+OPENED_BADLY: list[tuple[int, dict[str, Any], type[Exception], str]] = [
+    (1, {"shadow": "host"}, ValueError, "rank 1: shadow is 'host': it is 'gpu' or 'stream'"),
+    (0, {"durable": "often"}, ValueError, "rank 0: durable is 'often': it is 'always', 'never', or 'every=10'"),
+    (1, {"rank_timeout": 0}, ValueError, "rank 1: rank_timeout is 0; it is a positive number of seconds"),
+    (0, {"rank_timeout": float("nan")}, ValueError, "rank 0: rank_timeout is nan"),
+    (1, {"rank_timeout": "5"}, ValueError, "rank 1: rank_timeout is '5'"),
+    (1, {"dtype": "fp8_block"}, ValueError, "rank 1: dtype fp8_block takes whole weights"),
+    (0, {"dtype": "float13"}, ValueError, "rank 0: .*float13"),
+    (1, {"service_url": "ftp://x"}, ValueError, "rank 1: service URL 'ftp://x' names no HTTP service"),
+    (1, {"root": "s3://bucket/prefix"}, ValueError, "rank 1: ranks publish into a folder"),
+    (1, {"root": 7}, TypeError, "rank 1: .*not int"),
+]
+
+
+def _opened_badly(rank: int, _: int, root: Path) -> list[Exception | None]:
+    """One rank after the other opens a publisher with arguments that cannot be; a good one publishes after each."""
+    told = list[Exception | None]()
+    for step, (mistaken, arguments, *_said) in enumerate(OPENED_BADLY, 1):
+        good: dict[str, Any] = {"root": root, "run": "run", "rank_timeout": 60}
+        asked = good | arguments if rank == mistaken else good
+        told.append(attempted(lambda: ShardedPublisher(**asked).close()))  # noqa: B023
+        with ShardedPublisher(**good) as publisher:
+            publisher.publish({"w": torch.ones(8)}, step=step)
+    return told
+
+
+def test_a_rank_that_opens_a_publisher_by_arguments_that_cannot_be_is_named_on_every_rank(tmp_path: Path) -> None:
+    """At once: the others would wait for several timeouts of a minute, and the test gives them one."""
+    for told in run_ranks(2, tmp_path, _opened_badly, tmp_path):
+        assert isinstance(told, list), told
+        for error, (_, _, kind, said) in zip(told, OPENED_BADLY, strict=True):
+            assert type(error) is kind, error
+            assert re.match(said, str(error)), error
+    assert published.whole(tmp_path / "run") == [f"v{step:06}" for step in range(1, len(OPENED_BADLY) + 1)]
+
+
 def _no_room(rank: int, size: int, root: Path) -> Exception | None:
     model = sharded_cases.fsdp2(rank, size)
     original = durable.write_at

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from refitd_client import ShardedPublisher
 from refitd_client.contract.receivers import Receiver, Receivers, StockReceiver
 from refitd_client.errors import PublishError, TransportRefusedError
 from refitd_client.http import publisher_client
@@ -71,8 +70,3 @@ def test_ranks_that_do_not_say_the_same_are_both_named(tmp_path: Path) -> None:
     openings = [Opening(step=1, layout=0, claims=[], samples={}, durable=each) for each in ("always", "never")]
     with pytest.raises(PublishError, match="rank 1 asks for durable='never' and rank 0 for 'always'"):
         agree(openings, None, options, lambda: None)
-
-
-def test_a_word_that_is_no_policy_is_refused_before_ranks_meet(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="durable is 'often': it is 'always', 'never', or 'every=10'"):
-        ShardedPublisher(tmp_path, "run", durable="often")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from refitd_client import InvalidWeightsError, PublishError, ShardedPublisher, WeightPublisher
+from refitd_client import InvalidWeightsError, PublishError, WeightPublisher
 from refitd_client.checkpoint.fault import Code
 from refitd_client.checkpoint.header import Entry
 from refitd_client.checkpoint.opening import Folder
@@ -204,8 +204,6 @@ def test_a_value_that_is_not_finite_is_refused_with_the_tensor_s_name(tmp_path: 
 def test_what_cannot_be_quantised_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidWeightsError, match=f"{UP} is a numpy array, which is not quantised"):
         published(tmp_path, {UP: np.ones((2, 2), np.float32)})
-    with pytest.raises(ValueError, match="takes whole weights"):
-        ShardedPublisher(tmp_path, "run", dtype="fp8_block")
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0])

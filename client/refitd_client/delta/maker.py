@@ -179,7 +179,7 @@ class DeltaMaker:
         if self._refused is not None or not isinstance(full, TensorShards | SelfCompared):
             self.forget()
             why = self._refused or "deltas are made of state dicts and modules, and this is a folder"
-            return PlannedContent(content=lambda: content, why_full=why)
+            return PlannedContent(content=lambda: content, kind=content.claims.kind, why_full=why)
         if memory is None:
             why = "nothing to compare with: the publisher's first version, or its first after one without delta='auto'"
             return self._begin(content, full, why)
@@ -241,7 +241,7 @@ class DeltaMaker:
             self._reserve.close()
             whole = partial(_in_full, content, full, memory.shadows)
             return PlannedContent(content=whole, why_full=planned.why, density=density)
-        return PlannedContent(content=planned, is_delta=True, density=density)
+        return PlannedContent(content=planned, kind=Kind.DELTA, density=density)
 
     def _plan(self, memory: _Memory, step: StepChanges, changed: int, base: str | Full) -> FromBase | Full:
         history = memory.history

@@ -145,9 +145,8 @@ def _checked(manifest: Manifest) -> bytes:
     try:
         parse_manifest(data)  # what is written is what the service can read
     except ManifestRefusedError as error:
-        raise PublishError(
-            f"the version's manifest would be refused ({error}): is the metadata text by text, and small?"
-        ) from error
+        why = f"the version's manifest would be refused ({error}): is the metadata text by text, and small?"
+        raise PublishError(why) from error
     return data
 
 
@@ -209,20 +208,21 @@ class PublishAttempt:
     policy: str | None = None
     _laps: Laps = field(default_factory=Laps, init=False)
     _needed: int = field(default=0, init=False)
+    _known: dict[str, Any] = field(default_factory=dict[str, Any], init=False)  # of a publication, before it is written
 
     def write(self, weights: Any) -> Publication:
         """Write and commit the version. The service does not know of it yet."""
         with self._guarded(), self._offered(weights) as offer:
             manifest = self._writer(self.progress).write(self._content_of(offer))
             self.context.committed(self._id)
-        return self._publication(offer, manifest)
+        return self._publication(manifest)
 
     def stage(self, weights: Any) -> Callable[[], Publication]:
         """Take what is needed of the weights. What is returned does the rest, in any thread, and must be called."""
         with self._guarded(), self._offered(weights) as offer:
-            if offer.is_delta:  # `progress` is called in the trainer's thread only, and that goes on
-                return self._finishing(offer, lambda: self._writer(None).write(self._content_of(offer)))
-            return self._finishing(offer, self._writer(self.progress).stage(self._content_of(offer)))
+            if offer.kind is Kind.DELTA:  # `progress` is called in the trainer's thread only, and that goes on
+                return self._finishing(lambda: self._writer(None).write(self._content_of(offer)))
+            return self._finishing(self._writer(self.progress).stage(self._content_of(offer)))
 
     def hand_over(self, weights: Any) -> tuple[Callable[[], Publication], Handed]:
         """Offer the tensors to engines on this host, then as `stage`. Returns the rest, and what the engines answered.
@@ -239,11 +239,11 @@ class PublishAttempt:
                 self.context.folder.promise(self.order)  # engines may know the version, with files or without
                 finish, handed = export.of(content, self._writer(self.progress).stage)
                 if finish is None:
-                    return partial(self._publication, offer, None), handed
+                    return partial(self._publication, None), handed
         except BaseException as error:
             export.failed(error)
             raise
-        return self._finishing(offer, finish, export), handed
+        return self._finishing(finish, export), handed
 
     def announce(self, publication: Publication) -> Publication:
         """Send the notice. A service that does not carry out deltas is sent no more of them."""
@@ -265,6 +265,7 @@ class PublishAttempt:
             version_id=self._id,
             outcome=pending,
             handed=handed,
+            **self._known,
         )
 
     @property
@@ -272,7 +273,7 @@ class PublishAttempt:
         return version_id(self.context.folder.run, self.order)
 
     def _finishing(
-        self, offer: PlannedContent, finish: Callable[[], Manifest], export: TensorExport | None = None
+        self, finish: Callable[[], Manifest], export: TensorExport | None = None
     ) -> Callable[[], Publication]:
         def rest() -> Publication:
             try:
@@ -283,7 +284,7 @@ class PublishAttempt:
                 if export is not None:
                     export.failed(error)
                 raise
-            return self.announce(self._publication(offer, manifest))
+            return self.announce(self._publication(manifest))
 
         return rest
 
@@ -306,7 +307,7 @@ class PublishAttempt:
         return TensorExport(place=place, state=self.context.handover)
 
     def _content_of(self, offer: PlannedContent) -> Content:
-        with self._laps.lap("encode") if offer.is_delta else nullcontext():
+        with self._laps.lap("encode") if offer.kind is Kind.DELTA else nullcontext():
             content = offer.content()
         self._needed = content.size
         return replace(content, claims=replace(content.claims, why_full=offer.why_full, density=offer.density))
@@ -334,11 +335,12 @@ class PublishAttempt:
             content = self.context.reader.content(weights)
             if self.delta == "never":
                 self.context.forget_deltas()
-                yield PlannedContent(content=lambda: content)
+                offer = PlannedContent(content=lambda: content, kind=content.claims.kind)
             else:
                 with self._laps.lap("compare"):
                     offer = self.context.deltas.offer(content, self._id)
-                yield offer
+            self._known = {"kind": offer.kind, "why_full": offer.why_full, "density": offer.density}
+            yield offer
         finally:
             self.context.reader.release()
 
@@ -357,13 +359,13 @@ class PublishAttempt:
                 raise no_space(folder.path, self._needed, free_bytes(folder.path)) from error
             raise StorageError(f"{folder.folder_of(self.order)} could not be written: {error}") from error
 
-    def _publication(self, offer: PlannedContent, manifest: Manifest | None) -> Publication:
+    def _publication(self, manifest: Manifest | None) -> Publication:
         """What was published; without a manifest it is in the engines' memory alone."""
         if self.begun is not None:
             _log.warning("%s", self.begun)
-        folder, size, kind, base, digest = self.context.folder, 0, Kind.FULL, None, ""
+        folder, kind, size, base, digest = self.context.folder, self._known["kind"], 0, None, ""
         if manifest is not None:
-            size, kind, base = sum(file.size for file in manifest.files.values()), manifest.kind, manifest.base
+            size, base = sum(file.size for file in manifest.files.values()), manifest.base
             digest = manifest.digest
         self.trace.add({"version": self._id, "kind": kind.value, "bytes": size})
         return Publication(
@@ -389,10 +391,8 @@ class PublishAttempt:
                 root=root_name(folder.root),
                 engines=self.context.engines,
             ),
-            kind=kind,
+            **self._known,
             base=base,
-            why_full=offer.why_full,
-            density=offer.density,
             connection=self.context.connection,
             begun=self.begun,
             url=None if self.context.bucket is None else self.context.bucket.url(self.order),

@@ -285,13 +285,14 @@ class Content:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedContent:
-    """What to publish. `why_full` is None for a delta. `density` is the share of elements that changed in this step.
+    """What to publish. `kind` is the version's, `why_full` None for a delta. `density` is the share of elements that
+    changed in this step.
 
     `content` makes it. A delta's needs nothing of the caller's tensors, and is made in any thread, once.
     """
 
     content: Callable[[], Content]
-    is_delta: bool = False
+    kind: Kind = Kind.FULL
     why_full: str | None = None
     density: float | None = None
 

@@ -4,10 +4,12 @@ import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from safetensors.numpy import save_file
 from test_delta_publish import serve
 
 from refitd_client import DeltaRules, Publication, StagedPublication, StorageError, WeightPublisher
@@ -85,6 +87,48 @@ def test_a_staged_delta_is_of_the_tensors_as_they_were(
     assert (second.kind, second.base) == (Kind.DELTA, first.version_id)
     assert same(result(second, before), then)
     assert {"compare", "encode", "write"} <= second.timings.keys()
+
+
+@pytest.mark.parametrize("asked", [{"delta": "auto", "block": "staged"}, {"transport": "delta"}])
+def test_a_staged_version_says_before_it_is_committed_whether_it_is_a_delta_and_why_not(
+    publisher: WeightPublisher, service: StandIn, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]
+) -> None:
+    """And how to get what is known of it at the end alone."""
+    state = durable_effects.weights(1)
+    go, record = Event(), RunFolder.record
+    staged: list[StagedPublication] = []
+    for step in (1, 2):
+        go.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(RunFolder, "record", lambda *args: (go.wait(30), record(*args)))
+            staged.append(publisher.publish(state, step=step, **asked))
+            known = staged[-1].kind, staged[-1].why_full, staged[-1].density
+            for name in ("bytes", "digest", "notice_error"):
+                with pytest.raises(
+                    AttributeError, match=rf"no {name}: it is known .*publication\.committed\(\)\.{name}"
+                ):
+                    getattr(staged[-1], name)
+            assert not staged[-1].path.exists()
+            go.set()
+            done = staged[-1].committed(30)
+        assert known == (done.kind, done.why_full, done.density)
+        serve(service, done)
+        state["a"][0, 0] += 1
+    assert [each.kind for each in staged] == [Kind.FULL, Kind.DELTA]
+    assert (staged[0].why_full or "").startswith("nothing to compare with")
+    with pytest.raises(AttributeError, match=r"a StagedPublication has no kinds$"):
+        getattr(staged[0], "kinds")  # noqa: B009 it is in no type
+
+
+def test_a_staged_adapter_is_one(tmp_path: Path) -> None:
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text('{"r": 8}')
+    save_file({"a.lora_A.weight": np.ones((8, 4), np.float32)}, folder / "adapter_model.safetensors")
+    with WeightPublisher(tmp_path / "root", "run") as publisher:
+        for step, delta in enumerate(("never", "auto"), 1):
+            staged = publisher.publish(folder, step=step, block="staged", delta=delta)
+            assert (staged.kind, staged.committed(30).kind) == (Kind.LORA, Kind.LORA)
 
 
 def test_a_delta_after_a_version_that_failed_in_the_background_is_none(

@@ -43,11 +43,14 @@ BASE_DEADLINE = 1.0
 
 
 def ask_base(connection: Connection | None, run: str) -> str | Full:
-    """Ask the service for the id of the version that a delta has to lead from, or why a version has to be full."""
+    """Ask the service for the id of the version that a delta has to lead from, or why a version has to be full.
+
+    One that had no answer for the last notice is asked once: it would hold each step until the deadline.
+    """
     if connection is None:
         return Full("the publisher was opened without service_url, so no service says what engines serve")
     try:
-        with open_client(connection, try_for=BASE_DEADLINE) as client:
+        with open_client(connection, try_for=0.0 if connection.reach.is_down else BASE_DEADLINE) as client:
             newest = client.versions(run, limit=1).items
             if newest and newest[0].needs_full:
                 return Full(f"{newest[0].id} cannot be carried out: {newest[0].reason}")

@@ -21,10 +21,11 @@ class _Service:
 
     def __init__(self) -> None:
         self.is_down = True
-        self.notices = 0
+        self.notices = self.questions = 0
 
     def __call__(self, requests: Sequence[Request]) -> Answer:
         if requests[-1].method != "POST":
+            self.questions += 1
             return DOWN
         self.notices += 1
         return DOWN if self.is_down else (202, version(VersionState.VALIDATING))
@@ -65,3 +66,15 @@ def test_a_step_with_a_transport_waits_once_and_warns_once_for_a_service_that_is
     assert answers.notices == 2, "the question who can receive has found it down before"
     assert len(caplog.records) == 1, caplog.text
     assert "the version goes by its files" in caplog.text
+
+
+def test_a_step_with_deltas_asks_a_service_that_is_down_once_what_engines_serve(tmp_path: Path) -> None:
+    answers = _Service()
+    asked: list[int] = []
+    with ScriptedService(answers) as service, WeightPublisher(tmp_path, "run", service.url) as publisher:
+        for step in (1, 2, 3):
+            before = answers.questions
+            publication = publisher.publish(WEIGHTS, step=step, delta="auto")
+            asked.append(answers.questions - before)
+            assert publication.why_full is not None
+    assert asked[1:] == [1, 1]

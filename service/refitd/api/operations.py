@@ -16,6 +16,7 @@ from refitd.state.version import VersionRecord
 from refitd_client.contract.states import EngineState, VersionState
 from refitd_client.contract.wire import OneRun, ReclaimPlan, Rollback, RollbackPlan, Rollouts, RunGlance, Version
 
+_LISTED = "'refitd runs' lists what there is"
 _NAMED = 5  # versions that a refusal offers; the others it counts
 
 rollback_routes = APIRouter(prefix="/v1/rollback", tags=["rollback"])
@@ -61,10 +62,11 @@ async def _planned(service: Service, order: Rollback) -> _Plan:
     # Nothing is awaited from here on: what is decided is still true where it is done.
     versions = service.store.published_of(order.run)
     if not versions:
-        raise unknown(service.store, Slug.UNKNOWN_RUN, f"no version of run {order.run} is known")
+        raise unknown(service.store, Slug.UNKNOWN_RUN, f"no version of run {order.run} is known: {_LISTED}")
     current = service.targets.of_run(order.run).target
     if current is None:
-        raise ProblemError(Slug.NOTHING_TO_ROLL_BACK, f"run {order.run} has no good version")
+        explains = f"'refitd explain {order.run}' says why, and what it waits for"
+        raise ProblemError(Slug.NOTHING_TO_ROLL_BACK, f"run {order.run} has no good version: {explains}")
     goal = goal or last_good_before(versions, current)
     if goal is None:
         raise ProblemError(Slug.NOTHING_TO_ROLL_BACK, _why_nowhere(current, unserved_before(versions, current)))
@@ -126,7 +128,7 @@ async def reopen(order: OneRun, service: ServiceOf) -> RunGlance:
 
 def _check_run(service: Service, run: str) -> None:
     if run not in runs_of(service.store):
-        raise ProblemError(Slug.UNKNOWN_RUN, f"no run {run} is known: 'refitd runs' lists what there is")
+        raise ProblemError(Slug.UNKNOWN_RUN, f"no run {run} is known: {_LISTED}")
 
 
 async def _seen(service: Service, run: str) -> RunGlance:

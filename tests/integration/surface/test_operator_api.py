@@ -337,7 +337,9 @@ async def test_where_a_rollback_leads_is_told_before_and_nothing_is_done(tmp_pat
         further = (await stage.http.get("/v1/rollback", params={"run": "run", "to": "run~v000001"})).json()
         assert further["barred"] == ["run~v000003", "run~v000002"]
         assert not any(version.barred for version in stage.store.versions.values())
-        assert (await stage.http.get("/v1/rollback", params={"run": "none"})).status_code == 404
+        unknown = await stage.http.get("/v1/rollback", params={"run": "none"})
+        assert unknown.status_code == 404
+        assert unknown.json()["detail"] == "no version of run none is known: 'refitd runs' lists what there is"
 
 
 async def test_a_rollback_that_went_as_ordered_is_no_trouble_and_what_was_barred_says_why_it_is(
@@ -369,6 +371,16 @@ async def test_a_resync_of_an_engine_that_is_away_leaves_what_is_known_of_it(tmp
         assert "It served run~v000001 when it was last reached" in said
         assert "A resync was asked for: it will be loaded again when it is reachable." in said
         assert "refitd_engines_unknown_contents 0.0" in (await stage.http.get("/metrics")).text
+
+
+async def test_a_rollback_of_a_run_without_a_good_version_says_where_to_look(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        publish(stage.root, "run", 1, {})
+        await stage.rejected("run~v000001")
+        answer = await stage.http.post("/v1/rollback", json={"run": "run"})
+    assert answer.status_code == 409
+    way_on = "'refitd explain run' says why, and what it waits for"
+    assert answer.json()["detail"] == f"run run has no good version: {way_on}"
 
 
 async def test_a_rollback_with_nowhere_to_go_offers_what_was_never_served(tmp_path: Path) -> None:

@@ -107,9 +107,8 @@ class WeightPublisher:
             rename: published names for the trainer's, as a mapping or a function; None leaves a tensor out. Marks of
                 wrappers (`_fsdp_wrapped_module.`, `_orig_mod.`, DDP's `module.`) are taken off before.
             fingerprints: have each full version's manifest name the tensors' fingerprints, which engines prove it by.
-                By default where all tensors are on GPUs, which compute them at next to no cost; else it takes a
-                processor at 1.5 GB/s a thread. With deltas they are known, and named, in any case; of checkpoints in
-                folders never.
+                By default where all tensors are on GPUs, which compute them as good as for free; processors do 1.5 GB/s
+                a thread. With deltas they are named in any case; of checkpoints in folders never.
             delta_rules: when a delta is worth it, for `publish(..., delta="auto")`.
             shadow: where the weights published last are kept, for deltas of tensors on a GPU: on the GPU (`gpu`, as
                 much memory again), or in host memory, from where they are streamed over the bus (`stream`).

@@ -4,6 +4,7 @@ Those that would be left look at something again and again, or listen in turns o
 the process gives up the interpreter: tests after them would take half as long again, and at times not end.
 """
 
+import os
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -23,6 +24,9 @@ def ending_plugin_threads() -> Generator[None]:
     before = set(threading.enumerate())
     yield
     for thread in set(threading.enumerate()) - before:
+        if thread.name == "refitd-follow":
+            _stop_following(thread)
+            continue
         owner: Any = getattr(getattr(thread, "_target", None), "__self__", None)  # None where it has just ended
         if owner is None:
             continue
@@ -38,6 +42,24 @@ def ending_plugin_threads() -> Generator[None]:
                 owner._stop_seconds = owner._slow_seconds = 3600.0
             case _:
                 pass
+
+
+def _stop_following(thread: Any) -> None:
+    """A user has 128 instances of inotify on most machines, and each of these threads has one."""
+    target = getattr(thread, "_target", None)
+    if target is None:
+        return
+    (renames,), has_left = target.args, threading.Event()
+
+    def wait() -> Any:
+        has_left.set()
+        _never.acquire()
+
+    renames.wait = wait
+    with renames._turn:
+        renames._forget()  # an event: the thread looks once more
+    if has_left.wait(_SECONDS):
+        os.close(renames._fd)
 
 
 def _close(channel: Any) -> None:

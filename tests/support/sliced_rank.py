@@ -116,7 +116,9 @@ class SlicedEngine:
         patch: pytest.MonkeyPatch,
         size: int,
         kind: type[SlicedModel] = SlicedModel,
-        wait: float = 30.0,
+        *,
+        stage: bool = False,
+        device: str = "cpu",
     ) -> None:
         startup = root.parent / "startup"
         startup.mkdir(exist_ok=True)
@@ -124,7 +126,9 @@ class SlicedEngine:
         store = HashStore()
         patch.setattr(ranks, "default_store", lambda: store)
         self.root, self.store = root, store
-        self.members = [Rank(startup, rank, size, wait, model=kind(rank, size)) for rank in range(size)]
+        self.members = [
+            Rank(startup, rank, size, model=kind(rank, size).to(device), stage=stage) for rank in range(size)
+        ]
 
     def take(self, step: int, *, fingerprints: bool = True) -> list[Answer]:
         """Have all ranks load a version with the weights of a step."""
@@ -168,4 +172,4 @@ def flip(tensor: torch.Tensor) -> None:
 
 def _bytes_of(model: torch.nn.Module) -> dict[str, bytes]:
     named = model.named_parameters()
-    return {name: tensor.detach().contiguous().view(torch.uint8).numpy().tobytes() for name, tensor in named}
+    return {name: tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() for name, tensor in named}

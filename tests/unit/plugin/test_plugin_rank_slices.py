@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from refitd_client.contract.plugin import UpdateOutcome
+from support.exporting import exporting, shared
 from support.sliced_rank import EXPERTS, KV_HEADS, SHAPES, SLICED, SlicedEngine, SlicedModel, flip, sliced_weights
 from support.tiny_rank import delta, version
 
@@ -205,3 +206,30 @@ def changed(weights: dict[str, torch.Tensor], seed: int, *names: str) -> dict[st
         at = torch.randperm(len(flat), generator=made)[:3]
         flat[at] = torch.randn(3, generator=made).to(flat.dtype)
     return after
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_slices_of_what_a_trainer_offers_are_held_against_the_offer(
+    root: Path, monkeypatch: pytest.MonkeyPatch, *, is_right: bool
+) -> None:
+    """A trainer that goes on to its next step too early has other weights there when the ranks copy them."""
+    engine = SlicedEngine(root, monkeypatch, 2)
+    for step in (1, 2):
+        engine.take(step)
+    trainer = shared(sliced_weights(5), root.parent)
+    path = root / "run" / "v000005"
+    with exporting(root, 5, trainer) as exported:
+        for member in engine.members:
+            member.engine.prepare(str(path), offer=f"run/{exported.path.name}")
+        if not is_right:
+            flip(trainer.tensors["down"])
+        answers = engine.load(path)
+    if is_right:
+        assert [(each.outcome, each.proved) for each in answers] == [(UpdateOutcome.SERVED, HERE + EXPERTS // 2)] * 2
+    else:
+        assert outcomes(answers) == {UpdateOutcome.RESTORED}
+        assert all("slices of tensor down have fingerprint" in each.reason for each in answers)
+        assert all("and the offer says" in each.reason for each in answers)
+        assert [member.engine.preparing.handle_cache._opened for member in engine.members] == [None, None]
+    assert engine.holds(sliced_weights(5 if is_right else 2))
+    trainer.close()

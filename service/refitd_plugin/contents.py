@@ -89,9 +89,9 @@ def first_difference(fingerprints: Sequence[tuple[str, int]], expected: dict[str
     return None
 
 
-def count_equal(fingerprints: Sequence[tuple[str, int]], expected: dict[str, Any]) -> int:
-    """How many of the tensors that a manifest has fingerprints of lie in memory as it says."""
-    return len({name for name, found in fingerprints if name in expected and int(expected[name], 16) == found})
+def equal_names(fingerprints: Sequence[tuple[str, int]], expected: dict[str, Any]) -> frozenset[str]:
+    """The tensors that a manifest has fingerprints of and that lie in memory as it says."""
+    return frozenset(name for name, found in fingerprints if name in expected and int(expected[name], 16) == found)
 
 
 def span_of(tensor: torch.Tensor) -> Span:

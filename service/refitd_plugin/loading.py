@@ -17,7 +17,9 @@ from refitd_client.checkpoint.inventory import Tensor
 from refitd_plugin import copy_schedule, driver
 from refitd_plugin.contents import TensorFingerprints, contents_of, devices_of, holders_of, idle, named, span_of
 from refitd_plugin.copy_schedule import CopySchedule, CopyWatch, MoveTable, table_of
+from refitd_plugin.engine_slices import EngineSlices, SliceCheck
 from refitd_plugin.layout import PlacedTensor, Placements, Routes, routes_of
+from refitd_plugin.model_slices import ModelSlices
 from refitd_plugin.needs import sizes_of
 from refitd_plugin.overlap import FROM_HOST, WITHIN_DEVICES, Overlap, SeenContents, parts_of
 from refitd_plugin.plan import Loader, ReplayPlan, addresses_of, learned, replay, tensors_of
@@ -76,6 +78,11 @@ class PlanTables:
                 whole.append((copy.name, copy.target))
         return TensorFingerprints(whole, self._model)
 
+    @cached_property
+    def slices(self) -> ModelSlices:
+        """What else of the checkpoint's tensors is copied into the model."""
+        return ModelSlices(self.plan, self.routes, self._tensors, self._bytes, list(self.holders.values()))
+
     def table_of(self, source: VersionSource, parts: int) -> tuple[MoveTable, CopyWatch | None]:
         """The moves from a version's files, and what is watched in so many parts beside. Kept for equal headers."""
         table = self.moves_of(source)
@@ -109,10 +116,11 @@ class Readied:
 
 
 class Loading:
-    """The loads of one rank, and its plan."""
+    """The loads of one rank, and its plan. `engine_slices` knows what the engine's ranks have together."""
 
-    def __init__(self, process: EngineProcess) -> None:
+    def __init__(self, process: EngineProcess, engine_slices: EngineSlices) -> None:
         self.plan: ReplayPlan | None = None
+        self.engine_slices = engine_slices
         self._process = process
         self._registry = Registry()
         self._tables: PlanTables | None = None
@@ -218,12 +226,14 @@ class Loading:
         return self._tables
 
     def checks_all(self, source: VersionSource) -> bool:
-        """Whether after a load of a full version the fingerprint of each tensor that it has written is taken."""
+        """Whether after a load of a full version all that it has written is held against the manifest, on this rank
+        and, by what they had when they last loaded, on the others.
+        """
         plan = self.plan
         if plan is None or not plan.replays or plan.inventory != source.inventory:
             return False
-        seen = self.tables(plan, source).fingerprints.names
-        return seen | plan.unused >= source.structure.inventory.tensors.keys()
+        slices = self.tables(plan, source).slices
+        return self.engine_slices.checks_all(slices.mine, slices.elements)
 
     def moves_all(self, source: VersionSource) -> bool:
         """Whether a load of a full version whose files are on the GPU has all from there: what is no move of the
@@ -248,6 +258,19 @@ class Loading:
         if plan is None or not plan.replays:
             return []
         return self.tables(plan, source).fingerprints.take(contents, others)
+
+    def slice_check(self, source: VersionSource, expected: Mapping[str, str], says: str) -> SliceCheck | None:
+        """What lies in slices of the checkpoint's tensors now, by the plan; None without one.
+
+        Args:
+            source: the version in memory.
+            expected: the fingerprints of its manifest, by name.
+            says: what that is.
+        """
+        plan = self.plan
+        if plan is None or not plan.replays or plan.inventory != source.inventory:
+            return None
+        return self.tables(plan, source).slices.check(None, expected, says)
 
     def _replay(self, call: UpdateCall, source: VersionSource, readied: Readied) -> tuple[TensorFeed, str | None]:
         plan, ready, seen = readied.plan, readied.schedule, SeenContents()

@@ -15,7 +15,7 @@ from refitd_client.contract.naming import SERVICE_FOLDER, parse_version_folder
 from refitd_client.transport.ipc.device import uuid_of
 from refitd_client.transport.ipc.offer import Offer, OfferRefusedError
 from refitd_client.transport.ipc.offer_file import ImportedTensors
-from refitd_plugin.contents import count_equal, first_difference
+from refitd_plugin.contents import equal_names, first_difference
 from refitd_plugin.copy_schedule import table_of
 from refitd_plugin.imported import IpcHandleCache
 from refitd_plugin.loading import Loading, Readied
@@ -111,17 +111,22 @@ class OfferedVersion(UpdateSource):
                 return "the trainer is gone, or took its tensors back while they were copied"
             expected = self.source.offer.expected
             self._fingerprints = self.loading.fingerprints(self.source, contents, self._others)
-            self.proved = count_equal(self._fingerprints, expected)
+            self.proved = equal_names(self._fingerprints, expected)
+            self.slice_check = self.loading.slice_check(self.source, expected, "the offer")
             fault = first_difference(self._fingerprints, expected)
-            if fault is not None:
-                self.source.handle_cache.close()  # what was opened may not be what the trainer has there now
             return None if fault is None else fault.replace("refit.json says", "the offer says")
         finally:
             self._over()
 
+    def put_back(self, call: UpdateCall, previous: ServedState | None, path: str) -> tuple[TensorFeed, str | None]:
+        """See `UpdateSource`."""
+        self.source.handle_cache.close()  # what was opened may not be what the trainer has there now
+        return super().put_back(call, previous, path)
+
     def served_state(self, contents: dict[str, str]) -> ServedState | None:
         """See `UpdateSource`. Its files are not there yet: see `with_files`."""
-        return ServedState(source=self.source, contents=contents, fingerprints=self._fingerprints)
+        sums = None if self.slice_check is None else self.slice_check.found
+        return ServedState(source=self.source, contents=contents, fingerprints=self._fingerprints, slice_sums=sums)
 
     def _check_slices(self) -> None:
         """Refuse a load that reads more than was received.

@@ -2,8 +2,8 @@
 
 Where the model is on a GPU, that reads the files where they lie: on tmpfs their pages are registered with the CUDA
 driver, as they are for the load. It reads them at the speed of the bus, by few enough programs that the engine's own
-work has room beside. Where the operator allows it, the files are copied to the GPU instead and read there, and the
-load copies from there. Both begin while the trainer writes the version, where the rank holds the whole model.
+work has room beside. Where the operator allows it, and the rank holds the whole model, the files are copied to the GPU
+instead and read there, and the load copies from there. Both begin while the trainer writes the version.
 
 Fingerprints are held against the manifest here; the service decides, by the digest of what was found.
 """
@@ -111,6 +111,7 @@ class DeviceReader:
         """
         self._device, self._registry, self._rules = device, registry, follow
         self._may_read = self._may_copy = False  # while the trainer still writes
+        self._is_whole = True  # whether all tensors are this rank's to read
         self._in_use: list[Files] = []  # the GPU may still read what was begun and dropped: it stays mapped
         self._buffer = StagingBuffer(device) if stage else None
         self._follower = TrainerFollower(
@@ -126,6 +127,7 @@ class DeviceReader:
         if files is None:
             return None
         self._may_read, self._may_copy = self._rules.may_read(source), self._rules.may_copy(source)
+        self._is_whole = len(names) == len(source.structure.inventory.tensors)
         before = len(self._in_use)
         found = self._found(source, names, files)
         del self._in_use[:before]  # what was begun before has ended: all goes along one stream
@@ -134,15 +136,14 @@ class DeviceReader:
     def _found(self, source: VersionSource, names: Sequence[str], files: Files) -> Reading:
         headers = source.structure.headers
         with self._on_device():
-            if len(names) == len(source.structure.inventory.tensors):
-                found, ahead = self._follower.finished(source.place, files, layout_of(source))
-                if isinstance(found, BufferCopy):
-                    staged = found.taken()
-                    places = {name: file.address for name, file in staged.items()}
-                    return Reading(self._scan(headers, names, places, programs=None).begin()(), staged, ahead)
-                if isinstance(found, TensorsAhead):
-                    scans = found.scans()
-                    return Reading([scans[name] for name in names], ahead=ahead)
+            found, ahead = self._follower.finished(source.place, files, layout_of(source, names))
+            if isinstance(found, BufferCopy):
+                staged = found.taken()
+                places = {name: file.address for name, file in staged.items()}
+                return Reading(self._scan(headers, names, places, programs=None).begin()(), staged, ahead)
+            if isinstance(found, TensorsAhead):
+                scans = found.scans()
+                return Reading([scans[name] for name in names], ahead=ahead)
             places = {name: file.address for name, file in files.items()}
             return Reading(self._scan(headers, names, places, programs=_PROGRAMS).begin()())
 
@@ -151,9 +152,12 @@ class DeviceReader:
         return may_look and self._rules.wants_files()
 
     def _start(self, files: Files, layout: Layout) -> Ahead | None:
-        """A copy into the buffer, or where there is none or no room, a look at the tensors where they are."""
+        """A copy into the buffer, of a rank that holds the whole model. Where there is no buffer, or no room, a look at
+        the rank's tensors where they are.
+        """
         self._in_use.append(files)
-        copy = None if self._buffer is None else buffer_copy(files, layout, self._buffer.take, self._begin_move)
+        take = None if self._buffer is None or not self._is_whole else self._buffer.take
+        copy = None if take is None else buffer_copy(files, layout, take, self._begin_move)
         if copy is not None or not self._may_read:
             return copy
         return TensorsAhead(files=files, layout=layout, batches=self._batches_of(files, layout))
@@ -209,11 +213,15 @@ class DeviceReader:
             yield ScanBatch(names, file.begin + max(spec.end for spec in specs), scan)
 
 
-def layout_of(source: VersionSource) -> Layout:
-    """The layout of a version's files."""
-    seen = source.structure
+def layout_of(source: VersionSource, names: Sequence[str]) -> Layout:
+    """The layout of a version's files, of whose tensors those of these names count."""
+    seen, wanted = source.structure, frozenset(names)
     return {
-        name: FileLayout(seen.files[name].size, header.data_start, header.tensors)
+        name: FileLayout(
+            seen.files[name].size,
+            header.data_start,
+            {each: spec for each, spec in header.tensors.items() if each in wanted},
+        )
         for name, header in seen.headers.items()
     }
 

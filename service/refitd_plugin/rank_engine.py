@@ -19,6 +19,7 @@ from refitd_client.contract.plugin import NEEDS_FULL, NEEDS_LEADER, Answer, Upda
 from refitd_client.validation.contents import ReadingStoppedError
 from refitd_client.validation.validate import Options
 from refitd_plugin.contents import contents_of, digest, idle, released
+from refitd_plugin.engine_slices import EngineSlices
 from refitd_plugin.lease import LeaderLease, LedError, is_of_another_root
 from refitd_plugin.loading import Loading
 from refitd_plugin.offered import OfferedVersion
@@ -30,9 +31,19 @@ from refitd_plugin.ranks import Ranks
 from refitd_plugin.restore_point import RestorePoint
 from refitd_plugin.served import ServedState
 from refitd_plugin.settings import PluginSettings
+from refitd_plugin.slices import SliceVerdict
 from refitd_plugin.source import FullNeededError, SourceRefusedError
 from refitd_plugin.tensor_feed import TensorFeed
-from refitd_plugin.transaction import NextStep, RankReport, RankState, after_commit, after_prepare, after_restore
+from refitd_plugin.transaction import (
+    Decision,
+    NextStep,
+    RankReport,
+    RankState,
+    Reports,
+    after_commit,
+    after_prepare,
+    after_restore,
+)
 from refitd_plugin.update_source import UpdateSource
 
 logger = logging.getLogger("refitd_plugin")
@@ -94,7 +105,7 @@ class Commit:
         with self.stages.during("after"):
             self.after = contents_of(self.model) if feed.after is None else feed.after
             fault = self.update_source.check(self.after)
-        return self._report(RankState.WRITTEN) if fault is None else self._report(RankState.FAILED, fault)
+        return self._written_report() if fault is None else self._report(RankState.FAILED, fault)
 
     def _put_back(self) -> RankReport:
         feed, fault = self.update_source.put_back(self.call, self._served, self.model_path)
@@ -121,6 +132,13 @@ class Commit:
     def _lost(self, fault: str) -> RankReport:
         return self._report(RankState.LOST, f"{self.model_path} could not be put back: {fault}")
 
+    def _written_report(self) -> RankReport:
+        check, must_prove = self.update_source.slice_check, self.update_source.must_prove
+        if check is None:
+            return RankReport(rank=self.rank, state=RankState.WRITTEN, must_prove=must_prove)
+        slices, sums = check.found.slices.digest, check.found.encode()
+        return RankReport(rank=self.rank, state=RankState.WRITTEN, slices=slices, sums=sums, must_prove=must_prove)
+
     def _report(self, state: RankState, reason: str = "") -> RankReport:
         return RankReport(rank=self.rank, state=state, reason=reason[:1000])
 
@@ -138,7 +156,7 @@ class RankEngine:
 
     def __init__(self, process: EngineProcess, ranks: Ranks, settings: PluginSettings) -> None:
         self.process = process
-        self.loading = Loading(process)
+        self.loading = Loading(process, EngineSlices(ranks))
         self.restore_point = RestorePoint(settings.root, process.revision)
         self._is_updated = False
         follow = FollowRules(
@@ -268,18 +286,25 @@ class RankEngine:
         self.touched = True
         with self._stages.during("load"):
             mine = update.write()
+        source, found = update.update_source, SliceVerdict()
+
+        def decide(reports: Reports) -> Decision:
+            nonlocal found
+            found = self.loading.engine_slices.verdict(reports, source.slice_check)
+            return after_commit(reports, found.fault)
+
         with self._stages.during("agree"):
-            decision, _ = self._ranks.decide("commit", mine, after_commit)
+            self.loading.engine_slices.publish(source.slice_check)
+            decision, _ = self._ranks.decide("commit", mine, decide)
         match decision.step:
             case NextStep.KEEP:
-                source = update.update_source
                 self.restore_point.record(source.served_state(update.after))
                 return Answer(
                     outcome=UpdateOutcome.SERVED,
                     version=source.label,
                     how=update.how,
                     contents=digest(update.after),
-                    proved=source.proved,
+                    proved=len(source.proved | found.proved),
                     ms=self._stages.ms,
                 )
             case NextStep.REFUSE:
@@ -296,9 +321,7 @@ class RankEngine:
         else:
             self.process.set_model_path(update.model_path)
         reason = f"{decision.reason}; {mine.reason}" if mine.reason not in {"", decision.reason} else decision.reason
-        return Answer(
-            outcome=outcome, reason=reason, how=update.how, version=update.update_source.label, ms=self._stages.ms
-        )
+        return Answer(outcome=outcome, reason=reason, how=update.how, version=source.label, ms=self._stages.ms)
 
     def _ready(self, call: UpdateCall) -> Commit | _Refused:
         """The version that was prepared for this path, if it is still what it was; else one that is looked at now."""

@@ -18,6 +18,7 @@ from refitd_client.contract.plugin import UpdateOutcome
 from refitd_plugin.transaction import Decision, RankReport, Reports
 
 _KEPT = 3  # rounds whose keys stay
+_READ_SECONDS = 10.0  # for a text that another rank keeps: it is there before the report that names it
 
 
 class KeyValueStore(Protocol):
@@ -39,6 +40,7 @@ class Ranks:
         self._store, self._wait, self._prefix = store, wait, prefix
         self.rank, self.size = rank, size
         self._round = 0
+        self._kept = ""
 
     def begin(self) -> None:
         """A new update. All ranks count alike, since SGLang gives each request to each of them."""
@@ -85,6 +87,29 @@ class Ranks:
         """
         return judge(self._exchange(phase, mine))
 
+    def keep(self, name: str, text: str) -> None:
+        """Keep a text where the other ranks read it by its name, in the place of the one before.
+
+        Raises:
+            Exception: the store is gone.
+        """
+        if self._store is None or self._kept == name:
+            return
+        self._store.set(self._place(self.rank, name), text)
+        if self._kept:
+            self._store.delete_key(self._place(self.rank, self._kept))
+        self._kept = name
+
+    def read(self, rank: int, name: str) -> str | None:
+        """A text that another rank keeps; None where it does not."""
+        key = self._place(rank, name)
+        try:
+            seconds = min(self._wait, _READ_SECONDS)
+            self._store.wait([key], timedelta(seconds=seconds))  # type: ignore[union-attr]
+            return self._store.get(key).decode()  # type: ignore[union-attr]
+        except (RuntimeError, UnicodeDecodeError):
+            return None
+
     def _exchange(self, phase: str, mine: RankReport) -> Reports:
         if self._store is None or self.size == 1:
             return [mine]
@@ -99,6 +124,9 @@ class Ranks:
             return from_json(self._store.get(key), RankReport)  # type: ignore[union-attr]
         except (RuntimeError, msgspec.MsgspecError):  # torch's DistStoreError is one
             return None
+
+    def _place(self, rank: int, name: str) -> str:
+        return f"{self._prefix}/kept/{rank}/{name}"
 
     def _key(self, phase: str, who: int | str) -> str:
         return f"{self._prefix}/{self._round}/{phase}/{who}"

@@ -1,10 +1,12 @@
 """A GPU's look at a version's tensors where they lie in host memory, begun while the trainer still writes others.
 
-The tensors of a file are read in batches, in their order, each as soon as all of it is written. What is found is the
-fingerprints and the values that are not finite; nothing of the tensors stays on the GPU.
+The rank's tensors of a file are read in batches, in their order, each as soon as all of it is written. What is found is
+the fingerprints and the values that are not finite; nothing of the tensors stays on the GPU. A rank of several reads
+its share of the tensors, whatever slices it will load.
 
-The file may change after the look. So it is of use only where the load, which copies from the file, holds what it has
-written against the manifest once more, and puts back what was there if it differs (`FullVersion.check`).
+The file may change after the look. So it is of use only where the loads of all ranks, which copy from the file, hold
+what they have written against the manifest once more, and put back what was there if it differs (`FullVersion.check`,
+and for slices `engine_slices.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +30,7 @@ class ScanBatch:
 
 @dataclass(slots=True, kw_only=True)
 class TensorsAhead:
-    """The look at all tensors of some files, as far as it was begun. `batches` are those of each file, in order."""
+    """The look at the tensors of a layout, as far as it was begun. `batches` are those of each file, in order."""
 
     files: Files
     layout: Layout

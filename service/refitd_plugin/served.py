@@ -9,6 +9,7 @@ from refitd_client.contract.naming import Order, parse_version_id
 from refitd_client.delta.change import Delta
 from refitd_client.fingerprint.torch_ops import flat_bits
 from refitd_plugin.changes import DeltaChanges, DeltaHandle
+from refitd_plugin.slices import SliceSums
 from refitd_plugin.source import VersionSource
 
 MOST_DELTAS = 200  # each is a descriptor, and one more file to go through when a version is put back
@@ -17,13 +18,14 @@ MOST_DELTAS = 200  # each is a descriptor, and one more file to go through when 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedState:
     """A version that is served. `contents` are the fingerprints of the model's tensors, `fingerprints` those of the
-    checkpoint's tensors that lie whole in it.
+    checkpoint's tensors that lie whole in it, and `slice_sums` what lies in it in slices of others, where it is known.
     """
 
     source: VersionSource
     deltas: tuple[DeltaHandle, ...] = ()
     contents: dict[str, str] = field(default_factory=dict[str, str], repr=False)
     fingerprints: Sequence[tuple[str, int]] = field(default=(), repr=False)
+    slice_sums: SliceSums | None = field(default=None, repr=False)
 
     @property
     def label(self) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from refitd_client.fingerprint.host import MASK
 from refitd_client.validation.examine import signature
 from refitd_plugin.changes import DeltaChanges
+from refitd_plugin.engine_slices import SliceCheck
 from refitd_plugin.layout import HOLDER, LaidOutDelta, lay_out
 from refitd_plugin.loading import Loading
 from refitd_plugin.patch import HostPatch, Patch, Shifts
@@ -29,7 +30,8 @@ from refitd_plugin.update_source import UpdateSource, write_nothing
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedDelta:
     """A delta that fits the `served_state`, laid out by `plan`. `contents` are the fingerprints that the model's
-    tensors will have, `fingerprints` those of the checkpoint's tensors.
+    tensors will have, `fingerprints` those of the checkpoint's tensors, and `slice_check` is what the slices of others
+    will have; None where it is not known what they have now.
     """
 
     served_state: ServedState
@@ -37,6 +39,7 @@ class FittedDelta:
     patch: Patch | None
     contents: dict[str, str]
     fingerprints: list[tuple[str, int]]
+    slice_check: SliceCheck | None
 
 
 def fit_delta(changes: DeltaChanges, served_state: ServedState | None, loading: Loading) -> FittedDelta:
@@ -63,6 +66,8 @@ def fit_delta(changes: DeltaChanges, served_state: ServedState | None, loading: 
         laid = lay_out(changes.read().changes, tables.placements)
     patch = _patch(laid, list(tables.holders.values()))
     shifts = patch.look() if patch is not None else Shifts([], [0] * len(tables.holders))
+    sums = tables.slices.shifted(served_state.slice_sums, laid, shifts.pieces)
+    expected = changes.manifest.fingerprints
     return FittedDelta(
         served_state=served_state,
         plan=plan,
@@ -72,6 +77,7 @@ def fit_delta(changes: DeltaChanges, served_state: ServedState | None, loading: 
             for name, shift in zip(tables.holders, shifts.holders, strict=True)
         },
         fingerprints=_expected(changes, served_state, laid, shifts),
+        slice_check=None if sums is None else tables.slices.check(sums, expected, "refit.json"),
     )
 
 
@@ -166,7 +172,9 @@ class DeltaInPlace(UpdateSource):
         if contents != self._ready.contents:
             wrong = next(name for name, found in contents.items() if self._ready.contents.get(name) != found)
             return f"the model's {wrong} is not what the delta should have made of it"
-        self.proved = len({name for name, _ in self._ready.fingerprints if name in self.changes.manifest.fingerprints})
+        expected = self.changes.manifest.fingerprints
+        self.proved = frozenset(name for name, _ in self._ready.fingerprints if name in expected)
+        self.slice_check = self._ready.slice_check
         return None
 
     def put_back(self, call: UpdateCall, previous: ServedState | None, path: str) -> tuple[TensorFeed, str | None]:
@@ -178,7 +186,9 @@ class DeltaInPlace(UpdateSource):
         """See `UpdateSource`."""
         ready = self._ready
         source, deltas = ready.served_state.source, ready.served_state.followed_by(self.changes.handle)
-        return ServedState(source=source, deltas=deltas, contents=contents, fingerprints=ready.fingerprints)
+        check, prints = ready.slice_check, ready.fingerprints
+        sums = None if check is None else check.found
+        return ServedState(source=source, deltas=deltas, contents=contents, fingerprints=prints, slice_sums=sums)
 
     @property
     def _ready(self) -> FittedDelta:

@@ -40,7 +40,9 @@ _SILENT_SECONDS = 10.0  # a trainer that says nothing new for so long has died
 
 
 class FileLayout(NamedTuple):
-    """One file of a version: its size in bytes, the byte in it where its tensors begin, and these, in their order."""
+    """One file of a version: its size in bytes, the byte in it where its tensors begin, and those that count, in their
+    order.
+    """
 
     size: int
     begin: int

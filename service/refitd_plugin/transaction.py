@@ -1,7 +1,8 @@
 """What the ranks of an engine decide together, and what came of an update. Pure.
 
     prepare    each rank: READY or REFUSED             all ready, of one version → commit; otherwise no rank writes
-    commit     each rank: WRITTEN, UNTOUCHED, FAILED   all written → keep; all untouched → refuse; otherwise → restore
+    commit     each rank: WRITTEN, UNTOUCHED, FAILED   all written, and right together → keep; all untouched → refuse;
+                                                       otherwise → restore
     restore    each rank: UNTOUCHED, RESTORED, LOST    what the engine serves is as well known as its worst rank
 
 Every rank computes the same from the same reports. A report that does not come stands for a rank in an unknown
@@ -39,13 +40,21 @@ class NextStep(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
-    """What a rank reports to the others. `version` is the digest of what it will load; `needs` as in an answer."""
+    """What a rank reports to the others. `version` is the digest of what it will load; `needs` as in an answer.
+
+    Of a rank that has written: `slices` is the digest of the slices that its model has of tensors, and `sums` what is
+    in them (`slices.py`); "" where it does not know. `must_prove`: it has looked at files while they were written, and
+    they may have changed since: the version counts only where all that the ranks have written is found right.
+    """
 
     rank: int
     state: RankState
     reason: str = ""
     version: str = ""
     needs: str = ""
+    slices: str = ""
+    sums: str = ""
+    must_prove: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +79,13 @@ def after_prepare(reports: Reports) -> Decision:
     return Decision(NextStep.COMMIT)
 
 
-def after_commit(reports: Reports) -> Decision:
-    """Keep only what is whole on every rank."""
+def after_commit(reports: Reports, fault: str = "") -> Decision:
+    """Keep only what is whole on every rank. `fault` says what is wrong with what all have written, if anything is."""
     if (absent := _absent(reports)) is not None:
         return Decision(NextStep.RESTORE, absent)
     present = _present(reports)
     if all(each.state is RankState.WRITTEN for each in present):
-        return Decision(NextStep.KEEP)
+        return Decision(NextStep.RESTORE, fault) if fault else Decision(NextStep.KEEP)
     wrong = [each for each in present if each.state is not RankState.WRITTEN]
     touched = any(each.state is not RankState.UNTOUCHED for each in present)
     return Decision(NextStep.RESTORE if touched else NextStep.REFUSE, _said(wrong, reports))

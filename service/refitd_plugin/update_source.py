@@ -13,7 +13,8 @@ from typing import ClassVar
 
 from refitd_client.contract.plugin import TensorProof
 from refitd_client.validation.validate import Options
-from refitd_plugin.contents import count_equal, first_difference
+from refitd_plugin.contents import equal_names, first_difference
+from refitd_plugin.engine_slices import SliceCheck
 from refitd_plugin.loading import Loading, Readied
 from refitd_plugin.port import UpdateCall
 from refitd_plugin.served import ServedState
@@ -25,12 +26,15 @@ class UpdateSource(ABC):
     """A version that was opened and checked. Contents are fingerprints of the model's tensors, as `contents_of`.
 
     `label` is the version's id, `digest` is equal for equal versions, `folder` is where its files lie, `nbytes` is what
-    is to be read of them, and `proved` counts, after `check`, the tensors that lie in memory with the fingerprints of
-    the version's manifest.
+    is to be read of them, and `proved` has, after `check`, the names of the tensors that lie in memory with the
+    fingerprints of the version's manifest. Of the tensors that the ranks have slices of, `check` leaves what they find
+    out together in `slice_check`. `must_prove` says that only a version counts that all ranks have found right.
     """
 
     kind: ClassVar[str]
-    proved = 0
+    proved: frozenset[str] = frozenset()
+    slice_check: SliceCheck | None = None
+    must_prove = False
 
     def __init__(self, loading: Loading, *, label: str, digest: str, folder: Path, nbytes: int) -> None:
         self.loading, self.label, self.digest, self.folder, self.nbytes = loading, label, digest, folder, nbytes
@@ -122,12 +126,15 @@ class FullVersion(UpdateSource):
         """It fits whatever is there: its tensors are those of the model. What was copied or read of its files while
         they were written counts only where all is loaded from that copy, or is held against the manifest once more.
         """
-        if self.proof is None or not self.proof.ahead or self.loading.checks_all(self.source):
+        if self.proof is None or not self.proof.ahead:
             return
         ready = self.readied
         is_copied = self.proof.staged and ready is not None and self.loading.has(ready.plan)
-        if not is_copied or not self.loading.moves_all(self.source):
+        if is_copied and self.loading.moves_all(self.source):
+            return
+        if not self.loading.checks_all(self.source):
             raise SourceRefusedError("it was read while it was written, and this load would not be checked: try again")
+        self.must_prove = True
 
     def write(self, call: UpdateCall) -> tuple[TensorFeed, str | None]:
         """See `UpdateSource`."""
@@ -140,14 +147,16 @@ class FullVersion(UpdateSource):
         manifest = self.source.structure.manifest
         expected = {} if manifest is None else manifest.fingerprints
         self._fingerprints = self.loading.fingerprints(self.source, contents, self._others)
-        self.proved = count_equal(self._fingerprints, expected)
+        self.proved = equal_names(self._fingerprints, expected)
+        self.slice_check = self.loading.slice_check(self.source, expected, "refit.json")
         return first_difference(self._fingerprints, expected)
 
     def served_state(self, contents: dict[str, str]) -> ServedState | None:
         """See `UpdateSource`."""
         if self.partial:
             return None
-        return ServedState(source=self.source, contents=contents, fingerprints=self._fingerprints)
+        sums = None if self.slice_check is None else self.slice_check.found
+        return ServedState(source=self.source, contents=contents, fingerprints=self._fingerprints, slice_sums=sums)
 
 
 class ServedAgain(UpdateSource):

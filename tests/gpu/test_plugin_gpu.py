@@ -237,7 +237,7 @@ def test_a_whole_update_of_plain_copies_is_watched(
             assert contents_of(rank.model) == held
             return
         answer = rank.answer(path)
-        assert (answer.outcome, answer.how, answer.proved) == (UpdateOutcome.SERVED, "replay", 6)
+        assert (answer.outcome, answer.how, answer.proved) == (UpdateOutcome.SERVED, "replay", 7)
         assert answer.contents == digest(contents_of(rank.model))
         assert values(rank.model)["qkv"] == expected(tiny_weights(step))["qkv"]
 
@@ -257,7 +257,7 @@ def test_updates_of_a_model_on_a_gpu(folder: Path, registers: bool, monkeypatch:
         if step == 3:
             rank.engine.prepare(str(path))
         answer = rank.answer(path)
-        assert (answer.outcome, answer.how, answer.proved) == (UpdateOutcome.SERVED, how, 5)
+        assert (answer.outcome, answer.how, answer.proved) == (UpdateOutcome.SERVED, how, 6)
         assert rank.holds(step)
         assert answer.contents == digest(contents_of(rank.model))
     assert (len(rank.engine.loading._registry) == 2) == registers
@@ -270,7 +270,7 @@ def test_updates_of_a_model_on_a_gpu(folder: Path, registers: bool, monkeypatch:
         if step == 5:
             rank.engine.prepare(str(path))
         answer = rank.answer(path)
-        assert (answer.outcome, answer.how) == (UpdateOutcome.SERVED, "delta")
+        assert (answer.outcome, answer.how, answer.proved) == (UpdateOutcome.SERVED, "delta", 6)
         assert values(rank.model) == expected(after)
         weights = after
     put = DevicePatch.write

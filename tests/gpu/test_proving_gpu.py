@@ -125,3 +125,28 @@ def test_what_a_trainer_writes_is_read_or_copied_meanwhile_and_is_the_file_byte_
     print(f"MB copied or read ahead: {[each // 10**6 for each in ahead]}")
     assert max(ahead) > 0
     assert max(ahead) > 2**29
+
+
+@pytest.mark.parametrize("stage", [False, True])
+def test_each_rank_of_two_reads_its_share_while_it_is_written_and_copies_nothing(root: Path, stage: bool) -> None:
+    from refitd_client import WeightPublisher
+
+    device, ahead, kept = torch.device("cuda:0"), [0, 0], list[Path]()
+    both = [VersionProver(DeviceReader(device, Registry(), stage=stage), rank, 2) for rank in range(2)]
+    with WeightPublisher(root, "run", fingerprints=True, max_shard_bytes=2**28) as publisher:
+        tensors = {f"w{number}": torch.randn(2**25, device="cuda:0") for number in range(8)}  # 1 GiB
+        for step in range(1, 8):
+            if len(kept) > 2:
+                hand_back(root, kept.pop(0))
+            for tensor in tensors.values():
+                tensor.add_(1)
+            path = publisher.publish(tensors, step=step).path
+            kept.append(path)
+            source = mapped(place_of(str(path), root))
+            for rank, proves in enumerate(both):
+                expected, _ = VersionProver(HostReader(), rank, 2).prove(source)
+                proof, staged = proves.prove(source)
+                assert (proof.fault, proof.tensors, proof.digest, staged) == ("", 4, expected.digest, None)
+                ahead[rank] = max(ahead[rank], proof.ahead)
+    print(f"MB read ahead by each rank: {[each // 10**6 for each in ahead]}")
+    assert min(ahead) > 0

@@ -109,6 +109,29 @@ class Looker:
         return next((step for step in range(steps + 1) if now == _loaded(kind, step)), None)
 
 
+def proof_of(rank: Any, root: Path, version: Path) -> tuple[RankProof, int]:
+    """What a rank proves of a version, and how many bytes it had looked at before that had its name.
+
+    Args:
+        rank: it has `engine` and `model`.
+        root: refitd's.
+        version: the version's folder.
+
+    Raises:
+        SourceRefusedError: the rank refuses it. OSError: it cannot be read.
+    """
+    proof = rank.engine.prepare(str(version), check_bytes=False, prove=True).proof
+    found = RankProof(
+        rank=getattr(rank.model, "rank", 0),
+        ranks=getattr(rank.model, "size", 1),
+        signature=structure(root, str(version.relative_to(root))).signature,
+        tensors=proof.tensors,
+        digest=proof.digest,
+        fault=proof.fault,
+    )
+    return found, proof.ahead
+
+
 class FollowingEngine(Looker):
     """One rank that was started on the weights of step 0.
 
@@ -150,17 +173,12 @@ class FollowingEngine(Looker):
 
     def prepare(self, version: Path) -> bool:
         """Have it prepared and proved; whether a service would have it loaded."""
-        path = str(version.relative_to(self.root))
         try:
-            proof = self.rank.engine.prepare(str(version), check_bytes=False, prove=True).proof
+            found, self.ahead = proof_of(self.rank, self.root, version)
         except (SourceRefusedError, OSError) as error:
             self.reason = str(error)
             return False
-        seen = structure(self.root, path)
-        found = RankProof(
-            rank=0, ranks=1, signature=seen.signature, tensors=proof.tensors, digest=proof.digest, fault=proof.fault
-        )
-        self.ahead, self.reason = proof.ahead, fault_in(seen, [found]) or ""
+        self.reason = fault_in(structure(self.root, str(version.relative_to(self.root))), [found]) or ""
         return not self.reason
 
     def load(self, version: Path) -> Outcome:

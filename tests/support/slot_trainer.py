@@ -95,7 +95,7 @@ class AheadReader:
             with (source.place.folder / name).open("rb") as file:
                 files[name] = self.files.of(file.fileno())
         seen = source.structure
-        found, ahead = self.ahead.finished(source.place, files, layout_of(source))
+        found, ahead = self.ahead.finished(source.place, files, layout_of(source, names))
         assert isinstance(found, BufferCopy)
         staged = found.taken()
         tensors: dict[str, ScanInput] = {}

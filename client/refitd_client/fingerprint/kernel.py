@@ -4,7 +4,8 @@
 
 Each program takes some rows that follow each other and keeps one sum for each column, Σ Q(row) · m(bits); the column's
 own key R is multiplied in at the end of a tensor. So an element costs one 64-bit multiply-add beside its bijection.
-Fingerprints alone are computed by a variant without the count, which needs fewer registers.
+Fingerprints alone are computed by a variant without the count, which needs fewer registers. Slices, whose rows are
+short and apart, are read in tiles (`add_strips`): the key of each element is put together from a row's and a column's.
 Needs triton, which comes with torch's builds for CUDA. `torch_ops.py` does the same with torch's operations.
 """
 
@@ -16,6 +17,7 @@ import triton.language as tl
 
 from refitd_client.fingerprint.host import COLUMN_SEED, MIXES, ROW, ROW_SEED, SPLITMIX, WEYL
 from refitd_client.fingerprint.rows import FIELDS, Rows
+from refitd_client.fingerprint.strips import STRIP_FIELDS, TALL, TILE_COLUMNS, TILE_ROWS, StripList
 
 _PROGRAMS = 1056  # eight for each of an H200's 132 processors
 _LONGEST = 64  # rows of one program, 512 KiB of 16-bit elements: so that none is late when the others are done
@@ -40,6 +42,19 @@ def add_scan(rows: Rows, out: Any, programs: int | None = None) -> None:
             rows.table, out, len(rows.listed.parts), len(rows),
             FIELDS=FIELDS, ALIGNED=rows.listed.is_aligned, COUNTED=rows.listed.has_rules,
             **constants(rows.listed.width), num_warps=8,
+        )  # fmt: skip
+
+
+def add_strips(strips: StripList, out: Any) -> None:
+    """Add what strips add to fingerprints to `out[number]`: an int64 for each number, on the GPU.
+
+    Does not wait. Allocates nothing on the GPU.
+    """
+    with torch.cuda.device(strips.device):
+        _strips[(strips.programs,)](
+            strips.table, strips.keys, out, strips.count,
+            FIELDS=STRIP_FIELDS, TILE_ROWS=TILE_ROWS, TILE_COLUMNS=TILE_COLUMNS, TALL=TALL,
+            **constants(strips.width), num_warps=8,
         )  # fmt: skip
 
 
@@ -107,6 +122,53 @@ def _scan(
         tl.atomic_add(out + 2 * number, total.to(tl.int64, bitcast=True))
         if COUNTED:
             tl.atomic_add(out + 2 * number + 1, tl.sum(bad, axis=0).to(tl.int64))
+
+
+@triton.jit(do_not_specialize=["strips"])
+def _strips(
+    table, keys, out, strips,
+    FIELDS: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr, TALL: tl.constexpr,
+    BITS: tl.constexpr, WORK: tl.constexpr, SIZE: tl.constexpr, ROW: tl.constexpr,
+    SEED: tl.constexpr, SHIFT_1: tl.constexpr, FACTOR_1: tl.constexpr,
+    SHIFT_2: tl.constexpr, FACTOR_2: tl.constexpr, LAST: tl.constexpr,
+    WEYL: tl.constexpr, ROW_SEED: tl.constexpr, COLUMN_SEED: tl.constexpr,
+    SPLIT_1: tl.constexpr, SPLIT_2: tl.constexpr,
+):  # fmt: skip
+    tile = tl.program_id(0).to(tl.int64)
+    line = table + _part(table, strips, tile, FIELDS) * FIELDS
+    now = tl.load(line).to(tl.pointer_type(BITS))
+    begin = tl.load(line + 1)
+    width = tl.load(line + 2)
+    rows = tl.load(line + 3)
+    pitch = tl.load(line + 5)
+    row_place = tl.load(line + 6)
+    column_place = tl.load(line + 7)
+    across = tl.load(line + 8)
+    number = tl.load(line + 9)
+    tile -= tl.load(line + 4)
+    step = tl.arange(0, TILE_COLUMNS)
+    side = (tile % across) * TILE_COLUMNS
+    column = side + step
+    row = (tile // across) * TALL
+    stop = tl.minimum(row + TALL, rows)
+    sums = tl.zeros([TILE_ROWS, TILE_COLUMNS], dtype=tl.uint64)
+    while row < stop:
+        here = row + tl.arange(0, TILE_ROWS)
+        inside = (here < stop)[:, None] & (column < width)[None, :]
+        x = tl.load(now + here[:, None] * row_place + column[None, :] * column_place, mask=inside, other=0).to(WORK)
+        x = mixed(x, SIZE, SEED, SHIFT_1, FACTOR_1, SHIFT_2, FACTOR_2, LAST)
+        first = begin + here * pitch + side  # flat indices: the elements of a row have this one's Q, or the next one
+        above = (first // ROW).to(tl.uint64)
+        near = key(above, ROW_SEED, WEYL, SPLIT_1, SPLIT_2)
+        far = key(above + 1, ROW_SEED, WEYL, SPLIT_1, SPLIT_2)
+        place = (first % ROW).to(tl.int32)[:, None] + step[None, :]
+        is_far = place >= ROW
+        q = tl.where(is_far, far[:, None], near[:, None])
+        r = tl.load(keys + tl.where(is_far, place - ROW, place)).to(tl.uint64, bitcast=True)
+        sums += tl.where(inside, x.to(tl.uint64) * q * r, tl.zeros([TILE_ROWS, TILE_COLUMNS], dtype=tl.uint64))
+        row += TILE_ROWS
+    total = tl.sum(tl.sum(sums, axis=1), axis=0)
+    tl.atomic_add(out + number, total.to(tl.int64, bitcast=True))
 
 
 @triton.jit

@@ -78,7 +78,7 @@ class AheadReader:
         for name in source.structure.headers:
             with (source.place.folder / name).open("rb") as file:
                 files[name] = self.files.of(file.fileno())
-        found, ahead = self.follower.finished(source.place, files, layout_of(source))
+        found, ahead = self.follower.finished(source.place, files, layout_of(source, names))
         assert isinstance(found, TensorsAhead)
         self.whole += not ahead
         scans = found.scans()

@@ -1,0 +1,250 @@
+"""Which elements of the checkpoint's tensors lie in which rank's model, and whether together they are what a manifest
+says. Pure.
+
+A fingerprint is a sum over a tensor's elements with their places in it, so what the ranks find in their slices adds up
+to the manifest's. A slice is a line of a table:
+
+    tensor  begin  width  rows  pitch        `rows` rows of `width` elements from flat index `begin` of a tensor on, the
+                                             rows `pitch` apart; `tensor` is its place among the names in order
+
+Ranks with the same slice have replicas: each has to find the same in it, and it is added once. Where the different
+slices of a tensor have each of its elements once, the tensor is `tiled`, and found right or wrong. Of any other tensor
+nothing is said. Tensors that lie whole in a rank's model are in no table: each rank finds out about these by itself.
+"""
+
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from zlib import compress, decompress
+
+import msgspec
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from refitd_client.contract.decoding import from_json
+
+TENSOR, BEGIN, WIDTH, ROWS, PITCH = range(5)
+_COLUMNS = 5
+_MOST_CELLS = 2**22  # of the grid that slices of one tensor cut it into: they take 32 MiB
+
+Table = NDArray[np.int64]
+Sums = NDArray[np.uint64]
+
+
+class _Message(msgspec.Struct):
+    table: str
+    is_all: bool
+
+
+def slice_line(tensor: int, begin: int, width: int, rows: int, pitch: int) -> tuple[int, int, int, int, int]:
+    """A line of a table, the same for the same elements: rows that follow each other without a gap are one.
+
+    Args:
+        tensor: the tensor's number.
+        begin: the flat index of the first element.
+        width: elements of a row.
+        rows: how many.
+        pitch: elements from row to row.
+    """
+    if rows == 1 or pitch == width:
+        return tensor, begin, width * rows, 1, 0
+    return tensor, begin, width, rows, pitch
+
+
+@dataclass(frozen=True, eq=False)
+class RankSlices:
+    """The slices of one rank. `is_all`: all that its loads write is in these, or in tensors that it has whole.
+    `inventory` is the digest of the tensors' names, shapes and dtypes.
+    """
+
+    table: Table
+    is_all: bool
+    inventory: str
+
+    @cached_property
+    def digest(self) -> str:
+        """Equal for equal slices of equal inventories."""
+        hasher = xxhash.xxh3_128(f"{self.inventory}\n{self.is_all}\n".encode())
+        hasher.update(self.table.tobytes())
+        return hasher.hexdigest()
+
+    def encode(self) -> str:
+        """As text for other ranks."""
+        data = b64encode(compress(self.table.astype("<i8").tobytes(), 1)).decode()
+        return msgspec.json.encode(_Message(data, self.is_all)).decode()
+
+    @classmethod
+    def decode(cls, text: str, inventory: str) -> "RankSlices":
+        """What another rank has encoded.
+
+        Raises:
+            ValueError: it is no such text.
+        """
+        try:
+            message = from_json(text, _Message)
+            table = np.frombuffer(decompress(b64decode(message.table)), "<i8").astype(np.int64)
+        except Exception as error:
+            raise ValueError(f"no slices: {error}") from error
+        return cls(table.reshape(-1, _COLUMNS), message.is_all, inventory)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SliceSums:
+    """What a rank's slices add to the fingerprints of their tensors, in the order of the table."""
+
+    slices: RankSlices
+    sums: Sums
+
+    def encode(self) -> str:
+        """The sums as text for other ranks: 11 characters each."""
+        return encode_sums(self.sums)
+
+
+def encode_sums(sums: Sums) -> str:
+    """Sums as text."""
+    return b64encode(sums.astype("<u8").tobytes()).decode()
+
+
+def decode_sums(text: str) -> Sums:
+    """Raises ValueError where a text is not one of sums."""
+    return np.frombuffer(b64decode(text, validate=True), "<u8").astype(np.uint64)
+
+
+@dataclass(frozen=True, slots=True)
+class SliceVerdict:
+    """What the ranks together found: a sentence about the first tensor that is wrong, and those that are proved."""
+
+    fault: str = ""
+    proved: frozenset[str] = frozenset()
+
+
+class EngineTable:
+    """The slices of all ranks of an engine, in the order in which their sums are given.
+
+    `is_all`: all that their loads write is found right or wrong, in these slices or in tensors that ranks have whole.
+    Made once for the load plans of all ranks, of which each version's sums are judged.
+    """
+
+    def __init__(self, ranks: Sequence[RankSlices], elements: Sequence[int]) -> None:
+        """`elements` says how many each tensor has, by its number."""
+        self._counts = [len(each.table) for each in ranks]
+        lines = np.concatenate([each.table for each in ranks])
+        self._order = np.lexsort(lines.T[::-1])
+        lines = lines[self._order]
+        is_first = _differ(lines)
+        self._group = np.cumsum(is_first) - 1  # of each line in order: which of the different slices it is
+        self._firsts = np.flatnonzero(is_first)
+        lines = lines[self._firsts]
+        self._begins = np.flatnonzero(_differ(lines[:, :1]))
+        self.tensors = lines[self._begins, TENSOR]
+        self._tensor_of = np.cumsum(_differ(lines[:, :1])) - 1  # of each different slice
+        ends = [*self._begins[1:].tolist(), len(lines)][: len(self._begins)]
+        known: dict[tuple[bytes, int], bool] = {}
+        tiled: list[bool] = []
+        for tensor, begin, end in zip(self.tensors.tolist(), self._begins.tolist(), ends, strict=True):
+            strips = lines[begin:end, BEGIN:]
+            key = strips.tobytes(), elements[tensor]
+            if key not in known:
+                known[key] = tiles(strips, elements[tensor])
+            tiled.append(known[key])
+        self.tiled = np.array(tiled, dtype=bool)
+        self.is_all = all(each.is_all for each in ranks) and bool(self.tiled.all())
+
+    def verdict(
+        self, sums: Sequence[Sums], names: Sequence[str], expected: Mapping[str, str], says: str
+    ) -> SliceVerdict:
+        """Hold what the ranks found against a manifest.
+
+        Args:
+            sums: each rank's.
+            names: of the tensors, by number.
+            expected: the manifest's fingerprints as hex digits, by name; of tensors that it does not have nothing is
+                said.
+            says: what the manifest is, for the sentence.
+
+        Raises:
+            ValueError: there are not as many sums as slices.
+        """
+        if [len(each) for each in sums] != self._counts:
+            raise ValueError("not each slice has a sum")
+        if not len(self.tensors):
+            return SliceVerdict()
+        found = np.concatenate(sums)[self._order]
+        once = found[self._firsts]
+        is_other = np.zeros(len(self.tensors), dtype=bool)
+        is_other[self._tensor_of[self._group[found != once[self._group]]]] = True
+        totals = np.add.reduceat(once, self._begins)
+        proved: list[str] = []
+        for number in np.flatnonzero(self.tiled).tolist():
+            name = names[int(self.tensors[number])]
+            if name not in expected:
+                continue
+            if is_other[number]:
+                return SliceVerdict(f"ranks that have the same slice of tensor {name} have different values in memory")
+            if int(totals[number]) != int(expected[name], 16):
+                return SliceVerdict(
+                    f"the ranks' slices of tensor {name} have fingerprint {int(totals[number]):016x} in memory, "
+                    f"and {says} says {expected[name]}"
+                )
+            proved.append(name)
+        return SliceVerdict(proved=frozenset(proved))
+
+
+def _differ(lines: Table) -> NDArray[np.bool_]:
+    """Whether each line differs from the one before."""
+    found = np.ones(len(lines), dtype=bool)
+    if len(lines):
+        found[1:] = (lines[1:] != lines[:-1]).any(axis=1)
+    return found
+
+
+def tiles(strips: Table, elements: int) -> bool:
+    """Whether different slices of a tensor have each of its elements once.
+
+    They are drawn as boxes in a matrix, whose rows are as long as the pitch of those that have several rows. False also
+    where these have different pitches, or where a row of theirs goes over the edge: that is not looked into.
+
+    Args:
+        strips: lines of a table, without the tensor.
+        elements: how many the tensor has.
+    """
+    pitches = {pitch for _, _, rows, pitch in strips.tolist() if rows > 1}
+    columns = max(pitches, default=elements)
+    if len(pitches) > 1 or elements % columns:
+        return False
+    boxes: list[tuple[int, int, int, int]] = []
+    for begin, width, rows, _ in strips.tolist():
+        boxes += [(begin // columns, rows, begin % columns, width)] if rows > 1 else _boxes(begin, width, columns)
+    return _cover(boxes, elements // columns, columns)
+
+
+def _boxes(begin: int, width: int, columns: int) -> list[tuple[int, int, int, int]]:
+    """Elements that follow each other as boxes: the rest of a row, whole rows, the begin of a row."""
+    found: list[tuple[int, int, int, int]] = []
+    if begin % columns:
+        head = min(width, columns - begin % columns)
+        found.append((begin // columns, 1, begin % columns, head))
+        begin, width = begin + head, width - head
+    if width >= columns:
+        found.append((begin // columns, width // columns, 0, columns))
+    if width % columns:
+        found.append(((begin + width) // columns, 1, 0, width % columns))
+    return found
+
+
+def _cover(boxes: Sequence[tuple[int, int, int, int]], rows: int, columns: int) -> bool:
+    """Whether boxes (first row, rows, first column, columns) have each cell of a matrix once."""
+    corners = np.array(boxes, dtype=np.int64)
+    tops, lefts = corners[:, 0], corners[:, 2]
+    bottoms, rights = tops + corners[:, 1], lefts + corners[:, 3]
+    downs, rightwards = np.unique(np.concatenate([tops, bottoms])), np.unique(np.concatenate([lefts, rights]))
+    if (downs[0], downs[-1], rightwards[0], rightwards[-1]) != (0, rows, 0, columns):
+        return False
+    if len(downs) * len(rightwards) > _MOST_CELLS:
+        return False
+    counts = np.zeros((len(downs), len(rightwards)), dtype=np.int64)
+    for some, others, sign in ((tops, lefts, 1), (bottoms, rights, 1), (tops, rights, -1), (bottoms, lefts, -1)):
+        np.add.at(counts, (np.searchsorted(downs, some), np.searchsorted(rightwards, others)), sign)
+    return bool((counts.cumsum(0).cumsum(1)[:-1, :-1] == 1).all())

@@ -88,8 +88,6 @@ def hinders_handover(now: Situation) -> str | None:
         return "it needs one host, and the job lies on several"
     if now.areal:
         return _FOLDERS
-    if not now.whole:
-        return "from a trainer of several ranks it was tried on CPUs alone (handover=True asks for it)"
     if not now.plugin:
         return "it needs refitd's plugin inside the engine (say --plugin where it is)"
     if now.devices > 1:

@@ -107,7 +107,7 @@ class SliceScan:
     def take(self) -> Sums:
         """What they add. Waits for the GPU."""
         if self._strips is not None:
-            return np.array(self._strips.begin()(), dtype=np.uint64)
+            return np.array([found.fingerprint for found in self._strips.begin()()], dtype=np.uint64)
         found = [part_scans([PartInput(flat_bits(view), [rows])])[0].fingerprint for view, rows in self._views]
         return np.array(found, dtype=np.uint64)
 
@@ -123,4 +123,5 @@ def _rows_of(route: Route) -> ElementRows:
 
 
 def _strip_of(view: torch.Tensor, rows: ElementRows) -> MemoryStrip:
-    return MemoryStrip(view.data_ptr(), view.element_size(), rows, *view.stride())
+    row_place, column_place = view.stride()
+    return MemoryStrip(view.data_ptr(), view.element_size(), rows, row_place, column_place)

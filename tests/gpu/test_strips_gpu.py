@@ -20,10 +20,12 @@ if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 pytest.importorskip("triton")
 
+from refitd_client.checkpoint.finite import NO_RULE  # noqa: E402
 from refitd_client.contract.plugin import UpdateOutcome  # noqa: E402
 from refitd_client.fingerprint.host import ROW  # noqa: E402
 from refitd_client.fingerprint.parts import ElementRows, PartInput, part_scans  # noqa: E402
 from refitd_client.fingerprint.strips import TALL, TILE_COLUMNS, MemoryStrip, StripScan  # noqa: E402
+from refitd_client.fingerprint.tensors import Scan  # noqa: E402
 from refitd_client.fingerprint.torch_ops import INTEGERS, flat_bits  # noqa: E402
 from support.sliced_rank import EXPERTS, SLICED, SlicedEngine, sliced_weights  # noqa: E402
 from support.tiny_rank import delta  # noqa: E402
@@ -31,6 +33,7 @@ from support.tiny_rank import delta  # noqa: E402
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda:0")
 MEMORY = 2**24  # bytes that strips are drawn from
+RULES = {1: (0x7F, 0x7F), 2: (0x7F80, 0x7F80), 4: (0x7F800000, 0x7F800000), 8: (0x7FF << 52, 0x7FF << 52)}
 
 
 class Drawn:
@@ -56,8 +59,9 @@ class Drawn:
         at = width * chance.randint(0, (MEMORY - need) // width)
         view = memory[at : at + need].view(INTEGERS[width]).as_strided((rows, columns), places)
         where = ElementRows(begin, columns, rows, pitch)
-        self.strip = MemoryStrip(view.data_ptr(), width, where, *places)
-        self.part = PartInput(flat_bits(view).cpu(), [where])
+        rule = chance.choice([NO_RULE, RULES[width]])
+        self.strip = MemoryStrip(view.data_ptr(), width, where, *places, rule)
+        self.part = PartInput(flat_bits(view).cpu(), [where], rule)
 
 
 def drawn(seed: int) -> list[Drawn]:
@@ -67,12 +71,13 @@ def drawn(seed: int) -> list[Drawn]:
     return [Drawn(memory, chance, width, kind) for width in (1, 2, 4, 8) for kind in kinds for _ in range(3)]
 
 
-def expected(some: list[Drawn]) -> list[int]:
-    return [each.fingerprint for each in part_scans([one.part for one in some])]
+def expected(some: list[Drawn]) -> list[Scan]:
+    return part_scans([one.part for one in some])
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_strips_add_what_their_elements_add_wherever_they_begin_and_whatever_lies_between(seed: int) -> None:
+    """And the elements that are not finite are counted."""
     some = drawn(seed)
     scan = StripScan([one.strip for one in some], DEVICE)
     found = [scan.begin()() for _ in range(3)]
@@ -87,7 +92,7 @@ def test_one_strip_alone_and_one_element_alone(width: int, rows: int) -> None:
     where = ElementRows(ROW - 1, 2, rows, 5)
     view = bits.view(rows, 3)[:, :2]
     scan = StripScan([MemoryStrip(view.data_ptr(), width, where, 3, 1)], DEVICE)
-    assert scan.begin()() == [part_scans([PartInput(flat_bits(view).cpu(), [where])])[0].fingerprint]
+    assert scan.begin()() == part_scans([PartInput(flat_bits(view).cpu(), [where])])
 
 
 def test_a_strip_of_more_than_two_to_the_31_elements_between_its_rows() -> None:
@@ -95,7 +100,7 @@ def test_a_strip_of_more_than_two_to_the_31_elements_between_its_rows() -> None:
     where = ElementRows(7, 50, 2, 2**33 + 11)
     view = bits.as_strided((2, 50), (2**31 + 13, 1))
     scan = StripScan([MemoryStrip(view.data_ptr(), 1, where, 2**31 + 13, 1)], DEVICE)
-    assert scan.begin()() == [part_scans([PartInput(flat_bits(view).cpu(), [where])])[0].fingerprint]
+    assert scan.begin()() == part_scans([PartInput(flat_bits(view).cpu(), [where])])
 
 
 def test_after_the_first_time_nothing_is_allocated_on_the_gpu_and_nothing_is_waited_for() -> None:
@@ -117,7 +122,7 @@ def test_work_along_the_stream_comes_before() -> None:
         torch.cuda._sleep(50_000_000)
         view.fill_(77)
         end = scan.begin()
-    assert end() == [part_scans([PartInput(torch.full((4096 * 512,), 77, dtype=torch.int16), [where])])[0].fingerprint]
+    assert end() == part_scans([PartInput(torch.full((4096 * 512,), 77, dtype=torch.int16), [where])])
 
 
 def test_rates() -> None:

@@ -46,14 +46,15 @@ def add_scan(rows: Rows, out: Any, programs: int | None = None) -> None:
 
 
 def add_strips(strips: StripList, out: Any) -> None:
-    """Add what strips add to fingerprints to `out[number]`: an int64 for each number, on the GPU.
+    """Add what strips add to fingerprints, and how many of their elements are not finite, to `out[number]`: two int64
+    for each number, on the GPU.
 
     Does not wait. Allocates nothing on the GPU.
     """
     with torch.cuda.device(strips.device):
         _strips[(strips.programs,)](
             strips.table, strips.keys, out, strips.count,
-            FIELDS=STRIP_FIELDS, TILE_ROWS=TILE_ROWS, TILE_COLUMNS=TILE_COLUMNS, TALL=TALL,
+            FIELDS=STRIP_FIELDS, TILE_ROWS=TILE_ROWS, TILE_COLUMNS=TILE_COLUMNS, TALL=TALL, COUNTED=strips.has_rules,
             **constants(strips.width), num_warps=8,
         )  # fmt: skip
 
@@ -128,6 +129,7 @@ def _scan(
 def _strips(
     table, keys, out, strips,
     FIELDS: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr, TALL: tl.constexpr,
+    COUNTED: tl.constexpr,
     BITS: tl.constexpr, WORK: tl.constexpr, SIZE: tl.constexpr, ROW: tl.constexpr,
     SEED: tl.constexpr, SHIFT_1: tl.constexpr, FACTOR_1: tl.constexpr,
     SHIFT_2: tl.constexpr, FACTOR_2: tl.constexpr, LAST: tl.constexpr,
@@ -145,6 +147,8 @@ def _strips(
     column_place = tl.load(line + 7)
     across = tl.load(line + 8)
     number = tl.load(line + 9)
+    mask = tl.load(line + 10).to(WORK)
+    pattern = tl.load(line + 11).to(WORK)
     tile -= tl.load(line + 4)
     step = tl.arange(0, TILE_COLUMNS)
     side = (tile % across) * TILE_COLUMNS
@@ -152,10 +156,13 @@ def _strips(
     row = (tile // across) * TALL
     stop = tl.minimum(row + TALL, rows)
     sums = tl.zeros([TILE_ROWS, TILE_COLUMNS], dtype=tl.uint64)
+    bad = tl.zeros([TILE_ROWS, TILE_COLUMNS], dtype=tl.int32)
     while row < stop:
         here = row + tl.arange(0, TILE_ROWS)
         inside = (here < stop)[:, None] & (column < width)[None, :]
         x = tl.load(now + here[:, None] * row_place + column[None, :] * column_place, mask=inside, other=0).to(WORK)
+        if COUNTED:
+            bad += (inside & ((x & mask) == pattern)).to(tl.int32)
         x = mixed(x, SIZE, SEED, SHIFT_1, FACTOR_1, SHIFT_2, FACTOR_2, LAST)
         first = begin + here * pitch + side  # flat indices: the elements of a row have this one's Q, or the next one
         above = (first // ROW).to(tl.uint64)
@@ -168,7 +175,9 @@ def _strips(
         sums += tl.where(inside, x.to(tl.uint64) * q * r, tl.zeros([TILE_ROWS, TILE_COLUMNS], dtype=tl.uint64))
         row += TILE_ROWS
     total = tl.sum(tl.sum(sums, axis=1), axis=0)
-    tl.atomic_add(out + number, total.to(tl.int64, bitcast=True))
+    tl.atomic_add(out + 2 * number, total.to(tl.int64, bitcast=True))
+    if COUNTED:
+        tl.atomic_add(out + 2 * number + 1, tl.sum(tl.sum(bad, axis=1), axis=0).to(tl.int64))
 
 
 @triton.jit

@@ -1,5 +1,6 @@
 # pyright: basic
-"""What slices that stay where they are add to their tensors' fingerprints, computed again and again on one GPU.
+"""What slices that stay where they are add to their tensors' fingerprints, and how many of their elements are NaN or
+infinite, computed again and again on one GPU.
 
 A slice lies in rows, which are apart in its tensor as `ElementRows` says, and in memory by a pitch of their own, as
 columns of a matrix do, and what was transposed. As for whole tensors (`batch.py`) the addresses are written down once,
@@ -14,12 +15,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from refitd_client.checkpoint.finite import NO_RULE, Rule
 from refitd_client.fingerprint.batch import AddressScan
 from refitd_client.fingerprint.host import MASK, ROW, column_keys
 from refitd_client.fingerprint.parts import ElementRows
 from refitd_client.fingerprint.rows import TensorPart, on_device
+from refitd_client.fingerprint.tensors import Scan
+from refitd_client.fingerprint.torch_ops import signed
 
-STRIP_FIELDS = 10
+STRIP_FIELDS = 12
 TILE_ROWS, TILE_COLUMNS = 4, 256  # that a program takes at a time: four elements a thread, in 64 registers
 TALL = 256  # rows of one program
 
@@ -27,7 +31,7 @@ TALL = 256  # rows of one program
 @dataclass(frozen=True, slots=True)
 class MemoryStrip:
     """Elements of `width` bytes that lie from `address` on: those of one row `column_place` elements apart, and rows
-    `row_place`. `rows` is where they belong in their tensor.
+    `row_place`. `rows` is where they belong in their tensor, `rule` its dtype's for NaN and infinity.
     """
 
     address: int
@@ -35,6 +39,7 @@ class MemoryStrip:
     rows: ElementRows
     row_place: int
     column_place: int
+    rule: Rule = NO_RULE
 
     @property
     def tiles(self) -> tuple[int, int]:
@@ -49,7 +54,8 @@ class MemoryStrip:
             begin: the first of the programs that take it.
         """
         where, (_, across) = self.rows, self.tiles
-        places = self.row_place, self.column_place, across, number
+        mask, pattern = (signed(each) for each in self.rule)
+        places = self.row_place, self.column_place, across, number, mask, pattern
         return self.address, where.begin, where.width, where.rows, begin, where.pitch, *places
 
 
@@ -59,6 +65,7 @@ class StripList:
     def __init__(self, strips: Sequence[tuple[int, MemoryStrip]], device: Any) -> None:
         """`strips` have the slices' numbers, and all have elements."""
         self.width, self.device, self.count = strips[0][1].width, device, len(strips)
+        self.has_rules = any(strip.rule != NO_RULE for _, strip in strips)
         counts = [down * across for down, across in (strip.tiles for _, strip in strips)]
         begins = np.cumsum([0, *counts])
         self.programs = int(begins[-1])
@@ -87,12 +94,12 @@ class StripScan:
                 lists.setdefault(strip.width, []).append((number, rest))
         self._bodies = AddressScan(bodies, len(strips), device)
         self._lists = [StripList(each, device) for each in lists.values()]
-        self._out = torch.zeros((len(strips),), dtype=torch.int64, device=device)
+        self._out = torch.zeros((len(strips), 2), dtype=torch.int64, device=device)
         torch.cuda.current_stream(device).synchronize()
 
-    def begin(self) -> Callable[[], list[int]]:
+    def begin(self) -> Callable[[], list[Scan]]:
         """Begin along the current stream, without memory that was not there before. What is returned waits for the GPU,
-        and gives what each slice adds. Call it before the next `begin`.
+        and gives what each slice adds, and how many of its elements are not finite. Call it before the next `begin`.
         """
         from refitd_client.fingerprint import kernel
 
@@ -102,9 +109,13 @@ class StripScan:
             for each in self._lists:
                 kernel.add_strips(each, self._out)
 
-        def results() -> list[int]:
-            rest = self._out.cpu().numpy().view(np.uint64).tolist()
-            return [(some.fingerprint + other) & MASK for some, other in zip(bodies(), rest, strict=True)]
+        def results() -> list[Scan]:
+            prints, bad = self._out.cpu().numpy().T.copy()
+            rest = zip(prints.view(np.uint64).tolist(), bad.tolist(), strict=True)
+            return [
+                Scan((some.fingerprint + added) & MASK, some.nonfinite + count)
+                for some, (added, count) in zip(bodies(), rest, strict=True)
+            ]
 
         return results
 
@@ -124,6 +135,7 @@ def _cut(number: int, strip: MemoryStrip) -> tuple[TensorPart | None, MemoryStri
         count=where.width - head,
         width=strip.width,
         first=where.begin + head,
+        rule=strip.rule,
         elements=where.begin + where.width,
     )
     return body, rest

@@ -118,7 +118,7 @@ def decide_route(asked: Asked, found: Receivers, service_host: str) -> PublishRo
             return _by_files("files go everywhere", hindrance)
         return _lent("the trainer asks for it")
     if asked.transport == "auto":
-        if _share_gpus(asked.places, found) and _hold_all(found):
+        if _share_gpus(asked.places, found):
             return _lent("trainer and engines share GPUs")
         if (hindrance := hinders_ranks("nccl", asked.places, found)) is not None:
             return _by_files(f"files go everywhere (no NCCL: {hindrance})")
@@ -202,13 +202,6 @@ def _share_gpus(places: Sequence[TrainerPlace], found: Receivers) -> bool:
     devices = {device for place in places for device in place.devices}
     all_here = all(each.device in devices and places[0].is_host_of(each) for each in found.receivers)
     return bool(found.receivers) and all_here and hinders_lending(places, found) is None
-
-
-def _hold_all(found: Receivers) -> bool:
-    """Whether each engine is one rank, which holds all tensors whole. What a rank has a slice of is not held against
-    the fingerprints when it was copied.
-    """
-    return len({each.engine for each in found.receivers}) == len(found.receivers)
 
 
 def _lent(why: str) -> PublishRoute:

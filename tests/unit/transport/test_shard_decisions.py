@@ -181,15 +181,13 @@ def test_a_hand_over_needs_all_ranks_on_one_host_with_an_engine_and_says_so_with
     assert (route.choice.transport, route.handover) == ("handover", True)  # an engine that cannot says so itself
 
 
-def test_ranks_hand_over_on_their_own_accord_only_to_engines_that_hold_all_tensors_whole() -> None:
-    """What a tensor-parallel rank has a slice of is not held against the fingerprints when it was copied."""
+def test_ranks_hand_over_on_their_own_accord_to_all_engine_ranks_on_their_gpus() -> None:
+    """Also to tensor-parallel ones, which hold what they copied of their slices against the offer together."""
     places, tensor_parallel = [place("G0"), place("G1")], Receivers(receivers=[rank("G0"), rank("G1")])
     route = decide_route(Asked(transport="auto", places=places), tensor_parallel, "service")
-    assert (route.choice.transport, route.handover) == ("disk", False)
-    asked = decide_route(Asked(transport="handover", places=places), tensor_parallel, "service")
-    assert asked.choice.transport == "handover"
-    alone = Receivers(receivers=[rank("G0"), replace(rank("G1"), engine="another")])
-    assert decide_route(Asked(transport="auto", places=places), alone, "service").choice.transport == "handover"
+    assert (route.choice.transport, route.handover) == ("handover", True)
+    apart = Receivers(receivers=[rank("G0"), rank("G2")])
+    assert decide_route(Asked(transport="auto", places=places), apart, "service").choice.transport == "disk"
 
 
 def test_a_hand_over_is_asked_for_in_one_way_and_of_a_service() -> None:

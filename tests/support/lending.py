@@ -27,14 +27,14 @@ class LendingRank:
     def __init__(self, folder: Path, rank: int, tensors: Mapping[str, Any], sharded: Mapping[str, Sharded]) -> None:
         self.rank = rank
         self.copies = ShardSender(f"lends-{folder.parent.name}-{rank}")
-        self.lender = RankLender(folder, rank, self.copies)
+        self.lender = RankLender(folder, rank, self.copies, check_finite=True)
         self.holdings = holdings_of(dict(tensors), NamingOptions(casts=casts(None), rename=None), sharded)
         self.claims = [holding.claim for holding in self.holdings.values()]
 
     def lend(self, agreed: AgreedLayout) -> LentReply:
         layout = agreed.layout
         task = RankTask(number=1, files=[], locations=layout.locations, parts=layout.parts[self.rank])
-        return self.lender.lend(task, self.claims, self.holdings, 0, check_finite=True)
+        return self.lender.lend(task, self.claims, self.holdings, 0)
 
     def close(self) -> None:
         self.lender.end()

@@ -79,8 +79,8 @@ class Follower:
         self._check_finite = check_finite
         self._durable = durable
         self._reader = Reader(ranks)
-        self._slot = SlotCopier(rank, ranks, threads_of_rank(ranks))
-        self.sender = RankSender(folder, rank)
+        self._slot = SlotCopier(rank, ranks, threads_of_rank(ranks), check_finite=check_finite)
+        self.sender = RankSender(folder, rank, check_finite=check_finite)
         self.shadow = shadow
         self._holdings: dict[str, Holding] = {}
         self._staging = folder
@@ -179,18 +179,18 @@ class Follower:
 
     def _stage(self, order: StageOrder) -> StagedReply:
         task = self._take(order.task)
-        return self.sender.stage(task, self._claims, self._holdings, order.partial, check_finite=self._check_finite)
+        return self.sender.stage(task, self._claims, self._holdings, order.partial)
 
     def _lend(self, order: LendOrder) -> LentReply:
         task, lender = self._take(order.task), self.sender.lender
-        return lender.lend(task, self._claims, self._holdings, order.known, check_finite=self._check_finite)
+        return lender.lend(task, self._claims, self._holdings, order.known)
 
     def _in_slot(self, order: SlotOrder) -> StagedReply | BlocksReply:
         if isinstance(order, BlocksOrder):
             return BlocksReply(digests=self._slot.digests())
         task, folder = self._take(order.task), self._folder / order.staging
-        checks = {"check_finite": self._check_finite, "fingerprinted": order.fingerprints}
-        return StagedReply(scans=self._slot.copy(folder, task, self._claims, self._holdings, **checks).found)
+        copied = self._slot.copy(folder, task, self._claims, self._holdings, fingerprinted=order.fingerprints)
+        return StagedReply(scans=copied.found)
 
     def _write(self, order: WriteOrder) -> None:
         task = self._take(order.task)

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from refitd_client.checkpoint.finite import NO_RULE, rule_of
-from refitd_client.fingerprint.parts import part_scans
 from refitd_client.sharded.holdings import Holding
 from refitd_client.sharded.layout import Claim
 from refitd_client.sharded.lend_orders import LentPart, LentReply
+from refitd_client.sharded.part_scanner import PartScanner
 from refitd_client.sharded.parts import SentPart, sent_parts
 from refitd_client.sharded.rank_group import RankTask
-from refitd_client.sharded.reading import add_scans, each_part, flat_box, lying, part_input
+from refitd_client.sharded.reading import add_scans, each_part, flat_box, lying
 from refitd_client.transport.group.sending import NoTransferError
 from refitd_client.transport.ipc import exporter, shared
 from refitd_client.transport.ipc.exported_memory import LayoutCache
@@ -28,15 +28,17 @@ from refitd_client.transport.shards.sending import ShardSender
 class RankLender:
     """The shards of one rank, lent to engines on its host. Nothing is begun before the first hand-over."""
 
-    def __init__(self, folder: Path, rank: int, copies: ShardSender) -> None:
+    def __init__(self, folder: Path, rank: int, copies: ShardSender, *, check_finite: bool) -> None:
         """Remember where.
 
         Args:
             folder: the run's, as this rank sees it.
             rank: this one's number.
             copies: has memory for what is copied.
+            check_finite: whether NaN and infinity count.
         """
         self._folder, self._rank, self._copies = folder, rank, copies
+        self._check_finite, self._scanner = check_finite, PartScanner(check_finite=check_finite)
         self._layouts = LayoutCache()
         self._lock = ""
         self._parts: tuple[RankTask, list[SentPart]] | None = None
@@ -49,8 +51,6 @@ class RankLender:
         claims: Sequence[Claim],
         holdings: Mapping[str, Holding],
         known: int,
-        *,
-        check_finite: bool,
     ) -> LentReply:
         """Scan the parts of a task, and say where they lie.
 
@@ -59,7 +59,6 @@ class RankLender:
             claims: what it holds.
             holdings: its tensors.
             known: the number of the places that rank 0 has.
-            check_finite: whether NaN and infinity count.
 
         Raises:
             DriverError, NotSharedError, NoTransferError: other processes cannot read the memory.
@@ -69,7 +68,7 @@ class RankLender:
             self._parts = task, sent_parts(task.parts, claims)[0]
         parts = self._parts[1]
         flats = self._lying(task, parts, holdings)
-        rules = [rule_of(each.entry.dtype) if check_finite else NO_RULE for each in parts]
+        rules = [rule_of(each.entry.dtype) if self._check_finite else NO_RULE for each in parts]
         layout = self._layouts.prepare({str(number): flat for number, flat in enumerate(flats)}, rules).layout
         if self._told is None or self._told[0] is not task or self._told[1] is not layout:
             self._told, self._number = (task, layout), self._number + 1
@@ -81,8 +80,11 @@ class RankLender:
             )
         if self._rank != 0 and not self._lock:
             self._lock = exporter.begin_rank(self._folder)
+        scans: dict[str, tuple[int, int]] = {}
+        addresses = [int(flat.data_ptr()) for flat in flats]
+        add_scans(scans, parts, self._scanner.scan(parts, addresses, device_of(holdings)))
         return LentReply(
-            scans=_scans(parts, flats, check_finite=check_finite),
+            scans=scans,
             number=self._number,
             places=places,
             lock=self._lock,
@@ -141,17 +143,3 @@ def _in_place(holding: Holding, part: SentPart) -> Any:
     if mine is None or (mine.device.type != "cuda" and shared.path_at(int(mine.data_ptr())) is None):
         return None
     return mine
-
-
-def _scans(parts: Sequence[SentPart], flats: Sequence[Any], *, check_finite: bool) -> dict[str, tuple[int, int]]:
-    """What the parts add to each tensor's fingerprint, and how many of their elements are not finite, by name. Waits
-    for what was copied.
-    """
-    import torch
-
-    inputs = [part_input(each, flat, check_finite=check_finite) for each, flat in zip(parts, flats, strict=True)]
-    found: dict[str, tuple[int, int]] = {}
-    add_scans(found, parts, part_scans(inputs))
-    for device in {flat.device for flat in flats if flat.is_cuda}:
-        torch.cuda.synchronize(device)
-    return found

@@ -6,13 +6,13 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from refitd_client.fingerprint.parts import part_scans
 from refitd_client.sharded.holdings import Holding
 from refitd_client.sharded.layout import Claim
+from refitd_client.sharded.part_scanner import PartScanner
 from refitd_client.sharded.parts import SentPart, held_by_name, sent_parts
 from refitd_client.sharded.rank_group import RankTask, SendOrder, SentReply, StagedReply
 from refitd_client.sharded.rank_lender import RankLender, device_of
-from refitd_client.sharded.reading import add_scans, each_part, flat_box, part_input
+from refitd_client.sharded.reading import add_scans, each_part, flat_box
 from refitd_client.transport.group.child import TransferSent
 from refitd_client.transport.group.sending import Destination, NoTransferError, Sending
 from refitd_client.transport.ipc.offer import GroupTransfer
@@ -23,11 +23,18 @@ from refitd_client.transport.shards.sending import ShardSender
 class RankSender:
     """The shards of one rank on their way. Nothing is begun before the first transfer."""
 
-    def __init__(self, folder: Path, rank: int) -> None:
-        """`folder` is the run's, as this rank sees it."""
+    def __init__(self, folder: Path, rank: int, *, check_finite: bool) -> None:
+        """Begin nothing.
+
+        Args:
+            folder: the run's, as this rank sees it.
+            rank: this one's number.
+            check_finite: whether NaN and infinity count.
+        """
         name = hashlib.sha256(f"{folder}\0{rank}".encode()).hexdigest()[:16]
         self.rank, self.process = rank, ShardSender(f"shards-{name}")
-        self.lender = RankLender(folder, rank, self.process)
+        self.lender = RankLender(folder, rank, self.process, check_finite=check_finite)
+        self._scanner = PartScanner(check_finite=check_finite)
         self._under_way: Sending | None = None
         self._needed: dict[str, PartialNeeds | None] = {}
         self._known: tuple[RankTask, list[SentPart], int] | None = None
@@ -38,8 +45,6 @@ class RankSender:
         claims: Sequence[Claim],
         holdings: Mapping[str, Holding],
         partial: Mapping[str, PartialNeeds | None],
-        *,
-        check_finite: bool,
     ) -> StagedReply:
         """Copy the parts in their published dtypes, and find what they add to the tensors' fingerprints.
 
@@ -48,7 +53,6 @@ class RankSender:
             claims: what it holds.
             holdings: its tensors.
             partial: what engine ranks need of tensors that they need in part, as in `StageOrder`.
-            check_finite: whether NaN and infinity count.
         """
         parts, nbytes = self._parts_of(task, claims)
         import torch
@@ -64,13 +68,11 @@ class RankSender:
             there.copy_(box[sent.part.begin : sent.part.end])
 
         each_part(holdings, mine, copy, names=sorted(task.locations))
-        inputs = [
-            part_input(each, memory[each.at : each.at + each.nbytes], check_finite=check_finite) for each in parts
-        ]
         if memory.is_cuda:  # another process reads the copies
             torch.cuda.synchronize(memory.device)
         found = StagedReply()
-        add_scans(found.scans, parts, part_scans(inputs))
+        addresses = [memory.data_ptr() + each.at for each in parts]
+        add_scans(found.scans, parts, self._scanner.scan(parts, addresses, memory.device))
         if partial:
             found.slices.update(self._slices(parts, partial))
         return found

@@ -26,6 +26,7 @@ from refitd_client.files.plain_file import open_folder
 from refitd_client.lanes import Lanes
 from refitd_client.sharded.holdings import Holding
 from refitd_client.sharded.layout import Claim
+from refitd_client.sharded.part_scanner import PartScanner
 from refitd_client.sharded.rank_group import RankTask
 from refitd_client.sharded.reading import each_part, not_finite_here, published
 from refitd_client.sharded.slot_gpu import SlotGpu, gpu_of
@@ -42,15 +43,30 @@ _COPIES = 32  # of small parts, that are begun without a mark between them
 class SlotCopier:
     """What a rank keeps from one version in a slot to the next: the files' mappings, and the plan of its copies."""
 
-    def __init__(self, rank: int, ranks: int, threads: int) -> None:
-        """`threads` are this rank's share of the processors."""
+    def __init__(self, rank: int, ranks: int, threads: int, *, check_finite: bool) -> None:
+        """Map nothing yet.
+
+        Args:
+            rank: this rank's number.
+            ranks: how many there are.
+            threads: this rank's share of the processors.
+            check_finite: whether NaN and infinity are refused.
+        """
         self._rank, self._ranks, self._threads = rank, ranks, threads
         self._mappings = Mappings()
         self._plan: SlotPlan | None = None
+        self._scanner = PartScanner(check_finite=check_finite)
+        self._check_finite = check_finite
         self._share: SlotShare | None = None
 
     def copy(
-        self, folder: Path, task: RankTask, claims: Sequence[Claim], holdings: Mapping[str, Holding], **checks: bool
+        self,
+        folder: Path,
+        task: RankTask,
+        claims: Sequence[Claim],
+        holdings: Mapping[str, Holding],
+        *,
+        fingerprinted: bool,
     ) -> Scans:
         """Copy this rank's parts, and begin to digest its blocks. The tensors may change when it returns.
 
@@ -59,7 +75,7 @@ class SlotCopier:
             task: what this rank writes.
             claims: what it holds.
             holdings: its tensors, all on one GPU.
-            checks: see `SlotShare.copy`.
+            fingerprinted: whether fingerprints are wanted.
 
         Returns:
             What this rank's parts add to each tensor's fingerprint, and 0, by name.
@@ -75,7 +91,9 @@ class SlotCopier:
         if self._plan is None or not self._plan.is_of(task, claims, share.sizes):
             self._plan = made_plan(task, claims, share.sizes, holdings)
         share.digest(self._rank, self._ranks, max(1, self._threads - 2))
-        return share.copy(self._plan, holdings, self._rank, **checks)
+        scans = Scans(is_wanted=self._check_finite or fingerprinted, check_finite=self._check_finite)
+        share.copy(self._plan, holdings, self._rank, scans, self._scanner)
+        return scans
 
     def digests(self) -> list[bytes]:
         """The digests of this rank's blocks. All ranks have copied everything.
@@ -162,19 +180,16 @@ class SlotShare:
         watching.close()
 
     def copy(
-        self, plan: SlotPlan, holdings: Mapping[str, Holding], rank: int, *, check_finite: bool, fingerprinted: bool
-    ) -> Scans:
+        self, plan: SlotPlan, holdings: Mapping[str, Holding], rank: int, scans: Scans, scanner: PartScanner
+    ) -> None:
         """Copy everything.
 
         Args:
             plan: what is copied.
             holdings: this rank's tensors.
             rank: this rank's number.
-            check_finite: whether NaN and infinity are refused.
-            fingerprinted: whether fingerprints are wanted.
-
-        Returns:
-            As `SlotCopier.copy`.
+            scans: gets what is found in it.
+            scanner: scans what lies as it is published.
 
         Raises:
             InvalidWeightsError: a part holds values that are not finite.
@@ -182,18 +197,16 @@ class SlotShare:
         progress = WriterProgress(self._progress, self._names, rank)
         for name, begin in zip(self._names, plan.first, strict=True):
             progress.reached(name, begin)
-        scans = Scans(is_wanted=check_finite or fingerprinted, check_finite=check_finite)
         with SlotGpu(gpu_of(holdings)) as gpu:
             telling, scanning = self._begun(1), self._begun(1)
-            scanning.add(lambda _: _scan(gpu, plan, holdings, scans))
+            scanning.add(lambda _: _scan(gpu, plan, holdings, scans, scanner))
             scanning.close()
             self._copy(gpu, plan, holdings, _Telling(gpu, telling, progress), scans)
             scanning.join()
             telling.join()
         for name, (_, bad) in scans.found.items():
-            if bad and check_finite:
+            if bad and scans.check_finite:
                 raise not_finite_here(name, bad)
-        return scans
 
     def _copy(
         self, gpu: SlotGpu, plan: SlotPlan, holdings: Mapping[str, Holding], told: "_Telling", scans: Scans
@@ -264,11 +277,11 @@ def _tell(arrived: Callable[[], None], progress: WriterProgress, name: str, reac
         progress.reached(name, reached)
 
 
-def _scan(gpu: SlotGpu, plan: SlotPlan, holdings: Mapping[str, Holding], scans: Scans) -> None:
+def _scan(gpu: SlotGpu, plan: SlotPlan, holdings: Mapping[str, Holding], scans: Scans, scanner: PartScanner) -> None:
     """Scan what lies as it is published, and what is cast."""
     if not scans.is_wanted:
         return
     with gpu.scanning():
-        scans.add_lying(plan)
+        scans.add_lying(plan, scanner)
         for group in plan.cast_groups(holdings):
             scans.add(group, [published(holdings[each.entry.name], None, each) for each in group])

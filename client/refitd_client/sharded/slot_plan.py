@@ -3,26 +3,19 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
 from operator import is_
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from refitd_client.checkpoint.finite import NO_RULE, Rule, rule_of
-from refitd_client.fingerprint import Scan, width_of
-from refitd_client.fingerprint.host import MASK
 from refitd_client.fingerprint.parts import PartInput, part_scans
-from refitd_client.fingerprint.tensors import has_triton
 from refitd_client.sharded.holdings import Holding
 from refitd_client.sharded.layout import Claim
+from refitd_client.sharded.part_scanner import PartScanner
 from refitd_client.sharded.parts import SentPart, sent_parts
 from refitd_client.sharded.rank_group import RankTask
 from refitd_client.sharded.reading import add_scans, lying, part_input
 from refitd_client.sharded.slot_gpu import gpu_of
 from refitd_client.sharded.slot_pieces import SlotPart, in_order_of_files, slot_parts
-
-if TYPE_CHECKING:
-    from refitd_client.fingerprint.strips import StripScan
 
 _MADE_BYTES = 2**28  # of casts that are there at a time to be scanned
 
@@ -44,7 +37,6 @@ class SlotPlan:
     made_names: Sequence[str]
     first: Sequence[int]
     device: Any
-    _kept: list["StripScan"] = field(default_factory=list["StripScan"])
 
     def is_of(self, task: RankTask, claims: Sequence[Claim], sizes: Sequence[int]) -> bool:
         """Whether it holds for these: claims are the very same objects where no tensor has another place."""
@@ -64,47 +56,15 @@ class SlotPlan:
         if group:
             yield group
 
-    def scan(self, *, check_finite: bool) -> list[Scan]:
-        """Scan the parts that lie as they are published, along the current stream. `check_finite` is always the same.
-
-        On a GPU by a list of their addresses that is kept: to list them takes longer than to read them.
-        """
-        strips = self._strips(check_finite)
-        if strips is None:
-            return part_scans([self._input(*each, check_finite=check_finite) for each in self.lying])
-        rest = iter(strips.begin()())
-        found: list[Scan] = []
-        for part in self.sent:
-            some = list(islice(rest, len(part.strips)))
-            prints = sum(each.fingerprint for each in some) & MASK
-            found.append(Scan(prints, sum(each.nonfinite for each in some)))
-        return found
-
-    def _strips(self, check_finite: bool) -> "StripScan | None":
-        if self._kept or not self.lying or self.device.type == "cpu" or not has_triton():
-            return self._kept[0] if self._kept else None
-        from refitd_client.fingerprint.strips import MemoryStrip, StripScan
-
-        strips: list[MemoryStrip] = []
-        for part, address in self.lying:
-            width, at = width_of(part.sent.entry.dtype), address
-            for rows in part.sent.rows(width):
-                strips.append(MemoryStrip(at, width, rows, rows.width, 1, _rule(part.sent, check_finite)))
-                at += rows.count * width
-        self._kept.append(StripScan(strips, self.device))
-        return self._kept[0]
-
-    def _input(self, part: SlotPart, address: int, *, check_finite: bool) -> PartInput:
-        from refitd_client.fingerprint.rows import bits_at
-
-        width = width_of(part.sent.entry.dtype)
-        bits = bits_at(address, part.sent.nbytes // width, width, self.device)
-        return PartInput(bits, part.sent.rows(width), _rule(part.sent, check_finite))
-
     @cached_property
     def sent(self) -> list[SentPart]:
         """The parts that lie as they are published."""
         return [part.sent for part, _ in self.lying]
+
+    @cached_property
+    def addresses(self) -> list[int]:
+        """Where they lie."""
+        return [address for _, address in self.lying]
 
 
 @dataclass
@@ -125,9 +85,9 @@ class Scans:
             [part_input(each, flat, check_finite=self.check_finite) for each, flat in zip(parts, flats, strict=True)],
         )
 
-    def add_lying(self, plan: SlotPlan) -> None:
+    def add_lying(self, plan: SlotPlan, scanner: PartScanner) -> None:
         """Scan the parts of a plan that lie as they are published."""
-        found = plan.scan(check_finite=self.check_finite)
+        found = scanner.scan(plan.sent, plan.addresses, plan.device)
         with self._turn:
             add_scans(self.found, plan.sent, found)
 
@@ -135,10 +95,6 @@ class Scans:
         scans = part_scans(inputs)
         with self._turn:
             add_scans(self.found, parts, scans)
-
-
-def _rule(part: SentPart, check_finite: bool) -> Rule:
-    return rule_of(part.entry.dtype) if check_finite else NO_RULE
 
 
 def made_plan(

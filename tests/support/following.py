@@ -28,6 +28,7 @@ from refitd_client.validation.examine import structure
 from refitd_plugin.source import SourceRefusedError, VersionSource, mapped, place_of
 from support.host_gpu import HostGpu
 from support.mini_sglang import TinyModel, Weights, tiny_weights
+from support.plugin_threads import ending_plugin_threads
 from support.slot_trainer import NoRenames
 from support.tiny_rank import Rank
 
@@ -41,7 +42,8 @@ def root_in_memory() -> Generator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="refitd-look-", dir="/dev/shm"))
     (folder / "root" / ".refitd").mkdir(parents=True)
     try:
-        yield folder / "root"
+        with ending_plugin_threads():
+            yield folder / "root"
     finally:
         shutil.rmtree(folder)
 

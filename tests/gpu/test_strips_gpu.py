@@ -121,8 +121,8 @@ def test_work_along_the_stream_comes_before() -> None:
     with torch.cuda.stream(stream):
         torch.cuda._sleep(50_000_000)
         view.fill_(77)
-        end = scan.begin()
-    assert end() == part_scans([PartInput(torch.full((4096 * 512,), 77, dtype=torch.int16), [where])])
+        found = scan.begin()()  # waits for this stream
+    assert found == part_scans([PartInput(torch.full((4096 * 512,), 77, dtype=torch.int16), [where])])
 
 
 def test_rates() -> None:

@@ -98,8 +98,9 @@ class StripScan:
         torch.cuda.current_stream(device).synchronize()
 
     def begin(self) -> Callable[[], list[Scan]]:
-        """Begin along the current stream, without memory that was not there before. What is returned waits for the GPU,
-        and gives what each slice adds, and how many of its elements are not finite. Call it before the next `begin`.
+        """Begin along the current stream, without memory that was not there before. What is returned waits for that
+        stream, where it still is the current one, and gives what each slice adds, and how many of its elements are not
+        finite. Call it before the next `begin`.
         """
         from refitd_client.fingerprint import kernel
 

@@ -10,6 +10,7 @@ import os
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from refitd.engine.address import Address, literal
 from refitd_client.http.tls import why_refused
@@ -17,7 +18,8 @@ from refitd_client.http.tls import why_refused
 Guard = Callable[[str, Address | None], str | None]
 """Why a host may not be called at one of its addresses, None where it may."""
 Resolve = Callable[[str], Awaitable[list[Address]]]
-Connect = Callable[[Address], Awaitable[asyncio.Transport]]
+ConnectedT = TypeVar("ConnectedT")
+Connect = Callable[[Address], Awaitable[ConnectedT]]
 """Connects to one address; raises `OSError`."""
 
 
@@ -57,7 +59,7 @@ class NotConnectedError(Exception):
         return self.numbers == frozenset({errno.ECONNREFUSED})
 
 
-async def dial(host: str, guard: Guard | None, connect: Connect, resolve: Resolve = resolve) -> asyncio.Transport:
+async def dial(host: str, guard: Guard | None, connect: Connect[ConnectedT], resolve: Resolve = resolve) -> ConnectedT:
     """Connect to the first address of a host that the guard lets pass and that answers. Deadlines are the caller's.
 
     Args:

@@ -1,16 +1,17 @@
 """One request and its answer over a connection of its own, by HTTP/1.1.
 
 A service with many engines does little else than call them. httpcore's connection, its streams and their locks take
-more than half of what a call costs, so bytes go from asyncio's transport straight to h11, the parser that httpcore
-has. No connection is used twice, no answer is decompressed, and no redirect is followed.
+more than half of what a call costs, so bytes go from the line straight to h11, the parser that httpcore has. No
+connection is used twice, no answer is decompressed, and no redirect is followed.
 """
 
-import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import h11
+
+Receive = Callable[[], Awaitable[bytes]]
+"""Waits for what comes next over a connection; nothing at its end."""
 
 _MAX_HEAD_BYTES = 2**16
 
@@ -46,8 +47,12 @@ class HttpAnswer:
     body: bytes
 
 
-class Exchange(asyncio.Protocol):
-    """Sends a request as soon as there is a connection, and reads the answer."""
+class Exchange:
+    """A request's bytes, and what the bytes that come back say.
+
+    Attributes:
+        request: what to send.
+    """
 
     def __init__(self, request: Request, limit: int) -> None:
         """Make the request's bytes.
@@ -61,8 +66,7 @@ class Exchange(asyncio.Protocol):
         """
         self._limit = limit
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD_BYTES)
-        self._bytes = self._encoded(request)
-        self._answer: asyncio.Future[HttpAnswer] = asyncio.get_running_loop().create_future()
+        self.request = self._encoded(request)
         self._head: h11.Response | None = None
         self._body = bytearray()
 
@@ -77,59 +81,38 @@ class Exchange(asyncio.Protocol):
         except (h11.LocalProtocolError, UnicodeEncodeError):
             raise UnsendableError("its path or its key holds what no request may hold") from None
 
-    async def answer(self) -> HttpAnswer:
-        """Wait for the answer.
+    async def answer(self, receive: Receive) -> HttpAnswer:
+        """Read the answer. The request has been sent.
 
         Raises:
             NotHttpError, TooLargeError: what came is no whole answer, or too much.
             OSError: the connection broke off.
         """
-        return await self._answer
+        while True:
+            data = await receive()
+            if (answer := self._read(data)) is not None:
+                return answer
+            if not data:
+                raise NotHttpError("it closed the connection before its answer was whole")
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio."""
-        cast("asyncio.WriteTransport", transport).write(self._bytes)
-
-    def data_received(self, data: bytes) -> None:
-        """See asyncio."""
-        self._read(data)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio. An answer without a length ends here; any other one has broken off."""
-        if exc is None:
-            self._read(b"")
-        if not self._answer.done():
-            self._fail(exc or NotHttpError("it closed the connection before its answer was whole"))
-
-    def _read(self, data: bytes) -> None:
-        if self._answer.done():
-            return
+    def _read(self, data: bytes) -> HttpAnswer | None:
+        """Take in what has come, nothing at its end: an answer without a length ends there. None: there is more."""
         try:
             self._http.receive_data(data)
-            while not self._answer.done():
-                event = self._http.next_event()
-                if event is h11.NEED_DATA or event is h11.PAUSED or isinstance(event, h11.ConnectionClosed):
-                    return
-                self._take(cast("h11.Event", event))
+            while True:
+                match self._http.next_event():
+                    case h11.Response() as head:
+                        self._head = head
+                    case h11.Data(data=part):
+                        self._body += part
+                        if len(self._body) > self._limit:
+                            raise TooLargeError
+                    case h11.EndOfMessage() if self._head is not None:
+                        headers = dict(reversed(list(self._head.headers)))
+                        return HttpAnswer(self._head.status_code, headers, bytes(self._body))
+                    case h11.InformationalResponse():
+                        pass  # it announces another one
+                    case _:
+                        return None
         except h11.RemoteProtocolError as error:
-            self._fail(NotHttpError(str(error)))
-        except TooLargeError as error:
-            self._fail(error)
-
-    def _take(self, event: h11.Event) -> None:
-        match event:
-            case h11.Response():
-                self._head = event
-            case h11.Data(data=data):
-                self._body += data
-                if len(self._body) > self._limit:
-                    raise TooLargeError
-            case h11.EndOfMessage() if self._head is not None:
-                headers = dict(reversed(list(self._head.headers)))
-                self._answer.set_result(HttpAnswer(self._head.status_code, headers, bytes(self._body)))
-            case _:  # a status below 200, which announces another one
-                pass
-
-    def _fail(self, error: Exception) -> None:
-        self._answer.set_exception(error)
-        self._answer.exception()  # it is an error for the task that waits for the answer, and for no other
+            raise NotHttpError(str(error)) from error

@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 import httpx
 import msgspec
 
-from refitd.engine.address import Address
-from refitd.engine.dialing import Guard, NotConnectedError, dial
+from refitd.engine.dialing import Connect, Guard, NotConnectedError, dial
 from refitd.engine.exchange import Exchange, HttpAnswer, Request, TooLargeError, UnsendableError
+from refitd.engine.lines import Line, plain_line, tls_line
 from refitd.turns import my_turn
 from refitd_client.http.tls import in_use
 
@@ -221,18 +221,20 @@ class Transport:
         headers = (*self._headers, *(await key.headers()).items())
         content = None if body is None else msgspec.json.encode(body)
         talk = Exchange(Request(method, self._prefix + path.encode(), headers, content), MAX_BODY_BYTES)
-        tls = await asyncio.to_thread(in_use().context) if self._is_tls else None
-        name = None if tls is None else self._host
-
-        async def connect(address: Address) -> asyncio.Transport:
-            loop, at = asyncio.get_running_loop(), str(address)
-            return (await loop.create_connection(lambda: talk, at, self._port, ssl=tls, server_hostname=name))[0]
-
-        transport = await dial(self._host, self._guard, connect)
+        line = await dial(self._host, self._guard, await self._way())
         try:
-            return _reply(await talk.answer(), _address(transport))
+            ends = line.ends()
+            await line.send(talk.request)
+            return _reply(await talk.answer(line.receive), _address(*ends))
         finally:
-            transport.abort()  # does not wait for the other side
+            line.close()
+
+    async def _way(self) -> Connect[Line]:
+        """How to connect to an address of the server."""
+        if not self._is_tls:
+            return lambda address: plain_line(address, self._port)
+        context = await asyncio.to_thread(in_use().context)
+        return lambda address: tls_line(address, self._port, context, self._host)
 
 
 def _reply(answer: HttpAnswer, address: str) -> Reply:
@@ -250,17 +252,15 @@ def _reply(answer: HttpAnswer, address: str) -> Reply:
     )
 
 
-def _address(transport: asyncio.Transport) -> str:
+def _address(there: Any, here: Any) -> str:
     """Host and port of the server. All addresses of this host are the same server, so they count as one.
 
-    Raises:
-        OSError: the connection was closed again before its ends were known.
+    Args:
+        there: the socket address of the server.
+        here: that of this side.
     """
-    if (peer := transport.get_extra_info("peername")) is None:
-        raise OSError("it closed the connection at once")
-    host, port = peer[:2]
-    own = transport.get_extra_info("sockname")[0]
-    return f"{'localhost' if host == own or _is_loopback(host) else host}:{port}"
+    host, port = there[:2]
+    return f"{'localhost' if host == here[0] or _is_loopback(host) else host}:{port}"
 
 
 @lru_cache(maxsize=4096)

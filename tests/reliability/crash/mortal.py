@@ -20,7 +20,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from refitd.engine.exchange import Exchange, HttpAnswer
+from refitd.engine.exchange import Exchange, HttpAnswer, Receive
 from refitd.engine.http import Reply, Transport
 from refitd.engine.plugin import channels
 from refitd.state.journal.journal import Journal
@@ -99,11 +99,11 @@ class Life:
         channels.ask = counted_ask
         answer = Exchange.answer
 
-        async def awaited(talk: Exchange) -> HttpAnswer:
+        async def awaited(talk: Exchange, receive: Receive) -> HttpAnswer:
             name, _ = _UNHEARD.get(), _UNHEARD.set(None)
             if name is not None:  # what waits for the answer has sent all that there was to send
                 self.effect(name)
-            return await answer(talk)
+            return await answer(talk, receive)
 
         Exchange.answer = awaited
 

@@ -1,8 +1,10 @@
 """One answer over one connection: what is whole is read, what is not whole or not HTTP is an error, never a guess."""
 
 import asyncio
+import gc
 import socket
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 
 import pytest
@@ -11,7 +13,9 @@ from hypothesis import strategies as st
 
 from refitd.engine.exchange import Exchange, HttpAnswer, NotHttpError, Request, TooLargeError
 from refitd.engine.http import CallFailure, NoReply, Reply, Transport
+from refitd.engine.lines import PlainLine
 from support.fuzz import FUZZ
+from support.scripted_server import answer, serve
 
 LIMIT = 1000
 REQUEST = Request("GET", b"/", [("Host", "engine")])
@@ -24,21 +28,19 @@ UNTIL_THE_END = b"HTTP/1.0 200\r\n\r\n" + BODY
 AFTER_ANOTHER = b"HTTP/1.1 103 Early Hints\r\n\r\n" + WITH_LENGTH
 
 
-class _Silent(asyncio.Transport):
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        pass
+async def read(parts: Sequence[bytes], *, end: bytes | Exception | None = b"") -> HttpAnswer:
+    """What an exchange makes of an answer that arrives in parts, and of the end: None where it has to come before."""
+    left = [*parts]
 
+    async def receive() -> bytes:
+        if left:
+            return left.pop(0)
+        if isinstance(end, Exception):
+            raise end
+        assert end is not None, "it waits for more"
+        return end
 
-async def read(parts: Sequence[bytes], *, ends: bool = True) -> HttpAnswer:
-    """What an exchange makes of an answer that arrives in parts."""
-    talk = Exchange(REQUEST, LIMIT)
-    talk.connection_made(_Silent())
-    for part in parts:
-        talk.data_received(part)
-    if ends:
-        talk.connection_lost(None)
-    async with asyncio.timeout(5):
-        return await talk.answer()
+    return await Exchange(REQUEST, LIMIT).answer(receive)
 
 
 @FUZZ
@@ -54,7 +56,7 @@ def test_an_answer_is_the_same_however_it_is_cut_into_packets(cuts: list[int], w
 
 async def test_an_answer_whose_length_is_known_does_not_wait_for_the_connection_to_end() -> None:
     for whole in (WITH_LENGTH, IN_CHUNKS, b"HTTP/1.1 204 No Content\r\n\r\n"):
-        await read([whole], ends=False)
+        await read([whole], end=None)
 
 
 @pytest.mark.parametrize("answer", [WITH_LENGTH, IN_CHUNKS, AFTER_ANOTHER])
@@ -65,12 +67,8 @@ async def test_an_answer_that_breaks_off_is_no_answer(answer: bytes) -> None:
 
 
 async def test_a_connection_that_is_reset_is_no_answer_even_where_its_end_would_have_been_one() -> None:
-    talk = Exchange(REQUEST, LIMIT)
-    talk.connection_made(_Silent())
-    talk.data_received(UNTIL_THE_END)
-    talk.connection_lost(ConnectionResetError())
     with pytest.raises(ConnectionResetError):
-        await talk.answer()
+        await read([UNTIL_THE_END], end=ConnectionResetError())
 
 
 @pytest.mark.parametrize(
@@ -92,7 +90,7 @@ async def test_a_connection_that_is_reset_is_no_answer_even_where_its_end_would_
 )
 async def test_what_is_no_http_is_refused(answer: bytes) -> None:
     with pytest.raises(NotHttpError):
-        await read([answer], ends=False)
+        await read([answer], end=None)
 
 
 @pytest.mark.parametrize("head", [b"Content-Length: 1001", b"Transfer-Encoding: chunked", b"Connection: close"])
@@ -101,7 +99,7 @@ async def test_no_answer_takes_more_memory_than_it_may(head: bytes) -> None:
     if b"chunked" in head:
         body = b"3E9\r\n" + body
     with pytest.raises(TooLargeError):
-        await read([b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\n" + body], ends=False)
+        await read([b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\n" + body], end=None)
 
 
 async def test_a_connection_carries_one_request_and_is_closed_in_any_case() -> None:
@@ -131,6 +129,30 @@ async def test_a_connection_carries_one_request_and_is_closed_in_any_case() -> N
         asking.cancel()
         await asyncio.wait({asking})
         assert await closed.get() == b""
+
+
+async def test_a_call_leaves_nothing_to_the_garbage_collector() -> None:
+    """A rollout to a thousand engines is five thousand calls: looking for what is left of them stops everything."""
+    with serve(*[answer(200, {})] * 6) as server, _kept_garbage() as garbage:
+        transport = Transport(server.url, api_key=None, admin_key=None)
+        for _ in range(5):
+            assert isinstance(await transport.get("/model_info", 5.0), Reply)
+        gc.collect()
+        assert [each for each in garbage if isinstance(each, asyncio.Transport | Exchange | PlainLine)] == []
+
+
+@contextmanager
+def _kept_garbage() -> Generator[list[object]]:
+    """What only the garbage collector finds, which is off meanwhile."""
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        yield gc.garbage
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
 
 
 @pytest.mark.parametrize("key", ["two\r\nX-More: yes", "two\nlines", "twö\u20ac"])

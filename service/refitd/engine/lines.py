@@ -1,0 +1,125 @@
+"""A line to one server: what is sent and received over one connection, in the clear or by TLS.
+
+In the clear it is a socket that the event loop waits for. asyncio's own transports refer to themselves, so each of them
+waits for the garbage collector: after the 5,000 calls of a rollout to a thousand engines it freed 35,000 objects, which
+kept everything else waiting for 80 ms.
+"""
+
+import asyncio
+import socket
+import ssl
+from ipaddress import IPv6Address
+from typing import Any, Protocol
+
+from refitd.engine.address import Address
+
+_AT_ONCE = 2**16  # bytes
+
+
+class Line(Protocol):
+    """One connection. Errors of the network are `OSError`s."""
+
+    async def send(self, data: bytes) -> None:
+        """Send all of it."""
+        ...
+
+    async def receive(self) -> bytes:
+        """What comes next; nothing at the end."""
+        ...
+
+    def ends(self) -> tuple[Any, Any]:
+        """The socket addresses of the other side and of this one.
+
+        Raises:
+            OSError: the connection was closed again before they were known.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close it, without waiting for the other side."""
+        ...
+
+
+class PlainLine:
+    """A `Line` in the clear."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self._loop = asyncio.get_running_loop()
+
+    async def send(self, data: bytes) -> None:
+        """See `Line`."""
+        await self._loop.sock_sendall(self._socket, data)
+
+    async def receive(self) -> bytes:
+        """See `Line`."""
+        return await self._loop.sock_recv(self._socket, _AT_ONCE)
+
+    def ends(self) -> tuple[Any, Any]:
+        """See `Line`."""
+        return self._socket.getpeername(), self._socket.getsockname()
+
+    def close(self) -> None:
+        """See `Line`."""
+        self._socket.close()
+
+
+class TlsLine:
+    """A `Line` by TLS."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def send(self, data: bytes) -> None:
+        """See `Line`."""
+        self._writer.write(data)
+        await self._writer.drain()
+
+    async def receive(self) -> bytes:
+        """See `Line`."""
+        return await self._reader.read(_AT_ONCE)
+
+    def ends(self) -> tuple[Any, Any]:
+        """See `Line`."""
+        there = self._writer.get_extra_info("peername")
+        if there is None:
+            raise OSError("it closed the connection at once")
+        return there, self._writer.get_extra_info("sockname")
+
+    def close(self) -> None:
+        """See `Line`."""
+        self._writer.transport.abort()
+
+
+async def plain_line(address: Address, port: int) -> Line:
+    """Connect in the clear.
+
+    Raises:
+        OSError: there is no connection.
+    """
+    family = socket.AF_INET6 if isinstance(address, IPv6Address) else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setblocking(False)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await asyncio.get_running_loop().sock_connect(made, (str(address), port))
+    except BaseException:
+        made.close()
+        raise
+    return PlainLine(made)
+
+
+async def tls_line(address: Address, port: int, context: ssl.SSLContext, name: str) -> Line:
+    """Connect by TLS.
+
+    Args:
+        address: of the server.
+        port: of the server.
+        context: what its certificate is held against.
+        name: that its certificate has to have.
+
+    Raises:
+        OSError: there is no connection, or no trust.
+    """
+    return TlsLine(*await asyncio.open_connection(str(address), port, ssl=context, server_hostname=name))

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from hypothesis import given
+from hypothesis import strategies as st
 
 from refitd.clock import SystemClock
 from refitd.rollout.targets import Targets
@@ -20,9 +22,12 @@ from refitd.state.journal import reads, writes
 from refitd.state.journal.copies import keep_copy
 from refitd.state.journal.database import JournalDatabase
 from refitd.state.journal.journal import Journal, JournalError
+from refitd.state.journal.schema import metadata
 from refitd.state.journal.sqlite_file import JOURNAL_NAME, SqliteFile
+from refitd.state.records import AttemptRecord
 from refitd.state.store import Store
 from refitd_client.contract.states import DeliveryState, EngineState, VersionState
+from support.fuzz import FUZZ
 from support.records import engine, version
 
 Place = Callable[[], Path | JournalDatabase]  # of a journal, in a file and in PostgreSQL
@@ -285,4 +290,32 @@ async def test_what_is_written_to_one_table_stays_in_order_where_a_batch_is_few_
     assert found == {str(number): None for number in range(20) if number != 5} | {"3": "v2", "4": "v1"}
     statements = list(writes.in_few_statements(batch, name))
     assert len(statements) == 6  # five of engines, whose order matters, and one of versions
-    assert sum(len(values) for _, values in statements) == len(batch)
+    parameters = [values for _, values in statements]
+    assert sum(map(len, parameters)) == (6 if name == "sqlite" else len(batch))  # SQLite gets many rows as one text
+
+
+@FUZZ
+@given(texts=st.lists(st.text(), min_size=2, max_size=8))
+def test_rows_that_are_written_together_are_those_that_would_be_written_one_by_one(texts: list[str]) -> None:
+    """Whatever is in them: what an engine says of itself is in its record, and in the configuration that it has."""
+    batch = [writes.put_engine(engine(text, reason=text)) for text in texts]
+    batch += [writes.put_attempt(_attempt(text, None if number % 2 else text)) for number, text in enumerate(texts)]
+    found = list[list[object]]()
+    for together in (True, False):
+        database = sa.create_engine("sqlite://")
+        with database.begin() as connection:
+            metadata.create_all(connection)
+            if together:
+                for statement, values in writes.in_few_statements(batch, "sqlite"):
+                    connection.execute(statement, values)
+            else:
+                for write in batch:
+                    write.carry_out(connection)
+            asked = ("SELECT rowid, *, typeof(record) FROM engines", "SELECT rowid, *, typeof(record) FROM attempts")
+            found.append([[*map(tuple, connection.exec_driver_sql(each))] for each in asked])
+        database.dispose()
+    assert found[0] == found[1]
+
+
+def _attempt(text: str, outcome: str | None) -> AttemptRecord:
+    return AttemptRecord(id=text, engine=text, version=text, kind=None, started_at="now", outcome=outcome, epoch=0)

@@ -292,8 +292,9 @@ class Store:
 
     def record_fingerprint(self, version: str, configuration: str, fingerprint: str) -> None:
         """Remember the fingerprint that a clean load of a version gave on a configuration. The first one stays."""
-        self._fingerprints.setdefault((version, configuration), fingerprint)
-        self.journal.append(writes.put_fingerprint(version, configuration, fingerprint))
+        if (version, configuration) not in self._fingerprints:  # each of a thousand engines gives the same
+            self._fingerprints[version, configuration] = fingerprint
+            self.journal.append(writes.put_fingerprint(version, configuration, fingerprint))
 
     def start_rollout(self, run: str, version: str, cause: str) -> RolloutRecord:
         """Begin a rollout.

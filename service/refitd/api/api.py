@@ -87,6 +87,7 @@ def build_api(service: Service) -> FastAPI:
     app.state.feed = Feed(service.store)
     app.state.comparer = compare.Comparer(service)
     app.state.history = history.PastUpdates()
+    app.state.version_pages = versions.VersionPages()
     leader = service.leader
     led = None if leader is None else GroupLead(address=leader.address, since=leader.since, epoch=leader.epoch)
     app.state.fragments = Fragments()

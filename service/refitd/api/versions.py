@@ -7,19 +7,21 @@ from dataclasses import replace
 from typing import Annotated, Literal
 
 import msgspec
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from refitd.api.context import Service, ServiceOf, find_version
 from refitd.api.present import present_attempt, present_version
 from refitd.policy.served import is_proven, outcome_of
 from refitd.problem import ProblemError, Slug
 from refitd.state.journal import reads
+from refitd.state.journal.journal import Journal
 from refitd.state.version import VersionRecord
 from refitd_client.contract.decoding import from_json
 from refitd_client.contract.states import VersionState, WaitOutcome
 from refitd_client.contract.wire import Attempt, Notice, Page, Version, WaitResult
 
 MANY_ENGINES = 100
+_PAGES_KEPT = 4
 
 router = APIRouter(prefix="/v1", tags=["versions"])
 
@@ -32,9 +34,49 @@ async def announce(notice: Notice, service: ServiceOf, response: Response) -> Ve
     return presented(service, record)
 
 
+class VersionPages:
+    """The last pages of versions that were read from the journal. One is good until a version, rollout or run changes.
+
+    Those who watch ask for the same page again and again, and in a rollout to many engines a thread that reads it waits
+    for the interpreter longer than the rest of the answer takes.
+    """
+
+    def __init__(self) -> None:
+        self._pages: dict[tuple[object, ...], tuple[int, list[VersionRecord]]] = {}
+
+    async def read(
+        self,
+        journal: Journal,
+        *,
+        run: str | None,
+        state: VersionState | None,
+        before: tuple[int, int, int] | None,
+        limit: int,
+    ) -> list[VersionRecord]:
+        """Versions as `reads.read_versions` has them, with all that anyone was told before this call.
+
+        Raises:
+            JournalError: what was told is not on disk yet, or the database does not answer.
+        """
+        page, as_of = (run, state, before, limit), journal.told  # before the wait: what is told meanwhile may be missed
+        await journal.durable(told=True)
+        kept = self._pages.pop(page, None)
+        if kept is None or kept[0] != as_of:
+            found = await asyncio.to_thread(
+                journal.read,
+                lambda connection: reads.read_versions(connection, run=run, state=state, before=before, limit=limit),
+            )
+            kept = as_of, found
+        self._pages[page] = kept
+        if len(self._pages) > _PAGES_KEPT:
+            del self._pages[next(iter(self._pages))]
+        return kept[1]
+
+
 @router.get("/versions", response_model=Page[Version])
 async def list_versions(
     service: ServiceOf,
+    request: Request,
     run: str | None = None,
     state: str | None = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
@@ -53,13 +95,8 @@ async def list_versions(
     """
     wanted, before = _state(state), decode_cursor(cursor)
 
-    def query() -> list[VersionRecord]:
-        return service.store.journal.read(
-            lambda connection: reads.read_versions(connection, run=run, state=wanted, before=before, limit=limit + 1)
-        )
-
-    await service.store.journal.durable(told=True)  # so that a reader sees what it has just been told
-    found = await asyncio.to_thread(query)
+    pages: VersionPages = request.app.state.version_pages
+    found = await pages.read(service.store.journal, run=run, state=wanted, before=before, limit=limit + 1)
     more, order = None, service.store.list_order
     if len(found) > limit:
         last = found[limit - 1]

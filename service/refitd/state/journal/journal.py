@@ -82,6 +82,11 @@ class Journal:
         """Why it could not be written the last time, None where it could."""
         return None if self._failure is None else _told(self._failure)
 
+    @property
+    def told(self) -> int:
+        """A number that grows with each write that others act on (`JournalWrite.is_told`)."""
+        return self._told
+
     def append(self, *writes: JournalWrite) -> None:
         """Queue writes, in order."""
         self._queue.extend(writes)

@@ -23,10 +23,11 @@ export function span(milliseconds) {
   if (milliseconds === null || milliseconds === undefined) return "–";
   if (milliseconds < 9.95) return `${Number(milliseconds.toPrecision(2))} ms`;
   if (milliseconds < 999.5) return `${Math.round(milliseconds)} ms`;
-  const seconds = milliseconds / 1000;
-  if (seconds < 99.5) return `${Number(seconds.toPrecision(3))} s`;
-  if (seconds < 5970) return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
-  return `${Math.floor(seconds / 3600)} h ${Math.round((seconds % 3600) / 60)} min`;
+  if (milliseconds < 99500) return `${Number((milliseconds / 1000).toPrecision(3))} s`;
+  const seconds = Math.round(milliseconds / 1000);
+  if (seconds < 5970) return `${Math.floor(seconds / 60)} min ${seconds % 60} s`;
+  const minutes = Math.round(seconds / 60);
+  return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 
 /** The time of day of an RFC 3339 instant, here; with the day where that is not today. */

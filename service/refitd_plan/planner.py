@@ -29,6 +29,7 @@ from refitd_plan.restart import restart_cost
 from refitd_plan.transport import (
     BROADCASTS,
     COSTS,
+    OF_RANKS,
     Rule,
     Situation,
     WeightTransport,
@@ -119,6 +120,8 @@ def plan(
         assumptions.append(
             f"{engine} has no plugin of refitd's: the two are not together in this environment (--plugin)"
         )
+    if not now.whole and now.engine == SGLANG and not (now.lora or now.areal):
+        assumptions.append(OF_RANKS)
     if rule.transport is WeightTransport.HANDOVER:
         assumptions.append("the service goes by --strategy all: engines that go in turns get the files")
     restart = restart_cost(durable, rule.transport, None if shape is None else version_bytes(shape, job))
@@ -251,4 +254,5 @@ def _situation(
         areal=areal,
         apart=len({rank.device for rank in ranks}) == len(ranks),
         engine=wanted.engine,
+        slices=any(role.parallel.t * role.parallel.p > 1 for role in wanted.of(Role.GENERATION)),
     )

@@ -23,7 +23,9 @@ _AREALS_OWN = "AReaL broadcasts itself (weight_update_mode: xccl), and 'refitd a
 MEASURED_GB = 3.09
 MEASURED = f"{MEASURED_GB:g} GB in bf16, trainer and engine on an H200 each, refitd inside the engine"
 """What all of them were measured on."""
-_BETWEEN_GPUS = "it works where one can read the other, which 'refitd bench transports' finds out"
+_BETWEEN_GPUS = (
+    "it works where one can read the other, which 'refitd bench transports' finds out (--ranks N: from N ranks)"
+)
 _HUB = {"HF_HUB_OFFLINE": "1"}  # a path that is gone must fail, and never be looked for on the hub
 
 
@@ -35,7 +37,7 @@ class Situation:
     `devices` the number of devices in the job; `nodes` those that hold any of it; `whole`: the trainer has one rank,
     which holds every tensor whole; `plugin`: refitd is in the engines' environment; `apart`: each rank of trainer and
     engines has a GPU of its own; `areal`: the trainer is AReaL, which hands refitd the folders that it has written;
-    `engine`: the backend that generates.
+    `engine`: the backend that generates; `slices`: its ranks hold slices of tensors.
     """
 
     group: int
@@ -51,6 +53,7 @@ class Situation:
     areal: bool = False
     apart: bool = True
     engine: str = SGLANG
+    slices: bool = False
 
     @property
     def engine_name(self) -> str:
@@ -319,6 +322,13 @@ _STAGE = (
 )
 
 
+OF_RANKS = (
+    "the times are of a trainer of one process and an engine of one rank; from two ranks to a tensor-parallel engine "
+    "of two on their GPUs full versions took 159 ms, deltas 307, hand-overs 55 (docs/measurements.md). "
+    "transport='auto' takes no deltas from several ranks: say delta='auto'"
+)
+
+
 def _for_facades(transport: WeightTransport, now: Situation) -> str:
     """What 'refitd areal' needs to receive AReaL's broadcasts."""
     if transport is WeightTransport.GLOO:
@@ -338,7 +348,7 @@ def advice(transport: WeightTransport, now: Situation) -> tuple[str, ...]:
     if now.engine == VLLM:
         of_engine = (_ON_VLLM,) if now.plugin else (_ON_VLLM, *_ON_STOCK_VLLM)
     by_files = transport in {WeightTransport.DISK, WeightTransport.DISK_DELTA}
-    if by_files and now.engine == SGLANG and now.plugin and not (now.lora or now.areal):
+    if by_files and now.engine == SGLANG and now.plugin and not (now.lora or now.areal or now.slices):
         return (_STAGE,)
     if transport in BROADCASTS and carried_out(transport, now):
         return (

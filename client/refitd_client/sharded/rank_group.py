@@ -208,7 +208,8 @@ class RankGroup:
         A `timeout` that is none is taken for the usual one: the ranks need the group to hear of it.
 
         Raises:
-            PublishError: torch.distributed is not initialised, or the group cannot carry CPU tensors.
+            PublishError: torch.distributed is not initialised, a rank does not come, or the group cannot carry CPU
+                tensors.
         """
         import torch
         from torch import distributed
@@ -224,7 +225,13 @@ class RankGroup:
         self._is_own = process_group is None
         if process_group is None:
             longest = timedelta(seconds=timeout * _LEAD_PATIENCE * 2)  # each wait has its own, shorter one
-            process_group = self._distributed.new_group(backend="gloo", timeout=longest)
+            try:
+                process_group = self._distributed.new_group(backend="gloo", timeout=longest)
+            except RuntimeError as error:  # torch does not say which rank it missed
+                raise PublishError(
+                    f"not every rank opened its publisher within {longest.total_seconds():g} s: all ranks of the "
+                    f"trainer do, or those of a process_group that is passed ({reason_of(error)})"
+                ) from error
         self._group: Any = process_group
         if "cpu:" not in self._distributed.get_backend_config(self._group):
             raise PublishError(

@@ -234,10 +234,14 @@ def _tensor_faults(structure: Structure, reference: Reference, options: Options)
         allow_dtype_cast=options.allow_dtype_cast,
     )
     yield from _quantisation_faults(differences, structure.inventory, reference)
+    strangers = [each for each in differences if each.kind is Difference.EXTRA]
     for kind, (code, advice) in _ADVICE.items():
         found = [difference for difference in differences if difference.kind is kind]
         if found:
-            yield Defect(code, f"{listed(found)} (the model is {reference.source}): {advice}")
+            what_to_do = advice
+            if kind is Difference.MISSING and strangers:
+                what_to_do = _OTHER_NAMES.format(count=len(strangers), first=strangers[0].name[:100])
+            yield Defect(code, f"{listed(found)} (the model is {reference.source}): {what_to_do}")
 
 
 def _quantisation_faults(differences: list[Different], checkpoint: Inventory, reference: Reference) -> Iterator[Defect]:
@@ -279,6 +283,12 @@ _ADVICE = {
         "save in the model's dtype, or set --allow-dtype-cast (REFITD_ALLOW_DTYPE_CAST) to let engines cast",
     ),
 }
+
+
+_OTHER_NAMES = (
+    "{count} tensors that it has are none of the model's, the first of them {first}: publish under the model's names "
+    "(rename=, of a publisher). With allow_missing and allow_extra engines would stay on their old values"
+)
 
 
 def _content_faults(

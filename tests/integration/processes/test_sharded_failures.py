@@ -216,6 +216,23 @@ def test_a_rank_that_opens_a_publisher_by_arguments_that_cannot_be_is_named_on_e
     assert published.whole(tmp_path / "run") == [f"v{step:06}" for step in range(1, len(OPENED_BADLY) + 1)]
 
 
+def _never_opened(rank: int, _: int, root: Path) -> Exception | None:
+    """Rank 1 opens none, and is there until rank 0 has given up."""
+    if rank == 1:
+        while not (root / "given up").exists():
+            time.sleep(0.01)
+        return None
+    error = attempted(lambda: ShardedPublisher(root, "run", rank_timeout=0.1))
+    (root / "given up").touch()
+    return error
+
+
+def test_a_rank_that_never_opens_its_publisher_is_given_up_with_a_sentence(tmp_path: Path) -> None:
+    error, _ = run_ranks(2, tmp_path, _never_opened, tmp_path)
+    assert type(error) is PublishError
+    assert "not every rank opened its publisher within 0.8 s" in str(error)
+
+
 def _no_room(rank: int, size: int, root: Path) -> Exception | None:
     model = sharded_cases.fsdp2(rank, size)
     original = durable.write_at

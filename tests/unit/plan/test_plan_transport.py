@@ -8,7 +8,7 @@ import pytest
 
 from refitd_client import PlanRefusedError, plan
 from refitd_plan import Gpu
-from refitd_plan.transport import COSTS, RULES, STAGED, WeightTransport
+from refitd_plan.transport import COSTS, OF_RANKS, RULES, STAGED, WeightTransport
 from support.planning_page import CONFIGS
 
 ONE_GPU: dict[str, Any] = {"gpus_per_node": 1, "gpu_memory": 44.42}
@@ -201,16 +201,23 @@ def test_every_figure_of_a_cost_stands_in_the_measurements() -> None:
 
 
 def test_versions_by_files_are_staged_where_refitd_is_in_sglang() -> None:
-    """Adapters are not staged, and neither is anything that a stock engine loads."""
+    """Not adapters, nor what a stock engine loads, nor what tensor-parallel ranks have slices of."""
     staged = plan("sglang:d2|fsdp:d2", plugin=True, gpus_per_node=2).advice
     assert any("REFITD_SGLANG_STAGE=auto" in sentence for sentence in staged)
     others = (
         plan("sglang:d1|fsdp:d1", gpus_per_node=1),
         plan("sglang:d1+fsdp:d1", plugin=True, lora_rank=8, gpus_per_node=2),
         plan("sglang:d1+fsdp:d1", plugin=True, gpus_per_node=2),
+        plan("sglang:d1t2|fsdp:d2", plugin=True, gpus_per_node=2),
         plan("vllm:d1|fsdp:d1", plugin=True, gpus_per_node=1),
     )
     assert not any("STAGE" in sentence for made in others for sentence in made.advice)
+
+
+def test_a_trainer_of_several_ranks_is_told_that_the_times_are_of_one_process() -> None:
+    several, one = plan("sglang:d2|fsdp:d2", gpus_per_node=2), plan("sglang:d1|fsdp:d1", gpus_per_node=1)
+    assert OF_RANKS in several.assumptions
+    assert OF_RANKS not in one.assumptions
 
 
 def test_the_page_has_the_rules_in_their_order() -> None:

@@ -117,6 +117,16 @@ def test_a_tensor_that_the_model_does_not_have_so_is_named(name: str, tensor: Te
     assert "/base" in found.reason
 
 
+def test_a_version_under_other_names_is_not_told_to_leave_the_engines_on_their_old_values() -> None:
+    tensors = {f"policy.{name}": tensor for name, tensor in STRUCTURE.inventory.tensors.items()}
+    found = verdict(inventory=Inventory(tensors))
+    assert isinstance(found, Invalid)
+    assert found.code is Code.MISSING_TENSOR
+    assert f"{len(tensors)} tensors that it has are none of the model's, the first of them policy." in found.reason
+    assert "rename=" in found.reason
+    assert "allow_missing=True" not in found.reason
+
+
 UP, SCALES = "mlp.up_proj.weight", "mlp.up_proj.weight_scale_inv"
 PLAIN = Inventory({NORM: Tensor("BF16", (4,)), UP: Tensor("BF16", (256, 128), FILE)})
 FP8 = Inventory(

@@ -7,7 +7,8 @@ from operator import is_
 from threading import Lock
 from typing import Any
 
-from refitd_client.fingerprint.parts import PartInput, part_scans
+from refitd_client.fingerprint import Scan
+from refitd_client.fingerprint.parts import part_scans
 from refitd_client.sharded.holdings import Holding
 from refitd_client.sharded.layout import Claim
 from refitd_client.sharded.part_scanner import PartScanner
@@ -78,21 +79,16 @@ class Scans:
 
     def add(self, parts: Sequence[SentPart], flats: Sequence[Any]) -> None:
         """Scan parts, if that is wanted. `flats` are their elements in the published dtypes."""
-        if not self.is_wanted:
-            return
-        self._add(
-            parts,
-            [part_input(each, flat, check_finite=self.check_finite) for each, flat in zip(parts, flats, strict=True)],
-        )
+        if self.is_wanted:
+            pairs = zip(parts, flats, strict=True)
+            inputs = [part_input(each, flat, check_finite=self.check_finite) for each, flat in pairs]
+            self._put(parts, part_scans(inputs))
 
     def add_lying(self, plan: SlotPlan, scanner: PartScanner) -> None:
         """Scan the parts of a plan that lie as they are published."""
-        found = scanner.scan(plan.sent, plan.addresses, plan.device)
-        with self._turn:
-            add_scans(self.found, plan.sent, found)
+        self._put(plan.sent, scanner.scan(plan.sent, plan.addresses, plan.device))
 
-    def _add(self, parts: Sequence[SentPart], inputs: Sequence[PartInput]) -> None:
-        scans = part_scans(inputs)
+    def _put(self, parts: Sequence[SentPart], scans: Sequence[Scan]) -> None:
         with self._turn:
             add_scans(self.found, parts, scans)
 

@@ -1,7 +1,7 @@
 """One request and its answer over a connection of its own, by HTTP/1.1.
 
 A service with many engines does little else than call them. httpcore's connection, its streams and their locks take
-more than half of what a call costs, so bytes go from the line straight to h11, the parser that httpcore has. No
+more than half of what a call costs, so bytes go from the connection straight to h11, the parser that httpcore has. No
 connection is used twice, no answer is decompressed, and no redirect is followed.
 """
 

@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 import httpx
 import msgspec
 
+from refitd.engine.connections import EngineConnection, connect_by_tls, connect_in_the_clear
 from refitd.engine.dialing import Connect, Guard, NotConnectedError, dial
 from refitd.engine.exchange import Exchange, HttpAnswer, Request, TooLargeError, UnsendableError
-from refitd.engine.lines import Line, plain_line, tls_line
 from refitd.turns import my_turn
 from refitd_client.http.tls import in_use
 
@@ -221,20 +221,20 @@ class Transport:
         headers = (*self._headers, *(await key.headers()).items())
         content = None if body is None else msgspec.json.encode(body)
         talk = Exchange(Request(method, self._prefix + path.encode(), headers, content), MAX_BODY_BYTES)
-        line = await dial(self._host, self._guard, await self._way())
+        connection = await dial(self._host, self._guard, await self._way())
         try:
-            ends = line.ends()
-            await line.send(talk.request)
-            return _reply(await talk.answer(line.receive), _address(*ends))
+            ends = connection.ends()
+            await connection.send(talk.request)
+            return _reply(await talk.answer(connection.receive), _address(*ends))
         finally:
-            line.close()
+            connection.close()
 
-    async def _way(self) -> Connect[Line]:
+    async def _way(self) -> Connect[EngineConnection]:
         """How to connect to an address of the server."""
         if not self._is_tls:
-            return lambda address: plain_line(address, self._port)
+            return lambda address: connect_in_the_clear(address, self._port)
         context = await asyncio.to_thread(in_use().context)
-        return lambda address: tls_line(address, self._port, context, self._host)
+        return lambda address: connect_by_tls(address, self._port, context, self._host)
 
 
 def _reply(answer: HttpAnswer, address: str) -> Reply:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from refitd.engine.connections import PlainConnection
 from refitd.engine.exchange import Exchange, HttpAnswer, NotHttpError, Request, TooLargeError
 from refitd.engine.http import CallFailure, NoReply, Reply, Transport
-from refitd.engine.lines import PlainLine
 from support.fuzz import FUZZ
 from support.scripted_server import answer, serve
 
@@ -138,7 +138,7 @@ async def test_a_call_leaves_nothing_to_the_garbage_collector() -> None:
         for _ in range(5):
             assert isinstance(await transport.get("/model_info", 5.0), Reply)
         gc.collect()
-        assert [each for each in garbage if isinstance(each, asyncio.Transport | Exchange | PlainLine)] == []
+        assert [each for each in garbage if isinstance(each, asyncio.Transport | Exchange | PlainConnection)] == []
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Which way the weights go, by which rule, and whether refitd goes it itself."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,9 @@ def test_a_trainer_of_several_ranks_is_told_that_the_times_are_of_one_process() 
     several, one = plan("sglang:d2|fsdp:d2", gpus_per_node=2), plan("sglang:d1|fsdp:d1", gpus_per_node=1)
     assert OF_RANKS in several.assumptions
     assert OF_RANKS not in one.assumptions
+    measured = json.loads((DOCS / "benchmarks/gpu2-sharded.json").read_text())["3.09 GB"]
+    figures = [round(measured[f"{way}: answered ms"]["p50"]) for way in ("disk", "delta", "handover")]
+    assert "versions took {} ms, deltas {}, hand-overs {} ".format(*figures) in OF_RANKS
 
 
 def test_the_page_has_the_rules_in_their_order() -> None:

@@ -1,4 +1,4 @@
-"""Lines to engines: a call by TLS is answered as one in the clear is, and a server without trust is sent nothing."""
+"""Connections to engines: a call by TLS is answered as one in the clear is, and without trust nothing is sent."""
 
 import asyncio
 import ssl
@@ -43,7 +43,7 @@ async def secure_engine(authority: Authority) -> AsyncGenerator[tuple[SecureEngi
         yield engine, f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
-async def test_an_engine_behind_tls_is_asked_over_a_line_of_its_own(
+async def test_an_engine_behind_tls_is_asked_over_a_connection_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority = Authority(tmp_path / "trusted")

@@ -1,4 +1,4 @@
-"""A line to one server: what is sent and received over one connection, in the clear or by TLS.
+"""A connection to one server, of one call: what is sent and received, in the clear or by TLS.
 
 In the clear it is a socket that the event loop waits for. asyncio's own transports refer to themselves, so each of them
 waits for the garbage collector: after the 5,000 calls of a rollout to a thousand engines it freed 35,000 objects, which
@@ -16,7 +16,7 @@ from refitd.engine.address import Address
 _AT_ONCE = 2**16  # bytes
 
 
-class Line(Protocol):
+class EngineConnection(Protocol):
     """One connection. Errors of the network are `OSError`s."""
 
     async def send(self, data: bytes) -> None:
@@ -40,59 +40,59 @@ class Line(Protocol):
         ...
 
 
-class PlainLine:
-    """A `Line` in the clear."""
+class PlainConnection:
+    """A `EngineConnection` in the clear."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
         self._loop = asyncio.get_running_loop()
 
     async def send(self, data: bytes) -> None:
-        """See `Line`."""
+        """See `EngineConnection`."""
         await self._loop.sock_sendall(self._socket, data)
 
     async def receive(self) -> bytes:
-        """See `Line`."""
+        """See `EngineConnection`."""
         return await self._loop.sock_recv(self._socket, _AT_ONCE)
 
     def ends(self) -> tuple[Any, Any]:
-        """See `Line`."""
+        """See `EngineConnection`."""
         return self._socket.getpeername(), self._socket.getsockname()
 
     def close(self) -> None:
-        """See `Line`."""
+        """See `EngineConnection`."""
         self._socket.close()
 
 
-class TlsLine:
-    """A `Line` by TLS."""
+class TlsConnection:
+    """A `EngineConnection` by TLS."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
 
     async def send(self, data: bytes) -> None:
-        """See `Line`."""
+        """See `EngineConnection`."""
         self._writer.write(data)
         await self._writer.drain()
 
     async def receive(self) -> bytes:
-        """See `Line`."""
+        """See `EngineConnection`."""
         return await self._reader.read(_AT_ONCE)
 
     def ends(self) -> tuple[Any, Any]:
-        """See `Line`."""
+        """See `EngineConnection`."""
         there = self._writer.get_extra_info("peername")
         if there is None:
             raise OSError("it closed the connection at once")
         return there, self._writer.get_extra_info("sockname")
 
     def close(self) -> None:
-        """See `Line`."""
+        """See `EngineConnection`."""
         self._writer.transport.abort()
 
 
-async def plain_line(address: Address, port: int) -> Line:
+async def connect_in_the_clear(address: Address, port: int) -> EngineConnection:
     """Connect in the clear.
 
     Raises:
@@ -107,10 +107,10 @@ async def plain_line(address: Address, port: int) -> Line:
     except BaseException:
         made.close()
         raise
-    return PlainLine(made)
+    return PlainConnection(made)
 
 
-async def tls_line(address: Address, port: int, context: ssl.SSLContext, name: str) -> Line:
+async def connect_by_tls(address: Address, port: int, context: ssl.SSLContext, name: str) -> EngineConnection:
     """Connect by TLS.
 
     Args:
@@ -122,4 +122,4 @@ async def tls_line(address: Address, port: int, context: ssl.SSLContext, name: s
     Raises:
         OSError: there is no connection, or no trust.
     """
-    return TlsLine(*await asyncio.open_connection(str(address), port, ssl=context, server_hostname=name))
+    return TlsConnection(*await asyncio.open_connection(str(address), port, ssl=context, server_hostname=name))

@@ -101,7 +101,9 @@ def azure_server(folder: Path) -> Generator[AzuriteServer]:
     try:
         _await(f"http://127.0.0.1:{port}", process, log)
         yield AzuriteServer(f"http://127.0.0.1:{port}/{ACCOUNT}")
-        assert process.poll() is None, f"Azurite has ended by itself, by {process.returncode}: {log.read_text()[-1000:]}"
+        assert process.poll() is None, (
+            f"Azurite has ended by itself, by {process.returncode}: {log.read_text()[-1000:]}"
+        )
     finally:
         process.kill()
         process.wait()

@@ -158,8 +158,10 @@ def lay_out(changes: Mapping[str, Change], placements: Placements) -> LaidOutDel
     kinds: dict[tuple[int, int], list[tuple[Indices, Bits, list[int]]]] = {}
     for name, change in changes.items():
         for route in _routes(name, change, placements.get(name)):
-            taken = route.select(change.indices)
-            indices, values = change.indices[taken], change.values[taken]
+            indices, values = change.indices, change.values
+            if not route.whole:
+                taken = route.select(indices)
+                indices, values = indices[taken], values[taken]
             if len(indices):
                 kind = kinds.setdefault((values.itemsize, indices.itemsize), [])
                 steps = [route.row_index, route.row_place, route.column_place]

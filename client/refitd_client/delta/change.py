@@ -108,15 +108,20 @@ def together(arrays: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
     A delta's arrays lie so in its file. One numpy operation on all of them is better than one on each: beside a busy
     Python thread each operation costs a wait for the interpreter's lock.
     """
-    if not arrays or any(array.ndim != 1 or not array.flags.c_contiguous for array in arrays):
+    if not arrays:
         return None
-    begins = [int(array.__array_interface__["data"][0]) for array in arrays]
-    ends = [begin + array.nbytes for begin, array in zip(begins, arrays, strict=True)]
-    if ends[:-1] != begins[1:] or any(array.dtype != arrays[0].dtype for array in arrays):
+    first = arrays[0]
+    kind, strides, base, owner = first.dtype, first.strides, first.base, _memory_owner(first)
+    if strides != (kind.itemsize,):
         return None
-    owner = _memory_owner(arrays[0])
-    if any(_memory_owner(array) != owner for array in arrays):  # neighbours by chance are freed separately
-        return None
+    at = int(first.__array_interface__["data"][0])
+    for array in arrays:
+        begin, at = at, at + array.nbytes
+        if array.dtype != kind or array.strides != strides or array.__array_interface__["data"][0] != begin:
+            return None
+        # Neighbours by chance are freed separately.
+        if (base is None or array.base is not base) and _memory_owner(array) != owner:
+            return None
     total = sum(len(array) for array in arrays)
     return np.lib.stride_tricks.as_strided(arrays[0], shape=(total,), strides=(arrays[0].itemsize,))
 

@@ -1,16 +1,17 @@
-"""Whether the changes of a whole file are in order, looked at in a few large pieces and not tensor by tensor.
+"""Whether the changes of a whole file are in order, looked at in stretches of some megabytes and not tensor by tensor.
 
 A thread that looks at hundreds of tensors beside busy Python threads waits for the interpreter's lock at each numpy
 operation, and sixteen such threads wait for each other. Entries of one kind lie together in a file, so the same is
-found in pieces of some megabytes, across tensors, with a fixed amount of memory for each thread.
+found across tensors, while the bytes are read for their digest.
 
 "No" means that something is wrong or that the file is laid out otherwise: only a look at each tensor says what.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from threading import Event
+from threading import Event, Lock
 from typing import Any
 
 import numpy as np
@@ -23,42 +24,126 @@ from refitd_client.delta.layout import INDICES, VALUES, Compression, Encoding
 from refitd_client.fingerprint import width_of
 from refitd_client.lanes import in_lanes, lanes_for
 
-Read = Callable[[int, int], NDArray[np.uint8]]
-"""The bytes of the file from one place to another. What it returned last to a thread may be overwritten."""
-
 _PIECE = 2**22  # bytes that one thread looks at at a time
 _Span = tuple[int, int, int]  # where a tensor's indices begin and end in the file, and how many elements it has
-_Look = Callable[[], bool]
 
 
-def in_order(head: Head, read: Read) -> bool:
-    """Whether the indices of all tensors are in strict order and in range, found together."""
-    looks = _looks_at_indices(head, read)
-    return looks is not None and _all(looks, Event())
+def in_order(head: Head, file: NDArray[np.uint8]) -> bool:
+    """Whether the indices of all tensors of a file in memory are in strict order and in range, found together."""
+    search = ChangesSearch(head, values=False)
+
+    def look(begin: int, end: int, _: Event) -> None:
+        search.look(file[begin:end].data, begin)
+
+    edges = [search.boundary(at) for at in range(search.begin, search.end, _PIECE)]
+    pieces = list(pairwise([*edges, search.end]))
+    in_lanes([partial(look, *piece) for piece in pieces], lanes=lanes_for(len(pieces)))
+    return search.is_sound
 
 
-def is_sound(head: Head, read: Read, stop: Event) -> bool:
-    """Whether that is so, and all new values are finite (scales: above 0). `stop` ends it early, with "no".
+class ChangesSearch:
+    """Searches one delta's file for indices that are out of order or range, and new values that are not finite.
 
-    Raises:
-        OSError: the file cannot be read, or is shorter than it was.
+    Stretches may come in any order, and from several threads at once; `is_sound` counts when all have come.
     """
-    indices = _looks_at_indices(head, read)
-    return indices is not None and _all([*indices, *_looks_at_values(head, read)], stop)
+
+    def __init__(self, head: Head, *, values: bool = True) -> None:
+        """`values`: whether those are looked at."""
+        indices = _index_runs(head)
+        self._is_known = indices is not None
+        found: list[_IndexRun | _ValueRun] = [*(indices or ())]
+        if values and self._is_known:
+            found += _value_runs(head)
+        self._runs = sorted(found, key=lambda run: run.begin)
+        self._ends = [run.end for run in self._runs]
+        self._is_odd = False
+
+    @property
+    def begin(self) -> int:
+        """The first byte that is looked at."""
+        return self._runs[0].begin if self._runs else 0
+
+    @property
+    def end(self) -> int:
+        """The end of the last."""
+        return self._ends[-1] if self._runs else 0
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether all indices are in strict order and in range, and all new values finite (scales: above 0)."""
+        return self._is_known and not self._is_odd and all(run.is_joined for run in self._runs)
+
+    def boundary(self, position: int) -> int:
+        """The last place at or before byte `position` of the file at which no index or value is cut in two."""
+        at = bisect_right(self._ends, position)
+        if at == len(self._runs) or position <= self._runs[at].begin:
+            return position
+        return position - (position - self._runs[at].begin) % self._runs[at].width
+
+    def look(self, data: memoryview, position: int) -> None:
+        """Look at `data`, which is at byte `position` of the file and begins and ends at boundaries."""
+        at, end = bisect_right(self._ends, position), position + len(data)
+        while at < len(self._runs) and self._runs[at].begin < end and not self._is_odd:
+            run = self._runs[at]
+            begin, stop = max(run.begin, position), min(run.end, end)
+            block = np.frombuffer(data[begin - position : stop - position], np.uint8)
+            if not run.is_sound(block, begin):
+                self._is_odd = True
+            at += 1
 
 
-def _all(looks: Sequence[_Look], stop: Event) -> bool:
-    found = [False] * len(looks)
+class _IndexRun:
+    """The indices of one type: those of one tensor behind those of another."""
 
-    def look(number: int, failed: Event) -> None:
-        if not stop.is_set() and not failed.is_set():
-            found[number] = looks[number]()
+    def __init__(self, spans: Sequence[_Span], kind: np.dtype[Any]) -> None:
+        self.begin, self.end, self.width, self._kind = spans[0][0], spans[-1][1], kind.itemsize, kind
+        # Each counted in indices from the begin: where a tensor's last index is, and how many elements it has.
+        self._lasts = np.array([(end - self.begin) // kind.itemsize - 1 for _, end, _ in spans], np.int64)
+        self._elements = np.array([elements for *_, elements in spans], np.uint64)
+        self._edges: dict[int, int] = {}  # the first and the last index of each stretch, by their number
+        self._seen = 0
+        self._turn = Lock()
 
-    in_lanes([partial(look, number) for number in range(len(looks))], lanes=lanes_for(len(looks)))
-    return all(found)
+    def is_sound(self, block: NDArray[np.uint8], begin: int) -> bool:
+        """Whether a stretch of them is in order by itself: only a tensor's first index may be below the one before."""
+        indices, first = block.view(self._kind), (begin - self.begin) // self.width
+        end = first + len(indices)
+        with self._turn:
+            self._edges |= {first: int(indices[0]), end - 1: int(indices[-1])}
+            self._seen += len(indices)
+        falls = np.flatnonzero(indices[1:] <= indices[:-1]) + first  # the last ones before a fall
+        at = np.searchsorted(self._lasts, falls)  # below the number of tensors: a fall is before the run's last index
+        if not bool((self._lasts[at] == falls).all()):
+            return False
+        some = slice(*np.searchsorted(self._lasts, (first, end)))
+        last = indices[self._lasts[some] - first].astype(np.uint64)
+        return bool((last < self._elements[some]).all())
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether all stretches were looked at, and are in order where one follows another."""
+        lasts = set(self._lasts.tolist())
+        return self._seen * self.width == self.end - self.begin and all(
+            before < after or number in lasts
+            for (number, before), (following, after) in pairwise(sorted(self._edges.items()))
+            if following == number + 1
+        )
 
 
-def _looks_at_indices(head: Head, read: Read) -> list[_Look] | None:
+class _ValueRun:
+    """The new values of neighbours of one dtype."""
+
+    is_joined = True
+
+    def __init__(self, begin: int, end: int, kind: str, width: int) -> None:
+        self.begin, self.end, self.kind, self.width = begin, end, kind, width
+
+    def is_sound(self, block: NDArray[np.uint8], _: int) -> bool:
+        """Whether a stretch of them is finite."""
+        return not any_nonfinite(self.kind, block)
+
+
+def _index_runs(head: Head) -> list[_IndexRun] | None:
     """None where indices are not as they are in memory, or do not lie together."""
     if (head.metadata.encoding, head.metadata.compression) != (Encoding.FLAT, Compression.NONE):
         return None
@@ -66,55 +151,25 @@ def _looks_at_indices(head: Head, read: Read) -> list[_Look] | None:
     for name, row in head.rows.items():
         elements = elements_of(row.dtype, row.shape)
         kinds.setdefault(index_type(elements), []).append((*head.places[INDICES + name], elements))
-    looks: list[_Look] = []
+    runs: list[_IndexRun] = []
     for kind, found in kinds.items():
         spans = sorted(found)
         if any(one[1] != other[0] for one, other in pairwise(spans)):
             return None
-        looks += _IndexRun(spans, np.dtype(kind), read).looks()
-    return looks
+        runs.append(_IndexRun(spans, np.dtype(kind)))
+    return runs
 
 
-class _IndexRun:
-    """The indices of one type: those of one tensor behind those of another."""
-
-    def __init__(self, spans: Sequence[_Span], kind: np.dtype[Any], read: Read) -> None:
-        self._begin, self._end, self._kind, self._read = spans[0][0], spans[-1][1], kind, read
-        # Each counted in indices from the begin: where a tensor's last index is, and how many elements it has.
-        self._lasts = np.array([(end - self._begin) // kind.itemsize - 1 for _, end, _ in spans], np.int64)
-        self._elements = np.array([elements for *_, elements in spans], np.uint64)
-
-    def looks(self) -> Iterator[_Look]:
-        count, step = (self._end - self._begin) // self._kind.itemsize, _PIECE // self._kind.itemsize
-        for first in range(0, count, step):
-            yield partial(self._look, first, min(first + step, count))
-
-    def _look(self, first: int, end: int) -> bool:
-        """Look at indices `first` to `end`, and at the step from the one before: only a tensor's first may be lower."""
-        before, size = max(0, first - 1), self._kind.itemsize
-        indices = self._read(self._begin + before * size, self._begin + end * size).view(self._kind)
-        falls = np.flatnonzero(indices[1:] <= indices[:-1]) + before  # the last ones before a fall
-        at = np.searchsorted(self._lasts, falls)  # below the number of tensors: a fall is before the run's last index
-        if not bool((self._lasts[at] == falls).all()):
-            return False
-        some = slice(*np.searchsorted(self._lasts, (first, end)))
-        last = indices[self._lasts[some] - before].astype(np.uint64)
-        return bool((last < self._elements[some]).all())
-
-
-def _looks_at_values(head: Head, read: Read) -> Iterator[_Look]:
+def _value_runs(head: Head) -> Iterator[_ValueRun]:
     """Neighbours of one dtype together."""
-    runs: list[tuple[int, int, str, int]] = []
+    run: _ValueRun | None = None
     for name, row in sorted(head.rows.items(), key=lambda item: head.places[VALUES + item[0]]):
         (begin, end), kind, width = head.places[VALUES + name], kind_of(name, row.dtype), width_of(row.dtype)
-        if runs and runs[-1][1:] == (begin, kind, width):
-            begin = runs.pop()[0]
-        runs.append((begin, end, kind, width))
-    for first, last, kind, width in runs:
-        step = _PIECE // width * width
-        for begin in range(first, last, step):
-            yield partial(_are_finite, kind, read, begin, min(begin + step, last))
-
-
-def _are_finite(kind: str, read: Read, begin: int, end: int) -> bool:
-    return not any_nonfinite(kind, read(begin, end))
+        if run is not None and (run.end, run.kind, run.width) == (begin, kind, width):
+            run.end = end
+            continue
+        if run is not None:
+            yield run
+        run = _ValueRun(begin, end, kind, width)
+    if run is not None:
+        yield run

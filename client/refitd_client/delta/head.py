@@ -9,13 +9,14 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
 from typing import TypeVar
 
 import msgspec
 
 from refitd_client.checkpoint import header
-from refitd_client.checkpoint.header import METADATA_KEY, Entry
+from refitd_client.checkpoint.header import METADATA_KEY
 from refitd_client.checkpoint.pairs import OBJECTS, STRINGS, PairsRefusedError, pairs, text
 from refitd_client.contract.decoding import converted, from_json, json_decoder
 from refitd_client.contract.naming import NO_NAME, is_tensor_name, parse_version_id
@@ -42,7 +43,7 @@ from refitd_client.files.plain_file import read_at
 from refitd_client.fingerprint import width_of
 
 DIGEST_BYTES = DIGEST_ENTRY.nbytes
-_HEX = frozenset("0123456789abcdef")
+_FINGERPRINTS = re.compile(r"[0-9a-f]{16} [0-9a-f]{16}")
 _AT_ONCE = 2**20  # bytes of JSON: at most some hundred thousand keys, 40 MB
 _SHOWN = 100  # characters of foreign text that an error message repeats
 _WIDTHS = {name: width for width, name in UNSIGNED.items()}
@@ -50,10 +51,16 @@ _WIDTHS = {name: width for width, name in UNSIGNED.items()}
 _KindT = TypeVar("_KindT")
 
 
-class _Place(msgspec.Struct, forbid_unknown_fields=True):
+class _Place(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     dtype: str
     shape: tuple[int, ...]
     data_offsets: tuple[int, int]
+
+
+class _Described(msgspec.Struct, gc=False):
+    """A header of which only the metadata is parsed."""
+
+    metadata: msgspec.Raw = msgspec.field(name=METADATA_KEY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,11 +143,14 @@ def _parse(data: bytes, size: int) -> Head:
         raise DeltaRefusedError(f"its header does not parse: {_shown(error)}") from error
     begin = 8 + len(data)
     _check_places(places, rows, metadata, size - begin)
-    spans = {name: (begin + place.data_offsets[0], begin + place.data_offsets[1]) for name, place in places.items()}
+    found = ((name, place.data_offsets) for name, place in places.items())
+    spans = {name: (begin + first, begin + end) for name, (first, end) in found}
     return Head(metadata=metadata, rows=rows, places=spans, source=data, size=size)
 
 
 def _places(data: bytes) -> tuple[dict[str, _Place], Metadata]:
+    if len(data) <= _AT_ONCE and (found := _places_at_once(data)) is not None:
+        return found
     places: dict[str, _Place] = {}
     metadata: Metadata | None = None
     for name, value in _unique(data):
@@ -155,8 +165,34 @@ def _places(data: bytes) -> tuple[dict[str, _Place], Metadata]:
     return places, metadata
 
 
+def _places_at_once(data: bytes) -> tuple[dict[str, _Place], Metadata] | None:
+    """None where the text is not as the writer gives it: the metadata first, and no key twice."""
+    try:
+        metadata = bytes(from_json(data, _Described).metadata)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+    begin = b'{"' + METADATA_KEY.encode() + b'":' + metadata + b","
+    places = _typed_at_once(b"{" + data[len(begin) :], _Place) if data.startswith(begin) else None
+    if places is None or METADATA_KEY in places or metadata[:1] != b"{":
+        return None
+    return places, _metadata(metadata)
+
+
+def _typed_at_once(data: bytes, kind: type[_KindT]) -> dict[str, _KindT] | None:
+    """The values of a short text, parsed together: a long one could take gigabytes. None where encoding them does not
+    give the same text again, as when a key comes twice.
+    """
+    try:
+        found = json_decoder(dict[str, kind]).decode(data)
+        return found if msgspec.json.encode(found) == data.rstrip(b" ") else None
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+
+
 def _metadata(value: bytes) -> Metadata:
-    texts = {name: text(string) for name, string in _unique(value, STRINGS)}
+    texts = _typed_at_once(value, str) if len(value) <= _AT_ONCE else None
+    if texts is None:
+        texts = {name: text(string) for name, string in _unique(value, STRINGS)}
     try:
         metadata = converted(texts, Metadata)
     except msgspec.ValidationError as error:
@@ -173,8 +209,13 @@ def _metadata(value: bytes) -> Metadata:
 
 
 def _rows(metadata: Metadata) -> dict[str, TensorRecord]:
+    data = metadata.tensors.encode()
+    if len(data) <= _AT_ONCE and (found := _typed_at_once(data, TensorRecord)) is not None:
+        for name, row in found.items():
+            _check_row(name, row, metadata.encoding)
+        return found
     rows: dict[str, TensorRecord] = {}
-    for name, value in _unique(metadata.tensors.encode()):
+    for name, value in _unique(data):
         if len(rows) == MAX_TENSORS:
             raise DeltaRefusedError(f"it has more than {MAX_TENSORS} tensors")
         quotes = 18 if b'"tokens"' in value else 16
@@ -184,31 +225,13 @@ def _rows(metadata: Metadata) -> dict[str, TensorRecord]:
 
 
 def _unique(data: bytes, values: re.Pattern[bytes] = OBJECTS) -> Iterator[tuple[str, bytes]]:
-    """Each key of a flat JSON object with its value. A key that comes twice is refused.
-
-    A short one, as of some hundred tensors, is parsed at once: if what was parsed gives the same text again, no key
-    came twice. Of a long one that could take gigabytes.
-    """
-    begin = b'"' if values is STRINGS else b"{"
-    if len(data) <= _AT_ONCE and (found := _parsed_at_once(data, begin)) is not None:
-        yield from found
-        return
+    """Each key of a flat JSON object with its value. A key that comes twice is refused."""
     seen: set[str] = set()
     for name, value in pairs(data, values):
         if name in seen:
             raise DeltaRefusedError("its header does not parse: a name comes twice")
         seen.add(name)
         yield name, value
-
-
-def _parsed_at_once(data: bytes, begin: bytes) -> list[tuple[str, bytes]] | None:
-    """None where it is no text that the writer gives, or a value begins otherwise."""
-    try:
-        found = [(name, bytes(value)) for name, value in json_decoder(dict[str, msgspec.Raw]).decode(data).items()]
-        again = msgspec.json.encode({name: msgspec.Raw(value) for name, value in found})
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return None
-    return found if again == data.rstrip(b" ") and all(value[:1] == begin for _, value in found) else None
 
 
 def _decoded(value: bytes, kind: type[_KindT], quotes: int, what: str) -> _KindT:
@@ -225,58 +248,75 @@ def _decoded(value: bytes, kind: type[_KindT], quotes: int, what: str) -> _KindT
 def _check_row(name: str, row: TensorRecord, encoding: Encoding) -> None:
     if not is_tensor_name(name):
         raise DeltaRefusedError(f"{named(name)} has a name that is {NO_NAME}")
-    if row.dtype not in header.BITS:
-        raise DeltaRefusedError(f"{named(name)} has dtype {_shown(row.dtype)!r}, which no version has")
-    is_sane = len(row.shape) <= MAX_DIMENSIONS and all(0 <= size <= MAX_SIZE for size in row.shape)
-    if not is_sane or prod(row.shape) > MAX_SIZE or prod(row.shape) * header.BITS[row.dtype] % 8:
-        raise DeltaRefusedError(f"{named(name)} has an impossible shape")
+    if (fault := _fault_of(row.dtype, row.shape)) is not None:
+        raise DeltaRefusedError(f"{named(name)} {fault}")
     elements = elements_of(row.dtype, row.shape)
     if not 0 < row.changed <= elements:
         raise DeltaRefusedError(f"{named(name)} has {row.changed} changes, of {elements}")
     least, most = (row.changed, row.changed + elements // gap.ESCAPE) if encoding is Encoding.GAP else (0, 0)
     if not least <= row.tokens <= most:
         raise DeltaRefusedError(f"{named(name)} has {row.tokens} tokens for {row.changed} changes")
-    for digits in (row.base, row.result):
-        if len(digits) != 16 or not _HEX.issuperset(digits):
-            raise DeltaRefusedError(f"{named(name)} has a fingerprint that is not 16 hexadecimal digits")
+    if _FINGERPRINTS.fullmatch(f"{row.base} {row.result}") is None:
+        raise DeltaRefusedError(f"{named(name)} has a fingerprint that is not 16 hexadecimal digits")
+
+
+@lru_cache(1024)  # a model's tensors have few shapes
+def _fault_of(dtype: str, shape: tuple[int, ...]) -> str | None:
+    """Why no version has a tensor of this kind."""
+    if dtype not in header.BITS:
+        return f"has dtype {_shown(dtype)!r}, which no version has"
+    is_sane = len(shape) <= MAX_DIMENSIONS and all(0 <= size <= MAX_SIZE for size in shape)
+    if not is_sane or prod(shape) > MAX_SIZE or prod(shape) * header.BITS[dtype] % 8:
+        return "has an impossible shape"
+    return None
 
 
 def _check_places(
     places: Mapping[str, _Place], rows: Mapping[str, TensorRecord], metadata: Metadata, body: int
 ) -> None:
     """Check that the entries are exactly those of the records, and fill the `body` bytes of data without a hole."""
-    expected = {DIGEST: (DIGEST_ENTRY.dtype, DIGEST_ENTRY.shape)}
+    expected = {DIGEST: (DIGEST_ENTRY.dtype, DIGEST_BYTES)}
     for name, row in rows.items():
-        expected |= _expected(name, row, places, metadata)
+        _expect(expected, name, row, places, metadata)
     if expected.keys() != places.keys():
         odd = named(min(expected.keys() ^ places.keys()))
         raise DeltaRefusedError(f"it has other data than its list of tensors says: {odd}")
     reached = 0
-    for name, place in sorted(places.items(), key=lambda item: item[1].data_offsets):
-        dtype, shape = expected[name]
-        if (place.dtype, place.shape) != (dtype, shape):
-            raise DeltaRefusedError(f"{named(name)} is {_shown(place)}, and should be {dtype} of shape {list(shape)}")
-        if place.data_offsets != (reached, reached + Entry(name=name, dtype=dtype, shape=shape).nbytes):
+    for begin, end, name in sorted([(*place.data_offsets, name) for name, place in places.items()]):
+        (dtype, count), place = expected[name], places[name]
+        if place.dtype != dtype or place.shape != (count,):
+            raise DeltaRefusedError(f"{named(name)} is {_shown(place)}, and should be {dtype} of shape {[count]}")
+        if begin != reached or end != reached + count * header.BITS[dtype] // 8:
             raise DeltaRefusedError(f"{named(name)} lies where it leaves a hole, or over other data")
-        reached = place.data_offsets[1]
+        reached = end
     if reached != body or places[DIGEST].data_offsets[1] != body:
         raise DeltaRefusedError(f"its header speaks of {reached} bytes of data with a digest at the end; it has {body}")
 
 
-def _expected(
-    name: str, row: TensorRecord, places: Mapping[str, _Place], metadata: Metadata
-) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Dtype and shape of a tensor's two entries."""
+def _expect(
+    expected: dict[str, tuple[str, int]],
+    name: str,
+    row: TensorRecord,
+    places: Mapping[str, _Place],
+    metadata: Metadata,
+) -> None:
+    """Add the dtypes and lengths of a tensor's two entries."""
     indices, values = INDICES + name, VALUES + name
-    width = width_of(row.dtype)
-    value_type = row.dtype if header.BITS[row.dtype] == 8 * width else UNSIGNED[width]
-    is_gap = metadata.encoding is Encoding.GAP
-    index_dtype = "U16" if is_gap else UNSIGNED[index_type(elements_of(row.dtype, row.shape))().itemsize]
-    count = row.tokens if is_gap else row.changed
+    index_dtype, value_dtype, width = _entry_types(row.dtype, row.shape)
+    index_dtype, count = ("U16", row.tokens) if metadata.encoding is Encoding.GAP else (index_dtype, row.changed)
     if metadata.compression is Compression.ZSTD:  # only the data knows how long it is
-        unpacked = {indices: count * _WIDTHS[index_dtype], values: row.changed * width}
-        return {each: ("U8", (_packed_length(each, places, size),)) for each, size in unpacked.items()}
-    return {indices: (index_dtype, (count,)), values: (value_type, (row.changed,))}
+        for each, size in ((indices, count * _WIDTHS[index_dtype]), (values, row.changed * width)):
+            expected[each] = "U8", _packed_length(each, places, size)
+    else:
+        expected[indices], expected[values] = (index_dtype, count), (value_dtype, row.changed)
+
+
+@lru_cache(1024)
+def _entry_types(dtype: str, shape: tuple[int, ...]) -> tuple[str, str, int]:
+    """The dtypes of a tensor's indices and values as they are in memory, and the bytes of a value."""
+    width = width_of(dtype)
+    index_dtype = UNSIGNED[index_type(elements_of(dtype, shape))().itemsize]
+    return index_dtype, dtype if header.BITS[dtype] == 8 * width else UNSIGNED[width], width
 
 
 def _packed_length(name: str, places: Mapping[str, _Place], unpacked: int) -> int:

@@ -10,9 +10,9 @@ reads nothing whole but the header, and one tensor at a time of a compressed fil
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
-from threading import Event, local
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from refitd_client.contract.manifest import BLOCK, combined, digest_of_pieces, in_blocks
 from refitd_client.delta import gap, wire
 from refitd_client.delta.change import Change, Delta, DeltaRefusedError, Indices, elements_of, index_type
-from refitd_client.delta.check import in_order, is_sound
+from refitd_client.delta.check import in_order
 from refitd_client.delta.head import DIGEST_BYTES, Head, head_in, named, read_head
 from refitd_client.delta.layout import INDICES, MAX_HEADER_BYTES, VALUES, Compression, Encoding, TensorRecord
 from refitd_client.files.plain_file import fill, opened, read_at
@@ -33,6 +33,7 @@ MAX_BYTES = 2**38
 
 AT_A_TIME = 2**17  # changes in a piece of a `DeltaFile`
 _DIGESTED = 2**20  # bytes that are read at a time to be digested
+_TOKENS = np.dtype("<u2")  # of the gap encoding
 
 
 def read_delta(path: Path, *, max_bytes: int = MAX_BYTES) -> Delta:
@@ -77,7 +78,7 @@ def parse_delta(
         _check_digest(bytes(view[-DIGEST_BYTES:]), blocks)
     check_memory(head, max_bytes)
     file = np.frombuffer(view, np.uint8)
-    is_ordered = in_order(head, lambda begin, end: file[begin:end])
+    is_ordered = in_order(head, file)
     changes = {name: _change(name, row, head, file, is_ordered=is_ordered) for name, row in head.rows.items()}
     return Delta(base=head.base, version=head.version, changes=changes)
 
@@ -121,27 +122,6 @@ class DeltaFile:
         blocks = [partial(digest, begin) for begin in range(0, max(1, end), BLOCK)]
         _check_digest(read_at(fd, DIGEST_BYTES, end), blocks)
 
-    def is_sound(self, stop: Event) -> bool:
-        """Whether all indices are in order and all new values finite, found together. "No" may mean that only a look at
-        each tensor's `pieces` shows it. Takes the memory of a piece for each thread.
-
-        Args:
-            stop: ends it early, with "no".
-
-        Raises:
-            OSError: the file cannot be read, or is shorter than it was.
-        """
-        kept = _Kept()
-
-        def read(begin: int, end: int) -> NDArray[np.uint8]:
-            if len(kept.memory) < end - begin:
-                kept.memory = np.empty(end - begin, np.uint8)
-            data = kept.memory[: end - begin]
-            fill(self._fd, data.data, begin)
-            return data
-
-        return is_sound(self.head, read, stop)
-
     def pieces(self, name: str) -> Iterator[tuple[Indices, Bits]]:
         """A tensor's indices with their new values, in order. Each piece is checked before it is returned.
 
@@ -163,7 +143,7 @@ class DeltaFile:
         elements, entry = elements_of(row.dtype, row.shape), INDICES + name
         kind = index_type(elements)
         if self.head.metadata.encoding is Encoding.GAP:
-            tokens, count = _EntryArray(self._fd, self.head, entry, row.tokens, np.dtype("<u2")), 0
+            tokens, count = _EntryArray(self._fd, self.head, entry, row.tokens, _TOKENS), 0
             for found in gap.decoded(tokens.parts(), elements):
                 count += len(found)
                 if count > row.changed:
@@ -176,12 +156,6 @@ class DeltaFile:
         for indices in _EntryArray(self._fd, self.head, entry, row.changed, np.dtype(kind)).parts():
             last = _check_order(indices, last, elements)
             yield indices
-
-
-class _Kept(local):
-    """A thread's memory to read to."""
-
-    memory: NDArray[np.uint8] = np.empty(0, np.uint8)
 
 
 class _EntryArray:
@@ -228,23 +202,34 @@ def _check_order(indices: Indices, last: int, elements: int) -> int:
 
 
 def _change(name: str, row: TensorRecord, head: Head, file: NDArray[np.uint8], *, is_ordered: bool) -> Change:
-    def array(entry: str, count: int, kind: np.dtype[Any]) -> NDArray[Any]:
-        data = file[slice(*head.places[entry])]
-        return wire.unpack(data, count, kind) if head.metadata.compression is Compression.ZSTD else data.view(kind)
-
-    elements = elements_of(row.dtype, row.shape)
-    kind = index_type(elements)
+    elements, index_kind, value_kind = _kinds_of(row.dtype, row.shape)
+    begin, end = head.places[INDICES + name]
+    indices: Indices = file[begin:end]
+    begin, end = head.places[VALUES + name]
+    values: Bits = file[begin:end]
     try:
-        values = array(VALUES + name, row.changed, np.dtype(f"<u{width_of(row.dtype)}"))
-        indices: Indices
+        if head.metadata.compression is Compression.ZSTD:
+            values = wire.unpack(values, row.changed, value_kind)
+            is_gap = head.metadata.encoding is Encoding.GAP
+            indices = wire.unpack(indices, row.tokens if is_gap else row.changed, _TOKENS if is_gap else index_kind)
         if head.metadata.encoding is Encoding.GAP:
-            tokens = array(INDICES + name, row.tokens, np.dtype("<u2"))
-            indices = gap.decode(tokens, row.changed, elements, kind)
-        else:
-            indices = array(INDICES + name, row.changed, np.dtype(kind))
-            if not is_ordered:
-                _check_order(indices, -1, elements)
+            indices = gap.decode(indices.view(_TOKENS), row.changed, elements, index_kind.type)
+        elif not is_ordered:
+            _check_order(indices.view(index_kind), -1, elements)
     except DeltaRefusedError as error:
         raise DeltaRefusedError(f"{named(name)} {error}") from error
-    base, result = int(row.base, 16), int(row.result, 16)
-    return Change(dtype=row.dtype, shape=row.shape, indices=indices, values=values, base=base, result=result)
+    return Change(
+        dtype=row.dtype,
+        shape=row.shape,
+        indices=indices.view(index_kind),
+        values=values.view(value_kind),
+        base=int(row.base, 16),
+        result=int(row.result, 16),
+    )
+
+
+@lru_cache(1024)  # a model's tensors have few shapes
+def _kinds_of(dtype: str, shape: tuple[int, ...]) -> tuple[int, np.dtype[Any], np.dtype[Any]]:
+    """How many elements a tensor has, and the types of its indices and values."""
+    elements = elements_of(dtype, shape)
+    return elements, np.dtype(index_type(elements)), np.dtype(f"<u{width_of(dtype)}")

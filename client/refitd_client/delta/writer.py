@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby, islice
+from itertools import zip_longest
 from threading import Event
 from typing import Any, cast
 
@@ -135,35 +135,46 @@ def fits_surely(entries: Iterable[Entry], compression: Compression) -> bool:
 
 
 def _joined(arrays: Iterable[NDArray[Any]]) -> Iterator[NDArray[np.uint8]]:
-    """The bytes of arrays: small neighbours copied together, and without a copy those that one array holds in a row.
+    """The bytes of arrays: without a copy those that one array holds in a row, and the small ones between together.
 
     The arrays that a GPU has sent lie so. A thread that digests releases the interpreter's lock for each piece, and has
-    to take it again, among others: few large pieces are better than thousands of small ones.
+    to take it again, among others: few large pieces are better than hundreds of small ones.
     """
-    for is_small, group in groupby(arrays, key=lambda array: array.nbytes < _SMALL):
-        if not is_small:
-            yield from _in_a_row(group)
+    small: list[NDArray[np.uint8]] = []
+    size = 0
+    for row in _rows(arrays):
+        if row.nbytes < _SMALL and size < _CHUNK:
+            small.append(row)
+            size += row.nbytes
             continue
-        while part := list(islice(group, _CHUNK // _SMALL)):
-            yield np.frombuffer(b"".join(each.data for each in part), np.uint8)
+        if small:
+            yield np.concatenate(small)
+        small, size = [], 0
+        yield row
+    if small:
+        yield np.concatenate(small)
 
 
-def _in_a_row(arrays: Iterable[NDArray[Any]]) -> Iterator[NDArray[np.uint8]]:
-    def between() -> Iterator[NDArray[np.uint8]]:
-        if isinstance(base, np.ndarray):
-            memory = cast("NDArray[Any]", base).view(np.uint8)
-            yield memory[begin - _address(memory) : end - _address(memory)]
+def _rows(arrays: Iterable[NDArray[Any]]) -> Iterator[NDArray[np.uint8]]:
+    """The bytes of arrays, as many as one array holds in a row at a time."""
+    arrays = list(arrays)
+    begins = [_address(array) for array in arrays]
+    first = 0
+    for at, (array, other) in enumerate(zip_longest(arrays, arrays[1:])):
+        end = begins[at] + array.nbytes
+        if other is not None and other.base is array.base and begins[at + 1] == end and _is_flat(array.base):
+            continue
+        if first == at:
+            yield array.view(np.uint8)
+        else:
+            memory = cast("NDArray[Any]", array.base).view(np.uint8)
+            begin = _address(memory)
+            yield memory[begins[first] - begin : end - begin]
+        first = at + 1
 
-    base: object = None
-    begin = end = 0
-    for array in arrays:
-        first, owner = _address(array), array.base
-        if first != end or owner is not base:
-            yield from between()
-            is_flat = isinstance(owner, np.ndarray) and owner.ndim == 1 and owner.flags.c_contiguous
-            base, begin = owner if is_flat else array, first
-        end = first + array.nbytes
-    yield from between()
+
+def _is_flat(base: object) -> bool:
+    return isinstance(base, np.ndarray) and base.ndim == 1 and base.flags.c_contiguous
 
 
 def _address(array: NDArray[Any]) -> int:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Event, Lock, local
+from typing import Protocol
 
 import numpy as np
 import xxhash
@@ -48,13 +49,25 @@ class Contents:
     non_finite: tuple[NonFinite, ...]
 
 
+class StretchSearch(Protocol):
+    """Searches a file, a stretch of bytes at a time (`checkpoint.finite.Search`)."""
+
+    def boundary(self, position: int) -> int:
+        """The last place at or before byte `position` of the file at which a stretch may begin or end."""
+        ...
+
+    def look(self, data: memoryview, position: int) -> None:
+        """Search a stretch, which is at byte `position` of the file. From several threads, in any order."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file that is read: what the listing saw, the search for non-finite values, and the digests of its blocks."""
+    """A file that is read: what the listing saw, what it is searched by, and the digests of its blocks."""
 
     name: str
     stat: FileStat
-    search: Search
+    search: StretchSearch
     digests: list[bytes]
 
 
@@ -108,6 +121,7 @@ def read_contents(
     files: Mapping[str, FileStat],
     headers: Mapping[str, Header],
     *,
+    searches: Mapping[str, StretchSearch] | None = None,
     threads: int | None = None,
     stop: Event | None = None,
     on_read: Callable[[int], None] | None = None,
@@ -118,6 +132,7 @@ def read_contents(
         folder: the folder.
         files: what the listing saw, by name.
         headers: the headers of those that have tensors.
+        searches: what other files are searched by, by name.
         threads: 16 at most; by default as many as there are processors.
         stop: ends the reading when it is set.
         on_read: is called with the number of bytes that were read, in any thread.
@@ -127,16 +142,15 @@ def read_contents(
         ReadingStoppedError: `stop` was set.
         OSError: a file cannot be read to its end.
     """
-    read = [
-        _File(name, files[name], Search(name, headers.get(name)), [b""] * max(1, -(-files[name].size // BLOCK)))
-        for name in sorted(files)
-    ]
+    finite = {name: Search(name, headers.get(name)) for name in sorted(files)}
+    by: Mapping[str, StretchSearch] = finite | dict(searches or {})
+    read = [_File(name, files[name], by[name], [b""] * max(1, -(-files[name].size // BLOCK))) for name in sorted(files)]
     blocks = [(file, number) for file in read for number in range(len(file.digests))]
     lanes = lanes_for(len(blocks)) if threads is None else max(1, min(threads, MAX_THREADS, len(blocks)))
     reading = _Reading(folder, stop or Event(), chunk_bytes(lanes), on_read)
     in_lanes([partial(reading.block, *block) for block in blocks], lanes=lanes)
     digests = {file.name: joined(file.digests) for file in read}
-    return Contents(digests, tuple(found for file in read for found in file.search.found))
+    return Contents(digests, tuple(found for search in finite.values() for found in search.found))
 
 
 def chunk_bytes(threads: int) -> int:

@@ -4,7 +4,7 @@ Of the base only headers and manifest are read for this: fingerprints stand for 
 before a byte of a copy is written: it names a tensor that is not there, or was made from other contents than its
 base's, or says that something it does not list has changed.
 
-The delta's own file is read in pieces, with a fixed amount of memory (`read_delta_contents`). It may have holes: its
+The delta's own file is read in pieces, with a fixed amount of memory (`DeltaReading`). It may have holes: its
 blocks on disk say nothing of what it takes to read it, and compression, shared blocks and network file systems make
 honest files look as if they had holes, too. So the size that counts is the one that the file says, and the base bounds
 that: no delta lists an element twice.
@@ -27,7 +27,8 @@ from refitd_client.contract.manifest import Manifest, TensorsSummary
 from refitd_client.contract.naming import DELTA_NAME, version_id
 from refitd_client.delta import DeltaFile, DeltaRefusedError
 from refitd_client.delta.change import elements_of
-from refitd_client.delta.head import bytes_of_change
+from refitd_client.delta.check import ChangesSearch
+from refitd_client.delta.head import Head, bytes_of_change
 from refitd_client.delta.layout import MAX_HEADER_BYTES, TensorRecord
 from refitd_client.lanes import in_lanes, lanes_for
 from refitd_client.validation.contents import ReadingStoppedError
@@ -155,34 +156,60 @@ def _fits(name: str, row: TensorRecord, base: Base) -> bool:
     return tensor is not None and (row.dtype, row.shape) == (tensor.dtype, tensor.shape)
 
 
-def read_delta_contents(folder: Folder, file: FileStat, base: Base, *, stop: Event | None = None) -> DeltaContents:
-    """Read the delta in an open folder, without keeping the changes.
+class DeltaReading:
+    """A delta's file, read in two steps: its header, and its data, whose bytes come from those who digest them.
 
-    Its data is read only if its tensors are the base's. Its digest is not computed here: `read_contents` does
-    that, as for any other file.
-
-    Args:
-        folder: the delta's folder.
-        file: what the listing saw.
-        base: what the delta should lead from.
-        stop: ends the reading when it is set.
-
-    Raises:
-        ChangedError: it is not the file that was listed.
-        ReadingStoppedError: `stop` was set.
-        OSError: it cannot be read.
+    The changes are not kept. Its data is searched only if its tensors are the base's.
     """
-    with folder.open(DELTA_NAME, file) as fd:
+
+    def __init__(self, folder: Folder, file: FileStat, base: Base) -> None:
+        """Read the header.
+
+        Args:
+            folder: the delta's folder.
+            file: what the listing saw.
+            base: what the delta should lead from.
+
+        Raises:
+            ChangedError: it is not the file that was listed.
+            OSError: it cannot be read.
+        """
+        self._folder, self._file = folder, file
+        self._head: Head | None = None
+        self._fault: str | None = None
         try:
-            delta = DeltaFile(fd)
-            rows = delta.head.rows
-            stop, found = stop or Event(), dict[str, int]()
-            if all(_fits(*row, base) for row in rows.items()) and not delta.is_sound(stop):
-                found = _nonfinite(delta, stop)
+            with folder.open(DELTA_NAME, file) as fd:
+                self._head = DeltaFile(fd).head
         except DeltaRefusedError as error:
-            return DeltaContents(rows={}, non_finite={}, fault=str(error))
-        check_unchanged(DELTA_NAME, fd, file)
-        return DeltaContents(base=delta.head.base, version=delta.head.version, rows=rows, non_finite=found)
+            self._fault = str(error)
+        rows = dict[str, TensorRecord]() if self._head is None else self._head.rows
+        is_fitting = all(_fits(*row, base) for row in rows.items())
+        self._search = None if self._head is None or not is_fitting else ChangesSearch(self._head)
+
+    @property
+    def searches(self) -> Mapping[str, ChangesSearch]:
+        """What all of the file is searched by, by its name, before `contents`."""
+        return {} if self._search is None else {DELTA_NAME: self._search}
+
+    def contents(self, stop: Event) -> DeltaContents:
+        """What it holds. Reads it once more, tensor by tensor, where something is wrong with it.
+
+        Raises:
+            ChangedError: it is not the file that was listed.
+            ReadingStoppedError: `stop` was set.
+            OSError: it cannot be read.
+        """
+        if self._head is None:
+            return DeltaContents(rows={}, non_finite={}, fault=self._fault)
+        found: dict[str, int] = {}
+        if self._search is not None and not self._search.is_sound:
+            try:
+                with self._folder.open(DELTA_NAME, self._file) as fd:
+                    found = _nonfinite(DeltaFile(fd), stop)
+                    check_unchanged(DELTA_NAME, fd, self._file)
+            except DeltaRefusedError as error:
+                return DeltaContents(rows={}, non_finite={}, fault=str(error))
+        return DeltaContents(base=self._head.base, version=self._head.version, rows=self._head.rows, non_finite=found)
 
 
 def _nonfinite(delta: DeltaFile, stop: Event) -> dict[str, int]:

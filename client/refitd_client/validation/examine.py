@@ -40,9 +40,9 @@ from refitd_client.contract.manifest import (
 from refitd_client.contract.naming import ADAPTER_CONFIG_NAME, DELTA_NAME, INDEX_NAME, MANIFEST_NAME
 from refitd_client.contract.states import Kind
 from refitd_client.files.plain_file import read_at
-from refitd_client.validation.contents import read_contents
+from refitd_client.validation.contents import StretchSearch, read_contents
 from refitd_client.validation.conventions import recognise
-from refitd_client.validation.delta import Base, read_delta_contents
+from refitd_client.validation.delta import Base, DeltaReading
 from refitd_client.validation.lora import (
     MAX_CONFIG_BYTES,
     AdapterConfig,
@@ -153,16 +153,18 @@ def _read_weights(
     if judge(seen, reference, options) is not None:
         return Evidence(structure=seen)
     try:
-        delta, files = None, to_read(seen)
+        delta, files, searches = None, to_read(seen), dict[str, StretchSearch]()
         if isinstance(reference, Base) and DELTA_NAME in files:
-            delta = read_delta_contents(folder, files[DELTA_NAME], reference, stop=stop)
+            delta = DeltaReading(folder, files[DELTA_NAME], reference)
+            searches |= delta.searches
         named = seen.manifest.files if beside and seen.manifest is not None else {}
         proved = {name: named[name].digest for name in seen.headers if name in named}
         files = {name: file for name, file in files.items() if name not in proved}
-        contents = read_contents(folder, files, seen.headers, stop=stop)
+        contents = read_contents(folder, files, seen.headers, searches=searches, stop=stop)
         contents = replace(contents, digests=proved | dict(contents.digests))
+        changes = None if delta is None else delta.contents(stop or Event())
         if folder.signature(folder.list()) == seen.signature:
-            return Evidence(structure=seen, contents=contents, delta=delta)
+            return Evidence(structure=seen, contents=contents, delta=changes)
         change = Defect(Code.CHANGED, "files were added, replaced or removed while it was read: it is read again")
     except ChangedError as error:
         change = Defect(Code.CHANGED, f"{error}: it is read again")

@@ -1,8 +1,8 @@
 """What is found of a delta's changes together, in large pieces, is what a look at each tensor finds."""
 
 import tempfile
+from itertools import pairwise
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import numpy as np
@@ -65,7 +65,28 @@ def test_a_byte_that_is_changed_is_found_together_where_it_is_found_by_tensor(
         file.write(data)
         file.flush()
         delta = DeltaFile(file.fileno())
-        assert delta.is_sound(Event()) == by_tensor(delta)
+        assert searched(delta, data, piece) == by_tensor(delta)
+        assert check.in_order(delta.head, np.frombuffer(data, np.uint8)) == searched(delta, data, piece, values=False)
+
+
+def searched(delta: DeltaFile, data: bytes | bytearray, piece: int, *, values: bool = True) -> bool:
+    """What is found in stretches of so many bytes, of which the last comes first."""
+    search = check.ChangesSearch(delta.head, values=values)
+    edges = sorted({search.boundary(at) for at in range(0, len(data), piece)} | {len(data)}, reverse=True)
+    for end, begin in pairwise(edges):
+        search.look(memoryview(data)[begin:end], begin)
+    return search.is_sound
+
+
+def test_what_was_not_looked_at_is_not_sound() -> None:
+    data = delta_of([("BF16", 9, [1, 2, 5])])
+    delta = head.head_in(memoryview(data))
+    search = check.ChangesSearch(delta)
+    assert not search.is_sound
+    search.look(memoryview(data)[: search.begin + 8], 0)
+    assert not search.is_sound
+    search.look(memoryview(data)[search.begin + 8 :], search.begin + 8)
+    assert search.is_sound
 
 
 def test_a_delta_of_gaps_is_left_to_the_look_at_each_tensor(tmp_path: Path) -> None:
@@ -78,15 +99,7 @@ def test_a_delta_of_gaps_is_left_to_the_look_at_each_tensor(tmp_path: Path) -> N
     path = tmp_path / "delta"
     path.write_bytes(encode(delta, encoding=Encoding.GAP).to_bytes())
     with path.open("rb") as file:
-        assert not DeltaFile(file.fileno()).is_sound(Event())
-
-
-def test_what_was_stopped_is_not_sound(tmp_path: Path) -> None:
-    path, stop = tmp_path / "delta", Event()
-    path.write_bytes(delta_of([("BF16", 9, [1, 2])]))
-    stop.set()
-    with path.open("rb") as file:
-        assert not DeltaFile(file.fileno()).is_sound(stop)
+        assert not searched(DeltaFile(file.fileno()), path.read_bytes(), 2**22)
 
 
 def outcome(data: bytes, at_once: int) -> Any:

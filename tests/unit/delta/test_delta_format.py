@@ -1,6 +1,7 @@
 """A delta's file: what was written is read, and what anyone else may have made of it is refused."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,15 @@ def test_what_lies_together_is_written_together() -> None:
     assert len(encode(together).parts()) == 1 + 2 * 3
     assert encode(together).to_bytes() == encode(copies).to_bytes()
     assert same(parse_delta(encode(together).to_bytes()), together)
+
+
+def test_small_arrays_in_the_row_of_large_ones_do_not_cut_it() -> None:
+    """A layer's biases lie between its weights: each would end a piece."""
+    indices, values = np.arange(60_000, dtype=np.uint32), np.arange(60_000).astype(np.uint16)
+    ends = [0, 20_000, 20_010, 40_000, 40_010, 60_000]
+    row = delta(**{f"t{at}": _part(indices[a:b], values[a:b]) for at, (a, b) in enumerate(pairwise(ends))})
+    assert len(encode(row).parts()) == 1 + 2
+    assert same(parse_delta(encode(row).to_bytes()), row)
 
 
 def test_small_arrays_are_written_together_wherever_they_lie() -> None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.naming import DELTA_NAME, MANIFEST_NAME
 from refitd_client.contract.states import Kind
 from refitd_client.delta import DeltaRules, apply, read_delta
-from refitd_client.validation.delta import Base, content_faults, read_delta_contents
+from refitd_client.validation.delta import Base, DeltaReading, content_faults
 from refitd_client.validation.examine import examine
 from refitd_client.validation.reference import read_reference
 from refitd_client.validation.validate import Invalid, Options, Valid, validate
@@ -222,7 +223,7 @@ def test_a_scale_that_is_not_above_zero_is_rejected_in_a_full_version_and_in_a_d
     write_delta(tmp_path / "run/v000003", "run", 3, 1, weights, wrong)
     base = Base("run~v000001", served.inventory, {})
     with Folder(tmp_path, "run/v000003") as folder:
-        read = read_delta_contents(folder, folder.list()[DELTA_NAME], base)
+        read = DeltaReading(folder, folder.list()[DELTA_NAME], base).contents(Event())
     manifest = parse_manifest((tmp_path / "run/v000003" / MANIFEST_NAME).read_bytes())
     (fault,) = content_faults(manifest, read, base)
     assert (fault.code, SCALES in fault.reason, "not above 0" in fault.reason) == (Code.NON_FINITE, True, True)

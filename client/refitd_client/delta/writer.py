@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import zip_longest
 from threading import Event
 from typing import Any, cast
@@ -39,14 +39,14 @@ _MANY = 2**17  # changes from which on it is worth waking threads to pack them
 _OTHER_BYTES = 1000  # of a header, or of one tensor in it, beside names and shapes: over twice what it really takes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EncodedDelta:
     """The file to write: the bytes before the data, and the data without the digest. Arrays are not copied."""
 
     head: bytes
     arrays: Sequence[NDArray[Any]]
 
-    @property
+    @cached_property
     def size(self) -> int:
         """The bytes of the file."""
         return len(self.head) + sum(array.nbytes for array in self.arrays) + DIGEST_ENTRY.nbytes

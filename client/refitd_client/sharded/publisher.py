@@ -1,7 +1,7 @@
 """`ShardedPublisher`: every rank of a trainer publishes its part of one version."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -16,14 +16,15 @@ from refitd_client.publish.attempt import DeltaChoice
 from refitd_client.publish.durability import ALWAYS, DurabilityPolicy
 from refitd_client.publish.publication import Publication, StagedPublication
 from refitd_client.publish.publisher import WeightPublisher
-from refitd_client.sharded.agreement import LeadOptions, succeeded
+from refitd_client.sharded.agreement import LeadOptions
+from refitd_client.sharded.alike import RankSettings
 from refitd_client.sharded.follower import Follower
 from refitd_client.sharded.holdings import NamingOptions, Sharded
-from refitd_client.sharded.lead import Lead, refuse
+from refitd_client.sharded.joining import PreparedRank, join
+from refitd_client.sharded.lead import Lead
 from refitd_client.sharded.lend_orders import LendOrder
 from refitd_client.sharded.rank_group import (
     DigestOrder,
-    DoneReply,
     EndOrder,
     FailedReply,
     Opening,
@@ -88,8 +89,8 @@ class ShardedPublisher:
         file: with more ranks than files (16 by default, fewer of a small model) some ranks have none to do.
 
         Args:
-            root: the folder that the service watches, as this rank sees it: one file system for all ranks.
-            run: the run's name.
+            root: the folder that the service watches, as this rank sees it: one folder of one file system for all.
+            run: the run's name, the same on every rank, as is `max_shard_bytes`.
             service_url: the service to send notices to (rank 0 does) and to ask in `wait` (any rank may).
             process_group: the ranks that hold the weights, as a group that can carry CPU tensors (gloo). Without it
                 all ranks, in a group of their own.
@@ -110,7 +111,8 @@ class ShardedPublisher:
                 `every=N` or `never`. The same on every rank: `publish` refuses anything else.
 
         Raises:
-            PublishError: as for a `WeightPublisher`, on every rank; or torch.distributed is not initialised.
+            PublishError: as for a `WeightPublisher`, on every rank; or ranks do not agree on `root`, `run` or
+                `max_shard_bytes`; or torch.distributed is not initialised.
             RankLostError: a rank is gone, or did not come.
             TypeError, ValueError: the URL, the token, a dtype, `shadow`, `durable` or a number cannot be one on a rank:
                 the message names it, on every rank.
@@ -124,8 +126,7 @@ class ShardedPublisher:
         self._folder: Path
         self._follower: Follower
 
-        def prepared() -> Callable[[], Lead]:
-            """Prepare this rank. Returns what takes the run, on rank 0."""
+        def prepare() -> PreparedRank:
             if shadow not in {"gpu", "stream"}:
                 raise ValueError(f"shadow is {shadow!r}: it is 'gpu' or 'stream'")
             if not is_timeout(rank_timeout):
@@ -169,10 +170,13 @@ class ShardedPublisher:
                 engines=engines,
                 durable=durable,
             )
-            return lambda: Lead(self._rank_group, self._held.enter_context(publisher()), options)
+            return PreparedRank(
+                settings=RankSettings.of(root, run, max_shard_bytes),
+                take=lambda: Lead(self._rank_group, self._held.enter_context(publisher()), options),
+            )
 
         try:
-            self._begin(prepared)
+            self._lead = join(self._rank_group, prepare)
         except BaseException:
             self.close()
             raise
@@ -307,22 +311,6 @@ class ShardedPublisher:
         finally:
             self._follower.release()
 
-    def _begin(self, prepared: Callable[[], Callable[[], Lead]]) -> None:
-        """Prepare each rank, and take the run on rank 0; every rank raises what fails on one."""
-        group, ready = self._rank_group, _attempted(prepared)
-        if group.rank != 0:
-            group.tell(ready if isinstance(ready, FailedReply) else DoneReply())
-            if isinstance(answer := group.hear(), RefusedOutcome):
-                raise answer.error
-            return
-        try:
-            take, *_ = succeeded(group.hear_all(ready, "open its publisher"))
-            self._lead = take()
-        except Exception as error:
-            refuse(group, error)
-            raise
-        group.tell_all([DoneReply()] * group.size)
-
     def _open(
         self, weights: Any, step: Any, sharded: Any, transport: Any, delta: Any, *, handover: bool
     ) -> Opening | FailedReply:
@@ -380,11 +368,3 @@ class ShardedPublisher:
             published.notice_error.publication = publication
             raise published.notice_error
         return publication
-
-
-def _attempted(make: Callable[[], Callable[[], Lead]]) -> Callable[[], Lead] | FailedReply:
-    """What `make` returns; why it does not, as rank 0 is told of arguments that cannot be."""
-    try:
-        return make()
-    except Exception as error:
-        return FailedReply(error=portable(error), is_argument=True)

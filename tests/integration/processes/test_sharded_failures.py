@@ -191,6 +191,9 @@ OPENED_BADLY: list[tuple[int, dict[str, Any], type[Exception], str]] = [
     (1, {"service_url": "ftp://x"}, ValueError, "rank 1: service URL 'ftp://x' names no HTTP service"),
     (1, {"root": "s3://bucket/prefix"}, ValueError, "rank 1: ranks publish into a folder"),
     (1, {"root": 7}, TypeError, "rank 1: .*not int"),
+    (1, {"run": "other"}, PublishError, "rank 1 was opened with run='other' and rank 0 with 'run': all ranks are"),
+    (0, {"root": "/nowhere"}, PublishError, "rank 1 was opened with root='/.*' and rank 0 with '/nowhere'"),
+    (0, {"max_shard_bytes": 9}, PublishError, "rank 1 was opened with max_shard_bytes=None and rank 0 with 9: "),
 ]
 
 

@@ -132,6 +132,7 @@ class Publication:
     the reason for a full version, and `density` the share of all elements that changed since the version before.
     `url` is where its objects lie, if it went to an object store; nothing is left at `path` then. `in_memory`: engines
     have taken it from the trainer's memory, and it has no files, as `durable` says; `bytes` is 0 and `digest` empty.
+    `handed` says what came of it before its files; None where neither `handover` nor `transport` was asked for.
     """
 
     run: str
@@ -152,6 +153,7 @@ class Publication:
     begun: str | None = None
     url: str | None = None
     in_memory: bool = False
+    handed: "Handed | None" = None
 
     def wait(self, timeout: float = 60.0, wait_for: WaitFor = "served") -> Served:
         """Wait until engines serve the version, or until what `wait_for` says.
@@ -232,8 +234,8 @@ class StagedPublication:
     density: float | None = None
 
     @classmethod
-    def of(cls, publication: Publication, handed: "Handed | None") -> "StagedPublication":
-        """A publication that is committed, as one of a transport, with what came of that."""
+    def of(cls, publication: Publication) -> "StagedPublication":
+        """A publication that is committed, as one of a transport."""
         done: Future[Publication] = Future()
         done.set_result(publication)
         return cls(
@@ -243,7 +245,7 @@ class StagedPublication:
             path=publication.path,
             version_id=publication.version_id,
             outcome=PendingPublication(done),
-            handed=handed,
+            handed=publication.handed,
             kind=publication.kind,
             why_full=publication.why_full,
             density=publication.density,
@@ -268,9 +270,13 @@ class StagedPublication:
             InvalidWeightsError, StorageError, ServiceProblemError: what `publish` would have raised.
         """
         try:
-            return self.outcome.get(timeout)
+            return replace(self.outcome.get(timeout), handed=self.handed)
         except TimeoutError:
             raise WaitTimeoutError(f"{self.version_id} is not committed after {timeout:g} s; it goes on") from None
+        except ServiceError as error:
+            if isinstance(error.publication, Publication):
+                error.publication = replace(error.publication, handed=self.handed)
+            raise
 
     def wait(self, timeout: float = 60.0, wait_for: WaitFor = "served") -> Served:
         """Wait until it is committed, and then as `Publication.wait` does. Raises what either raises."""

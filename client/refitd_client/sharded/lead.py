@@ -32,7 +32,6 @@ from refitd_client.sharded.routing import Asked, route_of_ranks
 from refitd_client.sharded.shared_shadows import ShadowCount
 from refitd_client.sharded.shared_shards import SharedShards
 from refitd_client.transport.group.choice import Transport
-from refitd_client.transport.handover import Handed
 from refitd_client.write.content import BaseModel, Content
 from refitd_client.write.plan import index_json
 
@@ -55,7 +54,7 @@ class Lead:
 
     def publish(
         self, opening: Opening | FailedReply, follower: Follower, step: int, publish: Callable[..., Any]
-    ) -> tuple[Publication, Handed | None]:
+    ) -> Publication:
         """Lead a publication, and tell all ranks how it ended.
 
         Args:
@@ -63,33 +62,30 @@ class Lead:
             follower: rank 0's own, which carries orders out.
             step: the trainer's.
             publish: publishes content, by a transport where one is asked for; everything else is bound to it.
-
-        Returns:
-            The publication, and what came of a transfer, None where none was asked for.
         """
         try:
             openings: list[Opening | FailedReply] = self._rank_group.hear_all(opening, f"come to publish step {step}")
-            publication, handed = self._published(openings, follower, publish)
+            publication = self._published(openings, follower, publish)
         except ServiceError as error:
             if isinstance(error.publication, Publication):
-                self._tell(error.publication, error, None)
+                self._tell(error.publication, error)
             else:
                 refuse(self._rank_group, error)
             raise
         except BaseException as error:
             refuse(self._rank_group, error)
             raise
-        self._tell(publication, None, handed)
-        return publication, handed
+        self._tell(publication, None)
+        return publication
 
     def _published(
         self, openings: Sequence[Opening | FailedReply], follower: Follower, publish: Callable[..., Any]
-    ) -> tuple[Publication, Handed | None]:
+    ) -> Publication:
         content, transport = self._content(openings, follower)
         if transport is None:
-            return publish(content), None
+            return publish(content)
         staged: StagedPublication = publish(content, transport=transport)
-        return staged.committed(), staged.handed
+        return staged.committed()
 
     def _content(
         self, openings: Sequence[Opening | FailedReply], follower: Follower
@@ -122,7 +118,7 @@ class Lead:
         companions = [] if base is None else base.companions
         return Content(weights=shared, index=index_json(shared.tensors), companions=companions), transport
 
-    def _tell(self, publication: Publication, error: ServiceError | None, handed: Handed | None) -> None:
+    def _tell(self, publication: Publication, error: ServiceError | None) -> None:
         notice_error = publication.notice_error
         outcome = PublishedOutcome(
             order=Order(publication.generation, publication.step),
@@ -133,7 +129,7 @@ class Lead:
             notice_error=None if notice_error is None else portable_service_error(notice_error),
             is_refused=error is not None,
             begun=publication.begun,
-            handed=handed,
+            handed=publication.handed,
             in_memory=publication.in_memory,
             kind=publication.kind,
             base=publication.base,

@@ -45,7 +45,6 @@ from refitd_client.sharded.slot_orders import BlocksOrder, CopyOrder
 from refitd_client.tensors import casts
 from refitd_client.transport.group.choice import Transport
 from refitd_client.transport.group.sending import SEND_SECONDS
-from refitd_client.transport.handover import Handed
 from refitd_client.write.plan import Rename
 
 if TYPE_CHECKING:
@@ -294,11 +293,11 @@ class ShardedPublisher:
                     allow_extra=allow_extra,
                     delta=delta,
                 )
-                publication, handed = self._lead.publish(opening, self._follower, step, publish)
+                publication = self._lead.publish(opening, self._follower, step, publish)
                 self._follower.shadow.keep_only(self._lead.shadow_count.number)
             else:
-                publication, handed = self._follow(opening, step)
-            return StagedPublication.of(publication, handed) if handover or transport is not None else publication
+                publication = self._follow(opening, step)
+            return StagedPublication.of(publication) if handover or transport is not None else publication
         except Exception as error:
             self._follower.forget()
             if not isinstance(error, ServiceError) or error.publication is None:  # else it is published all the same
@@ -324,7 +323,7 @@ class ShardedPublisher:
             return FailedReply(error=portable(error), is_argument=True)
         return self._follower.open(weights, step, sharded, transport, delta)
 
-    def _follow(self, opening: Opening | FailedReply, step: int) -> tuple[Publication, Handed | None]:
+    def _follow(self, opening: Opening | FailedReply, step: int) -> Publication:
         reply: Opening | RankReply = opening
         longer = 0.0 if isinstance(opening, FailedReply) or opening.transport is None else SEND_SECONDS
         while True:
@@ -336,7 +335,7 @@ class ShardedPublisher:
                     reply = self._follower.answer(order)
                 case PublishedOutcome() as published:
                     self._follower.shadow.keep_only(published.shadow)
-                    return self._publication(published), published.handed
+                    return self._publication(published)
                 case RefusedOutcome(error=error, broken=broken):
                     self._rank_group.broken = broken
                     raise error
@@ -363,6 +362,7 @@ class ShardedPublisher:
             notice_error=published.notice_error,
             begun=published.begun,
             in_memory=published.in_memory,
+            handed=published.handed,
         )
         if published.notice_error is not None and published.is_refused:
             published.notice_error.publication = publication

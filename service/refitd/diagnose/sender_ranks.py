@@ -97,8 +97,8 @@ class RankTrainer:
         for pipe in self._pipes:
             with suppress(OSError):  # it has ended, and says nothing
                 pipe.send(order)
-        publication, handed = self._all(self._setup.timeout)[0]
-        return StagedPublication.of(replace(publication, connection=self._setup.connection), handed)
+        publication = self._all(self._setup.timeout)[0]
+        return StagedPublication.of(replace(publication, connection=self._setup.connection))
 
     def hindrances(self) -> tuple[Choice, dict[str, str]]:
         """As `BenchTrainer`."""
@@ -200,7 +200,7 @@ def _answer(
         flip(tensors)
     try:
         publication = publisher.publish(tensors, step=order.step, sharded=parts, transport=order.transport)
-        said: object = replace(publication.committed(), connection=None), publication.handed
+        said: object = replace(publication.committed(), connection=None)
     except Exception as error:
         said = portable(error)
     pipe.send(said)

@@ -6,18 +6,22 @@ import json
 import os
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
 import pytest
 import torch
 
-from refitd_client import InvalidWeightsError, NoSpaceError, StorageError, WeightPublisher
+from refitd_client import Handed, InvalidWeightsError, NoSpaceError, StorageError, UnauthorizedError, WeightPublisher
 from refitd_client.checkpoint.finite import NO_RULE
 from refitd_client.contract.manifest import fitting_fingerprints
 from refitd_client.contract.states import Kind, WaitOutcome
+from refitd_client.contract.wire import Problem
 from refitd_client.fingerprint import fingerprints
 from refitd_client.publish import attempt
+from refitd_client.publish.publication import PendingPublication, Publication, StagedPublication
 from refitd_client.transport import exported, handover
 from refitd_client.transport.group.child import TransferSent
 from refitd_client.transport.group.sending import NoTransferError, Sending
@@ -68,9 +72,37 @@ def test_the_service_hears_of_an_offer_and_then_of_its_files(
     assert publication.handed is not None
     assert publication.handed.reason == "no engine of the run is known to the service"
     assert not list((publication.path.parent).glob(".offer-*"))  # the tensors are the trainer's own again
-    publication.committed(30)
+    assert publication.committed(30).handed == publication.handed
     assert (said(service, 1), publication.path.is_dir()) == (["offer", Kind.FULL], True)
     assert [notice.metadata["job"] for notice in service.bodies] == ["seven"] * 2  # its trace begins with the offer
+
+
+def test_a_publication_says_what_it_was_handed_to_whether_anything_was_asked_for_or_not(
+    publisher: WeightPublisher, trainer: SharedTensors
+) -> None:
+    """So that a trainer that goes from files to a transport need not change what it reads."""
+    plain = publisher.publish(trainer.tensors, step=1)
+    staged = publisher.publish(trainer.tensors, step=2, block="staged")
+    assert (plain.handed, staged.handed, staged.committed(30).handed) == (None, None, None)
+    by_files = publisher.publish(trainer.tensors, step=3, transport="disk").committed(30)
+    assert by_files.handed is not None
+    assert by_files.handed.transport == "disk"
+
+
+def test_the_publication_of_a_refused_notice_says_what_it_was_handed_to_as_well(
+    publisher: WeightPublisher, trainer: SharedTensors
+) -> None:
+    plain = publisher.publish(trainer.tensors, step=1)
+    refused = UnauthorizedError(Problem(type="urn:x", title="No", status=401, detail="no"))
+    refused.publication = plain
+    outcome: Future[Publication] = Future()
+    outcome.set_exception(refused)
+    staged = replace(
+        StagedPublication.of(replace(plain, handed=Handed(engines=("a",)))), outcome=PendingPublication(outcome)
+    )
+    with pytest.raises(UnauthorizedError) as raised:
+        staged.committed(30)
+    assert raised.value.publication == replace(plain, handed=Handed(engines=("a",)))
 
 
 def test_no_tensor_is_kept_that_was_handed_over(publisher: WeightPublisher, trainer: SharedTensors) -> None:

@@ -59,5 +59,5 @@ def _in_short(version: Version, window: int | None, told: Sequence[str]) -> str 
     line = one_line(reason)
     if window is None or len(line) <= (room := max(window - INDENT, 1)):
         return reason if window is None else line
-    first = line.partition("; ")[0]  # as a rule the first of several faults
-    return (first if len(first) < room else line[: room - 1].rstrip()) + _CUT
+    end = line.rfind("; ", 0, room + 1)  # as a rule between two of several faults: as many as the window has room for
+    return line[: room - 1 if end < 0 else end].rstrip() + _CUT

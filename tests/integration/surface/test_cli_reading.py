@@ -146,7 +146,7 @@ class TestStatus:
         assert "shape of w" in shown
         assert nan in refitd("versions", "--url", service.url).stdout
 
-    def test_a_long_reason_is_one_line_and_the_command_for_the_rest_is_named_once(self, service: StandIn) -> None:
+    def test_a_long_reason_is_one_line_that_fills_the_window_and_the_rest_is_named_once(self, service: StandIn) -> None:
         first = "tensor lm_head.weight in model.safetensors has 1 non-finite value, the first at flat index 0"
         nan = f"{first}; tensor w has another; and 24 more tensors: the trainer has diverged or wrote damage"
         service.versions = [make_version(step, state=VersionState.REJECTED, reason=nan) for step in (6, 7)]
@@ -159,7 +159,9 @@ class TestStatus:
             assert rest == "Where a reason ends in '…', 'refitd explain VERSION' has all of it."
             assert shown.count(rest) == 1
             wide = refitd(command, "--url", service.url, env={"COLUMNS": "150"}).stdout
-            assert f"    {first}…\n{rest}\n" in wide
+            assert f"    {first}; tensor w has another…\n{rest}\n" in wide
+            assert f"    {first}…\n{rest}\n" in refitd(command, "--url", service.url, env={"COLUMNS": "115"}).stdout
+            assert f"    {nan}\n" in refitd(command, "--url", service.url, env={"COLUMNS": "200"}).stdout
             piped = refitd(command, "--url", service.url).stdout
             assert (piped.count(nan), rest in piped) == (2, False)
         summary = answer("status", "--url", service.url, kind=StatusSummary)

@@ -23,6 +23,9 @@ from refitd.state.handed_out import HandedOutBytes
 from refitd.state.leader import Leader
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
+from refitd.text import listed
+from refitd_client.contract.naming import Order, parse_version_id
+from refitd_client.contract.naming import version_id as id_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +67,30 @@ async def find_version(service: Service, version_id: str) -> VersionRecord:
     """
     record = await service.store.find(version_id)
     if record is None:
-        detail = f"no version {version_id}: 'refitd versions' lists what there is"
+        lists = ": 'refitd versions' lists what there is"
+        others = other_generations(version_id, service.store)
+        known = f", but that step in another generation: {listed(others)}" if others else lists
+        detail = f"no version {version_id}{known}"
         raise unknown(service.store, Slug.UNKNOWN_VERSION, detail)
     return record
+
+
+def other_generations(version_id: str, store: Store) -> list[str]:
+    """The ids of a run's versions of the same step in other generations, the newest first.
+
+    Versions that are deleted count where there is no other.
+    """
+    if (asked := parse_version_id(version_id)) is None:
+        return []
+    run, order = asked
+    first = id_of(run, Order(1, order.step))
+    for ids in (store.versions, store.gone):
+        same = [parse_version_id(id_) for id_ in ids if id_ == first or id_.startswith(f"{first}.")]
+        if same:
+            return [
+                id_of(run, each) for each in sorted((found[1] for found in same if found is not None), reverse=True)
+            ]
+    return []
 
 
 def engine_id_of(word: str, store: Store) -> str:

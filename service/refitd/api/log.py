@@ -8,7 +8,7 @@ import structlog
 from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.responses import StreamingResponse
 
-from refitd.api.context import Service, ServiceOf, engine_id_of, find_version
+from refitd.api.context import Service, ServiceOf, engine_id_of, find_version, other_generations
 from refitd.api.explain import explain_engine, explain_run, explain_version, of_its_run
 from refitd.api.feed import Feed, FellBehindError, stream_slot
 from refitd.api.overview import glance_at, runs_of
@@ -143,11 +143,16 @@ async def _was_never_sent(record: VersionRecord, service: Service) -> bool:
 def _unknown(subject: str, candidates: Sequence[str], store: Store) -> str:
     """What to ask for in the place of something that is no one version and no engine."""
     if candidates:
-        named = ", ".join(f"'refitd explain {id_}'" for id_ in candidates[:_NAMED])
-        more = f" and {len(candidates) - _NAMED} more" if len(candidates) > _NAMED else ""
-        return f"{subject} may be {len(candidates)} versions: {named}{more}"
+        return f"{subject} may be {len(candidates)} versions: {_commands(candidates)}"
+    if others := other_generations(subject, store):
+        return f"no version {subject}, but that step in another generation: {_commands(others)}"
     lists = "'refitd runs', 'refitd versions' and 'refitd engines' list what there is"
     return f"no run, version or engine has the name {subject!r}: {lists}"
+
+
+def _commands(ids: Sequence[str]) -> str:
+    more = f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else ""
+    return ", ".join(f"'refitd explain {id_}'" for id_ in ids[:_NAMED]) + more
 
 
 def version_ids_of(word: str, store: Store, targets: Targets) -> list[str]:

@@ -284,6 +284,27 @@ async def test_who_names_what_may_be_several_versions_or_none_is_told_what_to_as
         assert (await told("run~v000099"))[1] == f"no run, version or engine has the name 'run~v000099': {lists}"
 
 
+async def test_who_names_a_version_of_another_generation_is_told_which_there_are(tmp_path: Path) -> None:
+    async with serving(tmp_path, run="exp") as stage:
+        for generation in (2, 3):
+            publish(stage.root, "exp", 2, {}, generation=generation)
+            await stage.until(f"exp~v000002.g{generation}", lambda record: record.state is VersionState.REJECTED)
+
+        async def told(path: str) -> tuple[int, str]:
+            answer = await stage.http.get(f"/v1/{path}")
+            return answer.status_code, answer.json()["detail"]
+
+        but = "no version exp~v000002, but that step in another generation:"
+        commands = "'refitd explain exp~v000002.g3', 'refitd explain exp~v000002.g2'"
+        assert await told("explain/exp~v000002") == (404, f"{but} {commands}")
+        assert await told("versions/exp~v000002") == (404, f"{but} exp~v000002.g3, exp~v000002.g2")
+        for other in ("exp~v000003", "other~v000002"):
+            assert await told(f"versions/{other}") == (
+                404,
+                f"no version {other}: 'refitd versions' lists what there is",
+            )
+
+
 async def test_of_an_engine_that_is_away_only_what_it_served_is_said(tmp_path: Path) -> None:
     async with serving(tmp_path, names=("a", "b")) as stage:
         stage.engines["b"].down = True

@@ -9,6 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
+from refitd.api.faults import fault_sentence
 from refitd.observe.telemetry import Telemetry
 from refitd.problem import ProblemError, Slug
 from refitd.state.journal.journal import JournalError
@@ -65,7 +66,7 @@ async def _validation(request: Request, error: Exception) -> Response:
         raise error
     if not _is_json(request) and any(fault["loc"][:1] == ("body",) for fault in error.errors()):
         return answer(ProblemError(Slug.BAD_REQUEST, _NOT_JSON), request.scope)
-    faults = "; ".join(f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}" for fault in error.errors())
+    faults = "; ".join(fault_sentence(fault) for fault in error.errors())
     return answer(ProblemError(Slug.BAD_REQUEST, faults), request.scope)
 
 

@@ -97,6 +97,28 @@ async def test_a_bad_notice_gets_its_own_problem_document(
         assert stage.store.versions == {}
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "said"),
+    [
+        ("GET", "/v1/versions?limit=x", "limit in the query is 'x': it has to be a whole number"),
+        ("GET", "/v1/versions?limit=501", "limit in the query is '501': it has to be 500 or less"),
+        ("GET", "/v1/versions/a~v000001/wait?timeout=301", "timeout in the query is '301': it has to be 300 or less"),
+        ("GET", "/v1/log?severity=bad", "severity in the query is 'bad': it has to be 'info' or 'warning'"),
+        ("GET", "/v1/engines?serves=x", "serves in the query is 'x': it has to be a text that matches ^(>=)?[0-9]"),
+        ("GET", "/v1/events", "last-event-id in the headers is 'x': it has to be a whole number"),
+        ("POST", "/v1/versions", "step in the body is 1.5: it has to be a whole number; force in the body is no field"),
+    ],
+)
+async def test_a_request_of_the_wrong_form_is_told_the_field_what_came_and_what_is_wanted(
+    tmp_path: Path, method: str, path: str, said: str
+) -> None:
+    body = {"run": "run", "step": 1.5, "force": True} if method == "POST" else None
+    async with serving(tmp_path) as stage:
+        answer = await stage.http.request(method, path, json=body, headers={"Last-Event-ID": "x"})
+        assert (answer.status_code, answer.json()["type"]) == (422, "urn:refitd:problem:bad-request")
+        assert answer.json()["detail"].startswith(said)
+
+
 async def test_one_step_with_other_content_is_a_conflict(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage:
         await stage.served(1)

@@ -11,7 +11,7 @@ from refitd_client.fingerprint.parts import PartInput
 from refitd_client.sharded.holdings import Holding, flat_of
 from refitd_client.sharded.layout import Box
 from refitd_client.sharded.parts import SentPart
-from refitd_client.tensors import refused
+from refitd_client.write.plan import not_finite
 
 Part = TypeVar("Part")
 
@@ -99,11 +99,7 @@ def add_scans(found: dict[str, tuple[int, int]], parts: Sequence[SentPart], scan
 
 def not_finite_here(name: str, count: int) -> InvalidWeightsError:
     """The error of a rank whose part of a tensor holds `count` values that are not finite."""
-    return refused(
-        name,
-        f"holds {count} values that are NaN or infinite in this rank's part: the training step that made it went "
-        "wrong, and engines would answer with noise (check_finite=False publishes it all the same)",
-    )
+    return not_finite(name, count, " in this rank's part")
 
 
 def flat_box(local: Any, boxes: Sequence[Box], number: int) -> Any:

@@ -320,11 +320,11 @@ def _parts(entries: Sequence[Entry], piece: NDArray[np.uint8]) -> Iterator[tuple
         begin += entry.nbytes
 
 
-def not_finite(name: str, count: int) -> InvalidWeightsError:
-    """The error for a tensor with so many values that are NaN or infinite."""
+def not_finite(name: str, count: int, where: str = "") -> InvalidWeightsError:
+    """The error for a tensor with so many values that are NaN or infinite; `where`, if not in all of it."""
     values = "1 value that is" if count == 1 else f"{count} values that are"
     return refused(
         name,
-        f"holds {values} NaN or infinite: the training step that made it went wrong, and engines would answer with "
-        "noise (check_finite=False publishes it all the same)",
+        f"holds {values} NaN or infinite{where}: the training step that made it went wrong, and engines would answer "
+        "with noise (check_finite=False publishes it all the same)",
     )

@@ -102,4 +102,5 @@ def _summary(done: Mapping[str, BucketCollection], verb: str) -> Text:
     deleted = sum(len(run.deleted) for run in done.values())
     later = sum(len(run.retired) + len(run.waiting) for run in done.values())
     kept = sum(len(_kept(run)) for run in done.values())
-    return Text(f"{deleted} versions {verb}, {later} later, {kept} kept, of {len(done)} runs", style="bold")
+    versions, runs = "version" if deleted == 1 else "versions", "run" if len(done) == 1 else "runs"
+    return Text(f"{deleted} {versions} {verb}, {later} later, {kept} kept, of {len(done)} {runs}", style="bold")

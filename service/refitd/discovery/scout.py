@@ -63,7 +63,9 @@ def _believed(answer: Answer) -> Answer:
 
 def _fault(answers: Sequence[Answer], found: frozenset[str], before: Discovered) -> str | None:
     silent = [f"{answer.place}: {answer.reason}" for answer in answers if isinstance(answer, Silent)]
-    kept = [f"{len(before.missing_since)} engines that were found before stay"] if before.missing_since else []
+    count = len(before.missing_since)
+    stays = "1 engine that was found before stays" if count == 1 else f"{count} engines that were found before stay"
+    kept = [stays] if count else []
     if not silent and not found and kept:
         silent = [f"{answer.place} names no engine" for answer in answers]
     return "engines cannot be found: " + "; ".join([*silent, *kept]) if silent else None

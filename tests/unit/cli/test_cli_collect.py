@@ -31,7 +31,7 @@ def test_it_says_what_would_go_and_deletes_it_when_that_is_agreed_to(bucket: Scr
     assert "and no follower has a lease of it" in " ".join(shown.split())
     assert f"keep    {V2}" in shown
     assert "it is the newest version, followers are to serve it" in " ".join(shown.split())
-    assert "1 versions would be deleted, 0 later, 1 kept, of 1 runs" in shown
+    assert "1 version would be deleted, 0 later, 1 kept, of 1 run\n" in shown
     assert answer("collect", NAME, "--yes", kind=dict[str, BucketCollection]) == {RUN: BucketCollection(deleted=(V1,))}
     assert counted(bucket) == [V2]
     assert "0 versions deleted, 0 later, 1 kept" in refitd("collect", NAME, "--run", RUN, "--yes").stdout

@@ -24,7 +24,9 @@ def test_a_store_that_does_all_is_good_and_stays_as_it_was(pushes: bool) -> None
     bucket = ScriptedBucket()
     asyncio.run(BucketRun(bucket, RUN, keep=1).begin())
     before = keys(bucket)
-    assert verdicts(found(bucket, pushes=pushes)) == [CheckVerdict.OK, CheckVerdict.OK]
+    findings = found(bucket, pushes=pushes)
+    assert verdicts(findings) == [CheckVerdict.OK, CheckVerdict.OK]
+    assert findings[0].text == "it can be read, and holds 1 run"
     assert keys(bucket) == before
 
 

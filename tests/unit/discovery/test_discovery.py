@@ -70,6 +70,11 @@ def test_a_source_that_vanishes_takes_nobody_with_it_and_that_is_said(answer: En
     assert remember(memory, [said(B)], 1e6).fault is None
 
 
+def test_one_engine_that_stays_is_spoken_of_as_one() -> None:
+    memory = remember(remember(Discovered(), [said(A)], 0.0), [said()], 1.0)
+    assert (memory.fault or "").endswith("; 1 engine that was found before stays")
+
+
 def test_one_place_of_two_that_is_silent_keeps_those_that_may_be_its_own() -> None:
     memory = remember(Discovered(), [said(A), said(B)], 0.0)
     for now in (1.0, 1e6):

@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from refitd_client.sharded.rank_reader import PIECE_BYTES, Reader
+from refitd_client.sharded.reading import not_finite_here
 
 
 @pytest.fixture
@@ -59,3 +60,8 @@ def test_an_error_in_one_thread_ends_the_others_before_it_is_raised(reader: Read
     assert working == 0
     assert most == 4
     reader.close()
+
+
+@pytest.mark.parametrize(("count", "said"), [(1, "1 value that is"), (2, "2 values that are")])
+def test_a_part_that_is_not_finite_is_counted_in_words_that_fit(count: int, said: str) -> None:
+    assert f"tensor w holds {said} NaN or infinite in this rank's part: " in str(not_finite_here("w", count))

@@ -68,7 +68,8 @@ def judge_store(asked: StoreAnswers) -> Iterator[Finding]:
     elif not asked.pushes and not asked.runs:
         yield warning(CheckName.STORE, asked.name, "it can be read, and holds no run", "publish into it, or push to it")
     else:
-        yield good(CheckName.STORE, asked.name, f"it can be read, and holds {len(asked.runs)} runs")
+        runs = "1 run" if len(asked.runs) == 1 else f"{len(asked.runs)} runs"
+        yield good(CheckName.STORE, asked.name, f"it can be read, and holds {runs}")
     if asked.write is None:
         text = "it can be written, and keeps conditions of writes" if asked.pushes else "it can be written"
         yield good(CheckName.STORE, asked.name, text)

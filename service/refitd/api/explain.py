@@ -69,11 +69,11 @@ def explain_run(seen: RunGlance, target: str | None) -> list[str]:
     reasons = (reason if reason.endswith(".") else f"{reason}." for reason in seen.reasons)
     lacks = f"It has no target: 'refitd versions --run {seen.run}' lists its versions."
     aims = lacks if target is None else f"{target} is its target."
-    return [f"Run {seen.run} is {seen.standing}: {seen.headline}", *reasons, aims]
+    return [f"Run {seen.run} is {seen.standing}: {seen.headline}", *of_its_run(reasons, seen.run), aims]
 
 
 def of_its_run(sentences: Iterable[str], run: str) -> list[str]:
-    """What is said of a run's target, beneath what is said of the run: it names the run's explanation no more."""
+    """What is said of a run and its versions within the run's own explanation, which it does not name again."""
     itself = f": 'refitd explain {run}' says "
     said = (each.replace(f"{itself}how to bring one here, or ", ": bring one here, or ") for each in sentences)
     return [each.replace(f"{itself}what to do.", ".") for each in said]

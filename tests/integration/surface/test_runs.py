@@ -133,6 +133,8 @@ async def test_a_run_that_no_engine_follows_is_unfollowed_though_its_versions_ha
         assert explained["id"] == "new"
         assert explained["sentences"][0].startswith("Run new is UNFOLLOWED: No engine follows this run")
         assert "'refitd engines move a:1 --run new --yes'" in explained["sentences"][1]
+        assert "no model to hold it against: bring one here, or set --base-model" in explained["sentences"][2]
+        assert "refitd explain new" not in " ".join(explained["sentences"])  # the command that was just given
         assert explained["sentences"][-1] == "It has no target: 'refitd versions --run new' lists its versions."
 
 

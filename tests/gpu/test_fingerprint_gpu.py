@@ -6,6 +6,7 @@ Skipped without CUDA. `-s` shows the rates, which no test depends on.
 """
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from refitd_client.delta import compare, device, stream  # noqa: E402
 from refitd_client.delta.shadow import HostShadow, Shadow  # noqa: E402
 from refitd_client.fingerprint import ScanInput, fingerprints, kernel, scan, share, torch_ops  # noqa: E402
 from refitd_client.fingerprint.host import ROW  # noqa: E402
+from refitd_client.fingerprint.parts import ElementRows, PartPlace  # noqa: E402
 from refitd_client.fingerprint.rows import Listed, Rows, whole_tensor  # noqa: E402
 from refitd_client.tensors import DTYPES as NAMES  # noqa: E402
 from refitd_client.tensors import Casts  # noqa: E402
@@ -95,12 +97,39 @@ def changing_state() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", [device.DeviceShadow, stream.StreamShadow])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_what_changed_in_parts_is_said_of_the_whole_tensors_as_without_kernels(
+    kind: Callable[..., Shadow], dtype: Any
+) -> None:
+    """Rows, columns, strips of three elements, and a tensor whose indices take 64 bits."""
+    strips = {
+        "rows": [ElementRows(2**20, 2**18)],
+        "columns": [ElementRows(512, 1024, rows=700, pitch=4096)],
+        "uneven": [ElementRows(5, 3, rows=4000, pitch=640), ElementRows(2**22 + 1, 70001)],
+    }
+    elements = {"rows": 2**34, "columns": 2**22, "uneven": 2**23}
+    places = {name: PartPlace(each, elements[name]) for name, each in strips.items()}
+    now = {name: torch.randn(sum(one.count for one in each)).to(dtype) for name, each in strips.items()}
+    shadow, plain = kind(places), device.DeviceShadow(places)
+    shadow.keep(sources_of({name: each.cuda() for name, each in now.items()}))
+    plain.keep(sources_of(now))
+    for _ in range(2):
+        for each in now.values():
+            each[torch.randint(0, each.numel(), (each.numel() // 50,))] += 1
+        found = shadow.find(sources_of({name: each.cuda() for name, each in now.items()}), 10**8)
+        wanted = plain.find(sources_of(now), 10**8)
+        assert (found.count, found.shifts, found.nonfinite) == (wanted.count, wanted.shifts, wanted.nonfinite)
+        for name, each in wanted.found.items():
+            assert np.array_equal(found.found[name].indices, each.indices)
+            assert np.array_equal(found.found[name].values, each.values)
+
+
+@pytest.mark.parametrize("kind", [device.DeviceShadow, stream.StreamShadow])
 @pytest.mark.parametrize("share", [0.01, 0.9])
 def test_a_shadow_finds_what_changed(kind: type[Shadow], share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the one in host memory does. In several parts and chunks; three times, so that every room is used again."""
     monkeypatch.setattr(stream, "CHUNK", 2**20)
-    monkeypatch.setattr(device, "LONGEST", 2**18)
-    monkeypatch.setattr(stream, "LONGEST", 2**16)
+    monkeypatch.setattr(device, "LONGEST", 2**16)
     monkeypatch.setattr(compare, "ROOM", 2**20)
     monkeypatch.setattr(stream, "_ROOM", 2**14)
     state = changing_state()

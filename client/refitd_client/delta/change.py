@@ -126,6 +126,12 @@ def together(arrays: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
     return np.lib.stride_tricks.as_strided(arrays[0], shape=(total,), strides=(arrays[0].itemsize,))
 
 
+def in_a_row(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Flat arrays of one type as one: without a copy where they follow each other in memory."""
+    there = together(arrays)
+    return np.concatenate(arrays) if there is None else there
+
+
 def _memory_owner(array: NDArray[Any]) -> int:
     """The id of the object that owns an array's memory."""
     base: Any = array

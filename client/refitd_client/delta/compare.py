@@ -47,7 +47,6 @@ class Comparison:
         *,
         expected: int = 0,
         room: int | None = None,
-        keeps_before: bool = False,
     ) -> None:
         """Make the buffers.
 
@@ -57,7 +56,6 @@ class Comparison:
             most: how many changed elements are wanted at most.
             expected: for how many changes to make room on the host at once.
             room: bytes of a buffer on the device, `ROOM` by default.
-            keeps_before: whether the bits before come to the host as well; without them what is added to fingerprints.
         """
         self.count = 0
         self.out = SideStream(device)
@@ -69,9 +67,8 @@ class Comparison:
             self.kernels = kernel
         self._keys = self.kernels.column_keys(device)
         self._sums = torch.zeros((tensors, 2), dtype=torch.int64, device=device)
-        arenas = (_Arena(expected, is_pinned=device.type == "cuda") for _ in range(3))
-        self._indices, self._values, self._before = arenas
-        self._keeps_before = keeps_before
+        arenas = (_Arena(expected, is_pinned=device.type == "cuda") for _ in range(2))
+        self._indices, self._values = arenas
         self._size = ROOM if room is None else room
         self._buffers = [_Buffer(device), _Buffer(device)]
         self._pieces: list[_Piece] = []
@@ -103,8 +100,6 @@ class Comparison:
         types = (torch.int64 if listed.has_long_index else torch.int32), value
         self._indices.reserve(total, types[0])
         self._values.reserve(total, types[1])
-        if self._keeps_before:
-            self._before.reserve(total, types[1])
         for low, high in _groups(counts, self._size // (types[0].itemsize + 2 * types[1].itemsize)):
             buffer = self._buffers[0]
             self._buffers.reverse()
@@ -116,9 +111,8 @@ class Comparison:
             self.out.follow()
             with self.out.current():
                 slices = self._indices.fill(spaces[0]), self._values.fill(spaces[1])
-                before = self._before.fill(spaces[2]) if self._keeps_before else None
                 buffer.is_free = self.out.mark()
-            self._pieces.append(_Piece(listed.numbers[begin + low : begin + high], counts[low:high], *slices, before))
+            self._pieces.append(_Piece(listed.numbers[begin + low : begin + high], counts[low:high], *slices))
         return counts
 
     def changes(self, names: Sequence[str]) -> ShadowDiff:
@@ -134,7 +128,7 @@ class Comparison:
         return ShadowDiff(
             count=self.count,
             found={names[number]: found for number, found in _by_tensor(self._pieces)},
-            shifts={} if self._keeps_before else named(sums[:, 0].view(np.uint64)),
+            shifts=named(sums[:, 0].view(np.uint64)),
             nonfinite=named(sums[:, 1]),
         )
 
@@ -290,7 +284,6 @@ class _Piece:
     counts: Counts
     indices: _Slice
     values: _Slice
-    before: _Slice | None
 
 
 def _by_tensor(pieces: Sequence[_Piece]) -> Iterator[tuple[int, ChangedElements]]:
@@ -307,18 +300,14 @@ def _by_tensor(pieces: Sequence[_Piece]) -> Iterator[tuple[int, ChangedElements]
         numbers, counts = (np.concatenate(each) for each in zip(*((x.numbers, x.counts) for x in run), strict=True))
         indices = run[0].indices.array_to(run[-1].indices)
         values = run[0].values.array_to(run[-1].values)
-        arrays = [indices, values]
-        if run[0].before is not None and run[-1].before is not None:  # their blocks are filled as those of the values
-            arrays.append(run[0].before.array_to(run[-1].before))
         numbers, ends = numbers[counts > 0], np.cumsum(counts[counts > 0])
         is_last = np.append(numbers[1:] != numbers[:-1], True)
         places = [0, *ends[is_last].tolist()]
         for number, (begin, end) in zip(numbers[is_last].tolist(), pairwise(places), strict=True):
-            found.setdefault(number, []).append(tuple(array[begin:end] for array in arrays))
+            found.setdefault(number, []).append((indices[begin:end], values[begin:end]))
     for number, parts in found.items():
         joined = [arrays[0] if len(arrays) == 1 else np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
-        before = joined[2] if len(joined) > 2 else None
-        yield number, ChangedElements(indices=joined[0], values=joined[1], before=before)
+        yield number, ChangedElements(indices=joined[0], values=joined[1])
 
 
 def _groups(counts: Counts, most: int) -> Iterator[tuple[int, int]]:

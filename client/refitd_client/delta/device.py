@@ -15,9 +15,10 @@ import torch
 from refitd_client.checkpoint.finite import rule_of
 from refitd_client.delta.change import Indices, elements_of
 from refitd_client.delta.compare import LONGEST, Comparison, SideStream, Tally
-from refitd_client.delta.shadow import ShadowDiff
+from refitd_client.delta.shadow import PartPlaces, ShadowDiff
 from refitd_client.fingerprint import Bits, ScanInput, fingerprints, scan, torch_ops, width_of
-from refitd_client.fingerprint.rows import Listed, Rows, TensorPart, grouped
+from refitd_client.fingerprint.parts import ElementRows, PartPlace
+from refitd_client.fingerprint.rows import EVEN, Listed, Rows, TensorPart, grouped
 from refitd_client.tensors import TensorSource
 
 _BATCH = 2**28  # bytes of casts' results that are there at a time
@@ -28,8 +29,8 @@ _MadeT = TypeVar("_MadeT")
 class DeviceShadow:
     """Copies on the device that the tensors are on: as much memory again as they take."""
 
-    def __init__(self, *, parts: bool = False) -> None:
-        self._are_parts = parts
+    def __init__(self, parts: PartPlaces | None = None) -> None:
+        self._parts = parts
         self._copies: dict[str, Any] = {}
         self._lists: AddressCache[list[Listed]] = AddressCache()
 
@@ -37,7 +38,7 @@ class DeviceShadow:
         """As `Shadow`."""
         self._copies = {source.entry.name: torch_ops.flat_bits(source.tensor()).clone() for source in sources}
         self._lists = AddressCache()
-        if self._are_parts:
+        if self._parts is not None:
             return {}
         return dict(zip(self._copies, fingerprints(self._copies.values()), strict=True))
 
@@ -45,7 +46,7 @@ class DeviceShadow:
         """As `Shadow`. Waits for the device twice, however many tensors there are."""
         device = self._device()
         with on(device):
-            comparison = Comparison(device, len(sources), most, keeps_before=self._are_parts)
+            comparison = Comparison(device, len(sources), most)
             try:
                 for batch in located(sources):
                     for listed in self._lists.get(batch, lambda batch=batch: self._listed(batch)):
@@ -55,7 +56,7 @@ class DeviceShadow:
             if comparison.is_too_much:
                 for source in sources:
                     self._copies[source.entry.name].copy_(torch_ops.flat_bits(source.tensor()))
-                return scanned_anew([] if self._are_parts else sources, comparison.count)
+                return scanned_anew(sources if self._parts is None else [], comparison.count)
             return comparison.changes([source.entry.name for source in sources])
 
     def gather(self, wanted: Mapping[str, Indices]) -> dict[str, Bits]:
@@ -77,7 +78,7 @@ class DeviceShadow:
 
     def _listed(self, batch: Sequence["LocatedTensor"]) -> list[Listed]:
         places = {name: copy.data_ptr() for name, copy in self._copies.items()}
-        return list(grouped(part for each in batch for part in each.parts(places[each.source.entry.name], LONGEST)))
+        return list(grouped(parts_of(batch, places, self._parts)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,21 +90,42 @@ class LocatedTensor:
     address: int
     made: Any = None
 
-    def parts(self, base: int, longest: int) -> Iterator[TensorPart]:
-        """Parts of at most `longest` elements, to compare with the memory at the address `base`."""
-        entry = self.source.entry
+    def parts(self, base: int, longest: int, place: PartPlace | None) -> Iterator[TensorPart]:
+        """Parts of at most `longest` elements, to compare with the memory at the address `base`.
+
+        Args:
+            base: where the copy is.
+            longest: a multiple of the elements of a row.
+            place: where it lies in a larger tensor; None where it is a whole one.
+        """
+        entry, at = self.source.entry, 0
         elements, width, rule = elements_of(entry.dtype, entry.shape), width_of(entry.dtype), rule_of(entry.dtype)
-        for first in range(0, elements, longest):
-            yield TensorPart(
-                number=self.number,
-                now=self.address + first * width,
-                base=base + first * width,
-                count=min(longest, elements - first),
-                width=width,
-                first=first,
-                rule=rule,
-                elements=elements,
-            )
+        strips = [ElementRows(0, elements)] if place is None else place.strips
+        is_even = place is None or not any(strip.count % EVEN for strip in strips)
+        for strip in strips:
+            for first in range(0, strip.count, longest):
+                yield TensorPart(
+                    number=self.number,
+                    now=self.address + (at + first) * width,
+                    base=base + (at + first) * width,
+                    count=min(longest, strip.count - first),
+                    width=width,
+                    first=first,
+                    rule=rule,
+                    elements=elements if place is None else place.elements,
+                    strip=None if place is None else strip,
+                    is_even=is_even,
+                )
+            at += strip.count
+
+
+def parts_of(
+    batch: Sequence[LocatedTensor], bases: Mapping[str, int], places: PartPlaces | None
+) -> Iterator[TensorPart]:
+    """The parts of all tensors, to compare with the memory at these addresses, by name."""
+    for each in batch:
+        name = each.source.entry.name
+        yield from each.parts(bases[name], LONGEST, None if places is None else places[name])
 
 
 def located(sources: Sequence[TensorSource]) -> Iterator[list[LocatedTensor]]:

@@ -63,8 +63,8 @@ def take(
         keys: R of each column (`column_keys`).
         sums: two int64 for each tensor; what changes add to its fingerprint, and how many changed elements are NaN or
             infinite, are added to them.
-        rooms: for what is from `starts[begin]` on: flat indices as int32 or int64, the bits that are there now, and
-            those that were.
+        rooms: for what is from `starts[begin]` on: flat indices as int32 or int64, of parts of larger tensors those in
+            these; the bits that are there now, and those that were.
         update: make the base what is there now.
     """
     indices, values, olds = rooms
@@ -77,6 +77,7 @@ def take(
         )  # fmt: skip
         _add[(end - begin,)](
             rows.table, rows.owner, starts, keys, sums, indices, values, olds, begin, FIELDS=FIELDS, FOUND=_FOUND,
+            STRIPS=rows.listed.has_strips, LONG=indices.dtype == torch.int64,
             num_warps=1, **constants(rows.listed.width),
         )  # fmt: skip
 
@@ -161,6 +162,7 @@ def _take(
 @triton.jit(do_not_specialize=["first"])  # else variants are compiled in mid-step
 def _add(
     table, owner, starts, keys, sums, indices, values, olds, first, FIELDS: tl.constexpr, FOUND: tl.constexpr,
+    STRIPS: tl.constexpr, LONG: tl.constexpr,
     BITS: tl.constexpr, WORK: tl.constexpr, SIZE: tl.constexpr, ROW: tl.constexpr,
     SEED: tl.constexpr, SHIFT_1: tl.constexpr, FACTOR_1: tl.constexpr,
     SHIFT_2: tl.constexpr, FACTOR_2: tl.constexpr, LAST: tl.constexpr,
@@ -177,6 +179,7 @@ def _add(
         pattern = tl.load(line + 6).to(WORK)
         room = start - tl.load(starts + first)
         count = (end - start).to(tl.int32)
+        strip_begin, width, pitch = tl.load(line + 8), tl.load(line + 9), tl.load(line + 10)
         shifts = tl.zeros([FOUND], dtype=tl.uint64)
         bad = tl.zeros([FOUND], dtype=tl.int32)
         begin = 0
@@ -185,17 +188,30 @@ def _add(
             inside = at < count
             begin += FOUND
             # Not %: as int32, an index from 2^31 on is negative, and a remainder would be so, too.
-            column = tl.load(indices + room + at, mask=inside, other=0) & (ROW - 1)
+            index = tl.load(indices + room + at, mask=inside, other=0)
+            if STRIPS:
+                place = index if LONG else index.to(tl.uint32, bitcast=True).to(tl.int64)
+                strip_row = place // width
+                place += strip_begin + strip_row * (pitch - width)
+                index = place if LONG else place.to(tl.int32)
+                tl.store(indices + room + at, index, mask=inside)
+                row_keys = key((place // ROW).to(tl.uint64), ROW_SEED, WEYL, SPLIT_1, SPLIT_2)
+            column = index & (ROW - 1)
             new = tl.load(values + room + at, mask=inside, other=0).to(BITS, bitcast=True).to(WORK)
             old = tl.load(olds + room + at, mask=inside, other=0).to(BITS, bitcast=True).to(WORK)
             bad += (inside & ((new & mask) == pattern)).to(tl.int32)
             after = mixed(new, SIZE, SEED, SHIFT_1, FACTOR_1, SHIFT_2, FACTOR_2, LAST).to(tl.uint64)
             before = mixed(old, SIZE, SEED, SHIFT_1, FACTOR_1, SHIFT_2, FACTOR_2, LAST).to(tl.uint64)
             # What is outside differs by 0.
-            shifts += (after - before) * tl.load(keys + column, mask=inside, other=0).to(tl.uint64, bitcast=True)
-        row_key = key(number.to(tl.uint64), ROW_SEED, WEYL, SPLIT_1, SPLIT_2)
+            moved = (after - before) * tl.load(keys + column, mask=inside, other=0).to(tl.uint64, bitcast=True)
+            if STRIPS:
+                moved *= row_keys
+            shifts += moved
+        shift = tl.sum(shifts, axis=0)
+        if not STRIPS:  # all of them are in one row of the tensor
+            shift *= key(number.to(tl.uint64), ROW_SEED, WEYL, SPLIT_1, SPLIT_2)
         sums += 2 * tl.load(line + 7)
-        tl.atomic_add(sums, (tl.sum(shifts, axis=0) * row_key).to(tl.int64, bitcast=True))
+        tl.atomic_add(sums, shift.to(tl.int64, bitcast=True))
         wrong = tl.sum(bad, axis=0)
         if wrong > 0:
             tl.atomic_add(sums + 1, wrong.to(tl.int64))

@@ -20,15 +20,23 @@ from refitd_client.checkpoint.finite import any_nonfinite, count_nonfinite
 from refitd_client.checkpoint.header import Entry
 from refitd_client.delta.change import Indices, changed
 from refitd_client.fingerprint import Bits, bits_of, fingerprint, fingerprints_together, share, terms, width_of
+from refitd_client.fingerprint.parts import PartPlace
 from refitd_client.tensors import HOST, TensorSource
 from refitd_client.write.plan import Run, runs_of
 
 OTHERS = "the tensors are not those of the last"
 
+PartPlaces = Mapping[str, PartPlace]
+"""Where parts lie in larger tensors, by the parts' names."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChangedElements:
-    """One tensor's changes since the shadow: the flat indices, and the bits there now. Of parts also those `before`."""
+    """One tensor's changes since the shadow: the flat indices, and the bits there now.
+
+    Of a part on a GPU these are indices in the whole tensor. Of one in host memory they are its own, and the bits
+    `before` come with them.
+    """
 
     indices: Indices
     values: Bits
@@ -65,8 +73,8 @@ class ShadowDiff:
 class Shadow(Protocol):
     """A copy of some tensors' bits.
 
-    Where these are `parts` of larger tensors, their own fingerprints are of no use: then none are computed, and changes
-    come with the bits before, from which those of the whole tensors can be.
+    Where these are `parts` of larger tensors, their own fingerprints are of no use: then none are computed. A GPU finds
+    what the changes of a part add to the whole tensor's; those of host memory come with the bits before.
     """
 
     def keep(self, sources: Sequence[TensorSource]) -> dict[str, int]:
@@ -203,9 +211,16 @@ class HostShadow:
 class Shadows:
     """The shadow of a whole state dict: each tensor is in the shadow for its place (`TensorSource.place`)."""
 
-    def __init__(self, sources: Sequence[TensorSource], *, stream: bool, parts: bool = False) -> None:
-        """Copy all tensors. `fingerprints` are theirs, unless they are `parts`; `find` keeps them up to date."""
+    def __init__(self, sources: Sequence[TensorSource], *, stream: bool, parts: PartPlaces | None = None) -> None:
+        """Copy all tensors. `fingerprints` are theirs, unless they are `parts`; `find` keeps them up to date.
+
+        Args:
+            sources: the tensors.
+            stream: whether copies of what is on GPUs lie in host memory.
+            parts: where each lies in a larger tensor, by name.
+        """
         self.fingerprints: dict[str, int] = {}
+        self._are_parts = parts is not None
         self._parts: dict[str, Shadow] = {}
         self._home: dict[str, str] = {}
         for place, part in _by_place(sources).items():
@@ -222,7 +237,7 @@ class Shadows:
         diff = ShadowDiff()
         for place, part in _by_place(sources).items():
             diff.add(self._parts[place].find(part, most), most)
-        for name, shift in diff.shifts.items():
+        for name, shift in () if self._are_parts else diff.shifts.items():
             self.fingerprints[name] = (self.fingerprints[name] + shift) % 2**64
         self.fingerprints |= diff.anew
         return diff
@@ -288,13 +303,13 @@ class SelfCompared(Protocol):
         ...
 
 
-def _shadow_for(place: str, *, stream: bool, parts: bool) -> Shadow:
+def _shadow_for(place: str, *, stream: bool, parts: PartPlaces | None) -> Shadow:
     if place == HOST:
-        return HostShadow(parts=parts)
+        return HostShadow(parts=parts is not None)
     from refitd_client.delta.device import DeviceShadow
     from refitd_client.delta.stream import StreamShadow
 
-    return StreamShadow(parts=parts) if stream else DeviceShadow(parts=parts)
+    return StreamShadow(parts) if stream else DeviceShadow(parts)
 
 
 def _by_place(sources: Sequence[TensorSource]) -> Mapping[str, list[TensorSource]]:

@@ -22,9 +22,9 @@ import torch
 from numpy.typing import NDArray
 
 from refitd_client.delta.change import Indices
-from refitd_client.delta.compare import LONGEST, Comparison, Tally
-from refitd_client.delta.device import AddressCache, LocatedTensor, located, on, scan_inputs, scanned_anew
-from refitd_client.delta.shadow import ShadowDiff
+from refitd_client.delta.compare import Comparison, Tally
+from refitd_client.delta.device import AddressCache, LocatedTensor, located, on, parts_of, scan_inputs, scanned_anew
+from refitd_client.delta.shadow import PartPlaces, ShadowDiff
 from refitd_client.fingerprint import Bits, scan, torch_ops
 from refitd_client.fingerprint.rows import Listed, Rows, TensorPart, bits_at, grouped
 from refitd_client.tensors import TensorSource
@@ -45,8 +45,8 @@ _ROOM = 2**21  # bytes of a buffer for changes; a chunk's fit into it when 2 % o
 class StreamShadow:
     """Copies in host memory, one after the other in one page-locked region."""
 
-    def __init__(self, *, parts: bool = False) -> None:
-        self._are_parts = parts
+    def __init__(self, parts: PartPlaces | None = None) -> None:
+        self._parts = parts
         self._copies: dict[str, Any] = {}
         self._region: _Region | None = None
         self._expected = 0
@@ -62,7 +62,7 @@ class StreamShadow:
             self._copies[source.entry.name] = self._region.tensor[end : end + source.entry.nbytes]
             end += size
         self._copy_all(sources, self._region)
-        if self._are_parts:
+        if self._parts is not None:
             return {}
         return {name: found.fingerprint for name, found in zip(self._copies, scan(scan_inputs(sources)), strict=True)}
 
@@ -72,9 +72,7 @@ class StreamShadow:
             return ShadowDiff()
         device = self._region.device
         with on(device):
-            comparison = Comparison(
-                device, len(sources), most, expected=self._expected, room=_ROOM, keeps_before=self._are_parts
-            )
+            comparison = Comparison(device, len(sources), most, expected=self._expected, room=_ROOM)
             lane = _Lane(device)
             for batch in located(sources):
                 try:
@@ -85,7 +83,7 @@ class StreamShadow:
                     comparison.out.wait()
             if comparison.is_too_much:
                 self._copy_all(sources, self._region)
-                return scanned_anew([] if self._are_parts else sources, comparison.count)
+                return scanned_anew(sources if self._parts is None else [], comparison.count)
             self._expected = min(most, comparison.count * 5 // 4)
             return comparison.changes([source.entry.name for source in sources])
 
@@ -103,8 +101,7 @@ class StreamShadow:
 
     def _cut(self, batch: Sequence[LocatedTensor]) -> "list[Chunked]":
         copies = {name: copy.data_ptr() for name, copy in self._copies.items()}
-        parts = (part for each in batch for part in each.parts(copies[each.source.entry.name], LONGEST))
-        return chunked(parts, CHUNK)
+        return chunked(parts_of(batch, copies, self._parts), CHUNK)
 
     def _copy_all(self, sources: Sequence[TensorSource], region: "_Region") -> None:
         try:

@@ -36,6 +36,9 @@ def take(
         part = rows.listed.parts[number]
         local = (new != old).nonzero().reshape(-1)
         at, after, before = local + part.first + (low - rows.listed.begins[number]) * ROW, new[local], old[local]
+        if part.strip is not None:
+            row = at // part.strip.width
+            at = part.strip.begin + row * part.strip.pitch + at - row * part.strip.width
         sums[part.number, 0] += torch_ops.share(at, after) - torch_ops.share(at, before)
         sums[part.number, 1] += torch_ops.nonfinite(after, part.rule).sum()
         place = slice(*(starts[[low, high]] - starts[begin]).tolist())

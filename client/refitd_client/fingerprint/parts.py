@@ -35,6 +35,14 @@ class ElementRows:
 
 
 @dataclass(frozen=True, slots=True)
+class PartPlace:
+    """Where the elements of a part lie in its tensor, which has so many: `strips` follow each other in the part."""
+
+    strips: Sequence[ElementRows]
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
 class PartInput:
     """Elements of one tensor, and where they belong. `bits` are integers of their width, in the order of `rows`."""
 

@@ -1,8 +1,8 @@
 # pyright: basic
 """Parts of many tensors on one GPU as one list of rows of `ROW` elements, for one launch of a kernel over all of them.
 
-    table[part]    addresses, count, place in the tensor, rule for NaN: `FIELDS` numbers, in the order of
-                   `TensorPart.fields`
+    table[part]    addresses, count, place in the tensor, rule for NaN, place in a larger tensor: `FIELDS` numbers, in
+                   the order of `TensorPart.fields`
     owner[row]     the part that a row is of
 
 A program that takes many rows finds the part of its first one by bisection of the table. Where each program takes one
@@ -24,11 +24,12 @@ from numpy.typing import NDArray
 
 from refitd_client.checkpoint.finite import NO_RULE, Rule
 from refitd_client.fingerprint.host import ROW
+from refitd_client.fingerprint.parts import ElementRows
 from refitd_client.fingerprint.torch_ops import INTEGERS, signed
 
-FIELDS = 8
+FIELDS = 11
 _BASE = 1  # of the fields
-_ALIGNMENT = 16  # bytes that a thread takes at a time, and elements of a count, where all addresses allow it
+EVEN = 16  # bytes that a thread takes at a time, and elements of a count, where all addresses allow it
 _SHORT = 2**32  # elements whose flat indices take 32 bits
 
 
@@ -38,6 +39,9 @@ class TensorPart:
 
     `now` is the address of their bits, `base` that of what to compare them with, if anything, on the same device.
     `elements` is how many the whole tensor has: all its parts go into the same list, in their order.
+
+    Where the tensor is a part of a larger one itself, `first` counts from the begin of a `strip` of that one, which is
+    the one whose `elements` count. `is_even`: all strips have as many elements as are read at once, or a multiple.
     """
 
     number: int
@@ -48,6 +52,8 @@ class TensorPart:
     first: int = 0
     rule: Rule = NO_RULE
     elements: int
+    strip: ElementRows | None = None
+    is_even: bool = True
 
     @property
     def rows(self) -> int:
@@ -55,15 +61,18 @@ class TensorPart:
         return -(-self.count // ROW)
 
     @property
-    def key(self) -> tuple[int, bool, bool]:
-        """Equal for parts that fit one list: width, whether indices take 64 bits, whether 16 bytes are read at once."""
-        is_aligned = not (self.now % _ALIGNMENT or self.base % _ALIGNMENT or self.elements % _ALIGNMENT)
-        return self.width, self.elements > _SHORT, is_aligned
+    def key(self) -> tuple[int, bool, bool, bool]:
+        """Equal for parts that fit one list: width, whether indices take 64 bits, whether 16 bytes are read at once,
+        and whether they are of larger tensors.
+        """
+        is_aligned = self.is_even and not (self.now % EVEN or self.base % EVEN or self.elements % EVEN)
+        return self.width, self.elements > _SHORT, is_aligned, self.strip is not None
 
     def fields(self, begin: int) -> tuple[int, ...]:
         """Its line of the table, if its first row is row `begin` of the list."""
         mask, pattern = (signed(number) for number in self.rule)
-        return self.now, self.base, self.count, self.first, begin, mask, pattern, self.number
+        strip = (0, 1, 0) if self.strip is None else (self.strip.begin, self.strip.width, self.strip.pitch)
+        return self.now, self.base, self.count, self.first, begin, mask, pattern, self.number, *strip
 
 
 def whole_tensor(number: int, bits: Any, rule: Rule = NO_RULE) -> TensorPart:
@@ -84,7 +93,7 @@ class Listed:
     def __init__(self, parts: Sequence[TensorPart]) -> None:
         """All parts have elements, and the same `key`."""
         self.parts = parts
-        self.width, self.has_long_index, self.is_aligned = parts[0].key
+        self.width, self.has_long_index, self.is_aligned, self.has_strips = parts[0].key
         self.has_rules = any(part.rule != NO_RULE for part in parts)
         self.numbers = np.array([part.number for part in parts])
         self.begins: list[int] = [0, *np.cumsum([part.rows for part in parts]).tolist()]
@@ -118,7 +127,7 @@ class Rows:
 
 def grouped(parts: Iterable[TensorPart]) -> Iterator[Listed]:
     """Lists of the parts that have elements, by `key`."""
-    found: dict[tuple[int, bool, bool], list[TensorPart]] = {}
+    found: dict[tuple[int, bool, bool, bool], list[TensorPart]] = {}
     for part in parts:
         if part.count:
             found.setdefault(part.key, []).append(part)

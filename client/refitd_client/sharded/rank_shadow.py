@@ -1,7 +1,8 @@
 """One rank's copy of the parts that it compares, from one version to the next.
 
-A part is compared as a tensor of its own, by the same shadows as one process has (`delta/shadow.py`). Then its indices
-are translated into those of the whole tensor, and what the changes add to the whole tensor's fingerprint is computed.
+A part is compared as a tensor of its own, by the same shadows as one process has (`delta/shadow.py`). A GPU says what
+changed by the whole tensor's indices, and what that adds to its fingerprint. Both is computed here of parts in host
+memory.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,13 +15,13 @@ from typing import Any, cast
 import numpy as np
 
 from refitd_client.checkpoint.finite import rule_of
-from refitd_client.delta.change import Indices
+from refitd_client.delta.change import Indices, elements_of, in_a_row
 from refitd_client.delta.plan import DeltaRules
 from refitd_client.delta.shadow import ChangedElements, ShadowDiff, Shadows
 from refitd_client.errors import PublishError
 from refitd_client.fingerprint import Bits, width_of
 from refitd_client.fingerprint.host import MASK
-from refitd_client.fingerprint.parts import PartInput, part_scans
+from refitd_client.fingerprint.parts import PartInput, PartPlace, part_scans
 from refitd_client.fingerprint.shifts import shifts_of
 from refitd_client.lanes import in_lanes, lanes_for
 from refitd_client.sharded.compared import IndexMap
@@ -35,7 +36,7 @@ from refitd_client.sharded.shadow_orders import (
     PackedChanges,
     ShadowOrder,
 )
-from refitd_client.tensors import HOST, Casts, TensorSource, refused, torch_source
+from refitd_client.tensors import Casts, TensorSource, refused, torch_source
 
 _BATCH = 2**28  # bytes of casts' results that are there at a time
 _MANY = 2**17  # changes from which on it is worth waking threads to translate them
@@ -116,7 +117,7 @@ class RankShadow:
             whole = IndexMap(box=claim.boxes[part.box], shape=claim.shape, begin=part.begin, end=part.end)
             self._parts.append(ComparedPart(sent=each, map=whole))
         sources = self._read(holdings)
-        self._shadows = Shadows(sources, stream=self._stream, parts=True)
+        self._shadows = Shadows(sources, stream=self._stream, parts=self._places())
         self._sums, _ = self._scanned(sources)
         self._devices, self._number = _devices(holdings), order.number
         return ChangesReply(shifts=self._sums)
@@ -130,7 +131,7 @@ class RankShadow:
             moved = ((name, (found - before[name]) & MASK) for name, found in self._sums.items())
             shifts, packed = {name: shift for name, shift in moved if shift}, list[PackedChanges]()
         else:
-            shifts, packed = self._translated(diff, self._gpu(sources))
+            shifts, packed = self._translated(diff)
             bad = self._by_tensor((int(key), count) for key, count in diff.nonfinite.items())
             for name, shift in shifts.items():
                 self._sums[name] = (self._sums[name] + shift) & MASK
@@ -158,6 +159,15 @@ class RankShadow:
             for key, values in shadows.gather(local).items()
         ]
         return ChangesReply(packed=packed)
+
+    def _places(self) -> dict[str, PartPlace]:
+        """Where the parts lie in the whole tensors."""
+        found: dict[str, PartPlace] = {}
+        for number, part in enumerate(self._parts):
+            entry = part.sent.entry
+            strips, elements = part.sent.rows(width_of(entry.dtype)), elements_of(entry.dtype, entry.shape)
+            found[_key(number)] = PartPlace(strips, elements)
+        return found
 
     def _read(self, holdings: Mapping[str, Holding]) -> list[TensorSource]:
         """The parts as tensors of their own, in order. They are views where the published dtype is the trainer's."""
@@ -190,33 +200,40 @@ class RankShadow:
         bad = self._by_tensor((number, count) for number, (_, count) in enumerate(found) if count)
         return sums, bad
 
-    def _translated(self, diff: ShadowDiff, gpu: Any) -> tuple[dict[str, int], list[PackedChanges]]:
+    def _translated(self, diff: ShadowDiff) -> tuple[dict[str, int], list[PackedChanges]]:
         """What changed, by indices of the whole tensors, and what that adds to the tensors' fingerprints."""
-        kinds: dict[tuple[Any, Any], list[tuple[int, ChangedElements]]] = {}
+        kinds: dict[tuple[Any, Any, bool], list[tuple[int, ChangedElements]]] = {}
         for key, found in sorted(diff.found.items()):
-            kind = self._parts[int(key)].map.kind, found.values.dtype
+            kind = self._parts[int(key)].map.kind, found.values.dtype, found.before is None
             kinds.setdefault(kind, []).append((int(key), found))
-        shifts: dict[str, int] = {}
+        shifts = self._by_tensor((int(key), shift) for key, shift in diff.shifts.items())
         packed: list[PackedChanges] = []
-        for (index, value), pieces in kinds.items():
-            counts = [len(found.indices) for _, found in pieces]
-            indices = cast("Indices", np.empty(sum(counts), index))
-            values, before = (cast("Bits", np.empty(sum(counts), value)) for _ in range(2))
-            places = [slice(*ends) for ends in pairwise(accumulate(counts, initial=0))]
-
-            def fill(number: int, _: Event) -> None:
-                (part, found), here = pieces[number], places[number]  # noqa: B023 it is called in this round
-                self._parts[part].map.to_whole(found.indices, indices[here])  # noqa: B023
-                values[here], before[here] = found.values, cast("Bits", found.before)  # noqa: B023
-
-            jobs = [partial(fill, number) for number in range(len(pieces))]
-            in_lanes(jobs, lanes=lanes_for(len(jobs)) if len(indices) >= _MANY else 1)
-            moved = shifts_of(counts, indices, values, before, gpu)
+        for (kind, _, is_whole), pieces in kinds.items():
             names = [self._parts[part].name for part, _ in pieces]
-            for name, shift in zip(names, moved, strict=True):
-                shifts[name] = (shifts.get(name, 0) + shift) & MASK
+            counts = [len(found.indices) for _, found in pieces]
+            values = in_a_row([found.values for _, found in pieces])
+            if is_whole:
+                indices = in_a_row([found.indices for _, found in pieces])
+            else:
+                indices = self._to_whole(pieces, counts, kind)
+                before = in_a_row([cast("Bits", found.before) for _, found in pieces])
+                for name, shift in zip(names, shifts_of(counts, indices, values, before), strict=True):
+                    shifts[name] = (shifts.get(name, 0) + shift) & MASK
             packed.append(PackedChanges(names=names, counts=counts, indices=indices, values=values))
         return shifts, packed
+
+    def _to_whole(self, pieces: Sequence[tuple[int, ChangedElements]], counts: Sequence[int], kind: Any) -> Indices:
+        """The indices of pieces, one after the other, in their whole tensors."""
+        indices = cast("Indices", np.empty(sum(counts), kind))
+        places = [slice(*ends) for ends in pairwise(accumulate(counts, initial=0))]
+
+        def fill(number: int, _: Event) -> None:
+            part, found = pieces[number]
+            self._parts[part].map.to_whole(found.indices, indices[places[number]])
+
+        jobs = [partial(fill, number) for number in range(len(pieces))]
+        in_lanes(jobs, lanes=lanes_for(len(jobs)) if len(indices) >= _MANY else 1)
+        return indices
 
     def _by_tensor(self, numbers: Iterable[tuple[int, int]]) -> dict[str, int]:
         """Numbers of parts, added up by tensor."""
@@ -225,15 +242,6 @@ class RankShadow:
             name = self._parts[number].name
             sums[name] = (sums.get(name, 0) + each) & MASK
         return sums
-
-    def _gpu(self, sources: Sequence[TensorSource]) -> Any:
-        """A GPU that some part is on; None where all are in host memory."""
-        place = next((source.place for source in sources if source.place != HOST), None)
-        if place is None:
-            return None
-        import torch
-
-        return torch.device(place)
 
 
 def unpacked(packed: Iterable[PackedChanges]) -> Iterator[tuple[str, Indices, Bits]]:

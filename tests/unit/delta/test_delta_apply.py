@@ -136,7 +136,6 @@ def some_state() -> dict[str, torch.Tensor]:
 def test_each_shadow_finds_the_same(kind: type[Shadow], monkeypatch: pytest.MonkeyPatch) -> None:
     """Those for tensors on a GPU as well: their operations run on any device. In small groups and chunks."""
     monkeypatch.setattr(stream, "CHUNK", 2**15)
-    monkeypatch.setattr(stream, "LONGEST", 2**12)
     monkeypatch.setattr(device, "LONGEST", 2**12)
     monkeypatch.setattr(compare, "ROOM", 60)
     monkeypatch.setattr(stream, "_ROOM", 60)
@@ -199,7 +198,7 @@ def test_rooms_that_lie_elsewhere_now_are_no_reason_to_cut_the_copy_again(monkey
     monkeypatch.setattr(stream._Lane, "__init__", lambda self, on: (lanes.append(self), make(self, on))[1])
     monkeypatch.setattr(stream, "chunked", lambda *each: (cuts.append(1), cut(*each))[1])
     monkeypatch.setattr(stream, "CHUNK", 2**15)
-    monkeypatch.setattr(stream, "LONGEST", 2**12)
+    monkeypatch.setattr(device, "LONGEST", 2**12)
     state = {name: tensor for name, tensor in some_state().items() if tensor.is_contiguous()}  # others are made anew
     shadow = stream.StreamShadow()
     shadow.keep(sources(state))

@@ -31,7 +31,7 @@ def followed(rows: Rows) -> dict[int, int]:
     begins, width = rows.table[:, 4].contiguous(), rows.listed.width
     assert rows.owner.tolist() == (torch.searchsorted(begins, torch.arange(len(rows)), right=True) - 1).tolist()
     for row, owner in enumerate(rows.owner.tolist()):
-        address, _, count, first, begin, _, _, number = rows.table[owner].tolist()
+        address, _, count, first, begin, _, _, number, *_ = rows.table[owner].tolist()
         at = (row - begin) * ROW
         size = min(ROW, count - at) * width
         raw = ctypes.string_at(address + at * width, size)

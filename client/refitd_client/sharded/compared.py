@@ -129,15 +129,18 @@ class IndexMap:
         return inside, local[inside] - np.uint64(self.begin)
 
 
-def joined(pieces: Sequence[tuple[Indices, Bits]]) -> tuple[Indices, Bits]:
-    """The pieces of one tensor as one, in strict order. Each is in strict order, and no two have an index in common."""
-    if len(pieces) == 1:
-        return pieces[0]
+def join(pieces: Sequence[tuple[Indices, Bits]], indices: Indices, values: Bits) -> None:
+    """Put the pieces of one tensor together, in strict order.
+
+    Args:
+        pieces: indices and bits. Each is in strict order, and no two have an index in common.
+        indices: where all indices go.
+        values: where all bits go.
+    """
     ordered = sorted((piece for piece in pieces if len(piece[0])), key=lambda piece: int(piece[0][0]))
-    indices = np.concatenate([piece[0] for piece in ordered])
-    values = np.concatenate([piece[1] for piece in ordered])
+    np.concatenate([piece[0] for piece in ordered], out=indices)
+    np.concatenate([piece[1] for piece in ordered], out=values)
     follow = all(one[0][-1] < other[0][0] for one, other in pairwise(ordered))
     if not follow:
         order = np.argsort(indices, kind="stable")  # stable: it merges runs that are in order already
-        indices, values = indices[order], values[order]
-    return indices, values
+        indices[:], values[:] = indices[order], values[order]

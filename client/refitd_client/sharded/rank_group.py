@@ -31,7 +31,7 @@ from refitd_client.errors import PublishError, RankLostError, ServiceError
 from refitd_client.publish.durability import ALWAYS
 from refitd_client.sharded.layout import Claim, Location, WritePart
 from refitd_client.sharded.lend_orders import LendOrder, LentReply
-from refitd_client.sharded.messages import message_of, parts_of
+from refitd_client.sharded.messages import RankMessages
 from refitd_client.sharded.rank_errors import ranks_named, reason_of
 from refitd_client.sharded.shadow_orders import ChangesReply, ShadowOrder
 from refitd_client.sharded.slot_orders import BlocksReply, SlotOrder
@@ -200,7 +200,9 @@ def is_timeout(seconds: Any) -> bool:
 
 
 class RankGroup:
-    """This rank's connections. `rank` and `size` are those in the group; `broken` says why it cannot be used again."""
+    """This rank's connections. `rank` and `size` are those in the group; `broken` says why it cannot be used again, and
+    `messages` are how what is told gets there.
+    """
 
     def __init__(self, process_group: Any, timeout: float) -> None:
         """Join. Without a group it is all ranks, which make a group of their own for this: a collective call.
@@ -219,7 +221,6 @@ class RankGroup:
                 "torch.distributed is not initialised: call init_process_group first, or use a WeightPublisher where "
                 "there is one process"
             )
-        self._torch: Any = torch
         self._distributed: Any = distributed
         self._timeout = timeout = timeout if is_timeout(timeout) else _USUAL_TIMEOUT
         self._is_own = process_group is None
@@ -238,13 +239,15 @@ class RankGroup:
                 "process_group carries GPU tensors only: pass one made with new_group(ranks, backend='gloo') on every "
                 "process, or none for all ranks"
             )
-        self._ranks: list[int] = list(self._distributed.get_process_group_ranks(self._group))
-        self.rank: int = self._ranks.index(self._distributed.get_rank())
-        self.size = len(self._ranks)
+        ranks: list[int] = list(self._distributed.get_process_group_ranks(self._group))
+        self.rank: int = ranks.index(self._distributed.get_rank())
+        self.size = len(ranks)
+        self.messages = RankMessages(torch, self._distributed, self._group, ranks)
         self.broken: str | None = None
 
     def close(self) -> None:
         """Destroy the group if it was made for this."""
+        self.messages.close()
         if self._is_own and self._group is not None and self._distributed.is_initialized():
             self._distributed.destroy_process_group(self._group)
         self._group = None
@@ -267,7 +270,7 @@ class RankGroup:
             RankLostError: rank 0 is gone.
         """
         try:
-            self._send(message, 0)
+            self.messages.send(message, 0)
         except RuntimeError as error:
             raise self._lost_lead(error) from error
 
@@ -278,7 +281,7 @@ class RankGroup:
             RankLostError: rank 0 is gone, or sends nothing in time.
         """
         try:
-            return self._receive(self._expect(0), 0, self._timeout * _LEAD_PATIENCE + longer)
+            return self.messages.receive(self.messages.expect(0), 0, self._timeout * _LEAD_PATIENCE + longer)
         except RuntimeError as error:
             raise self._lost_lead(error) from error
 
@@ -295,12 +298,12 @@ class RankGroup:
         lost: dict[int, RuntimeError] = {}
         for rank in range(1, self.size):
             try:
-                expected[rank] = self._expect(rank)
+                expected[rank] = self.messages.expect(rank)
             except RuntimeError as error:
                 lost[rank] = error
         for rank, each in expected.items():
             try:
-                answers.append(self._receive(each, rank, max(0.1, ends - time.monotonic())))
+                answers.append(self.messages.receive(each, rank, max(0.1, ends - time.monotonic())))
             except RuntimeError as error:
                 lost[rank] = error
         if lost:
@@ -316,40 +319,11 @@ class RankGroup:
         lost: dict[int, RuntimeError] = {}
         for rank in range(1, self.size):
             try:
-                self._send(messages[rank], rank)
+                self.messages.send(messages[rank], rank)
             except RuntimeError as error:
                 lost[rank] = error
         if lost:
             raise self._lost(lost, "listen")
-
-    def _send(self, message: Any, to: int) -> None:
-        first, *more = (self._torch.frombuffer(part, dtype=self._torch.uint8) for part in parts_of(message))
-        tensors = [self._torch.tensor([first.numel(), len(more)], dtype=self._torch.int64), first]
-        if more:
-            tensors += [self._torch.tensor([part.numel() for part in more], dtype=self._torch.int64), *more]
-        for tensor in tensors:
-            self._distributed.send(tensor, dst=self._ranks[to], group=self._group)
-
-    def _expect(self, source: int) -> tuple[Any, Any]:
-        sizes = self._torch.zeros(2, dtype=self._torch.int64)
-        return sizes, self._distributed.irecv(sizes, src=self._ranks[source], group=self._group)
-
-    def _receive(self, expected: tuple[Any, Any], source: int, timeout: float) -> Any:
-        sizes, work = expected
-        work.wait(timedelta(seconds=timeout))
-
-        def received(count: int, kind: Any) -> Any:
-            body = self._torch.empty(count, dtype=kind)
-            work = self._distributed.irecv(body, src=self._ranks[source], group=self._group)
-            work.wait(timedelta(seconds=max(timeout, 1.0)))
-            return body.numpy()
-
-        first, more = sizes.tolist()
-        parts = [received(first, self._torch.uint8)]
-        if more:
-            lengths = received(more, self._torch.int64).tolist()
-            parts += [received(length, self._torch.uint8) for length in lengths]
-        return message_of([part.data for part in parts])
 
     def _lost(self, lost: dict[int, RuntimeError], doing: str) -> RankLostError:
         first = min(lost)

@@ -7,8 +7,12 @@ has lost its copy, or kept one of a version that was given up, is never asked to
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate, pairwise
 from threading import Event
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from refitd_client.delta.change import Indices
 from refitd_client.delta.shadow import OTHERS, ChangedElements, ShadowDiff
@@ -16,7 +20,7 @@ from refitd_client.errors import PublishError
 from refitd_client.fingerprint import Bits
 from refitd_client.fingerprint.host import MASK
 from refitd_client.lanes import in_lanes, lanes_for
-from refitd_client.sharded.compared import compared_parts, joined
+from refitd_client.sharded.compared import compared_parts, join
 from refitd_client.sharded.parts import entries_of
 from refitd_client.sharded.rank_errors import error_of_rank, ranks_named
 from refitd_client.sharded.rank_group import FailedReply, RankOrder
@@ -125,17 +129,26 @@ class SharedShadows:
 
 
 def _joined(replies: Sequence[ChangesReply]) -> dict[str, ChangedElements]:
-    """The changes of whole tensors, in order of name."""
-    pieces: dict[str, list[tuple[Any, Any]]] = {}
+    """The changes of whole tensors, in order of name: one behind the other, so that they are written in few pieces."""
+    pieces: dict[str, list[tuple[Indices, Bits]]] = {}
     for reply in replies:
         for name, indices, values in unpacked(reply.packed):
             pieces.setdefault(name, []).append((indices, values))
+    kinds: dict[tuple[Any, Any], list[str]] = {}
+    for name in sorted(pieces):
+        indices, values = pieces[name][0]
+        kinds.setdefault((indices.dtype, values.dtype), []).append(name)
     found: dict[str, ChangedElements] = {}
+    for types, names in kinds.items():
+        ends = [0, *accumulate(sum(len(indices) for indices, _ in pieces[name]) for name in names)]
+        rooms: list[NDArray[Any]] = [np.empty(ends[-1], kind) for kind in types]
+        for name, (begin, end) in zip(names, pairwise(ends), strict=True):
+            indices, values = (room[begin:end] for room in rooms)
+            found[name] = ChangedElements(indices=indices, values=values)
 
-    def join(name: str, _: Event) -> None:
-        indices, values = joined(pieces[name])
-        found[name] = ChangedElements(indices=indices, values=values)
+    def put_together(name: str, _: Event) -> None:
+        join(pieces[name], found[name].indices, found[name].values)
 
-    jobs = [partial(join, name) for name in pieces]
+    jobs = [partial(put_together, name) for name in sorted(pieces, key=lambda name: -len(found[name].indices))]
     in_lanes(jobs, lanes=lanes_for(len(jobs)))
     return {name: found[name] for name in sorted(found)}

@@ -12,6 +12,7 @@ from refitd_client import ShardedPublisher, WeightPublisher
 from refitd_client.delta import DeltaRules, shadow
 from refitd_client.delta.device import DeviceShadow
 from refitd_client.delta.stream import StreamShadow
+from refitd_client.sharded import messages
 from support import published
 from support.once import made_once
 from support.ranks import run_ranks
@@ -26,9 +27,10 @@ Told = list[tuple[str, str | None, str | None, float | None, str]]
 
 
 def _publish_all(rank: int, size: int, root: Path, names: list[str], kind: str = "") -> dict[str, Told]:
-    """Each case as a run of its own. With `kind` it is compared as on a GPU."""
+    """Each case as a run of its own. With `kind` it is compared as on a GPU, and sent as what is large."""
     kinds: dict[str, Callable[..., Any]] = {"gpu": DeviceShadow, "stream": StreamShadow}
     if kind:
+        messages._LARGE = messages._BY_MEMORY = 1
         shadow._shadow_for = lambda *_, parts, **__: kinds[kind](parts=parts)
     return {name: _published(CASES[name], rank, size, root, name) for name in names if CASES[name].ranks == size}
 
@@ -42,6 +44,7 @@ def _published(case: Case, rank: int, size: int, root: Path, name: str) -> Told:
             bases(publisher, name, step.base)
             done = publisher.publish(weights, step=number, sharded=sharded, delta=step.delta)
             told.append((done.kind.value, done.base, done.why_full, done.density, done.digest))
+        assert rank == 0 or publisher._rank_group.messages._is_seen  # all are on one host
     return told
 
 

@@ -8,7 +8,7 @@ import pytest
 from refitd_client.errors import InvalidWeightsError
 from refitd_client.fingerprint import fingerprint, shifts
 from refitd_client.fingerprint.shifts import shifts_of
-from refitd_client.sharded.compared import IndexMap, compared_parts, joined
+from refitd_client.sharded.compared import IndexMap, compared_parts, join
 from refitd_client.sharded.layout import Box, Claim, lay_out, whole_box
 from refitd_client.sharded.messages import message_of, parts_of
 from refitd_client.sharded.shadow_orders import PackedChanges
@@ -77,10 +77,14 @@ def test_pieces_of_one_tensor_are_joined_in_order_also_where_they_interleave() -
     def piece(*numbers: int) -> tuple[np.ndarray, np.ndarray]:
         return np.array(numbers, np.uint32), np.array(numbers, np.uint16) * 2
 
-    follows = joined([piece(7, 9), piece(1, 4), piece()])
-    mixed = joined([piece(1, 9), piece(2, 30), piece(3)])
-    assert [each.tolist() for each in follows] == [[1, 4, 7, 9], [2, 8, 14, 18]]
-    assert [each.tolist() for each in mixed] == [[1, 2, 3, 9, 30], [2, 4, 6, 18, 60]]
+    def joined(*pieces: tuple[np.ndarray, np.ndarray]) -> list[list[int]]:
+        count = sum(len(indices) for indices, _ in pieces)
+        indices, values = np.empty(count, np.uint32), np.empty(count, np.uint16)
+        join(pieces, indices, values)
+        return [indices.tolist(), values.tolist()]
+
+    assert joined(piece(7, 9), piece(1, 4), piece()) == [[1, 4, 7, 9], [2, 8, 14, 18]]
+    assert joined(piece(1, 9), piece(2, 30), piece(3)) == [[1, 2, 3, 9, 30], [2, 4, 6, 18, 60]]
 
 
 def test_large_arrays_are_sent_as_they_lie_in_memory() -> None:

@@ -12,7 +12,7 @@ from structlog.contextvars import bound_contextvars
 
 from refitd.catalog.examining import Examiner
 from refitd.catalog.files import Files
-from refitd.catalog.references import Bases, NoReference, References
+from refitd.catalog.references import Bases, Beneath, NoReference, References
 from refitd.policy.admit import (
     LIMITS,
     CatalogRules,
@@ -23,6 +23,7 @@ from refitd.policy.admit import (
     completed,
     look_of,
     settle,
+    too_late,
     without_files,
 )
 from refitd.policy.chain import NoBase
@@ -32,7 +33,6 @@ from refitd.state.store import Store
 from refitd.state.version import VersionRecord, with_making
 from refitd_client.checkpoint.fault import Code
 from refitd_client.checkpoint.inventory import Reference
-from refitd_client.contract.naming import Order, version_folder
 from refitd_client.contract.states import Kind, VersionState
 from refitd_client.validation.delta import Base
 from refitd_client.validation.validate import Evidence, Invalid, Options, Structure, Unknown, Valid, Verdict, validate
@@ -240,20 +240,26 @@ class Judge:
     async def _validate(self, record: VersionRecord, seen: Structure) -> None:
         """Hold a delta against its base, every other version against the engines' model."""
         is_delta = record.kind is Kind.DELTA and self._rules.deltas
-        reference = await (self._bases.of(record) if is_delta else self._references.of(record.run))
-        if isinstance(reference, NoBase) and reference.final:
-            self.reject(record.id, reference.reason, Code.WRONG_BASE)
+        found = self._bases.beneath(record) if is_delta else await self._references.of(record.run)
+        if isinstance(found, NoBase | NoReference) and not found.final:
+            self._unknown(record.id, found.reason)
             return
-        if isinstance(reference, NoBase | NoReference) and not reference.final:
-            self._unknown(record.id, reference.reason)
+        if isinstance(found, NoBase):
+            self.reject(record.id, found.reason, Code.WRONG_BASE)
             return
         started, waited = self._store.clock.monotonic(), self._store.since_seen(record.id)
-        model = reference if isinstance(reference, Reference | Base) else None
         # Before the files are read: a start after a crash finds which version was being read.
         now = self._store.versions[record.id]
         self._store.put_version(replace(now, state=VersionState.VALIDATING, reason=None, unended=now.unended + 1))
         try:
-            await self._store.durable()
+            if isinstance(found, Beneath):  # which was read before: it is looked at while the disk writes
+                found, _ = await asyncio.gather(self._bases.read(found), self._store.durable())
+            else:
+                await self._store.durable()
+            if isinstance(found, NoBase):
+                self.reject(record.id, found.reason, Code.WRONG_BASE)
+                return
+            model = found if isinstance(found, Reference | Base) else None
             options, evidence, verdict, proved_by = await self._examine(record, seen, model)
         except (asyncio.CancelledError, OSError, MemoryError, JournalError):
             self._end(record.id)
@@ -264,7 +270,7 @@ class Judge:
             self._again(record.id)  # what it is held against may be something else, or it was not read
             return
         took = {"seen": waited or 0.0, "validate": (self._store.clock.monotonic() - started) * 1000}
-        self._conclude(replace(record, proved_by=proved_by), reference, evidence, verdict, took)
+        self._conclude(replace(record, proved_by=proved_by), found, evidence, verdict, took)
 
     async def _examine(
         self, record: VersionRecord, seen: Structure, model: Reference | Base | None
@@ -281,7 +287,7 @@ class Judge:
     def _conclude(
         self,
         record: VersionRecord,
-        reference: Reference | Base | NoReference | NoBase,
+        reference: Reference | Base | NoReference,
         evidence: Evidence,
         verdict: Verdict,
         took: dict[str, float],
@@ -289,7 +295,7 @@ class Judge:
         match verdict:
             case Valid() if isinstance(reference, Base) and isinstance(self._bases.record_of(record), NoBase):
                 self._again(record.id)  # its base went meanwhile: the next look says so
-            case Valid() if (late := self._too_late(record, evidence)) is not None:
+            case Valid() if (late := too_late(record, self._store.versions_of(record.run), evidence)) is not None:
                 self.reject(record.id, late, Code.OLD_GENERATION)
             case Valid():
                 self._seal(record, verdict, evidence, took)
@@ -300,17 +306,6 @@ class Judge:
                 self.reject(record.id, reason, code)
             case Unknown(reason):
                 self._unknown(record.id, reason)
-
-    def _too_late(self, record: VersionRecord, evidence: Evidence) -> str | None:
-        """Return why a version of an earlier generation is refused, whose writer may have meant the current one."""
-        current = self._store.versions_of(record.run)[0].order.generation
-        if record.order.generation == current or (evidence.structure is not None and evidence.structure.has_manifest):
-            return None
-        name = version_folder(Order(current, record.order.step))
-        return (
-            f"{record.path} counts as generation {record.order.generation}, and run {record.run} is at generation "
-            f"{current}: if it belongs there, call it {name}, or publish it with 'refitd publish'"
-        )
 
     def options(self, record: VersionRecord) -> Options:
         """What a version is expected to be, and may do."""
@@ -389,6 +384,8 @@ class Judge:
             metadata=metadata,
             timings=record.timings | took,
         )
+        if sealed.kind is Kind.DELTA and seen is not None:
+            self._bases.remember(seen)
         self._store.put_version(sealed, "; ".join([f"sealed: {verdict.bytes} bytes in good order", *notes]))
         self._wake_deltas(record.id)
 

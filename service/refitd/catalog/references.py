@@ -18,7 +18,15 @@ from refitd_client.validation.delta import Base
 from refitd_client.validation.reference import ReferenceRefusedError, read_reference
 from refitd_client.validation.validate import Structure
 
-_REMEMBERED = 4  # a full version that many deltas stand on, and the last of them, of two runs
+_REMEMBERED = 6  # of two runs: a full version that many deltas stand on, and the last two of them
+
+
+@dataclass(frozen=True, slots=True)
+class Beneath:
+    """The versions that a delta is held against: the full one that it stands on, and its base."""
+
+    full: VersionRecord
+    base: VersionRecord
 
 
 class Bases:
@@ -36,25 +44,33 @@ class Bases:
         """Return the base's record as of now."""
         return base_of(delta, self._store.versions, gone=delta.base in self._store.gone)
 
-    async def of(self, delta: VersionRecord) -> Base | NoBase:
-        """Return the tensors and fingerprints of the version that a delta leads from.
-
-        Raises:
-            OSError: it cannot be read now.
-        """
+    def beneath(self, delta: VersionRecord) -> Beneath | NoBase:
+        """Return which versions a delta is held against, as of now. Nothing is read."""
         base = self.record_of(delta)
         if isinstance(base, NoBase):
             return base
         chain = chain_of(base, self._store.versions)
         if isinstance(chain, NoBase):
             return NoBase(f"of {base.id}, {chain.reason}", chain.final)
-        full = chain[0]
+        return Beneath(chain[0], base)
+
+    async def read(self, beneath: Beneath) -> Base | NoBase:
+        """Return the tensors and fingerprints of the version that a delta leads from.
+
+        Raises:
+            OSError: it cannot be read now.
+        """
+        full, base = beneath.full, beneath.base
         seen = await self._look({full.path: full, base.path: base}.values())
         changed = [record.id for record in (full, base) if seen[record.path].signature != record.signature]
         if changed:
             return NoBase(f"the files of {changed[0]} are not those that were checked: publish in full", final=True)
         manifest = seen[base.path].manifest
         return Base(base.id, seen[full.path].inventory, {} if manifest is None else manifest.fingerprints)
+
+    def remember(self, delta: Structure) -> None:
+        """Keep what was parsed of a delta that is sealed: the next one mostly leads from it."""
+        self._remembered.put((delta.path, delta.signature), delta)
 
     async def _look(self, records: Iterable[VersionRecord]) -> dict[str, Structure]:
         """Return each record's manifest and headers by its path. Raises OSError."""

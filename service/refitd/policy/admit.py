@@ -23,11 +23,11 @@ from dataclasses import dataclass, replace
 from refitd.policy.proving import Prove
 from refitd.state.version import VersionRecord
 from refitd_client.checkpoint.fault import Code
-from refitd_client.contract.naming import Order
+from refitd_client.contract.naming import Order, version_folder
 from refitd_client.contract.states import Kind, VersionState
 from refitd_client.contract.wire import Notice
 from refitd_client.validation.conventions import recognise
-from refitd_client.validation.validate import Structure
+from refitd_client.validation.validate import Evidence, Structure
 
 MAX_ENTRIES = 64
 MAX_CHARACTERS = 16 * 2**10
@@ -247,3 +247,21 @@ def without_files(record: VersionRecord, versions: Sequence[VersionRecord]) -> V
         return None
     reason = f"it had no files (durable={record.durability}), and its run went on to {newer[0].id}"
     return replace(record, state=VersionState.RETIRED, reason=reason, state_before=record.state, unended=0)
+
+
+def too_late(record: VersionRecord, versions: Sequence[VersionRecord], evidence: Evidence) -> str | None:
+    """Return why a version of an earlier generation is refused, whose writer may have meant the current one.
+
+    Args:
+        record: the version.
+        versions: of its run, newest first.
+        evidence: what was found in its files.
+    """
+    current = versions[0].order.generation
+    if record.order.generation == current or (evidence.structure is not None and evidence.structure.has_manifest):
+        return None
+    name = version_folder(Order(current, record.order.step))
+    return (
+        f"{record.path} counts as generation {record.order.generation}, and run {record.run} is at generation "
+        f"{current}: if it belongs there, call it {name}, or publish it with 'refitd publish'"
+    )

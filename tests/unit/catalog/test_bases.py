@@ -50,20 +50,26 @@ def bases(records: list[VersionRecord], files: CountingFiles) -> Bases:
     return Bases(store, files)
 
 
+async def of(bases: Bases, delta: VersionRecord) -> Base | NoBase:
+    """What a delta is held against."""
+    beneath = bases.beneath(delta)
+    return beneath if isinstance(beneath, NoBase) else await bases.read(beneath)
+
+
 async def test_what_many_deltas_stand_on_is_parsed_once(
     bases: Bases, files: CountingFiles, records: list[VersionRecord]
 ) -> None:
-    first = await bases.of(records[1])
+    first = await of(bases, records[1])
     assert isinstance(first, Base)
     assert files.parsed == ["v000001"]
-    assert await bases.of(records[1]) == first
-    found = await bases.of(records[2])
+    assert await of(bases, records[1]) == first
+    found = await of(bases, records[2])
     assert isinstance(found, Base)
     assert found.id == records[1].id
     assert found.inventory == first.inventory
     assert found.fingerprints
     assert found.fingerprints != first.fingerprints
-    assert await bases.of(records[2]) == found
+    assert await of(bases, records[2]) == found
     assert files.parsed == ["v000001", "v000002"]
 
 
@@ -71,9 +77,9 @@ async def test_what_many_deltas_stand_on_is_parsed_once(
 async def test_a_base_whose_files_change_after_it_was_remembered_is_none_any_more(
     tmp_path: Path, bases: Bases, records: list[VersionRecord], changed: int
 ) -> None:
-    assert isinstance(await bases.of(records[2]), Base)
+    assert isinstance(await of(bases, records[2]), Base)
     os.utime(tmp_path / records[changed].path / "refit.json", ns=(1, 1))
-    found = await bases.of(records[2])
+    found = await of(bases, records[2])
     assert isinstance(found, NoBase)
     assert found.final
     assert found.reason.startswith(f"the files of {records[changed].id} are not those that were checked")
@@ -82,17 +88,43 @@ async def test_a_base_whose_files_change_after_it_was_remembered_is_none_any_mor
 async def test_a_base_that_goes_after_it_was_remembered_cannot_be_read(
     tmp_path: Path, bases: Bases, records: list[VersionRecord]
 ) -> None:
-    assert isinstance(await bases.of(records[2]), Base)
+    assert isinstance(await of(bases, records[2]), Base)
     shutil.rmtree(tmp_path / records[0].path)
     with pytest.raises(FileNotFoundError):
-        await bases.of(records[2])
+        await of(bases, records[2])
 
 
 async def test_a_look_that_something_was_wrong_with_is_not_remembered(
     bases: Bases, files: CountingFiles, records: list[VersionRecord]
 ) -> None:
     files.fault = Defect(Code.CHANGED, "changed while it was looked at")
-    await bases.of(records[1])
+    await of(bases, records[1])
     files.fault = None
-    await bases.of(records[1])
+    await of(bases, records[1])
     assert files.parsed == ["v000001", "v000001"]
+
+
+async def test_a_delta_that_was_remembered_is_looked_at_and_not_parsed(
+    tmp_path: Path, bases: Bases, files: CountingFiles, records: list[VersionRecord]
+) -> None:
+    bases.remember(await files.structure(records[1].path))
+    files.parsed.clear()
+    found = await of(bases, records[2])
+    assert isinstance(found, Base)
+    assert found.fingerprints
+    assert files.parsed == ["v000001"]
+    os.utime(tmp_path / records[1].path / "refit.json", ns=(1, 1))
+    assert isinstance(await of(bases, records[2]), NoBase)
+
+
+async def test_of_two_runs_whose_deltas_come_in_turn_each_keeps_what_it_stands_on(
+    bases: Bases, files: CountingFiles, records: list[VersionRecord]
+) -> None:
+    seen = [await files.structure(record.path) for record in records]
+    files.parsed.clear()
+    for delta, parsed in zip(records[1:], seen[1:], strict=True):
+        assert isinstance(await of(bases, delta), Base)
+        bases.remember(parsed)
+        for other in ("full", "base", "delta"):
+            bases.remember(replace(parsed, path=f"other/{other}"))
+    assert files.parsed == ["v000001"]

@@ -1,0 +1,95 @@
+"""How deltas come to their verdict: what is read of their bases, when, and what comes of it where that fails."""
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from refitd.catalog.files import DiskFiles
+from refitd.catalog.references import Bases, Beneath
+from refitd.policy.chain import NoBase
+from refitd.state.version import VersionRecord
+from refitd_client.checkpoint.fault import Code
+from refitd_client.contract.states import Kind, VersionState
+from refitd_client.validation.delta import Base
+from refitd_client.validation.validate import Structure
+from support.catalogs import Stage, watching
+from support.deltas import Trainer, training
+
+
+async def sealed(stage: Stage, trainer: Trainer, count: int) -> list[VersionRecord]:
+    """Publish versions, each on the one before, as soon as that has its verdict."""
+    found: list[VersionRecord] = []
+    for _ in range(count):
+        publication = await trainer.follow()
+        trainer.base = lambda: found[-1].id
+        found.append(await stage.verdict(publication.version_id, VersionState.SEALED))
+    assert [each.kind for each in found] == [Kind.FULL, *[Kind.DELTA] * (count - 1)]
+    return found
+
+
+async def test_a_delta_that_was_found_good_is_not_parsed_again_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[str] = []
+    structure = DiskFiles.structure
+
+    async def counted(files: DiskFiles, path: str) -> Structure:
+        parsed.append(path)
+        return await structure(files, path)
+
+    monkeypatch.setattr(DiskFiles, "structure", counted)
+    async with watching(tmp_path) as stage:
+        with training(stage.root) as trainer:
+            full, *deltas = await sealed(stage, trainer, 4)
+    assert [parsed.count(each.path) for each in deltas] == [1, 1, 1]
+    assert parsed.count(full.path) == 2, "its own verdict, and once for all deltas on it"
+
+
+async def test_a_base_is_read_while_engines_may_look_at_the_delta_already(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with watching(tmp_path) as stage:
+        read, states = Bases.read, list[VersionState]()
+
+        async def seen(bases: Bases, beneath: Beneath) -> Base | NoBase:
+            states.extend(each.state for each in stage.store.open.values())
+            return await read(bases, beneath)
+
+        monkeypatch.setattr(Bases, "read", seen)
+        with training(stage.root) as trainer:
+            await sealed(stage, trainer, 2)
+    assert states == [VersionState.VALIDATING]
+
+
+async def test_a_delta_whose_base_has_changed_is_rejected_and_counts_as_no_death(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def changed(_: Bases, beneath: Beneath) -> Base | NoBase:
+        return NoBase(f"the files of {beneath.base.id} are not those that were checked", final=True)
+
+    monkeypatch.setattr(Bases, "read", changed)
+    async with watching(tmp_path) as stage:
+        with training(stage.root) as trainer:
+            (full,) = await sealed(stage, trainer, 1)
+            delta = (await trainer.follow()).version_id
+        record = await stage.verdict(delta, VersionState.REJECTED)
+    assert (record.code, record.unended) == (Code.WRONG_BASE, 0)
+    assert record.reason == f"the files of {full.id} are not those that were checked"
+
+
+async def test_a_base_that_cannot_be_read_now_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with watching(tmp_path) as stage:
+        with training(stage.root) as trainer:
+            await sealed(stage, trainer, 1)
+            with monkeypatch.context() as broken:
+                broken.setattr(Bases, "read", _failing)
+                delta = (await trainer.follow()).version_id
+                record = await stage.verdict(delta, VersionState.UNKNOWN)
+                assert record.unended == 0
+                assert record.reason == "cannot be read: [Errno 5] I/O error"
+            await stage.verdict(delta, VersionState.SEALED)
+
+
+async def _failing(_: Bases, __: Beneath) -> Base | NoBase:
+    raise OSError(errno.EIO, "I/O error")

@@ -12,6 +12,9 @@ version), and a thread of the plugin does it while the engine serves. A request 
 
 Everything is bounded: the length of a line, the number of connections, how long one may be silent. Nothing is
 unpickled, nothing runs in SGLang's threads, and whatever goes wrong here, the engine serves on without a channel.
+
+The thread that takes a connection also answers it. To start one then takes several turns of the interpreter, each of
+which has to be waited for beside SGLang's loop, and a request would wait for them for milliseconds.
 """
 
 import logging
@@ -25,6 +28,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import msgspec
@@ -40,7 +44,6 @@ logger = logging.getLogger("refitd_plugin")
 MAX_CONNECTIONS = 8
 SILENT_SECONDS = 60.0
 _RETRY_SECONDS = 2.0
-_BEGIN_SECONDS = 1.0
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -49,7 +52,7 @@ Handler = Callable[[PluginRequest], Reply]
 
 
 class Channel:
-    """Listens in a thread of its own until the process ends. `rank` is part of the socket's name."""
+    """Listens in threads of its own until the process ends. `rank` is part of the socket's name."""
 
     def __init__(self, root: Path, rank: int, handle: Handler) -> None:
         self.root = root
@@ -83,33 +86,45 @@ class Channel:
                 listener.bind(f"/proc/self/fd/{folder}/{self.name}")  # a socket's own path may have 107 bytes only
                 os.chmod(self.name, 0o660, dir_fd=folder)
                 listener.listen(MAX_CONNECTIONS)
-                self._listens.set()
-                with listening_turns():
-                    while True:
-                        self._accept(listener)
+                raise self._failure_of(listener)
             finally:
                 self._listens.clear()
+                with suppress(OSError):
+                    listener.shutdown(socket.SHUT_RDWR)  # closing it would not wake those that wait for a connection
                 with suppress(OSError):
                     os.unlink(self.name, dir_fd=folder)
                 os.close(folder)
 
+    def _failure_of(self, listener: socket.socket) -> Exception:
+        """Have connections answered, until one cannot be taken: return why."""
+        failures = SimpleQueue[Exception]()
+        with short_turns():
+            for _ in range(MAX_CONNECTIONS + 1):  # one of them turns away what is too much
+                line = (listener, failures)
+                threading.Thread(target=self._answer_all, args=line, name="refitd-channel-line", daemon=True).start()
+        self._listens.set()
+        return failures.get()
+
+    def _answer_all(self, listener: socket.socket, failures: SimpleQueue[Exception]) -> None:
+        try:
+            with listening_turns():
+                while True:
+                    self._accept(listener)
+        except Exception as error:
+            failures.put(error)
+
     def _accept(self, listener: socket.socket) -> None:
         connection, _ = listener.accept()
-        if not self._slots.acquire(blocking=False):
+        if self._slots.acquire(blocking=False):
+            self._serve(connection)
+        else:
             connection.close()
-            return
-        begun = threading.Event()
-        serve = threading.Thread(target=self._serve, args=(connection, begun), name="refitd-channel-line", daemon=True)
-        with short_turns():  # until that thread has its own: else it waits for its first turn as long as it takes
-            serve.start()
-            begun.wait(_BEGIN_SECONDS)
 
-    def _serve(self, connection: socket.socket, begun: threading.Event) -> None:
+    def _serve(self, connection: socket.socket) -> None:
         try:
             connection.settimeout(SILENT_SECONDS)
             with connection, connection.makefile("rb") as lines:
                 with short_turns():  # a client that connects sends at once
-                    begun.set()
                     more = self._reply(connection, lines)
                 while more:
                     more = self._reply(connection, lines)
@@ -118,7 +133,6 @@ class Channel:
         except Exception:
             logger.warning("refitd's channel lost a connection", exc_info=True)
         finally:
-            begun.set()
             self._slots.release()
 
     def _reply(self, connection: socket.socket, lines: BufferedReader) -> bool:

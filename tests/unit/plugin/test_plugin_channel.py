@@ -1,9 +1,13 @@
 """The channel answers what is asked, bounds what comes, and never takes the engine with it."""
 
+import errno
 import json
 import socket
+import sys
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +23,8 @@ def opened(root: Path, handle: Callable[[PluginRequest], Reply]) -> Path:
     """Open a channel and wait until it listens."""
     each = Channel(root, 0, handle)
     each.open()
-    path = root / ".refitd" / "engines" / each.name
-    deadline = time.monotonic() + 30
-    while not listens(path):
-        assert time.monotonic() < deadline
-    return path
+    assert each.is_open(30)
+    return root / ".refitd" / "engines" / each.name
 
 
 def echo(request: PluginRequest) -> Reply:
@@ -98,6 +99,35 @@ def test_more_connections_than_it_takes_are_closed_and_places_become_free(root: 
     deadline = time.monotonic() + 30
     while not said_something(path):
         assert time.monotonic() < deadline
+
+
+def test_no_thread_is_started_for_a_request(root: Path) -> None:
+    path = opened(root, lambda _: {"ok": True, "thread": threading.get_ident()})
+    started = {thread.ident for thread in threading.enumerate()}
+    assert {ask(path, do="hello")["thread"] for _ in range(2 * MAX_CONNECTIONS)} <= started
+
+
+def test_a_channel_that_cannot_take_connections_any_more_leaves_no_thread_and_no_socket(
+    root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    before, usual = set(threading.enumerate()), sys.getswitchinterval()
+    path = opened(root, echo)
+    its_own = set(threading.enumerate()) - before
+    assert len(its_own) == 1 + MAX_CONNECTIONS + 1
+    monkeypatch.setattr(Channel, "_serve", broken_off)
+    with suppress(OSError), socket.socket(socket.AF_UNIX) as line:
+        reach(line, path)
+    for thread in its_own:
+        thread.join(30)
+    assert not any(thread.is_alive() for thread in its_own)
+    assert not path.exists()
+    assert sys.getswitchinterval() == usual
+    assert "no channel" in caplog.text
+
+
+def broken_off(_: Channel, connection: socket.socket) -> None:
+    connection.close()
+    raise OSError(errno.EMFILE, "Too many open files")
 
 
 def said_something(path: Path) -> bool:

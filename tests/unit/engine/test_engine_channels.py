@@ -83,6 +83,17 @@ async def test_a_channel_is_found_and_spoken_to(root: Path) -> None:
     assert await channels.ask_all(rank_group.members, {"do": "forget"}, 5.0) == [HELLO]
 
 
+async def test_a_request_to_known_ranks_does_not_list_all_sockets(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened(root, lambda _: HELLO)
+    channels = Channels(root)
+    rank_group = await channels.rank_group(LAUNCH)
+    assert isinstance(rank_group, EngineRankGroup)
+    listed: list[int] = []
+    monkeypatch.setattr(exchange, "_sockets", lambda descriptor: listed.append(descriptor) or ())
+    assert await channels.ask_all(rank_group.members, {"do": "forget"}, 5.0) == [HELLO]
+    assert listed == []
+
+
 async def test_what_processes_left_behind_and_what_others_put_there_is_passed_over(root: Path, tmp_path: Path) -> None:
     place = folder(root)
     for number in range(20):

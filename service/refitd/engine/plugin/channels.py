@@ -8,19 +8,21 @@ All ranks are asked for a handshake when a socket has come or gone, when the eng
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from refitd.engine.plugin.exchange import (
     ChannelError,
     LeftOverError,
     RankSockets,
+    SocketFolder,
     SocketNames,
     ask,
     list_once,
     listing,
     open_to_all,
+    opening,
 )
 from refitd.engine.plugin.rank_group import (
     NO_PLUGIN,
@@ -36,6 +38,7 @@ from refitd.engine.plugin.rank_group import (
 HANDSHAKE_SECONDS = 2.0
 AGAIN_SECONDS = 10.0  # between two rounds of handshakes while there is no rank group and no socket has come or gone
 LISTED_SECONDS = 1.0
+FoundT = TypeVar("FoundT")
 _NO_ROOT = Stock("the service has no root to find its plugin in")
 
 
@@ -84,8 +87,8 @@ class Channels:
                 is_due = isinstance(self._rank_group, Stock) and listed.names and time.monotonic() >= self._again_at
                 if listed == self._seen[1] and not is_due:
                     return self._rank_group
-            async with _opened(self._root) as found:
-                seen = launch, SocketNames(found.access, found.names)
+            async with _in_thread(listing(self._root)) as found:
+                seen = launch, SocketNames(found.folder.access, found.names)
                 self._rank_group = await _greeted(launch, found)
                 self._seen, self._again_at = seen, time.monotonic() + AGAIN_SECONDS
         except FileNotFoundError:
@@ -110,17 +113,20 @@ class Channels:
         if self._root is None:
             return [ChannelError("is nowhere") for _ in members]
         try:
-            async with _opened(self._root) as found:
-                asked = (_reply(found, member.socket, request, within) for member in members)
+            # Not listed: a root of many engines has many sockets, and each costs a network file system a question.
+            async with _in_thread(opening(self._root)) as folder:
+                asked = (_reply(folder, member.socket, request, within) for member in members)
                 return await asyncio.gather(*asked)
         except OSError as error:
             return [ChannelError(f"cannot be reached: {error}") for _ in members]
 
 
 async def _greeted(launch: Launch, found: RankSockets) -> EngineRankGroup | Stock:
-    if open_to_all(found.access):
+    if open_to_all(found.folder.access):
         return Stock("everyone may write to the folder of the plugin's sockets: make it 0770 (chmod o-w)")
-    replies = await asyncio.gather(*(_reply(found, name, {"do": "hello"}, HANDSHAKE_SECONDS) for name in found.names))
+    replies = await asyncio.gather(
+        *(_reply(found.folder, name, {"do": "hello"}, HANDSHAKE_SECONDS) for name in found.names)
+    )
     members: list[Member] = []
     faults: list[str] = []
     left_over: list[str] = []
@@ -134,18 +140,17 @@ async def _greeted(launch: Launch, found: RankSockets) -> EngineRankGroup | Stoc
 
 
 async def _reply(
-    found: RankSockets, name: str, request: dict[str, Any], within: float
+    folder: SocketFolder, name: str, request: dict[str, Any], within: float
 ) -> dict[str, Any] | ChannelError:
     try:
-        return await ask(found.descriptor, name, found.access, request, within)
+        return await ask(folder.descriptor, name, folder.access, request, within)
     except ChannelError as error:
         return error
 
 
 @asynccontextmanager
-async def _opened(root: Path) -> AsyncGenerator[RankSockets]:
-    """Open and list in a thread: the root may be on a disk that is slow to answer."""
-    context = listing(root)
+async def _in_thread(context: AbstractContextManager[FoundT]) -> AsyncGenerator[FoundT]:
+    """Open it in a thread: the root may be on a disk that is slow to answer."""
     found = await asyncio.to_thread(context.__enter__)
     try:
         yield found

@@ -52,11 +52,18 @@ class FolderAccess:
 
 
 @dataclass(frozen=True, slots=True)
-class RankSockets:
-    """The folder as it is now. `descriptor` is open as long as the context that gave the listing."""
+class SocketFolder:
+    """The folder as it is now. `descriptor` is open as long as the context that gave it."""
 
     descriptor: int
     access: FolderAccess
+
+
+@dataclass(frozen=True, slots=True)
+class RankSockets:
+    """The folder and the names of its sockets, as they are now."""
+
+    folder: SocketFolder
     names: tuple[str, ...]
 
 
@@ -69,19 +76,29 @@ class SocketNames:
 
 
 @contextmanager
+def opening(root: Path) -> Generator[SocketFolder]:
+    """Open the folder beneath a root. Links are not followed.
+
+    Raises:
+        OSError: there is none (FileNotFoundError), or a part of it is a link.
+    """
+    descriptor = _open(root)
+    try:
+        status = os.fstat(descriptor)
+        yield SocketFolder(descriptor, FolderAccess(status.st_uid, status.st_gid, status.st_mode))
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
 def listing(root: Path) -> Generator[RankSockets]:
     """Open the folder beneath a root and list its sockets, the newest first. Links are not followed.
 
     Raises:
         OSError: there is none (FileNotFoundError), a part of it is a link, or it cannot be listed.
     """
-    descriptor = _open(root)
-    try:
-        status = os.fstat(descriptor)
-        access = FolderAccess(status.st_uid, status.st_gid, status.st_mode)
-        yield RankSockets(descriptor, access, _sockets(descriptor))
-    finally:
-        os.close(descriptor)
+    with opening(root) as folder:
+        yield RankSockets(folder, _sockets(folder.descriptor))
 
 
 def list_once(root: Path) -> SocketNames:
@@ -92,7 +109,7 @@ def list_once(root: Path) -> SocketNames:
     """
     try:
         with listing(root) as found:
-            return SocketNames(found.access, found.names)
+            return SocketNames(found.folder.access, found.names)
     except FileNotFoundError:
         return SocketNames(None, ())
 

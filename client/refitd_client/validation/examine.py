@@ -90,7 +90,7 @@ def structure(root: Path, path: str) -> Structure:
 
 
 def glance(root: Path, path: str) -> Structure:
-    """As `structure`, but of the files only the manifest is read.
+    """As `structure`, but of the files only the manifest is read: so of a delta, which has no more, all.
 
     Parsing the index and the headers of hundreds of tensors takes some milliseconds of the interpreter, and a reply may
     have to wait for them while many threads read a version.
@@ -195,8 +195,11 @@ class _Examination:
         self._faults: list[Defect] = []
 
     def glance(self) -> Structure:
-        """Read the manifest alone."""
-        return self._made(self._manifest(), NO_LAYOUT)
+        """Read the manifest alone, and so all of a delta."""
+        manifest = self._manifest()
+        if manifest is not None and manifest.kind is Kind.DELTA:
+            return self._delta(manifest)
+        return self._made(manifest, NO_LAYOUT)
 
     def confirms(self, seen: Structure) -> bool:
         """Whether an earlier examination saw these very files, and all of it agreed. Nothing is read.
@@ -210,9 +213,7 @@ class _Examination:
         """Read manifest, index and headers, and compare them with each other."""
         manifest = self._manifest()
         if manifest is not None and manifest.kind is Kind.DELTA:
-            # It has no index and no headers: its tensors are those of its base.
-            self._faults += islice(check_files(manifest, self._listing), MOST_OF_A_KIND)
-            return self._made(manifest, NO_LAYOUT)
+            return self._delta(manifest)
         adapter = index = None
         if is_adapter(self._listing):
             adapter = self._document(ADAPTER_CONFIG_NAME, MAX_CONFIG_BYTES, Code.BAD_HEADER, parse_adapter)
@@ -225,6 +226,11 @@ class _Examination:
             self._faults += islice(check_manifest(manifest, self._listing, read), MOST_OF_A_KIND)
         self._faults += [*read.duplicates, *read.disagreements]
         return self._made(manifest, read, adapter)
+
+    def _delta(self, manifest: Manifest) -> Structure:
+        """Compare a delta's files with its manifest. It has no index and no headers: its tensors are its base's."""
+        self._faults += islice(check_files(manifest, self._listing), MOST_OF_A_KIND)
+        return self._made(manifest, NO_LAYOUT)
 
     def _made(
         self, manifest: Manifest | None, layout: CheckpointLayout, adapter: AdapterConfig | None = None

@@ -3,14 +3,14 @@
 What a notice brings stays in memory and in the journal as long as its version, so it is limited.
 """
 
-import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import assert_never
+from typing import Protocol, assert_never
 
 from refitd.catalog.files import Files, RootAwayError
+from refitd.catalog.notice_path import order_of, relative_path
 from refitd.catalog.refusals import RefusedNotices
 from refitd.policy.admit import LIMITS, New, NoticeConflict, Same, SeenFolder, admit, fits
 from refitd.policy.binding import followed, free_engines, move, why_not_followed
@@ -23,20 +23,11 @@ from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd.text import one_line
 from refitd_client.checkpoint.fault import AGAIN_WHEN_ANNOUNCED, FOR_EVERY_NOTICE
-from refitd_client.contract.naming import (
-    INCOMING_PREFIX,
-    SERVICE_FOLDER,
-    InvalidNameError,
-    Order,
-    check_run,
-    check_step,
-    parse_version_folder,
-    version_folder,
-    version_id,
-)
+from refitd_client.contract.naming import InvalidNameError, Order, check_run, check_step, version_folder, version_id
 from refitd_client.contract.states import Kind, VersionState
 from refitd_client.contract.wire import Notice
-from refitd_client.validation.conventions import Trainer, recognise
+from refitd_client.validation.conventions import Trainer, is_foreign
+from refitd_client.validation.validate import Structure
 
 MAX_BASE = 512
 MAX_PATH = 4096
@@ -78,53 +69,10 @@ def _check_metadata(metadata: Mapping[str, str]) -> None:
         raise ProblemError(Slug.BAD_REQUEST, f"{most}: put the rest into a file beside the weights")
 
 
-def relative_path(path: str, root: Path) -> str:
-    """Return a notice's path, absolute or relative, as one relative to the root. Links are not followed or looked at.
+class Nudge(Protocol):
+    """Has the catalog scan and judge soon; a version that was looked at just now may be judged by that look."""
 
-    Raises:
-        ProblemError: it leads out of the root, is the root, or is a folder that is not a version's.
-    """
-    absolute = os.path.normpath(root / path)
-    inside = os.path.relpath(absolute, root)
-    parts = inside.split(os.sep)
-    if "\0" in path or parts[0] == os.pardir:
-        raise ProblemError(Slug.PATH_OUTSIDE_ROOT, f"{path!a} is not beneath the root {root}: publish into the root")
-    if inside == os.curdir or any(part == SERVICE_FOLDER or part.startswith(INCOMING_PREFIX) for part in parts):
-        raise ProblemError(Slug.PATH_OUTSIDE_ROOT, f"{path!a} is no version's directory")
-    return inside
-
-
-def order_of(path: str, run: str, step: int, generation: int, trainers: Collection[Trainer] = ()) -> Order:
-    """Return the order of the version at `path`: that of its directory's name, else the notice's.
-
-    A directory that the scan finds by its trainer's name for it has to be announced as what the scan takes it for.
-
-    Args:
-        path: the directory, relative to the root.
-        run: the notice's run.
-        step: the notice's step.
-        generation: the run's current generation.
-        trainers: those whose own folders count as versions.
-
-    Raises:
-        ProblemError: the directory's name is that of another step or run.
-    """
-    folder, _, name = path.rpartition("/")
-    order = parse_version_folder(name)
-    if order is None:
-        foreign = recognise(path, trainers)
-        if foreign is not None and (foreign.run, foreign.step) != (run, step):
-            raise ProblemError(
-                Slug.BAD_NAME,
-                f"{path} is found as run {foreign.run}, step {foreign.step} (--trainers), and not {run}, {step}",
-            )
-        return Order(generation, step)
-    if folder != run or order.step != step:
-        raise ProblemError(
-            Slug.BAD_NAME,
-            f"{path} is the directory of run {folder or '(none)'}, step {order.step}, not of {run}, {step}",
-        )
-    return order
+    def __call__(self, id_: str = "", look: Structure | None = None) -> None: ...
 
 
 class Intake:
@@ -149,7 +97,7 @@ class Intake:
         targets: Targets,
         files: Files,
         root: Path,
-        nudge: Callable[[], None],
+        nudge: Nudge,
         default_run: str | None = None,
         *,
         trainers: Collection[Trainer] = (),
@@ -197,7 +145,7 @@ class Intake:
         known = await self._store.find(id_)
         if notice.kind is Kind.HANDOVER:
             return await self._hand_over(notice, path, order, self._store.versions.get(id_, known))
-        seen = await self._look(path, order, known)
+        seen, look = await self._look(path, order, known)
         self._check_root(notice, is_there=seen.there)
         if not seen.there and known is None:
             raise ProblemError(
@@ -215,7 +163,7 @@ class Intake:
                 return await self._again(record, notice), False
             case New():
                 self._bring_engines(notice)
-                return await self._take(self._new(notice, path, order), "announced"), True
+                return await self._take(self._new(notice, path, order), "announced", look), True
             case _:
                 assert_never(decision)
 
@@ -311,13 +259,13 @@ class Intake:
             "publish into that folder, or tell the service that watches yours",
         )
 
-    async def _look(self, path: str, order: Order, known: VersionRecord | None) -> SeenFolder:
-        """Look at the directory, which need not be there where it was collected."""
+    async def _look(self, path: str, order: Order, known: VersionRecord | None) -> tuple[SeenFolder, Structure | None]:
+        """Look at the directory, which need not be there where it was collected; of a delta return all of that look."""
         try:
             found = await self._files.glance(path)
         except FileNotFoundError:
             digest, signature = (None, None) if known is None else (known.digest, known.signature)
-            return SeenFolder(order=order, path=path, digest=digest, signature=signature or "", there=False)
+            return SeenFolder(order=order, path=path, digest=digest, signature=signature or "", there=False), None
         except RootAwayError as error:
             raise ProblemError(Slug.NOT_READY, str(error.strerror)) from error
         except RootHangsError as error:
@@ -329,7 +277,9 @@ class Intake:
         manifest = found.manifest
         digest = None if manifest is None else manifest.digest
         kind = None if manifest is None else (manifest.kind, manifest.base)
-        return SeenFolder(order=order, path=path, digest=digest, signature=found.signature, kind=kind)
+        is_all = manifest is not None and manifest.kind is Kind.DELTA and not is_foreign(path)
+        seen = SeenFolder(order=order, path=path, digest=digest, signature=found.signature, kind=kind)
+        return seen, found if is_all else None
 
     def _new(self, notice: Notice, path: str, order: Order) -> VersionRecord:
         return VersionRecord(
@@ -347,9 +297,9 @@ class Intake:
             timings=_publish_timing(notice),
         )
 
-    async def _take(self, record: VersionRecord, text: str) -> VersionRecord:
+    async def _take(self, record: VersionRecord, text: str, look: Structure | None = None) -> VersionRecord:
         self._store.put_version(record, text)
-        self._nudge()  # validation may begin at once; the reply waits for the disk
+        self._nudge(record.id, look)  # validation may begin at once; the reply waits for the disk
         await self._store.durable()
         return record
 

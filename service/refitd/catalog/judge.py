@@ -51,6 +51,7 @@ class Waiting:
         changed: is notified when a version may be due earlier than before.
         hints: is notified when something in the root may have changed: the catalog scans it then.
         settling: what settling remembers of each version between looks.
+        looks: what a notice's look has shown of its version, until that is judged for the first time.
         judging: the ids of those that are judged now: their files are being read.
     """
 
@@ -58,14 +59,17 @@ class Waiting:
         self.changed = Notifier()
         self.hints = Notifier()
         self.settling: dict[str, Settling] = {}
+        self.looks: dict[str, Structure] = {}
         self.judging: set[str] = set()
         self._store = store
         self._due: dict[str, float] = {}
         self._tries: dict[str, int] = {}
         self._alone: str | None = None
 
-    def nudge(self) -> None:
-        """Have the root scanned, and what is due judged, soon."""
+    def nudge(self, id_: str = "", look: Structure | None = None) -> None:
+        """Have the root scanned, and what is due judged, soon; version `id_` by a look that was just had at it."""
+        if look is not None:
+            self.looks[id_] = look
         self.hints.notify()
         self.changed.notify()
 
@@ -153,6 +157,7 @@ class Waiting:
     def forget(self, id_: str) -> None:
         """Forget a version that has a verdict: the next trouble with it is a first one."""
         self.settling.pop(id_, None)
+        self.looks.pop(id_, None)
         self._due.pop(id_, None)
         self._tries.pop(id_, None)
 
@@ -194,16 +199,14 @@ class Judge:
         except JournalError as error:
             self._unknown(id_, f"it cannot be written down that it is validated: {error}")
         except MemoryError:
-            reason = (
-                f"the service does not have the memory that validating it takes: give it more, then {ANNOUNCE_AGAIN}"
-            )
-            self.reject(id_, reason, Code.OUT_OF_MEMORY)
+            reason = "the service does not have the memory that validating it takes: give it more, then "
+            self.reject(id_, reason + ANNOUNCE_AGAIN, Code.OUT_OF_MEMORY)
         finally:
             self._waiting.give_back(id_)
 
     async def _judge(self, record: VersionRecord) -> None:
         try:
-            structure = await self._files.structure(record.path)
+            structure = self._waiting.looks.pop(record.id, None) or await self._files.structure(record.path)
         except FileNotFoundError:
             if not record.handed:
                 raise

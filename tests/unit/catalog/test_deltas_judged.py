@@ -1,20 +1,25 @@
 """How deltas come to their verdict: what is read of their bases, when, and what comes of it where that fails."""
 
 import errno
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from refitd.catalog.catalog import Arrivals
 from refitd.catalog.files import DiskFiles
 from refitd.catalog.references import Bases, Beneath
 from refitd.policy.chain import NoBase
+from refitd.root.scan import FoundFolder
 from refitd.state.version import VersionRecord
 from refitd_client.checkpoint.fault import Code
 from refitd_client.contract.states import Kind, VersionState
+from refitd_client.contract.wire import Notice
 from refitd_client.validation.delta import Base
+from refitd_client.validation.examine import signature
 from refitd_client.validation.validate import Structure
 from support.catalogs import Stage, watching
-from support.deltas import Trainer, training
+from support.deltas import RUN, Trainer, training
 
 
 async def sealed(stage: Stage, trainer: Trainer, count: int) -> list[VersionRecord]:
@@ -28,9 +33,8 @@ async def sealed(stage: Stage, trainer: Trainer, count: int) -> list[VersionReco
     return found
 
 
-async def test_a_delta_that_was_found_good_is_not_parsed_again_for_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def counting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths that are parsed from here on, not with the look that a notice has."""
     parsed: list[str] = []
     structure = DiskFiles.structure
 
@@ -39,11 +43,44 @@ async def test_a_delta_that_was_found_good_is_not_parsed_again_for_the_next(
         return await structure(files, path)
 
     monkeypatch.setattr(DiskFiles, "structure", counted)
+    return parsed
+
+
+async def test_a_delta_that_was_found_good_is_not_parsed_again_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed = counting(monkeypatch)
     async with watching(tmp_path) as stage:
         with training(stage.root) as trainer:
             full, *deltas = await sealed(stage, trainer, 4)
     assert [parsed.count(each.path) for each in deltas] == [1, 1, 1]
     assert parsed.count(full.path) == 2, "its own verdict, and once for all deltas on it"
+
+
+async def announced(stage: Stage, trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Publish a delta that no scan finds, and announce it. Return its id."""
+
+    async def unseen(_: Arrivals, found: Sequence[FoundFolder]) -> None:
+        pass
+
+    monkeypatch.setattr(Arrivals, "take_in", unseen)
+    publication = await trainer.follow()
+    base = trainer.base()
+    assert isinstance(base, str)
+    await stage.intake.take(Notice(run=RUN, step=trainer.step, kind=Kind.DELTA, base=base))
+    return publication.version_id
+
+
+async def test_a_delta_is_judged_by_the_look_at_it_that_its_notice_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed = counting(monkeypatch)
+    async with watching(tmp_path) as stage:
+        with training(stage.root) as trainer:
+            await sealed(stage, trainer, 2)
+            delta = await stage.verdict(await announced(stage, trainer, monkeypatch), VersionState.SEALED)
+    assert delta.path not in parsed
+    assert delta.signature == signature(stage.root, delta.path)
 
 
 async def test_a_base_is_read_while_engines_may_look_at_the_delta_already(

@@ -20,7 +20,7 @@ from refitd_client.contract.states import Kind, VersionState
 from refitd_client.contract.wire import Notice
 from refitd_client.delta import Delta, encode, read_delta
 from refitd_client.validation.delta import Base
-from refitd_client.validation.examine import examine
+from refitd_client.validation.examine import examine, glance, structure
 from refitd_client.validation.validate import Invalid, Options, Valid, Verdict, validate
 from support.catalogs import Stage, watching
 from support.checkpoints import tensors
@@ -237,3 +237,14 @@ def test_a_delta_of_the_first_format_is_rejected_with_the_advice_to_publish_in_f
     assert isinstance(found, Invalid)
     assert found.code is Code.BAD_DELTA
     assert "its format is refit-delta/1, and this refitd reads refit-delta/2: publish a full version" in found.reason
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_glance_at_a_delta_shows_all_of_it(tmp_path: Path, *, is_whole: bool) -> None:
+    with training(tmp_path) as trainer:
+        delta = chain(trainer, tmp_path, 2)[1]
+    if not is_whole:
+        (tmp_path / delta.path / DELTA).unlink()
+    seen = glance(tmp_path, delta.path)
+    assert seen == structure(tmp_path, delta.path)
+    assert (seen.faults == ()) is is_whole

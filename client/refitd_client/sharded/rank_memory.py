@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from refitd_client.files.plain_file import open_plain
 from refitd_client.lanes import in_lanes, lanes_for
 
 _PIECE = 2**22  # bytes that a thread copies at a time
@@ -148,8 +149,7 @@ class SeenMemory:
         return [memoryview(owner).cast("B")[begin:end] for begin, end in pairwise(begins)]
 
     def _open(self, file: FileOfRank) -> None:
-        path = f"/proc/{self._pid}/fd/{file.descriptor}"
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        descriptor = open_plain(f"/proc/{self._pid}/fd/{file.descriptor}", os.O_RDWR, follow=True)
         try:
             if (size := os.fstat(descriptor).st_size) < _HEAD:
                 raise ValueError(f"process {self._pid} has another file as {file.descriptor}")

@@ -5,14 +5,12 @@ what is checked is what is applied. docs/delta-format.md says what it holds.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from weakref import finalize
 
 import numpy as np
-from numpy.typing import NDArray
 
 from refitd_client.checkpoint.fault import shown
 from refitd_client.checkpoint.inventory import Reference
@@ -27,12 +25,11 @@ from refitd_client.delta.reader import MAX_BYTES, check_memory
 from refitd_client.files.plain_file import fill
 from refitd_client.validation.contents import read_whole
 from refitd_client.validation.delta import Base
-from refitd_plugin.layout import LaidOutDelta, Placements, lay_out
+from refitd_plugin.laying_out import Allocate, in_memory, lay_out
+from refitd_plugin.layout import LaidOutDelta, Placements
 from refitd_plugin.source import SourceRefusedError, VersionPlace
 
 _FILES = (MANIFEST_NAME, DELTA_NAME)
-Allocate = Callable[[int], NDArray[np.uint8]]
-_IN_MEMORY: Allocate = partial(np.empty, dtype=np.uint8)
 
 
 class DeltaHandle:
@@ -132,7 +129,7 @@ def open_changes(
     place: VersionPlace,
     *,
     check_bytes: bool,
-    allocate: Allocate = _IN_MEMORY,
+    allocate: Allocate = in_memory,
     placements: Placements | None = None,
     most: int = MAX_BYTES,
 ) -> DeltaChanges:
@@ -141,7 +138,7 @@ def open_changes(
     Args:
         place: where its folder is.
         check_bytes: whether to look for values that are NaN or infinite.
-        allocate: gives memory for a number of bytes; called when the header was found good.
+        allocate: gives memory for the file, called when the header was found good, and for what is laid out.
         placements: where its tensors lie in the model, to lay it out by.
         most: bytes of memory that it may take.
 
@@ -154,7 +151,7 @@ def open_changes(
         with Folder(place.root, place.path) as folder:
             listing = folder.list()
             files = {name: listing[name] for name in _FILES}
-            manifest = parse_manifest(bytes(_read(folder, MANIFEST_NAME, files, MAX_MANIFEST_BYTES, _IN_MEMORY)[0]))
+            manifest = parse_manifest(bytes(_read(folder, MANIFEST_NAME, files, MAX_MANIFEST_BYTES, in_memory)[0]))
             head = _checked_head(folder, files, most)
             data, digest = _read(folder, DELTA_NAME, files, files[DELTA_NAME].size, allocate)
             delta = _checked(manifest, data, digest, place, head)
@@ -178,7 +175,7 @@ def open_changes(
         nbytes=sum(change.indices.nbytes + change.values.nbytes for change in delta.changes.values()),
         delta=delta,
         placements=placements,
-        laid=None if placements is None else lay_out(delta.changes, placements),
+        laid=None if placements is None else lay_out(delta.changes, placements, allocate),
     )
 
 

@@ -21,11 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refitd_client.checkpoint.fault import shown
-from refitd_client.delta.change import Change, Indices, together
+from refitd_client.delta.change import Indices
 from refitd_client.fingerprint import Bits
 from refitd_plugin.moves import rows_of
-from refitd_plugin.source import FullNeededError, SourceRefusedError
 from refitd_plugin.spans import Covered, NamedSpans, stretches
 
 
@@ -43,17 +41,34 @@ class Route:
     column_place: int
     whole: bool
 
-    def select(self, indices: Indices) -> slice | NDArray[np.int64]:
-        """The positions of those of some strictly ordered indices that it takes."""
-        if self.whole:
-            return slice(None)
+    @property
+    def has_gaps(self) -> bool:
+        """Whether elements that it does not take lie between those that it takes."""
+        return self.rows > 1 and self.row_index != self.columns
+
+    def stretch(self, indices: Indices) -> tuple[int, int]:
+        """The first and the end of those of some strictly ordered indices that lie from its first element to its last.
+
+        Without gaps these are all that it takes.
+        """
+        kind = indices.dtype.type
         last = self.offset + (self.rows - 1) * self.row_index + self.columns - 1
-        begin = int(np.searchsorted(indices, indices.dtype.type(self.offset)))
-        end = int(np.searchsorted(indices, indices.dtype.type(last), side="right"))
-        if self.rows == 1 or self.row_index == self.columns:
-            return slice(begin, end)
-        columns = (indices[begin:end].astype(np.int64) - self.offset) % self.row_index
-        return begin + np.flatnonzero(columns < self.columns)
+        begin = int(indices.searchsorted(kind(self.offset))) if self.offset else 0
+        return begin, int(indices.searchsorted(kind(last), side="right"))
+
+    def mark(self, indices: Indices, marks: NDArray[np.bool_]) -> None:
+        """Mark which of some indices of its stretch it takes, where it has gaps.
+
+        In the type of the indices, which all its numbers fit into then. numpy divides by one number in vectors, and
+        computes a remainder one by one.
+        """
+        kind = indices.dtype.type
+        row_index = kind(self.row_index)
+        columns = indices - kind(self.offset)
+        lines = columns // row_index
+        lines *= row_index
+        columns -= lines
+        np.less(columns, kind(self.columns), out=marks)
 
 
 Routes = Mapping[str, tuple[Route, ...] | str]
@@ -144,55 +159,6 @@ class LaidOutDelta:
     names: Sequence[str]
     whole: Sequence[bool]
     groups: Sequence[PieceGroup]
-
-
-def lay_out(changes: Mapping[str, Change], placements: Placements) -> LaidOutDelta:
-    """Lay out changes for the model that `placements` lead into. A rank that has other slices gets fewer pieces.
-
-    Raises:
-        SourceRefusedError: a tensor is none of the model's.
-        FullNeededError: a tensor cannot be changed in place.
-    """
-    names: list[str] = []
-    whole: list[bool] = []
-    kinds: dict[tuple[int, int], list[tuple[Indices, Bits, list[int]]]] = {}
-    for name, change in changes.items():
-        for route in _routes(name, change, placements.get(name)):
-            indices, values = change.indices, change.values
-            if not route.whole:
-                taken = route.select(indices)
-                indices, values = indices[taken], values[taken]
-            if len(indices):
-                kind = kinds.setdefault((values.itemsize, indices.itemsize), [])
-                steps = [route.row_index, route.row_place, route.column_place]
-                row = [0, len(indices), 0, route.offset, route.begin, *steps, len(names), route.holder]
-                kind.append((indices, values, row))
-                names.append(name)
-                whole.append(route.whole)
-    return LaidOutDelta(names, whole, [_group(pieces) for pieces in kinds.values()])
-
-
-def _routes(name: str, change: Change, placed: PlacedTensor | None) -> tuple[Route, ...]:
-    if placed is None or (placed.dtype, tuple(placed.shape)) != (change.dtype, change.shape):
-        found = "not there" if placed is None else f"{placed.dtype} {list(placed.shape)}"
-        raise SourceRefusedError(
-            f"the delta changes tensor {shown(name)} as {change.dtype} of shape {list(change.shape)}, and the "
-            f"model's is {found}"
-        )
-    if isinstance(placed.routes, str):
-        raise FullNeededError(f"tensor {name} cannot be changed in place, {placed.routes}: load a full version")
-    return placed.routes
-
-
-def _group(pieces: Sequence[tuple[Indices, Bits, list[int]]]) -> PieceGroup:
-    table = np.array([row for _, _, row in pieces], np.int64).reshape(-1, COLUMNS)
-    table[1:, FIRST] = np.cumsum(table[:-1, COUNT])
-    return PieceGroup(_one([each for each, _, _ in pieces]), _one([each for _, each, _ in pieces]), table)
-
-
-def _one(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    there = together(arrays)
-    return np.concatenate(arrays) if there is None else there
 
 
 def places(row: Sequence[int], indices: Indices) -> NDArray[np.int64]:

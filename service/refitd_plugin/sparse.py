@@ -16,7 +16,8 @@ from refitd_client.fingerprint.host import MASK
 from refitd_client.validation.examine import signature
 from refitd_plugin.changes import DeltaChanges
 from refitd_plugin.engine_slices import SliceCheck
-from refitd_plugin.layout import HOLDER, LaidOutDelta, lay_out
+from refitd_plugin.laying_out import lay_out
+from refitd_plugin.layout import HOLDER, LaidOutDelta
 from refitd_plugin.loading import Loading
 from refitd_plugin.patch import HostPatch, Patch, Shifts
 from refitd_plugin.plan import ReplayPlan

@@ -39,11 +39,8 @@ from refitd_plugin.contents import (  # noqa: E402
 )
 from refitd_plugin.copies import PlanCopy  # noqa: E402
 from refitd_plugin.device_patch import DevicePatch  # noqa: E402
-from refitd_plugin.layout import (  # noqa: E402
-    PlacedTensor,
-    Route,
-    lay_out,
-)
+from refitd_plugin.laying_out import lay_out  # noqa: E402
+from refitd_plugin.layout import PlacedTensor, Route  # noqa: E402
 from refitd_plugin.overlap import Overlap, SeenContents, parts_of  # noqa: E402
 from refitd_plugin.patch import HostPatch  # noqa: E402
 from refitd_plugin.registered import Registry  # noqa: E402

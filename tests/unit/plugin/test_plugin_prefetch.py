@@ -18,6 +18,7 @@ from refitd_client.contract.manifest import digest_of_block, joined
 from refitd_client.contract.plugin import UpdateOutcome
 from refitd_client.validation import contents as whole_file
 from refitd_plugin import changes
+from refitd_plugin.layout import PlacedTensor, Route
 from refitd_plugin.prefetch import messages
 from refitd_plugin.prefetch import messages as framed_socket
 from refitd_plugin.prefetch.process import SharedBuffers, VersionReader
@@ -168,6 +169,24 @@ def test_a_delta_that_is_still_held_is_not_written_over_by_the_next(root: Path, 
     del one
     again = rank.engine.prepare(str(root / "run" / "v000003"))
     assert set(again.changes.lease.buffers) == used
+
+
+def test_what_a_rank_takes_of_a_delta_is_written_to_shared_memory_at_once(root: Path) -> None:
+    """Every second element, as of the columns of a matrix: nothing is left to be copied there."""
+    folder = VersionPlace(root, "run/v000003")
+    delta(root, 3, 2, tiny_weights(2), changed(tiny_weights(2), 4))
+    placements: dict[str, PlacedTensor] = {}
+    for name, change in changes.open_changes(folder, check_bytes=True).read().changes.items():
+        half = {"rows": change.elements // 2, "columns": 1, "row_index": 2, "row_place": 1, "column_place": 1}
+        route = Route(holder=0, offset=0, begin=0, whole=False, **half)
+        placements[name] = PlacedTensor(change.dtype, change.shape, (route,))
+    buffers = SharedBuffers()
+    buffers.begin([])
+    laid = changes.open_changes(folder, check_bytes=True, allocate=buffers.memory, placements=placements).laid
+    assert laid is not None
+    there = list(buffers.numbers)
+    placed = [buffers.place(array).count for group in laid.groups for array in (group.indices, group.values)]
+    assert (len(placed), buffers.numbers) == (2, there)
 
 
 def test_rooms_are_used_again_and_grow() -> None:

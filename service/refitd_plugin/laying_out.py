@@ -29,7 +29,8 @@ Allocate = Callable[[int], NDArray[np.uint8]]
 """Gives memory for a number of bytes."""
 
 _Item = TypeVar("_Item")
-_AT_A_TIME = 2**17  # elements that a thread takes at once: what is computed of them stays in its processor's cache
+_AT_A_TIME = 2**18  # elements that a thread takes at once: a megabyte of indices, so the lock is asked for seldom
+_MOST_LANES = 8  # with more, threads mostly wait for the interpreter's lock, and other ranks have work for the cores
 
 
 def in_memory(size: int) -> NDArray[np.uint8]:
@@ -196,4 +197,4 @@ def _in_lanes(work: Callable[[_Item], None], items: Sequence[_Item], sizes: Sequ
                 return
             work(item)
 
-    in_lanes([partial(run, job) for job in jobs], lanes=lanes_for(len(jobs)))
+    in_lanes([partial(run, job) for job in jobs], lanes=min(lanes_for(len(jobs)), _MOST_LANES))

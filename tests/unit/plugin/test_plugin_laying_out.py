@@ -134,7 +134,7 @@ def cases(draw: st.DrawFn) -> Case:
     return changes, placements
 
 
-@given(case=cases(), at_a_time=st.sampled_from([1, 3, 2**17]), lanes=st.sampled_from([1, 3]))
+@given(case=cases(), at_a_time=st.sampled_from([1, 3, 2**18]), lanes=st.sampled_from([1, 3]))
 def test_a_delta_is_laid_out_as_the_plain_way_does_it(case: Case, at_a_time: int, lanes: int) -> None:
     allocated: list[NDArray[np.uint8]] = []
 

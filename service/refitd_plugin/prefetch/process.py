@@ -88,8 +88,9 @@ class SharedBuffers:
         if fitting:
             buffer = min(fitting, key=lambda buffer: len(buffer.memory))
         else:
-            for small in free[:1]:  # the rank sees it as one that grew
-                os.close(self._buffers.pop(small.number).fd)
+            if free:  # the rank sees it as one that grew; smaller ones are for smaller arrays
+                grown = max(free, key=lambda buffer: len(buffer.memory))
+                os.close(self._buffers.pop(grown.number).fd)
             rounded = max(_STEP, -(-size // _STEP) * _STEP)
             fd = os.memfd_create("refitd-delta", os.MFD_CLOEXEC)
             os.ftruncate(fd, rounded)

@@ -19,7 +19,7 @@ from refitd_client.contract.plugin import UpdateOutcome
 from refitd_client.validation import contents as whole_file
 from refitd_plugin import changes
 from refitd_plugin.layout import PlacedTensor, Route
-from refitd_plugin.prefetch import messages
+from refitd_plugin.prefetch import messages, process
 from refitd_plugin.prefetch import messages as framed_socket
 from refitd_plugin.prefetch.process import SharedBuffers, VersionReader
 from refitd_plugin.prefetch.worker import PrefetchWorker
@@ -198,6 +198,17 @@ def test_rooms_are_used_again_and_grow() -> None:
     buffers.begin([])
     assert buffers.memory(2**24 + 1).nbytes == 2**24 + 1
     assert len(buffers.numbers) == 2
+
+
+def test_a_larger_array_takes_the_place_of_the_largest_and_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each buffer was registered with the GPU, which takes longer than to fill it."""
+    monkeypatch.setattr(process, "_STEP", 2**12)
+    buffers = SharedBuffers()
+    buffers.begin([])
+    first = [buffers.place(np.arange(count)).buffer for count in (2**10, 2**13)]
+    buffers.begin([])
+    assert buffers.memory(2**17).nbytes == 2**17
+    assert (first[0] in buffers.numbers, first[1] in buffers.numbers) == (True, False)
 
 
 def test_a_delta_of_several_blocks_is_held_against_its_manifest(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

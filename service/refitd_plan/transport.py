@@ -324,7 +324,7 @@ _STAGE = (
 
 OF_RANKS = (
     "the times are of a trainer of one process and an engine of one rank; from two ranks to a tensor-parallel engine "
-    "of two on their GPUs full versions took 159 ms, deltas 307, hand-overs 55 (docs/measurements.md). "
+    "of two on their GPUs full versions took 161 ms, deltas 157, hand-overs 54 (docs/measurements.md). "
     "transport='auto' takes no deltas from several ranks: say delta='auto'"
 )
 

@@ -381,4 +381,25 @@ MUTANTS = [
         "self.must_prove = False",
         "tests/reliability/faults/test_faults_early_look_ranks.py",
     ),
+    Mutant(
+        "writes over what rank 0 still has of the message before",
+        "client/refitd_client/sharded/rank_memory.py",
+        "return bool(numbers[_PUT] == numbers[_FREED])",
+        "return True",
+        "tests/unit/sharded/test_rank_memory.py",
+    ),
+    Mutant(
+        "takes a delta for sound whose indices fall between two stretches",
+        "client/refitd_client/delta/check.py",
+        "before < after or number in lasts",
+        "before < after or number >= 0",
+        "tests/unit/delta/test_delta_check.py",
+    ),
+    Mutant(
+        "says that a delta is in order of which a stretch was not looked at",
+        "client/refitd_client/delta/check.py",
+        "return self._seen * self.width == self.end - self.begin and all(",
+        "return all(",
+        "tests/unit/delta/test_delta_check.py",
+    ),
 ]

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from refitd_client.files.plain_file import open_plain
 from refitd_client.lanes import in_lanes, lanes_for
+from refitd_client.transport.ipc.shared import boot_id
 
 _PIECE = 2**22  # bytes that a thread copies at a time
 _HEAD = 64  # bytes: the file's name, how many messages were put into it, and how many of these were freed
@@ -41,8 +42,9 @@ class FileOfRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryProbe:
-    """A word in the memory of a process, to be found by the one that is to open it."""
+    """A word in the memory of a process, to be found by the one that is to open it. `boot` is that of its machine."""
 
+    boot: str
     pid: int
     file: FileOfRank
     word: bytes
@@ -59,7 +61,7 @@ class SentMemory:
         """A word to be found; None where there is no such memory."""
         word = os.urandom(16)
         try:
-            return MemoryProbe(pid=os.getpid(), file=self.put([memoryview(word)]), word=word)
+            return MemoryProbe(boot=boot_id(), pid=os.getpid(), file=self.put([memoryview(word)]), word=word)
         except OSError:
             return None
 
@@ -119,7 +121,9 @@ class SeenMemory:
 
     @classmethod
     def found(cls, probe: MemoryProbe) -> "SeenMemory | None":
-        """None where this process does not find the word."""
+        """None where this process does not find the word. A process of another machine is not looked for."""
+        if probe.boot != boot_id():
+            return None
         seen = cls(probe.pid)
         try:
             (word,) = seen.parts(probe.file, [len(probe.word)])

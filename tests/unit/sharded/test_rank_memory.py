@@ -86,7 +86,9 @@ def test_the_memory_of_another_process_is_seen_and_its_end_leaves_nothing() -> N
     assert SeenMemory.found(probe) is None
 
 
-@pytest.mark.parametrize("what", ["another word", "another file", "no process", "no memory of the kind"])
+@pytest.mark.parametrize(
+    "what", ["another machine", "another word", "another file", "no process", "no memory of the kind"]
+)
 def test_what_is_not_the_ranks_memory_is_not_taken_for_it(what: str) -> None:
     """A process of that number in another container has other files, or none."""
     sent = SentMemory()
@@ -94,6 +96,7 @@ def test_what_is_not_the_ranks_memory_is_not_taken_for_it(what: str) -> None:
     assert probe is not None
     plain = os.memfd_create("plain")
     wrong: dict[str, MemoryProbe] = {
+        "another machine": replace(probe, boot="other"),
         "another word": replace(probe, word=bytes(16)),
         "another file": replace(probe, file=replace(probe.file, name=probe.file.name + 1)),
         "no process": replace(probe, pid=2**22 + 1),

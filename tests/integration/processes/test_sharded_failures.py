@@ -180,6 +180,7 @@ def test_a_rank_with_arguments_that_cannot_be_is_named_on_every_rank_and_they_st
     assert published.leftovers(tmp_path / "run") == []
 
 
+OTHER_ROOT = object()  # beside the right one
 OPENED_BADLY: list[tuple[int, dict[str, Any], type[Exception], str]] = [
     (1, {"shadow": "host"}, ValueError, "rank 1: shadow is 'host': it is 'gpu' or 'stream'"),
     (0, {"durable": "often"}, ValueError, "rank 0: durable is 'often': it is 'always', 'never', or 'every=10'"),
@@ -192,7 +193,7 @@ OPENED_BADLY: list[tuple[int, dict[str, Any], type[Exception], str]] = [
     (1, {"root": "s3://bucket/prefix"}, ValueError, "rank 1: ranks publish into a folder"),
     (1, {"root": 7}, TypeError, "rank 1: .*not int"),
     (1, {"run": "other"}, PublishError, "rank 1 was opened with run='other' and rank 0 with 'run': all ranks are"),
-    (0, {"root": "/nowhere"}, PublishError, "rank 1 was opened with root='/.*' and rank 0 with '/nowhere'"),
+    (0, {"root": OTHER_ROOT}, PublishError, "rank 1 was opened with root='/.*' and rank 0 with '/.*/other'"),
     (0, {"max_shard_bytes": 9}, PublishError, "rank 1 was opened with max_shard_bytes=None and rank 0 with 9: "),
 ]
 
@@ -203,6 +204,8 @@ def _opened_badly(rank: int, _: int, root: Path) -> list[Exception | None]:
     for step, (mistaken, arguments, *_said) in enumerate(OPENED_BADLY, 1):
         good: dict[str, Any] = {"root": root, "run": "run", "rank_timeout": 60}
         asked = good | arguments if rank == mistaken else good
+        if asked["root"] is OTHER_ROOT:
+            asked["root"] = root / "other"
         told.append(attempted(lambda: ShardedPublisher(**asked).close()))  # noqa: B023
         with ShardedPublisher(**good) as publisher:
             publisher.publish({"w": torch.ones(8)}, step=step)

@@ -248,8 +248,10 @@ def _decoded(value: bytes, kind: type[_KindT], quotes: int, what: str) -> _KindT
 def _check_row(name: str, row: TensorRecord, encoding: Encoding) -> None:
     if not is_tensor_name(name):
         raise DeltaRefusedError(f"{named(name)} has a name that is {NO_NAME}")
-    if (fault := _fault_of(row.dtype, row.shape)) is not None:
-        raise DeltaRefusedError(f"{named(name)} {fault}")
+    if row.dtype not in header.BITS:
+        raise DeltaRefusedError(f"{named(name)} has dtype {_shown(row.dtype)!r}, which no version has")
+    if len(row.shape) > MAX_DIMENSIONS or not _is_possible(row.dtype, row.shape):
+        raise DeltaRefusedError(f"{named(name)} has an impossible shape")
     elements = elements_of(row.dtype, row.shape)
     if not 0 < row.changed <= elements:
         raise DeltaRefusedError(f"{named(name)} has {row.changed} changes, of {elements}")
@@ -260,15 +262,12 @@ def _check_row(name: str, row: TensorRecord, encoding: Encoding) -> None:
         raise DeltaRefusedError(f"{named(name)} has a fingerprint that is not 16 hexadecimal digits")
 
 
-@lru_cache(1024)  # a model's tensors have few shapes
-def _fault_of(dtype: str, shape: tuple[int, ...]) -> str | None:
-    """Why no version has a tensor of this kind."""
-    if dtype not in header.BITS:
-        return f"has dtype {_shown(dtype)!r}, which no version has"
-    is_sane = len(shape) <= MAX_DIMENSIONS and all(0 <= size <= MAX_SIZE for size in shape)
-    if not is_sane or prod(shape) > MAX_SIZE or prod(shape) * header.BITS[dtype] % 8:
-        return "has an impossible shape"
-    return None
+@lru_cache(1024)  # a model's tensors have few shapes; a foreign one is as short as these
+def _is_possible(dtype: str, shape: tuple[int, ...]) -> bool:
+    """Whether a version may have a tensor of this kind."""
+    if not all(0 <= size <= MAX_SIZE for size in shape):
+        return False
+    return prod(shape) <= MAX_SIZE and not prod(shape) * header.BITS[dtype] % 8
 
 
 def _check_places(

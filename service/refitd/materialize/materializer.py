@@ -237,7 +237,7 @@ class Materializer:
             return False
         engines, versions = self._store.engines_of(version.run), self._store.versions
         ordered = self._targets.of_run(version.run).ordered
-        return not engines or any(needs_copy(engine, version, versions, ordered=ordered) for engine in engines)
+        return not engines or any(needs_copy(each.to_load, version, versions, ordered=ordered) for each in engines)
 
     async def _work(self, run: str) -> None:
         """Bring copies up to date until nothing more can be done now."""

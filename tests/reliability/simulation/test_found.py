@@ -10,6 +10,7 @@ from simulation.hosts import Hosts
 from simulation.led_hosts import LedHosts
 from simulation.led_steps import LedStory
 from simulation.links import Damage
+from simulation.offer import Sending
 from simulation.steps import Story
 from simulation.world import World
 
@@ -105,4 +106,19 @@ def test_a_vllm_whose_load_broke_off_is_loaded_twice_before_it_computes() -> Non
         story = Story(world)
         story.call_of_someone_else_fails(name="a", loads=True, seconds=40.0)
         story.call_of_someone_else_fails(name="b", loads=True, seconds=40.0)
+        world.heal()
+
+
+def test_an_engine_that_is_to_be_loaded_again_holds_no_rollout_of_a_delta_whose_chain_is_gone() -> None:
+    """It serves the delta, so it seemed to need no copy of it, and none was tried and refused: the rollout never ended,
+    and the newer full version waited for that.
+    """
+    with closing(World(64673635, strategy=StrategyName.ROLLING, vllm="bc")) as world:
+        story = Story(world)
+        story.send(sending=Sending.OTHER, files=True, seconds=0.5)
+        story.engine_is_added_or_removed(named=True, seconds=0.0)
+        story.train_on(steps=4, seconds=0.5)
+        story.path_is_rewritten(index=24, make=Make.MISSING)
+        story.send(sending=Sending.BREAKS, files=True, seconds=40.0)
+        story.resync(name="c")
         world.heal()

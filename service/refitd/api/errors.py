@@ -9,7 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
-from refitd.api.faults import fault_sentence
+from refitd.api.request_faults import fault_sentence
 from refitd.observe.telemetry import Telemetry
 from refitd.problem import ProblemError, Slug
 from refitd.state.journal.journal import JournalError

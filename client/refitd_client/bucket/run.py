@@ -140,8 +140,9 @@ class BucketRun:
         def change(pointer: Pointer | None) -> Pointer:
             if pointer is not None and version in pointer.versions:
                 return pointer  # our write was carried out, and a collection has moved the pointer after it
-            if pointer is not None and not self._steers:
-                pointer = replace(pointer, desired=None)
+            if pointer is not None:
+                # Who steers says later that the version is wanted: what a pointer wants without saying so is its newest.
+                pointer = replace(pointer, desired=pointer.target if self._steers else None)
             return advanced(pointer, version, writer=self.writer, keep=self._keep, now=now)
 
         try:

@@ -12,6 +12,8 @@ from simulation.led_steps import LedStory
 from simulation.links import Damage
 from simulation.offer import Sending
 from simulation.steps import Story
+from simulation.store_steps import StoreStory
+from simulation.store_world import StoreWorld
 from simulation.world import World
 
 
@@ -121,4 +123,14 @@ def test_an_engine_that_is_to_be_loaded_again_holds_no_rollout_of_a_delta_whose_
         story.path_is_rewritten(index=24, make=Make.MISSING)
         story.send(sending=Sending.BREAKS, files=True, seconds=40.0)
         story.resync(name="c")
+        world.heal()
+
+
+def test_a_hub_that_pushes_two_versions_before_it_says_what_is_wanted_does_not_send_followers_on_and_back() -> None:
+    """Its own engines are still at the first one, so the hub wanted that; the pointer had wanted the second meanwhile."""
+    with closing(StoreWorld(1, strategy=StrategyName.CANARY, followers=1, pushed=True)) as world:
+        story = StoreStory(world)
+        story.trainer_is_killed_in_an_upload(trainer=0, delta=True, after=0.08, back=0, swept=False)
+        story.trainer_publishes(trainer=0, delta=True, within=3.0)
+        story.who_publishes_is_killed_and_comes_again(trainer=0, back=1, seconds=2.0)
         world.heal()

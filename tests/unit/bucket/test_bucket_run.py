@@ -155,6 +155,24 @@ def test_a_publisher_that_takes_a_run_from_a_hub_has_what_it_publishes_served_an
     assert pointer.target == (V1 if steers else V2)
 
 
+def test_what_a_hub_publishes_is_wanted_when_it_says_so_and_not_before(tmp_path: Path) -> None:
+    """Two versions in a row, the first of which nothing was said of yet: followers would go on and back again."""
+    bucket = ScriptedBucket()
+    hub = BucketRun(bucket, RUN, keep=2, steers=True)
+
+    async def publish(step: int) -> str | None:
+        folder = folder_of(tmp_path, step)
+        await hub.publish(folder, (folder / MANIFEST_NAME).read_bytes())
+        assert hub.pointer is not None
+        return hub.pointer.target
+
+    async def publish_two() -> list[str | None]:
+        await hub.begin()
+        return [await publish(1), await publish(2)]
+
+    assert asyncio.run(publish_two()) == [V1, V1]
+
+
 def test_a_pointer_that_somebody_deleted_ends_the_publisher_and_the_next_one_begins_anew(tmp_path: Path) -> None:
     bucket = ScriptedBucket()
     run = publish_folder(bucket, folder_of(tmp_path, 1))

@@ -14,7 +14,8 @@
     source         a version on disk: looked at, checked, mapped; and the model that the server began with
     changes        a delta on disk: looked at, checked, read
     recorder       watches one load and its `copies`; `plan` replays them as plain copies ever after
-    copy_schedule  how those copies reach a GPU: `registered` files, `moves` of memory, the CUDA `driver`
+    copy_schedule  how those copies reach a GPU: `registered` files, `moves` of memory, the CUDA `driver`, and
+                   `device_copies` within one GPU
     layout         the plan for single elements: a delta is laid out along its routes
     patch          changes elements in host memory; `device_patch` on a GPU with `patch_kernel`
     contents       fingerprints of what is in memory, and where it lies; `overlap` takes them beside the copies

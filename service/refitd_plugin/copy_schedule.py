@@ -2,6 +2,7 @@
 
     in host memory      the copies of the plan as they are
     registered files    one order to the driver for each move, along the current stream
+    the same GPU        one launch for all moves (`device_copies.py`)
     other files         through two pinned buffers, one being filled by all cores while the other is copied
 
 To make ready is a matter of numbers alone. A thread that calls torch beside SGLang's loop waits for the interpreter at
@@ -10,7 +11,7 @@ each call, and some thousand calls would take seconds.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from refitd_client.lanes import in_lanes, lanes_for
 from refitd_plugin import driver
 from refitd_plugin.copies import PlanCopy
+from refitd_plugin.device_copies import DeviceCopies, is_plain
 from refitd_plugin.moves import MemoryMove, joined, move_of
 from refitd_plugin.overlap import Overlap
 from refitd_plugin.spans import Span
@@ -27,7 +29,7 @@ _BUFFER_BYTES = 32 * 2**20  # bytes of a pinned buffer
 _SHARE = 2**21  # bytes that are worth a thread
 
 Step = Callable[[], object]
-Order = Callable[[MemoryMove, int, int], None]
+_Order = Callable[[MemoryMove, int, int], None]
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -109,7 +111,6 @@ def registered(
     device: torch.device,
     tensors: Callable[[], Mapping[str, Any]],
     watch: CopyWatch | None = None,
-    order: Order = driver.to_device,
 ) -> CopySchedule:
     """Copies from registered files to a device.
 
@@ -119,21 +120,62 @@ def registered(
         device: the target.
         tensors: gives the tensors from memory that stays, for copies that are no moves.
         watch: what is fingerprinted beside the copies.
-        order: the driver's call; `driver.between_devices` where "files" are memory of a device.
     """
-    tensors, along = cache(tensors), partial(_stream_of, device.index or 0)
+    steps = _orders(driver.to_device, _from_addresses(table, files), device)
+    return CopySchedule(steps + _copies(table.rest, tensors), files, watch, device)
 
-    def begin(move: MemoryMove, file: int) -> None:
-        order(move, file, along())
+
+def between_devices(
+    table: MoveTable,
+    allocations: Mapping[str, Any],
+    device: torch.device,
+    tensors: Callable[[], Mapping[str, Any]],
+    watch: CopyWatch | None = None,
+) -> CopySchedule:
+    """Copies from memory of devices to a device: of what lies on the same one in one launch, as far as a kernel can.
+
+    Args:
+        table: the moves, and the copies that are none.
+        allocations: where the "files" of the table begin, by name.
+        device: the target.
+        tensors: as `registered`.
+        watch: as `registered`.
+    """
+    moves = _from_addresses(table, allocations)
+    near = {name for name, each in allocations.items() if driver.device_of(each.address) == (device.index or 0)}
+    names = [name for name, some in table.moves.items() for _ in some]
+    plain_ones = [move for name, move in zip(names, moves, strict=True) if name in near and is_plain(move)]
+    others = [move for name, move in zip(names, moves, strict=True) if name not in near or not is_plain(move)]
+    steps: list[Step] = [DeviceCopies(plain_ones, device).begin] if plain_ones else []
+    steps += _orders(driver.between_devices, others, device)
+    return CopySchedule(steps + _copies(table.rest, tensors), allocations, watch, device)
+
+
+def _from_addresses(table: MoveTable, files: Mapping[str, Any]) -> list[MemoryMove]:
+    """The moves, their sources counted from nothing."""
+    return [
+        replace(move, source=files[file].address + move.source) for file, moves in table.moves.items() for move in moves
+    ]
+
+
+def _orders(order: _Order, moves: Iterable[MemoryMove], device: torch.device) -> list[Step]:
+    """The driver's call for each move, along the stream that is current then."""
+    along = partial(_stream_of, device.index or 0)
+
+    def begin(move: MemoryMove) -> None:
+        order(move, 0, along())
+
+    return [partial(begin, move) for move in moves]
+
+
+def _copies(rest: Iterable[PlanCopy], tensors: Callable[[], Mapping[str, Any]]) -> list[Step]:
+    """What is no move, by torch."""
+    tensors = cache(tensors)
 
     def copy(each: PlanCopy) -> None:
         each.target.copy_(each.source(tensors()), non_blocking=True)
 
-    steps: list[Step] = [
-        partial(begin, move, files[file].address) for file, moves in table.moves.items() for move in moves
-    ]
-    steps += [partial(copy, each) for each in table.rest]
-    return CopySchedule(steps, files, watch, device)
+    return [partial(copy, each) for each in rest]
 
 
 def _stream_of(device: int) -> int:

@@ -1,4 +1,4 @@
-"""The three functions of the CUDA driver that torch does not offer: copies by address, and whether memory is there.
+"""The three functions of the CUDA driver that torch does not offer: copies by address, and what an address is of.
 
 torch copies a slice of columns through a temporary in pageable memory, at a fifth of the bus. All of it works in the
 context that torch has made current in this thread. https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
@@ -10,6 +10,7 @@ from functools import cache
 from refitd_client.write.cuda_driver import DEVICE_MEMORY, HOST_MEMORY, Memcpy2D
 from refitd_plugin.moves import MemoryMove
 
+_DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 _MAPPED = 13  # CU_POINTER_ATTRIBUTE_MAPPED: in a range that has memory behind it
 
 
@@ -60,6 +61,13 @@ def is_mapped(address: int) -> bool:
     found = ctypes.c_int(1)
     error = _library().cuPointerGetAttribute(ctypes.byref(found), _MAPPED, address)
     return not error and bool(found.value)
+
+
+def device_of(address: int) -> int | None:
+    """The number of the GPU that memory lies on, as this process counts them; None where the driver does not say."""
+    found = ctypes.c_int(-1)
+    error = _library().cuPointerGetAttribute(ctypes.byref(found), _DEVICE_ORDINAL, address)
+    return None if error or found.value < 0 else found.value
 
 
 def _pitched(move: MemoryMove, above: int, memory: int) -> Memcpy2D:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from refitd_client.checkpoint.inventory import Tensor
-from refitd_plugin import copy_schedule, driver
+from refitd_plugin import copy_schedule
 from refitd_plugin.contents import TensorFingerprints, contents_of, devices_of, holders_of, idle, named, span_of
 from refitd_plugin.copy_schedule import CopySchedule, CopyWatch, MoveTable, table_of
 from refitd_plugin.engine_slices import EngineSlices, SliceCheck
@@ -324,15 +324,16 @@ class Loading:
         files = None if others else source.registered(self._registry, device.index or 0)
         if files is None:
             return copy_schedule.buffered(lambda: _bound(plan, source))
-        parts = WITHIN_DEVICES if source.order is driver.between_devices else FROM_HOST
+        make, parts = copy_schedule.registered, FROM_HOST
+        if source.is_on_device:
+            make, parts = copy_schedule.between_devices, WITHIN_DEVICES
         table, watch = self.tables(plan, source).table_of(source, parts)
-        return copy_schedule.registered(table, files, device, source.pieces, watch, source.order)
+        return make(table, files, device, source.pieces, watch)
 
     def _staged(self, plan: ReplayPlan, source: VersionSource, staged: Mapping[str, FileOnDevice]) -> CopySchedule:
         table, watch = self.tables(plan, source).table_of(source, WITHIN_DEVICES)
         (device,) = devices_of(self.model)
-        order = driver.between_devices
-        return copy_schedule.registered(table, staged, device, source.tensors, watch, order)
+        return copy_schedule.between_devices(table, staged, device, source.tensors, watch)
 
     def _through(
         self, call: UpdateCall, feed: TensorFeed, path: str, load_format: str, watching: Any = None

@@ -15,7 +15,6 @@ from refitd_client.checkpoint.strict_header import Header, TensorSpec
 from refitd_client.contract.naming import parse_version_id, version_folder
 from refitd_client.transport.ipc.offer import HostPlace, Offer
 from refitd_client.validation.validate import Structure
-from refitd_plugin import driver
 from refitd_plugin.imported import IpcHandleCache, OpenedMemory
 from refitd_plugin.lent_parts import LentPieces, cut_copies
 from refitd_plugin.served import ServedState
@@ -23,7 +22,6 @@ from refitd_plugin.source import SourceRefusedError, VersionPlace, VersionSource
 
 if TYPE_CHECKING:
     from refitd_plugin.copies import PlanCopy
-    from refitd_plugin.copy_schedule import Order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +59,9 @@ class OfferedMemory(VersionSource):
         return False
 
     @property
-    def order(self) -> "Order":
+    def is_on_device(self) -> bool:
         """As `VersionSource`."""
-        return driver.between_devices if self.opened.is_on_device else driver.to_device
+        return self.opened.is_on_device
 
     def registered(self, registry: Any, device: int) -> dict[str, Any] | None:
         """The address of each allocation or file, seen from a GPU; None where it cannot be read there."""

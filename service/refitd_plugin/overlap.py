@@ -7,9 +7,11 @@ To begin all that is a matter of a few ms, in which no processor of the GPU has 
 part of the load meanwhile, along the same stream: what it does to the weights comes after the last fingerprint.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 
 import torch
 
@@ -22,9 +24,9 @@ WITHIN_DEVICES = 1  # copies of 1 to 2 ms: to begin each further part takes as l
 
 @dataclass(frozen=True, slots=True)
 class OverlapPart:
-    """Some of the writes by number, and of the watched tensors those that no earlier part writes, and no later one."""
+    """Some of the writes, and the numbers of the watched tensors that no earlier part writes, and no later one."""
 
-    writes: Sequence[int]
+    writes: slice
     first: Sequence[int]
     last: Sequence[int]
 
@@ -38,23 +40,23 @@ def parts_of(writes: Sequence[tuple[int, Span]], watched: Sequence[Span], count:
         count: how many parts.
     """
     total = sum(size for size, _ in writes)
-    numbers: list[list[int]] = [[] for _ in range(count)]
+    part_of: list[int] = []
     done = 0
-    for number, (size, _) in enumerate(writes):
-        numbers[min(count - 1, done * count // max(total, 1))].append(number)
+    for size, _ in writes:
+        part_of.append(min(count - 1, done * count // max(total, 1)))
         done += size
-    part_of = {number: part for part, some in enumerate(numbers) for number in some}
+    begins = [bisect_left(part_of, part) for part in range(count)]
     touched = [
         [part_of[number] for number, (_, (begin, end)) in enumerate(writes) if begin < span[1] and span[0] < end] or [0]
         for span in watched
     ]
     return [
         OverlapPart(
-            some,
+            slice(begin, end),
             [number for number, parts in enumerate(touched) if min(parts) == part],
             [number for number, parts in enumerate(touched) if max(parts) == part],
         )
-        for part, some in enumerate(numbers)
+        for part, (begin, end) in enumerate(pairwise([*begins, None]))
     ]
 
 
@@ -73,7 +75,7 @@ class Overlap:
         """Begin to write all parts along the current stream, which then waits for the fingerprints.
 
         Args:
-            steps: the writes.
+            steps: the writes, in the order in which they were shared out. Where there is one part, they may be fewer.
             seen: gets what was there before, and what is there now, when it is waited for. Where a write cannot be
                 begun, it has what was there before.
         """
@@ -88,8 +90,8 @@ class Overlap:
                     with torch.cuda.stream(early):
                         before.append(first.begin())
                     current.wait_stream(early)
-                    for number in part.writes:
-                        steps[number]()
+                    for step in steps[part.writes]:
+                        step()
                     late.wait_stream(current)
                     with torch.cuda.stream(late):
                         after.append(last.begin())

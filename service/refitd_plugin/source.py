@@ -28,7 +28,6 @@ from refitd_client.validation.validate import Invalid, Options, Structure, Unkno
 
 if TYPE_CHECKING:
     from refitd_plugin.copies import PlanCopy
-    from refitd_plugin.copy_schedule import Order
     from refitd_plugin.registered import Registered, Registry
 
 
@@ -106,11 +105,9 @@ class VersionSource:
         return sum(len(each) for each in self.maps.values())
 
     @property
-    def order(self) -> "Order":
-        """The driver's call that copies from where its bytes are to a GPU."""
-        from refitd_plugin import driver
-
-        return driver.to_device
+    def is_on_device(self) -> bool:
+        """Whether its bytes are in the memory of GPUs."""
+        return False
 
     @property
     def cut(self) -> object:

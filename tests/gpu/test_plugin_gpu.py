@@ -22,6 +22,7 @@ pytest.importorskip("triton")
 
 from safetensors.torch import save_file  # noqa: E402
 
+from refitd_client.checkpoint.strict_header import Header, TensorSpec  # noqa: E402
 from refitd_client.contract.plugin import UpdateOutcome  # noqa: E402
 from refitd_client.delta.change import Change  # noqa: E402
 from refitd_client.fingerprint import fingerprints  # noqa: E402
@@ -41,6 +42,7 @@ from refitd_plugin.copies import PlanCopy  # noqa: E402
 from refitd_plugin.device_patch import DevicePatch  # noqa: E402
 from refitd_plugin.laying_out import lay_out  # noqa: E402
 from refitd_plugin.layout import PlacedTensor, Route  # noqa: E402
+from refitd_plugin.lent_parts import ImportedAllocation  # noqa: E402
 from refitd_plugin.overlap import Overlap, SeenContents, parts_of  # noqa: E402
 from refitd_plugin.patch import HostPatch  # noqa: E402
 from refitd_plugin.registered import Registry  # noqa: E402
@@ -156,6 +158,41 @@ def test_copies_from_registered_files_are_torchs_copies(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     registry.begin()
     assert len(registry) == 0
+
+
+def test_copies_from_the_memory_of_the_same_gpu_are_torchs_copies() -> None:
+    """Whole rows by the kernel, in more than one stretch; columns, and what begins between words, by the driver."""
+    rows = 5000
+    data, long = bits(torch.bfloat16, 400 * 256).view(400, 256).cuda(), bits(torch.bfloat16, rows * 300).cuda()
+    target, wanted = (torch.zeros(400, 256, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    end, expected = (torch.zeros(2, rows * 300, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    for copy in copies(wanted, data):
+        copy.target.copy_(copy.source({"w": data}))
+    expected[0, :-1].copy_(long[1:])
+    expected[1].copy_(long)
+    all_copies = [
+        *copies(target, data),
+        PlanCopy("v", 1, (rows * 300 - 1,), (1,), end[0, :-1]),
+        PlanCopy("v", 0, (rows * 300,), (1,), end[1]),
+    ]
+    specs = {
+        name: TensorSpec("BF16", tuple(tensor.shape), 0, tensor.nbytes) for name, tensor in (("w", data), ("v", long))
+    }
+    headers = {name: Header(tensors={name: spec}, data_start=0, metadata={}) for name, spec in specs.items()}
+    allocations = {name: ImportedAllocation(tensor.data_ptr()) for name, tensor in (("w", data), ("v", long))}
+    table = copy_schedule.table_of(all_copies, headers)
+    device = torch.device("cuda", 0)
+    assert {driver.device_of(each.address) for each in allocations.values()} == {0}
+    ready = copy_schedule.between_devices(table, allocations, device, lambda: {"w": data, "v": long})
+    assert len(ready.steps) == 1 + 2 + 1  # one launch; columns and what begins between words; what is turned
+    for _ in range(2):
+        target.zero_()
+        end.zero_()
+        for step in ready.steps:
+            step()
+        torch.cuda.synchronize()
+        assert same(wanted.cpu(), target)
+        assert same(expected.cpu(), end)
 
 
 def test_what_is_larger_than_a_pinned_buffer_goes_through_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,8 @@ from refitd_client.fingerprint.rows import TensorPart, bits_at
 from refitd_client.fingerprint.tensors import Scan, ScanInput, scan
 from refitd_client.write import cuda, cuda_driver
 from refitd_plugin import copy_schedule, driver, loading, proving, registered
+from refitd_plugin.device_copies import WORD, stretches_of
+from refitd_plugin.moves import MemoryMove
 
 HOST = torch.device("cpu")
 _OURS, _LOADS = 7, 0  # streams: of the follower, and the current one of a load
@@ -78,6 +80,19 @@ def driver_copies(patch: pytest.MonkeyPatch) -> list[int]:
     return made
 
 
+class _HostCopies:
+    """Stands for `DeviceCopies`: the processor copies what its table says."""
+
+    def __init__(self, moves: Sequence[MemoryMove], device: torch.device) -> None:
+        assert device == HOST
+        self._table = stretches_of(moves)
+
+    def begin(self) -> None:
+        """At once: the engine waits for a load."""
+        for target, source, words in self._table.tolist():
+            ctypes.memmove(target, source, WORD * words)
+
+
 class HostGpu:
     """An engine's. `began` is set when the follower has begun something."""
 
@@ -90,6 +105,7 @@ class HostGpu:
         patch.setattr(registered, "pin", lambda *_: 0)
         patch.setattr(registered, "unpin", lambda *_: None)
         patch.setattr(copy_schedule, "_stream_of", lambda _: _LOADS)
+        patch.setattr(copy_schedule, "DeviceCopies", _HostCopies)
         patch.setattr(proving, "AddressScan", self._scan_of)
         patch.setattr(proving, "has_triton", lambda: True)
         for module in (proving, loading):
@@ -131,6 +147,11 @@ class HostGpu:
         for row in range(rows.Height):
             at = rows.dstDevice + row * rows.dstPitch
             ctypes.memmove(at, source + row * rows.srcPitch, rows.WidthInBytes)
+        return 0
+
+    def cuPointerGetAttribute(self, found: Any, attribute: int, address: int) -> int:  # noqa: N802
+        """See the driver. All memory is of the one GPU."""
+        found._obj.value = 0
         return 0
 
     def _begin(self, order: Callable[[], object]) -> None:

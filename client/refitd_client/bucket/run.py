@@ -141,7 +141,7 @@ class BucketRun:
             if pointer is not None and version in pointer.versions:
                 return pointer  # our write was carried out, and a collection has moved the pointer after it
             if pointer is not None:
-                # Who steers says later that the version is wanted: what a pointer wants without saying so is its newest.
+                # Who steers says later that the version is wanted: until then what was wanted is, said or not.
                 pointer = replace(pointer, desired=pointer.target if self._steers else None)
             return advanced(pointer, version, writer=self.writer, keep=self._keep, now=now)
 

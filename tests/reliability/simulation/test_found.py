@@ -127,7 +127,7 @@ def test_an_engine_that_is_to_be_loaded_again_holds_no_rollout_of_a_delta_whose_
 
 
 def test_a_hub_that_pushes_two_versions_before_it_says_what_is_wanted_does_not_send_followers_on_and_back() -> None:
-    """Its own engines are still at the first one, so the hub wanted that; the pointer had wanted the second meanwhile."""
+    """Its own engines are still at the first one, so the hub wanted that; the pointer had wanted the second before."""
     with closing(StoreWorld(1, strategy=StrategyName.CANARY, followers=1, pushed=True)) as world:
         story = StoreStory(world)
         story.trainer_is_killed_in_an_upload(trainer=0, delta=True, after=0.08, back=0, swept=False)

@@ -18,6 +18,7 @@ from threading import Lock
 
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.plugin import Owner
+from refitd_client.files.linux_calls import process_descriptor
 
 LONGEST_SECONDS = 600.0
 
@@ -105,7 +106,7 @@ def _opened(pid: int) -> int | None:
     if pid <= 0:
         return None
     with suppress(OSError):  # it has ended just now, or a kernel without
-        return os.pidfd_open(pid)
+        return process_descriptor(pid)
     return None
 
 

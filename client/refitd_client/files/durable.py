@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from refitd_client.files import plain_file
+from refitd_client.files import linux_calls, plain_file
 
 _BLOCK = 512  # bytes of a unit of st_blocks
 _FICLONE = 0x40049409  # linux/fs.h: share the blocks of another file, copy on write
@@ -72,7 +72,7 @@ def create_nameless(folder: Path) -> int:
     Raises:
         OSError: the file system has no such files, or another reason.
     """
-    return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
+    return os.open(folder, linux_calls.NAMELESS | os.O_RDWR | os.O_CLOEXEC, 0o666)
 
 
 def give_name(fd: int, path: Path) -> None:

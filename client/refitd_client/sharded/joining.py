@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from refitd_client.sharded.agreement import succeeded
 from refitd_client.sharded.alike import RankSettings, require_same_settings
 from refitd_client.sharded.lead import Lead, refuse
 from refitd_client.sharded.rank_group import FailedReply, RankGroup, RefusedOutcome, portable
 from refitd_client.sharded.rank_memory import MemoryProbe
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,28 +47,27 @@ def join(group: RankGroup, prepare: Callable[[], PreparedRank]) -> Lead | None:
         RankLostError: a rank is gone, or did not come.
         Exception: what one rank's `prepare` raised, on every rank.
     """
-    ready = _attempted(prepare)
     if group.rank != 0:
-        is_failed = isinstance(ready, FailedReply)
-        group.tell(ready if is_failed else JoiningRank(settings=ready.settings, probe=group.messages.probe()))
+        group.tell(_attempted(lambda: JoiningRank(settings=prepare().settings, probe=group.messages.probe())))
         if isinstance(answer := group.hear(), RefusedOutcome):
             raise answer.error
         if answer.is_seen:
             group.messages.is_seen()
         return None
+    ready = _attempted(prepare)
     try:
         prepared, *others = succeeded(group.hear_all(ready, "open its publisher"))
         require_same_settings([prepared.settings, *(each.settings for each in others)])
+        seen = [group.messages.sees(rank, each.probe) for rank, each in enumerate(others, 1)]
         lead = prepared.take()
     except Exception as error:
         refuse(group, error)
         raise
-    seen = [group.messages.sees(rank, each.probe) for rank, each in enumerate(others, 1)]
     group.tell_all([JoinedReply(is_seen=each) for each in (False, *seen)])
     return lead
 
 
-def _attempted(prepare: Callable[[], PreparedRank]) -> PreparedRank | FailedReply:
+def _attempted(prepare: Callable[[], T]) -> T | FailedReply:
     """What `prepare` returns; why it does not, as rank 0 is told of arguments that cannot be."""
     try:
         return prepare()

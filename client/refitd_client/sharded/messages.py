@@ -14,6 +14,10 @@ _LARGE = 2**16  # bytes of an array from which on a part of its own costs less t
 _BY_MEMORY = 2**20  # bytes from which on memory costs less than sockets
 
 
+class UnreadableMessageError(Exception):
+    """A message has come, and its arrays are in memory that cannot be opened. The next one may be readable."""
+
+
 class RankMessages:
     """Sends and receives over a group. `ranks` are the global numbers of its ranks."""
 
@@ -62,7 +66,12 @@ class RankMessages:
         return numbers, self._distributed.irecv(numbers, src=self._ranks[source], group=self._group)
 
     def receive(self, expected: tuple[Any, Any], source: int, timeout: float) -> Any:
-        """The message of an `expect`. Raises RuntimeError: the rank is gone, or sends nothing within the seconds."""
+        """The message of an `expect`.
+
+        Raises:
+            UnreadableMessageError: it has come, and what goes with it cannot be read here.
+            RuntimeError: the rank is gone, or sends nothing within the seconds.
+        """
         numbers, work = expected
         work.wait(timedelta(seconds=timeout))
 
@@ -81,7 +90,7 @@ class RankMessages:
         try:
             parts += self._seen[source].parts(FileOfRank(descriptor=descriptor, name=name), lengths)
         except (OSError, ValueError) as error:
-            raise RuntimeError(f"its memory cannot be read: {error}") from error
+            raise UnreadableMessageError(str(error)) from error
         return message_of(parts)
 
     def _in_memory(self, parts: Sequence[Any]) -> FileOfRank | None:

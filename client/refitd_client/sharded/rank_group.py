@@ -31,7 +31,7 @@ from refitd_client.errors import PublishError, RankLostError, ServiceError
 from refitd_client.publish.durability import ALWAYS
 from refitd_client.sharded.layout import Claim, Location, WritePart
 from refitd_client.sharded.lend_orders import LendOrder, LentReply
-from refitd_client.sharded.messages import RankMessages
+from refitd_client.sharded.messages import RankMessages, UnreadableMessageError
 from refitd_client.sharded.rank_errors import ranks_named, reason_of
 from refitd_client.sharded.shadow_orders import ChangesReply, ShadowOrder
 from refitd_client.sharded.slot_orders import BlocksReply, SlotOrder
@@ -304,6 +304,8 @@ class RankGroup:
         for rank, each in expected.items():
             try:
                 answers.append(self.messages.receive(each, rank, max(0.1, ends - time.monotonic())))
+            except UnreadableMessageError as error:  # all of it has come, so that rank is in step
+                answers.append(FailedReply(error=PublishError(f"what it sent cannot be read on rank 0 ({error})")))
             except RuntimeError as error:
                 lost[rank] = error
         if lost:

@@ -17,12 +17,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
+from pathlib import Path
 from threading import Event
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from refitd_client.files.linux_calls import memory_file
 from refitd_client.files.plain_file import open_plain
 from refitd_client.lanes import in_lanes, lanes_for
 from refitd_client.transport.ipc.shared import boot_id
@@ -30,6 +32,7 @@ from refitd_client.transport.ipc.shared import boot_id
 _PIECE = 2**22  # bytes that a thread copies at a time
 _HEAD = 64  # bytes: the file's name, how many messages were put into it, and how many of these were freed
 _NAME, _PUT, _FREED = range(3)
+_SHOWN = "refitd-message"  # in /proc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +45,12 @@ class FileOfRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryProbe:
-    """A word in the memory of a process, to be found by the one that is to open it. `boot` is that of its machine."""
+    """A word in the memory of a process, to be found by the one that is to open it. `boot` is that of its machine, and
+    `processes` says which other ones see it by the number `pid`.
+    """
 
     boot: str
+    processes: str
     pid: int
     file: FileOfRank
     word: bytes
@@ -61,7 +67,8 @@ class SentMemory:
         """A word to be found; None where there is no such memory."""
         word = os.urandom(16)
         try:
-            return MemoryProbe(boot=boot_id(), pid=os.getpid(), file=self.put([memoryview(word)]), word=word)
+            file = self.put([memoryview(word)])
+            return MemoryProbe(boot=boot_id(), processes=_processes(), pid=os.getpid(), file=file, word=word)
         except OSError:
             return None
 
@@ -102,7 +109,7 @@ class SentMemory:
 
     def _make(self, size: int) -> FileOfRank:
         self.close()  # a receiver has it mapped as long as it needs it
-        descriptor, name = os.memfd_create("refitd-message", os.MFD_CLOEXEC), secrets.randbits(62)
+        descriptor, name = memory_file(_SHOWN), secrets.randbits(62)
         self._file = FileOfRank(descriptor=descriptor, name=name)
         size += size // 8  # the next message is about as long; pages that are not written take nothing
         os.ftruncate(descriptor, size)
@@ -121,11 +128,13 @@ class SeenMemory:
 
     @classmethod
     def found(cls, probe: MemoryProbe) -> "SeenMemory | None":
-        """None where this process does not find the word. A process of another machine is not looked for."""
-        if probe.boot != boot_id():
-            return None
+        """None where this process does not find the word. A process of another machine or container is not looked for:
+        its number is somebody else's here.
+        """
         seen = cls(probe.pid)
         try:
+            if (probe.boot, probe.processes) != (boot_id(), _processes()):
+                return None
             (word,) = seen.parts(probe.file, [len(probe.word)])
         except (OSError, ValueError):
             return None
@@ -149,11 +158,15 @@ class SeenMemory:
             raise ValueError(f"process {self._pid} has put less into its file than it says")
         # Arrays keep what they were made of alive. numpy would take an array for this apart, and keep another one.
         owner = (ctypes.c_uint8 * len(self._memory)).from_buffer(self._memory.data)
-        weakref.finalize(owner, _free, self._memory)
+        weakref.finalize(owner, _free, self._memory, os.getpid()).atexit = False
         return [memoryview(owner).cast("B")[begin:end] for begin, end in pairwise(begins)]
 
     def _open(self, file: FileOfRank) -> None:
-        descriptor = open_plain(f"/proc/{self._pid}/fd/{file.descriptor}", os.O_RDWR, follow=True)
+        path = Path(f"/proc/{self._pid}/fd/{file.descriptor}")
+        # To open and close another file would end this process's locks on it, if it has any.
+        if not str(path.readlink()).startswith(f"/memfd:{_SHOWN}"):
+            raise ValueError(f"process {self._pid} has another file as {file.descriptor}")
+        descriptor = open_plain(path, os.O_RDWR, follow=True)
         try:
             if (size := os.fstat(descriptor).st_size) < _HEAD:
                 raise ValueError(f"process {self._pid} has another file as {file.descriptor}")
@@ -165,8 +178,15 @@ class SeenMemory:
         self._name, self._memory = file.name, memory
 
 
-def _free(memory: NDArray[np.uint8]) -> None:
-    _numbers(memory)[_FREED] = _numbers(memory)[_PUT]
+def _free(memory: NDArray[np.uint8], pid: int) -> None:
+    """Let the sender write again. A forked child has the same memory, and its parent may still have arrays in it."""
+    if os.getpid() == pid:
+        _numbers(memory)[_FREED] = _numbers(memory)[_PUT]
+
+
+def _processes() -> str:
+    """The name of the pid namespace, in which each number is one process (pid_namespaces(7))."""
+    return str(Path("/proc/self/ns/pid").readlink())
 
 
 def _numbers(memory: NDArray[np.uint8]) -> NDArray[np.int64]:

@@ -45,6 +45,8 @@ def fault_sentence(fault: Mapping[str, Any]) -> str:
     place = "headers" if place == "header" else place
     field = f"{one_line('.'.join(path))} in the {place}" if path else f"the {place}"
     match fault["type"]:
+        case "json_invalid":
+            return f"the {place} is no JSON: {plain_refusal(fault['ctx']['error'])}, at character {path[0]}"
         case "missing":
             return f"{field} is missing"
         case "unexpected_keyword_argument" | "extra_forbidden":

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from refitd_client.checkpoint.inventory import Reference
 from refitd_client.checkpoint.opening import ChangedError, Folder, OpeningRefusedError
 from refitd_client.contract.decoding import msgpack_decoder
+from refitd_client.files.linux_calls import memory_file
 from refitd_client.validation.contents import ReadingStoppedError
 from refitd_client.validation.validate import Options
 from refitd_plugin.changes import is_delta, most_memory, open_changes
@@ -92,7 +93,7 @@ class SharedBuffers:
                 grown = max(free, key=lambda buffer: len(buffer.memory))
                 os.close(self._buffers.pop(grown.number).fd)
             rounded = max(_STEP, -(-size // _STEP) * _STEP)
-            fd = os.memfd_create("refitd-delta", os.MFD_CLOEXEC)
+            fd = memory_file("refitd-delta")
             os.ftruncate(fd, rounded)
             self._last += 1
             mapping = mmap.mmap(fd, rounded, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)

@@ -88,5 +88,11 @@ def test_what_is_not_there_is_missing() -> None:
     assert [fault_sentence(fault) for fault in faults] == said
 
 
+def test_a_body_that_is_no_json_is_said_to_be_none_with_the_place() -> None:
+    fault = {"type": "json_invalid", "loc": ("body", 27), "input": {}, "msg": "JSON decode error"}
+    said = "the body is no JSON: Expecting property name enclosed in double quotes, at character 27"
+    assert fault_sentence({**fault, "ctx": {"error": "Expecting property name enclosed in double quotes"}}) == said
+
+
 def test_names_that_a_client_made_up_stand_on_one_line() -> None:
     assert told({"a\nb\x1b": 1}) == ["a b\ufffd in the body is no field of this request"]

@@ -1,14 +1,18 @@
 """What a rank sends through memory is what its receiver has, as long as it has any of it."""
 
+import errno
+import fcntl
 import os
 import pickle
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from refitd_client.sharded import rank_memory
 from refitd_client.sharded.rank_memory import MemoryProbe, SeenMemory, SentMemory
 
 LARGE = 9 * 2**20
@@ -87,7 +91,8 @@ def test_the_memory_of_another_process_is_seen_and_its_end_leaves_nothing() -> N
 
 
 @pytest.mark.parametrize(
-    "what", ["another machine", "another word", "another file", "no process", "no memory of the kind"]
+    "what",
+    ["another machine", "another container", "another word", "another file", "no process", "no memory of the kind"],
 )
 def test_what_is_not_the_ranks_memory_is_not_taken_for_it(what: str) -> None:
     """A process of that number in another container has other files, or none."""
@@ -97,6 +102,7 @@ def test_what_is_not_the_ranks_memory_is_not_taken_for_it(what: str) -> None:
     plain = os.memfd_create("plain")
     wrong: dict[str, MemoryProbe] = {
         "another machine": replace(probe, boot="other"),
+        "another container": replace(probe, processes="pid:[1]"),
         "another word": replace(probe, word=bytes(16)),
         "another file": replace(probe, file=replace(probe.file, name=probe.file.name + 1)),
         "no process": replace(probe, pid=2**22 + 1),
@@ -105,3 +111,40 @@ def test_what_is_not_the_ranks_memory_is_not_taken_for_it(what: str) -> None:
     assert SeenMemory.found(wrong[what]) is None
     os.close(plain)
     sent.close()
+
+
+def test_a_file_of_this_process_that_has_the_number_keeps_its_locks(tmp_path: Path) -> None:
+    """To close any descriptor of a file ends all locks that the process has on it, as those of a database."""
+    sent = SentMemory()
+    probe = sent.probe()
+    assert probe is not None
+    with (tmp_path / "locked").open("w+") as mine:
+        mine.write("x" * 100)
+        mine.flush()
+        fcntl.lockf(mine, fcntl.LOCK_EX)
+        assert SeenMemory.found(replace(probe, file=replace(probe.file, descriptor=mine.fileno()))) is None
+        code = f"import fcntl; fcntl.lockf(open({str(tmp_path / 'locked')!r}, 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert "Resource temporarily unavailable" in other.stderr
+    sent.close()
+
+
+def test_a_forked_child_that_ends_frees_nothing_of_its_parent_s() -> None:
+    code = (
+        "import os, sys; import numpy as np; from refitd_client.sharded.rank_memory import SeenMemory, SentMemory;"
+        "sent = SentMemory(); seen = SeenMemory.found(sent.probe()); many = np.ones(10**6, np.uint8);"
+        "kept = np.frombuffer(seen.parts(sent.put([memoryview(many)]), [10**6])[0], np.uint8);"
+        "child = os.fork();\n"
+        "if not child:\n    del kept; sys.exit()\n"
+        "os.waitpid(child, 0); sent.put([memoryview(2 * many)]); print(set(kept.tolist()))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout == "{1}\n"
+
+
+def test_a_kernel_without_such_memory_leaves_the_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: str) -> int:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(rank_memory, "memory_file", refused)
+    assert SentMemory().probe() is None

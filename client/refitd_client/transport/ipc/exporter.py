@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from refitd_client.files.linux_calls import GET_FILE_LOCK, SET_FILE_LOCK
 from refitd_client.files.plain_file import open_plain
 
 NAME = ".lender.lock"
@@ -26,7 +27,7 @@ MAKING = f".making{OFFERS}"
 _OF_RANKS = ".lender-*.lock"  # `offered_parts.is_lock_name`
 # (set, query): of an open file description; some kernels (gVisor's) have only those of a process, which do as well
 # where nothing else in the process opens the file.
-_KINDS = ((fcntl.F_OFD_SETLK, fcntl.F_OFD_GETLK), (fcntl.F_SETLK, fcntl.F_GETLK))
+_KINDS = ((SET_FILE_LOCK, GET_FILE_LOCK), (fcntl.F_SETLK, fcntl.F_GETLK))
 _LOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
 _HELD: dict[Path, int] = {}  # by the file
 _TURN = threading.Lock()

@@ -285,7 +285,8 @@ def advanced(pointer: Pointer | None, version: BucketVersion, *, writer: str, ke
         pointer: the one before, None before the first version of the run.
         version: a version of the same run, newer than all that count.
         writer: who moves the pointer.
-        keep: how many of the newest versions stay, besides those that are pinned or desired and all their bases.
+        keep: how many of the newest versions that are not barred stay, besides those that are pinned or desired and all
+            their bases.
         now: the store's time.
 
     Raises:
@@ -304,9 +305,14 @@ def advanced(pointer: Pointer | None, version: BucketVersion, *, writer: str, ke
 
 
 def kept(pointer: Pointer, *, keep: int, now: float) -> Pointer:
-    """The pointer without versions that are not kept: they are retired."""
+    """The pointer without versions that are not kept: they are retired.
+
+    What is barred is kept for nothing, and takes no other version's place: after several rollbacks there is still one
+    to go back to. The newest stays in any case, since nothing may come to count that is older.
+    """
     by_id = {version.id: version for version in pointer.versions}
-    wanted = [version.id for version in pointer.versions[: max(1, keep)]]
+    wanted = [version.id for version in pointer.versions if not version.barred][: max(1, keep)]
+    wanted += [version.id for version in pointer.versions[:1]]
     wanted += [version.id for version in pointer.versions if version.pinned]
     wanted += [pointer.target] if pointer.target is not None else []
     stay: set[str] = set()

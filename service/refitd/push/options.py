@@ -32,5 +32,7 @@ class PushSettings(BaseSettings):
         "the host's identity has them",
     )
     push_keep: int = Field(
-        default=4, ge=1, description="Newest versions of each run that stay in that store, besides their bases"
+        default=4,
+        ge=1,
+        description="Newest versions of each run that are not barred and stay in that store, besides their bases",
     )

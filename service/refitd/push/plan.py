@@ -1,8 +1,11 @@
-"""Which versions are pushed to an object store, and in which order. Pure."""
+"""Which versions are pushed to an object store, in which order, and which of them followers are to serve. Pure."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
+from refitd.policy.strategy import Strategy, StrategyName, is_through
+from refitd.state.records import EngineRecord, RolloutRecord
 from refitd.state.version import VersionRecord
+from refitd_client.bucket.pointer import Pointer, order_of
 from refitd_client.contract.naming import Order
 from refitd_client.contract.states import Kind, VersionState
 
@@ -31,6 +34,55 @@ def to_push(versions: Iterable[VersionRecord], newest: Order | None, counting: C
             chosen.append(version)
             there.add(version.id)
     return chosen
+
+
+def wanted_there(
+    pointer: Pointer,
+    wanted: VersionRecord | None,
+    rollout: RolloutRecord | None,
+    strategy: Strategy,
+    engines: Sequence[EngineRecord],
+) -> str | None:
+    """The id of the version that followers of the store are to serve: what engines here are to serve.
+
+    A newer one than theirs waits while the run's rollouts are paused here, and until a canary here has passed its
+    check. The first version of a run waits for nothing: a pointer always wants one.
+
+    Args:
+        pointer: the run's.
+        wanted: what engines here are to serve; None where that is not known, and followers stay.
+        rollout: the run's newest rollout.
+        strategy: how versions go to the engines here.
+        engines: those here that follow the run.
+    """
+    there = pointer.target
+    if wanted is None or there is None or wanted.order <= order_of(there):
+        return None if wanted is None else wanted.id
+    if rollout is not None and rollout.paused_since is not None:
+        return there
+    is_rolled_out = rollout is not None and is_through(strategy, wanted, rollout)
+    has_canary = strategy.name is StrategyName.CANARY and bool(engines)
+    return there if has_canary and not is_rolled_out else wanted.id
+
+
+def missing_there(pointer: Pointer, wanted: VersionRecord | None, waiting: Collection[str]) -> str | None:
+    """A sentence, where what engines here are to serve is not in the store and will not come; None where all is well.
+
+    Args:
+        pointer: the run's.
+        wanted: what engines here are to serve.
+        waiting: the ids of versions that are about to be pushed.
+    """
+    if wanted is None or wanted.in_memory or wanted.id in waiting:
+        return None
+    if any(each.id == wanted.id and each.digest == wanted.digest for each in pointer.versions):
+        return None
+    stay = f"followers of the store stay where they are: engines here are to serve {wanted.id}, which is not there"
+    if not wanted.owned:
+        return f"{stay}: it has no manifest of a refitd publisher, and only versions with one are pushed"
+    good = [version.id for version in pointer.versions if not version.barred]
+    back = f", or roll back to one of those that are there ({', '.join(good)})" if good else ""
+    return f"{stay} any more, or never was. Publish a newer step{back}; --push-keep says how many stay there"
 
 
 def without_files(versions: Iterable[VersionRecord]) -> VersionRecord | None:

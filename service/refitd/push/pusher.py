@@ -1,6 +1,7 @@
 """Pushes good versions into an object store: files, manifest, then the run's pointer (`refitd_client.bucket`).
 
-The pointer wants what this service wants of its own engines: a rollback here takes the store's followers back as well.
+The pointer wants what this service wants of its own engines: a rollback here takes the store's followers back as well,
+and a pause or a canary's check here holds them.
 If another publisher has moved a run's pointer, that run is not pushed any more, and the fault says so. A store that
 does not answer holds up nothing else; it is tried again.
 """
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import structlog
 
-from refitd.push.plan import to_push, without_files
+from refitd.push.plan import missing_there, to_push, wanted_there, without_files
 from refitd.rollout.targets import Targets
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
@@ -87,17 +88,21 @@ class Pusher:
                 return False
             await self._push_new(run)
             self._require_own(run)
-            await self._mirror(run)
+            missing = await self._mirror(run)
             if collects:
                 await self._collect(run)
         except RunBusyError as error:
             self._lost.add(name)
-            self._fault(name, f"run {name} is not pushed any more: {error}")
+            again = "When that one has ended, restart this service: it takes the run again"
+            self._fault(name, f"run {name} is not pushed any more: {error}. {again}")
             return False
         except PublishError as error:
             self._fault(name, f"run {name} cannot be pushed: {error}")
             return True
-        self._faults.pop(name, None)
+        if missing is None:
+            self._faults.pop(name, None)
+        else:
+            self._fault(name, f"run {name}: {missing}")
         return False
 
     def _say_without_files(self, name: str) -> None:
@@ -159,15 +164,19 @@ class Pusher:
                 f"another publisher has the run ({run.pointer.writer})"
             )
 
-    async def _mirror(self, run: BucketRun) -> None:
-        """Have the pointer say what is pinned, barred and wanted here, if it does not."""
-        change = _as_here(self._store.versions, self._wanted(run.run))
-        if run.pointer is not None and change(run.pointer) != run.pointer:
+    async def _mirror(self, run: BucketRun) -> str | None:
+        """Have the pointer say what is pinned, barred and wanted here, if it does not; why it cannot, if it cannot."""
+        if run.pointer is None:
+            return None
+        name, store = run.run, self._store
+        wanted, rollout = self._targets.of_run(name).wanted, store.rollouts.get(name)
+        there = wanted_there(run.pointer, wanted, rollout, self._targets.strategy, store.engines_of(name))
+        waiting = {each.id for each in to_push(store.versions_of(name), run.newest, _counting(run))}
+        missing = missing_there(run.pointer, wanted, waiting)
+        change = _as_here(store.versions, there)
+        if change(run.pointer) != run.pointer:
             await run.move(change)
-
-    def _wanted(self, run: str) -> str | None:
-        target = self._targets.of_run(run).wanted
-        return None if target is None else target.id
+        return missing
 
     async def _collect(self, run: BucketRun) -> None:
         done = await collect(run)

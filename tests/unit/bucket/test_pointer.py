@@ -1,5 +1,7 @@
 """A pointer names whole chains, goes forward alone, and nothing is collected that a lease names."""
 
+from dataclasses import replace
+
 import pytest
 
 from refitd_client.bucket.pointer import (
@@ -14,6 +16,7 @@ from refitd_client.bucket.pointer import (
     advanced,
     collectable,
     is_dead,
+    kept,
     lease_of,
     parse_pointer,
     parse_runs,
@@ -72,6 +75,25 @@ def test_the_newest_version_that_is_not_barred_is_the_target_and_kept() -> None:
     made = pointer(version(1), version(2, barred=True), version(3, barred=True), keep=1)
     assert made.target == id_of(1)
     assert id_of(1) in ids(made)
+
+
+def test_what_was_rolled_back_from_takes_no_other_version_s_place() -> None:
+    """Each of five versions was rolled back from; after one more good one there is still where the first ones led."""
+    made = pointer(version(1), version(2))
+    for step in range(3, 8):
+        made = advanced(made, version(step), writer="a", keep=2, now=float(step))
+        barred = tuple(replace(each, barred=each.id == id_of(step) or each.barred) for each in made.versions)
+        made = replace(made, versions=barred, desired=id_of(2))
+    made = advanced(made, version(8), writer="a", keep=2, now=8.0)
+    assert ids(made) == [id_of(8), id_of(2)]
+    assert {each.id for each in made.retired} == {id_of(step) for step in (1, 3, 4, 5, 6, 7)}
+
+
+def test_the_newest_version_stays_though_it_is_barred_so_that_nothing_older_comes_to_count() -> None:
+    made = kept(Pointer(run=RUN, writer="a", versions=(version(3, barred=True), version(2), version(1))), keep=1, now=0)
+    assert ids(made) == [id_of(3), id_of(2)]
+    with pytest.raises(PointerRefusedError, match="not newer"):
+        advanced(made, version(3), writer="a", keep=1, now=9.0)
 
 
 @pytest.mark.parametrize("step", [1, 2])

@@ -2,10 +2,16 @@
 
 from dataclasses import replace
 
-from refitd.push.plan import to_push
+import pytest
+
+from refitd.policy.strategy import Strategy, StrategyName
+from refitd.push.plan import missing_there, to_push, wanted_there
+from refitd.state.records import CheckState, EngineRecord, RolloutRecord
 from refitd.state.version import VersionRecord
+from refitd_client.bucket.pointer import BucketVersion, Pointer
 from refitd_client.contract.naming import Order, version_id
 from refitd_client.contract.states import Kind, VersionState
+from support.records import engine
 
 RUN = "run"
 
@@ -59,3 +65,66 @@ def test_versions_without_a_manifest_are_not_pushed() -> None:
 
 def test_a_barred_version_is_not_pushed() -> None:
     assert steps(version(1), replace(version(2), barred=True)) == [1]
+
+
+def pointer(*versions: VersionRecord, desired: int | None = None) -> Pointer:
+    named = tuple(BucketVersion(id=each.id, digest=each.digest or "", barred=each.barred) for each in versions)
+    return Pointer(run=RUN, writer="w", versions=named, desired=None if desired is None else id_of(desired))
+
+
+CANARY = Strategy(name=StrategyName.CANARY)
+HERE = [engine()]
+BEGUN = RolloutRecord(number=1, run=RUN, version=id_of(2), cause="newest", started_at="")
+PASSED = replace(BEGUN, check=CheckState.PASSED)
+PAUSED = replace(BEGUN, paused_since="now")
+
+
+@pytest.mark.parametrize(
+    ("rollout", "strategy", "engines", "step"),
+    [
+        (BEGUN, Strategy(), HERE, 2),
+        (None, Strategy(), HERE, 2),
+        (PAUSED, Strategy(), HERE, 1),
+        (PAUSED, Strategy(), [], 1),
+        (BEGUN, CANARY, HERE, 1),
+        (None, CANARY, HERE, 1),
+        (PASSED, CANARY, HERE, 2),
+        (replace(PASSED, version=id_of(1)), CANARY, HERE, 1),  # the check of the version before
+        (None, CANARY, [], 2),  # there is none to check it
+    ],
+)
+def test_a_newer_version_waits_for_a_pause_here_and_for_the_check_of_a_canary_here(
+    rollout: RolloutRecord | None, strategy: Strategy, engines: list[EngineRecord], step: int
+) -> None:
+    there = pointer(version(2), version(1), desired=1)
+    assert wanted_there(there, version(2), rollout, strategy, engines) == id_of(step)
+
+
+@pytest.mark.parametrize("rollout", [PAUSED, BEGUN])
+def test_the_way_back_waits_for_nothing(rollout: RolloutRecord) -> None:
+    there = pointer(version(3), version(2), version(1))
+    assert wanted_there(there, version(2), rollout, CANARY, HERE) == id_of(2)
+    barred = pointer(replace(version(3), barred=True))
+    assert wanted_there(barred, version(2), rollout, CANARY, HERE) == id_of(2)
+    assert wanted_there(there, None, rollout, CANARY, HERE) is None
+
+
+def test_what_is_wanted_here_and_is_not_in_the_store_is_said_with_what_could_be_gone_back_to() -> None:
+    there = pointer(replace(version(9), barred=True), version(8), version(7))
+    said = missing_there(there, version(2), ())
+    assert said is not None
+    assert said.startswith(
+        f"followers of the store stay where they are: engines here are to serve {id_of(2)}, which is"
+    )
+    assert f"roll back to one of those that are there ({id_of(8)}, {id_of(7)})" in said
+    assert "roll back" not in (missing_there(pointer(replace(version(9), barred=True)), version(2), ()) or "")
+    assert "has no manifest" in (missing_there(there, replace(version(2), owned=False, digest=None), ()) or "")
+    assert missing_there(there, replace(version(8), digest="another's"), ()) is not None
+
+
+def test_what_is_there_or_on_its_way_or_has_no_files_is_not_missing() -> None:
+    there = pointer(version(8), version(7))
+    assert missing_there(there, version(7), ()) is None
+    assert missing_there(there, version(9), {id_of(9)}) is None
+    assert missing_there(there, replace(version(9), handed=True, state=VersionState.ANNOUNCED), ()) is None
+    assert missing_there(there, None, ()) is None

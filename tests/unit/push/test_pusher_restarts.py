@@ -12,13 +12,14 @@ from refitd.policy.strategy import Strategy
 from refitd.push.pusher import Pusher, _as_here
 from refitd.rollout.targets import Targets
 from refitd.state.journal.journal import Journal
+from refitd.state.records import RolloutRecord
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd_client.bucket.pointer import MAX_BYTES, Pointer, parse_pointer, pointer_key
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME, Order
 from refitd_client.contract.states import VersionState
-from support.buckets import RUN, ScriptedBucket, publish_folder
+from support.buckets import RUN, ScriptedBucket, counted, publish_folder
 from support.checkpoints import publish, tensors
 
 
@@ -101,3 +102,34 @@ def test_a_hub_that_takes_a_run_says_nothing_of_another_publisher_s_version_with
         ("exp~trial~v000001", False, False),
     ]
     assert _as_here(store.versions, own.id)(pointer).target == "exp~trial~v000002"  # nor is it wanted
+
+
+def test_a_hub_that_wants_what_the_store_does_not_have_any_more_says_so_until_it_wants_something_else(
+    store: Store, tmp_path: Path
+) -> None:
+    """It keeps more versions than the store, and rolls back to one of these: followers of the store cannot."""
+    bucket = ScriptedBucket()
+    for step in (1, 2, 3):
+        has(store, tmp_path / "root", step)
+        pushed(store, tmp_path / "root", bucket)
+    assert counted(bucket) == ["exp~trial~v000003", "exp~trial~v000002"]
+    for step in (2, 3):
+        store.put_version(replace(store.versions[f"exp~trial~v{step:06d}"], barred=True))
+    assert pushed(store, tmp_path / "root", bucket).target is None
+    assert "engines here are to serve exp~trial~v000001, which is not there any more" in (store.faults.push or "")
+    has(store, tmp_path / "root", 4)
+    assert pushed(store, tmp_path / "root", bucket).target == "exp~trial~v000004"
+    assert store.faults.push is None
+
+
+def test_versions_that_are_pushed_in_a_pause_are_wanted_when_it_ends(store: Store, tmp_path: Path) -> None:
+    bucket = ScriptedBucket()
+    has(store, tmp_path / "root", 1)
+    pushed(store, tmp_path / "root", bucket)
+    rollout = RolloutRecord(number=1, run=RUN, version="exp~trial~v000001", cause="newest", started_at="")
+    store.put_rollout(replace(rollout, paused_since="now"), "paused")
+    has(store, tmp_path / "root", 2)
+    pointer = pushed(store, tmp_path / "root", bucket)
+    assert (pointer.newest, pointer.target) == (Order(1, 2), "exp~trial~v000001")
+    store.put_rollout(rollout, "goes on")
+    assert pushed(store, tmp_path / "root", bucket).target == "exp~trial~v000002"

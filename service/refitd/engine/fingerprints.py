@@ -1,7 +1,8 @@
 """Fingerprints of what an engine holds: by what means they are computed, and which of them can be compared. Pure.
 
-A fingerprint is a text that begins with its means, such as `xxh3:`. That of a host also names what its engines' are
-made of (`refitd.policy.hosts`), and that of servers that are updated together joins theirs by `+`.
+A fingerprint is a text that begins with its means, such as `xxh3:`. That of a host also names the means of its engines
+and a digest of what they are made of, such as `host:plugin,xxh3.5f:` (`refitd.policy.hosts`), and that of servers that
+are updated together joins theirs by `+`.
 """
 
 BY_PLUGIN = "plugin:"
@@ -17,8 +18,9 @@ _PROOFS = {
     ANSWERED: "answers to a fixed prompt",
     CHECKED: "digests of parameters",
     "xxh3:": "checksums of tensors",
-    BY_HOST: "fingerprints of the host's engines",
+    BY_HOST: "proofs",  # of an earlier release, which does not name its engines' means
 }
+_OF_HOST = "of the host's engines"
 
 
 def proof_by(fingerprint: str | None, *, recorded: bool = False) -> str | None:
@@ -30,6 +32,9 @@ def proof_by(fingerprint: str | None, *, recorded: bool = False) -> str | None:
     if fingerprint is None:
         return None
     proof = next((proof for prefix, proof in _PROOFS.items() if fingerprint.startswith(prefix)), None)
+    if fingerprint.startswith(BY_HOST):
+        named = [_PROOFS[f"{name}:"] for name in names_of_means(fingerprint) if f"{name}:" in _PROOFS]
+        proof = f"{' and '.join(named) or _PROOFS[BY_HOST]}, {_OF_HOST}"
     if proof is None or not recorded or fingerprint.startswith(BY_PLUGIN):
         return proof
     return f"{proof} ({NOT_COMPARED})"
@@ -84,3 +89,14 @@ def means_of(fingerprint: str) -> tuple[str, ...]:
     """By what means a fingerprint was computed, for each of the servers that are updated together."""
     parts = fingerprint.split("+")
     return tuple(part.rpartition(":")[0] if part.startswith(BY_HOST) else part.partition(":")[0] for part in parts)
+
+
+def names_of_means(fingerprint: str) -> list[str]:
+    """By what means a fingerprint was computed, without repetition; of a host, by what means those of its engines were,
+    as far as it names them.
+    """
+    names: set[str] = set()
+    for part in fingerprint.split("+"):
+        name, _, rest = part.partition(":")
+        names.update(rest.partition(".")[0].split(",") if part.startswith(BY_HOST) and "." in rest else {name})
+    return sorted(names)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
-from refitd.engine.fingerprints import ANSWERED, BY_HOST
+from refitd.engine.fingerprints import ANSWERED, BY_HOST, names_of_means
 from refitd.policy.served import is_proven
 from refitd.state.records import EngineRecord, HostLead
 from refitd.state.version import VersionRecord
@@ -145,10 +145,11 @@ def proof_of_host(
     found = [(each, fingerprint(serves, each)) for each in configurations] if serves is not None else []
     counted = [(each, print_) for each, print_ in found if print_ is not None and not print_.startswith(ANSWERED)]
     made_of = _digest([f"{each} {print_.partition(':')[0]}" for each, print_ in counted])
-    proof = f"{BY_HOST}{made_of}:{_digest([f'{each} {print_}' for each, print_ in counted])}"
+    proof = f"{BY_HOST}{','.join(sorted(names))}.{made_of}:{_digest([f'{each} {print_}' for each, print_ in counted])}"
     return f"refitd {name}", proof if counted else None
 
 
+    names = {name for _, print_ in counted for name in names_of_means(print_)}
 def what_it_does(host: HostEngines | None, ordered: str | None, size: Callable[[str], int | None]) -> str | None:
     """What a host does for its engines now, a sentence without a subject; None where it does nothing, as far as it has
     said.

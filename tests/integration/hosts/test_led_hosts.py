@@ -31,7 +31,7 @@ def test_hosts_name_themselves_are_rolled_out_to_and_rolled_back_by_the_hub(tmp_
         assert other.serves(1)
         assert states(hub) == dict.fromkeys(("one", "other"), (EngineState.IN_SYNC.value, first))
         until(lambda: on_host(hub, "one") == [first, first], hub, one)
-        assert "fingerprints of the host's engines" in (hub.client.engine("other").proof or "")
+        assert "checksums of tensors, of the host's engines" in (hub.client.engine("other").proof or "")
         second = all_.publish(2)
         assert hub.client.wait(second, timeout=30).outcome is WaitOutcome.SERVED
         hub.client.rollback(RUN, first)
@@ -117,7 +117,7 @@ def test_a_hub_that_is_killed_while_a_host_loads_finds_it_loading_and_never_says
         until(lambda: states(hub)["one"] == ("IN_SYNC", second), hub, one)
         assert "TAINTED" not in "\n".join(hub.refitd.log.read_text().splitlines()[before:])
         assert [path.rpartition("/")[2] for path in engine.loaded] == ["v000001", "v000002"]
-        assert "fingerprints of the host's engines" in (hub.client.engine("one").proof or "")
+        assert "checksums of tensors, of the host's engines" in (hub.client.engine("one").proof or "")
 
 
 def put(host: Host, order: dict[str, object]) -> httpx.Response:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from refitd.engine.fingerprints import ANSWERED
+from refitd.engine.fingerprints import ANSWERED, NOT_COMPARED, proof_by, what_was_compared
 from refitd.policy.hosts import (
     engines_of_host,
     is_late,
@@ -137,6 +137,27 @@ def test_what_a_host_does_for_its_engines_is_said_while_it_does_it() -> None:
     assert does(**pulls) == does(ordered=None, **pulls) == f"pulls {V2} (3.1 GB of 5.0 GB)"
     assert does(size=None, **pulls) == f"pulls {V2} (3.1 GB)"
     assert does() == f"prepares {V2}: it is pulled and checked there"
+@pytest.mark.parametrize(
+    ("prints", "proof"),
+    [
+        ({"c": "xxh3:1"}, "checksums of tensors, of the host's engines"),
+        ({"c": "plugin:xxh3:1"}, "fingerprints of refitd's plugin, of the host's engines"),
+        ({"c": "vllm:1+vllm:1", "d": None}, "digests of parameters, of the host's engines"),
+        (
+            {"c": "xxh3:1", "d": "plugin:xxh3:1"},
+            "fingerprints of refitd's plugin and checksums of tensors, of the host's engines",
+        ),
+        ({"c": "host:xxh3.5f:1"}, "checksums of tensors, of the host's engines"),
+        ({"c": "host:5f:1"}, "proofs, of the host's engines"),
+    ],
+)
+def test_what_proves_a_host_is_said_by_what_proves_its_own_engines(prints: dict[str, str | None], proof: str) -> None:
+    digest = f"{made_of(prints)}:0"
+    assert proof_by(digest) == proof
+    assert proof_by(digest, recorded=True) == f"{proof} ({NOT_COMPARED})"
+    assert what_was_compared(proof) == "They were compared with those of another load of the version, and are equal."
+
+
     assert does(loading=V2) == f"loads {V2}"
     assert does(ordered=None) is None
     assert what_it_does(None, V2, lambda _: None) is None

@@ -6,7 +6,7 @@ from refitd.api.present import host_does, of_upstream
 from refitd.api.version_on_engines import contents_of, on_engines, overtaken_by, paused_since
 from refitd.engine.port import Outcome
 from refitd.policy.binding import why_unbound
-from refitd.policy.contest import STOP_THE_OTHER, gives_up
+from refitd.policy.contest import SAID_FOR, STOP_THE_OTHER, gives_up
 from refitd.policy.strategy import Strategy, has_given_up, released, why_waiting
 from refitd.rollout.targets import Targets
 from refitd.state.records import NOT_SENT, AttemptRecord, EngineRecord, RolloutRecord, Source
@@ -273,7 +273,7 @@ def _fought_over(engine: EngineRecord) -> list[str]:
         resync = f"then 'refitd engines resync {engine.id}'"
         return [f"{counted} Nothing more is loaded into it: {STOP_THE_OTHER}, {resync}."]
     again = "was loaded again since" if engine.contest is None else "is loaded again, after a longer wait each time"
-    return [f"{counted} It {again}: {STOP_THE_OTHER}."]
+    return [f"{counted} It {again}: {STOP_THE_OTHER}; {SAID_FOR}."]
 
 
 def _about_its_run(engine: EngineRecord, store: Store) -> list[str]:

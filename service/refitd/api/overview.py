@@ -16,7 +16,7 @@ from refitd.api.fragments import Fragments
 from refitd.api.health import faults_now
 from refitd.api.present import host_does, present_engine, upstream_of
 from refitd.policy.binding import how_to_bring
-from refitd.policy.contest import STOP_THE_OTHER
+from refitd.policy.contest import SAID_FOR, STOP_THE_OTHER
 from refitd.policy.strategy import Strategy, has_given_up, released, why_waiting
 from refitd.policy.upstream import pulls_newer, silence, waits_for
 from refitd.rollout.targets import Targets
@@ -180,7 +180,7 @@ def _fought_over(seen: RunFacts) -> str | None:
     if not mine:
         return None
     text = f"{_names(mine)} loaded again where another writer had changed the weights"
-    return f"{text}: {STOP_THE_OTHER}; 'refitd explain {mine[0]}'"
+    return f"{text}: {STOP_THE_OTHER}; {SAID_FOR}; 'refitd explain {mine[0]}'"
 
 
 def _trouble_with(newest: VersionRecord, target: VersionRecord | None) -> str | None:

@@ -180,10 +180,10 @@ def listed_columns(engines: Collection[Engine]) -> set[str]:
 
 
 def step(engine: Engine) -> str:
-    """What an engine serves. Before anything was published that is what it was started with."""
+    """What an engine serves. Before anything was published that is what it was started with, unless it is a host."""
     if engine.step is not None:
         return f"{engine.step:,}"
-    return "start-up" if engine.state is EngineState.IN_SYNC else NOTHING
+    return "start-up" if engine.state is EngineState.IN_SYNC and engine.host is None else NOTHING
 
 
 def why_there(engine: Engine, now: str | None) -> str | None:
@@ -286,7 +286,7 @@ def steps_behind(engine: Engine, target: str | None) -> str:
     if engine.step is None:
         if not engine.known:
             return "unknown contents"
-        return NOTHING if engine.state in _NOT_OURS else "start-up weights"
+        return NOTHING if engine.state in _NOT_OURS or engine.host is not None else "start-up weights"
     served = parse_version_id(engine.version or "")
     if served is not None and served[0] != aim[0]:
         return "other run"

@@ -128,10 +128,10 @@ function why({ reason, url, unreachable_since: since, loads_whole: whole, throug
   return `since ${clock(since)} (${span(Math.max(0, Date.now() - Date.parse(since)))})${told === "" ? "" : `: ${told}`}`;
 }
 
-// Before anything was published an engine serves what it was started with.
+// Before anything was published an engine serves what it was started with; a host may serve what this service never had.
 function step(engine) {
   if (engine.step !== null) return count(engine.step);
-  return engine.state === "IN_SYNC" ? "start-up" : "–";
+  return engine.state === "IN_SYNC" && !engine.host ? "start-up" : "–";
 }
 
 function behind(engine) {

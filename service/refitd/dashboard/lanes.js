@@ -175,6 +175,6 @@ function awayRect({ box, state, reason, since }) {
 function inWords(engine, { loads, outages }, view) {
   const inView = loads.filter((load) => Date.parse(load.at) >= view.from && Date.parse(load.at) <= view.to);
   const lost = inView.filter(({ outcome }) => outcome !== null && outcome !== "ACK").length;
-  const serves = engine.step === null ? "start-up weights" : `step ${count(engine.step)}`;
+  const serves = engine.step === null ? (engine.host ? "no version that is known here" : "start-up weights") : `step ${count(engine.step)}`;
   return `${engine.id}: serves ${serves}; ${plural(inView.length, "load")} in sight, ${count(lost)} failed, ${plural(outages.length, "outage")}`;
 }

@@ -209,7 +209,8 @@ def settle(
         )
     if quiet >= timeout:
         return NeverSettles(f"{look.fault}, and nothing has changed for {timeout:g} s")
-    return StillWritten(memory, now + min(max(quiet, 0.1), 1.0), f"incomplete: {look.fault}")
+    ends = f"rejected when nothing has changed for {timeout:g} s"
+    return StillWritten(memory, now + min(max(quiet, 0.1), 1.0), f"incomplete: {look.fault}; {ends}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

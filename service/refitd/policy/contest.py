@@ -32,6 +32,10 @@ STOP_THE_OTHER = (
     "stop the other writer (another refitd with this engine, or a trainer or a script that updates it)"  # what to do
 )
 
+SAID_FOR = (
+    f"this is said for {CALM_PROBES:g} probe intervals after the last change, 10 minutes unless --probe-interval is set"
+)
+
 _AWAY = frozenset({EngineState.PROBING, EngineState.UNREACHABLE})
 
 

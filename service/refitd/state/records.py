@@ -154,7 +154,13 @@ class EngineRecord:
 
     @property
     def of_others(self) -> str | None:
-        """What it serves, in words, where another entry or writer has loaded it; None where nothing says so."""
+        """What it serves, in words, where another entry or writer has loaded it, or a host has by itself; None where
+        nothing says so.
+        """
+        if self.pulls:
+            named = () if self.host is None else self.host.engines
+            versions = sorted({each.version for each in named if each.version is not None})
+            return f"{', '.join(versions)}, as the host says" if versions else "no version that the host has proved"
         if self.taken is not None:
             return "what was loaded under another name or by another service"
         return None if self.contest is None else "what another writer has loaded or labelled"

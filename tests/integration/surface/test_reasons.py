@@ -14,11 +14,14 @@ from refitd.api.explain import explain_engine, explain_version
 from refitd.cli import render
 from refitd.cli.publish import _lines
 from refitd.clock import SystemClock
+from refitd.policy.contest import CALM_PROBES, calmed
 from refitd.rollout.entry import log_line
 from refitd.rollout.targets import Targets
+from refitd.settings import Settings
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
 from refitd_client import AsyncRefitClient, Publication, RefitClient, ShardedPublisher, WeightPublisher
+from refitd_client.contract.hosts import HostEngine, HostEngines
 from refitd_client.contract.states import EngineState, Kind, VersionState
 from refitd_client.contract.wire import Notice, ReclaimPlan
 from support.checkpoints import publish, tensors
@@ -80,6 +83,44 @@ def test_an_engine_that_another_writer_loads_is_not_said_to_serve_its_start_up_w
     assert not any("start-up" in sentence for sentence in [*said, log_line(left)])
     shown = make_engine(state=EngineState.CONTESTED, version=None, step=None)
     assert render.steps_behind(shown, make_version(3).id) == "-", "WHY says what is known"
+
+
+def test_it_is_said_for_how_long_another_writer_is_told_of_after_it_was_stopped(tmp_path: Path) -> None:
+    fought = engine(serving=ID, contests=1, contested_at=0.0)
+    store = Store(Journal(tmp_path), SystemClock())
+    store.put_version(version(1))
+    store.journal.close()
+    said = f"this is said for {CALM_PROBES:g} probe intervals after the last change"
+    assert any(said in sentence for sentence in explain_engine(fought, store, Targets(store)))
+    assert calmed(fought, CALM_PROBES * 2.0 - 1, 2.0).contests == 1
+    assert calmed(fought, CALM_PROBES * 2.0, 2.0).contests == 0
+    assert Settings.model_fields["probe_interval"].default * CALM_PROBES == 600.0, "10 minutes"
+
+
+@pytest.mark.parametrize(
+    ("versions", "told"),
+    [
+        ([7, 9], "serves run~v000007, run~v000009, as the host says"),
+        ([], "serves no version that the host has proved"),
+    ],
+)
+def test_a_host_that_serves_what_its_hub_has_not_is_not_said_to_serve_start_up_weights(
+    tmp_path: Path, versions: list[int], told: str
+) -> None:
+    named = [HostEngine(id=str(each), state=EngineState.IN_SYNC, version=version(each).id) for each in versions]
+    of = HostEngines(follower="host", states={EngineState.IN_SYNC: 2}, engines=tuple(named))
+    host = engine(state=EngineState.NACKED, reason="it is barred there", pulls=True, host=of)
+    store = Store(Journal(tmp_path), SystemClock())
+    store.put_version(version(1))
+    store.put_engine(host)
+    store.journal.close()
+    said = explain_engine(host, store, Targets(store))
+    assert any(told in sentence for sentence in said)
+    assert told in log_line(host)
+    assert not any("start-up" in sentence for sentence in [*said, log_line(host)])
+    for state in (EngineState.NACKED, EngineState.IN_SYNC):
+        shown = make_engine(state=state, version=None, step=None, host=of)
+        assert (render.steps_behind(shown, make_version(3).id), render.step(shown)) == ("-", "-")
 
 
 def test_a_version_says_by_which_transport_its_trainer_publishes_it_and_why(tmp_path: Path) -> None:

@@ -53,7 +53,8 @@ def test_an_engine_that_another_writer_has_changed_lately_is_trouble_though_it_i
     assert (found.standing, found.in_sync) == (Standing.TROUBLED, 1)
     assert found.reasons == [
         "a is loaded again where another writer had changed the weights: stop the other writer (another refitd with "
-        "this engine, or a trainer or a script that updates it); 'refitd explain a'"
+        "this engine, or a trainer or a script that updates it); this is said for 300 probe intervals after the last "
+        "change, 10 minutes unless --probe-interval is set; 'refitd explain a'"
     ]
 
 

@@ -34,7 +34,7 @@ def test_an_announced_checkpoint_that_agrees_is_not_waited_for() -> None:
 def test_a_shard_that_comes_late_is_waited_for() -> None:
     found = settle(look(fault="shard 2 is missing"), None, 5.0, **RULES)
     assert isinstance(found, StillWritten)
-    assert "shard 2 is missing" in found.reason
+    assert found.reason == "incomplete: shard 2 is missing; rejected when nothing has changed for 60 s"
 
 
 def test_a_checkpoint_that_stays_incomplete_is_hopeless() -> None:

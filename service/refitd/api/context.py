@@ -12,7 +12,8 @@ from refitd.follow.relay_plans import RelayPlans
 from refitd.materialize.materializer import Materializer
 from refitd.observe.telemetry import Telemetry
 from refitd.policy.readiness import unknown
-from refitd.problem import Slug
+from refitd.policy.upstream import decided_by
+from refitd.problem import ProblemError, Slug
 from refitd.reclaim.sweep import Sweeper
 from refitd.rollout.fleet import Fleet
 from refitd.rollout.hosts import ReportedHosts
@@ -57,6 +58,23 @@ async def _service(request: Request) -> Service:
 
 
 ServiceOf = Annotated[Service, Depends(_service)]
+
+
+def leave_to_upstream(service: Service, do: str, *, decides: bool) -> None:
+    """Refuse what the upstream of this service would undo at the next look.
+
+    Args:
+        service: may follow an upstream.
+        do: what to do there, as a request.
+        decides: whether it is for an upstream to decide, where one is followed.
+
+    Raises:
+        ProblemError: the service follows an upstream that decides this.
+    """
+    word = service.store.runs.upstream
+    if service.follower is not None and decides:
+        upstream = service.settings.follow[0] if word is None else word.name
+        raise ProblemError(Slug.RUN_FOLLOWED, decided_by(upstream, do))
 
 
 async def find_version(service: Service, version_id: str) -> VersionRecord:

@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 
 from fastapi import APIRouter
 
-from refitd.api.context import Service, ServiceOf, find_version
+from refitd.api.context import Service, ServiceOf, find_version, leave_to_upstream
 from refitd.api.overview import glance_at, runs_of
 from refitd.api.versions import presented
 from refitd.policy.goals import last_good_before, to_bar, unserved_before
 from refitd.policy.readiness import unknown
+from refitd.policy.upstream import decides_end, decides_run
 from refitd.problem import ProblemError, Slug
 from refitd.state.version import VersionRecord
 from refitd_client.contract.states import EngineState, VersionState
@@ -27,7 +28,10 @@ reclaim_routes = APIRouter(prefix="/v1/reclaim", tags=["reclaim"])
 
 @rollback_routes.get("")
 async def plan_rollback(service: ServiceOf, run: str, to: str | None = None) -> RollbackPlan:
-    """Where a rollback would lead, and what it would bar for good. Nothing is done."""
+    """Where a rollback would lead, and what it would bar for good. Nothing is done.
+
+    409 on a host that follows the run from an upstream, which decides that.
+    """
     plan = await _planned(service, Rollback(run=run, to=to))
     away = [engine.id for engine in service.store.engines_of(run) if engine.state is EngineState.UNREACHABLE]
     return RollbackPlan(
@@ -41,7 +45,10 @@ async def plan_rollback(service: ServiceOf, run: str, to: str | None = None) -> 
 
 @rollback_routes.post("")
 async def rollback(order: Rollback, service: ServiceOf) -> Version:
-    """Roll forward to an earlier good version: what is newer is barred, versions that come later roll as usual."""
+    """Roll forward to an earlier good version: what is newer is barred, versions that come later roll as usual.
+
+    409 on a host that follows the run from an upstream, which would undo it: roll back there.
+    """
     plan = await _planned(service, order)
     for version in plan.barred:
         text = f"barred: run {order.run} rolls back to {plan.goal.id}"
@@ -58,6 +65,8 @@ class _Plan:
 
 
 async def _planned(service: Service, order: Rollback) -> _Plan:
+    decides = decides_run(service.store.runs.upstream, order.run)
+    leave_to_upstream(service, f"roll run {order.run} back", decides=decides)
     goal = None if order.to is None else await _sealed(service, order.run, order.to)
     # Nothing is awaited from here on: what is decided is still true where it is done.
     versions = service.store.published_of(order.run)
@@ -111,9 +120,12 @@ async def close(order: OneRun, service: ServiceOf) -> RunGlance:
     moved to another run. Of its versions the newest good one is kept, with what engines need, what is pinned and every
     Nth (`--keep-every`); of those that are UNKNOWN the newest, where it is newer than that. Collection deletes the
     others, and the run's slots. The next version that is published opens it again.
-    It outlives a restart of the service.
+    It outlives a restart of the service. 409 on a host that follows the run from an upstream where it has not ended:
+    close it there.
     """
     _check_run(service, order.run)
+    decides = decides_end(service.store.runs.upstream, order.run)
+    leave_to_upstream(service, f"close run {order.run}", decides=decides)
     service.store.close_run(order.run)
     return await _seen(service, order.run)
 
@@ -141,7 +153,8 @@ async def pause(order: Rollouts, service: ServiceOf) -> RunGlance:
     """Bring no engine of the run to a newer version until it is resumed.
 
     Loads that are under way come to their end. An engine that is restarted or breaks is brought to the last good
-    version, and a rollback is carried out. It outlives a restart of the service.
+    version, and a rollback is carried out. It outlives a restart of the service. On a host that follows an upstream it
+    holds for the engines of this host.
     """
     return await _set_pause(service, order.run, paused=True)
 

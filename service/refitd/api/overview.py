@@ -18,7 +18,7 @@ from refitd.api.present import host_does, present_engine, upstream_of
 from refitd.policy.binding import how_to_bring
 from refitd.policy.contest import SAID_FOR, STOP_THE_OTHER
 from refitd.policy.strategy import Strategy, has_given_up, released, why_waiting
-from refitd.policy.upstream import pulls_newer, silence, waits_for
+from refitd.policy.upstream import not_brought, pulls_newer, silence, waits_for
 from refitd.rollout.targets import Targets
 from refitd.state.records import EngineRecord, RolloutRecord
 from refitd.state.store import Store
@@ -55,6 +55,7 @@ class RunFacts:
         closed_at: when this run was closed.
         hosts: by their ids, what engines that are hosts do now.
         upstream: what is known of the upstream of the run, where it is followed from one.
+        elsewhere: what sentences call the upstream, where this service follows one and not this run.
     """
 
     run: str
@@ -68,6 +69,7 @@ class RunFacts:
     closed_at: str | None = None
     hosts: Mapping[str, str] = field(default_factory=dict[str, str])
     upstream: UpstreamWord | None = None
+    elsewhere: str | None = None
 
 
 def glance(seen: RunFacts) -> RunGlance:
@@ -161,6 +163,8 @@ def _unfollowed(seen: RunFacts) -> list[str]:
     """Say what to do about a run that no engine follows."""
     if seen.engines or seen.closed_at is not None:
         return []
+    if seen.elsewhere is not None:
+        return [not_brought(seen.elsewhere, seen.run)]
     return [
         f"{how_to_bring(seen.others, seen.run, seen.closed)}; 'refitd runs close {seen.run}' says that it has ended"
     ]
@@ -369,8 +373,8 @@ def glance_at(store: Store, targets: Targets, run: str) -> RunGlance:
         targets: what engines are to serve.
         run: the run.
     """
-    engines = store.engines_of(run)
-
+    engines, any_ = store.engines_of(run), store.runs.upstream
+    upstream = upstream_of(store, run)
     return glance(
         RunFacts(
             run=run,
@@ -382,7 +386,8 @@ def glance_at(store: Store, targets: Targets, run: str) -> RunGlance:
             others=[] if engines else list(store.engines.values()),
             closed=store.runs.closed.keys(),
             closed_at=store.runs.closed.get(run),
-            upstream=upstream_of(store, run),
+            upstream=upstream,
+            elsewhere=None if any_ is None or upstream is not None else any_.name,
             hosts={engine.id: does for engine in engines if (does := host_does(engine, store)) is not None},
         )
     )

@@ -9,9 +9,10 @@ from typing import Annotated, Literal
 import msgspec
 from fastapi import APIRouter, Query, Request, Response
 
-from refitd.api.context import Service, ServiceOf, find_version
+from refitd.api.context import Service, ServiceOf, find_version, leave_to_upstream
 from refitd.api.present import present_attempt, present_version
 from refitd.policy.served import is_proven, outcome_of
+from refitd.policy.upstream import decides_pin
 from refitd.problem import ProblemError, Slug
 from refitd.state.journal import reads
 from refitd.state.journal.journal import Journal
@@ -155,13 +156,17 @@ async def wait(
 
 @router.put("/versions/{version_id}/pin")
 async def pin(version_id: str, service: ServiceOf) -> Version:
-    """Keep a version until it is unpinned."""
+    """Keep a version until it is unpinned.
+
+    409 on a host that follows an upstream which has the version, and says whether it is pinned: pin it there. One that
+    the upstream has no more is pinned here.
+    """
     return await _set_pin(service, version_id, pinned=True)
 
 
 @router.delete("/versions/{version_id}/pin")
 async def unpin(version_id: str, service: ServiceOf) -> Version:
-    """Leave a version to the keep rules again."""
+    """Leave a version to the keep rules again. On a host that follows an upstream it is refused as a pin is."""
     return await _set_pin(service, version_id, pinned=False)
 
 
@@ -176,6 +181,8 @@ def _outcome(service: Service, record: VersionRecord, wait_for: WaitOutcome) -> 
 
 async def _set_pin(service: Service, version_id: str, *, pinned: bool) -> Version:
     record = await find_version(service, version_id)
+    decides = decides_pin(service.store.runs.upstream, record)
+    leave_to_upstream(service, f"{'pin' if pinned else 'unpin'} {record.id}", decides=decides)
     if record.state in {VersionState.DELETED, VersionState.RETIRED} and pinned:
         raise ProblemError(Slug.VERSION_NOT_GOOD, f"{record.id} is {record.state}: it is too late to keep it")
     if record.pinned is not pinned:

@@ -15,6 +15,7 @@ from refitd.catalog.refusals import RefusedNotices
 from refitd.policy.admit import LIMITS, New, NoticeConflict, Same, SeenFolder, admit, fits
 from refitd.policy.binding import followed, free_engines, move, why_not_followed
 from refitd.policy.readiness import unknown
+from refitd.policy.upstream import owned_by
 from refitd.problem import ProblemError, Slug
 from refitd.rollout.targets import Targets
 from refitd.root.threads import RootHangsError
@@ -134,7 +135,7 @@ class Intake:
 
     async def _taken(self, notice: Notice) -> tuple[VersionRecord, bool]:
         if self._upstreams:
-            detail = f"this service follows {', '.join(self._upstreams)}: publish run {notice.run!a} there"
+            detail = owned_by(self._upstreams, f"publish run {notice.run!a} there")
             raise ProblemError(Slug.RUN_FOLLOWED, detail)
         self._check(notice)
         generation = max((version.order.generation for version in self._store.versions_of(notice.run)), default=1)

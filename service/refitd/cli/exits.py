@@ -99,6 +99,8 @@ def _with_what_stands(error: ServiceProblemError) -> Problem:
     stands = f"{publication.version_id} is on disk at {publication.path} all the same"
     if error.problem.slug in _LOOKED_ELSEWHERE:
         finds = "where that is another folder the service never finds it: publish with the --root of 'refitd serve'"
+    elif error.problem.slug == "run-followed":
+        finds = "the service that watches that root brings no engine to it if it follows an upstream: delete it then"
     else:
         finds = "a service that watches that root finds it by itself"
     return replace(error.problem, detail=f"{error.problem.detail}; {stands}: {finds}")

@@ -26,7 +26,8 @@ def rollback(out: Output, client: RefitClient, run: RunArgument, to: To = None, 
     Says first from which version to which it goes, and asks. Said again, it goes back one more. What is newer is barred
     for good, and collection deletes its files, but for what is pinned and the newest on disk. The way forward is to
     publish anew: the trainer's next step rolls out as usual, and so does the same step in a new generation: begun with
-    'refitd publish --new-generation', or by a publisher of the SDK that is opened anew.
+    'refitd publish --new-generation', or by a publisher of the SDK that is opened anew. A host that follows refuses it:
+    say it to the hub.
 
     \b
     refitd rollback exp/trial

@@ -56,7 +56,8 @@ def close(out: Output, client: RefitClient, run: RunArgument, yes: Yes = False) 
     It wants no engines any more, and nothing is wrong with it. Engines that follow it go on with what they serve, and
     are free for another run. Collection keeps its newest good version, what engines need, what is pinned and every Nth
     (--keep-every), and deletes the rest, those that are UNKNOWN as well, but for one that is newer than the newest good
-    one. 'refitd reclaim' does it at once. The next version that is published opens it again.
+    one. 'refitd reclaim' does it at once. The next version that is published opens it again. A host that follows
+    refuses it until the run has ended at the hub.
 
     \b
     refitd runs close exp/monday

@@ -52,13 +52,16 @@ def versions(
 
 @calls_service
 def pin(out: Output, client: RefitClient, version_id: VersionId) -> None:
-    """Keep a version, whatever the keep rules say, until it is unpinned."""
+    """Keep a version, whatever the keep rules say, until it is unpinned.
+
+    A host that follows refuses it while the hub has the version: say it to the hub.
+    """
     out.show(client.pin(version_id), render.sentence(f"{version_id} is pinned: it is kept until you unpin it."))
 
 
 @calls_service
 def unpin(out: Output, client: RefitClient, version_id: VersionId) -> None:
-    """Leave a version to the keep rules again."""
+    """Leave a version to the keep rules again. A host that follows refuses it as it refuses a pin."""
     version = client.unpin(version_id)
     is_gone = version.state in {VersionState.DELETED, VersionState.RETIRED}
     kept = f"it is {version.state}, and nothing is left to keep" if is_gone else "the keep rules decide"
@@ -70,7 +73,7 @@ def pause(out: Output, client: RefitClient, run: RunArgument) -> None:
     """Bring no engine of a run to a newer version until `refitd resume`.
 
     Loads that are under way come to their end. An engine that is restarted or breaks is brought to the last good
-    version, and a rollback is carried out.
+    version, and a rollback is carried out. Said to a host that follows, it holds for the engines of that host.
 
     \b
     refitd pause exp/trial

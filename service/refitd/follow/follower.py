@@ -135,6 +135,7 @@ class UpstreamFollower:
             engines,
             quorum=self._quorum,
             refused=None if desired is None else self._refused(desired),
+            rollout=self._store.rollouts.get(run),
         )
         configuration, proof = proof_of_host(serves, engines, self._store.fingerprint)
         return Following(

@@ -78,4 +78,11 @@ class Hearing:
             wanted=wanted,
             elsewhere=None if offered is None else offered.desired,
             pulling=pulling,
+            has_ended=self.heard_at is not None and (offered is None or offered.is_closed),
+            listed=self._listed(offered),
         )
+
+    def _listed(self, offered: UpstreamRun | None) -> frozenset[str] | None:
+        if offered is None:
+            return None if self.heard_at is None else frozenset()
+        return frozenset(version.id for version in offered.versions)

@@ -14,6 +14,7 @@ hub could be heard, before it goes to something newer by itself: its hub may hav
 from dataclasses import replace
 
 from refitd.policy.hosts import is_late, overtaken, refusal_of
+from refitd.policy.pulls import is_held_back
 from refitd.rollout.targets import Targets
 from refitd.state.observer import Notifier
 from refitd.state.records import UNLED, HostLead, RunRecord
@@ -153,8 +154,16 @@ class Orders:
             self.carry_out()
 
     def carry_out(self) -> None:
-        """Have what is wanted rolled out, if it is good here."""
+        """Have what is wanted rolled out, if it is good here.
+
+        While the run is paused here, what is newer waits, and with it what was served here and then left: a pause
+        brings engines to the newest that was served.
+        """
         for run, desired in list(self._store.runs.desired.items()):
             record = self._store.versions.get(desired)
-            if record is not None and record.state is VersionState.SEALED and not record.barred:
+            if record is None or record.state is not VersionState.SEALED or record.barred:
+                continue
+            rollout, before = self._store.rollouts.get(run), self._store.runs.ordered.get(run)
+            is_paused = rollout is not None and rollout.paused_since is not None
+            if not is_paused or before is None or not is_held_back(desired, before):
                 self._targets.order(run, desired)

@@ -13,7 +13,7 @@ from hashlib import blake2b
 
 from refitd.engine.fingerprints import ANSWERED, BY_HOST, names_of_means
 from refitd.policy.served import is_proven
-from refitd.state.records import EngineRecord, HostLead
+from refitd.state.records import EngineRecord, HostLead, RolloutRecord
 from refitd.state.version import VersionRecord
 from refitd.text import size_of
 from refitd_client.contract.follow import HostOrder
@@ -77,6 +77,7 @@ def order_state(
     *,
     quorum: int,
     refused: str | None = None,
+    rollout: RolloutRecord | None = None,
 ) -> tuple[OrderState, str | None]:
     """How far a host is with what it is to serve, and why, in a sentence.
 
@@ -87,6 +88,7 @@ def order_state(
         engines: those of the run.
         quorum: engines that must serve a version before it counts as served.
         refused: why it cannot be pulled, None where it can.
+        rollout: the run's newest rollout.
     """
     if desired is None:
         return OrderState.NONE, None
@@ -96,11 +98,14 @@ def order_state(
         return OrderState.REFUSED, f"{desired} was given up there: {here.reason or 'it is barred'}"
     if refused is not None and ordered != desired:
         return OrderState.REFUSED, refused
+    paused = None if rollout is None or rollout.why_paused is None else f"on that host {rollout.why_paused}"
     if ordered != desired:
-        return OrderState.COMES, f"{desired} is pulled and checked there"
+        is_here = here is not None and here.state is VersionState.SEALED
+        return OrderState.COMES, (is_here and paused) or f"{desired} is pulled and checked there"
     if is_proven(desired, engines, quorum):
         return OrderState.SERVED, None
-    return _of_engines(desired, engines)
+    state, why = _of_engines(desired, engines)
+    return state, (paused or why) if state is OrderState.COMES else why
 
 
 def _of_engines(desired: str, engines: Sequence[EngineRecord]) -> tuple[OrderState, str | None]:
@@ -144,12 +149,12 @@ def proof_of_host(
     name = _digest(configurations)
     found = [(each, fingerprint(serves, each)) for each in configurations] if serves is not None else []
     counted = [(each, print_) for each, print_ in found if print_ is not None and not print_.startswith(ANSWERED)]
+    names = {name for _, print_ in counted for name in names_of_means(print_)}
     made_of = _digest([f"{each} {print_.partition(':')[0]}" for each, print_ in counted])
     proof = f"{BY_HOST}{','.join(sorted(names))}.{made_of}:{_digest([f'{each} {print_}' for each, print_ in counted])}"
     return f"refitd {name}", proof if counted else None
 
 
-    names = {name for _, print_ in counted for name in names_of_means(print_)}
 def what_it_does(host: HostEngines | None, ordered: str | None, size: Callable[[str], int | None]) -> str | None:
     """What a host does for its engines now, a sentence without a subject; None where it does nothing, as far as it has
     said.

@@ -1,7 +1,15 @@
-"""What a host that follows has to say of its upstream: since when that is silent, and what is waited for. Pure."""
+"""What a host that follows has to say of its upstream: since when that is silent, what is waited for, and what is
+decided there alone. Pure.
+
+The upstream decides where engines go, which versions are barred and pinned, and when the run ends: what an operator did
+about that on this host would be undone at the next look. What he does to this host's own rollouts and engines stays.
+"""
+
+from collections.abc import Collection
 
 from refitd.state.upstream import UpstreamWord
 from refitd.state.version import VersionRecord
+from refitd_client.bucket.address import is_bucket_url
 from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import VersionState
 
@@ -51,3 +59,48 @@ def _why_not_yet(word: UpstreamWord) -> str:
     if word.leads:
         return f"engines load it when {word.name} orders it, which may bring other hosts there first"
     return f"{word.name} wants {word.elsewhere or 'no version'} to be served"
+
+
+def owned_by(upstreams: Collection[str], do: str) -> str:
+    """Say whom this host leaves something to, and what to do instead.
+
+    Args:
+        upstreams: what sentences call those that it follows.
+        do: what to do and where, as a request.
+    """
+    return f"this service follows {', '.join(upstreams)}: {do}"
+
+
+def decided_by(upstream: str, do: str) -> str:
+    """Say that an upstream decides something, and to do it there. In an object store nothing can be done.
+
+    Args:
+        upstream: what sentences call the one that is followed now.
+        do: what to do, as a request.
+    """
+    where = "at the service that pushes into it (refitd serve --push)" if is_bucket_url(upstream) else "there"
+    return owned_by([upstream], f"{do} {where}")
+
+
+def not_brought(upstream: str, run: str) -> str:
+    """Say why a run that this host does not follow gets no engines here, and what to do, without a full stop."""
+    return (
+        f"This service follows {upstream}, which decides where engines go: none is brought to {run} here. Publish it "
+        f"there; 'refitd runs close {run}' says here that it has ended"
+    )
+
+
+def decides_run(word: UpstreamWord | None, run: str) -> bool:
+    """Whether the upstream decides where engines of a run go. Before the first look it may."""
+    return word is None or word.run == run
+
+
+def decides_end(word: UpstreamWord | None, run: str) -> bool:
+    """Whether the upstream decides when a run ends: it has not ended there."""
+    return decides_run(word, run) and not (word is not None and word.has_ended)
+
+
+def decides_pin(word: UpstreamWord | None, version: VersionRecord) -> bool:
+    """Whether the upstream decides whether a version is pinned. One that it has no more is this host's own."""
+    listed = None if word is None else word.listed
+    return decides_run(word, version.run) and (listed is None or version.id in listed)

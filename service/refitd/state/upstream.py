@@ -11,7 +11,9 @@ class UpstreamWord:
     `silent_since` is when it was heard last (RFC 3339), "" where that was not since the start, None while it is heard.
     `is_paused`: rollouts of the run are paused there. `leads`: it orders what is served here; `is_untold`: it may yet
     say that it does. `wanted` is the id of the version that this host is to serve, `elsewhere` of the one that hosts
-    are to serve which no hub leads, `pulling` of the one that is pulled now.
+    are to serve which no hub leads, `pulling` of the one that is pulled now. `has_ended`: it has said that the run has
+    ended, or that it has none of that name. `listed` are the ids of the versions of the run that it has named last,
+    None where it was not heard yet.
     """
 
     name: str
@@ -23,3 +25,5 @@ class UpstreamWord:
     wanted: str | None = None
     elsewhere: str | None = None
     pulling: str | None = None
+    has_ended: bool = False
+    listed: frozenset[str] | None = None

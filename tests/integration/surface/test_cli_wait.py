@@ -329,6 +329,15 @@ class TestPublish:
         assert missing in result.stderr
         assert "where that is another folder the service never finds it" in result.stderr
 
+    def test_a_host_that_follows_is_not_said_to_bring_engines_to_it(self, service: StandIn, checkpoint: Path) -> None:
+        follows = "this service follows http://hub: publish run 'exp/trial' there"
+        service.trouble = Problem(type="urn:refitd:problem:run-followed", title="No", status=409, detail=follows)
+        result = refitd(*self.publish(checkpoint, "--url", service.url))
+        assert result.exit_code == 1
+        said = " ".join(result.stderr.split())
+        assert "the service that watches that root brings no engine to it if it follows an upstream: delete it" in said
+        assert "finds it by itself" not in said
+
     def test_a_step_that_would_begin_a_generation_is_taken_for_a_slip(self, service: StandIn, checkpoint: Path) -> None:
         assert refitd(*self.publish(checkpoint, "--url", service.url)).stderr == ""
         result = refitd(*self.publish(checkpoint, "--url", service.url))

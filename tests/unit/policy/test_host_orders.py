@@ -14,7 +14,7 @@ from refitd.policy.hosts import (
     refusal_of,
     what_it_does,
 )
-from refitd.state.records import AttemptRecord, EngineRecord, HostLead
+from refitd.state.records import AttemptRecord, EngineRecord, HostLead, RolloutRecord
 from refitd_client.contract.follow import HostOrder
 from refitd_client.contract.hosts import MAX_HOST_ENGINES, HostEngines, OrderState
 from refitd_client.contract.states import EngineState, VersionState
@@ -80,6 +80,20 @@ def test_an_order_comes_until_all_engines_serve_it() -> None:
     assert state_of(engine(serving=V2), engine("b", serving=V2)) == (OrderState.SERVED, "")
 
 
+def test_an_order_that_waits_for_a_pause_of_the_host_says_so() -> None:
+    held = engine(serving=V1)
+    paused = RolloutRecord(number=1, run="run", version=V1, cause="", started_at="", paused_since="2026-01-01")
+
+    def why(ordered: str, here: VersionState = VersionState.SEALED) -> tuple[OrderState, str | None]:
+        return order_state(V2, ordered, version(2, state=here), [held], quorum=1, rollout=paused)
+
+    waits = (OrderState.COMES, "on that host rollouts of run are paused: refitd resume run")
+    assert why(V1) == why(V2) == waits
+    assert why(V1, VersionState.VALIDATING) == (OrderState.COMES, f"{V2} is pulled and checked there")
+    served = order_state(V2, V2, version(2), [engine(serving=V2)], quorum=1, rollout=paused)
+    assert served == (OrderState.SERVED, None)
+
+
 def test_an_order_is_refused_in_the_words_of_what_refuses_it() -> None:
     rejected = version(2, state=VersionState.REJECTED, reason="a NaN")
     assert order_state(V2, V1, rejected, [], quorum=1) == (OrderState.REFUSED, f"{V2} was rejected there: a NaN")
@@ -123,20 +137,6 @@ def test_a_proof_for_which_an_engine_gave_no_digest_or_one_by_other_means_is_not
     assert made_of({"c": "xxh3:1", "d": "vllm:xxh3:2"}) != made_of({"c": "xxh3:1", "d": other})
 
 
-def test_a_host_names_a_bounded_number_of_its_engines_those_first_that_need_a_look() -> None:
-    engines = [engine(f"e{at:03}", serving=V1) for at in range(40)] + [engine("z", state=EngineState.TAINTED)]
-    told = engines_of_host("host", engines)
-    assert (told.count, len(told.engines), told.engines[0].id) == (41, MAX_HOST_ENGINES, "z")
-
-
-def test_what_a_host_does_for_its_engines_is_said_while_it_does_it() -> None:
-    def does(ordered: str | None = V2, size: int | None = 5_000_000_000, **said: Any) -> str | None:
-        return what_it_does(HostEngines(follower="host", **said), ordered, lambda _: size)
-
-    pulls = {"pulling": V2, "pulled_bytes": 3_100_000_000}
-    assert does(**pulls) == does(ordered=None, **pulls) == f"pulls {V2} (3.1 GB of 5.0 GB)"
-    assert does(size=None, **pulls) == f"pulls {V2} (3.1 GB)"
-    assert does() == f"prepares {V2}: it is pulled and checked there"
 @pytest.mark.parametrize(
     ("prints", "proof"),
     [
@@ -158,6 +158,20 @@ def test_what_proves_a_host_is_said_by_what_proves_its_own_engines(prints: dict[
     assert what_was_compared(proof) == "They were compared with those of another load of the version, and are equal."
 
 
+def test_a_host_names_a_bounded_number_of_its_engines_those_first_that_need_a_look() -> None:
+    engines = [engine(f"e{at:03}", serving=V1) for at in range(40)] + [engine("z", state=EngineState.TAINTED)]
+    told = engines_of_host("host", engines)
+    assert (told.count, len(told.engines), told.engines[0].id) == (41, MAX_HOST_ENGINES, "z")
+
+
+def test_what_a_host_does_for_its_engines_is_said_while_it_does_it() -> None:
+    def does(ordered: str | None = V2, size: int | None = 5_000_000_000, **said: Any) -> str | None:
+        return what_it_does(HostEngines(follower="host", **said), ordered, lambda _: size)
+
+    pulls = {"pulling": V2, "pulled_bytes": 3_100_000_000}
+    assert does(**pulls) == does(ordered=None, **pulls) == f"pulls {V2} (3.1 GB of 5.0 GB)"
+    assert does(size=None, **pulls) == f"pulls {V2} (3.1 GB)"
+    assert does() == f"prepares {V2}: it is pulled and checked there"
     assert does(loading=V2) == f"loads {V2}"
     assert does(ordered=None) is None
     assert what_it_does(None, V2, lambda _: None) is None

@@ -1,0 +1,109 @@
+"""What an operator may say to a host that follows: what its upstream decides is refused, and what is its own holds."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from refitd_client import ConflictError, WeightPublisher
+from refitd_client.contract.states import Standing, VersionState
+from support.checkpoints import tensors
+from support.hosts import RUN, Host, hosts, until
+
+ONE, TWO = f"{RUN}~v000001", f"{RUN}~v000002"
+
+
+def refused(ask: Callable[[], object], hub: Host, do: str) -> None:
+    """It is refused as a notice is, with what to do there."""
+    with pytest.raises(ConflictError) as error:
+        ask()
+    problem = error.value.problem
+    assert (problem.slug, problem.status) == ("run-followed", 409)
+    assert problem.detail == f"this service follows {hub.refitd.url}: {do} there"
+
+
+def test_what_the_upstream_decides_is_refused_on_a_follower_and_changes_nothing(tmp_path: Path) -> None:
+    with hosts(tmp_path) as all_:
+        hub, one = all_.hub, all_.follower("one")
+        for step in (1, 2):
+            all_.publish(step)
+            until(lambda step=step: one.serves(step), hub, one)
+        refused(lambda: one.client.rollback_plan(RUN), hub, f"roll run {RUN} back")
+        refused(lambda: one.client.rollback(RUN, ONE), hub, f"roll run {RUN} back")
+        refused(lambda: one.client.close_run(RUN), hub, f"close run {RUN}")
+        refused(lambda: one.client.pin(ONE), hub, f"pin {ONE}")
+        hub.client.pin(ONE)
+        until(lambda: one.client.version(ONE).pinned, hub, one)
+        refused(lambda: one.client.unpin(ONE), hub, f"unpin {ONE}")
+        assert one.serves(2)
+        assert not one.client.version(TWO).barred
+        assert not one.client.overview().runs[0].closed_at
+
+
+def test_a_version_that_the_hub_has_no_more_is_pinned_on_the_follower_and_kept_there(tmp_path: Path) -> None:
+    with hosts(tmp_path, "--keep-last", "1", "--slots", "0") as all_:
+        hub, one = all_.hub, all_.follower("one", "--keep-last", "3", "--slots", "0")
+        for step in (1, 2, 3):
+            all_.publish(step)
+            until(lambda step=step: one.serves(step), hub, one)
+        until(lambda: hub.client.version(ONE).state is VersionState.DELETED, hub)
+
+        def pinned() -> bool:
+            try:
+                return one.client.pin(ONE).pinned
+            except ConflictError:  # its last look at the hub still had it
+                return False
+
+        until(pinned, hub, one)
+        for step in (4, 5, 6):
+            all_.publish(step)
+            until(lambda step=step: one.serves(step), hub, one)
+        until(lambda: not (one.root / RUN / "v000002").exists(), one)
+        assert one.client.version(ONE).pinned
+        assert (one.root / RUN / "v000001").exists()
+
+
+def test_a_run_that_has_ended_at_the_hub_may_be_closed_on_the_follower(tmp_path: Path) -> None:
+    with hosts(tmp_path) as all_:
+        hub, one = all_.hub, all_.follower("one")
+        all_.publish(1)
+        until(lambda: one.serves(1), hub, one)
+        hub.client.close_run(RUN)
+
+        def closed() -> bool:
+            try:
+                return one.client.close_run(RUN).standing is Standing.CLOSED
+            except ConflictError:  # it has not looked at the hub since
+                return False
+
+        until(closed, hub, one)
+
+
+def test_a_follower_that_is_paused_goes_to_nothing_newer_though_the_hub_orders_it(tmp_path: Path) -> None:
+    with hosts(tmp_path, "--take-followers") as all_:
+        hub, one = all_.hub, all_.led("one")
+        until(lambda: hub.client.engines().items, hub, one)
+        all_.publish(1)
+        until(lambda: one.serves(1) and one.client.overview().runs[0].standing is Standing.CURRENT, hub, one)
+        one.client.pause(RUN)
+        all_.publish(2)
+        until(lambda: "are paused" in (one.following()["order_reason"] or ""), hub, one)
+        assert one.following()["desired"] == TWO
+        assert one.client.overview().runs[0].standing is Standing.PAUSED
+        assert one.serves(1)
+        one.client.resume(RUN)
+        until(lambda: one.serves(2), hub, one)
+
+
+def test_a_run_that_is_published_into_a_follower_s_root_is_not_said_to_want_its_engines(tmp_path: Path) -> None:
+    with hosts(tmp_path) as all_:
+        hub, one = all_.hub, all_.follower("one")
+        all_.publish(1)
+        until(lambda: one.serves(1), hub, one)
+        with WeightPublisher(one.root, "mine") as publisher:
+            publisher.publish(tensors(1), step=1)
+        until(lambda: "mine" in {run.run for run in one.client.overview().runs}, one)
+        reasons = next(run.reasons for run in one.client.overview().runs if run.run == "mine")
+        assert reasons[0].startswith(f"This service follows {hub.refitd.url}, which decides where engines go")
+        assert not any("engines move" in reason for reason in reasons)
+        assert one.client.close_run("mine").standing is Standing.CLOSED

@@ -20,7 +20,7 @@ import torch
 from refitd_client.lanes import in_lanes, lanes_for
 from refitd_plugin import driver
 from refitd_plugin.copies import PlanCopy
-from refitd_plugin.device_copies import DeviceCopies, is_plain
+from refitd_plugin.device_copies import DeviceMoves, is_plain
 from refitd_plugin.moves import MemoryMove, joined, move_of
 from refitd_plugin.overlap import Overlap
 from refitd_plugin.spans import Span
@@ -146,7 +146,7 @@ def between_devices(
     names = [name for name, some in table.moves.items() for _ in some]
     plain_ones = [move for name, move in zip(names, moves, strict=True) if name in near and is_plain(move)]
     others = [move for name, move in zip(names, moves, strict=True) if name not in near or not is_plain(move)]
-    steps: list[Step] = [DeviceCopies(plain_ones, device).begin] if plain_ones else []
+    steps: list[Step] = [DeviceMoves(plain_ones, device).begin] if plain_ones else []
     steps += _orders(driver.between_devices, others, device)
     return CopySchedule(steps + _copies(table.rest, tensors), allocations, watch, device)
 

@@ -46,7 +46,7 @@ def stretches_of(moves: Sequence[MemoryMove]) -> NDArray[np.int64]:
     return np.stack([places[row, 0] + begin, places[row, 1] + begin, size // WORD], axis=1)
 
 
-class DeviceCopies:
+class DeviceMoves:
     """Plain moves within one GPU, made ready: their table lies there, and the kernel is compiled."""
 
     def __init__(self, moves: Sequence[MemoryMove], device: torch.device) -> None:

@@ -80,8 +80,8 @@ def driver_copies(patch: pytest.MonkeyPatch) -> list[int]:
     return made
 
 
-class _HostCopies:
-    """Stands for `DeviceCopies`: the processor copies what its table says."""
+class _HostMoves:
+    """Stands for `DeviceMoves`: the processor copies what its table says."""
 
     def __init__(self, moves: Sequence[MemoryMove], device: torch.device) -> None:
         assert device == HOST
@@ -105,7 +105,7 @@ class HostGpu:
         patch.setattr(registered, "pin", lambda *_: 0)
         patch.setattr(registered, "unpin", lambda *_: None)
         patch.setattr(copy_schedule, "_stream_of", lambda _: _LOADS)
-        patch.setattr(copy_schedule, "DeviceCopies", _HostCopies)
+        patch.setattr(copy_schedule, "DeviceMoves", _HostMoves)
         patch.setattr(proving, "AddressScan", self._scan_of)
         patch.setattr(proving, "has_triton", lambda: True)
         for module in (proving, loading):

@@ -140,8 +140,7 @@ class BucketRun:
         def change(pointer: Pointer | None) -> Pointer:
             if pointer is not None and version in pointer.versions:
                 return pointer  # our write was carried out, and a collection has moved the pointer after it
-            if pointer is not None:
-                # Who steers says later that the version is wanted: until then what was wanted is, said or not.
+            if pointer is not None:  # who steers says later that this one is wanted, and until then what was is
                 pointer = replace(pointer, desired=pointer.target if self._steers else None)
             return advanced(pointer, version, writer=self.writer, keep=self._keep, now=now)
 

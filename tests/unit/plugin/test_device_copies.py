@@ -69,7 +69,7 @@ def test_moves_of_one_gpu_are_one_launch_and_those_from_another_one_are_the_driv
     files = {"memory": SimpleNamespace(address=source.ctypes.data)}
     ready = copy_schedule.between_devices(table, files, HOST, no_tensors)
     assert len(ready.steps) == 3
-    assert sum(type(getattr(step, "__self__", None)).__name__ == "_HostCopies" for step in ready.steps) == near
+    assert sum(type(getattr(step, "__self__", None)).__name__ == "_HostMoves" for step in ready.steps) == near
     for step in ready.steps:
         step()
     offset = -target.ctypes.data % 16

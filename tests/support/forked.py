@@ -6,8 +6,10 @@ import signal
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from functools import cache
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import BinaryIO
@@ -29,6 +31,20 @@ def forking() -> ForkServerContext:
         first.start()
     first.join()
     return context
+
+
+def fork_server() -> str:
+    """The address of the process that is forked."""
+    forking()
+    return forkserver._forkserver._forkserver_address  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+
+
+@contextmanager
+def forking_at(address: str) -> Generator[None]:
+    """In a process that was forked itself: it has others forked where it came from, and begins no server of its own."""
+    server = forkserver._forkserver  # pyright: ignore[reportPrivateUsage]
+    with mock.patch.object(server, "ensure_running"), mock.patch.object(server, "_forkserver_address", address):
+        yield
 
 
 def _nothing() -> None:

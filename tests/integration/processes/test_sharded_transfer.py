@@ -17,6 +17,8 @@ from refitd_client.sharded.rank_sender import RankSender
 from refitd_client.transport.group.membership import WaitLimit, hear, join_store
 from refitd_client.transport.group.transfer import Ready, key
 from support import published
+from support.forked import fork_server, forking_at
+from support.forked_group import forked_members
 from support.mini_sglang import tiny_weights
 from support.ranks import attempted, run_ranks
 from support.sharded_trainer import RUN, ShardedJob, fill, fsdp2_weights, sharded_job, until_slices_are_known
@@ -196,18 +198,29 @@ def _lose_a_rank(rank: int, size: int, root: Path, url: str, flag: Path, when: s
     return error
 
 
+def _with_forked_senders(rank: int, size: int, server: str, job: Callable[..., Any], *args: Any) -> Any:
+    """Do `job` on a rank whose process that sends is forked: each publisher begins one, which would import torch anew.
+
+    The tests above have those with an interpreter of their own.
+    """
+    with forking_at(server), forked_members():
+        return job(rank, size, *args)
+
+
 @pytest.mark.parametrize(("when", "holds", "steps"), [("sending", 31, [31, 32, 33]), ("writing", 42, [41, 42, 43])])
 def test_a_trainer_rank_that_is_killed_is_named_and_ranks_that_begin_anew_go_on(
     job: ShardedJob, tmp_path: Path, when: str, holds: int, steps: list[int]
 ) -> None:
     """The engine has what it had, or the whole version, if all had arrived."""
-    args = job.root, job.refitd.url, tmp_path / "killed", when, steps
-    first, dead = run_ranks(2, tmp_path, _lose_a_rank, *args, limit=SECONDS)
+    server, flag = fork_server(), tmp_path / "killed"
+    args = server, _lose_a_rank, job.root, job.refitd.url, flag, when, steps
+    first, dead = run_ranks(2, tmp_path, _with_forked_senders, *args, limit=SECONDS)
     assert isinstance(first, RankLostError), first
     assert dead is None
     assert first.rank == 1
     assert job.engine.holds(holds)
     assert published.versions(job.root / RUN)[-1] == f"v{steps[0]:06d}"
-    told, _ = run_ranks(2, tmp_path, _publish, job.root, job.refitd.url, steps[2], limit=SECONDS)
+    args = server, _publish, job.root, job.refitd.url, steps[2]
+    told, _ = run_ranks(2, tmp_path, _with_forked_senders, *args, limit=SECONDS)
     assert {handed.engines for _, handed in told} == {(job.engine_id,)}
     assert job.engine.holds(steps[2] + len(told))

@@ -33,9 +33,14 @@ from refitd_client.delta.writer import EncodedDelta, encode, fits_surely
 from refitd_client.errors import ServiceError
 from refitd_client.http.connection import Connection
 from refitd_client.http.publisher_client import open_client
-from refitd_client.tensors import refused
 from refitd_client.write.content import Content, PlannedContent, TensorShards
+from refitd_client.write.plan import changes_not_finite
 from refitd_client.write.version_folder import Staging
+
+_NOTHING = "nothing to compare with: "
+FIRST = f"{_NOTHING}the publisher's first version, or its first after one without delta='auto'"
+AFTER_FOLDER = f"{_NOTHING}the version before it was made of a folder"
+AFTER_FAILURE = f"{_NOTHING}the publication before it failed"
 
 # Seconds for the service to say what engines serve, from the begin of the comparison on. After them a version goes out
 # in full. Each of the two requests is tried for as long, in a thread that may outlive the question.
@@ -158,15 +163,17 @@ class DeltaMaker:
         self._stream = stream
         self._wire = (Encoding.GAP, Compression.ZSTD) if compress else (Encoding.FLAT, Compression.NONE)
         self._memory: _Memory | None = None
+        self._forgotten = FIRST
         self._refused: str | None = None
 
     def refuse(self, why: str) -> None:
         """Make no more deltas: the service does not carry them out."""
         self._refused = why
-        self.forget()
+        self.forget(why)
 
-    def forget(self) -> None:
-        """Drop the shadow: it may not be what was published last any more."""
+    def forget(self, why: str) -> None:
+        """Drop the shadow: it may not be what was published last any more. `why` the next version is full then."""
+        self._forgotten = why
         self._reserve.close()
         if self._memory is not None:
             self._memory.shadows.close()
@@ -180,12 +187,11 @@ class DeltaMaker:
         """
         full, memory = content.weights, self._memory
         if self._refused is not None or not isinstance(full, TensorShards | SelfCompared):
-            self.forget()
+            self.forget(AFTER_FOLDER)
             why = self._refused or "deltas are made of state dicts and modules, and this is a folder"
             return PlannedContent(content=lambda: content, kind=content.claims.kind, why_full=why)
         if memory is None:
-            why = "nothing to compare with: the publisher's first version, or its first after one without delta='auto'"
-            return self._begin(content, full, why)
+            return self._begin(content, full, self._forgotten)
         why = memory.shadows.unfit(_sources(full)) if memory.entries == _entries(full) else OTHERS
         if why is not None:
             return self._begin(content, full, why)
@@ -205,7 +211,7 @@ class DeltaMaker:
         self._reserve.begin()  # for the next one: there is time for it while the trainer makes its step
 
     def _begin(self, content: Content, full: TensorShards | SelfCompared, why: str) -> PlannedContent:
-        self.forget()  # before the new copy is made: there need not be room for both
+        self.forget(why)  # before the new copy is made: there need not be room for both
         own = full.shadows() if isinstance(full, SelfCompared) else None
         shadows = own or Shadows(_sources(full), stream=self._stream)
         entries = _entries(full)
@@ -226,9 +232,7 @@ class DeltaMaker:
         before = dict(memory.shadows.fingerprints)
         diff = memory.shadows.find(_sources(full), most=memory.most)
         for name, count in diff.nonfinite.items() if full.check_finite else ():  # the others were checked before
-            raise refused(
-                name, f"has {count} changed values that are NaN or infinite: the training step that made it went wrong"
-            )
+            raise changes_not_finite(name, count)
         step = StepChanges(
             version=version,
             indices={name: found.indices for name, found in diff.found.items()},

@@ -22,7 +22,7 @@ from refitd_client.contract.manifest import Manifest, ManifestRefusedError, fitt
 from refitd_client.contract.naming import INDEX_NAME, MANIFEST_NAME, Order, version_folder, version_id
 from refitd_client.contract.states import Kind
 from refitd_client.contract.wire import Notice
-from refitd_client.delta.maker import DeltaMaker
+from refitd_client.delta.maker import AFTER_FAILURE, FIRST, DeltaMaker
 from refitd_client.errors import NO_SPACE, PublishError, ServiceProblemError, StorageError
 from refitd_client.files.durable import Mappings
 from refitd_client.http.connection import Connection
@@ -175,10 +175,10 @@ class PublisherContext:
             self._deltas.append(self.make_deltas())
         return self._deltas[0]
 
-    def forget_deltas(self) -> None:
+    def forget_deltas(self, why: str = FIRST) -> None:
         """Begin deltas anew: the copy of the weights may not be what was published last any more."""
         for maker in self._deltas:
-            maker.forget()
+            maker.forget(why)
 
     def committed(self, version: str) -> None:
         """The version is durable: deltas may be made on it, and the last hand-over's files are no longer owed."""
@@ -351,7 +351,7 @@ class PublishAttempt:
         try:
             yield
         except BaseException as error:
-            self.context.forget_deltas()
+            self.context.forget_deltas(AFTER_FAILURE)
             self.trace.end(error)
             if not isinstance(error, OSError):
                 raise

@@ -36,7 +36,8 @@ from refitd_client.sharded.shadow_orders import (
     PackedChanges,
     ShadowOrder,
 )
-from refitd_client.tensors import Casts, TensorSource, refused, torch_source
+from refitd_client.tensors import Casts, TensorSource, torch_source
+from refitd_client.write.plan import changes_not_finite
 
 _BATCH = 2**28  # bytes of casts' results that are there at a time
 _MANY = 2**17  # changes from which on it is worth waking threads to translate them
@@ -136,9 +137,7 @@ class RankShadow:
             for name, shift in shifts.items():
                 self._sums[name] = (self._sums[name] + shift) & MASK
         for name, count in bad.items() if self._check_finite else ():  # the others were checked before
-            raise refused(
-                name, f"has {count} changed values that are NaN or infinite: the training step that made it went wrong"
-            )
+            raise changes_not_finite(name, count)
         return ChangesReply(count=diff.count, shifts=shifts, packed=packed)
 
     def _gather(self, shadows: Shadows, order: GatherOrder) -> ChangesReply:

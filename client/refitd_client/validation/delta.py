@@ -130,7 +130,8 @@ def content_faults(manifest: Manifest, delta: DeltaContents, base: Base) -> Iter
                 Code.WRONG_BASE, f"tensor {shown(name)} has another fingerprint than in {base.id}, and no changes"
             )
     for name, count in list(delta.non_finite.items())[:_FEW]:
-        text = f"tensor {shown(name)} has {count} new value{'s' * (count > 1)} that are NaN or infinite"
+        values = "1 new value that is" if count == 1 else f"{count} new values that are"
+        text = f"tensor {shown(name)} has {values} NaN or infinite"
         text += ", or scales not above 0" * name.endswith(SCALES_END)
         yield Defect(Code.NON_FINITE, f"{text}: the trainer has diverged or wrote damage")
 

@@ -328,3 +328,9 @@ def not_finite(name: str, count: int, where: str = "") -> InvalidWeightsError:
         f"holds {values} NaN or infinite{where}: the training step that made it went wrong, and engines would answer "
         "with noise (check_finite=False publishes it all the same)",
     )
+
+
+def changes_not_finite(name: str, count: int) -> InvalidWeightsError:
+    """The error for a tensor of whose values so many changed into NaN or infinity."""
+    values = "1 changed value that is" if count == 1 else f"{count} changed values that are"
+    return refused(name, f"has {values} NaN or infinite: the training step that made it went wrong")

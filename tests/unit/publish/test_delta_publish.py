@@ -23,6 +23,7 @@ from refitd_client.validation.validate import Invalid, Options, judge
 from support.stand_in_service import StandIn, make_engine, stand_in
 
 FIRST = "nothing to compare with: the publisher's first version, or its first after one without delta='auto'"
+AFTER_FAILURE = "nothing to compare with: the publication before it failed"
 
 
 @pytest.fixture
@@ -261,6 +262,8 @@ def test_a_folder_is_published_in_full(publisher: WeightPublisher, service: Stan
     second = publisher.publish(first.path, step=2, delta="auto")
     assert second.kind is Kind.FULL
     assert "folder" in str(second.why_full)
+    third = publisher.publish(weights(), step=3, delta="auto")
+    assert third.why_full == "nothing to compare with: the version before it was made of a folder"
 
 
 class CancelledError(Exception):
@@ -279,7 +282,7 @@ def test_what_was_not_published_is_compared_with_by_nobody(publisher: WeightPubl
     with pytest.raises(CancelledError):
         publisher.publish(state, step=2, delta="auto", progress=cancel)
     again = publisher.publish(state, step=2, delta="auto")
-    assert (again.kind, again.why_full) == (Kind.FULL, FIRST)
+    assert (again.kind, again.why_full) == (Kind.FULL, AFTER_FAILURE)
 
 
 def test_a_changed_value_that_is_not_finite_never_becomes_visible(
@@ -288,10 +291,13 @@ def test_a_changed_value_that_is_not_finite_never_becomes_visible(
     state = weights()
     serve(service, publisher.publish(state, step=1, delta="auto"))
     state["scale"][7] = float("nan")
-    with pytest.raises(InvalidWeightsError, match="scale has 1 changed values") as caught:
+    with pytest.raises(InvalidWeightsError, match="scale has 1 changed value that is NaN") as caught:
         publisher.publish(state, step=2, delta="auto")
     assert caught.value.tensor == "scale"
     assert not (tmp_path / "run" / "v000002").exists()
+    state["scale"][7] = 2
+    then = publisher.publish(state, step=3, delta="auto")
+    assert (then.kind, then.why_full) == (Kind.FULL, AFTER_FAILURE)
 
 
 def test_a_version_published_without_deltas_ends_the_chain(publisher: WeightPublisher, service: StandIn) -> None:
@@ -303,7 +309,7 @@ def test_a_version_published_without_deltas_ends_the_chain(publisher: WeightPubl
     assert (second.kind, second.why_full) == (Kind.FULL, None)
     assert parse_manifest((second.path / "refit.json").read_bytes()).fingerprints == {}
     serve(service, second)
-    assert publisher.publish(state, step=3, delta="auto").kind is Kind.FULL
+    assert publisher.publish(state, step=3, delta="auto").why_full == FIRST
 
 
 def test_a_service_that_refuses_deltas_gets_no_second_one(

@@ -161,7 +161,7 @@ BAD: dict[str, tuple[Callable[[Delta], Delta], Callable[[Manifest], Manifest], C
         ),
         SAME,
         Code.NON_FINITE,
-        "new values? that are NaN or infinite",
+        "new value(s that are| that is) NaN or infinite",
     ),
     "hidden-change": (
         SAME_DELTA,

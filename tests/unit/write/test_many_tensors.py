@@ -122,7 +122,7 @@ def test_a_delta_of_many_small_tensors_says_which_are_not_finite(publisher: Weig
     publisher.publish(tensors, step=1, delta="auto")
     tensors["n007"][3] = torch.nan
     tensors["n008"][3] += 1
-    with pytest.raises(InvalidWeightsError, match="n007 has 1 changed values that are NaN or infinite"):
+    with pytest.raises(InvalidWeightsError, match="n007 has 1 changed value that is NaN or infinite"):
         publisher.publish(tensors, step=2, delta="auto")
 
 

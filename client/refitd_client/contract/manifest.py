@@ -24,6 +24,7 @@ Digests find damage; they do not protect against forgery.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -260,6 +261,21 @@ def parse_manifest(data: bytes) -> Manifest:
     return manifest
 
 
+def metadata_texts(metadata: Mapping[str, str] | None) -> dict[str, str]:
+    """A copy of what a trainer says of a version.
+
+    Raises:
+        TypeError: a key or a value is no text; it says which.
+    """
+    texts = dict(metadata or {})
+    for key, value in cast("dict[object, object]", texts).items():
+        if not isinstance(key, str):
+            raise TypeError(f"metadata has the key {key!r}, {_typed(key)}: keys and values are texts")
+        if not isinstance(value, str):
+            raise TypeError(f"metadata[{key!r}] is {value!r}, {_typed(value)}: values are texts, as {str(value)!r} is")
+    return texts
+
+
 def to_text(fingerprint: int) -> str:
     """A tensor's fingerprint in manifests and deltas: 16 hexadecimal digits."""
     return f"{fingerprint:016x}"
@@ -294,6 +310,10 @@ def _check_delta(manifest: Manifest) -> None:
         raise ManifestRefusedError(f"manifest has its changes in {_shown(facts.file)}, which is not among its files")
     if not 0 <= facts.changed <= facts.elements or facts.tensors < 0:
         raise ManifestRefusedError(f"manifest says that {facts.changed} of {facts.elements} elements changed")
+
+
+def _typed(value: object) -> str:
+    return f"of the type {type(value).__name__}"
 
 
 def _shown(text: str) -> str:

@@ -145,7 +145,7 @@ def _checked(manifest: Manifest) -> bytes:
     try:
         parse_manifest(data)  # what is written is what the service can read
     except ManifestRefusedError as error:
-        why = f"the version's manifest would be refused ({error}): is the metadata text by text, and small?"
+        why = f"the version's manifest would be refused ({error}): is the metadata small?"
         raise PublishError(why) from error
     return data
 

@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
+from refitd_client.contract.manifest import metadata_texts
 from refitd_client.contract.naming import Order, whole_step
 from refitd_client.delta.maker import DeltaMaker, ask_base
 from refitd_client.delta.plan import DeltaRules
@@ -34,15 +35,15 @@ from refitd_client.http.connection import connect_to
 from refitd_client.http.publisher_client import ReceiversQuery, newest_known
 from refitd_client.publish.attempt import DeltaChoice, PublishAttempt, PublisherContext
 from refitd_client.publish.bucket_target import KEEP, begun_target, bucket_at, spool_folder
+from refitd_client.publish.closing import release
 from refitd_client.publish.durability import DurabilityPolicy
-from refitd_client.publish.publication import Background, PendingPublication, Publication, StagedPublication
+from refitd_client.publish.publication import Background, Publication, StagedPublication
 from refitd_client.publish.route import route_of
 from refitd_client.publish.run_folder import RunFolder
 from refitd_client.publish.tracing import PublishTrace
 from refitd_client.tensors import casts
 from refitd_client.transport.group.choice import Transport
 from refitd_client.transport.handover import Handed
-from refitd_client.transport.ipc import exporter
 from refitd_client.write.content import BaseModel, WeightsReader, fp8_blocks
 from refitd_client.write.plan import Rename
 from refitd_client.write.version_folder import Progress
@@ -173,7 +174,7 @@ class WeightPublisher:
             engines=engines,
             bucket=target,
         )
-        self._finalizer = weakref.finalize(self, _release, self._background.begun, self._context)
+        self._finalizer = weakref.finalize(self, release, self._background.begun, self._context)
         self._finalizer.atexit = False  # the end of the process gives everything back
 
     def close(self) -> None:
@@ -292,7 +293,7 @@ class WeightPublisher:
             weights: a state dict of torch tensors or numpy arrays, an `nn.Module` (its parameters and persistent
                 buffers), or the path of a checkpoint's folder with `*.safetensors`.
             step: the trainer's step, above the last that this publisher published.
-            metadata: texts for the manifest and the service.
+            metadata: texts for the manifest and the service, by keys that are texts.
             allow_missing: the version may lack tensors of the engines' model: an engine keeps its old values of those.
                 Without it such a version is rejected.
             allow_extra: the version may have tensors that the engines' model lacks. Without it such a version is
@@ -308,13 +309,17 @@ class WeightPublisher:
                 could not be written the next goes by its files.
             transport: how engines get it, in place of `delta` and `handover` (docs/transports.md): `auto` takes the
                 fastest that can work between this trainer and the run's engines; `disk`, `delta`, `handover`, `nccl`
-                and `gloo` force one. The publication's `handed` and the version's metadata say which, and why.
+                and `gloo` ask for one. Where no engine of the run can receive what is asked for, as without refitd
+                inside, the version goes by its files. The publication's `handed` and the version's metadata say which
+                was taken, and why.
 
         Raises:
             InvalidWeightsError: the weights cannot be a version; the message names the tensor or file.
-            TransportRefusedError: `transport` cannot work between this trainer and these engines.
+            TransportRefusedError: `nccl` or `gloo` is asked for, engines of the run can receive, and it cannot work
+                between them and this trainer.
             StepConflictError, NameRefusedError: the step cannot be published.
             NoSpaceError, StorageError: the file system would not.
+            TypeError, ValueError: an argument cannot be one, such as `metadata` that is no text.
             ServiceProblemError: the service refuses the notice, as for a wrong token. The version stands all the
                 same, and is the error's `publication`. A service that is down raises nothing: see `notice_error`.
         """
@@ -327,24 +332,25 @@ class WeightPublisher:
             raise ValueError("handover=True goes with a service_url, and with delta='never'")
         if transport is not None and (handover or delta != "never" or block != "committed"):
             raise ValueError("transport goes without delta, block and handover: it says what they would")
+        said = metadata_texts(metadata)
         if self._context.bucket is not None and (allow_missing or allow_extra):
             raise ValueError("allow_missing and allow_extra go to a service with the notice, which a store has none of")
         with self._turn:
             self._background.settle()
             order = self._placed(step)
             self._context.mappings.prune()
-            trace, late, said = PublishTrace(self._folder.run, step), DUE, dict[str, str]()
+            trace, late, routed = PublishTrace(self._folder.run, step), DUE, dict[str, str]()
             destination = None
             if transport is not None:
                 route = route_of(transport, weights, self._receivers, self._durability)
                 delta, handover, block, destination = route.delta, route.handover, "staged", route.destination
                 reason = route.instead or (DUE.reason if handover else None)
                 late = Handed(reason=reason, transport=route.choice.transport, why=route.choice.why)
-                said = route.metadata
+                routed = route.metadata
             attempt = PublishAttempt(
                 context=self._context,
                 order=order,
-                metadata=trace.carrier | said | dict(metadata or {}),
+                metadata=trace.carrier | routed | said,
                 allow_missing=allow_missing,
                 allow_extra=allow_extra,
                 trace=trace,
@@ -376,25 +382,3 @@ class WeightPublisher:
                 self._folder.note_known(order)
                 order = self._folder.place(step)
         return order
-
-
-def _release(begun: list[PendingPublication], context: PublisherContext) -> None:
-    """Give everything back when the last publication has ended: until then it writes, and its step is not free."""
-
-    def give_back() -> None:
-        if not context.folder.lock.held:  # in a forked child: what is registered is its parent's
-            return
-        try:
-            context.forget_deltas()
-            context.mappings.close()
-        finally:
-            if context.bucket is not None:
-                context.bucket.close()
-            context.handover.close()
-            exporter.end(context.folder.path)  # before the lock: the next one to export there voids what it finds
-            context.folder.lock.release()
-
-    if begun:
-        begun[-1].afterwards(give_back)
-    else:
-        give_back()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from refitd_client.bucket.address import is_bucket_url
+from refitd_client.contract.manifest import metadata_texts
 from refitd_client.contract.naming import version_folder, version_id, whole_step
 from refitd_client.delta.plan import DeltaRules
 from refitd_client.errors import PublishError, ServiceError
@@ -265,25 +266,27 @@ class ShardedPublisher:
                 `handover` engines on the ranks' host copy what each rank has from where it lies (docs/handover.md), and
                 with `nccl` or `gloo` each rank sends it to the engines' ranks, before the files are written; `auto`
                 takes the first of these that can work, else files; `disk` are files, `delta` what changed where that is
-                little. What came of it is the publication's `handed`.
+                little. Where no engine can receive what is asked for, the version goes by its files, as for a
+                `WeightPublisher`. What came of it is the publication's `handed`.
 
         Returns:
             The same publication on every rank; `wait` on it on one. With `transport` it is a `StagedPublication`, and
             committed, or without files (`committed().in_memory`).
 
         Raises:
-            TransportRefusedError: `transport` cannot work between these ranks and the run's engines.
+            TransportRefusedError: `nccl` or `gloo` is asked for, engines of the run can receive, and it cannot work
+                between them and these ranks.
             PublishError: ranks do not agree on `transport`, `delta`, `delta_rules` or `durable`.
             InvalidWeightsError: what the ranks hold is no version; the message names rank and tensor.
             StepConflictError: ranks are at different steps, or the step cannot be published.
             RankLostError: a rank died or is late. Nothing is visible; open a new publisher on the ranks of a new group.
             NoSpaceError, StorageError: the file system refused a write, on the rank that is named.
             ServiceProblemError: the service refuses the notice. The version is published all the same.
-            TypeError, ValueError: a rank's `step`, `delta` or `transport` cannot be one; the message names the rank.
+            TypeError, ValueError: a rank's `step`, `metadata`, `delta` or `transport` cannot be one; it names the rank.
         """
         self._rank_group.require_whole()
         try:
-            opening = self._open(weights, step, sharded, transport, delta, handover=handover)
+            opening = self._open(weights, step, sharded, metadata, transport, delta, handover=handover)
             if self._lead is not None:
                 publish = partial(
                     self._lead.publisher.publish,
@@ -311,13 +314,14 @@ class ShardedPublisher:
             self._follower.release()
 
     def _open(
-        self, weights: Any, step: Any, sharded: Any, transport: Any, delta: Any, *, handover: bool
+        self, weights: Any, step: Any, sharded: Any, metadata: Any, transport: Any, delta: Any, *, handover: bool
     ) -> Opening | FailedReply:
         """What this rank comes with. Arguments that cannot be are told to rank 0, too, because it waits for all."""
         try:
             step = whole_step(step)
             transport = transport_of(transport, self._connection, handover=handover)
             check_delta(delta, transport)
+            metadata_texts(metadata)
             sharded = sharded or {}
         except Exception as error:
             return FailedReply(error=portable(error), is_argument=True)

@@ -152,6 +152,12 @@ MISTAKES: list[tuple[int, dict[str, Any], type[Exception], str]] = [
     (1, {"delta": []}, TypeError, "rank 1: .*unhashable"),
     (1, {"step": 1.5}, TypeError, r"rank 1: step is 1\.5: it is a whole number"),
     (0, {"step": "1"}, TypeError, "rank 0: step is '1': it is a whole number"),
+    (
+        1,
+        {"metadata": {"lr": 1e-5}},
+        TypeError,
+        r"rank 1: metadata\['lr'\] is 1e-05, of the type float: values are texts",
+    ),
     (1, {"transport": "mail"}, ValueError, "rank 1: transport is 'mail': it is one of"),
     (0, {"handover": True}, ValueError, "rank 0: transport='handover' needs the service_url"),
     (1, {"sharded": torch.ones(2)}, PublishError, "rank 1 failed with RuntimeError: Boolean value"),

@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from refitd_client.contract.states import Kind, VersionState, WaitOutcome
-from refitd_client.contract.wire import EngineOnVersion, Page, Problem, Version, WaitResult
+from refitd_client.contract.version_page import VersionPage
+from refitd_client.contract.wire import EngineOnVersion, Problem, Version, WaitResult
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,14 @@ Answer = tuple[int, Any]
 class ScriptedService:
     """Listens on a port of its own. `answer` decides each reply, given all requests so far (the new one last).
 
-    What it knows of a run is asked for before a publisher's first step: it knows `newest`, and does not count that.
+    What it knows of a run is asked for before a publisher's first step: it knows `newest`, watches the root of the name
+    `root`, and does not count that.
     """
 
     answer: Callable[[list[Request]], Answer]
     port: int = 0
     newest: Version | None = None
+    root: str | None = None
     requests: list[Request] = field(default_factory=list)
 
     def __enter__(self) -> Self:
@@ -52,7 +55,8 @@ class ScriptedService:
                     self.command, url.path, url.query, self.headers["Authorization"], json.loads(body) if body else None
                 )
                 if (request.method, request.path) == ("GET", "/v1/versions"):
-                    status, answer = 200, Page(items=[] if service.newest is None else [service.newest])
+                    known = [] if service.newest is None else [service.newest]
+                    status, answer = 200, VersionPage(items=known, root=service.root)
                 else:
                     service.requests.append(request)
                     status, answer = service.answer(service.requests)

@@ -4,15 +4,18 @@ A root can be emptied under a service that remembers: one in memory is, by each 
 steps that the run's folder does not know, and a publisher that used them again would publish what no engine takes. So
 the publisher asks before its first publication, and begins a new generation.
 
-A publisher can also be given another folder than the service watches. Each root has a name, in `.refitd/id`, and each
-notice says it.
+A publisher can also be given another folder than the service watches. Each root has a name, in `.refitd/id`. The
+answer to the publisher's question says it, so that nothing is written into a wrong one, and each notice says it.
 """
 
+import os
+from contextlib import suppress
 from pathlib import Path
 
-from refitd_client.contract.naming import ROOT_NAME, SERVICE_FOLDER, Order
+from refitd_client.contract.naming import MAX_STEP, ROOT_NAME, SERVICE_FOLDER, Order
 from refitd_client.contract.receivers import Receivers
-from refitd_client.errors import ServiceError
+from refitd_client.contract.wire import Notice
+from refitd_client.errors import ConflictError, ServiceError
 from refitd_client.files.plain_file import read_plain
 from refitd_client.http.client import RefitClient
 from refitd_client.http.connection import Connection
@@ -65,20 +68,47 @@ def no_token(error: OSError | ValueError) -> ServiceError:
     return ServiceError(f"the service cannot be asked without its token: {error}")
 
 
-def newest_known(connection: Connection | None, run: str) -> Order | None:
+def newest_known(connection: Connection | None, run: str, root: Path | None = None) -> Order | None:
     """The newest version of a run that the service ever knew, even if all of the run was deleted. Asks once.
 
     None if the service knows none, and if it does not answer: then it refuses the notice of a step that was used
     before.
+
+    Raises:
+        ConflictError: the service watches another root than `root`, if that is given.
     """
     if connection is None:
         return None
     try:
         with open_client(connection, try_for=0.0) as client:
-            newest = client.versions(run, limit=1).items
+            page = client.versions(run, limit=1)
+            other = None if root is None else _other_root(client, run, root, page.root)
     except (ServiceError, OSError, ValueError):
         return None
-    return Order(newest[0].generation, newest[0].step) if newest else None
+    if other is not None:
+        raise other
+    return Order(page.items[0].generation, page.items[0].step) if page.items else None
+
+
+def _other_root(client: RefitClient, run: str, root: Path, watched: str | None) -> ConflictError | None:
+    """The service's own word that it watches another root; None where this one may be its root.
+
+    It says so of a notice, here of a step that no trainer comes to: one that it refuses in any case.
+    """
+    if watched is None or root_name(root) in {watched, None}:
+        return None
+    for folder in (root.parent, root, root / SERVICE_FOLDER):
+        with suppress(OSError):
+            os.listdir(folder)  # a network file system looks again then: the root may have got its name just now
+    if (name := root_name(root)) in {watched, None}:
+        return None
+    try:
+        client.announce(Notice(run=run, step=MAX_STEP, root=name))
+    except ConflictError as error:
+        return error if error.problem.slug == "other-root" else None
+    except ServiceError:
+        pass
+    return None
 
 
 def root_name(root: Path) -> str | None:

@@ -15,6 +15,7 @@ from refitd_client.contract.follow import FollowerReport, ReportAnswer
 from refitd_client.contract.history import Delivery, EnginePast, History, VersionsCompared
 from refitd_client.contract.receivers import Receivers
 from refitd_client.contract.states import LogSeverity, VersionState
+from refitd_client.contract.version_page import VersionPage
 from refitd_client.contract.wire import (
     Attempt,
     Engine,
@@ -64,7 +65,7 @@ def announce(notice: Notice) -> Call[Version]:
 
 def versions(
     run: str | None = None, state: VersionState | None = None, limit: int = 50, cursor: str | None = None
-) -> Call[Page[Version]]:
+) -> Call[VersionPage]:
     """A page of the versions, newest first.
 
     Within one run they are ordered by generation and step, across runs by when the service first saw them.
@@ -76,7 +77,7 @@ def versions(
         cursor: `next_cursor` of the page before.
     """
     params = _params(run=run, state=state, limit=limit, cursor=cursor)
-    return Call(method="GET", path="/v1/versions", result=Page[Version], params=params)
+    return Call(method="GET", path="/v1/versions", result=VersionPage, params=params)
 
 
 def version(version_id: str) -> Call[Version]:

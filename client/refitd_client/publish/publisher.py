@@ -128,6 +128,7 @@ class WeightPublisher:
             PublishError: `base_model` is no model's folder, or quantised in another way than `dtype` says, or the run's
                 record is damaged.
             StorageError: the run's folder cannot be made, read or locked.
+            ConflictError: there is no such folder, and the service, which answers, watches another one.
             BucketError: the object store cannot be reached, refuses, or does not keep conditions of writes.
             ValueError: a URL, the token, a dtype, `shadow`, `engines`, `durable` or `max_shard_bytes` cannot be one.
         """
@@ -153,6 +154,8 @@ class WeightPublisher:
         connection = None if service_url is None else connect_to(service_url, token=token, token_file=token_file)
         self._receivers = None if connection is None else ReceiversQuery(connection, run)
         bucket = bucket_at(root, service_url, keep)
+        if bucket is None and not Path(root).is_dir():
+            newest_known(connection, run, Path(root).absolute())  # before a folder is made beside the service's root
         self._folder = RunFolder(Path(root).absolute() if bucket is None else spool_folder(bucket.name), run)
         target = None if bucket is None else begun_target(bucket, self._folder, keep)
         make_deltas = partial(
@@ -320,6 +323,7 @@ class WeightPublisher:
             StepConflictError, NameRefusedError: the step cannot be published.
             NoSpaceError, StorageError: the file system would not.
             TypeError, ValueError: an argument cannot be one, such as `metadata` that is no text.
+            ConflictError: the service watches another root. At the publisher's first version nothing is written.
             ServiceProblemError: the service refuses the notice, as for a wrong token. The version stands all the
                 same, and is the error's `publication`. A service that is down raises nothing: see `notice_error`.
         """
@@ -373,7 +377,7 @@ class WeightPublisher:
     def _placed(self, step: int) -> Order:
         """The generation and step. The service may know of steps that a root which was emptied does not."""
         if not self._folder.is_begun:
-            known = newest_known(self._context.connection, self._folder.run)
+            known = newest_known(self._context.connection, self._folder.run, self._folder.root)
             if known is not None:
                 self._folder.note_known(known)
         order = self._folder.place(step)

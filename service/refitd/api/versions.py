@@ -16,9 +16,11 @@ from refitd.policy.upstream import decides_pin
 from refitd.problem import ProblemError, Slug
 from refitd.state.journal import reads
 from refitd.state.journal.journal import Journal
+from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd_client.contract.decoding import from_json
 from refitd_client.contract.states import VersionState, WaitOutcome
+from refitd_client.contract.version_page import VersionPage
 from refitd_client.contract.wire import Attempt, Notice, Page, Version, WaitResult
 
 MANY_ENGINES = 100
@@ -74,7 +76,7 @@ class VersionPages:
         return kept[1]
 
 
-@router.get("/versions", response_model=Page[Version])
+@router.get("/versions", response_model=VersionPage)
 async def list_versions(
     service: ServiceOf,
     request: Request,
@@ -107,7 +109,14 @@ async def list_versions(
         items.append(msgspec.Raw(msgspec.json.encode(presented(service, record, engines=engines))))
         if engines and len(service.store.engines) > MANY_ENGINES:
             await asyncio.sleep(0)  # others have their turn: each of these takes milliseconds
-    return Response(msgspec.json.encode(Page(items=items, next_cursor=more)), media_type="application/json")
+    page = {"items": items, "next_cursor": more, "root": _root_of(service.store)}
+    return Response(msgspec.json.encode(page), media_type="application/json")
+
+
+def _root_of(store: Store) -> str | None:
+    """The root's name, unless it cannot be listed now: then another folder may lie at its path."""
+    mark = store.origin.root
+    return None if mark is None or store.faults.root is not None else mark.name
 
 
 @router.get("/versions/{version_id}")

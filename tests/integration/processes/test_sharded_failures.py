@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from refitd_client import (
+    ConflictError,
     InvalidWeightsError,
     NoSpaceError,
     PublishError,
@@ -402,6 +403,25 @@ def test_one_rank_tells_the_service_and_any_can_wait(tmp_path: Path) -> None:
         assert error.publication is not None
         assert error.publication.step == 2
     assert published.whole(tmp_path / "run") == ["v000001", "v000002"]
+
+
+def _of_another_root(_: int, __: int, root: Path, url: str) -> list[Exception | None]:
+    missing = attempted(lambda: ShardedPublisher(root / "new", "run", url).close())
+    with ShardedPublisher(root, "run", url) as publisher:
+        return [missing, attempted(lambda: publisher.publish({"w": torch.ones(3)}, step=1))]
+
+
+def test_a_root_that_the_service_does_not_watch_is_refused_on_every_rank_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    with ScriptedService(lambda _: problem(409, "other-root"), root="another") as service:
+        told = run_ranks(2, tmp_path, _of_another_root, root, service.url)
+    for errors in told:
+        assert [type(error) for error in errors] == [ConflictError] * 2
+    assert [path.name for path in root.iterdir()] == ["run"]
+    assert [path.name for path in (root / "run").iterdir()] == [".publisher.lock"]
 
 
 def _fail_while_others_redistribute(rank: int, size: int, root: Path, failure: Exception) -> list[Exception | None]:

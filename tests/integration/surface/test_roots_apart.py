@@ -124,11 +124,48 @@ async def test_a_publisher_of_another_root_is_told_so_and_named_the_service_s(
         assert str(at.stage.root) in str(it.value) or (step == 3 and not marked)
 
 
-async def test_a_publisher_that_makes_its_root_is_told_which_one_the_service_watches(tmp_path: Path) -> None:
+async def test_a_publisher_whose_root_is_not_there_hears_which_one_the_service_watches_and_makes_none(
+    tmp_path: Path,
+) -> None:
     async with job(tmp_path) as at:
         with pytest.raises(ConflictError, match="your root is not this service's, which watches") as told:
             await at.trains(1, root=tmp_path / "nosuchroot")
         assert str(at.stage.root) in str(told.value)
+        assert not (tmp_path / "nosuchroot").exists()
+
+
+@pytest.mark.parametrize("marked", [True, False])
+async def test_a_publisher_of_another_root_hears_it_before_anything_is_written(tmp_path: Path, marked: bool) -> None:
+    other = tmp_path / "other"
+    (other / SERVICE_FOLDER).mkdir(parents=True)
+    if marked:
+        mark_root(other, None, has_versions=False, mounts="")
+    async with job(tmp_path) as at:
+        await at.serves(1, 2)
+        for _ in range(2):
+            with pytest.raises(ConflictError, match="your root is not this service's, which watches") as told:
+                await at.trains(2, root=other)
+            assert told.value.publication is None
+        assert [path.name for path in (other / RUN).iterdir()] == [".publisher.lock"]
+        assert {record.id for record in at.stage.store.versions.values()} == {"run~v000002"}
+        (again,) = await at.trains(3)
+        assert (await at.waits(again)).outcome is WaitOutcome.SERVED
+
+
+async def test_a_service_whose_root_is_away_or_that_is_down_changes_nothing_for_a_publisher(tmp_path: Path) -> None:
+    """The version is written, and found later."""
+    async with job(tmp_path) as at:
+        shutil.rmtree(at.stage.root / SERVICE_FOLDER)
+        assert (await at.stage.http.get("/v1/versions")).json()["root"] is not None  # it has not looked yet
+        (unseen,) = await at.trains(1)
+        at.stage.store.faults.set_root("it is away")
+        assert (await at.stage.http.get("/v1/versions")).json()["root"] is None
+        (away,) = await at.trains(2)
+    with WeightPublisher(tmp_path / "new", RUN, "http://127.0.0.1:9") as publisher:
+        down = publisher.publish(tensors(1), step=1)
+    for publication in (unseen, away, down):
+        assert publication.notice_error is not None
+        assert publication.path.is_dir()
 
 
 def test_a_wait_never_calls_other_content_served(tmp_path: Path) -> None:

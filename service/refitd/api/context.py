@@ -93,6 +93,28 @@ async def find_version(service: Service, version_id: str) -> VersionRecord:
     return record
 
 
+def ids_of_step(word: str, store: Store, run: str | None = None) -> list[str]:
+    """The ids of the versions of a step, or of a folder's name, the newest first.
+
+    Versions that are deleted count where no other fits.
+
+    Args:
+        word: a step or a folder's name.
+        store: the versions.
+        run: only versions of this run.
+    """
+    for ids in (store.versions, store.gone):
+        parsed = ((id_, found) for id_ in ids if (found := parse_version_id(id_)) is not None)
+        named = [
+            (order, id_)
+            for id_, (of_run, order) in parsed
+            if run in {None, of_run} and word in {str(order.step), id_.rpartition("~")[2]}
+        ]
+        if named:
+            return [id_ for _, id_ in sorted(named, reverse=True)]
+    return []
+
+
 def other_generations(version_id: str, store: Store) -> list[str]:
     """The ids of a run's versions of the same step in other generations, the newest first.
 

@@ -8,7 +8,7 @@ import structlog
 from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.responses import StreamingResponse
 
-from refitd.api.context import Service, ServiceOf, engine_id_of, find_version, other_generations
+from refitd.api.context import Service, ServiceOf, engine_id_of, find_version, ids_of_step, other_generations
 from refitd.api.explain import explain_engine, explain_run, explain_version, of_its_run
 from refitd.api.feed import Feed, FellBehindError, stream_slot
 from refitd.api.overview import glance_at, runs_of
@@ -25,7 +25,6 @@ from refitd.state.records import NOT_SENT
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd_client.contract.history import Delivery
-from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import LogSeverity
 from refitd_client.contract.wire import Event, Explanation, Page, ReclaimPlan
 
@@ -168,11 +167,7 @@ def version_ids_of(word: str, store: Store, targets: Targets) -> list[str]:
     if word in runs_of(store):
         target = targets.of_run(word).target
         return [] if target is None else [target.id]
-    for ids in (store.versions, store.gone):
-        named = [(id_, parsed[1].step) for id_ in ids if (parsed := parse_version_id(id_)) is not None]
-        if found := sorted(id_ for id_, step in named if word in {str(step), id_.rpartition("~")[2]}):
-            return found
-    return []
+    return sorted(ids_of_step(word, store))
 
 
 @delivery_routes.get("/deliveries")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from fastapi import APIRouter
 
-from refitd.api.context import Service, ServiceOf, find_version, leave_to_upstream
+from refitd.api.context import Service, ServiceOf, find_version, ids_of_step, leave_to_upstream
 from refitd.api.overview import glance_at, runs_of
 from refitd.api.versions import presented
 from refitd.policy.goals import last_good_before, to_bar, unserved_before
@@ -30,7 +30,8 @@ reclaim_routes = APIRouter(prefix="/v1/reclaim", tags=["reclaim"])
 async def plan_rollback(service: ServiceOf, run: str, to: str | None = None) -> RollbackPlan:
     """Where a rollback would lead, and what it would bar for good. Nothing is done.
 
-    409 on a host that follows the run from an upstream, which decides that.
+    `to` is a version's id; or a step of the run, in its newest generation that has the step. 409 on a host
+    that follows the run from an upstream, which decides that.
     """
     plan = await _planned(service, Rollback(run=run, to=to))
     away = [engine.id for engine in service.store.engines_of(run) if engine.state is EngineState.UNREACHABLE]
@@ -83,7 +84,7 @@ async def _planned(service: Service, order: Rollback) -> _Plan:
 
 
 async def _sealed(service: Service, run: str, to: str) -> VersionRecord:
-    version = await find_version(service, to)
+    version = await find_version(service, next(iter(ids_of_step(to, service.store, run)), to))
     if version.run != run or version.state is not VersionState.SEALED or version.barred:
         why = (
             "is barred for good: it was rolled back from"

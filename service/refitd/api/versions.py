@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 from fastapi import APIRouter, Query, Request, Response
 
-from refitd.api.context import Service, ServiceOf, find_version, leave_to_upstream
+from refitd.api.context import Service, ServiceOf, find_version, ids_of_step, leave_to_upstream
 from refitd.api.present import present_attempt, present_version
 from refitd.policy.served import is_proven, outcome_of
 from refitd.policy.upstream import decides_pin
@@ -18,6 +18,7 @@ from refitd.state.journal import reads
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
+from refitd.text import listed
 from refitd_client.contract.decoding import from_json
 from refitd_client.contract.states import VersionState, WaitOutcome
 from refitd_client.contract.version_page import VersionPage
@@ -165,7 +166,7 @@ async def wait(
 
 @router.put("/versions/{version_id}/pin")
 async def pin(version_id: str, service: ServiceOf) -> Version:
-    """Keep a version until it is unpinned.
+    """Keep a version until it is unpinned. A step does for an id where only one version has it.
 
     409 on a host that follows an upstream which has the version, and says whether it is pinned: pin it there. One that
     the upstream has no more is pinned here.
@@ -188,8 +189,20 @@ def _outcome(service: Service, record: VersionRecord, wait_for: WaitOutcome) -> 
     return outcome_of(record, target, wait_for, proven=proven, refused=refused, offered=offered)
 
 
+def _meant(store: Store, word: str) -> str:
+    """The id of the version that a step or a folder's name means; the word itself where it means none.
+
+    Raises:
+        ProblemError: it may be several.
+    """
+    found = ids_of_step(word, store)
+    if len(found) > 1:
+        raise ProblemError(Slug.UNKNOWN_VERSION, f"{word} may be {len(found)} versions: {listed(found)}")
+    return found[0] if found else word
+
+
 async def _set_pin(service: Service, version_id: str, *, pinned: bool) -> Version:
-    record = await find_version(service, version_id)
+    record = await find_version(service, _meant(service.store, version_id))
     decides = decides_pin(service.store.runs.upstream, record)
     leave_to_upstream(service, f"{'pin' if pinned else 'unpin'} {record.id}", decides=decides)
     if record.state in {VersionState.DELETED, VersionState.RETIRED} and pinned:

@@ -43,9 +43,6 @@ TokenFile = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout: the answer, or a problem")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask")]
-VersionId = Annotated[
-    str, typer.Argument(metavar="ID", help="A version's id, such as exp~v000123: 'refitd versions' lists them")
-]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run, such as exp/trial")]
 EngineId = Annotated[str, typer.Argument(metavar="ID", help="An engine's id: 'refitd engines' lists them")]
 Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.0, help="Longest time to wait")]

@@ -13,7 +13,9 @@ from refitd_client.http.client import RefitClient
 
 To = Annotated[
     str | None,
-    typer.Option("--to", metavar="ID", help="The version to go to; else the last good one before the current"),
+    typer.Option(
+        "--to", metavar="ID", help="The version to go to, or its step; else the last good one before the current"
+    ),
 ]
 _BARS = "this bars versions for good"
 _SAY = "say --yes, and --to ID to be sure where it goes"
@@ -31,6 +33,7 @@ def rollback(out: Output, client: RefitClient, run: RunArgument, to: To = None, 
 
     \b
     refitd rollback exp/trial
+    refitd rollback exp/trial --to 120
     refitd rollback exp/trial --to exp~trial~v000120 --yes
     """
     plan = client.rollback_plan(run, to)

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from refitd.cli import render
-from refitd.cli.options import RunArgument, VersionId, calls_service
+from refitd.cli.options import RunArgument, calls_service
 from refitd.cli.output import Output
 from refitd.cli.version_list import version_list
 from refitd_client.contract.states import EngineState, VersionState
@@ -19,6 +19,9 @@ Cursor = Annotated[
     str | None, typer.Option("--cursor", metavar="WORD", help="Go on where a page ended: its next_cursor")
 ]
 OfRun = Annotated[str | None, typer.Argument(metavar="RUN", help="The same as --run")]
+VersionId = Annotated[
+    str, typer.Argument(metavar="ID", help="A version's id, such as exp~v000123, or its step if only one run has it")
+]
 Subject = Annotated[str, typer.Argument(metavar="ID", help="A run, or the id of a version or an engine")]
 
 
@@ -56,7 +59,8 @@ def pin(out: Output, client: RefitClient, version_id: VersionId) -> None:
 
     A host that follows refuses it while the hub has the version: say it to the hub.
     """
-    out.show(client.pin(version_id), render.sentence(f"{version_id} is pinned: it is kept until you unpin it."))
+    version = client.pin(version_id)
+    out.show(version, render.sentence(f"{version.id} is pinned: it is kept until you unpin it."))
 
 
 @calls_service
@@ -65,7 +69,7 @@ def unpin(out: Output, client: RefitClient, version_id: VersionId) -> None:
     version = client.unpin(version_id)
     is_gone = version.state in {VersionState.DELETED, VersionState.RETIRED}
     kept = f"it is {version.state}, and nothing is left to keep" if is_gone else "the keep rules decide"
-    out.show(version, render.sentence(f"{version_id} is no longer pinned: {kept}."))
+    out.show(version, render.sentence(f"{version.id} is no longer pinned: {kept}."))
 
 
 @calls_service

@@ -363,6 +363,43 @@ async def test_where_a_rollback_leads_is_told_before_and_nothing_is_done(tmp_pat
         assert unknown.json()["detail"] == "no version of run none is known: 'refitd runs' lists what there is"
 
 
+async def test_a_step_stands_for_the_run_s_version_to_a_rollback_and_for_the_only_one_to_a_pin(tmp_path: Path) -> None:
+    """To a rollback in the newest generation that has it: the one that a trainer means by its step."""
+
+    async def asked(method: str, route: str, **params: str) -> Any:
+        answer = (await stage.http.request(method, route, params=params)).json()
+        return next(answer[key] for key in ("goal", "detail", "id") if key in answer)
+
+    async with serving(tmp_path, keep_last=9) as stage:
+        for step in (1, 2, 3):
+            await stage.served(step)
+        publish(stage.root, "other", 2, tensors(1))
+        publish(stage.root, "run", 1, tensors(7), generation=2)
+        await stage.listed()
+        await stage.until("run~v000001.g2", lambda record: record.state is VersionState.SEALED)
+        goals = {
+            to: await asked("GET", "/v1/rollback", run="run", to=to) for to in ("2", "1", "v000001", "run~v000001", "4")
+        }
+        assert goals == {
+            "2": "run~v000002",
+            "1": "run~v000001.g2",
+            "v000001": "run~v000001",
+            "run~v000001": "run~v000001",
+            "4": "no version 4: 'refitd versions' lists what there is",
+        }
+        pinned = {word: await asked("PUT", f"/v1/versions/{word}/pin") for word in ("3", "2", "v000001.g2", "4")}
+        assert pinned == {
+            "3": "run~v000003",
+            "2": "2 may be 2 versions: run~v000002, other~v000002",
+            "v000001.g2": "run~v000001.g2",
+            "4": "no version 4: 'refitd versions' lists what there is",
+        }
+        assert {id_ for id_, version in stage.store.versions.items() if version.pinned} == {
+            "run~v000003",
+            "run~v000001.g2",
+        }
+
+
 async def test_a_rollback_that_went_as_ordered_is_no_trouble_and_what_was_barred_says_why_it_is(
     tmp_path: Path,
 ) -> None:

@@ -10,6 +10,7 @@ no URL: a URL with a user, a password, a query or a fragment is refused without 
 
 import atexit
 import os
+import re
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     ObjectStore = AzureStore | GCSStore | MemoryStore | S3Store
 
 SCHEMES = ("s3", "gs", "az")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
+_BY_PATH = "A folder of such a name is named by its absolute path"
 RETRIES = 5  # of a request that failed
 _REQUEST_SECONDS = 60  # for one request, a part of 16 MiB at most: 280 KB/s
 _END_SECONDS = 0.1
@@ -55,6 +58,33 @@ class BucketAddress:
 def is_bucket_url(text: str) -> bool:
     """Whether a text is meant to be an object store's URL."""
     return text.partition("://")[0].lower() in SCHEMES and "://" in text
+
+
+def scheme_of(root: str) -> str | None:
+    """The scheme of a root that looks like a URL, as `s3:/bucket` does too; None of a folder's path."""
+    found = _SCHEME.match(root)
+    return None if found is None else found[1]
+
+
+def require_folder(root: str) -> None:
+    """Refuse a root that looks like a URL: a folder of that name would be made where one is published.
+
+    Raises:
+        ValueError: it looks like one. The message does not show it, since it may have a secret.
+    """
+    scheme = scheme_of(root)
+    if scheme is None:
+        return
+    match scheme.lower():
+        case "s3" | "gs" | "az" as store:
+            meant = f"an object store is named as a text with two slashes, {store}://…"
+        case "file":
+            meant = "name the folder by its path, without file:"
+        case "http" | "https":
+            meant = "the service's URL is service_url, and root the folder that it watches"
+        case _:
+            meant = "object stores are named s3://bucket/prefix, gs://bucket/prefix or az://container/prefix"
+    raise ValueError(f"root begins as a URL does, with {scheme}:/, and is none that is known: {meant}. {_BY_PATH}")
 
 
 def parse_bucket_url(url: str) -> BucketAddress:

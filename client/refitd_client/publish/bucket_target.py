@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from refitd_client.bucket.address import is_bucket_url
+from refitd_client.bucket.address import is_bucket_url, require_folder
 from refitd_client.bucket.collection import collect
 from refitd_client.bucket.objects import Bucket
 from refitd_client.bucket.pointer import version_prefix
@@ -189,8 +189,9 @@ def spool_folder(name: str) -> Path:
 
 
 def bucket_at(root: str | os.PathLike[str], service_url: str | None, keep: int) -> Bucket | None:
-    """The bucket that a root names, None if it is a folder."""
+    """The bucket that a root names, None if it is a folder. Raises ValueError if it is neither."""
     if not is_bucket_url(text := os.fspath(root)):
+        require_folder(text)
         return None
     if service_url is not None:
         raise ValueError("an object store goes without service_url: services follow the store by themselves")

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
-from refitd_client.bucket.address import is_bucket_url
+from refitd_client.bucket.address import is_bucket_url, require_folder
 from refitd_client.contract.manifest import metadata_texts
 from refitd_client.contract.naming import version_folder, version_id, whole_step
 from refitd_client.delta.plan import DeltaRules
@@ -133,6 +133,7 @@ class ShardedPublisher:
                 raise ValueError(f"rank_timeout is {rank_timeout!r}; it is a positive number of seconds")
             if is_bucket_url(os.fspath(root)):
                 raise ValueError("ranks publish into a folder; a service there can push it to the store (--push)")
+            require_folder(os.fspath(root))
             DurabilityPolicy.of(durable)
             naming = NamingOptions(casts=casts(dtype), rename=rename)
             if naming.casts.has_fp8_block:

@@ -17,6 +17,7 @@ from refitd.cli.options import Json, Timeout, TokenFile, Url, connect
 from refitd.cli.output import Output, bar, speaking, watched
 from refitd.cli.render import span
 from refitd.cli.wait import progress_of, say_if_paused
+from refitd_client.bucket.address import scheme_of
 from refitd_client.contract.states import WaitOutcome
 from refitd_client.errors import RefitError, StepConflictError
 from refitd_client.http.client import RefitClient
@@ -112,6 +113,11 @@ def publish(
     refitd publish out/checkpoint-123 --root /shared/weights --run exp/trial --step 123 --wait --timeout 600
     """
     with speaking(json=json) as out:
+        if scheme_of(str(root)) is not None:
+            raise ValueError(
+                "--root is a folder, and this looks like a URL: the service there can push to an object store "
+                "('refitd serve --push'), and a WeightPublisher of the SDK publishes into one"
+            )
         if not root.is_dir():  # a trainer may start before the service and makes it; at a shell it is a slip
             raise ValueError(
                 f"--root {root} is no folder: it is the one that the service watches ('refitd serve --root'); "

@@ -198,6 +198,7 @@ OPENED_BADLY: list[tuple[int, dict[str, Any], type[Exception], str]] = [
     (0, {"dtype": "float13"}, ValueError, "rank 0: .*float13"),
     (1, {"service_url": "ftp://x"}, ValueError, "rank 1: service URL 'ftp://x' names no HTTP service"),
     (1, {"root": "s3://bucket/prefix"}, ValueError, "rank 1: ranks publish into a folder"),
+    (1, {"root": "gs:/bucket"}, ValueError, "rank 1: root begins as a URL does, with gs:/, and is none"),
     (1, {"root": 7}, TypeError, "rank 1: .*not int"),
     (1, {"run": "other"}, PublishError, "rank 1 was opened with run='other' and rank 0 with 'run': all ranks are"),
     (0, {"root": OTHER_ROOT}, PublishError, "rank 1 was opened with root='/.*' and rank 0 with '/.*/other'"),

@@ -319,6 +319,16 @@ class TestPublish:
         assert "root is no folder: it is the one that the service watches ('refitd serve --root')" in result.stderr
         assert not (checkpoint.parent / "root").exists()
 
+    @pytest.mark.parametrize("root", ["s3://bucket/prefix", "http://user:hidden@host"])
+    def test_a_root_that_looks_like_a_url_is_refused_with_what_takes_one(
+        self, service: StandIn, checkpoint: Path, root: str
+    ) -> None:
+        result = refitd("publish", str(checkpoint), "--root", root, "--run", "exp", "--step", "7", "--url", service.url)
+        assert result.exit_code == 2
+        assert "looks like a URL" in result.stderr
+        assert "refitd serve --push" in result.stderr
+        assert "hidden" not in result.stderr
+
     def test_a_root_that_the_service_does_not_watch_is_said_to_be_another(
         self, service: StandIn, checkpoint: Path
     ) -> None:

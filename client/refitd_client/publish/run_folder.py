@@ -46,6 +46,7 @@ from refitd_client.contract.naming import (
 )
 from refitd_client.errors import NameRefusedError, PublishError, RunBusyError, StepConflictError, StorageError
 from refitd_client.files import durable
+from refitd_client.files.advice import with_advice
 from refitd_client.files.plain_file import FileLock, LockHeldError, open_folder, read_plain
 
 _log = logging.getLogger("refitd_client")
@@ -116,7 +117,7 @@ class RunFolder:
         except LockHeldError as error:
             raise _busy(run, error) from None
         except OSError as error:
-            raise StorageError(f"run {run} cannot be published into {root}: {error}") from error
+            raise StorageError(f"run {run} cannot be published into {root}: {with_advice(error)}") from error
         self._own: Order | None = None
         try:
             self._found = newest_in(self.path)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from refitd.root.file_systems import file_system_of, wants_polling
 from refitd_client.contract.naming import SERVICE_FOLDER, TRASH
+from refitd_client.files.advice import with_advice
 from refitd_client.files.plain_file import open_plain
 
 VOLATILE = frozenset({"tmpfs", "ramfs"})
@@ -67,7 +68,7 @@ def owned(root: Path, *, shared: bool = False) -> Generator[Hold]:
         folder.mkdir(exist_ok=True, mode=0o770)
         hold = Hold(root, shared=shared)
     except OSError as error:
-        raise StartRefusedError(f"the service needs to write its folder in the root: {error}") from error
+        raise StartRefusedError(f"the service needs to write its folder in the root: {with_advice(error)}") from error
     with suppress(OSError):  # made while there is room: on a full disk it is what makes room
         (folder / TRASH).mkdir(exist_ok=True, mode=0o700)
     try:
@@ -87,7 +88,7 @@ def state_owned(folder: Path) -> Generator[None]:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle = _locked(folder / "lock", 0o600, f"keeps its journal in {folder}: name another folder with --state")
     except OSError as error:
-        raise StartRefusedError(f"the service needs to write its state folder: {error}") from error
+        raise StartRefusedError(f"the service needs to write its state folder: {with_advice(error)}") from error
     try:
         yield
     finally:

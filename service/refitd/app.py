@@ -27,6 +27,7 @@ from refitd.catalog.references import References
 from refitd.catalog.watch import Watcher
 from refitd.clock import SystemClock
 from refitd.diagnose.preflight import keys_without_token, stranger
+from refitd.diagnose.variables import why_unread
 from refitd.discovery.place import parse_place, parse_router
 from refitd.discovery.router_workers import RouterKeeper
 from refitd.discovery.scout import Scout
@@ -105,7 +106,7 @@ def serve(settings: Settings) -> int:
                 tracing(settings.otlp_endpoint) as tracer,
                 listening(settings.host, settings.port) as sockets,
             ):
-                _warn_of_root()
+                _warn()
                 asyncio.run(_serve(settings, hold, Address(sockets=sockets, tls=tls), tracer))
     except StartRefusedError as error:
         log.error("refitd does not start", reason=str(error))
@@ -113,9 +114,11 @@ def serve(settings: Settings) -> int:
     return 0
 
 
-def _warn_of_root() -> None:
+def _warn() -> None:
     if os.geteuid() == 0:
         log.warning("refitd runs as root and need not", advice=_NOT_ROOT)
+    if (reason := why_unread(os.environ)) is not None:
+        log.warning("a variable does nothing", reason=reason)
 
 
 def _serve_in_group(settings: Settings, database: PostgresAddress, tls: ServerTls | None) -> int:
@@ -146,7 +149,7 @@ def _serve_in_group(settings: Settings, database: PostgresAddress, tls: ServerTl
         tracing(settings.otlp_endpoint) as tracer,
         listening(settings.host, settings.port) as sockets,
     ):
-        _warn_of_root()
+        _warn()
         asyncio.run(run(hold, Address(sockets=sockets, tls=tls), tracer))
     return 0
 

@@ -108,18 +108,17 @@ def parameters() -> list[Parameter]:
 CommandT = TypeVar("CommandT", bound=Callable[..., None])
 
 
-def takes_settings(*own: Parameter, only: str = "") -> Callable[[CommandT], CommandT]:
+def takes_settings(*own: Parameter, only: str = "", json: Any = Json) -> Callable[[CommandT], CommandT]:
     """Give a command the flags of settings, then its own, then --json.
 
     Args:
         own: the command's own parameters.
         only: names of the settings that it takes, separated by spaces; by default all.
+        json: its --json, where that means something else.
     """
     wanted = set(only.split()) or set(Settings.model_fields)
     shared = [parameter for parameter in parameters() if parameter.name in wanted]
-    json = option("json", Json, default=False)
-
-    return takes(*shared, *own, json)
+    return takes(*shared, *own, option("json", json, default=False))
 
 
 def takes(*own: Parameter) -> Callable[[CommandT], CommandT]:

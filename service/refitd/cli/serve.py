@@ -1,6 +1,6 @@
 """`refitd serve` runs the service. `refitd adopt` makes an emptied root the service's again."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -33,13 +33,22 @@ EPILOGS = {"serve": ENGINES_FILE_HELP + EXIT_CODES_HELP}
 """What stands below the options of a command, by its name."""
 
 
-@takes_settings()
+LogJson = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="Log in JSON, as --log-format json does; settings that cannot be used are one JSON document on stdout",
+    ),
+]
+
+
+@takes_settings(json=LogJson)
 def serve(**flags: Any) -> None:
     """Run the service until SIGTERM or Ctrl-C.
 
     Every flag is also a variable in the environment: --port is REFITD_PORT, --keep-last is REFITD_KEEP_LAST, and so
     on; --engine, which can be repeated, is REFITD_ENGINES, separated by commas. Flags win. The bearer token comes from
-    --token-file or REFITD_TOKEN, never from a flag, which other users could read. --json makes log lines JSON.
+    --token-file or REFITD_TOKEN, never from a flag, which other users could read.
 
     \b
     refitd serve --root /shared/weights --engine http://10.0.0.7:30000 --engine http://10.0.0.8:30000

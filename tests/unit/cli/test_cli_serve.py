@@ -157,6 +157,9 @@ def test_json_means_json_logs_unless_told_otherwise(started: list[Settings]) -> 
     refitd("serve", "--root", "/x", "--json")
     refitd("serve", "--root", "/x", "--json", "--log-format", "console")
     assert [settings.log_format for settings in started] == ["json", "console"]
+    shown = " ".join(refitd("serve", "--help", env={"COLUMNS": "200"}).output.split())
+    assert "Log in JSON, as --log-format json does; settings that cannot be used are one JSON document" in shown
+    assert "the answer, or a problem" not in shown
 
 
 def test_a_secret_is_not_shown_when_it_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

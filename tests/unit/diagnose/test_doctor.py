@@ -102,6 +102,12 @@ def test_a_job_that_is_well_has_nothing_to_do(job: list[str], sglang: ScriptedSg
     assert "shared-files" in shown
 
 
+def test_a_variable_that_is_nearly_a_setting_s_is_a_warning(job: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REFITD_KEEPLAST", "4")
+    _, found = examined(*job)
+    assert found["settings", "warning"]["subject"] == "REFITD_KEEPLAST"
+
+
 def test_two_names_of_one_engine_are_found(job: list[str], sglang: ScriptedSglang) -> None:
     other = sglang.url.replace("127.0.0.1", "localhost")
     assert other != sglang.url

@@ -40,6 +40,7 @@ from refitd.diagnose.doctor.stores import ask_stores, judge_store
 from refitd.diagnose.doctor.upstream import ask_hubs, judge_hub
 from refitd.diagnose.journal import JournalFacts, read_journal, still
 from refitd.diagnose.roster import roster_of
+from refitd.diagnose.variables import judge_variables
 from refitd.discovery.place import EnginesFound
 from refitd.engine.http import NoReply
 from refitd.engine.port import Unreached
@@ -80,7 +81,7 @@ async def check(settings: Settings, *, nccl: bool, trainer: int | None, url: str
     except RootUnusableError as error:
         unusable = failed(CheckName.ROOT, str(root), str(error), error.fix)
         findings = [unusable, *await _without_root(settings)]
-    return DoctorReport(root=str(root), findings=tuple(findings))
+    return DoctorReport(root=str(root), findings=(*findings, *judge_variables(os.environ)))
 
 
 async def _check(

@@ -17,12 +17,13 @@ divide.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise, product
+from itertools import combinations, pairwise, product
 from math import prod
 
 from refitd_client.checkpoint.header import Entry
+from refitd_client.sharded.rank_errors import ranks_named
 from refitd_client.tensors import TensorSource, entry_of, refused
 from refitd_client.write import plan as shard
 from refitd_client.write.content import TensorShards
@@ -115,6 +116,18 @@ def tile(boxes: Collection[Box], shape: Sequence[int]) -> bool:
             return False
     corners = (len({box.start[dim] for box in boxes}) for dim in range(len(shape)))
     return len(boxes) == prod(corners)
+
+
+def _why_not_whole(holders: Mapping[Box, Sequence["BoxHolder"]], shape: Sequence[int], ranks: int) -> str:
+    """Whether boxes that do not tile a tensor overlap, or leave holes, and whose they are."""
+    for one, other in combinations(holders, 2):
+        sides = zip(one.start, one.shape, other.start, other.shape, strict=True)
+        if all(max(a, b) < min(a + size, b + length) for a, size, b, length in sides):
+            return f"the parts of {ranks_named({holders[one][0].rank, holders[other][0].rank})} overlap"
+    missing = prod(shape) - sum(box.count for box in holders)
+    without = set(range(ranks)) - {each.rank for found in holders.values() for each in found}
+    none = f", and {ranks_named(without)} {'has' if len(without) == 1 else 'have'} none of it" if without else ""
+    return f"no rank holds {missing} of its {prod(shape)} elements{none}" if missing else "its parts are no grid"
 
 
 def boxes_of(shape: Sequence[int], splits: Sequence[Split]) -> list[Box]:
@@ -341,10 +354,11 @@ def _united(claims: list[list[Claim]]) -> dict[str, WholeTensor]:
             for number, box in enumerate(claim.boxes):
                 holders.setdefault(box, []).append(BoxHolder(rank, number))
         if not tile(holders, first.shape):
+            why = _why_not_whole(holders, first.shape, len(claims))
             raise refused(
                 name,
-                f"of shape {list(first.shape)} is not whole: the parts of ranks {[rank for rank, _ in found]} leave "
-                "holes or overlap; is a rank missing from the process group, or a Sharded(...) wrong?",
+                f"of shape {list(first.shape)} is not whole: {why}; is a rank missing from the process group, or a "
+                "Sharded(...) missing or wrong?",
             )
         wholes[name] = WholeTensor(
             entry=entry_of(name, first.dtype, first.shape),

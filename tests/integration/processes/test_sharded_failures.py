@@ -73,17 +73,39 @@ def _missing_on_one(rank: int, size: int) -> dict[str, Any]:
     return state
 
 
+def _plain_on_one(rank: int, size: int) -> dict[str, Any]:
+    from torch.distributed.tensor import Shard
+
+    state = sharded_cases.placed(Shard(0))(rank, size)
+    if rank == 1:
+        state["uneven"] = torch.zeros(7, 9)
+    return state
+
+
 BAD: dict[str, tuple[Callable[[int, int], Any], dict[str, Sharded] | None, str]] = {
     "nan": (_with_nan, None, r"rank 1: tensor blocks\.1\.weight holds 2 values that are NaN"),
     "nan-in-collectives": (_nan_where_all_redistribute, None, "rank [01]: tensor cube holds"),
     "shapes": (_plain((4, 3), (5, 3)), None, r"w is float32 of shape \[4, 3\] on rank 0 and .* \[5, 3\] on rank 1"),
     "replicas": (_different, None, "tensor w differs between rank 0 and rank 1"),
-    "holes": (_plain((4, 3)), {"w": Sharded(0, 1, 2)}, r"tensor w of shape \[8, 3\] is not whole"),
+    "holes": (
+        _plain((4, 3)),
+        {"w": Sharded(0, 1, 2)},
+        r"w of .* is not whole: no rank holds 12 of its 24 elements;",
+    ),
     "dimension": (_plain((4, 3)), {"w": Sharded(2, 1, 2)}, "rank 0: tensor w has 2 dimensions"),
     "nobody": (_plain((4, 3)), {"v": Sharded(0, 1, 2)}, "rank 0: tensor v is described as Sharded"),
     "size": (_plain((4, 3)), {"w": Sharded(0, 1, 2, size=5)}, "rank 0: tensor w has a local part of shape"),
     "partial": (_partial, None, "rank 0: tensor w has a pending reduction"),
-    "missing": (_missing_on_one, None, r"tensor uneven of shape \[7, 9\] is not whole"),
+    "missing": (
+        _missing_on_one,
+        None,
+        r"is not whole: no rank holds 27 of its 63 elements, and rank 1 has none",
+    ),
+    "plain": (
+        _plain_on_one,
+        None,
+        r"uneven of shape \[7, 9\] is not whole: the parts of ranks 0 and 1 overlap;",
+    ),
     "empty": (lambda *_: {}, None, "no tensors to publish"),
     "list": (lambda *_: {"w": [1.0]}, None, r"rank 0: tensor w is a builtins\.list"),
     "folder": (lambda *_: "/a/folder", None, "WeightPublisher on one rank"),

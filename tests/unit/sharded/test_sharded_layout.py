@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from refitd_client import InvalidWeightsError
 from refitd_client.sharded.layout import (
     Box,
     Claim,
@@ -94,6 +95,27 @@ def test_holes_and_overlaps_are_found(boxes: list[Box], does: bool) -> None:
     assert tile(boxes, (4, 4)) is does
     assert tile([], (4, 0))
     assert tile([Box((), ())], ())
+
+
+@pytest.mark.parametrize(
+    ("held", "why"),
+    [
+        ([[Box((0, 0), (2, 4))], [Box((2, 0), (1, 4))]], "no rank holds 4 of its 16 elements;"),
+        ([[Box((0, 0), (2, 4))], [], []], "no rank holds 8 of its 16 elements, and ranks 1 and 2 have none of it;"),
+        ([[Box((0, 0), (2, 4))], [], [Box((1, 0), (3, 4))]], "the parts of ranks 0 and 2 overlap;"),
+        ([[Box((0, 0), (2, 4))], [whole_box((4, 4))], [Box((2, 0), (2, 4))]], "the parts of ranks 0 and 1 overlap;"),
+        ([[Box((0, 0), (2, 4)), Box((2, 0), (2, 2))], [Box((2, 2), (2, 2))], []], "its parts are no grid;"),
+    ],
+)
+def test_a_tensor_that_is_not_whole_is_named_with_what_is_missing_or_whose_parts_overlap(
+    held: list[list[Box]], why: str
+) -> None:
+    claims = [
+        [Claim(name="w", dtype="float32", shape=(4, 4), boxes=tuple(boxes), memory="w")] if boxes else []
+        for boxes in held
+    ]
+    with pytest.raises(InvalidWeightsError, match=f"w of shape .4, 4. is not whole: {why}"):
+        lay_out(claims, inventory=lambda: None, max_shard_bytes=None, check_finite=True)
 
 
 def test_what_several_ranks_hold_is_shared_out_and_no_byte_is_left_out_or_written_twice() -> None:

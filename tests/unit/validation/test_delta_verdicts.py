@@ -161,7 +161,19 @@ BAD: dict[str, tuple[Callable[[Delta], Delta], Callable[[Manifest], Manifest], C
         ),
         SAME,
         Code.NON_FINITE,
-        "new value(s that are| that is) NaN or infinite",
+        r"has \d+ new values that are NaN or infinite",
+    ),
+    "one-nan": (
+        lambda d: replace(
+            d,
+            changes={
+                name: replace(c, values=np.where(np.arange(len(c.values)) == 0, NAN, c.values).astype(c.values.dtype))
+                for name, c in d.changes.items()
+            },
+        ),
+        SAME,
+        Code.NON_FINITE,
+        "has 1 new value that is NaN or infinite",
     ),
     "hidden-change": (
         SAME_DELTA,

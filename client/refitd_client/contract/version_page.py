@@ -8,8 +8,9 @@ from refitd_client.contract.wire import Page, Version
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionPage(Page[Version]):
     """A page of versions. `root` is the name in the `.refitd/id` of the service's root, None while that is not there:
-    a publisher finds by it that it writes into another folder.
+    a publisher finds by it that it writes into another folder. `folder` is that root's path on the service's host.
     """
 
     items: list[Version]
     root: str | None = None
+    folder: str | None = None

@@ -12,9 +12,10 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from refitd_client.contract.naming import MAX_STEP, ROOT_NAME, SERVICE_FOLDER, Order
+from refitd_client.contract.naming import ROOT_NAME, SERVICE_FOLDER, Order
 from refitd_client.contract.receivers import Receivers
-from refitd_client.contract.wire import Notice
+from refitd_client.contract.version_page import VersionPage
+from refitd_client.contract.wire import Problem
 from refitd_client.errors import ConflictError, ServiceError
 from refitd_client.files.plain_file import read_plain
 from refitd_client.http.client import RefitClient
@@ -82,33 +83,33 @@ def newest_known(connection: Connection | None, run: str, root: Path | None = No
     try:
         with open_client(connection, try_for=0.0) as client:
             page = client.versions(run, limit=1)
-            other = None if root is None else _other_root(client, run, root, page.root)
     except (ServiceError, OSError, ValueError):
         return None
-    if other is not None:
+    if root is not None and (other := _other_root(root, page)) is not None:
         raise other
     return Order(page.items[0].generation, page.items[0].step) if page.items else None
 
 
-def _other_root(client: RefitClient, run: str, root: Path, watched: str | None) -> ConflictError | None:
-    """The service's own word that it watches another root; None where this one may be its root.
-
-    It says so of a notice, here of a step that no trainer comes to: one that it refuses in any case.
+def _other_root(root: Path, page: VersionPage) -> ConflictError | None:
+    """The error that the service would answer a notice with, since it watches another root; None where this may be it,
+    as where a folder of the same path has lost its name: it may come back.
     """
-    if watched is None or root_name(root) in {watched, None}:
+    if page.root is None or root_name(root) in {page.root, None}:
         return None
     for folder in (root.parent, root, root / SERVICE_FOLDER):
         with suppress(OSError):
             os.listdir(folder)  # a network file system looks again then: the root may have got its name just now
-    if (name := root_name(root)) in {watched, None}:
+    name = root_name(root)
+    if name in {page.root, None} or (name == "" and str(root.resolve()) == page.folder):
         return None
-    try:
-        client.announce(Notice(run=run, step=MAX_STEP, root=name))
-    except ConflictError as error:
-        return error if error.problem.slug == "other-root" else None
-    except ServiceError:
-        pass
-    return None
+    detail = (
+        f"your root is not this service's, which watches {page.folder} (as it is called on the service's host): "
+        "publish into that folder, or tell the service that watches yours"
+    )
+    problem = Problem(
+        type="urn:refitd:problem:other-root", title="The service watches another root", status=409, detail=detail
+    )
+    return ConflictError(problem)
 
 
 def root_name(root: Path) -> str | None:

@@ -110,7 +110,9 @@ async def list_versions(
         items.append(msgspec.Raw(msgspec.json.encode(presented(service, record, engines=engines))))
         if engines and len(service.store.engines) > MANY_ENGINES:
             await asyncio.sleep(0)  # others have their turn: each of these takes milliseconds
-    page = {"items": items, "next_cursor": more, "root": _root_of(service.store)}
+    root = _root_of(service.store)
+    folder = None if root is None else str(service.settings.root.resolve())
+    page = {"items": items, "next_cursor": more, "root": root, "folder": folder}
     return Response(msgspec.json.encode(page), media_type="application/json")
 
 

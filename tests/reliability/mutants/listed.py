@@ -402,4 +402,18 @@ MUTANTS = [
         "return all(",
         "tests/unit/delta/test_delta_check.py",
     ),
+    Mutant(
+        "has followers of a store serve what a hub has pushed, before the hub wants it",
+        "client/refitd_client/bucket/run.py",
+        "desired=pointer.target if self._steers else None",
+        "desired=pointer.desired if self._steers else None",
+        "tests/unit/bucket/test_bucket_run.py",
+    ),
+    Mutant(
+        "keeps in a store what was rolled back from, in place of what could be gone back to",
+        "client/refitd_client/bucket/pointer.py",
+        "for version in pointer.versions if not version.barred][: max(1, keep)]",
+        "for version in pointer.versions][: max(1, keep)]",
+        "tests/unit/bucket/test_pointer.py",
+    ),
 ]

@@ -22,7 +22,6 @@ from safetensors.torch import save_file
 from refitd.engine.port import RankProof
 from refitd.policy.proving import fault_in
 from refitd_client import WeightPublisher
-from refitd_client.contract.plugin import UpdateOutcome
 from refitd_client.files.plain_file import open_folder
 from refitd_client.validation.examine import structure
 from refitd_plugin.source import SourceRefusedError, VersionSource, mapped, place_of
@@ -71,12 +70,15 @@ class PlainModel(TinyModel):
 
 
 class Outcome(StrEnum):
-    """What came of a version: it was refused in the end by its proof, or by its load, which put back what was there."""
+    """What came of a version: it was refused in the end by its proof, or by its load, which put back what was there, or
+    said that it could not.
+    """
 
     SERVED = "served"
     UNPROVED = "unproved"
     REFUSED = "refused"
     RESTORED = "restored"
+    UNKNOWN = "unknown"
 
 
 class Looker:
@@ -187,11 +189,7 @@ class FollowingEngine(Looker):
         """Have it loaded, prepared or not."""
         answer = self.rank.answer(version)
         self.reason = answer.reason
-        return {
-            UpdateOutcome.SERVED: Outcome.SERVED,
-            UpdateOutcome.REFUSED: Outcome.REFUSED,
-            UpdateOutcome.RESTORED: Outcome.RESTORED,
-        }[answer.outcome]
+        return Outcome(answer.outcome.value)
 
     def take(self, version: Path) -> Outcome:
         """What a service does with a version."""

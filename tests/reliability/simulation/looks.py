@@ -102,6 +102,7 @@ class Looks:
         self.engine = FollowingEngine(root, patch, stage=self.stage, plain=self.plain, is_late=chance.random() < 0.7)
         self.trainer: SlotTrainer | None = None
         self.step, self.served = 0, 0
+        self.is_known = True  # what the engine holds: what is served
         self.there = dict[int, VersionSource]()
         self._prepared: int | None = None
         self._known = {1, 2}  # their files are registered with the GPU
@@ -260,7 +261,11 @@ class Looks:
         outcome = self.engine.load(self._folder(step))
         self.seen[outcome.value] += 1
         if outcome is Outcome.SERVED:
-            self.served = step
+            self.served, self.is_known = step, True
+        elif outcome is Outcome.UNKNOWN:  # both are damaged: the one before since it was copied to the GPU
+            assert self._differs(step), self.engine.reason
+            assert not self.is_known or self._differs(self.served), self.engine.reason
+            self.is_known = False
         else:
             is_asked_again = outcome is Outcome.REFUSED and "try again" in self.engine.reason
             assert self._differs(step) or is_asked_again, self.engine.reason
@@ -279,7 +284,8 @@ class Looks:
 
     def hold(self) -> None:
         """The promise: what is served is the version that was loaded last, by every bit."""
-        assert self.engine.held(MOST) == self.served, f"it holds {self.engine.held(MOST)}, and not {self.served}"
+        held = self.engine.held(MOST)
+        assert held == self.served or not self.is_known, f"it holds {held}, and not {self.served}"
 
     def heal(self) -> None:
         """Nothing else happens: the next version is good, and served; where a plan was lost, at the second try."""
@@ -290,5 +296,5 @@ class Looks:
         folder = self._folder(self.step)
         if self.engine.take(folder) is Outcome.REFUSED and "try again" in self.engine.reason:
             self.engine.take(folder)
-        self.served = self.step
+        self.served, self.is_known = self.step, True
         self.hold()

@@ -301,7 +301,8 @@ def advanced(pointer: Pointer | None, version: BucketVersion, *, writer: str, ke
         raise PointerRefusedError(f"{version.id} is not newer than {pointer.versions[0].id}, which counts already")
     if version.base is not None and all(other.id != version.base for other in pointer.versions):
         raise PointerRefusedError(f"{version.id} is a delta to {version.base}, which does not count any more")
-    return kept(replace(pointer, writer=writer, versions=(version, *pointer.versions)), keep=keep, now=now)
+    opened = replace(pointer, writer=writer, versions=(version, *pointer.versions), is_closed=False)
+    return kept(opened, keep=keep, now=now)
 
 
 def kept(pointer: Pointer, *, keep: int, now: float) -> Pointer:

@@ -284,6 +284,8 @@ class UpstreamFollower:
             if known is not None and (told := as_told(known, version)) != known:
                 self._store.put_version(told)
                 self._nudge()
+        if self._offered.versions and all(version.barred for version in self._offered.versions):
+            self._hearing.unclear = f"the upstream has no version of {self._offered.run} to serve: all are barred there"
         run, desired, before = self._offered.run, self._offered.desired, self._store.runs.desired.get(self._offered.run)
         self._orders.heard()
         if self._orders.is_untold:

@@ -77,12 +77,27 @@ def missing_there(pointer: Pointer, wanted: VersionRecord | None, waiting: Colle
         return None
     if any(each.id == wanted.id and each.digest == wanted.digest for each in pointer.versions):
         return None
-    stay = f"followers of the store stay where they are: engines here are to serve {wanted.id}, which is not there"
+    stay = (
+        f"followers of the store stay on what they have: engines here are to serve {wanted.id}, which is not in the "
+        "store"
+    )
     if not wanted.owned:
         return f"{stay}: it has no manifest of a refitd publisher, and only versions with one are pushed"
-    good = [version.id for version in pointer.versions if not version.barred]
-    back = f", or roll back to one of those that are there ({', '.join(good)})" if good else ""
-    return f"{stay} any more, or never was. Publish a newer step{back}; --push-keep says how many stay there"
+    return f"{stay} any more, or never was. Publish a newer step; --push-keep says how many stay there"
+
+
+def left_behind(pointer: Pointer, wanted: VersionRecord | None, deleted: Collection[str]) -> frozenset[str]:
+    """The ids of versions that a rollback here has left and that are deleted here, so that no record says it: followers
+    would take the newest of them for good.
+
+    Args:
+        pointer: the run's.
+        wanted: what engines here are to serve.
+        deleted: the ids of versions that this service has deleted.
+    """
+    if wanted is None:
+        return frozenset()
+    return frozenset(each.id for each in pointer.versions if each.id in deleted and each.order > wanted.order)
 
 
 def without_files(versions: Iterable[VersionRecord]) -> VersionRecord | None:

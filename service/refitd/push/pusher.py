@@ -7,13 +7,13 @@ does not answer holds up nothing else; it is tried again.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import structlog
 
-from refitd.push.plan import missing_there, to_push, wanted_there, without_files
+from refitd.push.plan import left_behind, missing_there, to_push, wanted_there, without_files
 from refitd.rollout.targets import Targets
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
@@ -173,7 +173,8 @@ class Pusher:
         there = wanted_there(run.pointer, wanted, rollout, self._targets.strategy, store.engines_of(name))
         waiting = {each.id for each in to_push(store.versions_of(name), run.newest, _counting(run))}
         missing = missing_there(run.pointer, wanted, waiting)
-        change = _as_here(store.versions, there)
+        left = left_behind(run.pointer, wanted, store.gone)
+        change = _as_here(store.versions, there, left, is_closed=name in store.runs.closed)
         if change(run.pointer) != run.pointer:
             await run.move(change)
         return missing
@@ -198,10 +199,22 @@ def _counting(run: BucketRun) -> frozenset[str]:
     return frozenset() if run.pointer is None else frozenset(version.id for version in run.pointer.versions)
 
 
-def _as_here(known: Mapping[str, VersionRecord], wanted: str | None) -> Callable[[Pointer | None], Pointer]:
-    """What makes a pointer that says what is pinned, barred and wanted here.
+def _as_here(
+    known: Mapping[str, VersionRecord],
+    wanted: str | None,
+    left: Collection[str] = (),
+    *,
+    is_closed: bool = False,
+) -> Callable[[Pointer | None], Pointer]:
+    """What makes a pointer that says what is pinned, barred and wanted here, and whether the run has ended.
 
     A version of another publisher may have the id of one that is here, and nothing is said of that.
+
+    Args:
+        known: the versions that are here.
+        wanted: the id of the one that followers are to serve; None leaves that as it is.
+        left: the ids of others that are barred.
+        is_closed: whether the run has ended.
     """
 
     def change(pointer: Pointer | None) -> Pointer:
@@ -213,12 +226,15 @@ def _as_here(known: Mapping[str, VersionRecord], wanted: str | None) -> Callable
             if (here := known.get(version.id)) is not None and here.digest == version.digest
         }
         versions = tuple(
-            _said_of(version, here) if (here := ours.get(version.id)) else version for version in pointer.versions
+            _said_of(version, here)
+            if (here := ours.get(version.id))
+            else replace(version, barred=version.barred or version.id in left)
+            for version in pointer.versions
         )
         desired = wanted if wanted in ours else pointer.desired
         if all(version.id != desired or version.barred for version in versions):
             desired = None
-        return replace(pointer, versions=versions, desired=desired)
+        return replace(pointer, versions=versions, desired=desired, is_closed=is_closed)
 
     return change
 

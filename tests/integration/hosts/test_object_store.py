@@ -87,6 +87,22 @@ def test_a_hub_pushes_and_a_follower_in_another_region_pushes_on(url: str, serve
         _says_no_secret(all_.hub)
 
 
+def test_where_a_hub_goes_back_to_what_the_store_has_no_more_hub_and_follower_say_so(url: str, tmp_path: Path) -> None:
+    with hosts(tmp_path, "--push", url, "--push-keep", "1") as all_:
+        hub, one = all_.hub, all_.follower("one", url=url)
+        for step in (1, 2, 3):
+            all_.publish(step)
+            until(lambda step=step: one.serves(step), hub, one)
+        hub.client.rollback(RUN, "run~v000001")
+        missing_there = "engines here are to serve run~v000001, which is not in the store any more"
+        until(lambda: missing_there in (hub.get("/v1/faults").json()["push"] or ""), hub, one)
+        barred = "the upstream has no version of run to serve: all are barred there"
+        until(lambda: one.get("/v1/faults").json()["upstream"] == barred, hub, one)
+        all_.publish(4)
+        until(lambda: one.serves(4) and one.get("/v1/faults").json()["upstream"] is None, hub, one)
+        assert hub.get("/v1/faults").json()["push"] is None
+
+
 def test_a_publisher_killed_before_the_manifest_has_published_nothing_and_the_run_goes_on(
     url: str, tmp_path: Path
 ) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from refitd.policy.strategy import Strategy, StrategyName
-from refitd.push.plan import missing_there, to_push, wanted_there
+from refitd.push.plan import left_behind, missing_there, to_push, wanted_there
 from refitd.state.records import CheckState, EngineRecord, RolloutRecord
 from refitd.state.version import VersionRecord
 from refitd_client.bucket.pointer import BucketVersion, Pointer
@@ -109,17 +109,24 @@ def test_the_way_back_waits_for_nothing(rollout: RolloutRecord) -> None:
     assert wanted_there(there, None, rollout, CANARY, HERE) is None
 
 
-def test_what_is_wanted_here_and_is_not_in_the_store_is_said_with_what_could_be_gone_back_to() -> None:
+def test_what_is_wanted_here_and_is_not_in_the_store_is_said_with_what_to_do() -> None:
     there = pointer(replace(version(9), barred=True), version(8), version(7))
     said = missing_there(there, version(2), ())
     assert said is not None
     assert said.startswith(
-        f"followers of the store stay where they are: engines here are to serve {id_of(2)}, which is"
+        f"followers of the store stay on what they have: engines here are to serve {id_of(2)}, which"
     )
-    assert f"roll back to one of those that are there ({id_of(8)}, {id_of(7)})" in said
-    assert "roll back" not in (missing_there(pointer(replace(version(9), barred=True)), version(2), ()) or "")
+    assert "Publish a newer step" in said
     assert "has no manifest" in (missing_there(there, replace(version(2), owned=False, digest=None), ()) or "")
     assert missing_there(there, replace(version(8), digest="another's"), ()) is not None
+
+
+def test_what_a_rollback_has_left_is_known_though_it_is_deleted_here() -> None:
+    """The store may have versions that the service keeps no more; those before the rollback's goal stay good."""
+    there = pointer(version(9), version(8), version(5))
+    assert left_behind(there, version(6), {id_of(8), id_of(5)}) == {id_of(8)}
+    assert left_behind(there, version(9), {id_of(8), id_of(5)}) == set()
+    assert left_behind(there, None, {id_of(8)}) == set()
 
 
 def test_what_is_there_or_on_its_way_or_has_no_files_is_not_missing() -> None:

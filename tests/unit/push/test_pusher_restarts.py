@@ -15,7 +15,7 @@ from refitd.state.journal.journal import Journal
 from refitd.state.records import RolloutRecord
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
-from refitd_client.bucket.pointer import MAX_BYTES, Pointer, parse_pointer, pointer_key
+from refitd_client.bucket.pointer import MAX_BYTES, BucketVersion, Pointer, advanced, parse_pointer, pointer_key
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME, Order
 from refitd_client.contract.states import VersionState
@@ -116,7 +116,9 @@ def test_a_hub_that_wants_what_the_store_does_not_have_any_more_says_so_until_it
     for step in (2, 3):
         store.put_version(replace(store.versions[f"exp~trial~v{step:06d}"], barred=True))
     assert pushed(store, tmp_path / "root", bucket).target is None
-    assert "engines here are to serve exp~trial~v000001, which is not there any more" in (store.faults.push or "")
+    assert "engines here are to serve exp~trial~v000001, which is not in the store any more" in (
+        store.faults.push or ""
+    )
     has(store, tmp_path / "root", 4)
     assert pushed(store, tmp_path / "root", bucket).target == "exp~trial~v000004"
     assert store.faults.push is None
@@ -133,3 +135,26 @@ def test_versions_that_are_pushed_in_a_pause_are_wanted_when_it_ends(store: Stor
     assert (pointer.newest, pointer.target) == (Order(1, 2), "exp~trial~v000001")
     store.put_rollout(rollout, "goes on")
     assert pushed(store, tmp_path / "root", bucket).target == "exp~trial~v000002"
+
+
+def test_followers_do_not_go_to_what_a_rollback_has_left_and_the_hub_has_deleted(store: Store, tmp_path: Path) -> None:
+    bucket = ScriptedBucket()
+    for step in (1, 2, 3):
+        has(store, tmp_path / "root", step)
+        pushed(store, tmp_path / "root", bucket)
+    store.put_version(replace(store.versions["exp~trial~v000002"], state=VersionState.DELETED))
+    store.put_version(replace(store.versions["exp~trial~v000003"], barred=True))
+    pointer = pushed(store, tmp_path / "root", bucket)
+    assert {each.id: each.barred for each in pointer.versions} == {"exp~trial~v000003": True, "exp~trial~v000002": True}
+    assert pointer.target is None
+
+
+def test_the_end_of_a_run_is_said_in_the_store_and_a_new_version_takes_it_back(store: Store, tmp_path: Path) -> None:
+    bucket = ScriptedBucket()
+    has(store, tmp_path / "root", 1)
+    assert not pushed(store, tmp_path / "root", bucket).is_closed
+    store.close_run(RUN)
+    closed = pushed(store, tmp_path / "root", bucket)
+    assert closed.is_closed
+    newer = BucketVersion(id="exp~trial~v000002", digest="xxh3:2")
+    assert not advanced(closed, newer, writer="a trainer", keep=2, now=0.0).is_closed

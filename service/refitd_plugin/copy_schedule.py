@@ -121,8 +121,8 @@ def registered(
         tensors: gives the tensors from memory that stays, for copies that are no moves.
         watch: what is fingerprinted beside the copies.
     """
-    steps = _orders(driver.to_device, _from_addresses(table, files), device)
-    return CopySchedule(steps + _copies(table.rest, tensors), files, watch, device)
+    moves = ((move, files[file].address) for file, some in table.moves.items() for move in some)
+    return CopySchedule(_orders(driver.to_device, moves, device) + _copies(table.rest, tensors), files, watch, device)
 
 
 def between_devices(
@@ -141,31 +141,32 @@ def between_devices(
         tensors: as `registered`.
         watch: as `registered`.
     """
-    moves = _from_addresses(table, allocations)
-    near = {name for name, each in allocations.items() if driver.device_of(each.address) == (device.index or 0)}
-    names = [name for name, some in table.moves.items() for _ in some]
-    plain_ones = [move for name, move in zip(names, moves, strict=True) if name in near and is_plain(move)]
-    others = [move for name, move in zip(names, moves, strict=True) if name not in near or not is_plain(move)]
-    steps: list[Step] = [DeviceMoves(plain_ones, device).begin] if plain_ones else []
+    here: list[MemoryMove] = []
+    others: list[tuple[MemoryMove, int]] = []
+    for name, moves in table.moves.items():
+        above = allocations[name].address
+        is_near = driver.device_of(above) == (device.index or 0)
+        for move in moves:
+            from_nothing = replace(move, source=above + move.source)
+            if is_near and is_plain(from_nothing):
+                here.append(from_nothing)
+            else:
+                others.append((move, above))
+    steps: list[Step] = [DeviceMoves(here, device).begin] if here else []
     steps += _orders(driver.between_devices, others, device)
     return CopySchedule(steps + _copies(table.rest, tensors), allocations, watch, device)
 
 
-def _from_addresses(table: MoveTable, files: Mapping[str, Any]) -> list[MemoryMove]:
-    """The moves, their sources counted from nothing."""
-    return [
-        replace(move, source=files[file].address + move.source) for file, moves in table.moves.items() for move in moves
-    ]
-
-
-def _orders(order: _Order, moves: Iterable[MemoryMove], device: torch.device) -> list[Step]:
-    """The driver's call for each move, along the stream that is current then."""
+def _orders(order: _Order, moves: Iterable[tuple[MemoryMove, int]], device: torch.device) -> list[Step]:
+    """The driver's call for each move, along the stream that is current then. With each is what its source is counted
+    from.
+    """
     along = partial(_stream_of, device.index or 0)
 
-    def begin(move: MemoryMove) -> None:
-        order(move, 0, along())
+    def begin(move: MemoryMove, above: int) -> None:
+        order(move, above, along())
 
-    return [partial(begin, move) for move in moves]
+    return [partial(begin, *each) for each in moves]
 
 
 def _copies(rest: Iterable[PlanCopy], tensors: Callable[[], Mapping[str, Any]]) -> list[Step]:

@@ -355,6 +355,36 @@ async def test_a_service_that_is_not_there_yet_is_waited_for(page: Page, tmp_pat
         await expect(page.locator(".run h2")).to_contain_text("Nothing has been published yet.")
 
 
+async def test_what_was_not_answered_is_asked_again_though_nothing_happens(page: Page, tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage, listening(stage.api) as server:
+        await stage.served(1)
+        for what in ("log?*", "versions?*", "reclaim/plan", "history?*", "explain/*", "versions/*/attempts"):
+            await page.route(f"**/v1/{what}", lambda route: route.abort(), times=1)
+        await opened(page, server)
+        await page.locator("table.updates button.fold").click()
+        await expect(page.locator("table.loads tbody tr")).to_be_visible()
+        await expect(page.locator("table.updates .sentences").first).to_contain_text("SEALED")
+
+
+# The place in the page of the first version's button, at each frame from when it is there until all lanes are.
+PLACES = """async () => {
+  const places = new Set();
+  const lanes = () => [...document.querySelectorAll(".lanes li svg")];
+  for (let frames = 0; frames < 600; frames += 1) {
+    await new Promise(requestAnimationFrame);
+    const button = document.querySelector("table.updates button.fold");
+    if (button !== null) places.add(Math.round(button.getBoundingClientRect().y + scrollY));
+    if (button !== null && lanes().every((lane) => lane.querySelector("rect") !== null)) return [...places];
+  }
+}"""
+
+
+async def test_a_version_stays_in_its_place_while_the_page_hears_of_engines(page: Page, tmp_path: Path) -> None:
+    async with crowd(tmp_path) as (api, _), listening(api) as server:
+        await page.goto(f"http://127.0.0.1:{server.port}/")
+        assert len(await page.evaluate(PLACES)) == 1
+
+
 async def test_while_nothing_is_published_only_engines_that_answer_are_said_to_wait(page: Page, tmp_path: Path) -> None:
     async with serving(tmp_path, names=("a", "b")) as stage, listening(stage.api) as server:
         stage.engines["b"].down = True

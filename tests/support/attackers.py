@@ -49,13 +49,15 @@ async def listening(
     """Serve on loopback with this patience, for `within` seconds at most."""
     server = QuietServer(api, "127.0.0.1", port, replace(PATIENCE, **patience))
     async with asyncio.timeout(within), asyncio.TaskGroup() as group:
-        group.create_task(server.serve())
+        serving = group.create_task(server.serve())
         while not server.started:  # noqa: ASYNC110 - likewise
             await asyncio.sleep(0.01)
         try:
             yield server
         finally:
+            # It ends before the group hears of a test that failed: one that is cancelled leaves its socket open.
             server.should_exit = True
+            await serving
 
 
 @dataclass

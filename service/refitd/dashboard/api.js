@@ -13,6 +13,11 @@ export class Problem extends Error {
   get wantsToken() {
     return this.status === 401 || (this.status === 403 && this.slug === "insufficient-scope");
   }
+
+  /** Whether the same request may be answered in a moment. */
+  get mayPass() {
+    return this.status === 0 || this.status === 408 || this.status === 429 || this.status >= 500;
+  }
 }
 
 export const hasToken = () => sessionStorage.getItem(KEY) !== null;
@@ -37,14 +42,17 @@ async function ask(method, path, body) {
   const sent = body === undefined ? headers() : headers({ "Content-Type": "application/json" });
   const options = { method, headers: sent, cache: "no-store" };
   if (body !== undefined) options.body = JSON.stringify(body);
-  let response;
-  try {
-    response = await fetch(path, options);
-  } catch {
-    throw new Problem(0, "the service does not answer");
-  }
+  const response = await orProblem(fetch(path, options), "the service does not answer");
   if (!response.ok) throw await problemOf(response);
-  return response.status === 204 ? null : response.json();
+  return response.status === 204 ? null : orProblem(response.json(), "the service's answer broke off");
+}
+
+async function orProblem(answer, detail) {
+  try {
+    return await answer;
+  } catch {
+    throw new Problem(0, detail);
+  }
 }
 
 const id = encodeURIComponent;

@@ -1,6 +1,6 @@
 // The page: the state in, the page out. Everything else is in the file of its name.
 
-import { html, render } from "./vendor/lit-html/lit-html.js";
+import { html, nothing, render } from "./vendor/lit-html/lit-html.js";
 import { disk } from "./disk.js";
 import { engines } from "./engines.js";
 import { glance, header, notice } from "./glance.js";
@@ -20,8 +20,10 @@ function page(state) {
     const text = { refused: "The service wants a token.", lost: "The service does not answer." }[state.link.state];
     return html`<p class="waiting">${text ?? "Asking the service …"}</p>`;
   }
-  return html`${notice(state)} ${glance(state)} ${engines(state)} ${history(state)} ${updates(state)}
-    <div class="two">${disk(state)} ${log(state)}</div>`;
+  // What stands below the charts comes after them: it would be moved from under the mouse.
+  const below = () => html`${updates(state)} <div class="two">${disk(state)} ${log(state)}</div>`;
+  return html`${notice(state)} ${glance(state)} ${engines(state)} ${history(state)}
+    ${state.history.isAsked ? below() : nothing}`;
 }
 
 // A screen reader hears when a run stands otherwise than before, and nothing of the rest.

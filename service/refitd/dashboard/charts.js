@@ -125,6 +125,7 @@ function rightAxis(size, told) {
 export class Chart {
   constructor({ height, right = null, ...options }) {
     this.node = document.createElement("div");
+    this.node.style.minHeight = `${height()}px`; // its place, before it is drawn: nothing below it moves then
     this.height = height;
     this.options = { right, ...options };
     this.plot = null;
@@ -140,6 +141,7 @@ export class Chart {
       this.plot?.destroy();
       this.plot = new uPlot(this._made(size), data, this.node);
       this.wasNarrow = narrow.matches;
+      this.node.style.minHeight = "";
     } else {
       if (this.plot.width !== size.width || this.plot.height !== size.height) this.plot.setSize(size);
       this.plot.setData(data, false);

@@ -117,6 +117,7 @@ export function history(state) {
   updates = run === null ? past.updates : past.updates.filter((update) => update.run === run);
   view = shown(past.zoom, updates, laneMoments());
   if (view === null) return section(html`<p class="empty">No updates yet.</p>`);
+  places();
   requestAnimationFrame(drawCharts);
   const inView = updates.filter((update) => at(update) >= view.from && at(update) <= view.to);
   return section(
@@ -208,7 +209,6 @@ function places() {
 }
 
 function drawCharts() {
-  places();
   const width = node.clientWidth;
   if (width === 0 || view === null) return;
   const times = updates.map(at);

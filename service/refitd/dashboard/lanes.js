@@ -15,6 +15,7 @@ const TAIL = 6; // characters of a long name that stay: of host and port, engine
 const FEW = 4;
 const MANY = 12;
 const GOOD = new Set(["SEALED", "RETIRED", "DELETED"]);
+const UNKNOWN = { loads: [], outages: [] }; // of an engine whose past is still asked for; its lane has its place
 
 /** The engines that have a lane now: a page of those that are looked at, in the order of their names. */
 export function laneEngines({ overview, engines: filter, history: past, run }) {
@@ -37,7 +38,6 @@ export function lanes(state, updates, view) {
   const { mine, most, page, here } = laneEngines(state);
   if (mine.length === 0) return nothing;
   if (here.some((engine) => state.history.lanes[engine.id] === undefined)) dispatchEvent(new CustomEvent("lanes-wanted"));
-  const known = here.filter((engine) => state.history.lanes[engine.id] !== undefined);
   return html`<div class="lanes">
     <h3 class="unseen">Engines over time</h3>
     <svg class="unseen" aria-hidden="true"><defs>
@@ -46,7 +46,7 @@ export function lanes(state, updates, view) {
       </pattern>
     </defs></svg>
     <ul>
-      ${repeat(known, (engine) => engine.id, (engine) => lane(engine, state.history, updates, view))}
+      ${repeat(here, (engine) => engine.id, (engine) => lane(engine, state.history, updates, view))}
     </ul>
     ${legend()}
     ${pager({
@@ -76,7 +76,7 @@ const legend = () => html`<ul class="legend" aria-label="Lanes of engines">
 </ul>`;
 
 function lane(engine, { lanes, width }, updates, view) {
-  const past = lanes[engine.id];
+  const past = lanes[engine.id] ?? UNKNOWN;
   const scale = (width ?? 800) / (view.to - view.from);
   const place = (from, to) => clipped((from - view.from) * scale, (to - view.from) * scale, width ?? 800);
   const mine = updates.filter((update) => update.run === engine.run && GOOD.has(update.state));
@@ -91,7 +91,7 @@ function lane(engine, { lanes, width }, updates, view) {
   const isFree = (x, width) => !away.some(({ box }) => box.x < x + width && box.x + box.width > x);
   return html`<li>
     <span class="name" title=${engine.id}><span>${engine.id.slice(0, -TAIL)}</span><span>${engine.id.slice(-TAIL)}</span></span>
-    <svg role="img" aria-label=${inWords(engine, past, view)} width=${width ?? 800} height="22">
+    <svg role="img" aria-label=${past === UNKNOWN ? `${engine.id}: asking …` : inWords(engine, past, view)} width=${width ?? 800} height="22">
       ${served.map((stretch) => servedRect(stretch, place, isFree))}
       ${past.loads.map((load, index) => loadRect(load, place, (sinceLast(past.loads, index) ?? Infinity) * scale < APART))}
       ${away.map(awayRect)}

@@ -13,9 +13,14 @@ const PAST_PACE = 2000;
 const ALL_UPDATES = 1000;
 const NEW_UPDATES = 50; // that are asked for again: what is older does not change
 const LANE_LOADS = 200;
+const OLDER_PAGE = 50; // decisions
 const ANYWAY = 15_000; // also without an event: a reason or a time-out may have changed
+const AGAIN = 3000; // after a question that was not answered: no event may come that would have it asked
 
-/** A question to the service that is asked at most once in `pace` milliseconds, however often it is wanted. */
+/**
+ * A question to the service that is asked at most once in `pace` milliseconds, however often it is wanted. `ask`
+ * resolves to false where it was not answered: it is asked again then, unless the link is lost, whose return asks all.
+ */
 class Question {
   constructor(ask, pace) {
     this.ask = ask;
@@ -39,59 +44,75 @@ class Question {
     if (this.running) return this.want();
     this.running = true;
     this.askedAt = Date.now();
+    let isAnswered = true;
     try {
-      await this.ask();
+      isAnswered = await this.ask();
     } finally {
       this.running = false;
     }
+    if (!isAnswered && state.link.state === "live") setTimeout(() => this.want(), AGAIN);
   }
 }
 
 const overview = new Question(() => taken(api.overview(), (found) => change((state) => (state.overview = found))), PACE);
-const versions = new Question(loadVersions, PACE);
+const versions = new Question(askVersions, PACE);
+const log = new Question(askLog, PACE);
 const plan = new Question(loadPlan, PLAN_PACE);
 const unfolded = new Question(loadUnfolded, PACE);
 const past = new Question(loadPast, PAST_PACE);
 const stale = new Set(); // engines whose lanes are not as they were
 
+// Resolves to false where the service did not answer.
 async function taken(answer, take) {
   try {
     take(await answer);
     change((state) => (state.heardAt = Date.now()));
+    return true;
   } catch (problem) {
     if (!(problem instanceof api.Problem)) throw problem;
     if (problem.wantsToken) wantToken(problem);
+    return !problem.mayPass;
   }
 }
 
-/** Fetch the page of versions that is shown. */
-export async function loadVersions() {
+function askVersions() {
   const { run, versions } = state;
   const cursor = versions.before.at(-1);
-  await taken(api.versions({ run, cursor, limit: PAGE }), (page) =>
+  return taken(api.versions({ run, cursor, limit: PAGE }), (page) =>
     change((state) => Object.assign(state.versions, { items: page.items, next: page.next_cursor })),
   );
 }
+
+/** Fetch the page of versions that is shown. */
+export const loadVersions = () => versions.now();
 
 async function loadPlan() {
   try {
     const found = await api.plan();
     const { items, freed_bytes: freed, kept_bytes: kept, foreign_bytes: foreign, disk_budget: budget } = found;
     change(({ plan }) => Object.assign(plan, { items, freed, kept, foreign, budget, problem: null }));
+    return true;
   } catch (problem) {
     if (problem.wantsToken) wantToken(problem);
     else change(({ plan }) => (plan.problem = problem.message));
+    return !problem.mayPass;
   }
 }
 
-/** Fetch the newest page of the log, or the one behind what is shown. */
-export async function loadLog({ older = false } = {}) {
+function askLog() {
+  return taken(api.log({ subject: state.log.subject, limit: LOG_PAGE }), (page) =>
+    change(({ log }) => Object.assign(log, { items: page.items, more: page.next_cursor })),
+  );
+}
+
+/** Fetch the newest page of the log. */
+export const loadLog = () => log.now();
+
+/** Fetch the page of the log behind what is shown. */
+export function loadOlderLog() {
   const { subject, more } = state.log;
-  await taken(api.log({ subject, before: older ? more : null, limit: older ? 50 : LOG_PAGE }), (page) =>
-    change(({ log }) => {
-      log.items = older ? [...log.items, ...page.items] : page.items;
-      log.more = page.next_cursor;
-    }),
+  return taken(api.log({ subject, before: more, limit: OLDER_PAGE }), (page) =>
+    change(({ log }) => Object.assign(log, { items: [...log.items, ...page.items], more: page.next_cursor })),
   );
 }
 
@@ -99,21 +120,27 @@ let isWhole = false; // whether the service has told all updates, with all their
 
 async function loadPast() {
   const limit = isWhole ? NEW_UPDATES : ALL_UPDATES;
-  await taken(api.history({ limit }), ({ updates, complete }) => {
+  let isAnswered = await taken(api.history({ limit }), ({ updates, complete }) => {
     isWhole = complete;
     change(({ history }) => (history.updates = merged(history.updates, updates)));
   });
-  for (const engine of laneEngines(state).here) {
-    if (stale.has(engine.id) || state.history.lanes[engine.id] === undefined) await loadLane(engine.id);
+  change(({ history }) => (history.isAsked = true));
+  for (const { id } of laneEngines(state).here) {
+    if (stale.has(id) || state.history.lanes[id] === undefined) isAnswered = (await loadLane(id)) && isAnswered;
   }
   if (!isWhole) past.want();
+  return isAnswered;
 }
 
 async function loadLane(engine) {
   stale.delete(engine);
   const zoom = state.history.zoom;
   const limit = zoom === null ? LANE_LOADS : ALL_UPDATES;
-  await taken(api.engineHistory(engine, limit), (found) => change(({ history }) => (history.lanes[engine] = found)));
+  const isAnswered = await taken(api.engineHistory(engine, limit), (found) =>
+    change(({ history }) => (history.lanes[engine] = found)),
+  );
+  if (!isAnswered) stale.add(engine);
+  return isAnswered;
 }
 
 // What was zoomed to may begin before the loads that are known.
@@ -126,11 +153,10 @@ function lookBack() {
 
 async function loadUnfolded() {
   const { open } = state;
-  if (open === null) return;
-  await taken(api.explain(open.id), (found) => change(() => (open.sentences = found.sentences)));
-  if (open.kind === "version") {
-    await taken(api.attempts(open.id), (page) => change(() => (open.attempts = page.items)));
-  }
+  if (open === null) return true;
+  const isExplained = await taken(api.explain(open.id), (found) => change(() => (open.sentences = found.sentences)));
+  if (open.kind !== "version") return isExplained;
+  return (await taken(api.attempts(open.id), (page) => change(() => (open.attempts = page.items)))) && isExplained;
 }
 
 /** Unfold what there is to say about a version or an engine; fold it where it is unfolded. */
@@ -142,7 +168,7 @@ export function unfold(kind, id) {
 }
 
 /** Ask for everything again. */
-export const lookAtAll = () => Promise.all([overview.now(), versions.now(), plan.now(), unfolded.now(), loadLog(), past.now()]);
+export const lookAtAll = () => Promise.all([overview.now(), versions.now(), plan.now(), unfolded.now(), log.now(), past.now()]);
 
 function hear(events) {
   change((state) => {

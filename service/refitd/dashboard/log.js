@@ -4,7 +4,7 @@ import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { repeat } from "./vendor/lit-html/directives/repeat.js";
 import { isNarrow } from "./charts.js";
 import { clock, count, words } from "./format.js";
-import { loadLog } from "./live.js";
+import { loadLog, loadOlderLog } from "./live.js";
 import { change } from "./store.js";
 
 const FIRST = 6; // decisions of an open group that are shown at once
@@ -73,7 +73,7 @@ export function log({ log: shown, overview }) {
 
 function older(hidden) {
   change(({ log }) => (log.groups += GROUPS));
-  if (hidden < GROUPS) loadLog({ older: true });
+  if (hidden < GROUPS) loadOlderLog();
 }
 
 const list = (groups, shown) => html`<table class="log">

@@ -14,7 +14,8 @@ export const state = {
   engines: { state: null, text: "", only: null, page: 0 }, // `only` is the id of the one that was chosen in the grid
   versions: { items: null, next: null, before: [] }, // `before` are the cursors of the pages that were left
   plan: { items: null, freed: 0, kept: 0, foreign: 0, budget: null, problem: null },
-  history: { updates: null, zoom: null, lanes: {}, page: 0, width: null }, // `zoom`: see window.js
+  // `isAsked` is whether the service was asked, and has answered or not; `zoom`: see window.js
+  history: { updates: null, isAsked: false, zoom: null, lanes: {}, page: 0, width: null },
   log: { items: null, more: null, subject: null, open: {}, groups: isNarrow ? 5 : 10 },
   open: null, // what is unfolded: {id, sentences, attempts}
   notice: null, // {bad, text}: what came of the last action

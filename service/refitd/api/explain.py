@@ -108,8 +108,7 @@ def explain_version(
     if record.proved_by:
         engines = listed(record.proved_by)
         sentences.append(f"Its tensors were proved by the GPUs of {engines}, and not read by the service itself.")
-    if record.barred and not record.was_never_served:
-        sentences.append("It was rolled back from: engines do not go to it again.")
+    sentences += _barred(record, store)
     if record.kind is Kind.DELTA:
         sentences += _as_delta(record, targets, waits_for)
     if record.state is VersionState.SEALED or record.in_memory:
@@ -124,6 +123,16 @@ def explain_version(
             sentences += [f"It is {'kept' if line.keep else 'due to be deleted'}: {reason}." for reason in line.reasons]
             sentences += _on_disk(line, plan)
     return sentences
+
+
+def _barred(record: VersionRecord, store: Store) -> list[str]:
+    """Say that no engine goes to it any more, and by whose doing."""
+    if record.given_up:
+        is_wanted = store.runs.desired.get(record.run) == record.id
+        again = "; its upstream wants it: a resync of an engine tries it once more" if is_wanted else ""
+        return [f"It was given up here: engines do not go to it again{again}."]
+    is_left = record.barred and not record.was_never_served
+    return ["It was rolled back from: engines do not go to it again."] if is_left else []
 
 
 def _on_disk(line: Reclaimable, plan: ReclaimPlan) -> list[str]:

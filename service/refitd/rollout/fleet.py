@@ -295,8 +295,20 @@ class Fleet:
                 back = "" if older is None else f"; a resync would take it back to {older.id}"
                 now = f"engine {name} serves {serving.id}, whose files are lost{back}"
                 raise ProblemError(Slug.VERSION_NOT_GOOD, f"{now}: publish a newer step, or roll back")
+        self._try_again(record.run)
         if name in self._reconcilers:
             self._reconcilers[name].resync()
+
+    def _try_again(self, run: str | None) -> None:
+        """Lift the bar of what this host has given up, where its upstream goes on wanting it: no other command would.
+
+        A service that follows none has its trainer publish a newer version.
+        """
+        wanted = self._store.versions.get(self._store.runs.desired.get(run or "", ""))
+        if wanted is not None and wanted.given_up:
+            self._store.put_version(
+                replace(wanted, barred=False, reason=None), "is tried once more: a resync was asked for"
+            )
 
     def _known(self, name: str) -> EngineRecord:
         if name not in self._store.engines:

@@ -80,6 +80,13 @@ class VersionRecord:
         return self.handed and (self.state.is_open or self.state is VersionState.REJECTED)
 
     @property
+    def given_up(self) -> bool:
+        """Whether this service has barred it itself: its canary failed, or no engine came through a load of it. Then
+        its reason says why; one that an operator or the upstream has barred is SEALED without a reason.
+        """
+        return self.barred and self.state is VersionState.SEALED and self.reason is not None
+
+    @property
     def was_never_served(self) -> bool:
         """Whether it was rejected before any engine served it: nothing can be rolled back from it."""
         return self.state is VersionState.REJECTED and self.served_at is None

@@ -1,14 +1,16 @@
 """What an operator may say to a host that follows: what its upstream decides is refused, and what is its own holds."""
 
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
 from refitd_client import ConflictError, WeightPublisher
-from refitd_client.contract.states import Standing, VersionState
+from refitd_client.contract.states import Standing, VersionState, WaitOutcome
 from support.checkpoints import tensors
-from support.hosts import RUN, Host, hosts, until
+from support.hosts import PATIENCE, RUN, Host, hosts, until
+from support.scripted_server import answer, serve
 
 ONE, TWO = f"{RUN}~v000001", f"{RUN}~v000002"
 
@@ -77,6 +79,31 @@ def test_a_run_that_has_ended_at_the_hub_may_be_closed_on_the_follower(tmp_path:
                 return False
 
         until(closed, hub, one)
+
+
+def test_what_a_host_s_own_canary_refuses_is_not_gone_to_again_before_a_resync(tmp_path: Path) -> None:
+    verdict = [200]
+
+    def check(handler: BaseHTTPRequestHandler) -> None:
+        answer(verdict[0], b"no")(handler)
+
+    with hosts(tmp_path) as all_, serve(check) as judge:
+        hub, one = all_.hub, all_.follower("one", "--strategy", "canary", "--canary-check", judge.url)
+        all_.publish(1)
+        until(lambda: one.serves(1), hub, one)
+        assert one.client.wait(ONE, "served", PATIENCE).outcome is WaitOutcome.SERVED, "its check has been passed"
+        verdict[0] = 422
+        all_.publish(2)
+        until(lambda: one.serves(2), hub, one)
+        until(lambda: one.client.version(TWO).barred and one.serves(1), hub, one)
+        hub.client.pin(ONE)
+        until(lambda: one.client.version(ONE).pinned, hub, one)  # it has looked at the hub since
+        assert one.client.version(TWO).barred
+        assert sum(path.endswith("v000002") for path in one.engines[0].loaded) == 1
+        assert "its upstream wants it: a resync of an engine tries it once more" in str(one.client.explain(TWO))
+        verdict[0] = 200
+        one.client.resync(one.client.engines().items[0].id)
+        until(lambda: one.serves(2) and one.client.overview().runs[0].standing is Standing.CURRENT, hub, one)
 
 
 def test_a_follower_that_is_paused_goes_to_nothing_newer_though_the_hub_orders_it(tmp_path: Path) -> None:

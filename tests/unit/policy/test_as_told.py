@@ -45,6 +45,12 @@ def test_pins_and_bars_are_the_upstreams() -> None:
     assert (told.pinned, told.barred, told.state) == (False, True, VersionState.SEALED)
 
 
+def test_what_this_host_has_given_up_stays_barred_though_the_upstream_goes_on_wanting_it() -> None:
+    given_up = replace(KNOWN, barred=True, reason="the canary a failed the check")
+    assert as_told(given_up, TOLD) == given_up
+    assert not as_told(replace(KNOWN, barred=True), TOLD).barred, "and what the upstream bars is the upstream's"
+
+
 def test_why_a_wanted_version_is_not_served_here_is_said() -> None:
     why = why_not_good(_rejected(Code.MISSING_TENSOR))
     assert why is not None

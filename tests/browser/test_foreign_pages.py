@@ -63,10 +63,12 @@ async def facade_of(engine: Server, folder: Path) -> AsyncIterator[int]:
         admin_key=None,
         tokens=FacadeTokens(),
     )
-    async with listening(facade.app()) as server:
-        yield server.port
-    await facade.aclose()
-    updates.close()
+    try:
+        async with listening(facade.app()) as server:
+            yield server.port
+    finally:
+        await facade.aclose()
+        updates.close()
 
 
 async def asked(page: Page, path: str, body: object = None) -> int:

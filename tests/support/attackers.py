@@ -50,9 +50,9 @@ async def listening(
     server = QuietServer(api, "127.0.0.1", port, replace(PATIENCE, **patience))
     async with asyncio.timeout(within), asyncio.TaskGroup() as group:
         serving = group.create_task(server.serve())
-        while not server.started:  # noqa: ASYNC110 - likewise
-            await asyncio.sleep(0.01)
         try:
+            while not server.started:  # noqa: ASYNC110 - likewise
+                await asyncio.sleep(0.01)
             yield server
         finally:
             # It ends before the group hears of a test that failed: one that is cancelled leaves its socket open.

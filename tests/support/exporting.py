@@ -46,9 +46,11 @@ def exporting(
     folder.mkdir(parents=True, exist_ok=True)
     version = f"{run.replace('/', '~')}~v{step:06d}"
     offer = replace(offer_of(version, made.tensors), files=files)
-    with ExportedTensors(folder, offer, read_secret(root)) as exported:
-        yield exported
-    exporter.end(folder)
+    try:
+        with ExportedTensors(folder, offer, read_secret(root)) as exported:
+            yield exported
+    finally:
+        exporter.end(folder)
 
 
 def offer_of(version: str, tensors: Mapping[str, Any]) -> Offer:

@@ -172,9 +172,9 @@ async def at_a_port(stage: Stage) -> AsyncIterator[str]:
     """The service for clients and commands in other threads; its URL."""
     server = uvicorn.Server(uvicorn.Config(stage.api, port=0, log_config=None, lifespan="off"))
     task = asyncio.create_task(server.serve())
-    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
-        await asyncio.sleep(0.005)
     try:
+        while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+            await asyncio.sleep(0.005)
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True

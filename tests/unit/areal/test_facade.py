@@ -41,10 +41,12 @@ async def facing(
         tokens=FacadeTokens(**tokens),
     )
     transport = httpx.ASGITransport(cast("Any", facade.app()))
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as areal:
-        yield areal
-    await facade.aclose()
-    updates.close()
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as areal:
+            yield areal
+    finally:
+        await facade.aclose()
+        updates.close()
 
 
 async def test_a_key_that_was_exchanged_opens_the_engine_without_a_restart(engine: Server, tmp_path: Path) -> None:

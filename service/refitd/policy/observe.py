@@ -89,6 +89,8 @@ def after_probe(
             since = "it was restarted since" if restarted else "it has answered again since"
             reason = f"a load left its contents unknown, and {since}: it is loaded again"
             engine = forgiven(replace(engine, taints=0, reason=reason))
+            if restarted and not engine.pair and not engine.pulls:  # no load has failed in any process of its
+                engine = replace(engine, held="")
         return replace(engine, state=EngineState.TAINTED)
     named, named_before = (seen.model_path, seen.weight_version), (before.model_path, before.weight_version)
     if (obeyed := _carried_out(before, seen)) is not None:

@@ -78,20 +78,7 @@ def after_probe(
         pulls=seen.pulls,
     )
     if not engine.known:
-        # Contents stay unknown. One that was given up is tried again when something has happened to it: it was away or
-        # restarted, or it names another model than before. That it names its start-up model proves nothing: a failed
-        # load changes no name.
-        restarted = seen.process.is_as(before.process) is False
-        if engine.state is EngineState.QUARANTINED and not moved and not restarted:
-            return engine
-        if restarted or engine.state in {EngineState.QUARANTINED, EngineState.UNREACHABLE}:
-            # Why it was given up or did not answer is over.
-            since = "it was restarted since" if restarted else "it has answered again since"
-            reason = f"a load left its contents unknown, and {since}: it is loaded again"
-            engine = forgiven(replace(engine, taints=0, reason=reason))
-            if restarted and not engine.pair and not engine.pulls:  # no load has failed in any process of its
-                engine = replace(engine, held="")
-        return replace(engine, state=EngineState.TAINTED)
+        return _doubtful(before, engine, seen, moved=moved)
     named, named_before = (seen.model_path, seen.weight_version), (before.model_path, before.weight_version)
     if (obeyed := _carried_out(before, seen)) is not None:
         engine = replace(engine, serving=seen.serves, proof=None, beneath=None, wants_full=False, failures=0)
@@ -195,6 +182,24 @@ def _readable(engine: EngineRecord, told: Reached | Refit) -> tuple[str, ...]:
     """The folders that its process may read again, as far as its adapter or the record knows of them."""
     before = engine.may_read if told.may_read_more else ()
     return tuple(dict.fromkeys((*told.may_read, *before)))
+
+
+def _doubtful(before: EngineRecord, engine: EngineRecord, seen: Reached, *, moved: bool) -> EngineRecord:
+    """The record of an engine whose contents stay unknown. One that was given up is tried again when something has
+    happened to it: it was away or restarted, or it names another model than before. That it names its start-up model
+    proves nothing: a failed load changes no name.
+    """
+    restarted = seen.process.is_as(before.process) is False
+    if engine.state is EngineState.QUARANTINED and not moved and not restarted:
+        return engine
+    if restarted or engine.state in {EngineState.QUARANTINED, EngineState.UNREACHABLE}:
+        # Why it was given up or did not answer is over.
+        since = "it was restarted since" if restarted else "it has answered again since"
+        reason = f"a load left its contents unknown, and {since}: it is loaded again"
+        engine = forgiven(replace(engine, taints=0, reason=reason))
+        if restarted and not engine.pair and not engine.pulls:  # no load has failed in any process of its
+            engine = replace(engine, held="")
+    return replace(engine, state=EngineState.TAINTED)
 
 
 def _process(known: Process, told: Process) -> Process:

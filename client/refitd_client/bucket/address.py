@@ -67,11 +67,14 @@ def scheme_of(root: str) -> str | None:
 
 
 def require_folder(root: str) -> None:
-    """Refuse a root that looks like a URL: a folder of that name would be made where one is published.
+    """Refuse a root that looks like a URL, since a folder of that name would be made, and one that is empty, as that of
+    a variable that is not set.
 
     Raises:
-        ValueError: it looks like one. The message does not show it, since it may have a secret.
+        ValueError: it is one of these. The message does not show a URL, since it may have a secret.
     """
+    if not root.strip():
+        raise ValueError("root is empty: name the folder that the service watches, or '.' for the current one")
     scheme = scheme_of(root)
     if scheme is None:
         return

@@ -265,8 +265,10 @@ def metadata_texts(metadata: Mapping[str, str] | None) -> dict[str, str]:
     """A copy of what a trainer says of a version.
 
     Raises:
-        TypeError: a key or a value is no text; it says which.
+        TypeError: it is no mapping, or a key or a value is no text; it says which.
     """
+    if not isinstance(cast("object", metadata), Mapping | None):
+        raise TypeError(f"metadata is {metadata!r}, {_typed(metadata)}: it is a mapping of texts to texts")
     texts = dict(metadata or {})
     for key, value in cast("dict[object, object]", texts).items():
         if not isinstance(key, str):

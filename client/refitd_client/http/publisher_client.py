@@ -76,7 +76,7 @@ def newest_known(connection: Connection | None, run: str, root: Path | None = No
     before.
 
     Raises:
-        ConflictError: the service watches another root than `root`, if that is given.
+        ConflictError: `root` is given, and the service watches another, or takes no notice of a version.
     """
     if connection is None:
         return None
@@ -85,9 +85,17 @@ def newest_known(connection: Connection | None, run: str, root: Path | None = No
             page = client.versions(run, limit=1)
     except (ServiceError, OSError, ValueError):
         return None
-    if root is not None and (other := _other_root(root, page)) is not None:
-        raise other
+    if root is not None and (refused := _refused(page) or _other_root(root, page)) is not None:
+        raise refused
     return Order(page.items[0].generation, page.items[0].step) if page.items else None
+
+
+def _refused(page: VersionPage) -> ConflictError | None:
+    """The error that a service which follows another would answer any notice with."""
+    if page.refuses is None:
+        return None
+    title = "The service takes its versions from an upstream"
+    return ConflictError(Problem(type="urn:refitd:problem:run-followed", title=title, status=409, detail=page.refuses))
 
 
 def _other_root(root: Path, page: VersionPage) -> ConflictError | None:

@@ -323,7 +323,8 @@ class WeightPublisher:
             StepConflictError, NameRefusedError: the step cannot be published.
             NoSpaceError, StorageError: the file system would not.
             TypeError, ValueError: an argument cannot be one, such as `metadata` that is no text.
-            ConflictError: the service watches another root. At the publisher's first version nothing is written.
+            ConflictError: the service watches another root, or follows another service. At the publisher's first
+                version nothing is written.
             ServiceProblemError: the service refuses the notice, as for a wrong token. The version stands all the
                 same, and is the error's `publication`. A service that is down raises nothing: see `notice_error`.
         """

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Request, Response
 from refitd.api.context import Service, ServiceOf, find_version, ids_of_step, leave_to_upstream
 from refitd.api.present import present_attempt, present_version
 from refitd.policy.served import is_proven, outcome_of
-from refitd.policy.upstream import decides_pin
+from refitd.policy.upstream import decides_pin, owned_by
 from refitd.problem import ProblemError, Slug
 from refitd.state.journal import reads
 from refitd.state.journal.journal import Journal
@@ -112,7 +112,8 @@ async def list_versions(
             await asyncio.sleep(0)  # others have their turn: each of these takes milliseconds
     root = _root_of(service.store)
     folder = None if root is None else str(service.settings.root.resolve())
-    page = {"items": items, "next_cursor": more, "root": root, "folder": folder}
+    refuses = owned_by(service.settings.follow, "publish there") if service.settings.follow else None
+    page = {"items": items, "next_cursor": more, "root": root, "folder": folder, "refuses": refuses}
     return Response(msgspec.json.encode(page), media_type="application/json")
 
 

@@ -8,6 +8,7 @@ from refitd_client import ConflictError, RunBusyError, WeightPublisher
 from refitd_client.contract.follow import FollowerReport
 from refitd_client.contract.states import VersionState
 from refitd_client.contract.wire import Notice
+from support.checkpoints import tensors
 from support.hosts import RUN, hosts, until
 from support.proxy import Fault, Hold, Proxy
 from support.published import check, versions
@@ -88,6 +89,12 @@ def test_a_publisher_on_a_following_host_is_refused_and_told_where_to_publish(tm
             one.client.announce(Notice(run=RUN, step=2))
         with pytest.raises(RunBusyError):
             WeightPublisher(one.root, RUN)
+        with (
+            WeightPublisher(one.root, "mine", one.refitd.url) as publisher,
+            pytest.raises(ConflictError, match=f"this service follows {all_.hub.refitd.url}: publish there"),
+        ):
+            publisher.publish(tensors(1), step=1)
+        assert versions(one.root / "mine") == [], "nothing is written that no engine would be brought to"
 
 
 def test_a_follower_that_is_killed_in_the_middle_of_a_pull_pulls_the_version_after_its_next_start(

@@ -19,6 +19,7 @@ WEIGHTS = {"w": torch.ones(3)}
         ({"lr": 1e-5}, "metadata['lr'] is 1e-05, of the type float: values are texts, as '1e-05' is"),
         ({"note": "good", "eval": None}, "metadata['eval'] is None, of the type NoneType: values are texts"),
         ({3: "three"}, "metadata has the key 3, of the type int: keys and values are texts"),
+        (["good"], "metadata is ['good'], of the type list: it is a mapping of texts to texts"),
     ],
 )
 @pytest.mark.parametrize("more", [{}, {"block": "staged"}, {"delta": "auto"}])
@@ -66,3 +67,10 @@ def test_a_folder_with_a_colon_in_its_name_is_one(tmp_path: Path, monkeypatch: p
     for root in ("a:b/c", "12:/c", tmp_path / "s3:/bucket"):
         with WeightPublisher(root, "run") as publisher:
             assert publisher.publish(WEIGHTS, step=1).path.is_dir()
+
+
+def test_an_empty_root_is_not_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=re.escape("root is empty: name the folder that the service watches, or '.'")):
+        WeightPublisher("", "run")
+    assert list(tmp_path.iterdir()) == []

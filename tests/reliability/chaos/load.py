@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 
-from chaos.answers import Answer, Span
-from chaos.book import AT_START
+from chaos.answers import Answer, Expected, Span
+from chaos.book import AT_START, Published
 from chaos.plan import VLLM
 from chaos.reference import PROMPTS, route_and_body
 from refitd_client.contract.naming import Order
@@ -24,11 +24,14 @@ TIMEOUT = 300.0  # a question is held while its engine is paused; nobody gives u
 
 @dataclass(slots=True)
 class Asked:
-    """What came of the questions to one engine. `floor` is what it was last known to serve."""
+    """What came of the questions to one engine. `floor` is what it was last known to serve, `killed` when it was killed
+    since.
+    """
 
     name: str
     url: str
     floor: Order = AT_START.order
+    killed: float | None = None
     answers: list[Answer] = field(default_factory=list[Answer])
     without_answer: Counter[str] = field(default_factory=Counter[str])
 
@@ -64,6 +67,20 @@ class Load:
 
         with self._answered:
             return self._answered.wait_for(found, within)
+
+    def is_answered_by(self, name: str, version: Published, expected: Expected, within: float) -> bool:
+        """Whether an answer by this version comes to a question that was sent after the engine was killed."""
+        asked = self.asked[name]
+
+        def is_by(answer: Answer) -> bool:
+            if answer.sent < (asked.killed or 0.0):
+                return False
+            if answer.spans:
+                return answer.label == version.label
+            return answer.tokens == expected(version.model, answer.prompt)
+
+        with self._answered:
+            return self._answered.wait_for(lambda: any(map(is_by, asked.answers)), within)
 
     def take(self) -> list[Answer]:
         """The answers since the last time."""

@@ -143,8 +143,10 @@ def _kill(stack: Stack, round_: Round) -> None:
         case Victim.SERVICE:
             kill(stack.refitd)
         case Victim.ENGINE:
-            stack.load.asked[round_.engine].floor = AT_START.order
+            asked = stack.load.asked[round_.engine]
+            asked.floor = AT_START.order
             kill(stack.engines[round_.engine])
+            asked.killed = time.monotonic()
         case Victim.STREAM:
             pass
 

@@ -108,7 +108,10 @@ class Stack:
             self.follower.change(0.1)
         moment, newest = time.monotonic(), self.book.newest
         for name, asked in self.load.asked.items():
-            asked.floor = newest.order
+            # Of an engine that was killed the service may still say what it served before: it has to show it itself.
+            if asked.killed is not None and not self.load.is_answered_by(name, newest, self.reference.expected, within):
+                return f"{name} was started again, and {newest.id} does not answer there"
+            asked.floor, asked.killed = newest.order, None
             answer = self.load.answer_sent_after(name, moment, within)
             if answer is None:
                 return f"{name} is in sync and does not answer"

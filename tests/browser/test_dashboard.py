@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from axe_playwright_python.base import AXE_FILE_PATH
 from crowd import ENGINES, VERSIONS, crowd, opened
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, Page, Route, expect
 
 from refitd_client.contract.states import VersionState
 from support.attackers import listening
@@ -364,6 +364,36 @@ async def test_what_was_not_answered_is_asked_again_though_nothing_happens(page:
         await page.locator("table.updates button.fold").click()
         await expect(page.locator("table.loads tbody tr")).to_be_visible()
         await expect(page.locator("table.updates .sentences").first).to_contain_text("SEALED")
+        await expect(page.get_by_text("in 1 place;")).to_be_visible()  # what the disk keeps
+
+
+async def test_what_stands_below_the_charts_does_not_wait_for_them_for_ever(page: Page, tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage, listening(stage.api) as server:
+        await stage.served(1)
+        await page.route("**/v1/history?*", lambda _: None)  # it is never answered
+        await opened(page, server)
+        await expect(page.locator("table.updates tbody tr")).to_have_count(1)
+
+
+async def test_a_page_that_was_turned_shows_no_answer_to_what_was_asked_before(page: Page, tmp_path: Path) -> None:
+    async with crowd(tmp_path) as (api, _), listening(api) as server:
+        await opened(page, server)
+        first = page.locator("table.updates tbody th").first
+        await expect(first).to_have_text("1,000")
+        held: list[Route] = []
+
+        async def hold(route: Route) -> None:
+            held.append(route)
+
+        await page.route("**/v1/versions?*", hold, times=1)
+        older, newer = (page.get_by_role("button", name=name, exact=True).first for name in ("Older", "Newer"))
+        await older.click()
+        await newer.click()
+        await held[0].continue_()  # the page that is not wanted any more
+        await older.click()
+        await expect(first).to_have_text("975")
+        await newer.click()
+        await expect(first).to_have_text("1,000")
 
 
 # The place in the page of the first version's button, at each frame from when it is there until all lanes are.

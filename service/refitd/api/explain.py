@@ -127,8 +127,8 @@ def explain_version(
 
 def _barred(record: VersionRecord, store: Store) -> list[str]:
     """Say that no engine goes to it any more, and by whose doing."""
-    if record.given_up:
-        is_wanted = store.runs.desired.get(record.run) == record.id
+    if record.given_up is not None:
+        is_wanted = store.runs.upstream is not None and store.runs.desired.get(record.run) == record.id
         again = "; its upstream wants it: a resync of an engine tries it once more" if is_wanted else ""
         return [f"It was given up here: engines do not go to it again{again}."]
     is_left = record.barred and not record.was_never_served

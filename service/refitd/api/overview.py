@@ -125,7 +125,8 @@ def _standing(seen: RunFacts, newest: VersionRecord | None, is_troubled: bool, t
 
 def _was_left(seen: RunFacts, newer: VersionRecord) -> bool:
     """Return whether an operator rolled back from it to the target; what the service barred has a reason."""
-    return newer.barred and not newer.given_up and seen.target is not None and newer.order > seen.target.order
+    is_ordered = newer.barred and (newer.state is not VersionState.SEALED or newer.reason is None)
+    return is_ordered and seen.target is not None and newer.order > seen.target.order
 
 
 def _is_paused(seen: RunFacts) -> bool:

@@ -14,6 +14,7 @@ const ALL_UPDATES = 1000;
 const NEW_UPDATES = 50; // that are asked for again: what is older does not change
 const LANE_LOADS = 200;
 const OLDER_PAGE = 50; // decisions
+const CHARTS_WITHIN = 2000;
 const ANYWAY = 15_000; // also without an event: a reason or a time-out may have changed
 const AGAIN = 3000; // after a question that was not answered: no event may come that would have it asked
 
@@ -27,6 +28,7 @@ class Question {
     this.pace = pace;
     this.due = null;
     this.running = false;
+    this.then = null; // what to do when what is asked now is answered, as that may not be what is wanted any more
     this.askedAt = 0;
   }
 
@@ -34,14 +36,21 @@ class Question {
   want() {
     if (this.due !== null) return;
     const wait = Math.max(0, this.askedAt + this.pace - Date.now());
-    this.due = setTimeout(() => this.now(), wait);
+    this.due = setTimeout(() => {
+      this.due = null;
+      if (this.running) this.then ??= () => this.want();
+      else this.now();
+    }, wait);
   }
 
   /** Ask now; resolves when the answer is in the state. */
   async now() {
     clearTimeout(this.due);
     this.due = null;
-    if (this.running) return this.want();
+    if (this.running) {
+      this.then = () => this.now();
+      return;
+    }
     this.running = true;
     this.askedAt = Date.now();
     let isAnswered = true;
@@ -50,6 +59,9 @@ class Question {
     } finally {
       this.running = false;
     }
+    const { then } = this;
+    this.then = null;
+    if (then !== null) return then();
     if (!isAnswered && state.link.state === "live") setTimeout(() => this.want(), AGAIN);
   }
 }
@@ -78,9 +90,10 @@ async function taken(answer, take) {
 function askVersions() {
   const { run, versions } = state;
   const cursor = versions.before.at(-1);
-  return taken(api.versions({ run, cursor, limit: PAGE }), (page) =>
-    change((state) => Object.assign(state.versions, { items: page.items, next: page.next_cursor })),
-  );
+  return taken(api.versions({ run, cursor, limit: PAGE }), (page) => {
+    if (state.run !== run || state.versions.before.at(-1) !== cursor) return; // another page is wanted by now
+    change((state) => Object.assign(state.versions, { items: page.items, next: page.next_cursor }));
+  });
 }
 
 /** Fetch the page of versions that is shown. */
@@ -100,9 +113,11 @@ async function loadPlan() {
 }
 
 function askLog() {
-  return taken(api.log({ subject: state.log.subject, limit: LOG_PAGE }), (page) =>
-    change(({ log }) => Object.assign(log, { items: page.items, more: page.next_cursor })),
-  );
+  const { subject } = state.log;
+  return taken(api.log({ subject, limit: LOG_PAGE }), (page) => {
+    if (state.log.subject !== subject) return; // another log is wanted by now
+    change(({ log }) => Object.assign(log, { items: page.items, more: page.next_cursor }));
+  });
 }
 
 /** Fetch the newest page of the log. */
@@ -116,6 +131,11 @@ export function loadOlderLog() {
   );
 }
 
+// What stands below the charts is drawn once they are, or where they do not come.
+function drawBelow() {
+  if (!state.history.isAsked) change(({ history }) => (history.isAsked = true));
+}
+
 let isWhole = false; // whether the service has told all updates, with all their loads
 
 async function loadPast() {
@@ -124,11 +144,11 @@ async function loadPast() {
     isWhole = complete;
     change(({ history }) => (history.updates = merged(history.updates, updates)));
   });
-  change(({ history }) => (history.isAsked = true));
+  drawBelow();
   for (const { id } of laneEngines(state).here) {
     if (stale.has(id) || state.history.lanes[id] === undefined) isAnswered = (await loadLane(id)) && isAnswered;
   }
-  if (!isWhole) past.want();
+  if (!isWhole && isAnswered) past.want();
   return isAnswered;
 }
 
@@ -242,16 +262,20 @@ export async function asked(how) {
 /** Look, then follow. */
 export async function start() {
   await overview.now();
+  if (following) lookAtAll(); // what was refused for want of a token is asked again
   if (following || state.overview === null) {
     if (!following && wanted === null) setTimeout(start, 2000);
     return;
   }
   following = true;
+  setTimeout(drawBelow, CHARTS_WITHIN);
   await follow({ from: state.overview.event, hear, tell, hurry });
   following = false;
 }
 
-addEventListener("lanes-wanted", () => past.want());
+addEventListener("lanes-wanted", () => {
+  if (state.link.state === "live") past.want();
+});
 addEventListener("zoomed", lookBack);
 
 setInterval(() => {

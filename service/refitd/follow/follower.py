@@ -12,7 +12,7 @@ root. `heard_at` and the fault say since when nothing was heard.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -349,7 +349,9 @@ class UpstreamFollower:
         self._store.say("version", version.id, text, of_run=version.run)
         known = self._store.versions.get(version.id)
         if known is None or known.state in _COMES:
-            self._store.put_version(as_told(_announced(version, self._store.clock.now()), version))
+            anew = _announced(version, self._store.clock.now())
+            anew = anew if known is None else replace(anew, given_up=known.given_up)
+            self._store.put_version(as_told(anew, version))
         self._nudge()
 
     def _failed(self, version: str, error: Exception) -> None:

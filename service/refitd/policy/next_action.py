@@ -147,10 +147,10 @@ def repair_with(engine: EngineRecord, goals: Goals) -> VersionRecord | None:
     from clean loads. So the target if it has one; else the last good version if that has one; else the target, which
     makes the first record.
 
-    Where no load has failed, and the service has only stopped in the middle of one or the engine was restarted since,
-    the load to the target is as good as a clean one: it is held against what the engine held before, or made in a new
-    process. By way of the last good version the engine would answer from an older step meanwhile, or never get on where
-    that one's files are not what they were. A version that has left unknown contents here before is no such target.
+    Where no load has failed, and the service has only stopped in the middle of one, the load to the target is as good
+    as a clean one: it is held against what the engine held before. By way of the last good version the engine would
+    answer from an older step meanwhile. A version that has left unknown contents here before is no such target. That
+    the engine seems to be in another process than before is not enough: the load that failed may have run in that one.
     """
     if goals.loadable is not None and engine.held is not None and goals.loadable.id not in engine.strikes:
         return goals.loadable

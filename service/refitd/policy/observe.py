@@ -197,8 +197,6 @@ def _doubtful(before: EngineRecord, engine: EngineRecord, seen: Reached, *, move
         since = "it was restarted since" if restarted else "it has answered again since"
         reason = f"a load left its contents unknown, and {since}: it is loaded again"
         engine = forgiven(replace(engine, taints=0, reason=reason))
-        if restarted and not engine.pair and not engine.pulls:  # no load has failed in any process of its
-            engine = replace(engine, held="")
     return replace(engine, state=EngineState.TAINTED)
 
 

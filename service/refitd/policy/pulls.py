@@ -104,10 +104,12 @@ def as_told(known: VersionRecord, told: Told) -> VersionRecord:
 
     The watch may have found the folder first, and the version may have been rejected for what the notice allowed: it is
     judged again. An upstream of an earlier release does not say what was allowed, and takes nothing back.
-    What this host has given up itself stays barred: else its engines would go there again at each look.
+    What this host has given up itself stays barred: else its engines would go there again at each look. Where the
+    upstream bars it as well, that is the upstream's.
     """
     allowed = known.allow_missing or told.allow_missing, known.allow_extra or told.allow_extra
-    now = replace(known, pinned=told.pinned, barred=told.barred or known.given_up)
+    given_up = None if told.barred else known.given_up
+    now = replace(known, pinned=told.pinned, barred=told.barred or given_up is not None, given_up=given_up)
     now = replace(now, allow_missing=allowed[0], allow_extra=allowed[1])
     is_new = allowed != (known.allow_missing, known.allow_extra)
     if is_new and known.state is VersionState.REJECTED and known.code not in FOR_EVERY_NOTICE:

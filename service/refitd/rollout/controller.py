@@ -60,7 +60,7 @@ class RolloutController:
         fault = fault_found(self._targets.strategy, target, rollout, engines)
         if fault is not None:
             # The same as a rollback by hand: what is newer than the last good version is not gone to again.
-            self._store.put_version(replace(target, barred=True, reason=fault), f"barred: {fault}")
+            self._store.put_version(replace(target, barred=True, reason=fault, given_up=fault), f"barred: {fault}")
             return
         state = self._state_of(rollout, target, engines)
         if state is not rollout.state:

@@ -300,15 +300,20 @@ class Fleet:
             self._reconcilers[name].resync()
 
     def _try_again(self, run: str | None) -> None:
-        """Lift the bar of what this host has given up, where its upstream goes on wanting it: no other command would.
-
-        A service that follows none has its trainer publish a newer version.
+        """Have what this host has given up tried once more, where its upstream goes on wanting it: no other command
+        would. A service that follows none has its trainer publish a newer version.
         """
-        wanted = self._store.versions.get(self._store.runs.desired.get(run or "", ""))
-        if wanted is not None and wanted.given_up:
-            self._store.put_version(
-                replace(wanted, barred=False, reason=None), "is tried once more: a resync was asked for"
-            )
+        store = self._store
+        wanted = store.versions.get(store.runs.desired.get(run or "", ""))
+        if wanted is None or wanted.given_up is None or store.runs.upstream is None:
+            return
+        again = replace(wanted, barred=False, reason=None, given_up=None)
+        store.put_version(again, "is tried once more: a resync was asked for")
+        for engine in store.engines_of(wanted.run):  # what speaks against it is over: loads, and a check that failed
+            store.put_engine(replace(engine, strikes={v: n for v, n in engine.strikes.items() if v != wanted.id}))
+        rollout = store.rollouts.get(wanted.run)
+        if rollout is not None and rollout.version == wanted.id:
+            store.start_rollout(wanted.run, wanted.id, "a resync was asked for")
 
     def _known(self, name: str) -> EngineRecord:
         if name not in self._store.engines:

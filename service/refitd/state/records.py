@@ -71,8 +71,8 @@ class EngineRecord:
     `draft` says what becomes of its draft model in an update (`DRAFT_LEFT`, `DRAFT_UPDATED`), None where it has none.
     `beneath` is the full version that deltas were written into since, from which the plugin would put it back;
     `wants_full`: it takes no delta in place until it was given a full version.
-    `held` is what it served before a load in the middle of which the service stopped, and empty where it was restarted
-    since a load that failed, as long as its contents are unknown and no load of it has failed since.
+    `held` is what it served before a load in the middle of which the service stopped, as long as its contents are
+    unknown and no load of it has failed since.
     `named_before` is what it named before a load that failed, until the next probe. `may_read` are other folders that
     it may read again. `reload`: an operator has asked for another load, whatever it serves, or a host is about to go
     elsewhere; a load that succeeds ends that.

@@ -20,7 +20,8 @@ class VersionRecord:
     where its manifest has them. All are None until known; a delta has neither `weights` nor `shards`.
     `kind` and `base` (a version's id) are the notice's, and without one the manifest's once it was read.
     `owned` says that refitd's own publisher wrote it (it has a manifest). `served_at` is when it was first proven on
-    every reachable engine of its run, None before: the newest such version is the last good one. `code` is for programs
+    every reachable engine of its run, None before: the newest such version is the last good one. `given_up` is why this
+    service has barred it by itself: its canary failed, or no engine came through a load of it. `code` is for programs
     what `reason` is for people, where validation has REJECTED it. `handed`: it was offered to engines from its
     trainer's memory, before its files were there. `unended` counts the validations that began and did not end, because
     the service died meanwhile; it is written down before each begins. `proved_by` are the engines whose GPUs have read
@@ -56,6 +57,7 @@ class VersionRecord:
     reason_before: str | None = None
     pinned: bool = False
     barred: bool = False
+    given_up: str | None = None
     served_at: str | None = None
     density: float | None = None
     why_full: str | None = None
@@ -78,13 +80,6 @@ class VersionRecord:
     def in_memory(self) -> bool:
         """Whether it was handed over from its trainer's memory, and has no good files yet, or never will."""
         return self.handed and (self.state.is_open or self.state is VersionState.REJECTED)
-
-    @property
-    def given_up(self) -> bool:
-        """Whether this service has barred it itself: its canary failed, or no engine came through a load of it. Then
-        its reason says why; one that an operator or the upstream has barred is SEALED without a reason.
-        """
-        return self.barred and self.state is VersionState.SEALED and self.reason is not None
 
     @property
     def was_never_served(self) -> bool:

@@ -106,6 +106,21 @@ def test_what_a_host_s_own_canary_refuses_is_not_gone_to_again_before_a_resync(t
         until(lambda: one.serves(2) and one.client.overview().runs[0].standing is Standing.CURRENT, hub, one)
 
 
+def test_a_host_whose_canary_refuses_the_first_version_tries_it_again_after_a_resync(tmp_path: Path) -> None:
+    verdict = [422]
+
+    def check(handler: BaseHTTPRequestHandler) -> None:
+        answer(verdict[0], b"no")(handler)
+
+    with hosts(tmp_path) as all_, serve(check) as judge:
+        hub, one = all_.hub, all_.follower("one", "--strategy", "canary", "--canary-check", judge.url)
+        all_.publish(1)
+        until(lambda: one.serves(1) and one.client.version(ONE).barred, hub, one)
+        verdict[0] = 200
+        one.client.resync(one.client.engines().items[0].id)
+        assert one.client.wait(ONE, "served", PATIENCE).outcome is WaitOutcome.SERVED
+
+
 def test_a_follower_that_is_paused_goes_to_nothing_newer_though_the_hub_orders_it(tmp_path: Path) -> None:
     with hosts(tmp_path, "--take-followers") as all_:
         hub, one = all_.hub, all_.led("one")

@@ -339,10 +339,12 @@ class Promises(Observer):
             server = self._world.servers[engine.id.removesuffix(":1")]
             state = f"{engine.id} is {engine.state} ({engine.reason}), target {target.id if target else None}"
             # A fleet with a canary repairs nobody with what no canary has tried.
-            nothing_to_repair_with = not engine.known and repair_with(engine, targets.of_engine(engine)) is None
+            goals = targets.of_engine(engine)
             # Files that others put in place of its own, before the service read them, are not what engines have proved.
-            is_another = target is not None and target.handed and target.path in self._rewritten
-            assert not server.paused or nothing_to_repair_with or is_another, f"9: left paused: {state}"
+            tried = [each for each in (goals.loadable, goals.last_good) if each is not None and not engine.known]
+            is_another = any(version.handed and version.path in self._rewritten for version in tried)
+            nothing_to_repair_with = not engine.known and (repair_with(engine, goals) is None or is_another)
+            assert not server.paused or nothing_to_repair_with, f"9: left paused: {state}"
             for each in (server, server.partner):
                 if engine.state is EngineState.IN_SYNC and engine.serving is not None and each is not None:
                     self._holds(engine.serving, engine.id, each)  # probes have found out who is a new process

@@ -126,23 +126,6 @@ def test_an_engine_that_is_to_be_loaded_again_holds_no_rollout_of_a_delta_whose_
         world.heal()
 
 
-def test_an_engine_that_is_restarted_gets_on_where_the_last_good_version_has_other_files_than_were_proved() -> None:
-    """What was handed over was rewritten before its files were read, and rolled back to: no load of it proves anything.
-    The next version was on no record, so engines with unknown contents were never brought there, restarted or not.
-    """
-    with closing(World(2299735858, strategy=StrategyName.ALL, vllm="abc")) as world:
-        story = Story(world)
-        story.hand_over(seconds=0.05, files=False)
-        story.hand_over(seconds=0.05, files=True)
-        story.trainer_takes_its_tensors_back(announce=False, fails=False)
-        story.path_is_rewritten(index=7, make=Make.GOOD)
-        story.call_of_someone_else_fails(name="a", loads=True, seconds=40.0)
-        story.roll_back()
-        story.time_passes(seconds=40.0)
-        story.publish(make=Make.PLAIN, announce=True, seconds=40.0)
-        world.heal()
-
-
 def test_a_hub_that_pushes_two_versions_before_it_says_what_is_wanted_does_not_send_followers_on_and_back() -> None:
     """Its own engines are still at the first one, so the hub wanted that; the pointer had wanted the second before."""
     with closing(StoreWorld(1, strategy=StrategyName.CANARY, followers=1, pushed=True)) as world:

@@ -46,9 +46,13 @@ def test_pins_and_bars_are_the_upstreams() -> None:
 
 
 def test_what_this_host_has_given_up_stays_barred_though_the_upstream_goes_on_wanting_it() -> None:
-    given_up = replace(KNOWN, barred=True, reason="the canary a failed the check")
+    why = "the canary a failed the check"
+    given_up = replace(KNOWN, barred=True, reason=why, given_up=why)
     assert as_told(given_up, TOLD) == given_up
-    assert not as_told(replace(KNOWN, barred=True), TOLD).barred, "and what the upstream bars is the upstream's"
+    lost = replace(given_up, state=VersionState.LOST, reason="its files are gone")
+    assert as_told(lost, TOLD) == lost
+    assert as_told(given_up, replace(TOLD, barred=True)).given_up is None, "what the upstream bars is the upstream's"
+    assert not as_told(replace(KNOWN, barred=True), TOLD).barred
 
 
 def test_why_a_wanted_version_is_not_served_here_is_said() -> None:

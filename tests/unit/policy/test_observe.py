@@ -98,9 +98,7 @@ def test_why_an_engine_was_given_up_or_did_not_answer_is_not_said_of_its_next_pr
     away = after_probe(broken, Unreached(reason="refused"), None, "v7", NOW)
     again = after_probe(away, replace(reached(), process=first), None, "v7", NOW)
     assert "it has answered again since" in (again.reason or "")
-    assert (still.held, anew.held, again.held) == (None, "", None), "no load has failed in the new process alone"
-    of_two = after_probe(replace(broken, pair=("http://b:1",)), replace(reached(), process=second), None, "v7", NOW)
-    assert of_two.held is None, "the other one of the pair may be as it was"
+    assert anew.held is None, "the loads that failed may have run in that process"
 
 
 def test_a_quarantined_engine_that_names_its_start_up_model_is_not_known_because_of_that() -> None:

@@ -135,7 +135,8 @@ class Pointer:
         writer: who wrote it, unique for each publisher that was opened.
         versions: those that count, newest first: those that are kept, and the bases that they need.
         retired: those that are to be collected.
-        desired: the version that followers are to serve, None for the newest that is not barred.
+        desired: the version that followers are to serve, None for the newest that is not barred. While it is barred, or
+            not there any more, they stay where they are.
         is_closed: whether the run has ended.
     """
 
@@ -154,8 +155,9 @@ class Pointer:
 
     @property
     def target(self) -> str | None:
-        """The id of the version that followers are to serve, None if all are barred."""
-        return self.desired or next((version.id for version in self.versions if not version.barred), None)
+        """The id of the version that followers are to serve; None where they are to stay where they are."""
+        good = [version.id for version in self.versions if not version.barred and self.desired in {None, version.id}]
+        return good[0] if good else None
 
     def to_json(self) -> bytes:
         """The bytes to write."""

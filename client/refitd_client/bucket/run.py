@@ -141,7 +141,7 @@ class BucketRun:
             if pointer is not None and version in pointer.versions:
                 return pointer  # our write was carried out, and a collection has moved the pointer after it
             if pointer is not None:  # who steers says later that this one is wanted, and until then what was is
-                pointer = replace(pointer, desired=pointer.target if self._steers else None)
+                pointer = replace(pointer, desired=(pointer.desired or pointer.target) if self._steers else None)
             return advanced(pointer, version, writer=self.writer, keep=self._keep, now=now)
 
         try:

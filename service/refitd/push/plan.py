@@ -46,7 +46,8 @@ def wanted_there(
     """The id of the version that followers of the store are to serve: what engines here are to serve.
 
     A newer one than theirs waits while the run's rollouts are paused here, and until a canary here has passed its
-    check. The first version of a run waits for nothing: a pointer always wants one.
+    check. The first version of a run waits for nothing. Where all that is there is barred, followers are to stay, and
+    the next version waits like any other.
 
     Args:
         pointer: the run's.
@@ -55,7 +56,7 @@ def wanted_there(
         strategy: how versions go to the engines here.
         engines: those here that follow the run.
     """
-    there = pointer.target
+    there = pointer.desired or pointer.target
     if wanted is None or there is None or wanted.order <= order_of(there):
         return None if wanted is None else wanted.id
     if rollout is not None and rollout.paused_since is not None:

@@ -231,8 +231,12 @@ def _as_here(
             else replace(version, barred=version.barred or version.id in left)
             for version in pointer.versions
         )
+        good = {version.id for version in versions if not version.barred}
         desired = wanted if wanted in ours else pointer.desired
-        if all(version.id != desired or version.barred for version in versions):
+        if not good:
+            # Followers stay, also when the next version comes: it waits for what it waits for here.
+            desired = desired or versions[0].id
+        elif desired not in good and desired != wanted:
             desired = None
         return replace(pointer, versions=versions, desired=desired, is_closed=is_closed)
 

@@ -405,7 +405,7 @@ MUTANTS = [
     Mutant(
         "has followers of a store serve what a hub has pushed, before the hub wants it",
         "client/refitd_client/bucket/run.py",
-        "desired=pointer.target if self._steers else None",
+        "desired=(pointer.desired or pointer.target) if self._steers else None",
         "desired=pointer.desired if self._steers else None",
         "tests/unit/bucket/test_bucket_run.py",
     ),

@@ -149,6 +149,26 @@ def test_followers_do_not_go_to_what_a_rollback_has_left_and_the_hub_has_deleted
     assert pointer.target is None
 
 
+def test_where_all_in_the_store_is_barred_the_next_version_waits_there_as_long_as_here(
+    store: Store, tmp_path: Path
+) -> None:
+    bucket, root = ScriptedBucket(), tmp_path / "root"
+    for step in (1, 2, 3):
+        has(store, root, step)
+        pushed(store, root, bucket)
+    for step in (2, 3):  # a rollback to step 1, which the store has no more
+        store.put_version(replace(store.versions[f"exp~trial~v{step:06d}"], barred=True))
+    assert pushed(store, root, bucket).target is None
+    first = store.start_rollout(RUN, "exp~trial~v000001", "rolled back")
+    store.put_rollout(replace(first, paused_since="now"), "paused")
+    has(store, root, 4)
+    pointer = pushed(store, root, bucket)
+    assert pointer.newest == Order(1, 4)
+    assert pointer.target is None, "followers stay"
+    store.put_rollout(first, "resumed")
+    assert pushed(store, root, bucket).target == "exp~trial~v000004"
+
+
 def test_the_end_of_a_run_is_said_in_the_store_and_a_new_version_takes_it_back(store: Store, tmp_path: Path) -> None:
     bucket = ScriptedBucket()
     has(store, tmp_path / "root", 1)

@@ -56,3 +56,4 @@ trainer = GRPOTrainer(
 )
 trainer.train()
 print(f"trained {trainer.state.global_step}, rollouts came from steps {' '.join(dict.fromkeys(generated_by))}")
+trainer.accelerator.end_training()  # ranks leave their group before their processes end

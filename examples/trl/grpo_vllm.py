@@ -47,3 +47,4 @@ trainer = GRPOTrainer(
 )
 trainer.train()
 print("trained", trainer.state.global_step)
+trainer.accelerator.end_training()  # ranks leave their group before their processes end

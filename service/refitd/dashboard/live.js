@@ -126,9 +126,10 @@ export const loadLog = () => log.now();
 /** Fetch the page of the log behind what is shown. */
 export function loadOlderLog() {
   const { subject, more } = state.log;
-  return taken(api.log({ subject, before: more, limit: OLDER_PAGE }), (page) =>
-    change(({ log }) => Object.assign(log, { items: [...log.items, ...page.items], more: page.next_cursor })),
-  );
+  return taken(api.log({ subject, before: more, limit: OLDER_PAGE }), (page) => {
+    if (state.log.subject !== subject) return; // another log is wanted by now
+    change(({ log }) => Object.assign(log, { items: [...log.items, ...page.items], more: page.next_cursor }));
+  });
 }
 
 // What stands below the charts is drawn once they are, or where they do not come.

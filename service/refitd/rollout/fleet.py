@@ -310,7 +310,8 @@ class Fleet:
         again = replace(wanted, barred=False, reason=None, given_up=None)
         store.put_version(again, "is tried once more: a resync was asked for")
         for engine in store.engines_of(wanted.run):  # what speaks against it is over: loads, and a check that failed
-            store.put_engine(replace(engine, strikes={v: n for v, n in engine.strikes.items() if v != wanted.id}))
+            if wanted.id in engine.strikes:
+                store.put_engine(replace(engine, strikes={v: n for v, n in engine.strikes.items() if v != wanted.id}))
         rollout = store.rollouts.get(wanted.run)
         if rollout is not None and rollout.version == wanted.id:
             store.start_rollout(wanted.run, wanted.id, "a resync was asked for")

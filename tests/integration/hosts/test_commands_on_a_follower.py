@@ -10,7 +10,7 @@ from refitd_client import ConflictError, WeightPublisher
 from refitd_client.contract.states import Standing, VersionState, WaitOutcome
 from support.checkpoints import tensors
 from support.hosts import PATIENCE, RUN, Host, hosts, until
-from support.scripted_server import answer, serve
+from support.scripted_server import Step, answer, serve
 
 ONE, TWO = f"{RUN}~v000001", f"{RUN}~v000002"
 
@@ -22,6 +22,15 @@ def refused(ask: Callable[[], object], hub: Host, do: str) -> None:
     problem = error.value.problem
     assert (problem.slug, problem.status) == ("run-followed", 409)
     assert problem.detail == f"this service follows {hub.refitd.url}: {do} there"
+
+
+def saying(verdict: list[int]) -> Step:
+    """A canary's check that answers with the status that is there by then."""
+
+    def step(handler: BaseHTTPRequestHandler) -> None:
+        answer(verdict[0], b"no")(handler)
+
+    return step
 
 
 def test_what_the_upstream_decides_is_refused_on_a_follower_and_changes_nothing(tmp_path: Path) -> None:
@@ -83,11 +92,7 @@ def test_a_run_that_has_ended_at_the_hub_may_be_closed_on_the_follower(tmp_path:
 
 def test_what_a_host_s_own_canary_refuses_is_not_gone_to_again_before_a_resync(tmp_path: Path) -> None:
     verdict = [200]
-
-    def check(handler: BaseHTTPRequestHandler) -> None:
-        answer(verdict[0], b"no")(handler)
-
-    with hosts(tmp_path) as all_, serve(check) as judge:
+    with hosts(tmp_path) as all_, serve(saying(verdict)) as judge:
         hub, one = all_.hub, all_.follower("one", "--strategy", "canary", "--canary-check", judge.url)
         all_.publish(1)
         until(lambda: one.serves(1), hub, one)
@@ -108,11 +113,7 @@ def test_what_a_host_s_own_canary_refuses_is_not_gone_to_again_before_a_resync(t
 
 def test_a_host_whose_canary_refuses_the_first_version_tries_it_again_after_a_resync(tmp_path: Path) -> None:
     verdict = [422]
-
-    def check(handler: BaseHTTPRequestHandler) -> None:
-        answer(verdict[0], b"no")(handler)
-
-    with hosts(tmp_path) as all_, serve(check) as judge:
+    with hosts(tmp_path) as all_, serve(saying(verdict)) as judge:
         hub, one = all_.hub, all_.follower("one", "--strategy", "canary", "--canary-check", judge.url)
         all_.publish(1)
         until(lambda: one.serves(1) and one.client.version(ONE).barred, hub, one)

@@ -28,7 +28,7 @@ class Question {
     this.pace = pace;
     this.due = null;
     this.running = false;
-    this.then = null; // what to do when what is asked now is answered, as that may not be what is wanted any more
+    this.after = null; // what to do when what is asked now is answered, as that may not be what is wanted any more
     this.askedAt = 0;
   }
 
@@ -38,7 +38,7 @@ class Question {
     const wait = Math.max(0, this.askedAt + this.pace - Date.now());
     this.due = setTimeout(() => {
       this.due = null;
-      if (this.running) this.then ??= () => this.want();
+      if (this.running) this.after ??= () => this.want();
       else this.now();
     }, wait);
   }
@@ -48,7 +48,7 @@ class Question {
     clearTimeout(this.due);
     this.due = null;
     if (this.running) {
-      this.then = () => this.now();
+      this.after = () => this.now();
       return;
     }
     this.running = true;
@@ -59,9 +59,9 @@ class Question {
     } finally {
       this.running = false;
     }
-    const { then } = this;
-    this.then = null;
-    if (then !== null) return then();
+    const { after } = this;
+    this.after = null;
+    if (after !== null) return after();
     if (!isAnswered && state.link.state === "live") setTimeout(() => this.want(), AGAIN);
   }
 }

@@ -109,8 +109,14 @@ def as_told(known: VersionRecord, told: Told) -> VersionRecord:
     """
     allowed = known.allow_missing or told.allow_missing, known.allow_extra or told.allow_extra
     given_up = None if told.barred else known.given_up
-    now = replace(known, pinned=told.pinned, barred=told.barred or given_up is not None, given_up=given_up)
-    now = replace(now, allow_missing=allowed[0], allow_extra=allowed[1])
+    now = replace(
+        known,
+        pinned=told.pinned,
+        barred=told.barred or given_up is not None,
+        given_up=given_up,
+        allow_missing=allowed[0],
+        allow_extra=allowed[1],
+    )
     is_new = allowed != (known.allow_missing, known.allow_extra)
     if is_new and known.state is VersionState.REJECTED and known.code not in FOR_EVERY_NOTICE:
         return replace(now, state=VersionState.ANNOUNCED, reason=None, code=None)

@@ -162,9 +162,9 @@ class FullVersion(UpdateSource):
 class ServedAgain(UpdateSource):
     """An update to what is served already: SGLang records it once more, and nothing is written.
 
-    A version that SGLang loads while requests are paused in place is loaded before SGLang says that it could not flush
-    its cache, and keeps its old path and label. The service then has it loaded again. A delta does not lead from
-    itself, and an offer may be over: where the weights are still what that update left, there is nothing to write.
+    SGLang loads a version before it says that it could not flush its cache, as where something else has paused it in
+    place, and keeps its old path and label. The service then has it loaded again. A delta does not lead from itself,
+    and an offer may be over: where the weights are still what that update left, there is nothing to write.
     """
 
     kind = "again"

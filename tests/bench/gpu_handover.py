@@ -1,7 +1,7 @@
 """From `publish()` to answers by new, verified weights: full versions, deltas, and hand-overs from memory, in one run.
 
     python tests/bench/gpu_handover.py --models DIR --url URL --root DIR [--out FILE] [--rounds 10] [--device 1]
-        [--engine vllm] [--stock] [--dtype fp8_block] [--transport nccl gloo] [--room GB] [--pause-mode in_place]
+        [--engine vllm] [--stock] [--dtype fp8_block] [--transport nccl gloo] [--room GB] [--pause-mode abort]
 
 A server was started on DIR/a (Qwen2.5-1.5B's shapes) with the plugin in its environment and REFITD_SGLANG_ROOT=root
 (REFITD_VLLM_ROOT=root), the root on tmpfs and empty but for `.refitd`. This process is the trainer: it has the weights

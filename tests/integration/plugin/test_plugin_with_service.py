@@ -1,18 +1,16 @@
 """The plugin in a real SGLang and the service: what it is used for, what is said of it, and deaths at bad moments."""
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from refitd.engine.port import Outcome, Reached, Stage
-from refitd.engine.sglang.info import dialect_of
 from refitd_client.contract.states import Kind
 from support.delta_jobs import fine_tuning
 from support.jobs import RUN as OTHER
 from support.jobs import running, served_by
-from support.plugged import RELEASE, PluggedSglang
+from support.plugged import PluggedSglang
 from support.subject import Subject, ignore_stage
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
@@ -62,29 +60,6 @@ def test_deltas_are_written_in_place_and_answered_as_the_gathered_model_is(
         job.serve(whole, 5)
         assert served_by(sglang_plugged).answer == by_deltas.answer
     assert not (root / ".refitd" / "copies").exists()
-
-
-@pytest.mark.skipif("in_place" not in dialect_of(RELEASE).pause_modes, reason=f"SGLang {RELEASE} is paused by abort")
-def test_a_delta_that_comes_while_requests_go_on_in_place_is_served_though_the_cache_is_not_flushed_at_once(
-    sglang_plugged: PluggedSglang, models: Path, service: Path, tmp_path: Path
-) -> None:
-    """SGLang has written it then, and keeps the old label: the service retracts what runs, and tells it again."""
-    root = sglang_plugged.root
-    with running(service, sglang_plugged, "--run", OTHER, "--pause-mode", "in_place", root=root) as job:
-        with fine_tuning(job, models / "model_a") as trainer, ThreadPoolExecutor(1) as pool:
-            trainer.publish()
-            is_under_way = False
-            for _ in range(3):
-                asked = pool.submit(sglang_plugged.generate, 500)
-                is_delta = trainer.publish().kind is Kind.DELTA
-                is_under_way = is_under_way or (is_delta and not asked.done())
-                asked.result()
-            assert is_under_way  # a delta has come while a request was answered
-            by_deltas, step = trainer.answered(), trainer.step
-            assert by_deltas.label == str(step)
-            whole = trainer.gathered(tmp_path / "whole")
-        job.serve(whole, step + 1)
-        assert served_by(sglang_plugged).answer == by_deltas.answer
 
 
 async def test_an_engine_that_dies_after_it_has_prepared_is_found_again_when_it_is_back(

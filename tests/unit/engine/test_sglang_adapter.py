@@ -208,10 +208,10 @@ async def test_a_server_that_is_lost_after_the_load_is_not_believed() -> None:
 async def test_a_cache_that_running_requests_hold_is_given_up_by_retracting_them() -> None:
     with scripted_sglang() as sglang:
         sglang.on(LOAD, said(400, NOT_FLUSHED))
-        async with speaking_to(sglang, pause_mode="in_place") as engine:
+        async with speaking_to(sglang) as engine:
             done = await refit(engine)
     assert (done.outcome, done.resumed) == (Outcome.ACK, True)
-    assert sglang.bodies(PAUSE) == [{"mode": "in_place"}, {"mode": "retract"}]
+    assert sglang.bodies(PAUSE) == [{"mode": "retract"}, {"mode": "retract"}]
     assert sglang.changes == [PAUSE, LOAD, PAUSE, LOAD, RESUME]
 
 
@@ -423,7 +423,7 @@ STILL_RUNNING = answer(400, b"Flush cache failed.")
 
 @pytest.mark.parametrize(
     ("version", "wanted", "mode"),
-    [("0.5.20", "retract", "abort"), ("0.5.20", "in_place", "abort"), ("0.5.21", "in_place", "retract")],
+    [("0.5.20", "retract", "abort"), ("0.5.20", "keep", "abort"), ("0.5.21", "keep", "retract")],
 )
 async def test_a_server_that_dies_of_a_flush_is_told_to_load_only_when_a_flush_has_gone_well(
     version: str, wanted: str, mode: str

@@ -44,10 +44,10 @@ def test_a_version_that_says_nothing_gets_the_careful_dialect(version: str) -> N
 @pytest.mark.parametrize(
     ("version", "dies_of_flush", "modes"),
     [
-        ("0.5.20", True, {"abort": "abort", "retract": "abort", "in_place": "abort"}),
-        ("0.5.21", True, {"abort": "abort", "retract": "retract", "in_place": "retract"}),
-        ("0.5.22rc1", True, {"abort": "abort", "retract": "retract", "in_place": "retract"}),
-        ("0.5.22", False, {"abort": "abort", "retract": "retract", "in_place": "in_place"}),
+        ("0.5.20", True, {"abort": "abort", "retract": "abort", "keep": "abort"}),
+        ("0.5.21", True, {"abort": "abort", "retract": "retract", "keep": "retract"}),
+        ("0.5.22rc1", True, {"abort": "abort", "retract": "retract", "keep": "retract"}),
+        ("0.5.22", False, {"abort": "abort", "retract": "retract", "keep": "retract"}),
     ],
 )
 def test_no_server_is_paused_in_a_mode_that_it_would_not_survive(

@@ -314,7 +314,7 @@ async def test_files_that_changed_while_they_were_read_count_only_where_digests_
 
 
 @pytest.mark.parametrize(
-    ("asked", "sent"), [("auto", "keep"), ("in_place", "keep"), ("wait", "wait"), ("abort", "abort")]
+    ("asked", "sent"), [("auto", "keep"), ("retract", "keep"), ("wait", "wait"), ("abort", "abort")]
 )
 async def test_the_setting_says_what_becomes_of_requests_in_flight(asked: str, sent: str) -> None:
     with scripted_vllm() as vllm:

@@ -250,12 +250,12 @@ class SglangEngine:
         recorded = target.not_fingerprint
         return recorded if recorded is not None and not recorded.startswith(BY_PLUGIN) else await self._contents()
 
-    async def _pause(self, target: Target, mode: str | None = None) -> NoReply | str | None:
+    async def _pause(self, target: Target) -> NoReply | str | None:
         # Answers say which part came from which label. Where a trainer did a step again the label stays as it is: no
         # answer may continue through such a load, since its parts could not be told apart afterwards.
         says = self._last
         is_renewed = says is not None and says.weight_version == target.label and says.model_path != target.path
-        mode = self._dialect.pause_mode("abort" if is_renewed else mode or self._pause_mode)
+        mode = self._dialect.pause_mode("abort" if is_renewed else self._pause_mode)
         return await calls.pause(self._http, mode, drains=self._dialect.dies_of_flush)
 
     async def _others_paused(self) -> str | None:
@@ -329,7 +329,8 @@ class SglangEngine:
             case NotFlushed(reason) if again:
                 return _tainted(reason, watch)
             case NotFlushed():
-                # Requests that were paused in place hold on to what the old weights computed. Retracted ones do not.
+                # Something else has resumed it since the pause, and paused it in place: requests hold on to what the
+                # old weights computed. Retracted ones do not.
                 await calls.pause(self._http, "retract", drains=False)
                 return await self._load(target, before, watch, again=True)
             case Loaded(version, found, how):

@@ -56,8 +56,6 @@ from refitd_client.transport.ipc.offer import OfferedTensor
 FREE_SECONDS = 60.0  # in which an engine is to answer again after its sender has ended
 ALIVE_SECONDS = 10.0
 MOST_DOUBTS = 2
-# Requests that go on in place would have the cache kept, and with it what the old weights computed.
-_PAUSE_MODES = {"in_place": "retract"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,9 +173,7 @@ class SglangGroupEngine(SglangEngine):
         begun = False
         try:
             with watch.during(Stage.PAUSE):
-                fault = await clear(self._http, self._stores) or await self._pause(
-                    target, _PAUSE_MODES.get(self._pause_mode)
-                )
+                fault = await clear(self._http, self._stores) or await self._pause(target)
                 fault = await met.group.begin() if fault is None else fault
             if fault is None:
                 begun = True

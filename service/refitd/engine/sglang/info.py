@@ -10,8 +10,9 @@ What each release can do was read from the released wheels:
     0.5.21  a flush works while requests are retracted
     0.5.22  a refused flush fails the update call; before, the scheduler asserts that it went well, and dies
 
-So `retract`, which keeps requests in flight, is safe from 0.5.21 on and `in_place` from 0.5.22 on. An older server
-pauses with `abort`, whatever was asked for, and shows by a flush that nothing runs before it is told to load.
+So `retract`, which keeps requests in flight, is safe from 0.5.21 on. An older server pauses with `abort`, whatever was
+asked for, and shows by a flush that nothing runs before it is told to load. SGLang's third mode, `in_place`, keeps what
+the old weights computed for requests in flight, and an update may not (ADR 32).
 A release that is not known yet is taken for the newest that is; one before a release (`0.5.21.dev7`, as a build from
 source calls itself) may lack what that release brought.
 """
@@ -35,7 +36,7 @@ _CHECKSUMS = (0, 5, 12)
 _NAMES_STARTUP = (0, 5, 18)
 _RETRACT_FLUSHES = (0, 5, 21)
 _SURVIVES_FLUSH = (0, 5, 22)
-PAUSE_MODES = {"retract": _RETRACT_FLUSHES, "in_place": _SURVIVES_FLUSH, "abort": OLDEST}
+PAUSE_MODES = {"retract": _RETRACT_FLUSHES, "abort": OLDEST}
 """What a server does with requests in flight, the best first, and the first release that survives a load with it."""
 _NO_DRAFT = frozenset({"", "NGRAM", "UNO"})  # speculation without a model of its own
 _RELEASE = re.compile(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})(?!\d)(?:\.?(dev|rc|a|b))?")

@@ -27,10 +27,8 @@ from refitd_client.fingerprint.rows import Rows, bits_at, on_device
 from refitd_client.fingerprint.tensors import has_triton
 from refitd_client.write import cuda_driver
 
-ROOM = 24 * 2**20
-"""Bytes of a buffer on the device. It is made larger only for a single part with more changes. To take what fits into a
-buffer is a dozen calls of torch's, about half a millisecond of the trainer's: of 3.09 GB with 1 % changed, five times.
-"""
+ROOM = 2**23
+"""Bytes of a buffer on the device. It is made larger only for a single part with more changes."""
 
 LONGEST = 2**20
 """Elements of a part: of 16 bits, its changes fit a buffer whatever changed."""

@@ -68,11 +68,11 @@ class _Plan:
 async def _planned(service: Service, order: Rollback) -> _Plan:
     decides = decides_run(service.store.runs.upstream, order.run)
     leave_to_upstream(service, f"roll run {order.run} back", decides=decides)
+    if not service.store.published_of(order.run):  # before a version is blamed that is named with it
+        raise unknown(service.store, Slug.UNKNOWN_RUN, f"no version of run {order.run} is known: {_LISTED}")
     goal = None if order.to is None else await _sealed(service, order.run, order.to)
     # Nothing is awaited from here on: what is decided is still true where it is done.
     versions = service.store.published_of(order.run)
-    if not versions:
-        raise unknown(service.store, Slug.UNKNOWN_RUN, f"no version of run {order.run} is known: {_LISTED}")
     current = service.targets.of_run(order.run).target
     if current is None:
         explains = f"'refitd explain {order.run}' says why, and what it waits for"

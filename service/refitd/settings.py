@@ -176,8 +176,9 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
     pause_mode: Annotated[str, AfterValidator(check_pause_mode)] = Field(
         default="auto",
         description="What becomes of requests in flight when an engine loads: they go on afterwards, and what they had "
-        "is computed again (SGLang: retract, vLLM: keep); they end first (vLLM: wait); or they are ended (abort). auto: "
-        "they go on, but for SGLang before 0.5.21, which can only end them. A mode of the other kind counts as auto",
+        "is computed again (SGLang: retract, vLLM: keep); they end first (vLLM: wait); or they are ended (abort). "
+        "auto: they go on, but for SGLang before 0.5.21, which can only end them. A mode that an engine lacks counts "
+        "as auto",
     )
     vllm_stock_ranks: bool = Field(
         default=False,

@@ -82,7 +82,7 @@ def require_folder(root: str) -> None:
         case "s3" | "gs" | "az" as store:
             meant = f"an object store is named as a text with two slashes, {store}://…"
         case "file":
-            meant = "name the folder by its path, without file:"
+            raise ValueError("root begins with file:/: name the folder by its path. No folder is an object store")
         case "http" | "https":
             meant = "the service's URL is service_url, and root the folder that it watches"
         case _:

@@ -333,8 +333,10 @@ class WeightPublisher:
             raise ValueError(f"block is {block!r}: it is 'committed' or 'staged'")
         if delta not in {"auto", "never"}:
             raise ValueError(f"delta is {delta!r}: it is 'auto' or 'never'")
-        if handover and (delta != "never" or self._context.connection is None):
-            raise ValueError("handover=True goes with a service_url, and with delta='never'")
+        if handover and self._context.connection is None:
+            raise ValueError("handover=True needs a service to tell engines: open the publisher with service_url")
+        if handover and delta != "never":
+            raise ValueError("handover=True and delta='auto' are two ways: leave one out")
         if transport is not None and (handover or delta != "never" or block != "committed"):
             raise ValueError("transport goes without delta, block and handover: it says what they would")
         said = metadata_texts(metadata)

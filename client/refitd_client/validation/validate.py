@@ -280,7 +280,7 @@ _ADVICE = {
     ),
     Difference.DTYPE: (
         Code.WRONG_DTYPE,
-        "save in the model's dtype, or set --allow-dtype-cast (REFITD_ALLOW_DTYPE_CAST) to let engines cast",
+        "publish in the model's dtype (dtype=, of a publisher), or let engines cast: --allow-dtype-cast of the service",
     ),
 }
 

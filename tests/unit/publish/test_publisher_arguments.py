@@ -47,7 +47,7 @@ def test_metadata_that_is_no_text_is_refused_by_key_and_type_before_anything_is_
             "with GS:/, and is none that is known: an object store is named as a text with two slashes, gs://…",
         ),
         ("http://user:hidden@host:8700", "the service's URL is service_url, and root the folder that it watches"),
-        ("file:///mnt/weights", "name the folder by its path, without file:"),
+        ("file:///mnt/weights", "name the folder by its path"),
         ("hdfs://namenode/weights", "object stores are named s3://bucket/prefix, gs://bucket/prefix or az://"),
     ],
 )

@@ -329,8 +329,7 @@ class SglangEngine:
             case NotFlushed(reason) if again:
                 return _tainted(reason, watch)
             case NotFlushed():
-                # Something else has resumed it since the pause, and paused it in place: requests hold on to what the
-                # old weights computed. Retracted ones do not.
+                # Something else has paused it in place since: requests hold on to what the old weights computed.
                 await calls.pause(self._http, "retract", drains=False)
                 return await self._load(target, before, watch, again=True)
             case Loaded(version, found, how):

@@ -80,7 +80,10 @@ async def _planned(service: Service, order: Rollback) -> _Plan:
     goal = goal or last_good_before(versions, current)
     if goal is None:
         raise ProblemError(Slug.NOTHING_TO_ROLL_BACK, _why_nowhere(current, unserved_before(versions, current)))
-    return _Plan(current, goal, to_bar(versions, goal))
+    # What was lost and is deleted here may be in an object store, whose followers are to go back as well.
+    known = {version.id: version for version in (*versions, *service.store.index.lost_too_of(order.run))}
+    newest_first = sorted(known.values(), key=lambda version: version.order, reverse=True)
+    return _Plan(current, goal, to_bar(newest_first, goal))
 
 
 async def _sealed(service: Service, run: str, to: str) -> VersionRecord:

@@ -36,6 +36,26 @@ def to_push(versions: Iterable[VersionRecord], newest: Order | None, counting: C
     return chosen
 
 
+def for_followers(
+    pointer: Pointer, wanted: VersionRecord | None, known: Iterable[VersionRecord]
+) -> VersionRecord | None:
+    """What followers of the store are to serve at most: what engines here are to, or a newer version whose files are
+    lost here alone. Nothing is wrong with that one in the store, so followers do not go back, as engines here do not.
+
+    It was served here, or followers were told to serve it. To any other that is lost here they do not go on.
+
+    Args:
+        pointer: the run's.
+        wanted: the version with files that engines here are to serve; None where that is not known.
+        known: the versions of the run that may be served here, and those that were lost and are deleted.
+    """
+    there = {each.id: each.digest for each in pointer.versions if not each.barred}
+    told = pointer.desired or pointer.target
+    lost = (each for each in known if _is_only_lost(each) and each.digest == there.get(each.id, ""))
+    stay = [each for each in lost if each.served_at is not None or each.id == told]
+    return max([*stay, *filter(None, [wanted])], key=lambda version: version.order, default=None)
+
+
 def wanted_there(
     pointer: Pointer,
     wanted: VersionRecord | None,
@@ -51,7 +71,7 @@ def wanted_there(
 
     Args:
         pointer: the run's.
-        wanted: what engines here are to serve; None where that is not known, and followers stay.
+        wanted: what followers are to serve at most; None where that is not known, and they stay.
         rollout: the run's newest rollout.
         strategy: how versions go to the engines here.
         engines: those here that follow the run.
@@ -87,18 +107,25 @@ def missing_there(pointer: Pointer, wanted: VersionRecord | None, waiting: Colle
     return f"{stay} any more, or never was. Publish a newer step; --push-keep says how many stay there"
 
 
-def left_behind(pointer: Pointer, wanted: VersionRecord | None, deleted: Collection[str]) -> frozenset[str]:
+def left_behind(
+    pointer: Pointer,
+    wanted: VersionRecord | None,
+    deleted: Collection[str],
+    known: Iterable[VersionRecord] = (),
+) -> frozenset[str]:
     """The ids of versions that a rollback here has left and that are deleted here, so that no record says it: followers
-    would take the newest of them for good.
+    would take the newest of them for good. Of those that were lost the records do say it.
 
     Args:
         pointer: the run's.
-        wanted: what engines here are to serve.
+        wanted: what followers are to serve at most.
         deleted: the ids of versions that this service has deleted.
+        known: the versions of the run that may be served here, and those that were lost and are deleted.
     """
     if wanted is None:
         return frozenset()
-    return frozenset(each.id for each in pointer.versions if each.id in deleted and each.order > wanted.order)
+    left = set(deleted) - {version.id for version in known if _is_only_lost(version)}
+    return frozenset(each.id for each in pointer.versions if each.id in left and each.order > wanted.order)
 
 
 def without_files(versions: Iterable[VersionRecord]) -> VersionRecord | None:
@@ -116,3 +143,8 @@ def without_files(versions: Iterable[VersionRecord]) -> VersionRecord | None:
 def _is_whole(version: VersionRecord) -> bool:
     """Whether its files are good and have the publisher's manifest."""
     return version.state is VersionState.SEALED and version.owned and version.digest is not None
+
+
+def _is_only_lost(version: VersionRecord) -> bool:
+    """Whether nothing is wrong with it but that its files are lost here."""
+    return version.is_lost and not version.barred

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import structlog
 
-from refitd.push.plan import left_behind, missing_there, to_push, wanted_there, without_files
+from refitd.push.plan import for_followers, left_behind, missing_there, to_push, wanted_there, without_files
 from refitd.rollout.targets import Targets
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
@@ -169,11 +169,12 @@ class Pusher:
         if run.pointer is None:
             return None
         name, store = run.run, self._store
-        wanted, rollout = self._targets.of_run(name).wanted, store.rollouts.get(name)
+        known, rollout = self._targets.with_lost(name), store.rollouts.get(name)
+        wanted = for_followers(run.pointer, self._targets.of_run(name).wanted, known)
         there = wanted_there(run.pointer, wanted, rollout, self._targets.strategy, store.engines_of(name))
         waiting = {each.id for each in to_push(store.versions_of(name), run.newest, _counting(run))}
         missing = missing_there(run.pointer, wanted, waiting)
-        left = left_behind(run.pointer, wanted, store.gone)
+        left = left_behind(run.pointer, wanted, store.gone, known)
         change = _as_here(store.versions, there, left, is_closed=name in store.runs.closed)
         if change(run.pointer) != run.pointer:
             await run.move(change)

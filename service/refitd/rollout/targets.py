@@ -77,6 +77,11 @@ class Targets(Observer):
             self._goals[run] = replace(goals, ordered=self._follows)
         return self._goals[run]
 
+    def with_lost(self, run: str) -> list[VersionRecord]:
+        """What a run's goals are chosen from, and what was lost and is deleted here: an object store may have it."""
+        known = self._store.index.lost_too_of(run)
+        return as_ordered(known, self._store.runs.ordered.get(run)) if self._follows else known
+
     def of_engine(self, engine: EngineRecord) -> Goals:
         """What one engine is to serve now."""
         if engine.run is None:

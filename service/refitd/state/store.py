@@ -152,10 +152,7 @@ class Store:
 
     def put_version(self, record: VersionRecord, text: str | None = None) -> None:
         """Put a version as it is now; `text` says in the log what happened to it."""
-        before = self.versions.get(record.id)
-        evidence = self.index.deleted_evidence.get(record.run)
-        if evidence is not None and evidence.id == record.id:
-            before = evidence
+        before = self.versions.get(record.id) or self.index.deleted(record)
         self.journal.append(writes.put_version(record, self.list_order.of(record.run, record.order)))
         if before is None:
             self._first_seen[record.id] = self.clock.monotonic()

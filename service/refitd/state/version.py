@@ -93,6 +93,11 @@ class VersionRecord:
         return is_over and self.state_before in EVIDENCE
 
     @property
+    def is_lost(self) -> bool:
+        """Whether it was good and has lost its files, also where what was left of them is deleted since."""
+        return self.as_judged.state is VersionState.LOST
+
+    @property
     def as_judged(self) -> "VersionRecord":
         """The version with its last verdict: deleted evidence as it was before."""
         if not self.is_deleted_evidence or self.state_before is None:

@@ -29,7 +29,8 @@ class VersionIndex:
     """`all` holds them by id, `open` those of them without a verdict. Both are changed here alone.
 
     `deleted_evidence` is the newest version of each run that was REJECTED or LOST and is DELETED: how a run stands does
-    not change because files are deleted.
+    not change because files are deleted. `deleted_lost` has, by id, all that were LOST and are DELETED: an object store
+    may still have them. It has versions with a manifest alone: no others are pushed, and they may be thousands.
     """
 
     def __init__(self) -> None:
@@ -37,6 +38,7 @@ class VersionIndex:
         self.all: dict[str, VersionRecord] = {}
         self.open: dict[str, VersionRecord] = {}
         self.deleted_evidence: dict[str, VersionRecord] = {}
+        self.deleted_lost: dict[str, VersionRecord] = {}
         self._by_run: dict[str, dict[str, VersionRecord]] = {}
         self._in_order: dict[str, list[VersionRecord]] = {}
         self._newest: dict[str, Order] = {}
@@ -51,6 +53,7 @@ class VersionIndex:
         self.all[record.id] = record
         self._by_run.setdefault(record.run, {})[record.id] = record
         self._in_order.pop(record.run, None)
+        self.deleted_lost.pop(record.id, None)  # a follower has pulled it again
         if record.state.is_open:
             self.open[record.id] = record
         else:
@@ -61,6 +64,8 @@ class VersionIndex:
         newest = self.deleted_evidence.get(record.run, record)
         if record.is_deleted_evidence and record.order >= newest.order:
             self.deleted_evidence[record.run] = record
+        if record.is_lost and record.owned:
+            self.deleted_lost[record.id] = record
         if (before := self.all.pop(record.id, None)) is not None:
             self._paths[before.path] -= 1
             self._newest.pop(record.run, None)
@@ -77,6 +82,16 @@ class VersionIndex:
             mine = self._by_run.get(run, {}).values()
             self._in_order[run] = sorted(mine, key=lambda version: version.order, reverse=True)
         return list(self._in_order[run])
+
+    def lost_too_of(self, run: str) -> list[VersionRecord]:
+        """Those of a run, and those of `deleted_lost`, newest first."""
+        lost = [record for record in self.deleted_lost.values() if record.run == run]
+        return sorted([*self.of_run(run), *lost], key=lambda version: version.order, reverse=True)
+
+    def deleted(self, record: VersionRecord) -> VersionRecord | None:
+        """What is known of a version that is deleted; None where nothing is kept of it."""
+        evidence = self.deleted_evidence.get(record.run)
+        return evidence if evidence is not None and evidence.id == record.id else self.deleted_lost.get(record.id)
 
     def newest_of(self, run: str) -> Order | None:
         """The newest order of a run's versions; None where it has none."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from refitd.policy.strategy import Strategy, StrategyName
-from refitd.push.plan import left_behind, missing_there, to_push, wanted_there
+from refitd.push.plan import for_followers, left_behind, missing_there, to_push, wanted_there
 from refitd.state.records import CheckState, EngineRecord, RolloutRecord
 from refitd.state.version import VersionRecord
 from refitd_client.bucket.pointer import BucketVersion, Pointer
@@ -127,6 +127,40 @@ def test_what_a_rollback_has_left_is_known_though_it_is_deleted_here() -> None:
     assert left_behind(there, version(6), {id_of(8), id_of(5)}) == {id_of(8)}
     assert left_behind(there, version(9), {id_of(8), id_of(5)}) == set()
     assert left_behind(there, None, {id_of(8)}) == set()
+
+
+LOST = replace(version(3, state=VersionState.LOST), served_at="then")
+TAKEN_AWAY = replace(LOST, state=VersionState.DELETED, state_before=VersionState.LOST)
+
+
+@pytest.mark.parametrize("lost", [LOST, TAKEN_AWAY])
+def test_followers_may_stay_on_what_is_lost_here_alone(lost: VersionRecord) -> None:
+    there = pointer(version(3), version(2))
+    unserved = replace(lost, served_at=None)
+    assert for_followers(there, version(2), [lost, version(2)]) == lost
+    assert for_followers(there, None, [lost]) == lost
+    assert for_followers(there, version(4), [version(4), lost]) == version(4)
+    assert for_followers(there, version(2), [unserved]) == unserved, "they were told to serve it"
+    assert for_followers(pointer(version(3), version(2), desired=2), version(2), [unserved]) == version(2)
+
+
+@pytest.mark.parametrize("lost", [LOST, TAKEN_AWAY])
+def test_followers_go_back_from_what_is_lost_here_where_it_is_barred_or_not_in_the_store(lost: VersionRecord) -> None:
+    there, left = pointer(version(3), version(2)), replace(version(3), barred=True)
+    assert for_followers(there, version(2), [replace(lost, barred=True)]) == version(2)
+    assert for_followers(there, version(2), [replace(lost, digest="another's")]) == version(2)
+    assert for_followers(there, version(2), [replace(lost, digest=None)]) == version(2)
+    assert for_followers(pointer(left, version(2)), version(2), [lost]) == version(2)
+    assert for_followers(pointer(version(2)), version(2), [lost]) == version(2)
+    assert for_followers(there, version(2), [replace(lost, state_before=None, state=VersionState.REJECTED)]) == version(
+        2
+    )
+
+
+def test_what_was_lost_before_it_was_deleted_here_is_left_by_a_rollback_alone() -> None:
+    there, deleted = pointer(version(4), version(3), version(2)), {id_of(3), id_of(4)}
+    assert left_behind(there, version(2), deleted, [TAKEN_AWAY]) == {id_of(4)}
+    assert left_behind(there, version(2), deleted, [replace(TAKEN_AWAY, barred=True)]) == deleted
 
 
 def test_what_is_there_or_on_its_way_or_has_no_files_is_not_missing() -> None:

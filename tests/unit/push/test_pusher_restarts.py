@@ -1,6 +1,5 @@
 """A hub that comes again pushes on, unless another publisher has its run by then."""
 
-import asyncio
 from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
@@ -8,19 +7,16 @@ from pathlib import Path
 import pytest
 
 from refitd.clock import SystemClock
-from refitd.policy.strategy import Strategy
-from refitd.push.pusher import Pusher, _as_here
-from refitd.rollout.targets import Targets
+from refitd.push.pusher import _as_here
 from refitd.state.journal.journal import Journal
 from refitd.state.records import RolloutRecord
 from refitd.state.store import Store
-from refitd.state.version import VersionRecord
-from refitd_client.bucket.pointer import MAX_BYTES, BucketVersion, Pointer, advanced, parse_pointer, pointer_key
-from refitd_client.contract.manifest import parse_manifest
-from refitd_client.contract.naming import MANIFEST_NAME, Order
+from refitd_client.bucket.pointer import BucketVersion, advanced
+from refitd_client.contract.naming import Order
 from refitd_client.contract.states import VersionState
 from support.buckets import RUN, ScriptedBucket, counted, publish_folder
 from support.checkpoints import publish, tensors
+from support.pushing import has, pushed
 
 
 @pytest.fixture
@@ -28,31 +24,6 @@ def store(tmp_path: Path) -> Generator[Store]:
     journal = Journal(tmp_path / "state")
     yield Store(journal, SystemClock())
     journal.close()
-
-
-def has(store: Store, root: Path, step: int) -> None:
-    """A good version of the hub."""
-    folder = publish(root, RUN, step, tensors(step))
-    record = VersionRecord(
-        run=RUN,
-        order=Order(1, step),
-        path=f"{RUN}/{folder.name}",
-        state=VersionState.SEALED,
-        created_at="",
-        digest=parse_manifest((folder / MANIFEST_NAME).read_bytes()).digest,
-        owned=True,
-    )
-    store.put_version(record)
-
-
-def pushed(store: Store, root: Path, bucket: ScriptedBucket) -> Pointer:
-    """What the pointer says when a hub has started and has pushed what there is to push."""
-    pusher = Pusher(store, Targets(store, Strategy()), root, bucket, keep=2)
-    asyncio.run(pusher._push_run(RUN, collects=True))
-    pusher._tell()
-    found = asyncio.run(bucket.read(pointer_key(RUN), MAX_BYTES))
-    assert found is not None
-    return parse_pointer(found.data, RUN)
 
 
 def test_a_hub_that_comes_again_goes_on_with_its_run(store: Store, tmp_path: Path) -> None:

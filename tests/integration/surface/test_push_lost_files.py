@@ -41,14 +41,15 @@ async def test_followers_stay_with_the_hub_s_engine_on_lost_files_and_go_back_wi
     async with serving(tmp_path) as stage:
         for step in (1, 2, 3):
             await stage.served(step)
-        assert (await pushed(stage, bucket)).target == id_of(3)
+            assert (await pushed(stage, bucket)).target == id_of(step)
         await lost(stage, 3)
         pointer = await pushed(stage, bucket)
         assert stage.store.engines["a:1"].serving == id_of(3)
-        assert (pointer.target, [version.barred for version in pointer.versions]) == (id_of(3), [False])
+        assert (pointer.target, [version.barred for version in pointer.versions]) == (id_of(3), [False] * 3)
         await rolled_back(stage)
     async with serving(tmp_path) as stage:  # which was killed before the store was told
         pointer = await pushed(stage, bucket)
+        assert pointer.target == id_of(2)
         assert [version.id for version in pointer.versions if version.barred] == [id_of(3)]
 
 

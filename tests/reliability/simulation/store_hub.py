@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import shutil
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -134,6 +135,12 @@ class StoreHub(Place):
         """An operator has seen enough of the newest version."""
         if self.life is not None:
             self._call(rollback(Rollback(run=RUN), self.life.service))
+
+    def lose_files(self) -> None:
+        """Somebody deletes the folder of the version that was published last, if the store has it."""
+        if self.has_pushed:
+            shutil.rmtree(self.disk.root / RUN / version_folder(self.order), ignore_errors=True)
+            self._last = None  # no delta can be checked against it any more
 
     def restart_trainer(self, *, back: int) -> None:
         """It goes on from a checkpoint of so many steps before, in a new generation."""

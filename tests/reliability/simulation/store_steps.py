@@ -66,6 +66,14 @@ class StoreStory(Story):
     def version_is_rolled_back(self, within: float) -> None:
         self.do(lambda world: world.roll_back_in_store(0, within=within))
 
+    @may(STORE_RULES, within=WITHIN, seconds=one_of([0.0, 2.0, 10.0]), killed=one_of([False, False, True]))
+    def hub_loses_the_files_of_what_it_has_pushed(self, within: float, seconds: float, killed: bool) -> None:
+        """Its followers stay, as its engines do."""
+        self.do(lambda world: world.publish_to_store(0, delta=False, within=within))
+        self.do(lambda world: world.lose_files_of_hub(then=seconds))
+        if killed:
+            self.do(lambda world: world.restart_store_trainer(0, back=0))
+
     @may(STORE_RULES, trainer=TRAINER, call=one_of(CHANGES), faults=several(list(StoreFault), most=3), delta=DELTA)
     def publication_goes_wrong(self, trainer: int, call: StoreCall, faults: list[StoreFault], delta: bool) -> None:
         self.do(lambda world: world.goes_wrong(f"trainer{trainer}", call, faults))

@@ -240,6 +240,12 @@ class StoreWorld(World):
             trainer.roll_back()
         self._until(lambda: not trainer.is_busy, within)
 
+    def lose_files_of_hub(self, *, then: float) -> None:
+        """The hub has the files of what it has pushed no more, and so much time passes."""
+        if self.hub is not None:
+            self.hub.lose_files()
+        self.wait(then)
+
     def restart_store_trainer(self, index: int, *, back: int) -> None:
         """SIGKILL to a trainer or a hub, which comes again, from a checkpoint of so many steps before."""
         trainer = self.trainer(index)

@@ -9,6 +9,7 @@ from itertools import count
 
 import pytest
 
+from refitd_client.contract.states import VersionState
 from simulation.cases import drawn_of_stores
 from simulation.sim_bucket import StoreCall, StoreFault
 from simulation.store_world import StoreWorld
@@ -126,4 +127,22 @@ def test_a_hub_that_comes_again_with_nothing_to_push_leaves_the_run_to_its_publi
         world.publish_to_store(1, delta=False, within=10.0)
         world.wait(10.0)
         assert world.hosts[0].following().serves == "run~v000002.g2"
+        world.heal()
+
+
+def test_followers_stay_on_a_version_whose_files_their_hub_has_lost_and_go_back_when_it_is_rolled_back() -> None:
+    with closing(StoreWorld(7, followers=1, pushed=True)) as world:
+        for _ in range(3):
+            world.publish_to_store(0, delta=False, within=20.0)
+            world.wait(10.0)
+        assert world.hub is not None
+        world.lose_files_of_hub(then=10.0)
+        assert world.hub.life is not None
+        assert world.hub.life.store.versions["run~v000003"].state is VersionState.LOST
+        world.restart_store_trainer(0, back=0)
+        world.wait(20.0)
+        assert world.hosts[0].following().serves == "run~v000003"
+        world.roll_back_in_store(0, within=10.0)
+        world.wait(20.0)
+        assert world.hosts[0].following().serves == "run~v000002"
         world.heal()

@@ -175,10 +175,8 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
     load_timeout: float = Field(default=600.0, gt=0, description="Longest time that an engine may take to load")
     pause_mode: Annotated[str, AfterValidator(check_pause_mode)] = Field(
         default="auto",
-        description="What becomes of requests in flight when an engine loads: they go on afterwards, and what they had "
-        "is computed again (SGLang: retract, vLLM: keep); they end first (vLLM: wait); or they are ended (abort). "
-        "auto: they go on, but for SGLang before 0.5.21, which can only end them. A mode that an engine lacks counts "
-        "as auto",
+        description="What becomes of requests in flight: they go on after a load (SGLang: retract, vLLM: keep), end "
+        "before it (vLLM: wait), or are ended (abort). auto: they go on if the engine can",
     )
     vllm_stock_ranks: bool = Field(
         default=False,

@@ -25,6 +25,7 @@ def test_one_gpu_gets_a_plan_with_reasons(model: list[str]) -> None:
     assert shown.exit_code == 1, "it does not fit"
     for word in ("disk+delta", "Duplicate GPU detected", "does not fit", "mem_fraction_static", "KV cache", "Assumed"):
         assert word in shown.stdout
+    assert "publisher.publish(model, step=step, transport='delta')" in shown.stdout
 
 
 def test_where_nothing_makes_it_fit_there_are_no_changes_to_speak_of(model: list[str]) -> None:

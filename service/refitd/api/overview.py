@@ -231,7 +231,8 @@ def _waiting(seen: RunFacts, newest: VersionRecord | None) -> list[str]:
         found.append(_rolled_back(seen.target, left, is_paused=_is_paused(seen)))
     if _is_paused(seen):
         found.append("Rollouts of this run are paused: no engine goes to a newer version before they are resumed")
-    found += [each for each in [waits_for(seen.upstream, seen.target, newest)] if each is not None]
+    held = waits_for(seen.upstream, seen.target, newest, is_paused=_is_paused(seen))
+    found += [] if held is None else [held]
     if newest is not None and newest != seen.target and _is_gone(newest):
         newest = None  # `_trouble_with` says what became of it
     if newest is not None and newest.state is VersionState.ANNOUNCED and newest.handed:

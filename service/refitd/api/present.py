@@ -1,6 +1,6 @@
 """Turns the service's records into the types of the API. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from refitd.policy.hosts import what_it_does
 from refitd.policy.traffic import steps_from
@@ -25,6 +25,7 @@ def present_version(
     *,
     place: int = 0,
     rollout: RolloutRecord | None = None,
+    hosts: Mapping[str, str] | None = None,
     refused: str | None = None,
     waits_for: str | None = None,
 ) -> Version:
@@ -35,6 +36,7 @@ def present_version(
         engines: those that follow its run.
         place: its place in lists.
         rollout: the newest rollout of its run.
+        hosts: by their ids, what engines do that are hosts and carry out an order.
         refused: why a delta cannot be carried out.
         waits_for: what a delta waits for.
     """
@@ -56,7 +58,7 @@ def present_version(
         created_at=record.created_at,
         in_memory=record.in_memory,
         proved_by=list(record.proved_by),
-        engines=[_on_version(engine, record, rollout) for engine in engines],
+        engines=[_on_version(engine, record, rollout, (hosts or {}).get(engine.id)) for engine in engines],
         timings=record.timings,
         metadata=record.metadata,
         place=place,
@@ -65,12 +67,14 @@ def present_version(
     )
 
 
-def _on_version(engine: EngineRecord, record: VersionRecord, rollout: RolloutRecord | None) -> EngineOnVersion:
+def _on_version(
+    engine: EngineRecord, record: VersionRecord, rollout: RolloutRecord | None, does: str | None
+) -> EngineOnVersion:
     return EngineOnVersion(
         id=engine.id,
         state=engine.state,
         step=_step_of(record.run, engine.serving),
-        reason=_why(engine, rollout) or _why_not(engine, record),
+        reason=does or _why(engine, rollout) or _why_not(engine, record),
         serves=engine.known and engine.serving == record.id and engine.state is not EngineState.UNREACHABLE,
     )
 
@@ -104,8 +108,10 @@ def of_upstream(engine: EngineRecord, store: Store) -> str | None:
         return None
     if (word := upstream_of(store, engine.run)) is None:
         return None
-    serving = store.versions.get(engine.serving or "")
-    return silence(word) or waits_for(word, serving, next(iter(store.versions_of(engine.run)), None))
+    serving, rollout = store.versions.get(engine.serving or ""), store.rollouts.get(engine.run)
+    is_paused = rollout is not None and rollout.paused_since is not None
+    newest = next(iter(store.versions_of(engine.run)), None)
+    return silence(word) or waits_for(word, serving, newest, is_paused=is_paused)
 
 
 def upstream_of(store: Store, run: str) -> UpstreamWord | None:
@@ -130,6 +136,17 @@ def host_does(engine: EngineRecord, store: Store) -> str | None:
         return None if known is None else known.bytes
 
     return what_it_does(engine.host, None if order is None else order.version, size)
+
+
+def orders_of_hosts(engines: Iterable[EngineRecord], store: Store) -> dict[str, str]:
+    """Return what hosts do that carry out an order, by their ids: it comes before why a load of them failed.
+
+    Args:
+        engines: those to look at, whatever they are.
+        store: what the service knows.
+    """
+    carrying = (engine for engine in engines if engine.host is not None and engine.state in _LOADING)
+    return {engine.id: does for engine in carrying if (does := host_does(engine, store)) is not None}
 
 
 def _why_not(engine: EngineRecord, record: VersionRecord) -> str | None:

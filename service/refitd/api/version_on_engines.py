@@ -1,7 +1,8 @@
 """Which engines serve a version, and where the others are: a sentence for each, or one for many that are alike."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from refitd.api.present import orders_of_hosts
 from refitd.rollout.targets import Targets
 from refitd.state.records import EngineRecord, RolloutRecord
 from refitd.state.store import Store
@@ -30,12 +31,13 @@ def on_engines(record: VersionRecord, store: Store, targets: Targets) -> list[st
     rollout = store.rollouts.get(record.run)
     if rollout is not None and rollout.version == record.id and rollout.reason is not None:
         sentences.append(f"Its rollout is {rollout.state}: {rollout.reason}.")
-    if rollout is not None and rollout.paused_since is not None and target is not None and target.id == record.id:
+    is_next = target is not None and record.id in {target.id, store.runs.desired.get(record.run)}
+    if rollout is not None and rollout.paused_since is not None and is_next:
         sentences.append(paused_since(rollout))
     there = [engine for engine in engines if engine.serving == record.id]
     sentences += _serving(there)
     if target is not None and target.id == record.id:
-        sentences += _late([engine for engine in engines if engine.serving != record.id])
+        sentences += _late([engine for engine in engines if engine.serving != record.id], store)
     return sentences
 
 
@@ -62,17 +64,19 @@ def _serving(engines: Iterable[EngineRecord]) -> list[str]:
     return found
 
 
-def _late(engines: Iterable[EngineRecord]) -> list[str]:
+def _late(engines: Iterable[EngineRecord], store: Store) -> list[str]:
     """Say which engines do not serve a run's target yet, and what they do: in one sentence for many in one state."""
     states: dict[EngineState, list[EngineRecord]] = {}
     for engine in engines:
         states.setdefault(engine.state, []).append(engine)
     found: list[str] = []
     for state, group in states.items():
+        does = orders_of_hosts(group, store)
         if len(group) <= FEW:
-            found += [f"Engine {engine.id} does not serve it yet: {_where(engine)}." for engine in group]
+            found += [f"Engine {engine.id} does not serve it yet: {_where(engine, does)}." for engine in group]
             continue
-        why = next((f" ({engine.id}: {engine.reason})" for engine in group if engine.reason), "")
+        whys = ((engine.id, does.get(engine.id) or engine.reason) for engine in group)
+        why = next((f" ({name}: {why})" for name, why in whys if why), "")
         held = {engine.serving for engine in group if state is not EngineState.UNREACHABLE}
         serve = f" and serve {held.pop()}" if len(held) == 1 and None not in held else ""
         ids = listed([engine.id for engine in group])
@@ -80,9 +84,10 @@ def _late(engines: Iterable[EngineRecord]) -> list[str]:
     return found
 
 
-def _where(engine: EngineRecord) -> str:
-    """Say what an engine does instead of serving a version."""
-    why = f" ({engine.reason})" if engine.reason else ""
+def _where(engine: EngineRecord, does: Mapping[str, str]) -> str:
+    """Say what an engine does instead of serving a version. `does` has that of hosts."""
+    reason = does.get(engine.id) or engine.reason
+    why = f" ({reason})" if reason else ""
     return f"it is {engine.state}{why}, and {engine.serves(contents_of(engine))}"
 
 

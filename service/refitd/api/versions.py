@@ -10,7 +10,7 @@ import msgspec
 from fastapi import APIRouter, Query, Request, Response
 
 from refitd.api.context import Service, ServiceOf, find_version, ids_of_step, leave_to_upstream
-from refitd.api.present import present_attempt, present_version
+from refitd.api.present import orders_of_hosts, present_attempt, present_version
 from refitd.policy.served import is_proven, outcome_of
 from refitd.policy.upstream import decides_pin, owned_by
 from refitd.problem import ProblemError, Slug
@@ -220,11 +220,13 @@ async def _set_pin(service: Service, version_id: str, *, pinned: bool) -> Versio
 def presented(service: Service, record: VersionRecord, *, engines: bool = True) -> Version:
     """Return a version as the API shows it; with the engines of its run, unless they are not wanted."""
     store, materializer = service.store, service.materializer
+    on = store.engines_of(record.run) if engines else []
     return present_version(
         record,
-        store.engines_of(record.run) if engines else (),
+        on,
         place=store.list_order.of(record.run, record.order),
         rollout=store.rollouts.get(record.run),
+        hosts=orders_of_hosts(on, store),
         refused=service.targets.carriage.refused.get(record.id),
         waits_for=None if materializer is None else materializer.why_waiting(record),
     )

@@ -22,6 +22,7 @@ from refitd_client.contract.states import WaitOutcome
 from refitd_client.errors import RefitError, StepConflictError
 from refitd_client.http.client import RefitClient
 from refitd_client.http.connection import connect_to
+from refitd_client.http.verdict import Served
 from refitd_client.publish.publication import Publication
 from refitd_client.publish.publisher import WeightPublisher
 
@@ -150,8 +151,9 @@ def publish(
                 progress=None if shown is None else lambda progress: shown.reach(progress.written, progress.total),
             )
         _remark(out, publication, root)
-        outcome = _wait(out, publication, timeout, partial(connect, url, token_file)) if wait else None
-        out.show(published(publication, outcome), *_lines(publication, outcome))
+        served = _wait(out, publication, timeout, partial(connect, url, token_file)) if wait else None
+        outcome = None if served is None else served.outcome
+        out.show(published(publication, outcome), *_lines(publication, served))
 
 
 def published(publication: Publication, outcome: WaitOutcome | None) -> PublishAnswer:
@@ -189,17 +191,17 @@ def _remark(out: Output, publication: Publication, root: Path) -> None:
         )
 
 
-def _wait(out: Output, publication: Publication, timeout: float, asking: Callable[[], RefitClient]) -> WaitOutcome:
+def _wait(out: Output, publication: Publication, timeout: float, asking: Callable[[], RefitClient]) -> Served:
     _look_for_pause(out, publication, asking)
     if not out.shows_progress:
-        return publication.wait(timeout).outcome
+        return publication.wait(timeout)
     ends, id_ = time.monotonic() + timeout, publication.version_id
     with (
         out.err.status(render.sentence(f"{id_} is published; waiting until engines serve it")) as line,
         asking() as client,
     ):
         return watched(
-            lambda: publication.wait(timeout).outcome,
+            lambda: publication.wait(timeout),
             lambda: line.update(render.sentence(progress_of(client.version(id_), ends - time.monotonic()))),
         )
 
@@ -209,9 +211,15 @@ def _look_for_pause(out: Output, publication: Publication, asking: Callable[[], 
         say_if_paused(out, client, publication.run)
 
 
-def _lines(publication: Publication, outcome: WaitOutcome | None) -> list[render.Text]:
+def _lines(publication: Publication, served: Served | None) -> list[render.Text]:
     took = span(publication.notice.publish_ms or 0.0)
     lines = [f"{publication.version_id}: {render.size(publication.bytes)} in {took}, {publication.path}"]
-    if outcome is not None:
-        lines.append(f"{publication.version_id} is {outcome}.")
+    if served is not None:
+        lines.append(f"{publication.version_id} {_ended(served)}.")
     return [render.sentence(line) for line in lines]
+
+
+def _ended(served: Served) -> str:
+    """How the wait ended; where engines do not have the version, which."""
+    lacks = served.outcome is WaitOutcome.SERVED and not all(engine.serves for engine in served.engines)
+    return render.served_by(served.version) if lacks else f"is {served.outcome}"

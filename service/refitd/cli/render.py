@@ -306,10 +306,7 @@ def outcome(result: WaitResult) -> Text:
     version = result.version
     match result.outcome:
         case WaitOutcome.SERVED:
-            told = f"is served by {engines_on(version)} engines"
-            for engine in version.engines:
-                if not engine.serves:
-                    told += f"; {engine.id} is {engine.state}" + (f" ({engine.reason})" if engine.reason else "")
+            told = served_by(version)
         case WaitOutcome.SUPERSEDED:
             told = "was overtaken: engines serve, or are brought to, something newer"
         case WaitOutcome.SEALED | WaitOutcome.TAKEN | WaitOutcome.PENDING | WaitOutcome.FAILED:
@@ -317,6 +314,15 @@ def outcome(result: WaitResult) -> Text:
         case _:
             assert_never(result.outcome)
     return sentence(f"{version.id} {told}.")
+
+
+def served_by(version: Version) -> str:
+    """How many engines serve a version that is served, and where the others are: a quorum is enough for that."""
+    told = f"is served by {engines_on(version)} engines"
+    for engine in version.engines:
+        if not engine.serves:
+            told += f"; {engine.id} is {engine.state}" + (f" ({engine.reason})" if engine.reason else "")
+    return told
 
 
 def size(count: int | None) -> str:

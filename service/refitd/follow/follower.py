@@ -31,7 +31,7 @@ from refitd.follow.upstream import (
     UpstreamRun,
     UpstreamVersion,
 )
-from refitd.policy.hosts import engines_of_host, order_state, proof_of_host
+from refitd.policy.hosts import engines_of_host, order_state, proof_of_host, why_it_waits
 from refitd.policy.pulls import HELD, PullPlan, as_told, is_held_back, plan_pulls, pull_fault, why_not_good
 from refitd.policy.served import is_proven
 from refitd.rollout.targets import Targets
@@ -128,6 +128,7 @@ class UpstreamFollower:
         """What this follower says of itself."""
         run = self.run_followed or ""
         desired, serves, engines = self._store.runs.desired.get(run), self._serves(run), self._store.engines_of(run)
+        paused = why_it_waits(self._store.rollouts.get(run))
         order, reason = order_state(
             desired,
             self._store.runs.ordered.get(run),
@@ -135,7 +136,7 @@ class UpstreamFollower:
             engines,
             quorum=self._quorum,
             refused=None if desired is None else self._refused(desired),
-            rollout=self._store.rollouts.get(run),
+            paused=paused,
         )
         configuration, proof = proof_of_host(serves, engines, self._store.fingerprint)
         return Following(
@@ -160,7 +161,9 @@ class UpstreamFollower:
             order_reason=reason,
             configuration=configuration,
             proof=proof,
-            host=engines_of_host(self._identity.name, list(self._store.engines.values())),
+            host=engines_of_host(
+                self._identity.name, self._store.engines.values(), reason if reason == paused else None
+            ),
         )
 
     def _refused(self, desired: str) -> str | None:

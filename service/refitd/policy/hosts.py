@@ -8,7 +8,7 @@ that are made of the same.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from hashlib import blake2b
 
 from refitd.engine.fingerprints import ANSWERED, BY_HOST, names_of_means
@@ -77,7 +77,7 @@ def order_state(
     *,
     quorum: int,
     refused: str | None = None,
-    rollout: RolloutRecord | None = None,
+    paused: str | None = None,
 ) -> tuple[OrderState, str | None]:
     """How far a host is with what it is to serve, and why, in a sentence.
 
@@ -88,7 +88,7 @@ def order_state(
         engines: those of the run.
         quorum: engines that must serve a version before it counts as served.
         refused: why it cannot be pulled, None where it can.
-        rollout: the run's newest rollout.
+        paused: why engines go to nothing newer, a sentence (`why_it_waits`); None while rollouts of the run go on.
     """
     if desired is None:
         return OrderState.NONE, None
@@ -98,7 +98,6 @@ def order_state(
         return OrderState.REFUSED, f"{desired} was given up there: {here.reason or 'it is barred'}"
     if refused is not None and ordered != desired:
         return OrderState.REFUSED, refused
-    paused = None if rollout is None or rollout.why_paused is None else f"on that host {rollout.why_paused}"
     if ordered != desired:
         is_here = here is not None and here.state is VersionState.SEALED
         return OrderState.COMES, (is_here and paused) or f"{desired} is pulled and checked there"
@@ -106,6 +105,19 @@ def order_state(
         return OrderState.SERVED, None
     state, why = _of_engines(desired, engines)
     return state, (paused or why) if state is OrderState.COMES else why
+
+
+def why_it_waits(rollout: RolloutRecord | None) -> str | None:
+    """What a host whose run is paused there tells its hub, where the reader is: who and where it is resumed. None where
+    it is not paused.
+
+    Args:
+        rollout: the run's newest rollout on the host.
+    """
+    if rollout is None or rollout.paused_since is None:
+        return None
+    run, since = rollout.run, rollout.paused_since
+    return f"rollouts of {run} are paused on that host since {since}: refitd resume {run} there"
 
 
 def _of_engines(desired: str, engines: Sequence[EngineRecord]) -> tuple[OrderState, str | None]:
@@ -166,6 +178,8 @@ def what_it_does(host: HostEngines | None, ordered: str | None, size: Callable[[
     """
     if host is None:
         return None
+    if host.waits is not None:
+        return f"waits: {host.waits}" if ordered is None else f"waits to load {ordered}: {host.waits}"
     if host.pulling is not None:
         whole = size(host.pulling)
         of = "" if whole is None else f" of {size_of(whole)}"
@@ -179,12 +193,13 @@ def _digest(texts: Sequence[str]) -> str:
     return blake2b("\n".join(texts).encode(), digest_size=12).hexdigest()
 
 
-def engines_of_host(follower: str, engines: Sequence[EngineRecord]) -> HostEngines:
+def engines_of_host(follower: str, engines: Collection[EngineRecord], waits: str | None = None) -> HostEngines:
     """A host's engines in short, those that need a look first.
 
     Args:
         follower: the name of the service there.
         engines: all of its engines.
+        waits: why they are not brought to what was ordered, None where they are.
     """
     first = sorted(engines, key=lambda engine: (engine.state in _CALM, engine.id))
     shown = tuple(
@@ -197,4 +212,5 @@ def engines_of_host(follower: str, engines: Sequence[EngineRecord]) -> HostEngin
         )
         for engine in first[:MAX_HOST_ENGINES]
     )
-    return HostEngines(follower=follower, states=dict(Counter(engine.state for engine in engines)), engines=shown)
+    states = dict(Counter(engine.state for engine in engines))
+    return HostEngines(follower=follower, states=states, engines=shown, waits=waits)

@@ -22,20 +22,25 @@ def silence(word: UpstreamWord | None) -> str | None:
     return f"Nothing was heard from {word.name} {since}: whether it has anything newer is not known here"
 
 
-def waits_for(word: UpstreamWord | None, target: VersionRecord | None, newest: VersionRecord | None) -> str | None:
+def waits_for(
+    word: UpstreamWord | None, target: VersionRecord | None, newest: VersionRecord | None, *, is_paused: bool = False
+) -> str | None:
     """Say what keeps a host from anything newer, or what it pulls; None where that is nothing of the upstream's.
 
     Args:
         word: what is known of the upstream.
         target: what the engines of this host should serve now.
         newest: the newest version that is here.
+        is_paused: whether rollouts of the run are paused on this host itself.
     """
     if word is None or word.silent_since is not None:  # what it said last may be over
         return None
     if word.is_paused:
         return f"{word.name} has paused the run: this host goes to nothing newer before it is resumed there"
-    if is_here(newest, target) and newest is not None and newest.id != word.wanted:
-        return f"Step {newest.order.step:,} is here and good: {_why_not_yet(word)}"
+    if is_here(newest, target) and newest is not None and (newest.id != word.wanted or is_paused):
+        resumed = f"engines load it when rollouts are resumed here (refitd resume {newest.run})"
+        why = resumed if newest.id == word.wanted else _why_not_yet(word)
+        return f"Step {newest.order.step:,} is here and good: {why}"
     pulled = parse_version_id(word.pulling or "")
     return None if pulled is None else f"Step {pulled[1].step:,} is pulled from {word.name}"
 

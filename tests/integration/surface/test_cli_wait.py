@@ -17,6 +17,7 @@ from refitd.cli.wait import look_for, progress_of
 from refitd_client.contract.states import EngineState, VersionState, WaitOutcome
 from refitd_client.contract.wire import Problem, WaitResult
 from refitd_client.http.client import RefitClient
+from refitd_client.http.verdict import Served
 from support.command_line import answer, refitd
 from support.stand_in_service import StandIn, make_engine, make_run, make_version, on_version, stand_in
 
@@ -253,6 +254,20 @@ class TestPublish:
         result = refitd(*self.publish(checkpoint, "--url", service.url, "--wait"))
         assert result.exit_code == 0, result.output
         assert "exp~trial~v000007 is served." in result.stdout
+
+    def test_wait_names_the_engines_that_do_not_have_what_is_served(
+        self, service: StandIn, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        id_ = "exp~trial~v000007"
+        there = make_engine("host-1", run="exp/trial", version=id_, step=7)
+        away = make_engine("host-2", state=EngineState.UNREACHABLE, step=None, reason="connection refused")
+        version = make_version(7, id=id_, run="exp/trial", engines=[on_version(there, id_), on_version(away)])
+        served = Served(outcome=WaitOutcome.SERVED, engines=version.engines, version=version)
+        monkeypatch.setattr("refitd_client.publish.publication.Publication.wait", lambda *_: served)
+        result = refitd(*self.publish(checkpoint, "--url", service.url, "--wait"))
+        assert result.exit_code == 0
+        last = result.stdout.splitlines()[-1]
+        assert last == f"{id_} is served by 1/2 engines; host-2 is UNREACHABLE (connection refused)."
 
     def test_wait_says_at_once_that_rollouts_are_paused_and_what_resumes_them(
         self, service: StandIn, checkpoint: Path

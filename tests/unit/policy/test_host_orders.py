@@ -1,5 +1,6 @@
 """A host as its hub sees it: which orders it obeys, how far it is with one, and what it proves."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from refitd.policy.hosts import (
     proof_of_host,
     refusal_of,
     what_it_does,
+    why_it_waits,
 )
 from refitd.state.records import AttemptRecord, EngineRecord, HostLead, RolloutRecord
 from refitd_client.contract.follow import HostOrder
@@ -82,16 +84,18 @@ def test_an_order_comes_until_all_engines_serve_it() -> None:
 
 def test_an_order_that_waits_for_a_pause_of_the_host_says_so() -> None:
     held = engine(serving=V1)
-    paused = RolloutRecord(number=1, run="run", version=V1, cause="", started_at="", paused_since="2026-01-01")
+    rollout = RolloutRecord(number=1, run="run", version=V1, cause="", started_at="", paused_since="2026-01-01")
+    paused = why_it_waits(rollout)
 
     def why(ordered: str, here: VersionState = VersionState.SEALED) -> tuple[OrderState, str | None]:
-        return order_state(V2, ordered, version(2, state=here), [held], quorum=1, rollout=paused)
+        return order_state(V2, ordered, version(2, state=here), [held], quorum=1, paused=paused)
 
-    waits = (OrderState.COMES, "on that host rollouts of run are paused: refitd resume run")
+    waits = (OrderState.COMES, "rollouts of run are paused on that host since 2026-01-01: refitd resume run there")
     assert why(V1) == why(V2) == waits
     assert why(V1, VersionState.VALIDATING) == (OrderState.COMES, f"{V2} is pulled and checked there")
-    served = order_state(V2, V2, version(2), [engine(serving=V2)], quorum=1, rollout=paused)
+    served = order_state(V2, V2, version(2), [engine(serving=V2)], quorum=1, paused=paused)
     assert served == (OrderState.SERVED, None)
+    assert why_it_waits(None) is why_it_waits(replace(rollout, paused_since=None)) is None
 
 
 def test_an_order_is_refused_in_the_words_of_what_refuses_it() -> None:
@@ -173,5 +177,7 @@ def test_what_a_host_does_for_its_engines_is_said_while_it_does_it() -> None:
     assert does(size=None, **pulls) == f"pulls {V2} (3.1 GB)"
     assert does() == f"prepares {V2}: it is pulled and checked there"
     assert does(loading=V2) == f"loads {V2}"
+    assert does(waits="it is paused", **pulls) == f"waits to load {V2}: it is paused"
+    assert does(ordered=None, waits="it is paused") == "waits: it is paused"
     assert does(ordered=None) is None
     assert what_it_does(None, V2, lambda _: None) is None

@@ -130,7 +130,8 @@ def picture(told: Following) -> HostEngines | None:
     """What a host says of its engines, and of what it does for them now; None where it names no engines."""
     if told.host is None:
         return None
-    is_loading = told.order is OrderState.COMES and told.ordered == told.desired
+    goes = told.order is OrderState.COMES and told.host.waits is None
+    is_loading = goes and told.ordered == told.desired
     return replace(
         told.host,
         upstream=told.upstream,

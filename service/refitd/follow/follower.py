@@ -126,19 +126,19 @@ class UpstreamFollower:
 
     def following(self) -> Following:
         """What this follower says of itself."""
-        run = self.run_followed or ""
-        desired, serves, engines = self._store.runs.desired.get(run), self._serves(run), self._store.engines_of(run)
-        paused = why_it_waits(self._store.rollouts.get(run))
+        run, store = self.run_followed or "", self._store
+        desired, serves, engines = store.runs.desired.get(run), self._serves(run), store.engines_of(run)
+        paused = why_it_waits(store.rollouts.get(run))
         order, reason = order_state(
             desired,
-            self._store.runs.ordered.get(run),
-            self._store.versions.get(desired or ""),
+            store.runs.ordered.get(run),
+            store.versions.get(desired or ""),
             engines,
             quorum=self._quorum,
             refused=None if desired is None else self._refused(desired),
             paused=paused,
         )
-        configuration, proof = proof_of_host(serves, engines, self._store.fingerprint)
+        configuration, proof = proof_of_host(serves, engines, store.fingerprint)
         return Following(
             follower=self._identity.name,
             upstream=self._sources.upstream.name,
@@ -146,11 +146,11 @@ class UpstreamFollower:
             heard_at=self._hearing.heard_at,
             run=self.run_followed,
             desired=desired,
-            ordered=self._store.runs.ordered.get(run),
+            ordered=store.runs.ordered.get(run),
             serves=serves,
             pulling=None if self._pulling is None else self._pulling[0],
             pulled_bytes=self._puller.arrived if self._pulling is not None else 0,
-            fault=self._store.faults.upstream,
+            fault=store.faults.upstream,
             process=self._identity.process,
             release=self._release,
             leads=self._orders.is_led,
@@ -161,9 +161,7 @@ class UpstreamFollower:
             order_reason=reason,
             configuration=configuration,
             proof=proof,
-            host=engines_of_host(
-                self._identity.name, self._store.engines.values(), reason if reason == paused else None
-            ),
+            host=engines_of_host(self._identity.name, store.engines.values(), reason if reason == paused else None),
         )
 
     def _refused(self, desired: str) -> str | None:

@@ -9,6 +9,7 @@ import pytest
 from refitd_client import ConflictError, WeightPublisher
 from refitd_client.contract.states import Standing, VersionState, WaitOutcome
 from support.checkpoints import tensors
+from support.command_line import refitd
 from support.hosts import PATIENCE, RUN, Host, hosts, until
 from support.scripted_server import Step, answer, serve
 
@@ -136,6 +137,42 @@ def test_a_follower_that_is_paused_goes_to_nothing_newer_though_the_hub_orders_i
         assert one.serves(1)
         one.client.resume(RUN)
         until(lambda: one.serves(2), hub, one)
+
+
+def shown(host: Host, *command: str) -> str:
+    """What a command prints for people, without the ends of lines."""
+    done = refitd(*command, "--url", host.refitd.url)
+    return " ".join((done.stdout + done.stderr).split())
+
+
+def test_a_follower_that_is_paused_tells_its_hub_why_it_does_not_go_and_its_own_operator_what_waits(
+    tmp_path: Path,
+) -> None:
+    with hosts(tmp_path, "--take-followers") as all_:
+        hub, one = all_.hub, all_.led("one")
+        until(lambda: hub.client.engines().items, hub, one)
+        all_.publish(1)
+        assert hub.client.wait(ONE, timeout=PATIENCE).outcome is WaitOutcome.SERVED
+        until(lambda: one.client.overview().runs[0].standing is Standing.CURRENT, hub, one)
+        one.client.pause(RUN)
+        all_.publish(2)
+        since = one.client.overview().runs[0].paused_since
+        paused = f"rollouts of {RUN} are paused on that host since {since}: refitd resume {RUN} there"
+        waits = f"waits to load {TWO}: {paused}"
+        until(lambda: hub.client.engine("one").reason == waits, hub, one)
+        for command in (("status",), ("engines",), ("explain", RUN), ("explain", "one"), ("explain", TWO)):
+            assert waits in shown(hub, *command), command
+        assert f"waiting for: one is UPDATING ({waits})" in shown(hub, "wait", TWO, "--timeout", "0")
+        own = one.client.engines().items[0]
+        here = f"Step 2 is here and good: engines load it when rollouts are resumed here (refitd resume {RUN})"
+        until(lambda: here in one.client.overview().runs[0].reasons, hub, one)
+        for command in (("status",), ("engines",), ("explain", RUN), ("explain", own.id)):
+            assert here in shown(one, *command), command
+        assert f"Rollouts of run {RUN} are paused since {since}" in shown(one, "explain", TWO)
+        one.client.resume(RUN)
+        assert hub.client.wait(TWO, timeout=PATIENCE).outcome is WaitOutcome.SERVED
+        until(lambda: hub.client.engine("one").reason is None, hub, one)
+        assert here not in shown(one, "status")
 
 
 def test_a_run_that_is_published_into_a_follower_s_root_is_not_said_to_want_its_engines(tmp_path: Path) -> None:

@@ -9,15 +9,16 @@ import pytest
 
 from refitd.api.explain import explain_engine
 from refitd.api.overview import glance_at
-from refitd.api.present import present_engine
+from refitd.api.present import orders_of_hosts, present_engine, present_version
+from refitd.api.version_on_engines import on_engines
 from refitd.clock import SystemClock
 from refitd.engine.port import Reached
-from refitd.engine.refitd.answers import reached
+from refitd.engine.refitd.answers import picture, reached
 from refitd.rollout.targets import Targets
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
 from refitd_client.contract.follow import Following
-from refitd_client.contract.hosts import HostEngine, HostEngines
+from refitd_client.contract.hosts import HostEngine, HostEngines, OrderState
 from refitd_client.contract.states import EngineState
 from support.records import engine, version
 
@@ -76,6 +77,42 @@ def test_what_the_host_does_for_them_now_is_said(store: Store) -> None:
     assert glance_at(store, Targets(store), "run").reasons[-1] == f"host-1 is UPDATING: host-1 {pulls}"
     away = explained(store, host, state=EngineState.UNREACHABLE, reason="it does not answer")
     assert not any("pulls v" in each or pulls in each for each in away), "that was before it was lost"
+
+
+def test_a_host_that_waits_for_its_own_pause_is_said_to_wait_wherever_it_is_named(store: Store) -> None:
+    store.open_attempt("host-1", TWO.id)
+    said = "rollouts of run are paused on that host since 2026-01-01: refitd resume run there"
+    host = HostEngines(follower="host-1", states={EngineState.IN_SYNC: 1}, engines=(SERVED,), waits=said)
+    waits = f"waits to load {TWO.id}: {said}"
+    told = explained(store, host, state=EngineState.UPDATING, reason="its disk was full")
+    assert f"Now the host {waits}." in told
+    record, targets = store.engines["host-1"], Targets(store)
+    assert present_engine(record, store, targets).reason == waits
+    assert glance_at(store, targets, "run").reasons[-1] == f"host-1 is UPDATING: host-1 {waits}"
+    (on,) = present_version(TWO, [record], hosts=orders_of_hosts([record], store)).engines
+    assert on.reason == waits
+    where = f"Engine host-1 does not serve it yet: it is UPDATING ({waits}), and serves {ONE.id}."
+    assert where in on_engines(TWO, store, targets)
+
+
+def test_a_host_that_waits_is_not_shown_as_one_that_loads() -> None:
+    def loading(waits: str | None) -> str | None:
+        host = HostEngines(follower="host-1", states=HOSTS, waits=waits)
+        told = Following(
+            follower="host-1",
+            upstream=HUB,
+            upstreams=[HUB],
+            desired=TWO.id,
+            ordered=TWO.id,
+            order=OrderState.COMES,
+            host=host,
+        )
+        seen = picture(told)
+        assert seen is not None
+        assert seen.waits == waits
+        return seen.loading
+
+    assert (loading("it is paused"), loading(None)) == (None, TWO.id)
 
 
 def test_engines_that_the_host_does_not_name_are_counted(store: Store) -> None:

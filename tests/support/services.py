@@ -27,6 +27,7 @@ from refitd.materialize.materializer import Materializer
 from refitd.reclaim.facts import StoreFacts
 from refitd.reclaim.folders import DiskFolders
 from refitd.reclaim.sweep import Collector
+from refitd.rollout.canary import CanaryCheck, CanaryChecks, OperatorCheck
 from refitd.rollout.controller import RolloutController
 from refitd.rollout.fleet import Fleet
 from refitd.rollout.proving import RankProofs
@@ -107,7 +108,7 @@ async def serving(
     settings = Settings(**(defaults | more))
     journal = Journal(tmp_path / "state")
     store = Store(journal, SystemClock())
-    targets = Targets(store)
+    targets = Targets(store, settings.rollout_strategy)
     files = DiskFiles(root)
     proofs = RankProofs(store, targets, settings.prove)
     catalog = Catalog(store, files, References(store, settings.base_model), settings.catalog_rules, proofs)
@@ -150,11 +151,16 @@ async def serving(
     api = build_api(service)
     transport = httpx.ASGITransport(app=api, raise_app_exceptions=False)
     controller = RolloutController(store, targets, default_run=settings.run, quorum=1)
+    checks: list[CanaryCheck] = [fleet.trial]
+    if settings.canary_check is not None:
+        checks.append(OperatorCheck(settings.canary_check))
+    canaries = CanaryChecks(store, targets, checks)
     async with (
         asyncio.TaskGroup() as group,
         httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http,
     ):
-        tasks = [group.create_task(part()) for part in (catalog.run, controller.run, materializer.run, fleet.run)]
+        parts = (catalog.run, controller.run, canaries.run, materializer.run, fleet.run)
+        tasks = [group.create_task(part()) for part in parts]
         writing = group.create_task(journal.run())
         await asyncio.sleep(0)  # each has begun
         try:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from refitd.api.present import host_does, of_upstream
+from refitd.api.present import host_does, left_on_barred, of_upstream
 from refitd.api.version_on_engines import contents_of, on_engines, overtaken_by, paused_since
 from refitd.engine.port import Outcome
 from refitd.policy.binding import why_unbound
@@ -180,7 +180,9 @@ def explain_engine(engine: EngineRecord, store: Store, targets: Targets) -> list
         targets: what engines are to serve.
     """
     order = store.loading.get(engine.id)
-    sentences = [f"{engine.id} is {engine.state}: {_what_it_means(engine, order)}."]
+    left = left_on_barred(engine, store, targets)
+    means = _what_it_means(engine, order) if left is None else f"it {left}"
+    sentences = [f"{engine.id} is {engine.state}: {means}."]
     if engine.reload and engine.state in {EngineState.PROBING, EngineState.UNREACHABLE}:
         sentences.append("A resync was asked for: it will be loaded again when it is reachable.")
     if engine.run is None:

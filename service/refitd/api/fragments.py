@@ -37,7 +37,7 @@ class Fragments:
             targets.target_of(engine.run),
             store.away_since.get(engine.id),
         )
-        known, why = self._made.get(engine.id), why_now(engine, store)
+        known, why = self._made.get(engine.id), why_now(engine, store, targets)
         if known is not None and known[1] == why and all(a is b for a, b in zip(known[0], made_of, strict=True)):
             return known[2]
         fragment = msgspec.Raw(msgspec.json.encode(present_engine(engine, store, targets)))

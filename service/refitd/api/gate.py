@@ -44,7 +44,7 @@ async def gate(engine_id: str, service: ServiceOf, run: str | None = None, max_b
     They may if the engine is proved to serve a version of the newest generation of its run, at most `max_behind` of the
     trainer's steps behind the run's target, and takes requests now. With `run`, the engine has to follow that run. The
     gate is shut while an engine is new, updated, paused, TAINTED, QUARANTINED, CONTESTED, does not answer, has yet to
-    answer after a start of the service, serves a version that was rolled back from, or is not known here.
+    answer after a start of the service, serves a barred version, or is not known here.
     """
     return _answer(service, engine_id, Demand(run=run, max_behind=max_behind))
 

@@ -90,7 +90,7 @@ async def _sealed(service: Service, run: str, to: str) -> VersionRecord:
     version = await find_version(service, next(iter(ids_of_step(to, service.store, run)), to))
     if version.run != run or version.state is not VersionState.SEALED or version.barred:
         why = (
-            "is barred for good: it was rolled back from"
+            f"is barred for good: {version.why_barred}"
             if version.barred and not version.was_never_served
             else f"is {version.state}, of run {version.run}"
         )

@@ -86,15 +86,38 @@ def _why(engine: EngineRecord, rollout: RolloutRecord | None) -> str | None:
     return engine.reason
 
 
-def why_now(engine: EngineRecord, store: Store) -> str | None:
+def why_now(engine: EngineRecord, store: Store, targets: Targets) -> str | None:
     """Return why an engine is where it is, or what its host does: while that loads, before why a load of it failed.
 
     Args:
         engine: the engine.
         store: what the service knows.
+        targets: what engines are to serve.
     """
     why, does = _why(engine, store.rollouts.get(engine.run or "")), host_does(engine, store)
-    return (does or why) if engine.state in _LOADING else (why or does or of_upstream(engine, store))
+    if engine.state in _LOADING:
+        return does or why
+    return why or does or left_on_barred(engine, store, targets) or of_upstream(engine, store)
+
+
+def left_on_barred(engine: EngineRecord, store: Store, targets: Targets) -> str | None:
+    """Return that an engine serves a barred version because there is nothing good to bring it back to, and what helps.
+
+    So it is after a canary has refused the first version of a run.
+
+    Args:
+        engine: the engine.
+        store: what the service knows.
+        targets: what engines are to serve.
+    """
+    serving = store.versions.get(engine.serving or "")
+    if engine.state is not EngineState.IN_SYNC or serving is None or not serving.barred:
+        return None
+    if engine.run != serving.run or targets.target_of(engine.run) is not None:
+        return None
+    lacks = f"serves {serving.id}, which is barred, and there is no good version to go back to"
+    restart = "" if engine.pulls else ", or restart the engine to have what it was started with"
+    return f"{lacks}: publish the next step{restart}"
 
 
 def of_upstream(engine: EngineRecord, store: Store) -> str | None:
@@ -191,7 +214,7 @@ def present_engine(record: EngineRecord, store: Store, targets: Targets) -> Engi
         step=None if parsed is None else parsed[1].step,
         behind=steps_behind(record, targets),
         weight_version=record.weight_version,
-        reason=why_now(record, store),
+        reason=why_now(record, store, targets),
         paused=not record.known or record.resume_owed,
         last_attempt=None if record.last_attempt is None else present_attempt(record.last_attempt),
         skipped=record.skipped,

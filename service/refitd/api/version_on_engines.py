@@ -29,8 +29,8 @@ def on_engines(record: VersionRecord, store: Store, targets: Targets) -> list[st
         rest = ", which is closed." if is_closed else f": 'refitd explain {record.run}' says what to do."
         sentences.append(f"No engine follows run {record.run}{rest}")
     rollout = store.rollouts.get(record.run)
-    if rollout is not None and rollout.version == record.id and rollout.reason is not None:
-        sentences.append(f"Its rollout is {rollout.state}: {rollout.reason}.")
+    if rollout is not None and rollout.version == record.id:
+        sentences += _its_rollout(record, rollout, target)
     is_next = target is not None and record.id in {target.id, store.runs.desired.get(record.run)}
     if rollout is not None and rollout.paused_since is not None and is_next:
         sentences.append(paused_since(rollout))
@@ -48,6 +48,14 @@ def overtaken_by(record: VersionRecord, store: Store, targets: Targets) -> Versi
         return None
     is_held = any(engine.serving == record.id for engine in store.engines.values())
     return None if is_held or record.state is not VersionState.SEALED else target
+
+
+def _its_rollout(record: VersionRecord, rollout: RolloutRecord, target: VersionRecord | None) -> list[str]:
+    """Say how a version's own rollout stands, where there is more to it than the engines."""
+    why = "" if rollout.reason is None else f": {rollout.reason}"
+    if record.barred and target is None:
+        return [f"Its rollout has ended, and there is no good version to go back to{why}."]
+    return [f"Its rollout is {rollout.state}{why}."] if why else []
 
 
 def _serving(engines: Iterable[EngineRecord]) -> list[str]:

@@ -220,7 +220,7 @@ def _firm(
         newest = group[0]
         reason = f"newest good version of run {newest.run}"
         if newest.barred:
-            reason = f"newest version on disk of run {newest.run}, though it was rolled back from"
+            reason = f"newest version on disk of run {newest.run}, though {newest.why_barred}"
         firm.setdefault(newest.id, []).append(reason)
     return firm
 
@@ -376,7 +376,7 @@ def _why_dropped(version: VersionRecord, rules: KeepRules, superseded: Collectio
     if version.state is VersionState.RETIRED:
         return "RETIRED: it is not needed"
     if version.barred:
-        return f"run {version.run} was rolled back from it, and it is not needed"
+        return f"{version.why_barred}, and it is not needed"
     if version.id in superseded:
         return f"run {version.run} was restarted at or before step {version.order.step}, and it is not needed"
     if version.run in closed:

@@ -94,11 +94,17 @@ def _other(
     run, order = parsed
     if demand.run is not None and demand.run != engine.run:
         return f"follows {engine.run or 'no run'}, not {demand.run}"
-    if target is None or run != target.run or order.generation != target.order.generation:
+    if serving is not None and serving.barred:  # also where that leaves its run without a target
+        return f"serves {engine.serving}, which is barred: {serving.why_barred}"
+    if target is None:
+        return f"serves {engine.serving}, and {_lacks_target(engine)}"
+    if run != target.run or order.generation != target.order.generation:
         return f"serves {engine.serving}, which is not of the newest generation of {engine.run}"
-    if serving is not None and serving.barred:
-        return f"serves {engine.serving}, which was rolled back from"
     return _other_step(order, target.order, demand)
+
+
+def _lacks_target(engine: EngineRecord) -> str:
+    return "follows no run" if engine.run is None else f"run {engine.run} has no good version"
 
 
 def _other_step(order: Order, target: Order, demand: Demand) -> str | None:

@@ -50,9 +50,11 @@ class RolloutController:
 
     def _advance(self, run: str) -> None:
         target = self._targets.of_run(run).target
-        if target is None:
-            return
         rollout = self._store.rollouts.get(run)
+        if target is None:
+            if rollout is not None and self._is_barred(rollout):  # with nothing to go back to, no other one begins
+                self._close(rollout, RolloutState.ROLLED_BACK)
+            return
         if rollout is None or rollout.version != target.id:
             cause = "newest good version" if rollout is None else self._end(rollout, target)
             rollout = self._store.start_rollout(run, target.id, cause)
@@ -71,7 +73,7 @@ class RolloutController:
     def _end(self, current: RolloutRecord, target: VersionRecord) -> str:
         """Close the rollout that the target has moved away from; return why the next one begins."""
         left = self._store.versions.get(current.version)
-        if left is not None and left.barred:
+        if self._is_barred(current):
             self._close(current, RolloutState.ROLLED_BACK)
             return f"rolled back from {current.version}"
         if current.state in {RolloutState.PENDING, RolloutState.ROLLING}:
@@ -83,7 +85,13 @@ class RolloutController:
                 self._mark_served(left)
         return "newest good version"
 
+    def _is_barred(self, rollout: RolloutRecord) -> bool:
+        version = self._store.versions.get(rollout.version)
+        return version is not None and version.barred
+
     def _close(self, record: RolloutRecord, state: RolloutState) -> None:
+        if record.state is state:
+            return
         text = f"rollout {record.number} to {record.version} is {state}"
         self._store.put_rollout(replace(record, state=state), text)
 

@@ -87,6 +87,11 @@ class VersionRecord:
         return self.state is VersionState.REJECTED and self.served_at is None
 
     @property
+    def why_barred(self) -> str:
+        """Why no engine goes to it again, where it is barred: a clause, without the answers of a canary's check."""
+        return "it was rolled back from" if self.given_up is None else self.given_up.partition(": ")[0]
+
+    @property
     def is_deleted_evidence(self) -> bool:
         """Whether it was REJECTED or LOST, and its files are deleted or about to be."""
         is_over = self.state in {VersionState.RETIRED, VersionState.DELETED}

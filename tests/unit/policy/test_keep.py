@@ -147,7 +147,16 @@ def test_what_was_rolled_back_from_is_none_of_the_newest() -> None:
     versions = [version(step, barred=step in (4, 5)) for step in range(1, 7)]
     verdicts = decide(versions)
     assert kept_steps(verdicts) == [2, 3, 6]
-    assert verdicts[4].reasons == ("run exp was rolled back from it, and it is not needed",)
+    assert verdicts[4].reasons == ("it was rolled back from, and it is not needed",)
+
+
+def test_what_a_canary_refused_is_not_said_to_be_rolled_back_from() -> None:
+    refused = {"barred": True, "given_up": "the canary 127.0.0.1:30001 failed its check: http://c says no"}
+    (alone,) = decide([version(1, **refused)], KeepRules(last=1))
+    newest = "newest version on disk of run exp, though the canary 127.0.0.1:30001 failed its check"
+    assert (alone.keep, alone.reasons) == (True, (newest,))
+    older = decide([version(1, **refused), version(2)], KeepRules(last=1))[0]
+    assert older.reasons == ("the canary 127.0.0.1:30001 failed its check, and it is not needed",)
 
 
 def test_a_pin_keeps() -> None:

@@ -67,7 +67,17 @@ def test_an_engine_may_be_as_far_behind_as_is_asked_for() -> None:
 
 def test_a_later_step_than_the_target_is_not_behind_and_was_rolled_back_from() -> None:
     assert asked(serving(8)) is None
-    assert asked(serving(8), serving=version(8, barred=True)) == Shut("serves run~v000008, which was rolled back from")
+    told = "serves run~v000008, which is barred: it was rolled back from"
+    assert asked(serving(8), serving=version(8, barred=True)) == Shut(told)
+
+
+def test_a_first_version_that_its_canary_refused_is_not_said_to_be_of_an_older_generation() -> None:
+    refused = version(1, barred=True, given_up="the canary a failed its check: http://c says no: it answered 422: no")
+    told = "serves run~v000001, which is barred: the canary a failed its check"
+    assert asked(serving(1), serving=refused, target=None) == Shut(told)
+    assert asked(serving(1), serving=version(1), target=None) == Shut(
+        "serves run~v000001, and run run has no good version"
+    )
 
 
 def test_a_version_of_an_earlier_generation_is_no_step_behind_but_of_another_training() -> None:

@@ -334,7 +334,7 @@ def what_next() -> str:
     """What to try after the demo. `make demo` runs in an environment that the shell has not entered."""
     is_entered = sys.prefix == sys.base_prefix or os.environ.get("VIRTUAL_ENV") == sys.prefix
     enter = "" if is_entered else f". {os.path.relpath(sys.prefix)}/bin/activate; "
-    return f"Next: docs/quickstart.md, or with your own engines {enter}refitd serve --help"
+    return f"Next, docs/quickstart.md: {enter}refitd serve --help"
 
 
 def _milliseconds(value: float | None) -> str:

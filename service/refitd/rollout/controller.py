@@ -52,7 +52,9 @@ class RolloutController:
         target = self._targets.of_run(run).target
         rollout = self._store.rollouts.get(run)
         if target is None:
-            if rollout is not None and self._is_barred(rollout):  # with nothing to go back to, no other one begins
+            # With nothing to go back to, no other one begins. One that has arrived is not on its way again: where an
+            # upstream bars all that it has, a follower's engines stay where they are.
+            if rollout is not None and rollout.state not in _PROVEN and self._is_barred(rollout):
                 self._close(rollout, RolloutState.ROLLED_BACK)
             return
         if rollout is None or rollout.version != target.id:

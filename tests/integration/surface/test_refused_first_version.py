@@ -3,9 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from refitd.policy.strategy import StrategyName
+from refitd.rollout.controller import RolloutController
 from refitd_client.contract.states import EngineState, RolloutState
 from support.checkpoints import publish, tensors
 from support.scripted_server import answer, serve
@@ -77,3 +79,12 @@ async def test_a_restart_of_the_canary_brings_back_what_it_was_started_with(tmp_
                 await stage.store.changed.wait_after(stage.store.changed.count, within=0.02)
         assert (await stage.http.get("/v1/engines/b:1")).json()["reason"] == UNTOUCHED
         assert len(stage.engines["b"].loads) == 1
+
+
+async def test_a_served_first_version_that_the_upstream_bars_is_not_on_its_way_again(tmp_path: Path) -> None:
+    """Else the time for which nothing was served would begin on a follower, and raise RefitdStalled there."""
+    async with serving(tmp_path) as stage:
+        await stage.served(1)
+        stage.store.put_version(replace(stage.store.versions[FIRST], barred=True), "barred upstream")
+        RolloutController(stage.store, stage.targets, default_run=None, quorum=1).look()
+        assert stage.store.rollouts["run"].state is RolloutState.COMPLETE

@@ -13,18 +13,9 @@ from rich.text import Text
 from refitd.cli.render import sentence
 from refitd_plan.outputs import environment_lines
 from refitd_plan.plan import Plan, PlannedMemory, PlannedProcess, TransportOption
-from refitd_plan.transport import WeightTransport
 
 # The newest annotations of PyYAML name types of a typeshed that is newer than the released pyright's.
 _dump = cast("Callable[..., str]", yaml.safe_dump)  # pyright: ignore[reportUnknownMemberType]
-_PUBLISHED: dict[WeightTransport, str] = {
-    WeightTransport.DISK: "transport='disk'",
-    WeightTransport.DISK_DELTA: "transport='delta'",
-    WeightTransport.HANDOVER: "transport='handover'",
-    WeightTransport.NCCL: "transport='nccl'",
-    WeightTransport.GLOO: "transport='gloo'",
-}
-"""What a trainer says for each transport."""
 
 
 def shown(plan: Plan, *, areal: bool) -> Iterator[RenderableType]:
@@ -145,8 +136,9 @@ def _settings(plan: Plan, *, areal: bool) -> Iterator[RenderableType]:
         more = "".join(f" {flags[each.setting]} {each.value}" for each in changes if each.setting in flags)
         yield sentence(f"  refitd serve --root DIR --engine URL --base-model MODEL{more}")
         if not areal:
-            how = _PUBLISHED[plan.meanwhile or plan.transport]
-            text = f"publisher.publish(model, step=step, {how})  # WeightPublisher, of several ranks ShardedPublisher"
+            how = (plan.meanwhile or plan.transport).removeprefix("disk+")  # as `publish` calls them
+            call = f"publisher.publish(model, step=step, transport={how!r})"
+            text = f"{call}  # WeightPublisher, of several ranks ShardedPublisher"
             yield sentence("Trainer", "bold")
             yield sentence(f"  {text}")
 

@@ -16,6 +16,13 @@ from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
 from support.once import shared_folder
+from support.phase_limit import (  # noqa: F401  # pytest takes its hooks from here
+    pytest_configure,
+    pytest_runtest_call,
+    pytest_runtest_setup,
+    pytest_runtest_teardown,
+    pytest_unconfigure,
+)
 from support.servers import AREAL_VENV, SGLANG_VENV, TRAINERS_VENV, VLLM_VENV, SglangServer
 
 if TYPE_CHECKING:

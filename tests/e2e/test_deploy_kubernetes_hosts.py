@@ -149,7 +149,7 @@ def test_a_hub_alone_is_replaced_and_a_group_is_of_two_of_which_neither_waits_fo
     assert (alone["spec"]["replicas"], alone["spec"]["strategy"]) == (1, {"type": "Recreate"})
     assert group["spec"]["replicas"] == 2
     assert group["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == "100%"
-    (term,) = group["spec"]["template"]["spec"]["affinity"]["podAntiAffinity"].popitem()[1]
+    ((term,),) = group["spec"]["template"]["spec"]["affinity"]["podAntiAffinity"].values()
     assert selects(group["spec"]["template"]["metadata"]["labels"], term["podAffinityTerm"]["labelSelector"])
 
 

@@ -146,11 +146,12 @@ class Server:
     def _end(self, number: signal.Signals) -> None:
         if self._process is None:
             return
+        self._process.send_signal(number)  # one that was forked a moment ago has no group yet
         group = _group(self._process.pid)
         for process in group:
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
-        self._process.wait()
+        self._process.wait(STOP_SECONDS)
         psutil.wait_procs([each for each in group if each.pid != self._process.pid], timeout=STOP_SECONDS)
         if self._reader is not None:
             self._reader.join(STOP_SECONDS)

@@ -37,7 +37,8 @@ class HostEngines:
     `follower` is the name of the service there, `upstream` the upstream that it follows, "" where that is not known.
     `pulling` is the id of the version that the host pulls, of which `pulled_bytes` have arrived, `loading` of the one
     that its engines are being brought to. A host leaves these four to its hub, which takes them from `Following`.
-    `waits` is why it does not go to what was ordered, though that is there and good, in a sentence; None where it goes.
+    `waits` is why it goes to nothing newer, whatever is ordered, in a sentence: its own operator has paused it. None
+    where it goes.
     """
 
     follower: str

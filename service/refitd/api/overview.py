@@ -262,6 +262,8 @@ def _turn(seen: RunFacts) -> list[str]:
     free = released(seen.strategy, seen.target, seen.rollout, seen.engines)
     later = sorted(engine.id for engine in behind if engine.id not in free)
     found: list[str] = []
+    if held := sorted(engine.id for engine in behind if engine.id in seen.hosts):
+        found.append(f"{_names(held)} {EngineState.BEHIND}: {held[0]} {seen.hosts[held[0]]}")
     if gave_up:
         found.append(f"{_names(gave_up)} not brought to it again: loads of it failed too often")
     if later:

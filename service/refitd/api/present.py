@@ -1,6 +1,6 @@
 """Turns the service's records into the types of the API. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 from refitd.policy.hosts import what_it_does
 from refitd.policy.traffic import steps_from
@@ -21,7 +21,7 @@ _NOT_GOOD = frozenset({VersionState.REJECTED, VersionState.LOST})
 
 def present_version(
     record: VersionRecord,
-    engines: Iterable[EngineRecord],
+    engines: Collection[EngineRecord],
     *,
     place: int = 0,
     rollout: RolloutRecord | None = None,
@@ -161,15 +161,17 @@ def host_does(engine: EngineRecord, store: Store) -> str | None:
     return what_it_does(engine.host, None if order is None else order.version, size)
 
 
-def orders_of_hosts(engines: Iterable[EngineRecord], store: Store) -> dict[str, str]:
-    """Return what hosts do that carry out an order, by their ids: it comes before why a load of them failed.
+def orders_of_hosts(engines: Collection[EngineRecord], store: Store) -> dict[str, str]:
+    """Return what hosts do that carry out an order, or wait for their own operators, by their ids. It comes before why
+    a load of them failed.
 
     Args:
         engines: those to look at, whatever they are.
         store: what the service knows.
     """
     carrying = (engine for engine in engines if engine.host is not None and engine.state in _LOADING)
-    return {engine.id: does for engine in carrying if (does := host_does(engine, store)) is not None}
+    waiting = (engine for engine in engines if engine.waits is not None and engine.state is EngineState.BEHIND)
+    return {engine.id: does for engine in (*carrying, *waiting) if (does := host_does(engine, store)) is not None}
 
 
 def _why_not(engine: EngineRecord, record: VersionRecord) -> str | None:

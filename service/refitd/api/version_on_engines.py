@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from refitd.api.present import orders_of_hosts
+from refitd.policy.upstream import is_here
 from refitd.rollout.targets import Targets
 from refitd.state.records import EngineRecord, RolloutRecord
 from refitd.state.store import Store
@@ -31,7 +32,7 @@ def on_engines(record: VersionRecord, store: Store, targets: Targets) -> list[st
     rollout = store.rollouts.get(record.run)
     if rollout is not None and rollout.version == record.id:
         sentences += _its_rollout(record, rollout, target)
-    is_next = target is not None and record.id in {target.id, store.runs.desired.get(record.run)}
+    is_next = target is not None and (record.id == target.id or is_here(record, target))
     if rollout is not None and rollout.paused_since is not None and is_next:
         sentences.append(paused_since(rollout))
     there = [engine for engine in engines if engine.serving == record.id]

@@ -269,7 +269,8 @@ class Refit:
     """How a refit ended. `timings` maps stages to milliseconds; `fingerprint` is of the contents left behind.
 
     `needs_full`: it is a NACK of a delta that is good, and that cannot be written into what the engine holds; `led`: it
-    is one because another service leads the engine. `overwritten`: it is TAINTED for something that says nothing
+    is one because another service leads the engine; `waits`: it is one because a host's own operator has paused it,
+    which says nothing of the version. `overwritten`: it is TAINTED for something that says nothing
     against the version, such as another writer's load at the same time or a broken transfer. `may_read` and
     `may_read_more` as in `Reached`, after an ACK.
     `recorded`: no clean load of the version was on record, so that its fingerprint was compared with none. `proof` says
@@ -285,6 +286,7 @@ class Refit:
     fingerprint: str | None = None
     needs_full: bool = False
     led: bool = False
+    waits: bool = False
     overwritten: bool = False
     recorded: bool = False
     configuration: str | None = None

@@ -161,7 +161,7 @@ class UpstreamFollower:
             order_reason=reason,
             configuration=configuration,
             proof=proof,
-            host=engines_of_host(self._identity.name, store.engines.values(), reason if reason == paused else None),
+            host=engines_of_host(self._identity.name, store.engines.values(), paused),
         )
 
     def _refused(self, desired: str) -> str | None:

@@ -18,6 +18,7 @@ from refitd.state.version import VersionRecord
 from refitd.text import size_of
 from refitd_client.contract.follow import HostOrder
 from refitd_client.contract.hosts import MAX_HOST_ENGINES, HostEngine, HostEngines, OrderState
+from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import EngineState, VersionState
 
 _AWAY = frozenset({EngineState.UNREACHABLE})
@@ -90,6 +91,7 @@ def order_state(
         refused: why it cannot be pulled, None where it can.
         paused: why engines go to nothing newer, a sentence (`why_it_waits`); None while rollouts of the run go on.
     """
+    paused = None if _goes_back(here, engines) else paused
     if desired is None:
         return OrderState.NONE, None
     if here is not None and here.state is VersionState.REJECTED:
@@ -105,6 +107,14 @@ def order_state(
         return OrderState.SERVED, None
     state, why = _of_engines(desired, engines)
     return state, (paused or why) if state is OrderState.COMES else why
+
+
+def _goes_back(desired: VersionRecord | None, engines: Sequence[EngineRecord]) -> bool:
+    """Whether an engine serves something newer than what is desired: a pause holds none of them there."""
+    if desired is None:
+        return False
+    served = (parse_version_id(engine.serving or "") for engine in engines)
+    return any(each is not None and each[0] == desired.run and each[1] > desired.order for each in served)
 
 
 def why_it_waits(rollout: RolloutRecord | None) -> str | None:
@@ -178,14 +188,14 @@ def what_it_does(host: HostEngines | None, ordered: str | None, size: Callable[[
     """
     if host is None:
         return None
-    if host.waits is not None:
-        return f"waits: {host.waits}" if ordered is None else f"waits to load {ordered}: {host.waits}"
     if host.pulling is not None:
         whole = size(host.pulling)
         of = "" if whole is None else f" of {size_of(whole)}"
         return f"pulls {host.pulling} ({size_of(host.pulled_bytes)}{of})"
     if host.loading is not None:
         return f"loads {host.loading}"
+    if host.waits is not None:
+        return f"waits: {host.waits}" if ordered is None else f"waits to load {ordered}: {host.waits}"
     return None if ordered is None else f"prepares {ordered}: it is pulled and checked there"
 
 
@@ -199,7 +209,7 @@ def engines_of_host(follower: str, engines: Collection[EngineRecord], waits: str
     Args:
         follower: the name of the service there.
         engines: all of its engines.
-        waits: why they are not brought to what was ordered, None where they are.
+        waits: why they are brought to nothing newer, None where they are.
     """
     first = sorted(engines, key=lambda engine: (engine.state in _CALM, engine.id))
     shown = tuple(

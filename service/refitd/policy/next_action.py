@@ -129,15 +129,24 @@ def stays(engine: EngineRecord, goals: Goals) -> bool:
 
 def _wanted(engine: EngineRecord, goals: Goals) -> VersionRecord | None:
     """What an engine with known contents is brought to, None where it stays: never back, but for a rollback or where an
-    upstream orders it.
+    upstream orders it. Nor forward, where it is a host that its own operator has paused.
     """
     if goals.loadable is None or goals.target is None or engine.serving in {goals.target.id, goals.loadable.id}:
         return None
     serving = goals.serving
+    if _is_held(engine, serving, goals.loadable):
+        return None
     if serving is not None and not serving.barred and serving.run == goals.loadable.run:
         is_ordered = goals.ordered and serving.order > goals.target.order  # also by way of what the target stands on
         return None if serving.order > goals.loadable.order and not is_ordered else goals.loadable
     return goals.loadable
+
+
+def _is_held(engine: EngineRecord, serving: VersionRecord | None, version: VersionRecord) -> bool:
+    """Whether it is a host that its own operator has paused, and that would not go to this version."""
+    if engine.waits is None or engine.reload:
+        return False
+    return serving is None or serving.run != version.run or serving.order < version.order
 
 
 def repair_with(engine: EngineRecord, goals: Goals) -> VersionRecord | None:

@@ -8,7 +8,9 @@
 
 An engine that may not go yet stays on, or is brought to, the last good version, so that the fleet serves no mix of
 versions that was not ordered. An engine that cannot be reached takes no place, so a dead engine holds up no other.
-Neither does one that another writer loads weights into: while it is left alone the others do not wait for it.
+Neither does one that another writer loads weights into: while it is left alone the others do not wait for it. Nor a
+host that its own operator has paused (it `waits`): others go first, another one is the canary unless that one was
+named, and a newer version does not wait until it is resumed.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -75,14 +77,16 @@ def _in_turn(places: int, goals: Collection[str], engines: Sequence[EngineRecord
     """
     out = {engine.id for engine in engines if engine.state in _OUT_OF_SERVICE}
     there = {engine.id for engine in engines if engine.to_load.serving in goals}
-    waiting = sorted(e.id for e in engines if e.id not in out | there and e.state not in _AWAY)
-    return frozenset(out | there | set(waiting[: max(places - len(out), 0)]))
+    waiting = [engine for engine in engines if engine.id not in out | there and engine.state not in _AWAY]
+    waiting.sort(key=lambda engine: (engine.waits is not None, engine.id))
+    return frozenset(out | there | {engine.id for engine in waiting[: max(places - len(out), 0)]})
 
 
 def canary_of(strategy: Strategy, target: VersionRecord, engines: Iterable[EngineRecord]) -> EngineRecord | None:
     """The engine that goes first: the named one, else one that is there already, else the first by name."""
     able = [e for e in engines if e.state not in _AWAY and e.state is not EngineState.QUARANTINED]
     named = [engine for engine in able if engine.id == strategy.canary]
+    able = [engine for engine in able if engine.waits is None or engine.serving == target.id]
     return min(named or able, key=lambda engine: (not _went(engine, target), engine.id), default=None)
 
 
@@ -151,7 +155,8 @@ def _checked(rollout: RolloutRecord | None, target: VersionRecord) -> CheckState
 def finished_first(strategy: Strategy, rollout: RolloutRecord | None, engines: Iterable[EngineRecord]) -> str | None:
     """The version whose rollout ends before a newer one starts, so that a fast trainer cannot starve it.
 
-    None for one that an engine fails again and again, or has given up: a newer version may mend that.
+    None for one that an engine fails again and again, or has given up: a newer version may mend that. Nor where one
+    waits for its own operator.
     """
     if strategy.name is StrategyName.ALL or rollout is None or rollout.state is not RolloutState.ROLLING:
         return None
@@ -159,6 +164,8 @@ def finished_first(strategy: Strategy, rollout: RolloutRecord | None, engines: I
     if not engines:
         return None  # the engines of this rollout follow another run now
     reached = [engine for engine in engines if engine.state not in _AWAY]
+    if any(engine.waits is not None and engine.serving != rollout.version for engine in reached):
+        return None
     worst = max((max(e.failures, e.strikes.get(rollout.version, 0)) for e in reached), default=0)
     return None if worst >= GIVE_UP_AFTER else rollout.version
 
@@ -167,6 +174,10 @@ def why_waiting(strategy: Strategy, target: VersionRecord, engines: Sequence[Eng
     """What an engine that is not released waits for, as the end of a sentence."""
     if strategy.name is StrategyName.CANARY:
         canary = canary_of(strategy, target, engines)
-        return "no engine can be the canary" if canary is None else f"the canary {canary.id} goes first and is checked"
+        if canary is None:
+            return "no engine can be the canary"
+        if canary.waits is not None and canary.serving != target.id:
+            return f"the canary {canary.id} goes first, and waits: {canary.waits}"
+        return f"the canary {canary.id} goes first and is checked"
     out = sorted(f"{engine.id} ({engine.state})" for engine in engines if engine.state in _OUT_OF_SERVICE)
     return f"at most {strategy.max_unavailable} may be out of service, and {', '.join(out) or 'others'} are first"

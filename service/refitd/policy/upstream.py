@@ -38,8 +38,7 @@ def waits_for(
     if word.is_paused:
         return f"{word.name} has paused the run: this host goes to nothing newer before it is resumed there"
     if is_here(newest, target) and newest is not None and (newest.id != word.wanted or is_paused):
-        resumed = f"engines load it when rollouts are resumed here (refitd resume {newest.run})"
-        why = resumed if newest.id == word.wanted else _why_not_yet(word)
+        why = _why_paused(word, newest) if is_paused else _why_not_yet(word)
         return f"Step {newest.order.step:,} is here and good: {why}"
     pulled = parse_version_id(word.pulling or "")
     return None if pulled is None else f"Step {pulled[1].step:,} is pulled from {word.name}"
@@ -56,6 +55,14 @@ def pulls_newer(word: UpstreamWord | None, newest: VersionRecord | None) -> bool
     """Whether a version is pulled that is newer than the newest that is here."""
     pulled = parse_version_id((word.pulling if word is not None else None) or "")
     return pulled is not None and newest is not None and pulled[1] > newest.order
+
+
+def _why_paused(word: UpstreamWord, newest: VersionRecord) -> str:
+    """A hub that leads this host orders nothing newer while that is paused."""
+    if newest.id != word.wanted and not word.leads:
+        return _why_not_yet(word)
+    ordered = "" if newest.id == word.wanted else f", and {word.name} orders it then"
+    return f"engines load it when rollouts are resumed here (refitd resume {newest.run}){ordered}"
 
 
 def _why_not_yet(word: UpstreamWord) -> str:

@@ -165,6 +165,11 @@ class EngineRecord:
             return "what was loaded under another name or by another service"
         return None if self.contest is None else "what another writer has loaded or labelled"
 
+    @property
+    def waits(self) -> str | None:
+        """Why a host goes to nothing newer, since its own operator has paused it. None of any other engine."""
+        return None if self.host is None else self.host.waits
+
     def serves(self, what: str) -> str:
         """A sentence without a subject that it serves `what`, or served it when it answered last."""
         if self.state is not EngineState.UNREACHABLE:

@@ -123,20 +123,28 @@ def test_a_host_whose_canary_refuses_the_first_version_tries_it_again_after_a_re
         assert one.client.wait(ONE, "served", PATIENCE).outcome is WaitOutcome.SERVED
 
 
-def test_a_follower_that_is_paused_goes_to_nothing_newer_though_the_hub_orders_it(tmp_path: Path) -> None:
+def test_a_host_that_is_paused_is_ordered_to_nothing_newer_and_has_pulled_it_when_it_is_resumed(tmp_path: Path) -> None:
     with hosts(tmp_path, "--take-followers") as all_:
         hub, one = all_.hub, all_.led("one")
         until(lambda: hub.client.engines().items, hub, one)
         all_.publish(1)
         until(lambda: one.serves(1) and one.client.overview().runs[0].standing is Standing.CURRENT, hub, one)
         one.client.pause(RUN)
+        until(lambda: str(hub.client.engine("one").reason).startswith("waits: rollouts of"), hub, one)
         all_.publish(2)
-        until(lambda: "are paused" in (one.following()["order_reason"] or ""), hub, one)
-        assert one.following()["desired"] == TWO
+        until(lambda: TWO in {each.id for each in one.client.versions().items}, hub, one)
+        until(lambda: one.client.version(TWO).state is VersionState.SEALED, hub, one)
+        assert hub.client.engine("one").last_attempt.version == ONE
+        assert one.following()["desired"] == ONE
         assert one.client.overview().runs[0].standing is Standing.PAUSED
         assert one.serves(1)
         one.client.resume(RUN)
         until(lambda: one.serves(2), hub, one)
+        assert hub.client.wait(TWO, timeout=PATIENCE).outcome is WaitOutcome.SERVED
+        one.client.pause(RUN)
+        until(lambda: hub.client.engine("one").host.waits, hub, one)
+        hub.client.rollback(RUN, ONE)
+        until(lambda: one.serves(1), hub, one)
 
 
 def shown(host: Host, *command: str) -> str:
@@ -158,13 +166,14 @@ def test_a_follower_that_is_paused_tells_its_hub_why_it_does_not_go_and_its_own_
         all_.publish(2)
         since = one.client.overview().runs[0].paused_since
         paused = f"rollouts of {RUN} are paused on that host since {since}: refitd resume {RUN} there"
-        waits = f"waits to load {TWO}: {paused}"
+        waits = f"waits: {paused}"
         until(lambda: hub.client.engine("one").reason == waits, hub, one)
         for command in (("status",), ("engines",), ("explain", RUN), ("explain", "one"), ("explain", TWO)):
             assert waits in shown(hub, *command), command
-        assert f"waiting for: one is UPDATING ({waits})" in shown(hub, "wait", TWO, "--timeout", "0")
+        assert f"waiting for: one is BEHIND ({waits})" in shown(hub, "wait", TWO, "--timeout", "0")
         own = one.client.engines().items[0]
-        here = f"Step 2 is here and good: engines load it when rollouts are resumed here (refitd resume {RUN})"
+        resumed = f"engines load it when rollouts are resumed here (refitd resume {RUN})"
+        here = f"Step 2 is here and good: {resumed}, and {hub.refitd.url} orders it then"
         until(lambda: here in one.client.overview().runs[0].reasons, hub, one)
         for command in (("status",), ("engines",), ("explain", RUN), ("explain", own.id)):
             assert here in shown(one, *command), command
@@ -173,6 +182,25 @@ def test_a_follower_that_is_paused_tells_its_hub_why_it_does_not_go_and_its_own_
         assert hub.client.wait(TWO, timeout=PATIENCE).outcome is WaitOutcome.SERVED
         until(lambda: hub.client.engine("one").reason is None, hub, one)
         assert here not in shown(one, "status")
+
+
+def test_while_one_host_is_paused_another_is_the_canary_and_the_pause_is_no_verdict(tmp_path: Path) -> None:
+    with hosts(tmp_path, "--take-followers", "--strategy", "canary") as all_:
+        hub, one, two = all_.hub, all_.led("one"), all_.led("two")
+        until(lambda: len(hub.client.engines().items) == 2, hub, one, two)
+        all_.publish(1)
+        assert hub.client.wait(ONE, timeout=PATIENCE).outcome is WaitOutcome.SERVED
+        until(lambda: one.client.overview().runs[0].standing is Standing.CURRENT, hub, one)
+        one.client.pause(RUN)
+        all_.publish(2)
+        until(lambda: two.serves(2), hub, one, two)
+        assert not hub.client.version(TWO).barred
+        all_.publish(3)  # a newer one does not wait for it either
+        until(lambda: two.serves(3), hub, one, two)
+        assert one.serves(1)
+        one.client.resume(RUN)
+        assert hub.client.wait(f"{RUN}~v000003", timeout=PATIENCE).outcome is WaitOutcome.SERVED
+        assert one.serves(3)
 
 
 def test_a_run_that_is_published_into_a_follower_s_root_is_not_said_to_want_its_engines(tmp_path: Path) -> None:

@@ -95,6 +95,23 @@ def test_a_host_that_waits_for_its_own_pause_is_said_to_wait_wherever_it_is_name
     assert where in on_engines(TWO, store, targets)
 
 
+def test_a_host_that_is_behind_since_its_own_operator_has_paused_it_is_said_to_wait_wherever_it_is_named(
+    store: Store,
+) -> None:
+    said = "rollouts of run are paused on that host since 2026-01-01: refitd resume run there"
+    host = HostEngines(follower="host-1", states={EngineState.IN_SYNC: 1}, engines=(SERVED,), waits=said)
+    waits = f"waits: {said}"
+    told = explained(store, host, state=EngineState.BEHIND)
+    assert f"Now the host {waits}." in told
+    record, targets = store.engines["host-1"], Targets(store)
+    assert present_engine(record, store, targets).reason == waits
+    assert glance_at(store, targets, "run").reasons[-1] == f"host-1 is BEHIND: host-1 {waits}"
+    (on,) = present_version(TWO, [record], hosts=orders_of_hosts([record], store)).engines
+    assert on.reason == waits
+    where = f"Engine host-1 does not serve it yet: it is BEHIND ({waits}), and serves {ONE.id}."
+    assert where in on_engines(TWO, store, targets)
+
+
 def test_a_host_that_waits_is_not_shown_as_one_that_loads() -> None:
     def loading(waits: str | None) -> str | None:
         host = HostEngines(follower="host-1", states=HOSTS, waits=waits)
@@ -105,6 +122,7 @@ def test_a_host_that_waits_is_not_shown_as_one_that_loads() -> None:
             desired=TWO.id,
             ordered=TWO.id,
             order=OrderState.COMES,
+            order_reason=waits,
             host=host,
         )
         seen = picture(told)

@@ -133,6 +133,27 @@ async def test_a_host_that_makes_no_progress_is_ordered_back_in_the_end() -> Non
     assert "made no progress" in (ended.reason or "")
 
 
+WHY = "rollouts are paused there"
+PAUSED = {"follower": "host-1", "states": {"IN_SYNC": 1}, "engines": [], "waits": WHY}
+
+
+async def test_a_host_that_its_operator_has_paused_is_ordered_back_at_once_and_that_is_no_refusal() -> None:
+    pulls, held = (told("comes", order_reason=why, host=PAUSED) for why in ("it is pulled", WHY))
+    ended, server = await refit(BEFORE, pulls, held, BEFORE)
+    assert (ended.outcome, ended.waits, ended.resumed) == (Outcome.NACK, True, True)
+    assert ended.reason == f"host-1 does not go to {V2} now: {WHY}"
+    assert b'"version":"run~v000001"' in server.seen[3].body, "it was waited for while it pulled"
+    ended, _ = await refit(BEFORE, told("refused", order_reason="torn", host=PAUSED), BEFORE)
+    assert (ended.outcome, ended.waits) == (Outcome.NACK, False)
+
+
+async def test_a_host_that_was_paused_when_some_of_its_engines_were_there_is_waited_for() -> None:
+    there = {"id": "a", "state": "IN_SYNC", "version": V2}
+    held = told("comes", ordered=V2, order_reason=WHY, host=PAUSED | {"engines": [there]})
+    ended, _ = await refit(BEFORE, held, SERVED)
+    assert ended.outcome is Outcome.ACK
+
+
 async def test_a_host_whose_contents_are_unknown_is_tainted_and_one_without_engines_that_answer_is_away() -> None:
     assert (await refit(BEFORE, told("doubtful", order_reason="lost")))[0].outcome is Outcome.TAINTED
     assert (await refit(BEFORE, told("away", order_reason="gone")))[0].outcome is Outcome.UNREACHABLE

@@ -94,6 +94,8 @@ def test_an_order_that_waits_for_a_pause_of_the_host_says_so() -> None:
     assert why(V1) == why(V2) == waits
     assert why(V1, VersionState.VALIDATING) == (OrderState.COMES, f"{V2} is pulled and checked there")
     served = order_state(V2, V2, version(2), [engine(serving=V2)], quorum=1, paused=paused)
+    back = order_state(V1, V1, version(1), [engine(serving=V2), engine("b", serving=V1)], quorum=2, paused=paused)
+    assert back == (OrderState.COMES, "its engines are being loaded"), "a pause holds none where it goes back"
     assert served == (OrderState.SERVED, None)
     assert why_it_waits(None) is why_it_waits(replace(rollout, paused_since=None)) is None
 
@@ -177,7 +179,8 @@ def test_what_a_host_does_for_its_engines_is_said_while_it_does_it() -> None:
     assert does(size=None, **pulls) == f"pulls {V2} (3.1 GB)"
     assert does() == f"prepares {V2}: it is pulled and checked there"
     assert does(loading=V2) == f"loads {V2}"
-    assert does(waits="it is paused", **pulls) == f"waits to load {V2}: it is paused"
+    assert does(waits="it is paused", **pulls) == does(**pulls)
+    assert does(waits="it is paused") == f"waits to load {V2}: it is paused"
     assert does(ordered=None, waits="it is paused") == "waits: it is paused"
     assert does(ordered=None) is None
     assert what_it_does(None, V2, lambda _: None) is None

@@ -89,11 +89,12 @@ def test_what_was_rolled_back_from_is_not_waited_for() -> None:
 
 
 def test_what_waits_on_a_host_for_its_own_pause_and_what_waits_for_its_hub_are_told_apart() -> None:
-    def why(wanted: int, *, is_paused: bool) -> str | None:
-        word = UpstreamWord(name=HUB, run="run", wanted=version(wanted).id, leads=True)
+    def why(wanted: int, *, is_paused: bool, leads: bool = True) -> str | None:
+        word = UpstreamWord(name=HUB, run="run", wanted=version(wanted).id, leads=leads)
         return waits_for(word, ONE, TWO, is_paused=is_paused)
 
     resumed = "Step 2 is here and good: engines load it when rollouts are resumed here (refitd resume run)"
     assert why(2, is_paused=True) == resumed
     assert why(2, is_paused=False) is None, "it is on its way"
-    assert why(1, is_paused=True) == why(1, is_paused=False) != resumed
+    assert why(1, is_paused=True) == f"{resumed}, and {HUB} orders it then"
+    assert why(1, is_paused=True, leads=False) == why(1, is_paused=False, leads=False) != resumed

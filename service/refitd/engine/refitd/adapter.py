@@ -38,7 +38,7 @@ from refitd.engine.port import (
     Target,
     Unreached,
 )
-from refitd.engine.refitd.answers import NoAnswer, doubt, following, picture, reached, trial_fault
+from refitd.engine.refitd.answers import NoAnswer, doubt, following, picture, reached, trial_fault, waits_itself
 from refitd_client.contract.follow import Following, HostOrder
 from refitd_client.contract.hosts import HostEngines, OrderState
 from refitd_client.contract.naming import parse_version_id
@@ -156,7 +156,7 @@ class RefitdEngine:
         if isinstance(ordered, NoAnswer):
             return Refit(outcome=Outcome.UNREACHABLE, resumed=True, reason=f"{reason}; then {ordered.reason}")
         if ordered.order in _BACK:
-            return Refit(outcome=Outcome.NACK, resumed=True, reason=reason)
+            return Refit(outcome=Outcome.NACK, resumed=True, reason=reason, waits=waits_itself(told))
         text = f"{reason}; and not all of its engines serve what they served before: {ordered.order_reason}"
         return Refit(outcome=Outcome.TAINTED, resumed=False, reason=text)
 
@@ -238,7 +238,7 @@ class RefitdEngine:
         *,
         is_pulled: bool = False,
     ) -> Following | NoAnswer:
-        """Wait until the host has what was ordered, refuses it, or makes no progress.
+        """Wait until the host has what was ordered, refuses it, makes no progress, or waits for its own operator.
 
         Args:
             version: what was ordered.
@@ -250,7 +250,7 @@ class RefitdEngine:
         ends, lost = time.monotonic() + patience, 0
         _heard(told, hears)
         while told.order is OrderState.COMES and told.desired == version and time.monotonic() < ends:
-            if is_pulled and told.ordered == version:
+            if (is_pulled and told.ordered == version) or _stays(told, version):
                 break
             reply = await self._http.get(f"{_FOLLOW}?within={WAIT_SECONDS:g}", SECONDS + WAIT_SECONDS)
             answer = following(reply, self._url)
@@ -264,6 +264,12 @@ class RefitdEngine:
             told, lost = answer, 0
             _heard(told, hears)
         return told
+
+
+def _stays(told: Following, version: str | None) -> bool:
+    """Whether its own operator has paused it before any of its engines went there."""
+    named = () if told.host is None else told.host.engines
+    return waits_itself(told) and not any(engine.version == version for engine in named)
 
 
 def _heard(told: Following, hears: Callable[[HostEngines], None]) -> None:
@@ -291,5 +297,7 @@ def _not_ordered(fault: NoAnswer) -> Refit:
 
 def _told(told: Following, version: str) -> str:
     if told.order is OrderState.COMES:
+        if waits_itself(told):
+            return f"{told.follower} does not go to {version} now: {told.order_reason}"
         return f"{told.follower} has made no progress with {version} for too long: {told.order_reason}"
     return f"{told.follower}: {told.order_reason}"

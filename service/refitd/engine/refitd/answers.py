@@ -130,7 +130,7 @@ def picture(told: Following) -> HostEngines | None:
     """What a host says of its engines, and of what it does for them now; None where it names no engines."""
     if told.host is None:
         return None
-    goes = told.order is OrderState.COMES and told.host.waits is None
+    goes = told.order is OrderState.COMES and not waits_itself(told)
     is_loading = goes and told.ordered == told.desired
     return replace(
         told.host,
@@ -139,6 +139,11 @@ def picture(told: Following) -> HostEngines | None:
         pulled_bytes=told.pulled_bytes,
         loading=told.desired if is_loading else None,
     )
+
+
+def waits_itself(told: Following) -> bool:
+    """Whether what was ordered is there and good, and the host goes nowhere since its own operator has paused it."""
+    return told.host is not None and told.host.waits is not None and told.order_reason == told.host.waits
 
 
 def named(version: str | None, root: str) -> tuple[str, str | None]:

@@ -1,0 +1,84 @@
+"""What becomes of a rollout while the operator of one of its hosts has paused that host: a pause is no verdict."""
+
+import pytest
+
+from refitd.engine.port import Outcome, Refit
+from refitd.policy.next_action import Agenda, Goals, RefitTo, next_action, stays
+from refitd.policy.observe import after_refit
+from refitd.policy.strategy import Strategy, StrategyName, canary_of, fault_found, finished_first, released, why_waiting
+from refitd.state.records import EngineRecord, RolloutRecord
+from refitd_client.contract.hosts import HostEngines
+from refitd_client.contract.states import EngineState, RolloutState
+from support.records import engine, version
+
+ONE, TWO, THREE = version(1, served_at="t"), version(2), version(3)
+WHY = "rollouts of run are paused on that host since 10:00: refitd resume run there"
+ROLLING = Strategy(name=StrategyName.ROLLING)
+CANARY = Strategy(name=StrategyName.CANARY)
+ROLLOUT = RolloutRecord(number=1, run="run", cause="", started_at="t", state=RolloutState.ROLLING, version=TWO.id)
+REFUSED = Refit(outcome=Outcome.NACK, resumed=True, reason=f"a does not go to {TWO.id} now: {WHY}", waits=True)
+
+
+def host(name: str = "a", *, waits: bool = True, serving: str | None = ONE.id) -> EngineRecord:
+    said = HostEngines(follower=name, waits=WHY if waits else None)
+    return engine(name, pulls=True, host=said, state=EngineState.BEHIND, serving=serving)
+
+
+HOSTS = [host("a"), host("b", waits=False), host("c", waits=False)]
+
+
+def test_it_is_ordered_to_nothing_newer_and_when_it_is_resumed_at_once() -> None:
+    goals = Goals(target=TWO, loadable=TWO, serving=ONE)
+    agenda = Agenda(probe_at=5)
+    assert not isinstance(next_action(host(), goals, agenda, 0), RefitTo)
+    assert stays(host(), goals)
+    assert next_action(host(waits=False), goals, agenda, 0) == RefitTo(TWO)
+    nothing = Goals(target=TWO, loadable=TWO)
+    assert not isinstance(next_action(host(serving=None), nothing, agenda, 0), RefitTo)
+
+
+def test_it_is_ordered_back_all_the_same_and_loaded_again_where_an_operator_wants_that() -> None:
+    barred = Goals(target=ONE, loadable=ONE, serving=version(2, barred=True))
+    assert next_action(host(serving=TWO.id), barred, Agenda(probe_at=5), 0) == RefitTo(ONE)
+    again = engine("a", pulls=True, host=HostEngines(follower="a", waits=WHY), serving=ONE.id, reload=True)
+    goals = Goals(target=ONE, loadable=ONE)
+    assert next_action(again.to_load, goals, Agenda(probe_at=5), 0) == RefitTo(ONE)
+
+
+def test_an_order_that_its_pause_has_ended_counts_as_no_failure_of_the_host_nor_of_the_version() -> None:
+    after = host()
+    for _ in range(5):
+        after = after_refit(after, TWO.id, REFUSED, 0.0)
+    assert (after.state, after.failures, after.reason) == (EngineState.BEHIND, 0, None)
+    assert fault_found(CANARY, TWO, ROLLOUT, [after]) is None
+
+
+def test_a_host_with_unknown_contents_stays_so_whatever_it_waits_for() -> None:
+    doubted = engine("a", pulls=True, known=False, state=EngineState.TAINTED, host=HostEngines(follower="a", waits=WHY))
+    assert after_refit(doubted, TWO.id, REFUSED, 0.0).failures == 1
+
+
+def test_another_host_is_the_canary_unless_it_was_named_or_serves_the_version_already() -> None:
+    canary = canary_of(CANARY, TWO, HOSTS)
+    assert canary is not None
+    assert canary.id == "b"
+    assert released(CANARY, TWO, None, HOSTS) == {"b"}
+    named = Strategy(name=StrategyName.CANARY, canary="a")
+    assert released(named, TWO, None, HOSTS) == {"a"}
+    assert why_waiting(named, TWO, HOSTS) == f"the canary a goes first, and waits: {WHY}"
+    there = [host("a", serving=TWO.id), *HOSTS[1:]]
+    assert canary_of(CANARY, TWO, there) == there[0]
+    assert canary_of(CANARY, TWO, [host("a")]) is None
+
+
+def test_rolling_the_others_go_before_it() -> None:
+    assert released(ROLLING, TWO, None, HOSTS) == {"b"}
+    there = [host("a"), host("b", waits=False, serving=TWO.id), host("c", waits=False, serving=TWO.id)]
+    assert "a" in released(ROLLING, TWO, None, there), "it may have to go back"
+
+
+@pytest.mark.parametrize("strategy", [ROLLING, CANARY])
+def test_a_newer_version_does_not_wait_until_it_is_resumed(strategy: Strategy) -> None:
+    assert finished_first(strategy, ROLLOUT, HOSTS) is None
+    assert finished_first(strategy, ROLLOUT, HOSTS[1:]) == TWO.id
+    assert finished_first(strategy, ROLLOUT, [host("a", serving=TWO.id), *HOSTS[1:]]) == TWO.id

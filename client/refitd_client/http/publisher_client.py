@@ -24,16 +24,19 @@ from refitd_client.http.exchange import RetryPolicy
 
 _TRY = 10.0  # seconds for one request to connect and be answered
 _RECEIVERS_SECONDS = 5.0
+_FIRST_SECONDS = 10.0  # once in a publisher's life; a service that is down refuses the connection at once
 _MAX_NAME_BYTES = 64
 
 
-def open_client(connection: Connection, *, try_for: float) -> RefitClient:
-    """A client that tries again for `try_for` seconds, and no longer."""
+def open_client(connection: Connection, *, try_for: float, answers_within: float = 1.0) -> RefitClient:
+    """A client that tries again for `try_for` seconds, and no longer. Where that is less than `answers_within`, its one
+    try takes so many seconds at most.
+    """
     return RefitClient(
         connection.service_url,
         token=connection.token,
         token_file=connection.token_file,
-        timeout=min(_TRY, max(try_for, 1.0)),
+        timeout=min(_TRY, max(try_for, answers_within)),
         retry=RetryPolicy(deadline=try_for),
     )
 
@@ -81,7 +84,7 @@ def newest_known(connection: Connection | None, run: str, root: Path | None = No
     if connection is None:
         return None
     try:
-        with open_client(connection, try_for=0.0) as client:
+        with open_client(connection, try_for=0.0, answers_within=_FIRST_SECONDS) as client:
             page = client.versions(run, limit=1)
     except (ServiceError, OSError, ValueError):
         return None

@@ -132,19 +132,18 @@ def test_methods_of_the_extension_return_whatever_happens() -> None:
         assert reply["reason"]
 
 
-class Extended:
-    """vLLM's worker class."""
-
-    def __init__(self) -> None:
-        self.loaded = 0
-
-    def load_model(self) -> None:
-        self.loaded += 1
-
-
 def test_a_worker_class_is_extended_once_and_the_flag_for_the_same_class_meets_no_name_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    class Extended:
+        """vLLM's worker class."""
+
+        def __init__(self) -> None:
+            self.loaded = 0
+
+        def load_model(self) -> None:
+            self.loaded += 1
+
     mine = type("Worker", (), {name: vars(Worker)[name] for name in METHODS})
     monkeypatch.setattr(plugin, "Worker", mine)
     plugin.extend(Extended)

@@ -1,7 +1,8 @@
 """From `publish()` to answers, from a trainer of several ranks to a tensor-parallel engine.
 
     CUDA_VISIBLE_DEVICES=2,3 torchrun --nproc-per-node 2 tests/bench/gpu_sharded.py --models DIR --root DIR
-        --service URL [--rounds 6] [--transport nccl gloo handover disk delta] [--shadow gpu] [--random] [--out FILE]
+        --service URL [--rounds 6] [--warm 6] [--transport nccl gloo handover disk delta] [--shadow gpu] [--random]
+        [--out FILE]
 
 A server with `--tp-size 2` was started on DIR/a with the plugin in its environment and REFITD_SGLANG_ROOT=root, and a
 service on that root for it. Each rank has a GPU of its own, which may be an engine rank's for a hand-over. The weights
@@ -36,7 +37,7 @@ from torch.distributed.tensor import DTensor, Shard
 from refitd_client import RefitClient, ShardedPublisher
 from refitd_client.write.source_folder import open_checkpoint
 
-RUN, PATIENCE, WARM = "sharded", 120.0, 6
+RUN, PATIENCE = "sharded", 120.0
 
 
 class Tensors(nn.Module):
@@ -74,15 +75,15 @@ def local(sharded: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def measured(
-    publisher: ShardedPublisher, client: RefitClient, sharded: dict[str, Any], first: int, transport: str, rounds: int
+    publisher: ShardedPublisher, client: RefitClient, sharded: dict[str, Any], steps: range, warm: int, transport: str
 ) -> dict[str, Any]:
-    """Publish so often after some publications for warming up. On all ranks; the figures are this rank's."""
+    """Publish these steps, so many of them for warming up. On all ranks; the figures are this rank's."""
     answered: list[float] = []
     held: list[float] = []
     handed: list[Any] = []
     files: list[str] = []
     stages: dict[str, list[float]] = {}
-    for step in range(first, first + WARM + rounds):
+    for step in steps:
         time.sleep(0.5)
         step_on(local(sharded))
         distributed.barrier()
@@ -101,11 +102,11 @@ def measured(
         seen = (
             committed.timings | client.version(publication.version_id).timings | ({} if last is None else last.timings)
         )
-        for stage, took in seen.items() if step >= first + WARM else ():
+        for stage, took in seen.items() if step >= steps[warm] else ():
             stages.setdefault(stage, []).append(took)
     return {
-        f"{transport}: answered ms": spread(answered[WARM:]),
-        f"{transport}: held ms": spread(held[WARM:]),
+        f"{transport}: answered ms": spread(answered[warm:]),
+        f"{transport}: held ms": spread(held[warm:]),
         f"{transport}: handed": handed,
         f"{transport}: stages ms": {stage: spread(times) for stage, times in stages.items()},
         f"{transport}: files": files,
@@ -119,6 +120,7 @@ def main() -> None:
     parser.add_argument("--root", type=Path, required=True)
     parser.add_argument("--service", required=True)
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--warm", type=int, default=6)
     ways = ["nccl", "gloo", "handover", "disk", "delta"]
     parser.add_argument("--transport", nargs="*", default=["nccl"], choices=ways)
     parser.add_argument("--shadow", choices=["gpu", "stream"], default="stream")
@@ -146,8 +148,9 @@ def main() -> None:
         RefitClient(options.service) as client,
     ):
         for number, transport in enumerate(options.transport):
-            first = 1 + number * (WARM + options.rounds)
-            out |= measured(publisher, client, sharded, first, transport, options.rounds)
+            first = 1 + number * (options.warm + options.rounds)
+            steps = range(first, first + options.warm + options.rounds)
+            out |= measured(publisher, client, sharded, steps, options.warm, transport)
             if rank == 0:
                 out["engines"] = str(client.engines().items)[:2000]
                 options.out.write_text(json.dumps(out, indent=1))

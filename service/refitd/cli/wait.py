@@ -13,6 +13,7 @@ from refitd.cli.exits import failure_of
 from refitd.cli.options import PROMPT, Json, Timeout, TokenFile, Url, connect
 from refitd.cli.output import Output, speaking
 from refitd.cli.render import engines_on, sentence
+from refitd.text import listed
 from refitd_client.contract.naming import Order, version_id
 from refitd_client.contract.states import VersionState, WaitOutcome
 from refitd_client.contract.wire import Version, WaitResult
@@ -135,10 +136,11 @@ def say_if_paused(out: Output, client: RefitClient, run: str) -> None:
 
 
 def progress_of(version: Version, left: float) -> str:
-    """What is waited for, in one line."""
-    late = ", ".join(f"{engine.id} {engine.state}" for engine in version.engines if not engine.serves)
-    waiting = f" · waiting for {late}" if late else ""
-    return f"{version.id} {version.state} · engines {engines_on(version)}{waiting} · {left:.0f} s left"
+    """What is waited for, in one line, and why the first engine that says so is late."""
+    late = [engine for engine in version.engines if not engine.serves]
+    waiting = f" · waiting for {listed([f'{engine.id} {engine.state}' for engine in late])}" if late else ""
+    why = next((f" · {engine.id}: {engine.reason}" for engine in late if engine.reason), "")
+    return f"{version.id} {version.state} · engines {engines_on(version)}{waiting} · {left:.0f} s left{why}"
 
 
 def find_version(client: RefitClient, run: str, step: int, seconds: float) -> Version | None:

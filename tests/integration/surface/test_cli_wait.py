@@ -198,6 +198,9 @@ class TestProgress:
         assert progress_of(version, 12.4) == (
             "exp~v000002 SEALED · engines 1/2 · waiting for engine-7 UPDATING · 12 s left"
         )
+        many = [make_engine(f"engine-{n}", state=EngineState.UNREACHABLE, step=1, reason="refused") for n in range(90)]
+        shown = progress_of(make_version(2, engines=[on_version(each) for each in many]), 12.4)
+        assert shown.endswith(" more · 12 s left · engine-0: refused"), "not the names of all"
 
     def test_an_engine_at_the_same_step_of_another_generation_is_waited_for(self) -> None:
         again = "exp~v000002.g2"

@@ -123,6 +123,13 @@ class HostStory(Story):
         self._publish(delta=False)
         self.do(lambda world: world.wait(seconds))
 
+    @may(HOST_RULES, host=HOST, paused=one_of([False, True]), seconds=one_of([0.0, 2.0, 10.0]))
+    def operator_of_a_follower_pauses_it_or_lets_it_go_on(self, host: int, paused: bool, seconds: float) -> None:
+        """Something is published then."""
+        self.do(lambda world: world.host(host).pause_rollouts(paused=paused))
+        self._publish(delta=False)
+        self.do(lambda world: world.wait(seconds))
+
     @may(HOST_RULES, host=HOST)
     def follower_sweeps(self, host: int) -> None:
         self.do(lambda world: world.host(host).sweep())

@@ -115,6 +115,7 @@ class Host(Place):
         for link in self.links.values():
             link.mend()
         super().mend()
+        self.pause_rollouts(paused=False)
 
 
 class HostPromises(Promises):

@@ -116,6 +116,15 @@ class LedStory(HostStory):
         self.do(lambda world: world.wait(seconds))
         self.do(lambda world: world.pause_rollouts(paused=False))
 
+    @may(LED_RULES, host=HOST, stage=STAGE, slow=SLOW, after=MOMENT, delta=DELTA, seconds=SECONDS)
+    def operator_of_a_host_pauses_it_in_an_order(
+        self, host: int, stage: Stage, slow: float, after: float, delta: bool, seconds: float
+    ) -> None:
+        self._in_an_order(host, stage, slow, after, delta, lambda world: world.host(host).pause_rollouts(paused=True))
+        self._publish(delta=delta)
+        self.do(lambda world: world.wait(seconds))
+        self.do(lambda world: world.host(host).pause_rollouts(paused=False))
+
     @may(LED_RULES, host=HOST, seconds=SECONDS)
     def operator_asks_for_a_resync_of_a_host(self, host: int, seconds: float) -> None:
         self.do(lambda world: world.resync(world.host(host).name))

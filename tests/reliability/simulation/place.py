@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from refitd.api.operations import pause, resume
 from refitd.engine.engines_file import EngineSpec
 from refitd.engine.port import EnginePort
 from refitd.follow.follower import UpstreamFollower
@@ -17,11 +18,12 @@ from refitd.settings import Settings
 from refitd.state.journal.journal import JournalError
 from refitd.state.records import EngineRecord
 from refitd_client.contract.states import EngineState
+from refitd_client.contract.wire import Rollouts
 
 from .disk import Pause, SimDisk, SimFolders
 from .fault import Call, Fault
 from .life import Life
-from .promises import Promises
+from .promises import RUN, Promises
 from .server import SimServer
 from .sglang_server import SimSglang
 from .virtual_time import VirtualClock, VirtualLoop
@@ -180,6 +182,11 @@ class Place:
     def set_wall_clock(self, days: float) -> None:
         """An administrator sets the clock."""
         self.clock.wall_offset = days * 86400
+
+    def pause_rollouts(self, *, paused: bool) -> None:
+        """An operator lets engines go no further, or lets them go on."""
+        if self.life is not None:
+            self._call((pause if paused else resume)(Rollouts(run=RUN), self.life.service))
 
     def mend(self) -> None:
         """The disk is well again, and so are the engines; the service runs."""

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from refitd.api.engines import move_engines
-from refitd.api.operations import close, pause, reopen, resume, rollback
+from refitd.api.operations import close, reopen, rollback
 from refitd.api.overview import glance_at
 from refitd.api.present import present_engine
 from refitd.api.versions import pin, unpin, wait
@@ -21,7 +21,7 @@ from refitd.policy.strategy import Strategy, StrategyName
 from refitd.problem import ProblemError
 from refitd_client.contract.naming import Order, parse_version_folder, version_folder, version_id
 from refitd_client.contract.states import EngineState, Kind, Standing
-from refitd_client.contract.wire import Move, NewEngine, Notice, OneRun, Rollback, Rollouts
+from refitd_client.contract.wire import Move, NewEngine, Notice, OneRun, Rollback
 from refitd_client.delta.plan import last_served
 
 from .disk import Make, SimDisk, SimFolder
@@ -296,11 +296,6 @@ class World(Place):
         """An operator has seen enough of the newest version."""
         if self.life is not None:
             self._call(rollback(Rollback(run=RUN), self.life.service))
-
-    def pause_rollouts(self, *, paused: bool) -> None:
-        """An operator lets engines go no further, or lets them go on."""
-        if self.life is not None:
-            self._call((pause if paused else resume)(Rollouts(run=RUN), self.life.service))
 
     def pin(self, index: int, *, pinned: bool) -> None:
         """Keep a version, or let it go."""

@@ -47,8 +47,12 @@ class RankMessages:
         self._sent.close()
         self._seen = {}
 
-    def send(self, message: Any, to: int) -> None:
-        """Send a message. Raises RuntimeError: the rank is gone."""
+    def send(self, message: Any, to: int, timeout: float) -> None:
+        """Send a message. Returns when the rank has received it: two that send to each other wait for ever.
+
+        Raises:
+            RuntimeError: the rank is gone, or does not listen within the seconds.
+        """
         body, *beside = parts_of(message)
         file = self._in_memory(beside) if to == 0 and self._is_seen else None
         numbers = [len(body), len(beside), *((-1, 0) if file is None else (file.descriptor, file.name))]
@@ -58,7 +62,8 @@ class RankMessages:
         if file is None:
             tensors += map(self._bytes, beside)
         for tensor in tensors:
-            self._distributed.send(tensor, dst=self._ranks[to], group=self._group)
+            work = self._distributed.isend(tensor, dst=self._ranks[to], group=self._group)
+            work.wait(timedelta(seconds=max(timeout, 1.0)))
 
     def expect(self, source: int) -> tuple[Any, Any]:
         """Begin to receive a message."""

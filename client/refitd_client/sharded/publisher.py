@@ -332,7 +332,7 @@ class ShardedPublisher:
         reply: Opening | RankReply = opening
         longer = 0.0 if isinstance(opening, FailedReply) or opening.transport is None else SEND_SECONDS
         while True:
-            self._rank_group.tell(reply)
+            self._rank_group.tell(reply, longer)
             match self._rank_group.hear(longer):
                 case WriteOrder() | DigestOrder() | StageOrder() | SendOrder() | EndOrder() | LendOrder() as order:
                     reply = self._follower.answer(order)

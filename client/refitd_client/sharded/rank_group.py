@@ -16,6 +16,7 @@ tell it apart.
 import pickle
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from math import inf
@@ -243,6 +244,7 @@ class RankGroup:
         self.rank: int = ranks.index(self._distributed.get_rank())
         self.size = len(ranks)
         self.messages = RankMessages(torch, self._distributed, self._group, ranks)
+        self._owed: dict[int, Any] = {}  # ranks that answer and were not heard, with what was begun to receive it
         self.broken: str | None = None
 
     def close(self) -> None:
@@ -263,14 +265,14 @@ class RankGroup:
         if self.broken is not None:
             raise PublishError(f"this publisher cannot be used any more ({self.broken}): open another on every rank")
 
-    def tell(self, message: Any) -> None:
-        """Send rank 0 an answer.
+    def tell(self, message: Any, longer: float = 0.0) -> None:
+        """Send rank 0 an answer. `longer` as for `hear`.
 
         Raises:
-            RankLostError: rank 0 is gone.
+            RankLostError: rank 0 is gone, or does not listen in time.
         """
         try:
-            self.messages.send(message, 0)
+            self.messages.send(message, 0, self._timeout * _LEAD_PATIENCE + longer)
         except RuntimeError as error:
             raise self._lost_lead(error) from error
 
@@ -294,15 +296,16 @@ class RankGroup:
         """
         ends = time.monotonic() + self._timeout
         answers: list[Any] = [own]
-        expected: dict[int, Any] = {}
         lost: dict[int, RuntimeError] = {}
+        self._owed = {}
         for rank in range(1, self.size):
             try:
-                expected[rank] = self.messages.expect(rank)
+                self._owed[rank] = self.messages.expect(rank)
             except RuntimeError as error:
                 lost[rank] = error
-        for rank, each in expected.items():
+        for rank in list(self._owed):
             try:
+                each = self._owed.pop(rank)
                 answers.append(self.messages.receive(each, rank, max(0.1, ends - time.monotonic())))
             except UnreadableMessageError as error:  # all of it has come, so that rank is in step
                 answers.append(FailedReply(error=PublishError(f"what it sent cannot be read on rank 0 ({error})")))
@@ -312,20 +315,38 @@ class RankGroup:
             raise self._lost(lost, doing)
         return answers
 
-    def tell_all(self, messages: Sequence[Any]) -> None:
+    def tell_all(self, messages: Sequence[Any], *, are_orders: bool = False) -> None:
         """Send each other rank its message (by rank), also after one of them is found to be gone.
 
+        Where `are_orders`, those who get one answer it. Before what is no order, such as the end of a publication,
+        answers are received that were not heard, since another rank was lost meanwhile: one that answers does not
+        listen.
+
         Raises:
-            RankLostError: a rank is gone.
+            RankLostError: a rank is gone, or does not listen.
         """
         lost: dict[int, RuntimeError] = {}
+        if not are_orders:
+            self._pass_over()
         for rank in range(1, self.size):
             try:
-                self.messages.send(messages[rank], rank)
+                self.messages.send(messages[rank], rank, self._timeout)
             except RuntimeError as error:
                 lost[rank] = error
+            else:
+                if are_orders:
+                    self._owed[rank] = None
         if lost:
             raise self._lost(lost, "listen")
+
+    def _pass_over(self) -> None:
+        """Receive the answers that were not heard."""
+        ends = time.monotonic() + self._timeout
+        while self._owed:
+            rank, expected = self._owed.popitem()
+            with suppress(RuntimeError, UnreadableMessageError):  # one that is gone is found so by the next message
+                expected = expected or self.messages.expect(rank)
+                self.messages.receive(expected, rank, max(0.1, ends - time.monotonic()))
 
     def _lost(self, lost: dict[int, RuntimeError], doing: str) -> RankLostError:
         first = min(lost)

@@ -106,7 +106,7 @@ class SharedShards:
         Raises:
             RankLostError: a rank is gone.
         """
-        self.rank_group.tell_all(orders)
+        self.rank_group.tell_all(orders, are_orders=True)
         return self.rank_group.hear_all(self.answer(orders[0]), doing)
 
     def stage_orders(self, partial: Mapping[str, PartialNeeds]) -> list[RankOrder]:

@@ -167,6 +167,8 @@ def test_a_follower_that_is_paused_tells_its_hub_why_it_does_not_go_and_its_own_
         since = one.client.overview().runs[0].paused_since
         paused = f"rollouts of {RUN} are paused on that host since {since}: refitd resume {RUN} there"
         waits = f"waits: {paused}"
+        until(lambda: TWO in {each.id for each in one.client.versions().items}, hub, one)
+        until(lambda: one.client.version(TWO).state is VersionState.SEALED, hub, one)
         until(lambda: hub.client.engine("one").reason == waits, hub, one)
         for command in (("status",), ("engines",), ("explain", RUN), ("explain", "one"), ("explain", TWO)):
             assert waits in shown(hub, *command), command

@@ -27,6 +27,7 @@ from refitd_client import (
 from refitd_client.contract.naming import ShardLayout, layout_of, slot_name, slots_path
 from refitd_client.contract.states import WaitOutcome
 from refitd_client.files import durable
+from refitd_client.sharded.messages import RankMessages
 from support import published, sharded_cases
 from support.once import made_once
 from support.ranks import attempted, run_ranks
@@ -312,6 +313,31 @@ def test_a_rank_that_does_not_come_is_given_up_by_name(tmp_path: Path) -> None:
     assert "rank 1 is gone, or did not come to publish step 1 within 0.5 s" in str(first)
     assert isinstance(second, RankLostError)
     assert second.rank == 0
+    assert published.whole(tmp_path / "run") == []
+
+
+def _deaf(rank: int, size: int, root: Path) -> Exception | None:
+    """Rank 1 comes, and does not listen before rank 0 has given up."""
+    publisher = ShardedPublisher(root, "run", rank_timeout=0.5)
+    receive = RankMessages.receive
+
+    def late(*args: Any) -> Any:
+        while not (root / "given up").exists():
+            time.sleep(0.01)
+        return receive(*args)
+
+    if rank == 1:
+        RankMessages.receive = late
+    error = attempted(lambda: publisher.publish(sharded_cases.full_state(), step=1))
+    (root / "given up").touch()
+    return error
+
+
+def test_a_rank_that_does_not_listen_is_given_up_by_name(tmp_path: Path) -> None:
+    first, second = run_ranks(2, tmp_path, _deaf, tmp_path)
+    assert isinstance(first, RankLostError)
+    assert "rank 1 is gone, or did not listen within 0.5 s" in str(first)
+    assert isinstance(second, RankLostError)
     assert published.whole(tmp_path / "run") == []
 
 

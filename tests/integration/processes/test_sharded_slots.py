@@ -16,6 +16,7 @@ import pytest
 from refitd_client import InvalidWeightsError, PublishError, RankLostError, ShardedPublisher, WeightPublisher
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.sharded import rank_slot
+from refitd_client.sharded.messages import RankMessages
 from refitd_client.sharded.slot_gpu import SlotGpu
 from support import published, sharded_cases
 from support.handed_back import hand_back
@@ -155,6 +156,30 @@ def _die(rank: int, size: int, root: Path, who: int, where: str) -> list[Excepti
             place = SlotGpu if hasattr(SlotGpu, where) else rank_slot
             setattr(place, where, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
         return [attempted(partial(publisher.publish, model, step=step)) for step in (2, 3)]
+
+
+def _die_while_it_is_told(rank: int, size: int, root: Path) -> Exception | None:
+    """The last rank has heard how long its order is, and never what: the others carry out theirs."""
+
+    def dies(_: object, expected: tuple[Any, Any], *__: object) -> None:
+        expected[1].wait()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with _second_in_a_slot(rank, size, root) as (publisher, model), pytest.MonkeyPatch.context() as patch:
+        if rank == 2:
+            patch.setattr(RankMessages, "receive", dies)
+        return attempted(partial(publisher.publish, model, step=2))
+
+
+def test_a_rank_that_is_killed_while_it_is_told_its_order_ends_in_an_error_on_those_that_carry_out_theirs(
+    tmp_path: Path, root: Path
+) -> None:
+    """They answer rank 0, which says meanwhile that nothing is published: each waited until the other listened."""
+    *others, killed = run_ranks(3, tmp_path, _die_while_it_is_told, root)
+    assert killed is None
+    for error in others:
+        assert isinstance(error, RankLostError), error
+        assert error.rank == 2
 
 
 @pytest.mark.parametrize(("who", "where"), KILLED)

@@ -6,6 +6,7 @@ import gc
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
+from refitd_plugin import turns
 from support.once import shared_folder
 from support.phase_limit import (  # noqa: F401  # pytest takes its hooks from here
     pytest_configure,
@@ -79,6 +81,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return kinds.index(kind) if kind in STARTED else -1
 
     items.sort(key=turn)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def turns_of_usual_length() -> Generator[None]:
+    """No loop of an engine runs here. Threads of the plugin last as long as an engine's process, and here as long as
+    this one: where three hundred of them, of the engines of tests before, took turns of 20 µs, the process did nothing
+    else any more, and its tests did not end.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for seconds in ("_SHORT_SECONDS", "_LISTENING_SECONDS"):
+            patch.setattr(turns, seconds, sys.getswitchinterval())
+        yield
 
 
 def _copied_once(tmp_path_factory: pytest.TempPathFactory, name: str, config: pytest.Config, *width: str) -> Path:

@@ -1,12 +1,10 @@
 """What tests of the plugin share. No test here starts processes: where the plugin would begin one, there is none."""
 
-import sys
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
-from refitd_plugin import turns
 from refitd_plugin.prefetch.worker import PrefetchWorker
 from support.plugin_threads import ending_plugin_threads
 
@@ -15,17 +13,6 @@ from support.plugin_threads import ending_plugin_threads
 def no_prefetch_processes() -> Generator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PrefetchWorker, "begin", lambda _: None)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def turns_of_usual_length() -> Generator[None]:
-    """No loop of an engine runs here. Each thread of a channel that begins or ends beside ten others that listen in
-    turns of 20 µs would cost system calls for half of the CPU of the plugin's tests.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        for seconds in ("_SHORT_SECONDS", "_LISTENING_SECONDS"):
-            patch.setattr(turns, seconds, sys.getswitchinterval())
         yield
 
 

@@ -1,18 +1,23 @@
 """A list of versions, with what a publisher wants to know beside them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from refitd_client.contract.wire import Page, Version
+
+MAX_BARRED = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionPage(Page[Version]):
     """A page of versions. `root` is the name in the `.refitd/id` of the service's root, None while that is not there:
     a publisher finds by it that it writes into another folder. `folder` is that root's path on the service's host.
-    `refuses` says why this service, which follows another, takes no notice of a version; None where it does.
+    `refuses` says why this service, which follows another, takes no notice of a version; None where it does. `barred`
+    are the ids of the newest versions of the run that no engine goes to any more and whose files are gone, at most
+    `MAX_BARRED`: a host that follows may have their files.
     """
 
     items: list[Version]
     root: str | None = None
     folder: str | None = None
     refuses: str | None = None
+    barred: list[str] = field(default_factory=list[str])

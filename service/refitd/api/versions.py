@@ -21,7 +21,7 @@ from refitd.state.version import VersionRecord
 from refitd.text import listed
 from refitd_client.contract.decoding import from_json
 from refitd_client.contract.states import VersionState, WaitOutcome
-from refitd_client.contract.version_page import VersionPage
+from refitd_client.contract.version_page import MAX_BARRED, VersionPage
 from refitd_client.contract.wire import Attempt, Notice, Page, Version, WaitResult
 
 MANY_ENGINES = 100
@@ -113,7 +113,11 @@ async def list_versions(
     root = _root_of(service.store)
     folder = None if root is None else str(service.settings.root.resolve())
     refuses = owned_by(service.settings.follow, "publish there") if service.settings.follow else None
-    page = {"items": items, "next_cursor": more, "root": root, "folder": folder, "refuses": refuses}
+    page: dict[str, object] = {"items": items, "next_cursor": more, "root": root, "folder": folder, "refuses": refuses}
+    if run is not None:
+        gone = VersionState.DELETED
+        deleted = await pages.read(service.store.journal, run=run, state=gone, before=None, limit=MAX_BARRED)
+        page["barred"] = [record.id for record in deleted if record.barred]
     return Response(msgspec.json.encode(page), media_type="application/json")
 
 

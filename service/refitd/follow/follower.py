@@ -32,7 +32,7 @@ from refitd.follow.upstream import (
     UpstreamVersion,
 )
 from refitd.policy.hosts import engines_of_host, order_state, proof_of_host, why_it_waits
-from refitd.policy.pulls import HELD, PullPlan, as_told, is_held_back, plan_pulls, pull_fault, why_not_good
+from refitd.policy.pulls import HELD, PullPlan, all_as_told, as_told, is_held_back, plan_pulls, pull_fault, why_not_good
 from refitd.policy.served import is_proven
 from refitd.rollout.targets import Targets
 from refitd.state.observer import Notifier
@@ -280,11 +280,9 @@ class UpstreamFollower:
         self._offered = mine[0] if mine else None
         if self._offered is None:
             return
-        for version in self._offered.versions:
-            known = self._store.versions.get(version.id)
-            if known is not None and (told := as_told(known, version)) != known:
-                self._store.put_version(told)
-                self._nudge()
+        for told in all_as_told(self._store.versions, self._offered.versions, self._offered.barred):
+            self._store.put_version(told)
+            self._nudge()
         if self._offered.versions and all(version.barred for version in self._offered.versions):
             self._hearing.unclear = f"the upstream has no version of {self._offered.run} to serve: all are barred there"
         run, desired, before = self._offered.run, self._offered.desired, self._store.runs.desired.get(self._offered.run)

@@ -80,6 +80,7 @@ class HubUpstream:
             run=glance.run,
             versions=tuple(_version(version) for version in page.items),
             desired=glance.target,
+            barred=tuple(page.barred),
             is_closed=glance.standing is Standing.CLOSED,
             is_paused=glance.paused_since is not None,
         )

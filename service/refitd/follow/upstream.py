@@ -80,6 +80,7 @@ class UpstreamRun:
         versions: those that are sealed, newest first; at least the newest, and the bases that it needs.
         desired: the id of the version that followers are to serve which no hub leads: the run's target, or a pointer in
             an object store. None where there is none yet.
+        barred: the ids of others that were rolled back from, and whose files the upstream has no more.
         is_closed: whether the run has ended.
         is_paused: whether its rollouts are paused, so that no host goes to anything newer.
     """
@@ -87,6 +88,7 @@ class UpstreamRun:
     run: str
     versions: tuple[UpstreamVersion, ...]
     desired: str | None = None
+    barred: tuple[str, ...] = ()
     is_closed: bool = False
     is_paused: bool = False
 

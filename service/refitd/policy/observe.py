@@ -251,8 +251,10 @@ def after_refit(engine: EngineRecord, version: str, refit: Refit, now: float) ->
         case Outcome.NACK if refit.needs_full:
             owed = not refit.resumed
             return replace(engine, state=EngineState.BEHIND, wants_full=True, reason=refit.reason, resume_owed=owed)
-        case Outcome.NACK if refit.waits and engine.known:
-            return replace(engine, state=EngineState.BEHIND, reason=None)  # what it waits for its host tells
+        case Outcome.NACK if refit.waits and engine.known:  # what it waits for its host tells
+            return replace(engine, state=EngineState.BEHIND, reason=None, reload=False)
+        case Outcome.NACK if refit.waits:
+            return replace(failed, state=EngineState.TAINTED)
         case Outcome.NACK:
             return replace(failed, state=EngineState.NACKED, resume_owed=not refit.resumed)
         case Outcome.TAINTED:

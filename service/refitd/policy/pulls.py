@@ -36,6 +36,8 @@ class Told(Protocol):
     """What an upstream says about a version beside its files."""
 
     @property
+    def id(self) -> str: ...
+    @property
     def pinned(self) -> bool: ...
     @property
     def barred(self) -> bool: ...
@@ -121,6 +123,21 @@ def as_told(known: VersionRecord, told: Told) -> VersionRecord:
     if is_new and known.state is VersionState.REJECTED and known.code not in FOR_EVERY_NOTICE:
         return replace(now, state=VersionState.ANNOUNCED, reason=None, code=None)
     return now
+
+
+def all_as_told(
+    known: Mapping[str, VersionRecord], offered: Sequence[Told], barred: Collection[str]
+) -> list[VersionRecord]:
+    """The records of versions of which the upstream says something else than before.
+
+    Args:
+        known: what this host knows of versions, by id.
+        offered: those that the upstream has.
+        barred: the ids of others that it has barred.
+    """
+    now = [as_told(known[told.id], told) for told in offered if told.id in known]
+    now += [replace(known[each], barred=True, given_up=None) for each in barred if each in known]
+    return [record for record in now if record != known[record.id]]
 
 
 def why_not_good(wanted: VersionRecord | None) -> str | None:

@@ -205,6 +205,49 @@ def test_while_one_host_is_paused_another_is_the_canary_and_the_pause_is_no_verd
         assert one.serves(3)
 
 
+def test_a_host_that_is_paused_goes_back_to_what_it_never_served_and_no_further(tmp_path: Path) -> None:
+    with hosts(tmp_path, "--take-followers") as all_:
+        hub, one, two = all_.hub, all_.led("one"), all_.led("two")
+        until(lambda: len(hub.client.engines().items) == 2, hub, one, two)
+        all_.publish(1)
+        assert hub.client.wait(ONE, timeout=PATIENCE).outcome is WaitOutcome.SERVED
+        one.client.pause(RUN)
+        all_.publish(2)
+        until(lambda: two.serves(2), hub, one, two)
+        all_.publish(3)
+        one.client.resume(RUN)
+        assert hub.client.wait(f"{RUN}~v000003", timeout=PATIENCE).outcome is WaitOutcome.SERVED
+        one.client.pause(RUN)
+        until(lambda: hub.client.engine("one").host.waits, hub, one)
+        hub.client.rollback(RUN, TWO)
+        until(lambda: one.serves(2) and two.serves(2), hub, one, two)
+        assert sum(path.endswith("v000001") for path in one.engines[0].loaded) == 1
+
+
+def test_a_canary_of_a_rollback_bars_nothing_for_the_pause_of_another_host(tmp_path: Path) -> None:
+    """That one leaves what was rolled back from: for what all have served, or after the check for the canary's."""
+    with hosts(tmp_path, "--take-followers", "--strategy", "canary") as all_:
+        hub, one, two = all_.hub, all_.led("one"), all_.led("two")
+        until(lambda: len(hub.client.engines().items) == 2, hub, one, two)
+        all_.publish(1)
+        assert hub.client.wait(ONE, timeout=PATIENCE).outcome is WaitOutcome.SERVED
+        one.client.pause(RUN)
+        all_.publish(2)
+        until(lambda: two.serves(2), hub, one, two)
+        all_.publish(3)
+        one.client.resume(RUN)
+        assert hub.client.wait(f"{RUN}~v000003", timeout=PATIENCE).outcome is WaitOutcome.SERVED
+        one.client.pause(RUN)
+        until(lambda: hub.client.engine("one").host.waits, hub, one)
+        hub.client.rollback(RUN, TWO)
+        until(lambda: not one.serves(3) and two.serves(2), hub, one, two)
+        assert not hub.client.version(TWO).barred
+        until(lambda: one.client.version(f"{RUN}~v000003").barred, hub, one)
+        one.client.resume(RUN)
+        assert hub.client.wait(TWO, timeout=PATIENCE).outcome is WaitOutcome.SERVED
+        assert not hub.client.version(TWO).barred
+
+
 def test_a_run_that_is_published_into_a_follower_s_root_is_not_said_to_want_its_engines(tmp_path: Path) -> None:
     with hosts(tmp_path) as all_:
         hub, one = all_.hub, all_.follower("one")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from refitd.follow.upstream import UpstreamVersion
-from refitd.policy.pulls import as_told, why_not_good
+from refitd.policy.pulls import all_as_told, as_told, why_not_good
 from refitd.state.version import VersionRecord
 from refitd_client.checkpoint.fault import Code
 from refitd_client.contract.naming import Order
@@ -60,3 +60,11 @@ def test_why_a_wanted_version_is_not_served_here_is_said() -> None:
     assert why is not None
     assert "run/v000007 on this host is REJECTED: tensor a is missing" in why
     assert why_not_good(KNOWN) is why_not_good(None) is None
+
+
+def test_what_the_upstream_has_barred_is_barred_here_also_where_its_files_are_gone_there() -> None:
+    gone, other = replace(KNOWN, order=Order(1, 6), path="run/v000006"), replace(KNOWN, order=Order(1, 5))
+    known = {each.id: each for each in (KNOWN, gone, other)}
+    told = all_as_told(known, [TOLD], [gone.id, "run~v000001"])
+    assert told == [replace(gone, barred=True)]
+    assert all_as_told(known | {gone.id: told[0]}, [TOLD], [gone.id]) == []

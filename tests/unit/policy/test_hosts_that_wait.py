@@ -1,12 +1,15 @@
 """What becomes of a rollout while the operator of one of its hosts has paused that host: a pause is no verdict."""
 
+from dataclasses import replace
+
 import pytest
 
 from refitd.engine.port import Outcome, Refit
+from refitd.policy.goals import goals_of_engine
 from refitd.policy.next_action import Agenda, Goals, RefitTo, next_action, stays
 from refitd.policy.observe import after_refit
 from refitd.policy.strategy import Strategy, StrategyName, canary_of, fault_found, finished_first, released, why_waiting
-from refitd.state.records import EngineRecord, RolloutRecord
+from refitd.state.records import AttemptRecord, EngineRecord, RolloutRecord
 from refitd_client.contract.hosts import HostEngines
 from refitd_client.contract.states import EngineState, RolloutState
 from support.records import engine, version
@@ -24,6 +27,7 @@ def host(name: str = "a", *, waits: bool = True, serving: str | None = ONE.id) -
     return engine(name, pulls=True, host=said, state=EngineState.BEHIND, serving=serving)
 
 
+ATTEMPT = AttemptRecord(id="1", engine="a", version=TWO.id, started_at="t")
 HOSTS = [host("a"), host("b", waits=False), host("c", waits=False)]
 
 
@@ -53,9 +57,21 @@ def test_an_order_that_its_pause_has_ended_counts_as_no_failure_of_the_host_nor_
     assert fault_found(CANARY, TWO, ROLLOUT, [after]) is None
 
 
-def test_a_host_with_unknown_contents_stays_so_whatever_it_waits_for() -> None:
-    doubted = engine("a", pulls=True, known=False, state=EngineState.TAINTED, host=HostEngines(follower="a", waits=WHY))
-    assert after_refit(doubted, TWO.id, REFUSED, 0.0).failures == 1
+def test_a_host_with_unknown_contents_stays_so_whatever_it_waits_for_and_that_bars_no_version() -> None:
+    after = engine("a", pulls=True, known=False, state=EngineState.TAINTED, host=HostEngines(follower="a", waits=WHY))
+    for _ in range(4):
+        after = replace(after_refit(after, TWO.id, REFUSED, 0.0), last_attempt=ATTEMPT)
+    assert (after.state, after.failures) == (EngineState.TAINTED, 4)
+    assert fault_found(CANARY, TWO, ROLLOUT, [after]) is None
+
+
+def test_another_load_that_an_operator_asked_for_is_not_asked_of_it_again_and_again() -> None:
+    again = replace(host(), reload=True)
+    after = after_refit(again, TWO.id, REFUSED, 0.0)
+    assert not after.reload
+    assert not isinstance(
+        next_action(after, Goals(target=TWO, loadable=TWO, serving=ONE), Agenda(probe_at=5), 0), RefitTo
+    )
 
 
 def test_another_host_is_the_canary_unless_it_was_named_or_serves_the_version_already() -> None:
@@ -82,3 +98,12 @@ def test_a_newer_version_does_not_wait_until_it_is_resumed(strategy: Strategy) -
     assert finished_first(strategy, ROLLOUT, HOSTS) is None
     assert finished_first(strategy, ROLLOUT, HOSTS[1:]) == TWO.id
     assert finished_first(strategy, ROLLOUT, [host("a", serving=TWO.id), *HOSTS[1:]]) == TWO.id
+
+
+def test_a_pause_keeps_no_engine_on_what_was_rolled_back_from_nor_takes_it_further_back() -> None:
+    """What an operator goes back to need not have been served before."""
+    paused = replace(ROLLOUT, paused_since="t")
+    goals = Goals(target=TWO, loadable=TWO, last_good=ONE)
+    assert goals_of_engine(goals, engine("a", serving=THREE.id), Strategy(), paused, []).loadable == TWO
+    for serving in (ONE.id, None):
+        assert goals_of_engine(goals, engine("a", serving=serving), Strategy(), paused, []).loadable == ONE

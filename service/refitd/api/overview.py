@@ -120,7 +120,9 @@ def _standing(seen: RunFacts, newest: VersionRecord | None, is_troubled: bool, t
         if _was_left(seen, newest):
             return Standing.ROLLED_BACK
     is_held = seen.upstream is not None and seen.upstream.is_paused and there == len(seen.engines)
-    return Standing.PAUSED if _is_paused(seen) or is_held else Standing.MOVING
+    late = [engine for engine in seen.engines if not _is_there(engine, seen.target)]
+    are_held = bool(late) and all(engine.waits and engine.state is EngineState.BEHIND for engine in late)
+    return Standing.PAUSED if _is_paused(seen) or is_held or are_held else Standing.MOVING
 
 
 def _was_left(seen: RunFacts, newer: VersionRecord) -> bool:

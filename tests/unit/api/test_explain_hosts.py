@@ -19,7 +19,7 @@ from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
 from refitd_client.contract.follow import Following
 from refitd_client.contract.hosts import HostEngine, HostEngines, OrderState
-from refitd_client.contract.states import EngineState
+from refitd_client.contract.states import EngineState, Standing
 from support.records import engine, version
 
 ONE, TWO = version(1), version(2)
@@ -105,7 +105,11 @@ def test_a_host_that_is_behind_since_its_own_operator_has_paused_it_is_said_to_w
     assert f"Now the host {waits}." in told
     record, targets = store.engines["host-1"], Targets(store)
     assert present_engine(record, store, targets).reason == waits
-    assert glance_at(store, targets, "run").reasons[-1] == f"host-1 is BEHIND: host-1 {waits}"
+    glance = glance_at(store, targets, "run")
+    assert glance.reasons[-1] == f"host-1 is BEHIND: host-1 {waits}"
+    assert glance.standing is Standing.PAUSED, "an operator is waited for"
+    store.put_engine(engine("b", state=EngineState.BEHIND, serving=ONE.id))
+    assert glance_at(store, targets, "run").standing is Standing.MOVING
     (on,) = present_version(TWO, [record], hosts=orders_of_hosts([record], store)).engines
     assert on.reason == waits
     where = f"Engine host-1 does not serve it yet: it is BEHIND ({waits}), and serves {ONE.id}."

@@ -8,7 +8,7 @@ from refitd.cli import render
 from refitd.cli.options import RunArgument, calls_service
 from refitd.cli.output import Output
 from refitd.cli.version_list import version_list
-from refitd_client.contract.states import EngineState, VersionState
+from refitd_client.contract.states import EngineState, Standing, VersionState
 from refitd_client.errors import RefitError
 from refitd_client.http.client import RefitClient
 
@@ -96,7 +96,9 @@ def resume(out: Output, client: RefitClient, run: RunArgument) -> None:
     seen = client.resume(run)
     away = seen.engines.get(EngineState.UNREACHABLE, 0)
     later = "" if away == 0 else f" {away} of its engines cannot be reached, and will follow when back."
-    out.show(seen, render.sentence(f"Rollouts of {run} go on. {seen.headline}{later}"))
+    is_held = seen.standing is Standing.PAUSED  # by an operator of something else: its upstream, or its hosts
+    elsewhere = "".join(f" {reason}." for reason in seen.reasons) if is_held else ""
+    out.show(seen, render.sentence(f"Rollouts of {run} go on here. {seen.headline}{later}{elsewhere}"))
 
 
 @calls_service

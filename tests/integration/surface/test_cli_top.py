@@ -225,6 +225,13 @@ def test_a_resume_says_that_an_engine_cannot_be_reached() -> None:
     assert "1 of its engines cannot be reached, and will follow when back." in said
 
 
+def test_a_resume_of_what_is_paused_elsewhere_says_where() -> None:
+    with stand_in() as state:
+        state.runs = [make_run(standing=Standing.PAUSED, reasons=["one waits: refitd resume exp there"])]
+        said = refitd("resume", "exp", "--url", state.url).stdout
+    assert said.rstrip().endswith(" one waits: refitd resume exp there.")
+
+
 def test_pause_and_resume_say_what_they_did(service: StandIn) -> None:
     paused = refitd("pause", "exp", "--url", service.url)
     assert (paused.exit_code, "are paused" in paused.stdout) == (0, True)

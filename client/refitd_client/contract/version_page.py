@@ -12,8 +12,8 @@ class VersionPage(Page[Version]):
     """A page of versions. `root` is the name in the `.refitd/id` of the service's root, None while that is not there:
     a publisher finds by it that it writes into another folder. `folder` is that root's path on the service's host.
     `refuses` says why this service, which follows another, takes no notice of a version; None where it does. `barred`
-    are the ids of the newest versions of the run that no engine goes to any more and whose files are gone, at most
-    `MAX_BARRED`: a host that follows may have their files.
+    are, where good versions of one run are asked for, the ids of the newest ones that no engine goes to any more and
+    whose files are gone, at most `MAX_BARRED`: a host that follows may have their files.
     """
 
     items: list[Version]

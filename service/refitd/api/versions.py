@@ -114,7 +114,7 @@ async def list_versions(
     folder = None if root is None else str(service.settings.root.resolve())
     refuses = owned_by(service.settings.follow, "publish there") if service.settings.follow else None
     page: dict[str, object] = {"items": items, "next_cursor": more, "root": root, "folder": folder, "refuses": refuses}
-    if run is not None:
+    if run is not None and wanted is VersionState.SEALED:  # as followers ask
         gone = VersionState.DELETED
         deleted = await pages.read(service.store.journal, run=run, state=gone, before=None, limit=MAX_BARRED)
         page["barred"] = [record.id for record in deleted if record.barred]

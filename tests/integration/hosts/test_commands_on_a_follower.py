@@ -75,6 +75,22 @@ def test_a_version_that_the_hub_has_no_more_is_pinned_on_the_follower_and_kept_t
         assert (one.root / RUN / "v000001").exists()
 
 
+def test_what_the_hub_has_rolled_back_from_and_deleted_while_a_host_was_down_is_barred_there(tmp_path: Path) -> None:
+    """Else it stays the last good version there, which an engine that breaks is brought back to."""
+    with hosts(tmp_path, "--keep-last", "2", "--slots", "0") as all_:
+        hub, one = all_.hub, all_.follower("one", "--keep-last", "3", "--slots", "0")
+        for step in (1, 2):
+            all_.publish(step)
+            until(lambda step=step: one.serves(step), hub, one)
+        one.refitd.kill()
+        hub.client.rollback(RUN, ONE)
+        for step in (3, 4):
+            all_.publish(step)
+        until(lambda: hub.client.version(TWO).state is VersionState.DELETED, hub)
+        one.refitd.start()
+        until(lambda: one.serves(4) and one.client.version(TWO).barred, hub, one)
+
+
 def test_a_run_that_has_ended_at_the_hub_may_be_closed_on_the_follower(tmp_path: Path) -> None:
     with hosts(tmp_path) as all_:
         hub, one = all_.hub, all_.follower("one")

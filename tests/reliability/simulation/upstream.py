@@ -17,11 +17,13 @@ from refitd.api.versions import presented
 from refitd.follow.hub import HubUpstream
 from refitd.follow.upstream import ByteSource, FilePart, GoneError, NotYetError, UnreachableError, WrongError
 from refitd.problem import ProblemError, Slug
+from refitd.state.journal.reads import read_versions
 from refitd_client.contract.follow import FileBlocks, FollowerReport, ReportAnswer
 from refitd_client.contract.manifest import Manifest
 from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import VersionState
-from refitd_client.contract.wire import Overview, Page, Version
+from refitd_client.contract.version_page import MAX_BARRED, VersionPage
+from refitd_client.contract.wire import Overview
 from refitd_client.errors import ServiceProblemError, ServiceUnreachableError
 from refitd_client.http.connection import Connection
 
@@ -157,11 +159,19 @@ class _Client:
 
         return await self._link.ask(answer, self._link.next_of(self._link.answers))
 
-    async def versions(self, run: str | None, state: VersionState, limit: int) -> Page[Version]:
-        async def answer(life: Life) -> Page[Version]:
+    async def versions(self, run: str | None, state: VersionState, limit: int) -> VersionPage:
+        async def answer(life: Life) -> VersionPage:
             await life.store.durable()  # as `list_versions`, which reads what is said here from the journal
             found = sorted(life.store.versions_of(run or ""), key=lambda version: version.order, reverse=True)
-            return Page(items=[presented(life.service, each) for each in found if each.state is state][:limit])
+            gone = life.store.journal.read(
+                lambda connection: read_versions(
+                    connection, run=run, state=VersionState.DELETED, before=None, limit=MAX_BARRED
+                )
+            )
+            return VersionPage(
+                items=[presented(life.service, each) for each in found if each.state is state][:limit],
+                barred=[each.id for each in gone if each.barred],
+            )
 
         return await self._link.ask(answer)
 

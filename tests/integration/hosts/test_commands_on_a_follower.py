@@ -10,7 +10,7 @@ from refitd_client import ConflictError, WeightPublisher
 from refitd_client.contract.states import Standing, VersionState, WaitOutcome
 from support.checkpoints import tensors
 from support.command_line import refitd
-from support.hosts import PATIENCE, RUN, Host, hosts, until
+from support.hosts import PATIENCE, RUN, Host, Hosts, hosts, until
 from support.scripted_server import Step, answer, serve
 
 ONE, TWO = f"{RUN}~v000001", f"{RUN}~v000002"
@@ -221,21 +221,27 @@ def test_while_one_host_is_paused_another_is_the_canary_and_the_pause_is_no_verd
         assert one.serves(3)
 
 
+def rolled_back_to_what_a_paused_host_never_served(all_: Hosts) -> tuple[Host, Host, Host]:
+    """The hub, the host that is paused and another one: all have served steps 1 and 3, and the other one step 2."""
+    hub, one, two = all_.hub, all_.led("one"), all_.led("two")
+    until(lambda: len(hub.client.engines().items) == 2, hub, one, two)
+    all_.publish(1)
+    assert hub.client.wait(ONE, timeout=PATIENCE).outcome is WaitOutcome.SERVED
+    one.client.pause(RUN)
+    all_.publish(2)
+    until(lambda: two.serves(2), hub, one, two)
+    all_.publish(3)
+    one.client.resume(RUN)
+    assert hub.client.wait(f"{RUN}~v000003", timeout=PATIENCE).outcome is WaitOutcome.SERVED
+    one.client.pause(RUN)
+    until(lambda: hub.client.engine("one").host.waits, hub, one)
+    hub.client.rollback(RUN, TWO)
+    return hub, one, two
+
+
 def test_a_host_that_is_paused_goes_back_to_what_it_never_served_and_no_further(tmp_path: Path) -> None:
     with hosts(tmp_path, "--take-followers") as all_:
-        hub, one, two = all_.hub, all_.led("one"), all_.led("two")
-        until(lambda: len(hub.client.engines().items) == 2, hub, one, two)
-        all_.publish(1)
-        assert hub.client.wait(ONE, timeout=PATIENCE).outcome is WaitOutcome.SERVED
-        one.client.pause(RUN)
-        all_.publish(2)
-        until(lambda: two.serves(2), hub, one, two)
-        all_.publish(3)
-        one.client.resume(RUN)
-        assert hub.client.wait(f"{RUN}~v000003", timeout=PATIENCE).outcome is WaitOutcome.SERVED
-        one.client.pause(RUN)
-        until(lambda: hub.client.engine("one").host.waits, hub, one)
-        hub.client.rollback(RUN, TWO)
+        hub, one, two = rolled_back_to_what_a_paused_host_never_served(all_)
         until(lambda: one.serves(2) and two.serves(2), hub, one, two)
         assert sum(path.endswith("v000001") for path in one.engines[0].loaded) == 1
 
@@ -243,19 +249,7 @@ def test_a_host_that_is_paused_goes_back_to_what_it_never_served_and_no_further(
 def test_a_canary_of_a_rollback_bars_nothing_for_the_pause_of_another_host(tmp_path: Path) -> None:
     """That one leaves what was rolled back from: for what all have served, or after the check for the canary's."""
     with hosts(tmp_path, "--take-followers", "--strategy", "canary") as all_:
-        hub, one, two = all_.hub, all_.led("one"), all_.led("two")
-        until(lambda: len(hub.client.engines().items) == 2, hub, one, two)
-        all_.publish(1)
-        assert hub.client.wait(ONE, timeout=PATIENCE).outcome is WaitOutcome.SERVED
-        one.client.pause(RUN)
-        all_.publish(2)
-        until(lambda: two.serves(2), hub, one, two)
-        all_.publish(3)
-        one.client.resume(RUN)
-        assert hub.client.wait(f"{RUN}~v000003", timeout=PATIENCE).outcome is WaitOutcome.SERVED
-        one.client.pause(RUN)
-        until(lambda: hub.client.engine("one").host.waits, hub, one)
-        hub.client.rollback(RUN, TWO)
+        hub, one, two = rolled_back_to_what_a_paused_host_never_served(all_)
         until(lambda: not one.serves(3) and two.serves(2), hub, one, two)
         assert not hub.client.version(TWO).barred
         until(lambda: one.client.version(f"{RUN}~v000003").barred, hub, one)

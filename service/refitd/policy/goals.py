@@ -24,7 +24,6 @@ from refitd.policy.next_action import Goals
 from refitd.policy.strategy import Strategy, StrategyName, finished_first, has_given_up, released
 from refitd.state.records import EngineRecord, RolloutRecord
 from refitd.state.version import VersionRecord
-from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import EngineState, Kind, VersionState
 
 
@@ -210,7 +209,7 @@ def goals_of_engine(
     if goals.target is None:
         return goals
     waits = replace(goals, loadable=goals.last_good, ordered=goals.ordered and goals.last_good == goals.target)
-    if rollout is not None and rollout.paused_since is not None and not _goes_back(engine, goals.target):
+    if rollout is not None and rollout.paused_since is not None and not engine.serves_newer_than(goals.target):
         return waits
     if goals.loadable is not None and goals.last_good is not None and has_given_up(engine, goals.loadable):
         return waits
@@ -220,14 +219,6 @@ def goals_of_engine(
     if not is_unchecked and engine.id in released(strategy, goals.target, rollout, engines, goals.loadable):
         return goals
     return waits  # where the target's files are lost, no canary went before
-
-
-def _goes_back(engine: EngineRecord, target: VersionRecord) -> bool:
-    """Whether the target is older than what an engine serves, as after a rollback: a pause does not keep it there, nor
-    does it go by way of a version that was served before.
-    """
-    serving = parse_version_id(engine.serving or engine.held or "")
-    return serving is not None and serving[0] == target.run and serving[1] > target.order
 
 
 def mended_there(goals: Goals, engine: EngineRecord, versions: Versions) -> Goals:

@@ -18,7 +18,6 @@ from refitd.state.version import VersionRecord
 from refitd.text import size_of
 from refitd_client.contract.follow import HostOrder
 from refitd_client.contract.hosts import MAX_HOST_ENGINES, HostEngine, HostEngines, OrderState
-from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import EngineState, VersionState
 
 _AWAY = frozenset({EngineState.UNREACHABLE})
@@ -91,7 +90,8 @@ def order_state(
         refused: why it cannot be pulled, None where it can.
         paused: why engines go to nothing newer, a sentence (`why_it_waits`); None while rollouts of the run go on.
     """
-    paused = None if _goes_back(here, engines) else paused
+    if here is not None and any(engine.serves_newer_than(here) for engine in engines):
+        paused = None
     if desired is None:
         return OrderState.NONE, None
     if here is not None and here.state is VersionState.REJECTED:
@@ -107,14 +107,6 @@ def order_state(
         return OrderState.SERVED, None
     state, why = _of_engines(desired, engines)
     return state, (paused or why) if state is OrderState.COMES else why
-
-
-def _goes_back(desired: VersionRecord | None, engines: Sequence[EngineRecord]) -> bool:
-    """Whether an engine serves something newer than what is desired: a pause holds none of them there."""
-    if desired is None:
-        return False
-    served = (parse_version_id(engine.serving or "") for engine in engines)
-    return any(each is not None and each[0] == desired.run and each[1] > desired.order for each in served)
 
 
 def why_it_waits(rollout: RolloutRecord | None) -> str | None:

@@ -11,7 +11,9 @@ from enum import StrEnum
 from refitd.engine.fingerprints import what_was_compared
 from refitd.engine.port import UNTOLD, Process
 from refitd.root.mark import RootMark
+from refitd.state.version import VersionRecord
 from refitd_client.contract.hosts import HostEngines
+from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.receivers import Receiver, StockReceiver
 from refitd_client.contract.states import EngineState, Kind, RolloutState
 
@@ -169,6 +171,13 @@ class EngineRecord:
     def waits(self) -> str | None:
         """Why a host goes to nothing newer, since its own operator has paused it. None of any other engine."""
         return None if self.host is None else self.host.waits
+
+    def serves_newer_than(self, version: VersionRecord) -> bool:
+        """Whether it serves something newer than a version of the same run, or did before a load that was broken off:
+        to go there is to go back, which no pause of rollouts keeps it from.
+        """
+        serving = parse_version_id(self.serving or self.held or "")
+        return serving is not None and serving[0] == version.run and serving[1] > version.order
 
     def serves(self, what: str) -> str:
         """A sentence without a subject that it serves `what`, or served it when it answered last."""

@@ -59,8 +59,7 @@ def _contents(_app: "Sphinx", page: str, source: list[str]) -> None:
 
 def setup(app: "Sphinx") -> dict[str, Any]:
     """What this file adds to Sphinx."""
-    for name in ("flat", "gap"):  # the vectors of delta-format.md
-        app.add_lexer(name, TextLexer)
+    app.add_lexer("flat", TextLexer)  # the vector of delta-format.md
     app.connect("source-read", _contents)
     app.connect("doctree-read", _links_to_folders)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

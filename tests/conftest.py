@@ -108,6 +108,13 @@ def _copied_once(tmp_path_factory: pytest.TempPathFactory, name: str, config: py
     return folder
 
 
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """An empty root, as a service has made it."""
+    (tmp_path / "root" / ".refitd").mkdir(parents=True)
+    return tmp_path / "root"
+
+
 @pytest.fixture(scope="session")
 def postgres() -> "Generator[PostgresServer]":
     """A real PostgreSQL for all tests of this process; each has databases of its own."""

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from refitd_client.contract.wire import Notice
+    from refitd_client.contract.wire import EngineOnVersion, Notice
     from refitd_client.delta.plan import DeltaRules
     from refitd_client.errors import (
         BucketError,
@@ -58,6 +58,7 @@ __all__ = [
     "ConflictError",
     "DeltaRules",
     "EngineFailedError",
+    "EngineOnVersion",
     "Fault",
     "FollowerStartError",
     "Handed",
@@ -98,6 +99,7 @@ __all__ = [
 
 
 _PLACES = {
+    "EngineOnVersion": "refitd_client.contract.wire",
     "Notice": "refitd_client.contract.wire",
     "DeltaRules": "refitd_client.delta.plan",
     "AsyncRefitClient": "refitd_client.http.client",

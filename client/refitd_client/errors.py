@@ -164,7 +164,7 @@ class PlanRefusedError(RefitError, ValueError):
 
 
 class WaitTimeoutError(RefitError):
-    """The wait is over and the rollout is not; it goes on. `laggards` are the engines it waits for."""
+    """The wait is over and the update is not; it goes on. `laggards` are the engines it waits for."""
 
     def __init__(self, message: str, *, laggards: tuple[EngineOnVersion, ...] = ()) -> None:
         super().__init__(message)

@@ -9,7 +9,9 @@ would accept no more work then.
 """
 
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from queue import SimpleQueue
 from threading import Event, Lock, Thread
 
@@ -139,33 +141,29 @@ class _Worker(Thread):
 
 
 class _Idle:
-    """Workers that wait."""
+    """Workers that wait. Without a lock: a signal handler may interrupt `take`, and ask for a worker itself."""
 
     def __init__(self) -> None:
-        self._turn = Lock()
-        self._workers: list[_Worker] = []
+        self._workers: deque[_Worker] = deque()
 
     def put(self, worker: _Worker) -> None:
         """Take one back, or end it if there are enough."""
-        with self._turn:
-            if len(self._workers) < _MOST_IDLE:
-                self._workers.append(worker)
-            else:
-                worker.inbox.put(None)
+        if len(self._workers) < _MOST_IDLE:
+            self._workers.append(worker)
+        else:
+            worker.inbox.put(None)
 
     def take(self) -> _Worker:
         """One that waits, or else a new one."""
-        with self._turn:
-            if self._workers:
-                return self._workers.pop()
+        with suppress(IndexError):
+            return self._workers.pop()
         worker = _Worker()
         worker.start()
         return worker
 
     def forget(self) -> None:
         """In a forked process there are no other threads."""
-        self._turn = Lock()
-        self._workers = []
+        self._workers.clear()
 
 
 _idle = _Idle()

@@ -3,8 +3,8 @@
 >>> for span in spans(answer, run="grpo-7b"):
 ...     print(span.step, answer["output_ids"][span.start : span.end])
 
-The engine says it: refitd gives it each version's step as label (`weight_version`), and the engine notes at which token
-the label changed. Nothing is asked of the service.
+The engine says it: refitd gives it each version's step and generation as label (`weight_version`), and the engine notes
+at which token the label changed. Nothing is asked of the service.
 """
 
 from collections import Counter
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from refitd_client.contract.naming import MAX_STEP, Order, version_id
+from refitd_client.contract.naming import parse_version_label, version_id
 from refitd_client.errors import UnlabelledAnswerError
 
 _LACKS = (
@@ -25,13 +25,14 @@ _LACKS = (
 class TokenSpan:
     """Tokens of an answer that one version generated: `answer[start:end]`, counted from the first generated token.
 
-    `label` is what the engine calls the version. `step` is the trainer's step, None where the engine was not on a
-    version of refitd's: on the model that it was started with, or on what another program has loaded. `version` is the
-    version's id, None without a step or where the run was not named.
+    `label` is what the engine calls the version. `step` is the trainer's step and `generation` the run's, both None
+    where the engine was not on a version of refitd's: on the model that it was started with, or on what another program
+    has loaded. `version` is the version's id, None without a step or where the run was not named.
     """
 
     label: str
     step: int | None
+    generation: int | None
     run: str | None
     version: str | None
     start: int
@@ -43,14 +44,13 @@ class TokenSpan:
         return self.end - self.start
 
 
-def spans(answer: Mapping[str, Any], run: str | None = None, generation: int = 1) -> list[TokenSpan]:
+def spans(answer: Mapping[str, Any], run: str | None = None) -> list[TokenSpan]:
     """Which version generated which tokens of an answer, in order; together they are all of its tokens.
 
     Args:
         answer: an answer as JSON. Of SGLang: that of /generate, /v1/completions or /v1/chat/completions. Of vLLM: that
             of /inference/v1/generate; of several choices, one of its `choices`. Of a stream: the last event.
         run: the run that the engine follows. An engine does not know it.
-        generation: the run's, as `Publication.generation` has it. An engine does not know it either.
 
     Raises:
         UnlabelledAnswerError: the answer does not say it.
@@ -58,7 +58,7 @@ def spans(answer: Mapping[str, Any], run: str | None = None, generation: int = 1
     found = _told(answer)
     if not isinstance(found, list) or not found:
         raise UnlabelledAnswerError(f"the answer does not say which weights generated which tokens: {_LACKS}")
-    read = [_span(each, run, generation) for each in cast("list[Any]", found)]
+    read = [_span(each, run) for each in cast("list[Any]", found)]
     ends = [0, *(span.end for span in read)]
     if any(span.start != before or span.end < span.start for span, before in zip(read, ends, strict=False)):
         raise UnlabelledAnswerError(f"the answer's spans do not follow each other: {found!r}")
@@ -70,22 +70,25 @@ class TokenCounts:
     """Counts tokens of rollouts, for a trainer's own metrics. Only the reader of the answers can count them.
 
     `by_step` counts by the step of the version that generated the tokens, `by_staleness` by how many steps the trainer
-    was ahead of that version when it used them. Tokens of no version are counted under None.
+    was ahead of that version when it used them. Tokens of no version are counted under None. So is the staleness of
+    tokens of another generation: its steps are not steps towards this one's.
     """
 
     by_step: Counter[int | None] = field(default_factory=Counter[int | None])
     by_staleness: Counter[int | None] = field(default_factory=Counter[int | None])
 
-    def add(self, found: Iterable[TokenSpan], step: int) -> None:
+    def add(self, found: Iterable[TokenSpan], step: int, generation: int = 1) -> None:
         """Count an answer.
 
         Args:
             found: its spans.
             step: the newest step that the trainer had published when it used the answer.
+            generation: the run's at that step, as `Publication.generation` has it.
         """
         for span in found:
             self.by_step[span.step] += span.tokens
-            self.by_staleness[None if span.step is None else step - span.step] += span.tokens
+            ahead = None if span.step is None or span.generation != generation else step - span.step
+            self.by_staleness[ahead] += span.tokens
 
 
 def _told(answer: Mapping[str, Any]) -> Any:
@@ -99,12 +102,16 @@ def _told(answer: Mapping[str, Any]) -> Any:
     return next((each["weight_versions"] for each in holders if each.get("weight_versions")), None)
 
 
-def _span(told: Any, run: str | None, generation: int) -> TokenSpan:
+def _span(told: Any, run: str | None) -> TokenSpan:
     """One span, as both kinds of engines write it."""
     try:
         label, start, end = str(told["version"]), int(told["start"]), int(told["end"])
     except (TypeError, KeyError, ValueError) as error:
         raise UnlabelledAnswerError(f"the answer's spans have another form: {told!r}") from error
-    step = int(label) if label.isascii() and label.isdigit() and len(label) <= len(str(MAX_STEP)) else None
-    version = None if step is None or run is None else version_id(run, Order(generation=generation, step=step))
-    return TokenSpan(label=label, step=step, run=run, version=version, start=start, end=end)
+    order = parse_version_label(label)
+    if order is None:
+        return TokenSpan(label=label, step=None, generation=None, run=run, version=None, start=start, end=end)
+    version = None if run is None else version_id(run, order)
+    return TokenSpan(
+        label=label, step=order.step, generation=order.generation, run=run, version=version, start=start, end=end
+    )

@@ -12,7 +12,7 @@ not called, tensors in host memory are read where they are, and one on a GPU com
 
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Generic, TypeVar, cast
 
@@ -73,16 +73,22 @@ class TensorSource:
 class Casts:
     """The first pattern that a published name matches decides; without one the dtype stays. Dtypes by torch's names.
 
-    `FP8_BLOCK` decides about weights that can be quantised; the others go on to the next pattern.
+    `FP8_BLOCK` decides about weights that can be quantised; the others go on to the next pattern. Of a tensor in `kept`
+    the pattern of all (`*`) decides nothing: it gets that dtype.
     """
 
     rules: tuple[tuple[str, str], ...] = ()
+    kept: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def target(self, name: str, dtype: str) -> str:
         """The dtype in which a tensor is published."""
         if dtype not in FLOATS:
             return dtype
-        return next((new for pattern, new in self.rules if new != FP8_BLOCK and fnmatchcase(name, pattern)), dtype)
+        for pattern, new in self.rules:
+            if new != FP8_BLOCK and fnmatchcase(name, pattern):
+                own = self.kept.get(name) if pattern == "*" else None
+                return own if own in FLOATS else new
+        return dtype
 
     @property
     def has_fp8_block(self) -> bool:
@@ -145,8 +151,10 @@ def numpy_source(name: str, array: NDArray[Any]) -> TensorSource:
     """A numpy array as a source.
 
     Raises:
-        InvalidWeightsError: its dtype cannot be served.
+        InvalidWeightsError: its dtype cannot be served, or it masks elements.
     """
+    if isinstance(array, np.ma.MaskedArray):
+        raise refused(name, "is a masked array, and a file has no mask: pass what filled() returns")
 
     def read() -> NDArray[np.uint8]:
         little = array.astype(array.dtype.newbyteorder("<"), copy=False)
@@ -196,7 +204,7 @@ def torch_source(name: str, tensor: Any, casts: Casts) -> TensorSource:
 
     def published() -> Any:
         value = held.value.detach()
-        return value if is_view else value.to(getattr(sys.modules["torch"], dtype)).resolve_neg()
+        return row_major(value if is_view else value.to(getattr(sys.modules["torch"], dtype)).resolve_neg())
 
     return TensorSource(
         entry=entry_of(name, dtype, tuple(tensor.shape)),
@@ -250,8 +258,21 @@ def refusal(tensor: Any) -> str | None:
 def _read(held: TensorRef, dtype: str) -> NDArray[np.uint8]:
     torch: Any = sys.modules["torch"]
     # Each call copies only where it has to.
-    here = held.value.detach().to(device="cpu", dtype=getattr(torch, dtype)).resolve_neg().reshape(-1)
-    return here.view(torch.uint8).numpy()
+    here = held.value.detach().to(device="cpu", dtype=getattr(torch, dtype)).resolve_neg()
+    return row_major(here).reshape(-1).view(torch.uint8).numpy()
+
+
+def row_major(tensor: Any) -> Any:
+    """The tensor with its elements one after the other, a view where they lie so.
+
+    torch calls a tensor contiguous whatever the stride of a dimension of one element, and refuses its view as bytes for
+    that stride.
+    """
+    tensor, strides, step = tensor.contiguous(), list[int](), 1
+    for size in reversed(tensor.shape):
+        strides.insert(0, step)
+        step *= max(size, 1)
+    return tensor if tensor.stride() == tuple(strides) else tensor.as_strided(tensor.shape, strides)
 
 
 _SMALL = 2**16  # bytes of a tensor from which a call for it alone is worth its while

@@ -30,7 +30,7 @@ ANSWERS = """\
 In `refitd_client.rollout`: which version generated which tokens ([rollouts](../rollouts.md)).
 """
 FOLLOWERS = """\
-In `refitd_client.ray`, with the extra `ray` ([many hosts](../many-hosts.md#in-a-ray-job)).
+In `refitd_client.ray`, with the extra `ray` ([many hosts](../deploy.md#hosts-in-a-ray-job)).
 """
 DO = {
     Fault.TRAINER: "change what was passed, said or called; the same again fails again",
@@ -47,6 +47,7 @@ _PUBLISH = (
     "StagedPublication",
     "Handed",
     "Served",
+    "EngineOnVersion",
     "Progress",
 )
 _SECTIONS = re.compile(r"^(Args|Returns|Raises):$", re.MULTILINE)

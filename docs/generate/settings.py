@@ -8,8 +8,8 @@ INTRODUCTION = """\
 # Settings
 
 Each setting of `refitd serve` is a flag and a variable in the environment; flags win. Durations are in seconds; sizes
-in bytes, or with a unit (`200GB`, `1.5TiB`). Lists are separated by commas; `--engine`, `--discover` and `--webhook`
-are repeated instead. A switch is `1` or `0` in its variable. What other users could read in a list of processes has no
+in bytes, or with a unit (`200GB`, `1.5TiB`). Lists are separated by commas; `--engine` and `--discover` are
+repeated instead. A switch is `1` or `0` in its variable. What other users could read in a list of processes has no
 flag: tokens come from a variable or, better, from a file, which is read again when it changes
 ([security](../security.md)).
 

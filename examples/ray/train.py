@@ -75,13 +75,13 @@ class Trainer:
         self.model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
         self.publisher = WeightPublisher(root, RUN, service_url)
 
-    def train(self, step: int) -> dict[str, int | None]:
+    def train(self, step: int) -> dict[str, str | None]:
         torch.manual_seed(step)
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.05)
         served = self.publisher.publish(self.model, step=step).wait(timeout=60)
-        return {engine.id: engine.step for engine in served.engines}
+        return {engine.id: engine.version for engine in served.engines}
 
 
 def main(folder: Path) -> None:

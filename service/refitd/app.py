@@ -18,6 +18,7 @@ import structlog
 
 from refitd.api.api import build_api
 from refitd.api.context import Service
+from refitd.api.host_names import HostNames
 from refitd.api.server import Address, Server, listening, server_tls
 from refitd.api.tls import ServerTls
 from refitd.catalog.catalog import Catalog
@@ -28,45 +29,43 @@ from refitd.catalog.watch import Watcher
 from refitd.clock import SystemClock
 from refitd.diagnose.preflight import keys_without_token, stranger
 from refitd.diagnose.variables import why_unread
-from refitd.discovery.place import parse_place, parse_router
-from refitd.discovery.router_workers import RouterKeeper
+from refitd.discovery.place import parse_place
 from refitd.discovery.scout import Scout
 from refitd.engine.connect import connector
 from refitd.engine.dialing import Guard
 from refitd.engine.plugin.leading import Leads
 from refitd.follow.composing import compose_follower
-from refitd.follow.relay_plans import RelayPlans
 from refitd.materialize.before_load import BeforeLoad, Warmer
 from refitd.materialize.disk import DiskCopies
 from refitd.materialize.materializer import Materializer
 from refitd.memory import share_arenas
 from refitd.observe.logs import configure_logs
 from refitd.observe.telemetry import Telemetry, tracing
-from refitd.observe.webhooks.delivery_task import Webhooks
 from refitd.policy.roster import guard_of, named_by_operator
 from refitd.push.pusher import Pusher
 from refitd.reclaim.facts import StoreFacts
 from refitd.reclaim.folders import DiskFolders
 from refitd.reclaim.sweep import Collector
-from refitd.rollout.canary import CanaryCheck, CanaryChecks, OperatorCheck
-from refitd.rollout.controller import RolloutController
-from refitd.rollout.fleet import Fleet
-from refitd.rollout.hosts import ReportedHosts
-from refitd.rollout.leads import service_leads
-from refitd.rollout.proving import RankProofs
-from refitd.rollout.targets import Targets
 from refitd.root.file_systems import mounts_now, root_file_system
 from refitd.root.mark import RootGuard, mark_root
 from refitd.root.ownership import Hold, StartRefusedError, check_state_folder, owned, state_owned
 from refitd.root.threads import RootThreads
 from refitd.settings import Settings
+from refitd.state.decisions import DecisionFile
+from refitd.state.files_sent import FilesSent
 from refitd.state.followers import Followers
-from refitd.state.handed_out import HandedOutBytes
 from refitd.state.journal.address import PostgresAddress
 from refitd.state.journal.journal import Journal
 from refitd.state.journal.recovery import open_journal
 from refitd.state.records import Source
 from refitd.state.store import Store
+from refitd.update.canary import CanaryCheck, CanaryChecks, OperatorCheck
+from refitd.update.controller import UpdateController
+from refitd.update.fleet import Fleet
+from refitd.update.hosts import ReportedHosts
+from refitd.update.leads import service_leads
+from refitd.update.proving import RankProofs
+from refitd.update.targets import Targets
 from refitd_client.bucket.objects import Bucket
 from refitd_client.http.tls import use
 from refitd_client.transport.ipc.offer_file import make_secret
@@ -79,7 +78,7 @@ if TYPE_CHECKING:
 
 DRAIN_SECONDS = 20.0
 SWITCH_SECONDS = 0.0005
-GC_THRESHOLDS = (20_000, 20, 20)  # 700 by default: hundreds of looks for cycles in a rollout to a thousand engines
+GC_THRESHOLDS = (20_000, 20, 20)  # 700 by default: hundreds of looks for cycles in an update of a thousand engines
 
 _NOT_ROOT = "run it as a user that may write to the root and the state folder, and nothing else (docs/deploy.md)"
 _CLOSE_IT = "set --token-file (REFITD_TOKEN_FILE) unless every user of this machine may change engines"
@@ -170,7 +169,7 @@ async def _act(
     """Do the service's work until it is to stop. Closes the journal."""
     try:
         store = await asyncio.to_thread(Store, journal, SystemClock(), 0 if lead is None else lead.epoch)
-        targets = Targets(store, settings.rollout_strategy, follows=bool(settings.follow))
+        targets = Targets(store, settings.update_strategy, follows=bool(settings.follow))
         guard = await asyncio.to_thread(_root_guard, settings, store, hold)
         telemetry = Telemetry(store, tracer)
         async with asyncio.TaskGroup() as group:
@@ -218,14 +217,13 @@ async def _run(
     group, state_folder, interval = lead and (lead.service, lead.epoch), settings.state_folder, settings.probe_interval
     leads = await asyncio.to_thread(service_leads, store, settings.root, state_folder, interval, group)
     parts = compose(settings, store, targets, guard, telemetry=telemetry, leads=leads, port=at.port, lead=lead)
-    webhooks = await asyncio.to_thread(lambda: Webhooks(settings.webhook_rules, store, targets, telemetry))
     await parts.materializer.survey()  # before engines are asked: they go straight to a copy that is there already
     gc.collect()
     gc.freeze()  # what was imported stays: looking through it again would stop everything for 30 ms at a time
     api = build_api(parts.api)
     # A part that fails takes the service down with it: one that goes on without its catalog would only look alive.
     async with asyncio.TaskGroup() as group:
-        runs = (*parts.runs, telemetry.stops.run, webhooks.run)
+        runs = (*parts.runs, telemetry.stops.run)
         tasks = [group.create_task(run(), name=run.__qualname__) for run in runs]
         if at.tls is not None:
             tasks.append(group.create_task(at.tls.watch(store.faults.set_tls), name="certificate"))
@@ -274,32 +272,23 @@ def compose(
     references = References(store, settings.base_model, threads)
     catalog = Catalog(store, files, references, settings.catalog_rules, proofs)
     copies = DiskCopies(root, settings.copies_folder, threads)
-    followers, handed_out = Followers(store.clock), HandedOutBytes()
-    follower = compose_follower(
-        settings,
-        store,
-        targets,
-        root=settings.root,
-        guard=guard,
-        run=settings.run,
-        quorum=settings.quorum,
-        nudge=catalog.nudge,
-        port=port,
-    )
+    followers, sent = Followers(store.clock), FilesSent()
     pusher = _pusher(settings, store, targets)
+    decisions = DecisionFile(store, root, threads.run)
+    store.observe(decisions)
     facts = StoreFacts(
         store,
         targets,
         files,
         catalog.judging,
-        pulling=lambda: chain(followers.pulled(), handed_out.in_use()),
-        upstream=frozenset if follower is None else lambda: follower.needs,
+        pulling=lambda: chain(followers.pulled(), sent.in_use()),
+        upstream=lambda: frozenset() if follower is None else follower.needs,
         pushing=frozenset if pusher is None else lambda: pusher.uploading,
     )
     materializer = Materializer(store, targets, facts, copies, most=settings.copies)
     warmer = Warmer(root, lambda: root_file_system(root), threads)
     before_load = BeforeLoad(catalog.check, materializer, warmer, targets.carriage)
-    is_named = named_by_operator(settings.operator_hosts, store.engines)
+    hosts = ReportedHosts(store, store.clock, leads)
     fleet = Fleet(
         store,
         targets,
@@ -307,11 +296,15 @@ def compose(
         urls=settings.engines,
         engines_file=settings.engines_file,
         probe_interval=settings.probe_interval,
-        connect=connector(
-            settings.engine_access,
-            _while_leading(lead, guard_of(settings.operator_hosts, store.engines)),
-            is_named,
-            leads,
+        connect=hosts.connector(
+            connector(
+                settings.engine_access,
+                _while_leading(lead, guard_of(settings.operator_hosts, store.engines)),
+                named_by_operator(settings.operator_hosts, store.engines),
+                leads,
+            ),
+            root=settings.path_map or str(root),
+            load_timeout=settings.load_timeout,
         ),
         check=before_load.check,
         warm=before_load.warm,
@@ -320,14 +313,19 @@ def compose(
         chance=random.Random(),  # noqa: S311 - jitter, not a secret
         discovers=bool(settings.discover),
     )
-    hosts = ReportedHosts(
+    follower = compose_follower(
+        settings,
         store,
+        targets,
         fleet,
-        store.clock,
-        guard_of(settings.operator_hosts, store.engines),
-        takes=settings.take_followers,
-        leader="" if leads is None else leads.owner.service,
+        root=settings.root,
+        guard=guard,
+        run=settings.run,
+        quorum=settings.quorum,
+        nudge=catalog.nudge,
+        port=port,
     )
+    hosts.tell = fleet.reported
     checks: list[CanaryCheck] = [fleet.trial]
     if settings.canary_check is not None:
         checks.append(OperatorCheck(settings.canary_check))
@@ -357,10 +355,11 @@ def compose(
             materializer=materializer,
             telemetry=telemetry,
             followers=followers,
+            names=HostNames(store.clock),
             hosts=hosts,
-            relays=RelayPlans(followers, store, settings.relay_children),
-            handed_out=handed_out,
+            sent=sent,
             follower=follower,
+            decisions=decisions,
             leader=None if lead is None else lead.leader,
         ),
         fleet=fleet,
@@ -369,7 +368,8 @@ def compose(
             Watcher(root, settings.watch, asyncio.get_running_loop(), catalog.nudge).run,
             collector.run,
             catalog.run,
-            RolloutController(store, targets, default_run=settings.run, quorum=settings.quorum).run,
+            decisions.run,
+            UpdateController(store, targets, default_run=settings.run, quorum=settings.quorum).run,
             CanaryChecks(store, targets, checks).run,
             materializer.run,
             fleet.run,
@@ -377,7 +377,6 @@ def compose(
             Scout(places, discovered, fleet.discovered, store.clock).run,
             *(() if follower is None else (follower.run,)),
             *(() if pusher is None else (pusher.run,)),
-            *(RouterKeeper(parse_router(text), store, targets, is_named).run for text in settings.routers),
         ),
     )
 

@@ -1,6 +1,7 @@
-"""What the C library keeps of memory that was freed: a process with many threads pays most for it."""
+"""Memory of a process: what the C library keeps of it, most where there are many threads, and what bodies take."""
 
 import ctypes
+from dataclasses import dataclass
 
 _ARENA_MAX = -8  # of glibc's malloc.h
 ARENAS = 1  # with two, what is kept still grows from version to version
@@ -13,3 +14,20 @@ def share_arenas() -> bool:
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and mallopt(_ARENA_MAX, ARENAS) == 1
+
+
+@dataclass(slots=True, kw_only=True)
+class BodyMemory:
+    """The bytes that all HTTP bodies of one kind that are coming in may take together, and those that they take now."""
+
+    most: int
+    used: int = 0
+
+    def take(self, size: int) -> bool:
+        """Count more bytes; whether all have room."""
+        self.used += size
+        return self.used <= self.most
+
+    def give_back(self, size: int) -> None:
+        """Count these bytes no more."""
+        self.used -= size

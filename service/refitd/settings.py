@@ -12,13 +12,12 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import NoDecode
 
 from refitd.api.options import AccessSettings
-from refitd.discovery.place import check_places, check_routers, refuse_both
+from refitd.discovery.place import check_places
 from refitd.engine.address import check_adapter_name, parse_allow_list
 from refitd.engine.engines_file import EngineSpec, check_engine, named_engines
 from refitd.engine.kind import EngineAccess
 from refitd.engine.registry import check_pause_mode
 from refitd.follow.options import FollowSettings
-from refitd.observe.webhooks.rules import Topic, WebhookRules, check_receivers, check_signing, read_receivers
 from refitd.policy.admit import CatalogRules
 from refitd.policy.keep import KEEP_LAST, KeepRules
 from refitd.policy.proving import Prove
@@ -31,6 +30,7 @@ from refitd.state.journal.address import PostgresAddress, is_postgres
 from refitd.text import bytes_in, canary_check_url, collector_url
 from refitd_client.contract.naming import check_run
 from refitd_client.contract.states import Kind
+from refitd_client.contract.wire import Keeping
 from refitd_client.validation.conventions import Trainer
 
 
@@ -65,11 +65,6 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
         default=[],
         description="Places that name engines: dns:NAME?port=N, dns:NAME?type=SRV, sglang-router+http://HOST:PORT, "
         "areal:/RECORD_ROOT/USER/EXPERIMENT/TRIAL; hosts beyond loopback need --engine-allow",
-    )
-    routers: Annotated[Urls, AfterValidator(check_routers)] = Field(
-        default=[],
-        description="Routers whose workers are kept to the engines that requests may go to: "
-        "sglang-router+http://HOST:PORT?run=RUN&max_behind=N",
     )
     run: Annotated[str | None, BeforeValidator(_run)] = Field(
         default=None, description="Run that engines without one of their own follow (default: the only run in the root)"
@@ -130,7 +125,11 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
         default=None,
         description="Bytes that all that refitd may delete may take in the root; slots go first, then evidence",
     )
-    incoming_ttl: float = Field(default=3600.0, gt=0, description="Age at which an unlocked .incoming-* is abandoned")
+    incoming_ttl: float = Field(
+        default=3600.0,
+        gt=0,
+        description="Age at which an unlocked .incoming-* is abandoned that another host may be writing",
+    )
     slots: int = Field(
         default=2,
         ge=0,
@@ -182,11 +181,6 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
         default=False,
         description="Update vLLM servers of several ranks that lack the extension: a failure may mix weights",
     )
-    sglang_stock_transfers: bool = Field(
-        default=False,
-        description="Let SGLang servers that lack the plugin take versions over NCCL or Gloo, where a trainer asks for "
-        "it: after a failure they stay paused until they have loaded files",
-    )
     strategy: StrategyName = Field(
         default=StrategyName.ALL,
         description="How a version goes to the engines: all at once, rolling in turns, or to a canary first",
@@ -199,24 +193,6 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
         default=None, description="URL that is asked (POST) whether a canary is good: 2xx yes, 4xx no"
     )
     quorum: int = Field(default=1, ge=1, description="Engines that must serve a version before it counts as served")
-    webhooks: Annotated[Urls, AfterValidator(check_receivers)] = Field(
-        default=[], description="URLs that get signed webhooks about events (comma-separated)"
-    )
-    webhooks_file: Path | None = Field(
-        default=None,
-        description="File with such URLs, one a line, instead of flags, which other users can read in the list of "
-        "processes",
-    )
-    webhook_secret_file: Path | None = Field(
-        default=None, description="File with the secret that webhooks are signed with: whsec_ and base64, one a line"
-    )
-    webhook_events: Annotated[list[Topic], NoDecode, BeforeValidator(_split)] = Field(
-        default=[Topic.REJECTED, Topic.DEGRADED, Topic.STALLED],
-        description=f"Events that webhooks report: {', '.join(Topic)} (comma-separated)",
-    )
-    stalled_after: float = Field(
-        default=600.0, gt=0, description="Time without a served version after which a run counts as stalled"
-    )
     otlp_endpoint: Annotated[str, AfterValidator(collector_url)] | None = Field(
         default=None,
         description="OpenTelemetry collector that gets a trace of each version, over HTTP, such as "
@@ -228,25 +204,11 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
     def _check(self) -> "Settings":
         parse_allow_list(self.engine_allow)
         self.check_access()
-        refuse_both(self.discover, self.routers)
         self._check_strategy()
         self.check_follow()
-        self._check_webhooks()
         if self.path_map is not None and not self.path_map.startswith("/"):
             raise ValueError("path_map must be an absolute path")
         return self
-
-    def _check_webhooks(self) -> None:
-        """Refuse webhooks without a secret, and settings of webhooks without a receiver."""
-        try:
-            receivers = self.receivers
-        except OSError as error:
-            raise ValueError(f"the webhooks file {error.filename} cannot be read: {error.strerror}") from error
-        if receivers:
-            check_signing(self.webhook_secret_file, self.webhook_events)
-        elif of_webhooks := self.model_fields_set & {"webhook_secret_file", "webhook_events", "stalled_after"}:
-            flag = "--" + min(of_webhooks).replace("_", "-")
-            raise ValueError(f"{flag} is for --webhook (REFITD_WEBHOOKS) or --webhooks-file, and there is none")
 
     def _check_strategy(self) -> None:
         """Refuse settings that the strategy does not use."""
@@ -268,9 +230,15 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
         return self.copies > 0 and self.lora is None
 
     @property
-    def rollout_strategy(self) -> Strategy:
+    def update_strategy(self) -> Strategy:
         """How versions go to the engines of their run."""
         return Strategy(name=self.strategy, max_unavailable=self.max_unavailable, canary=self.canary)
+
+    @property
+    def keeping(self) -> Keeping:
+        """What is kept on the root, as others are told."""
+        copies = self.copies if self.takes_deltas and self.copies_folder is None else 0
+        return Keeping(last=self.keep_last, slots=self.slots, copies=copies, disk_budget=self.disk_budget)
 
     @property
     def catalog_rules(self) -> CatalogRules:
@@ -294,7 +262,7 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
     def operator_hosts(self) -> OperatorHosts:
         """Which engines the operator names, and which hosts may be called."""
         named = tuple(spec.url for spec in self.engine_specs.values())
-        return OperatorHosts(named, tuple(self.engine_allow), knows_reporters=self.wants_token)
+        return OperatorHosts(named, tuple(self.engine_allow))
 
     @property
     def engine_access(self) -> EngineAccess:
@@ -310,7 +278,6 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
             lora_keep=self.lora_keep,
             path_map=self.path_map,
             vllm_stock_ranks=self.vllm_stock_ranks,
-            sglang_stock_transfers=self.sglang_stock_transfers,
         )
 
     @property
@@ -337,25 +304,3 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
         base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
         name = hashlib.sha256(str(self.root.resolve()).encode()).hexdigest()[:12]
         return base / "refitd" / f"{self.root.name}-{name}"
-
-    @property
-    def receivers(self) -> list[str]:
-        """The URLs that webhooks go to, of the flags and of the file. Reads the file.
-
-        Raises:
-            ValueError: a line of the file is no URL, or a URL is there twice.
-            OSError: the file cannot be read.
-        """
-        if self.webhooks_file is None:
-            return self.webhooks
-        return check_receivers([*self.webhooks, *read_receivers(self.webhooks_file)])
-
-    @property
-    def webhook_rules(self) -> WebhookRules:
-        """Which receivers get which topics. Reads the file of receivers: see `receivers`."""
-        return WebhookRules(
-            receivers=self.receivers,
-            secret_file=self.webhook_secret_file,
-            topics=self.webhook_events,
-            stalled_after=self.stalled_after,
-        )

@@ -13,16 +13,19 @@ def bytes_in(value: object) -> object:
     """Return the bytes that a size names ('200GB', '1.5TiB'); what is no text is returned as it is.
 
     Raises:
-        ValueError: the text is no size.
+        ValueError: the text is no size, or has no unit where it needs one.
     """
     if not isinstance(value, str):
         return value
     number = value.strip().upper().removesuffix("B")
     unit = number.lstrip("0123456789. ")
     try:
-        return int(float(number.removesuffix(unit)) * _BYTES[unit.strip()])
-    except (KeyError, ValueError):
+        size = float(number.removesuffix(unit)) * _BYTES[unit.strip()]
+    except (KeyError, ValueError, OverflowError):
         raise ValueError(f"{value!r} is not a size: write bytes, or a number with KB, MB, GB, TB, KiB, … TiB") from None
+    if number == value.strip() and 0 < size < _BYTES["MI"]:  # who writes 2 means gigabytes
+        raise ValueError(f"{value!r} is {size:,g} bytes, less than any model: write a unit, such as {number}GB")
+    return int(size)
 
 
 def is_web_address(url: str) -> bool:

@@ -7,11 +7,13 @@ token is refused and never skipped: an empty file must not mean that no token is
 import hashlib
 import hmac
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from pydantic import SecretStr
 
 MAX_TOKENS = 16  # each request is compared with all of them
+MAX_HOSTS = 4096  # lines of the file of tokens that follow
 
 
 class TokensRefusedError(ValueError):
@@ -21,7 +23,8 @@ class TokensRefusedError(ValueError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
     """What opens the service. `write` opens everything, `read` what only looks; without one, looking is open.
-    `publish` opens what trainers need, `follow` what followers need: `api/roles.py` has the routes.
+    `publish` opens what trainers need, `follow` what hosts need that follow: `api/roles.py` has the routes. A line of
+    `follow` may name hosts before the token, as `name:token` (`api/host_names.py`).
     """
 
     write: tuple[str, ...] = field(default=(), repr=False)
@@ -35,17 +38,29 @@ def is_one_of(given: str, tokens: tuple[str, ...]) -> bool:
 
     Digests are compared, so that lengths are equal, and all of them, so that it does not show which one it was.
     """
-    digest = _digest(given)
-    return any([hmac.compare_digest(digest, _digest(token)) for token in tokens])  # noqa: C419 - all are compared
+    digest = digest_of(given)
+    return any([hmac.compare_digest(digest, _known(token)) for token in tokens])  # noqa: C419 - all are compared
 
 
-def tokens_from(name: str, secret: SecretStr | None, file: Path | None) -> tuple[str, ...]:
+def without_names(lines: tuple[str, ...]) -> tuple[str, ...]:
+    """The tokens of lines that may name hosts."""
+    return tuple(line.rpartition(":")[2] for line in lines)
+
+
+def names_of(given: str, lines: tuple[str, ...]) -> str | None:
+    """The names of hosts in the line of a token; None where it has none."""
+    found = [line.rpartition(":")[0] for line in lines if is_one_of(given, (line.rpartition(":")[2],))]
+    return next((names for names in found if names), None)
+
+
+def tokens_from(name: str, secret: SecretStr | None, file: Path | None, most: int = MAX_TOKENS) -> tuple[str, ...]:
     """Return the tokens of a setting: of its file where there is one, else of its variable. Reads the file.
 
     Args:
         name: the setting, for errors.
         secret: the variable's value.
         file: the file.
+        most: lines.
 
     Raises:
         TokensRefusedError: it is set and holds no token, or something that cannot be one.
@@ -54,27 +69,31 @@ def tokens_from(name: str, secret: SecretStr | None, file: Path | None) -> tuple
     if file is not None:
         where = f"the token file {file} (REFITD_{name.upper()}_FILE)"
         try:
-            return _parse(file.read_text(), where)
+            return _parse(file.read_text(), where, most)
         except UnicodeDecodeError:
             raise TokensRefusedError(f"{where} is no text") from None
     if secret is None:
         return ()
-    return _parse(secret.get_secret_value(), f"REFITD_{name.upper()}")
+    return _parse(secret.get_secret_value(), f"REFITD_{name.upper()}", most)
 
 
-def _parse(text: str, where: str) -> tuple[str, ...]:
+def _parse(text: str, where: str, most: int) -> tuple[str, ...]:
     tokens = tuple(line.strip() for line in text.splitlines() if line.strip())
     if not tokens:
         raise TokensRefusedError(f"{where} is empty: put a token into it, or leave the setting out")
-    if len(tokens) > MAX_TOKENS:
-        raise TokensRefusedError(f"{where} has {len(tokens)} lines, more than {MAX_TOKENS}: one token a line")
+    if len(tokens) > most:
+        raise TokensRefusedError(f"{where} has {len(tokens)} lines, more than {most}: one token a line")
     if not all(token.isascii() and token.isprintable() and " " not in token for token in tokens):
         raise TokensRefusedError(f"{where} holds characters that a bearer token cannot have: one token a line")
     return tokens
 
 
-def _digest(token: str) -> bytes:
+def digest_of(token: str) -> bytes:
+    """What a token is remembered by."""
     return hashlib.sha256(token.encode(errors="surrogateescape")).digest()
+
+
+_known = lru_cache(maxsize=2 * MAX_HOSTS)(digest_of)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

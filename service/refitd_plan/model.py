@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import msgspec
 
+from refitd_client.contract.decoding import from_python_json
 from refitd_client.errors import PlanRefusedError
 from refitd_plan.faults import check_positive
 
@@ -168,7 +169,7 @@ def read_model(folder: Path) -> tuple[Model, list[str]]:
     """
     path = folder / CONFIG_NAME if folder.is_dir() else folder
     try:
-        config = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        config = from_python_json(path.read_bytes(), dict[str, Any])
     except OSError as error:
         what = "name the model's folder on this machine"
         raise PlanRefusedError(f"--model: {path} cannot be read ({error.strerror}): {what}") from error

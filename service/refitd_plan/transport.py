@@ -23,9 +23,7 @@ _AREALS_OWN = "AReaL broadcasts itself (weight_update_mode: xccl), and 'refitd a
 MEASURED_GB = 3.09
 MEASURED = f"{MEASURED_GB:g} GB in bf16, trainer and engine on an H200 each, refitd inside the engine"
 """What all of them were measured on."""
-_BETWEEN_GPUS = (
-    "it works where one can read the other, which 'refitd bench transports' finds out (--ranks N: from N ranks)"
-)
+_BETWEEN_GPUS = "it works where one can read the other, which the first publish(transport='handover') finds out"
 _HUB = {"HF_HUB_OFFLINE": "1"}  # a path that is gone must fail, and never be looked for on the hub
 
 

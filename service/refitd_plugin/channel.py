@@ -26,7 +26,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from io import BufferedReader
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -42,7 +41,7 @@ from refitd_plugin.turns import listening_turns, short_turns
 logger = logging.getLogger("refitd_plugin")
 
 MAX_CONNECTIONS = 8
-SILENT_SECONDS = 60.0
+SILENT_SECONDS = 60.0  # for a whole request, from the end of the one before
 _RETRY_SECONDS = 2.0
 _CREDENTIALS = struct.Struct("3i")
 
@@ -60,21 +59,26 @@ class Channel:
         self._handle = handle
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._listens = threading.Event()
+        self._given_up = threading.Event()
 
     def open(self) -> None:
         """Start to listen, now or as soon as the root has the service's folder."""
         threading.Thread(target=self._run, name="refitd-channel", daemon=True).start()
+
+    def give_up(self) -> None:
+        """Wait for the service's folder no longer."""
+        self._given_up.set()
 
     def is_open(self, within: float) -> bool:
         """Whether it listens. Waits for that so many seconds."""
         return self._listens.wait(within)
 
     def _run(self) -> None:
-        while True:
+        while not self._given_up.is_set():
             try:
                 self._listen()
             except FileNotFoundError:  # the service has not made its folder yet, or the root is not mounted yet
-                time.sleep(_RETRY_SECONDS)
+                self._given_up.wait(_RETRY_SECONDS)
             except Exception as error:
                 logger.warning("refitd has no channel in %s: %s", self.root, error)
                 return
@@ -122,12 +126,12 @@ class Channel:
 
     def _serve(self, connection: socket.socket) -> None:
         try:
-            connection.settimeout(SILENT_SECONDS)
-            with connection, connection.makefile("rb") as lines:
+            with connection:
+                data = bytearray()
                 with short_turns():  # a client that connects sends at once
-                    more = self._reply(connection, lines)
+                    more = self._reply(connection, data)
                 while more:
-                    more = self._reply(connection, lines)
+                    more = self._reply(connection, data)
         except OSError:
             pass  # it went away, or was silent for too long
         except Exception:
@@ -135,9 +139,9 @@ class Channel:
         finally:
             self._slots.release()
 
-    def _reply(self, connection: socket.socket, lines: BufferedReader) -> bool:
-        """One request and its reply; whether there may be another."""
-        line = lines.readline(MAX_LINE + 1)
+    def _reply(self, connection: socket.socket, data: bytearray) -> bool:
+        """One request and its reply; whether there may be another. `data` has come already."""
+        line = _line(connection, data)
         if line:
             raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
             peer = _CREDENTIALS.unpack(raw)[0]
@@ -156,6 +160,27 @@ class Channel:
         except Exception as error:
             logger.warning("refitd could not answer %s", request.do, exc_info=True)
             return refused(f"{type(error).__name__}: {error}")
+
+
+def _line(connection: socket.socket, data: bytearray) -> bytes:
+    """The next line, the beginning of one that is too long, or nothing at the end. `data` is what has come, and keeps
+    what comes after the line.
+
+    Raises:
+        TimeoutError: it has not come in whole.
+    """
+    until = time.monotonic() + SILENT_SECONDS
+    while (end := data.find(b"\n", 0, MAX_LINE)) < 0 and len(data) <= MAX_LINE:
+        if (left := until - time.monotonic()) <= 0:
+            raise TimeoutError
+        connection.settimeout(left)
+        if not (part := connection.recv(MAX_LINE)):
+            break
+        data += part
+    connection.settimeout(SILENT_SECONDS)  # for the reply
+    line = bytes(data[: end + 1 if end >= 0 else MAX_LINE + 1])
+    del data[: len(line)]
+    return line
 
 
 def refused(reason: str) -> Reply:

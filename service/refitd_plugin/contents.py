@@ -85,7 +85,7 @@ def first_difference(fingerprints: Sequence[tuple[str, int]], expected: dict[str
     """A sentence about the first tensor that is not what a manifest says; None where all are."""
     for name, found in fingerprints:
         if name in expected and int(expected[name], 16) != found:
-            return f"tensor {name} has fingerprint {found:016x} in memory, and refit.json says {expected[name]}"
+            return f"tensor {name} has fingerprint {found:016x} in memory, and the manifest says {expected[name]}"
     return None
 
 

@@ -8,7 +8,7 @@ a trainer waits for the thread.
 import os
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -47,14 +47,15 @@ class OpenedMemory:
     """The memory of one trainer that a layout names.
 
     `structure` has its tensors as a folder's would be, with the digest of their `inventory`, once they were held
-    against the model; `readied` are the copies of a hand-over, once they were made ready. `pieces` are what lies in
-    memory: the tensors, or their parts.
+    against the model, and `pairs` its output layers that have to be copies of embeddings, and those; `readied` are the
+    copies of a hand-over, once they were made ready. `pieces` are what lies in memory: the tensors, or their parts.
     """
 
     exporter: Path
     layout: OfferLayout
     structure: Structure | None = None
     inventory: str = ""
+    pairs: Mapping[str, str] = field(default_factory=dict[str, str])
     readied: "Readied | None" = None
     pieces: dict[str, OfferedTensor] = field(init=False)
     places: dict[str, DevicePlace] = field(init=False)

@@ -114,7 +114,7 @@ class OfferedVersion(UpdateSource):
             self.proved = equal_names(self._fingerprints, expected)
             self.slice_check = self.loading.slice_check(self.source, expected, "the offer")
             fault = first_difference(self._fingerprints, expected)
-            return None if fault is None else fault.replace("refit.json says", "the offer says")
+            return None if fault is None else fault.replace("the manifest says", "the offer says")
         finally:
             self._over()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import xxhash
 
-from refitd_client.checkpoint.inventory import Inventory, Reference, Tensor, compare, inventory_of, listed
+from refitd_client.checkpoint.inventory import Inventory, Reference, Tensor, compare, inventory_of, listed, not_a_copy
 from refitd_client.checkpoint.strict_header import Header, TensorSpec
 from refitd_client.contract.naming import parse_version_id, version_folder
 from refitd_client.transport.ipc.offer import HostPlace, Offer
@@ -129,9 +129,13 @@ def memory_of(
         if opened.is_on_device and not on_device:
             raise SourceRefusedError("the trainer's tensors are on a GPU, and this model is not")
         structure, model = structure_of(opened), reference()
-        if differences := compare(structure.inventory, model.inventory, tied=model.tied):
+        if differences := compare(structure.inventory, model):
             raise SourceRefusedError(f"the offer does not fit the model: {listed(differences)}")
         opened.structure, opened.inventory = structure, structure.inventory.digest
+        opened.pairs = model.pairs_in(structure.inventory)
+    for copy, first in opened.pairs.items():
+        if offer.expected[copy] != offer.expected[first]:
+            raise SourceRefusedError(not_a_copy(copy, first))
     hasher = xxhash.xxh3_128(announced.line)
     hasher.update(f"{announced.version}\n{announced.fingerprints}".encode())
     structure = replace(opened.structure, path=place.path, signature=f"offer:{hasher.hexdigest()}")
@@ -153,7 +157,7 @@ def with_files(served_state: ServedState) -> ServedState | None:
     Raises:
         SourceRefusedError, OSError: they are there, and cannot be opened.
     """
-    if not is_version(str(served_state.source.place.folder)):
+    if not is_version(str(served_state.source.place.folder), served_state.source.place.root):
         return None
     return replace(served_state, source=mapped(served_state.source.place))
 

@@ -25,7 +25,7 @@ class RankPlugin:
         """Open the channel, where the settings name the root. Otherwise the first update does."""
         self.process, self._settings = process, settings
         self._channel: Channel | None = None
-        self.aside = process.aside()
+        self.aside = settings.fault or process.aside()
         self.engine: RankEngine | None = None
         store = ranks.default_store() if self.aside is None and process.size > 1 else None
         if self.aside is None and process.size > 1 and store is None:
@@ -33,13 +33,15 @@ class RankPlugin:
         if self.aside is None:
             others = ranks.Ranks(store, process.rank, process.size, settings.wait)
             self.engine = RankEngine(process, others, settings)
+        if settings.root is not None and not _is_root(settings.root):
+            logger.warning("refitd waits for the service to make its root: %s", self._no_root(settings.root))
         self._open_channel(settings.root)
 
     def update(self, engine: RankEngine, call: UpdateCall) -> Answer:
         """Carry out one update. Never raises."""
         try:
             place = place_of(call.path, self._settings.root)
-            self._open_channel(place.root if (place.root / SERVICE_FOLDER).is_dir() else None)
+            self._open_channel(place.root if _is_root(place.root) else None)
             answer = engine.update(call)
         except Exception as error:  # a bug, or a store that is gone: say what is known, and let the engine live
             logger.exception("refitd failed in an update")
@@ -54,15 +56,27 @@ class RankPlugin:
         Args:
             root: refitd's root, where the settings do not name it.
         """
-        place = root if self._channel is None else self._channel.root
-        if not (place / SERVICE_FOLDER).is_dir():
-            return f"this server sees no root of refitd at {place}: mount it there, or set the variable that names it"
+        place = root if self._channel is None or not _is_root(self._channel.root) else self._channel.root
+        if not _is_root(place):
+            lacks = self._no_root(self._settings.root or place)
+            return f"{lacks}: mount it there, or set the variable that names it"
         self._open_channel(place)
         opened = self._channel is not None and self._channel.is_open(_OPENING_SECONDS)
         return self.aside if opened else f"it could not make its socket in {place}: the log of this server says why"
 
+    def _no_root(self, place: Path) -> str:
+        """Say that a folder is no root, and which variable names it."""
+        variable = f"REFITD_{self.process.name.upper()}_ROOT is '{place}', and "
+        return f"{variable if place == self._settings.root else ''}this server sees no root of refitd at {place}"
+
     def _open_channel(self, root: Path | None) -> None:
-        """Open it once, when the root is known."""
+        """Open it once, when the root is known; anew where a variable has named a root that is not there."""
+        if self._channel is not None and root is not None and not _is_root(self._channel.root):
+            if root == self._channel.root:
+                return
+            logger.warning("refitd opens its channel in %s: %s", root, self._no_root(self._channel.root))
+            self._channel.give_up()
+            self._channel = None
         if self._channel is None and root is not None:
             if self.engine is not None:
                 self.engine.root = root
@@ -71,3 +85,7 @@ class RankPlugin:
             if self.engine is not None:
                 self.engine.preparing.receiver.named(self._channel.name)
             self._channel.open()
+
+
+def _is_root(folder: Path) -> bool:
+    return (folder / SERVICE_FOLDER).is_dir()

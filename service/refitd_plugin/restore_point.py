@@ -131,6 +131,6 @@ class RestorePoint:
         if is_delta(path):
             logger.warning("what is served now could not be put back if the update failed: it is an unknown delta")
             return None
-        if is_version(path):
+        if is_version(path, self._root):
             return ServedState(source=mapped(place_of(path, self._root)))
         return ServedState(source=started_from(folder_of(path, self._revision)))

@@ -10,25 +10,32 @@ NAME_PROVE=auto    the GPU reads a version while the engine serves, to prove it 
                    `host`: the processors do where the model is on no GPU, to try this out without one
 NAME_STAGE=auto    what was read to prove it stays on the GPU until the load, where that leaves half of the free memory
                    (default: off)
+
+An empty variable is one that is not set. With one that cannot be understood the plugin stands aside and says so. One
+whose name is nearly that of a variable is named in the engine's log.
 """
 
+import logging
 import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from refitd_client.contract.plugin import variable_meant
+
+logger = logging.getLogger("refitd_plugin")
 _OFF = {"off", "0", "no", "false", "none"}
+_ON = {"on", "1", "yes", "true"}
 _WAIT_SECONDS = 300.0
-
-
-class SettingError(ValueError):
-    """A variable that cannot be understood. The message names it and says what it may be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginSettings:
-    """See the module. `check_bytes`: read every byte before a load; `wait`: seconds; `on_host`: as NAME_PROVE=host."""
+    """See the module. `check_bytes`: read every byte before a load; `wait`: seconds; `on_host`: as NAME_PROVE=host.
+
+    `fault` names a variable that cannot be understood, and says what it may be; None where all can.
+    """
 
     on: bool = True
     root: Path | None = None
@@ -37,31 +44,31 @@ class PluginSettings:
     prove: bool = True
     on_host: bool = False
     stage: bool = False
+    fault: str | None = None
 
 
 def read_settings(name: str, environment: Mapping[str, str] = os.environ) -> PluginSettings:
-    """Read the variable `name`, and those whose names begin with it.
-
-    Raises:
-        SettingError: a variable cannot be understood.
-    """
-    if environment.get(name, "on").strip().lower() in _OFF:
+    """Read the variable `name`, and those whose names begin with it."""
+    said = {key: value.strip() for key, value in environment.items() if value.strip()}
+    switch = said.get(name, "on")
+    if switch.lower() in _OFF:
         return PluginSettings(on=False)
-    root = environment.get(f"{name}_ROOT", "")
-    check = environment.get(f"{name}_CHECK", "bytes")
-    if check not in {"bytes", "headers"}:
-        raise SettingError(f"{name}_CHECK is {check!r}: it may be bytes or headers")
-    wait = environment.get(f"{name}_WAIT", str(_WAIT_SECONDS))
+    for key in sorted(said):
+        if key.startswith(name) and (meant := variable_meant(key)) is not None:
+            logger.warning("refitd does not read %s: did you mean %s?", key, meant)
+    root, wait = said.get(f"{name}_ROOT"), said.get(f"{name}_WAIT", str(_WAIT_SECONDS))
+    check = said.get(f"{name}_CHECK", "bytes")
+    prove, stage = said.get(f"{name}_PROVE", "auto"), said.get(f"{name}_STAGE", "off")
     seconds = 0.0
     with suppress(ValueError):
         seconds = float(wait)
-    if not 0 < seconds < 86400:
-        raise SettingError(f"{name}_WAIT is {wait!r}: it must be a number of seconds, more than 0")
-    prove, stage = environment.get(f"{name}_PROVE", "auto"), environment.get(f"{name}_STAGE", "off")
-    if prove not in {"auto", "off", "host"}:
-        raise SettingError(f"{name}_PROVE is {prove!r}: it may be auto, off or host")
-    if stage not in {"auto", "off"}:
-        raise SettingError(f"{name}_STAGE is {stage!r}: it may be auto or off")
+    faults = {
+        f"{name} is {switch!r}: it may be on or off": switch.lower() not in _ON,
+        f"{name}_CHECK is {check!r}: it may be bytes or headers": check not in {"bytes", "headers"},
+        f"{name}_WAIT is {wait!r}: it must be a number of seconds, more than 0": not 0 < seconds < 86400,
+        f"{name}_PROVE is {prove!r}: it may be auto, off or host": prove not in {"auto", "off", "host"},
+        f"{name}_STAGE is {stage!r}: it may be auto or off": stage not in {"auto", "off"},
+    }
     return PluginSettings(
         root=Path(root).absolute() if root else None,
         check_bytes=check == "bytes",
@@ -69,4 +76,5 @@ def read_settings(name: str, environment: Mapping[str, str] = os.environ) -> Plu
         prove=prove != "off",
         on_host=prove == "host",
         stage=stage == "auto",
+        fault=next((fault for fault, is_there in faults.items() if is_there), None),
     )

@@ -17,13 +17,15 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
-from refitd_client.checkpoint.index import IndexRefusedError, lay_out, parse_index
+from refitd_client.checkpoint.index import MAX_INDEX_BYTES, IndexRefusedError, lay_out, parse_index
 from refitd_client.checkpoint.inventory import Reference, inventory_of
 from refitd_client.checkpoint.opening import ChangedError, Folder, OpeningRefusedError
 from refitd_client.checkpoint.strict_header import Header, HeaderRefusedError, read_header
 from refitd_client.contract.naming import INDEX_NAME, MANIFEST_NAME, SERVICE_FOLDER, version_id
+from refitd_client.files.plain_file import read_plain
 from refitd_client.validation.examine import examine, signature, structure
 from refitd_client.validation.reference import ReferenceRefusedError, read_reference
+from refitd_client.validation.sealed import described, has_kept_manifest
 from refitd_client.validation.validate import Invalid, Options, Structure, Unknown, judge, validate
 
 if TYPE_CHECKING:
@@ -181,9 +183,10 @@ def place_of(path: str, root: Path | None) -> VersionPlace:
     return VersionPlace(folder.parent, folder.name)
 
 
-def is_version(path: str) -> bool:
-    """Whether refitd published this folder."""
-    return (Path(path) / MANIFEST_NAME).is_file()
+def is_version(path: str, root: Path | None) -> bool:
+    """Whether this folder is a version: refitd's SDK published it, or the service has sealed it."""
+    place = place_of(path, root)
+    return (place.folder / MANIFEST_NAME).is_file() or has_kept_manifest(place.root, place.path)
 
 
 def open_version(
@@ -206,7 +209,8 @@ def open_version(
     source = mapped(place)
     verdict = judge(source.structure, reference, options)
     if verdict is None and check_bytes:
-        read = validate(examine(place.root, place.path, reference, options, stop=stop), reference, options)
+        evidence = examine(place.root, place.path, reference, options, seen=source.structure, stop=stop)
+        read = validate(evidence, reference, options)
         verdict = read if isinstance(read, (Invalid, Unknown)) else None
     if verdict is not None:
         raise SourceRefusedError(f"{verdict.reason} [{verdict.code.value}]")
@@ -222,7 +226,10 @@ def mapped(place: VersionPlace) -> VersionSource:
         SourceRefusedError: a file is no longer what the look saw, or of a dtype that torch does not have.
         OSError: it cannot be read.
     """
-    seen = structure(place.root, place.path)
+    try:
+        seen = described(place.root, structure(place.root, place.path))
+    except ChangedError as error:
+        raise SourceRefusedError(str(error)) from error
     for name, tensor in seen.inventory.tensors.items():
         if tensor.dtype not in _TORCH:
             raise SourceRefusedError(f"tensor {name} has dtype {tensor.dtype}, which torch cannot hold")
@@ -276,7 +283,9 @@ def started_from(folder: Path) -> VersionSource:
     """
     names = {file.name for file in folder.iterdir() if not file.name.startswith(".")}
     try:
-        index = parse_index((folder / INDEX_NAME).read_bytes()) if INDEX_NAME in names else None
+        index = None
+        if INDEX_NAME in names:
+            index = parse_index(read_plain(folder / INDEX_NAME, MAX_INDEX_BYTES + 1, follow=True))
         layout = lay_out(names, index)
         if layout.faults:
             raise SourceRefusedError(layout.faults[0].reason)

@@ -101,7 +101,7 @@ class FullVersion(UpdateSource):
         folder, nbytes = source.place.folder, source.nbytes
         super().__init__(loading, label=source.label, digest=source.digest, folder=folder, nbytes=nbytes)
         self.source = source
-        self.partial = options.allow_missing  # it may leave some of what was there before
+        self.partial = bool(options.allow_missing)  # it may leave some of what was there before
         self.readied: Readied | None = None
         self.proof: TensorProof | None = None
         self._others: list[int] | None = None

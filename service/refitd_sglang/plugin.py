@@ -1,8 +1,8 @@
 """SGLang's entry point (`sglang.srt.plugins`, SGLang 0.5.11 and later): `refitd = refitd_sglang.plugin:register`.
 
 One function is wrapped, `update_weights_from_disk` of whatever object has it, and the end of `ModelRunner.__init__` is
-waited for, to open the channel before the first update. A folder without `refit.json`, an update that names some
-tensors only, and engines that the plugin does not handle go straight through to SGLang's own function.
+waited for, to open the channel before the first update. A folder that no service has sealed, an update that names
+some tensors only, and engines that the plugin does not handle go straight through to SGLang's own function.
 
 SGLang updates the model, and then a draft model from the same folder. A draft model that has a checkpoint of its own is
 left as it was started: for it the answer to the model's update is given once more.
@@ -15,7 +15,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from refitd_client.contract.plugin import UpdateOutcome
-from refitd_plugin.settings import PluginSettings, SettingError, read_settings
+from refitd_plugin.settings import PluginSettings, read_settings
 
 logger = logging.getLogger("refitd_sglang")
 _SETTINGS = "REFITD_SGLANG"  # and what begins with it
@@ -29,8 +29,6 @@ def register() -> None:
         settings = read_settings(_SETTINGS)
         if settings.on and _SCHEDULER in sys.modules:
             _register(settings)
-    except SettingError as error:
-        logger.warning("refitd stands aside: %s", error)
     except Exception:
         logger.warning("refitd stands aside: it could not be set up", exc_info=True)
 
@@ -124,7 +122,8 @@ class Plugin:
 
         said = self._layout.arguments(updater, args, kwargs)
         path = said["model_path"]
-        if said.get("weight_name_filter") is not None or not (is_version(path) or is_promised(path)):
+        is_ours = is_version(path, self._settings.root) or is_promised(path)
+        if said.get("weight_name_filter") is not None or not is_ours:
             return None
         recapture = bool(said.get("recapture_cuda_graph"))
         extra = {"recapture_cuda_graph": recapture} if "recapture_cuda_graph" in said else {}

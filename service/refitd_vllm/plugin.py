@@ -9,7 +9,7 @@ from functools import wraps
 from importlib import import_module
 from typing import Any
 
-from refitd_plugin.settings import SettingError, read_settings
+from refitd_plugin.settings import read_settings
 from refitd_vllm.worker import Worker, plugin_of
 
 logger = logging.getLogger("refitd_vllm")
@@ -21,8 +21,6 @@ def register() -> None:
     try:
         if read_settings("REFITD_VLLM").on:
             extend(getattr(import_module(_WORKER[0]), _WORKER[1]))
-    except SettingError as error:
-        logger.warning("refitd stands aside: %s", error)
     except Exception:
         logger.warning("refitd stands aside: it could not be set up", exc_info=True)
 

@@ -75,8 +75,8 @@ def _updated(worker: Any, path: str) -> dict[str, Any]:
     rank = plugin_of(worker)
     if rank.engine is None:
         return {"ok": False, "message": "", "reason": f"the plugin stands aside: {rank.aside}"}
-    if not (is_version(path) or is_promised(path)):
-        return {"ok": False, "message": "", "reason": f"{path} is no version: it has no refit.json"}
+    if not (is_version(path, rank.engine.root) or is_promised(path)):
+        return {"ok": False, "message": "", "reason": f"{path} is no version: refitd has not sealed it"}
     process = rank.engine.process
     undone(process.model)  # what a reload of vLLM's own may have left apart
     in_place = process.writes_in_place  # once: it looks at every layer, and generation is paused

@@ -2,6 +2,8 @@
 
     PYTHONPATH=client:service:tests python tests/bench/contents.py [--gigabytes 3.09] [--root /dev/shm] [--threads 16]
 
+With --fingerprinted the pass computes fingerprints as well, as of a folder without a manifest.
+
 For each size of chunks (`taken`: the one that so many threads take), medians of the rounds: `read` is the time of the
 pass, `cpu` what it took of the processors, `waits` how often a thread waited for another (voluntary context switches,
 getrusage(2): mostly for the interpreter), `request` the time of some Python with a few calls to the kernel, as a
@@ -62,14 +64,14 @@ class Requests(threading.Thread):
             self.times.append(request())
 
 
-def once(folder: Folder, headers: Mapping[str, Header], threads: int) -> Mapping[str, float]:
+def once(folder: Folder, headers: Mapping[str, Header], threads: int, fingerprinted: bool) -> Mapping[str, float]:
     """One pass, with requests beside it."""
     beside = Requests()
     before, started = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
-    contents.read_contents(folder, folder.list(), headers, threads=threads)
+    contents.read_contents(folder, folder.list(), headers, threads=threads, fingerprinted=fingerprinted)
     took, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF)
     beside.start()
-    contents.read_contents(folder, folder.list(), headers, threads=threads)
+    contents.read_contents(folder, folder.list(), headers, threads=threads, fingerprinted=fingerprinted)
     beside.stop.set()
     beside.join()
     cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
@@ -83,7 +85,7 @@ def once(folder: Folder, headers: Mapping[str, Header], threads: int) -> Mapping
     }
 
 
-def measured(root: Path, threads: int, chunk: int, rounds: int) -> Mapping[str, float]:
+def measured(root: Path, threads: int, chunk: int, rounds: int, fingerprinted: bool) -> Mapping[str, float]:
     """The medians."""
     with Folder(root, "run/v000001") as folder, mock.patch.object(contents, "chunk_bytes", return_value=chunk):
         headers: dict[str, Header] = {}
@@ -91,7 +93,7 @@ def measured(root: Path, threads: int, chunk: int, rounds: int) -> Mapping[str, 
             if name.endswith(".safetensors"):
                 with folder.open(name, file) as fd:
                     headers[name] = read_header(fd, file.size)
-        found = [once(folder, headers, threads) for _ in range(rounds)]
+        found = [once(folder, headers, threads, fingerprinted) for _ in range(rounds)]
     return {key: round(statistics.median(each[key] for each in found), 2) for key in found[0]}
 
 
@@ -102,13 +104,14 @@ def main() -> None:
     parser.add_argument("--root", type=Path, default=Path("/dev/shm"))  # noqa: S108 a tmpfs is what is measured
     parser.add_argument("--threads", type=int, default=min(contents.MAX_THREADS, len(os.sched_getaffinity(0))))
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--fingerprinted", action="store_true", help="as of a folder without a manifest")
     asked = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="refitd-contents-", dir=asked.root))
     try:
         publish(root, int(asked.gigabytes * 10**9))
         for mib in (1, 2, 4, 8, 16):
             is_taken = contents.chunk_bytes(asked.threads) == mib * _MIB
-            found = measured(root, asked.threads, mib * _MIB, asked.rounds)
+            found = measured(root, asked.threads, mib * _MIB, asked.rounds, asked.fingerprinted)
             print(json.dumps({"threads": asked.threads, "chunk_mib": mib, "taken": is_taken, **found}), flush=True)
         alone = statistics.median(request() for _ in range(200))
         print(json.dumps({"request_alone_ms": round(alone, 2)}))

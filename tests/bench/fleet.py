@@ -1,7 +1,7 @@
-"""One service and many engines: how far apart their update calls are, and what a thousand of them cost.
+"""One service and many engines: how far apart the calls to load are, and what a thousand of them cost.
 
 64 embedded engines show how calls spread. With `--engines N` these are N light ones (`light_engines.py`) in processes
-of their own, and the service is measured too: its processor time when idle, its memory, its API during rollouts.
+of their own, and the service is measured too: its processor time when idle, its memory, its API during updates.
 """
 
 import json
@@ -30,14 +30,14 @@ PROCESSES = 2  # of light engines
 PAUSED_AT_MOST = 1000.0  # milliseconds
 ASK_EVERY = 0.02
 IDLE_SECONDS = 30.0
-SETTLE_SECONDS = 15.0  # until looks are spread again after a rollout
+SETTLE_SECONDS = 15.0  # until looks are spread again after an update
 PATHS = ("/healthz", "/v1/versions?engines=false", "/v1/engines", "/v1/overview")
 PAUSE, LOAD, RESUME = "/pause_generation", "/update_weights_from_disk", "/continue_generation"
 HERE = Path(__file__).parent
 
 
 def fleet(folder: Path, engines: int = ENGINES) -> list[Figure]:
-    """The time between the first and the last update call of a rollout, as it arrives at the engines."""
+    """The time between the first and the last call to load of an update, as it arrives at the engines."""
     if engines != ENGINES:
         return _many(folder, engines)
     base = models.make(folder / "base")
@@ -55,13 +55,13 @@ def fleet(folder: Path, engines: int = ENGINES) -> list[Figure]:
             span = _calls(urls).spans[LOAD]
             if step > WARM_UP:
                 spans.append(span)
-    name = f"{ENGINES} engines: last update call after the first, worst of {ROUNDS} rollouts"
+    name = f"{ENGINES} engines: last call to load after the first, worst of {ROUNDS} updates"
     return [Figure(name=name, measured=round(max(spans), 3), unit="ms", limit=150, detail={"spread": spread(spans)})]
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """One rollout, in milliseconds: from the first to the last call of each kind, and how long each engine paused."""
+    """One update, in milliseconds: from the first to the last call of each kind, and how long each engine paused."""
 
     spans: dict[str, float]
     pauses: list[float]
@@ -131,12 +131,12 @@ def _many(folder: Path, engines: int) -> list[Figure]:
         ),
         Figure(name=f"{engines} engines: resident memory", measured=round(memory, 1), unit="MiB", limit=300e6 / 2**20),
         Figure(
-            name=f"{engines} engines: last update call after the first, worst of {ROUNDS} rollouts",
+            name=f"{engines} engines: last call to load after the first, worst of {ROUNDS} updates",
             measured=round(max(spans[LOAD]), 1),
             unit="ms",
             limit=500,
             detail={
-                "update calls": spread(spans[LOAD]),
+                "calls to load": spread(spans[LOAD]),
                 "pause calls": spread(spans[PAUSE]),
                 "published until served": spread(took),
                 "service CPU for each engine": spread(spent),
@@ -150,7 +150,7 @@ def _many(folder: Path, engines: int) -> list[Figure]:
             detail={"pauses": spread(pauses)},
         ),
         Figure(
-            name=f"{engines} engines: API latency during rollouts, p99",
+            name=f"{engines} engines: API latency during updates, p99",
             measured=percentile(samples, 99),
             unit="ms",
             limit=60,

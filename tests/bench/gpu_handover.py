@@ -2,21 +2,28 @@
 
     python tests/bench/gpu_handover.py --models DIR --url URL --root DIR [--out FILE] [--rounds 10] [--device 1]
         [--engine vllm] [--stock] [--dtype fp8_block] [--transport nccl gloo] [--room GB] [--pause-mode abort]
+        [--only files saved]
 
 A server was started on DIR/a (Qwen2.5-1.5B's shapes) with the plugin in its environment and REFITD_SGLANG_ROOT=root
 (REFITD_VLLM_ROOT=root), the root on tmpfs and empty but for `.refitd`. This process is the trainer: it has the weights
 on that GPU, or on another, starts the service and publishes. What answers is asked of the engine itself. A server
-without the plugin (`--stock`) is updated by files and, with `--transport`, by endpoints of its own. A vLLM first loads
+without the plugin (`--stock`) is updated by files. A vLLM first loads
 DIR/b and DIR/a in turns by its own routes.
 With `--room` so much of the engine's GPU is left free: where that is less than the weights, receivers keep what they
 receive in pinned memory of the host. Only files, and what is sent without files, are measured then.
 With `--dtype fp8_block` DIR/a is an fp8 checkpoint, and the trainer's bf16 weights of DIR/b go out in fp8, as files.
+
+After the publications by files, the same trainer saves its weights with `save_pretrained`, without refitd's SDK, and
+says so by POST. These folders have no `refit.json`. The last of them is published by the SDK as well: the engine has to
+hold and answer the same. `--only files saved` measures these two alone.
 
     answered     from the call of publish() until the service says that the version is served: every engine has proved
                  that it holds it, and generates again. Another process waits for that, and takes the time
     held         until publish() returns: the tensors may change
     sealed       until the version's files are found good
     paused       of it, how long the engine generated nothing: from the pause until it was resumed
+    notice to …  from the POST, or when the service knew of the publication, until the version was served, and until the
+                 engine's next answer
 
 Between two publications the trainer computes for `--between` seconds: the engine opens the files that followed the
 last one meanwhile. The stages are those that publisher, service and engine report of themselves.
@@ -31,6 +38,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,6 +46,7 @@ from typing import Any
 import httpx
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -46,7 +55,7 @@ from in_flight import in_flight, told
 from memory_used import DEVICE, Memory
 from stack import refitd
 
-from refitd_client import RefitClient, WeightPublisher
+from refitd_client import Notice, RefitClient, WeightPublisher
 from refitd_client.delta import DeltaRules
 from refitd_client.fingerprint.torch_ops import flat_bits
 
@@ -54,6 +63,7 @@ RUN = "handover"
 PATIENCE = 120.0
 STREAMS, TOKENS = (8, 64), 300  # requests in flight, and what each generates
 PAUSED = ("pause", "load", "verify", "resume")
+MEASURED = ("answered", "held", "sealed", "paused", "notice to served", "notice to an answer")
 Weights = dict[str, Any]
 
 
@@ -71,6 +81,18 @@ def medians(samples: list[dict[str, float]]) -> dict[str, float]:
     """Of each stage that any of them has."""
     names = {name: None for sample in samples for name in sample}
     return {name: round(statistics.median(each[name] for each in samples if name in each), 1) for name in names}
+
+
+def table(out: dict[str, Any]) -> str:
+    """The medians with the fastest and the slowest, a line for each way; and how long a saved folder pauses."""
+    ways = [key.removesuffix(": paused ms") for key in out if key.endswith(": paused ms")]
+    lines = [f"{'ms':<10}" + "".join(f"{what:>28}" for what in MEASURED)]
+    for way in ways:
+        found = [out.get(f"{way}: {what} ms") for what in MEASURED]
+        cells = ["" if each is None else f"{each['p50']:g} [{each['min']:g}, {each['max']:g}]" for each in found]
+        lines.append(f"{way:<10}" + "".join(f"{cell:>28}" for cell in cells))
+    more = [key for key in out if key.endswith(("FAILED", "of that of files", "are the same"))]
+    return "\n".join(lines + [f"{key}: {out[key]}" for key in more])
 
 
 def step_on(weights: Weights, share: float = 0.01) -> None:
@@ -142,17 +164,24 @@ class Bench:
         alone = tuple(partial(self.alone, name) for name in self.options.transport)
         memory = () if self.options.dtype or self.options.stock else (self.memory,)
         sent = tuple(partial(self.sent, name) for name in self.options.transport)
-        by_plugin = sent if self.options.stock else (self.deltas, *memory, *sent, self.same)
+        by_plugin = () if self.options.stock else (self.deltas, *memory, *sent, self.same)
+        saved = () if self.options.dtype else (self.saved,)
         with RefitClient(self.service) as self.client:
             is_crowded = self.options.room is not None
-            more = () if is_crowded else (*by_plugin, self.under_load, self.last)
-            self.carry_out("always", (self.files, *more))
-            if memory:
+            more = () if is_crowded else (*saved, *by_plugin, self.under_load, self.last)
+            parts = (self.files, *more)
+            self.carry_out("always", tuple(part for part in parts if self.is_wanted(part)))
+            if memory and not self.options.only:
                 self.carry_out("never", alone if is_crowded else (self.alone, *alone))
             self.out["engine"] = str(self.client.engines().items[0])[:600]
             self.options.out.write_text(json.dumps(self.out, indent=1))
         self.watcher.close()
         print(json.dumps(self.out, indent=1))
+        print(table(self.out))
+
+    def is_wanted(self, part: Callable[[], None]) -> bool:
+        """Whether a part is to be carried out."""
+        return not self.options.only or getattr(part, "__name__", "") in self.options.only
 
     def carry_out(self, durable: str, parts: tuple[Callable[[], None], ...]) -> None:
         """Some parts, by one publisher. One that fails is in the result, and the next ones go on."""
@@ -171,6 +200,23 @@ class Bench:
         """By its files, staged."""
         self.rounds("files", warm=5, block="staged")
 
+    def saved(self) -> None:
+        """The same, as checkpoints of `save_pretrained` without a manifest; beside the publications in this run."""
+        self.module = AutoModelForCausalLM.from_pretrained(self.options.models / "b", dtype="auto")
+        self.module.load_state_dict(self.weights, strict=False, assign=True)
+        self.module.tie_weights()
+        self.rounds("saved", publish=self.save, warm=2)
+        before, contents = self.generate(), None if self.options.stock else self.ask(do="contents")
+        self.one(block="staged")
+        same = {"answers": before == self.generate()}
+        if contents is not None:
+            same["contents"] = contents == self.ask(do="contents")
+        self.out["saved and published are the same"] = same
+        if "files: paused ms" in self.out:
+            self.out["saved: paused, of that of files"] = round(
+                self.out["saved: paused ms"]["p50"] / self.out["files: paused ms"]["p50"], 3
+            )
+
     def deltas(self) -> None:
         """The same, as what has changed since the version that is served; the first is a full one, to begin from."""
         self.one(block="staged", delta="auto")
@@ -188,15 +234,15 @@ class Bench:
         """From memory or over a process group, and no files follow."""
         self.rounds(f"{transport} alone", warm=3, transport=transport)
 
-    def rounds(self, name: str, *, warm: int, **how: Any) -> None:
+    def rounds(self, name: str, *, warm: int, publish: Callable[..., dict[str, Any]] | None = None, **how: Any) -> None:
         """So many publications, and the first ones apart from the others."""
         extra, found = Memory(), []
         for number in range(warm + self.options.rounds):
             time.sleep(self.options.between)
             step_on(self.weights)
             with extra.watched() if number >= warm else nullcontext():
-                found.append(self.one(**how))
-        for what in ("answered", "held", "sealed", "paused"):
+                found.append((publish or self.one)(**how))
+        for what in [what for what in MEASURED if what in found[0]]:
             self.out[f"{name}: {what} ms"] = spread([each[what] for each in found[warm:]])
         self.out[f"{name}: stages ms"] = medians([each["stages"] for each in found[warm:]])
         self.out[f"{name}: prepare ms"] = [each["stages"].get("prepare") for each in found]
@@ -206,6 +252,9 @@ class Bench:
             [each["handed"] for each in found] if {"handover", "transport"} & how.keys() else []
         )
         self.out[f"{name}: extra GPU MiB"] = round(extra.highest, 1)
+        self.out[f"{name}: left out: answered, paused ms"] = [
+            [round(each[what], 1) for what in ("answered", "paused")] for each in found[:warm]
+        ]
 
     def one(self, **how: Any) -> dict[str, Any]:
         """One publication: milliseconds until it was answered, held and sealed, its stages, and what it was."""
@@ -217,19 +266,40 @@ class Bench:
         if not publication.committed().in_memory:
             publication.wait(PATIENCE, "sealed")
         sealed = time.monotonic()
-        answered, handed = self.watcher.end(), publication.handed
-        stages = publication.committed().timings | self.client.version(publication.version_id).timings
-        last = self.client.engines().items[0].last_attempt
-        attempt = {} if last is None else last.timings
-        stages |= attempt
-        return {
-            "answered": (answered - began) * 1000, "held": (held - began) * 1000, "sealed": (sealed - began) * 1000,
-            "paused": sum(attempt.get(stage, 0.0) for stage in PAUSED),
-            "began": began, "stages": stages, "kind": publication.committed().kind.value,
+        served, handed = self.served(publication.version_id, began), publication.handed
+        return served | {
+            "held": (held - began) * 1000, "sealed": (sealed - began) * 1000,
+            "stages": publication.committed().timings | served["stages"], "kind": publication.committed().kind.value,
             "handed": handed and {
                 "engines": handed.engines, "reason": handed.reason, "ms": dict(handed.timings or {}),
                 "sent": dict(handed.sent or {}),
             },
+        }  # fmt: skip
+
+    def save(self) -> dict[str, Any]:
+        """One checkpoint as a trainer without the SDK saves it, and its notice, from which on time is taken."""
+        step = self.next()
+        folder = self.options.root / RUN / f"v{step:06d}"
+        began = time.monotonic()
+        self.module.save_pretrained(folder, max_shard_size="50GB")
+        self.watcher.begin(f"{RUN}~{folder.name}")
+        noticed = time.monotonic()
+        version = self.client.announce(Notice(run=RUN, step=step, path=str(folder)))
+        return self.served(version.id, noticed, noticed) | {"held": (noticed - began) * 1000, "kind": "saved"}
+
+    def served(self, version_id: str, began: float, noticed: float | None = None) -> dict[str, Any]:
+        """What became of a version that the watcher waits for: times from `began` on, and from its notice on."""
+        answered = self.watcher.end()
+        self.generate(1)
+        answer = time.monotonic()
+        version = self.client.version(version_id)
+        last = self.client.engines().items[0].last_attempt
+        attempt = {} if last is None else last.timings
+        noticed = noticed or datetime.fromisoformat(version.created_at).timestamp() + time.monotonic() - time.time()
+        return {
+            "began": began, "answered": (answered - began) * 1000,
+            "notice to served": (answered - noticed) * 1000, "notice to an answer": (answer - noticed) * 1000,
+            "paused": sum(attempt.get(stage, 0.0) for stage in PAUSED), "stages": version.timings | attempt,
         }  # fmt: skip
 
     def same(self) -> None:
@@ -341,14 +411,13 @@ def main() -> None:
     parser.add_argument("--engine", choices=DIALECTS, default="sglang")
     parser.add_argument("--dtype", choices=["fp8_block"], help="what the trainer's weights are published as")
     parser.add_argument("--transport", nargs="*", default=[], choices=["nccl", "gloo"], help="also over process groups")
+    parser.add_argument("--only", nargs="*", default=[], metavar="PART", help="of files, saved, deltas, memory, …")
     parser.add_argument("--stock", action="store_true", help="the server has no plugin")
     parser.add_argument("--room", type=float, metavar="GB", help="leave so much of the engine's GPU free")
     parser.add_argument("--pause-mode", default="auto", help="the service's setting")
     options = parser.parse_args()
     folder = options.out.absolute().parent
     more = ("--base-model", str(options.models / "a"), "--keep-last", "1", "--pause-mode", options.pause_mode)
-    if options.stock and options.transport:
-        more += ("--sglang-stock-transfers",)
     ballast = None
     if options.room is not None:
         taken = torch.cuda.mem_get_info(0)[0] - int(options.room * 1e9)

@@ -1,7 +1,7 @@
 """A follower of a hub on one machine: its pulls beside a raw socket, and what a pull loses that is killed.
 
 Every service is a process of its own, with its root in memory where there is room; engines say what they were told to
-load. Versions are pulled into slots once the host has one, as in a training. `linked_hosts.py` has several followers.
+load. Versions are pulled into slots once the host has one, as in a training.
 """
 
 import re

@@ -17,10 +17,9 @@ from figures import Figure, report
 from fleet import ENGINES, fleet
 from footprint import footprint
 from group_broadcast import group_broadcast
+from host_reports import host_reports
 from hosts import hosts
-from hosts_simulated import hosts_simulated
 from latency import notice, watch
-from linked_hosts import linked_hosts
 from many_tensors import many_tensors
 from paint import paint
 from publish import publish
@@ -43,12 +42,11 @@ SCENARIOS: dict[str, Callable[[Path], list[Figure]]] = {
     "gloo": group_broadcast,
     "takeover": takeover,
     "hosts": hosts,
-    "linked-hosts": linked_hosts,
+    "host-reports": host_reports,
     "paint": paint,
-    "hosts-simulated": hosts_simulated,
 }
-# memory in gigabytes, root's rights, PostgreSQL, a browser, and a model that takes some minutes
-BY_NAME = ("paint", "takeover", "hosts", "linked-hosts", "hosts-simulated")
+# memory in gigabytes, PostgreSQL, and a browser
+BY_NAME = ("paint", "takeover", "hosts", "host-reports")
 
 
 def main() -> int:

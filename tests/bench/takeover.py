@@ -1,4 +1,4 @@
-"""Two services on one PostgreSQL: how soon the other one leads when the leader is killed or stopped in a rollout."""
+"""Two services on one PostgreSQL: how soon the other one leads when the leader is killed or stopped in an update."""
 
 import signal
 import time
@@ -18,9 +18,9 @@ LOAD_SECONDS = 0.5
 
 
 def takeover(folder: Path) -> list[Figure]:
-    """The time from SIGKILL or SIGSTOP until another service leads, in mid-rollout each time.
+    """The time from SIGKILL or SIGSTOP until another service leads, in mid-update each time.
 
-    After each the version that was under way is served, and at the end no version is lost and none had two rollouts.
+    After each the version that was under way is served, and at the end no version is lost and none had two updates.
     """
     if programs() is None:
         raise RuntimeError(ABSENT)
@@ -39,8 +39,8 @@ def takeover(folder: Path) -> list[Figure]:
             group.stop()
     alone = {"leads lost without a kill": group.revived}
     return [
-        _figure(f"takeover: SIGKILL in a rollout to another leader, worst of {len(killed)}", killed, 5.0, alone),
-        _figure(f"takeover: SIGSTOP in a rollout to another leader, worst of {len(stopped)}", stopped, 8.0, alone),
+        _figure(f"takeover: SIGKILL in an update to another leader, worst of {len(killed)}", killed, 5.0, alone),
+        _figure(f"takeover: SIGSTOP in an update to another leader, worst of {len(stopped)}", stopped, 8.0, alone),
     ]
 
 

@@ -18,13 +18,13 @@ from refitd.api.server import Server, listening
 from refitd.app import SWITCH_SECONDS
 from refitd.clock import SystemClock
 from refitd.observe.logs import configure_logs
-from refitd.rollout.controller import RolloutController
-from refitd.rollout.targets import Targets
 from refitd.settings import Settings
 from refitd.state.journal.journal import Journal
 from refitd.state.records import EngineRecord
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
+from refitd.update.controller import UpdateController
+from refitd.update.targets import Targets
 from refitd_client.contract.naming import Order
 from refitd_client.contract.states import EngineState, VersionState
 
@@ -55,7 +55,7 @@ async def main(folder: Path, engines: int, rate: float, seconds: float) -> None:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(journal.run())]
             _people(store, engines)
-            tasks.append(group.create_task(RolloutController(store, targets, default_run=None, quorum=1).run()))
+            tasks.append(group.create_task(UpdateController(store, targets, default_run=None, quorum=1).run()))
             tasks.append(group.create_task(_talk(store, engines, rate, seconds, begin)))
             gc.freeze()
             await Server(api, "127.0.0.1", 0).serve(sockets)

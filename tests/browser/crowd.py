@@ -15,12 +15,12 @@ from refitd.api.api import build_api
 from refitd.api.context import Service
 from refitd.clock import SystemClock
 from refitd.policy.lines import KeptFor
-from refitd.rollout.targets import Targets
 from refitd.settings import Settings
 from refitd.state.journal.journal import Journal
 from refitd.state.records import AttemptRecord
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
+from refitd.update.targets import Targets
 from refitd_client.contract.states import EngineState, Kind, VersionState
 from refitd_client.contract.wire import Reclaimable, ReclaimPlan
 from support.attackers import QuietServer
@@ -99,7 +99,7 @@ def _fill(store: Store) -> None:
         if number % 50 == 7:
             record = replace(record, state=EngineState.UNREACHABLE, reason="connection refused", serving="run~v000998")
         store.put_engine(record, "added")
-    store.start_rollout("run", target, "newest good version")
+    store.start_update("run", target, "newest good version")
 
 
 def _version(step: int, seen: datetime) -> VersionRecord:

@@ -100,12 +100,12 @@ async def test_where_no_token_is_wanted_it_says_so_and_asks_for_none(page: Page,
         await expect(page.get_by_role("dialog")).to_have_count(0)
 
 
-async def test_what_engines_go_on_to_serve_while_rollouts_are_paused_is_counted_as_served(
+async def test_what_engines_go_on_to_serve_while_updates_are_paused_is_counted_as_served(
     page: Page, tmp_path: Path
 ) -> None:
     async with serving(tmp_path) as stage, listening(stage.api) as server:
         await stage.served(1)
-        await stage.http.post("/v1/rollouts/pause", json={"run": "run"})
+        await stage.http.post("/v1/updates/pause", json={"run": "run"})
         publish(stage.root, "run", 2, tensors(2))
         await stage.until("run~v000002", lambda record: record.state is VersionState.SEALED)
         await opened(page, server)
@@ -135,20 +135,20 @@ async def test_an_action_is_asked_about_and_escape_changes_nothing(page: Page, t
     async with serving(tmp_path) as stage, listening(stage.api) as server:
         await stage.served(1)
         await opened(page, server)
-        pause = page.get_by_role("button", name="Pause rollouts")
+        pause = page.get_by_role("button", name="Pause updates")
         await pause.click()
-        dialog = page.get_by_role("dialog", name="Pause rollouts?")
+        dialog = page.get_by_role("dialog", name="Pause updates?")
         await expect(dialog.get_by_role("button", name="Cancel")).to_be_focused()  # Enter alone changes nothing
         await page.keyboard.press("Escape")
         await expect(dialog).to_have_count(0)
         await expect(pause).to_be_focused()
-        assert stage.store.rollouts["run"].paused_since is None
+        assert stage.store.updates["run"].paused_since is None
         await pause.click()
         await dialog.get_by_role("button", name="Pause", exact=True).click()
-        await expect(page.locator(".notice")).to_contain_text("Rollouts of run are paused.")
+        await expect(page.locator(".notice")).to_contain_text("Updates of run are paused.")
         await expect(page.locator(".run .facts")).to_contain_text("paused since")
-        assert stage.store.rollouts["run"].paused_since is not None
-        await page.get_by_role("button", name="Resume rollouts").click()
+        assert stage.store.updates["run"].paused_since is not None
+        await page.get_by_role("button", name="Resume updates").click()
         await page.get_by_role("button", name="Resume", exact=True).click()
         await expect(pause).to_be_visible()
 
@@ -223,7 +223,7 @@ async def test_the_token_is_asked_for_and_kept_for_this_tab_alone(page: Page, tm
         await dialog.get_by_label("Token").fill("read")
         await page.keyboard.press("Enter")
         await expect(page.locator("header .link")).to_have_text("live")
-        await page.get_by_role("button", name="Pause rollouts").click()
+        await page.get_by_role("button", name="Pause updates").click()
         await page.get_by_role("button", name="Pause", exact=True).click()
         await expect(dialog).to_contain_text("The token that you gave may only look")
         await dialog.get_by_label("Token").fill("write")

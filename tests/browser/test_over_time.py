@@ -1,4 +1,4 @@
-"""Updates over time in a real Chromium: charts that zoom, a lane for each engine, a grid for many, and comparisons."""
+"""Updates over time in a real Chromium: charts that zoom, a lane for each engine, a grid for many."""
 
 import asyncio
 import re
@@ -181,14 +181,14 @@ async def test_on_a_phone_the_page_of_two_engines_has_less_than_two_thousand_pix
         assert await page.evaluate("document.documentElement.scrollHeight") < 2000
 
 
-async def test_decisions_of_one_rollout_stand_together_and_fold(page: Page, tmp_path: Path) -> None:
+async def test_decisions_of_one_update_stand_together_and_fold(page: Page, tmp_path: Path) -> None:
     async with serving(tmp_path) as stage, listening(stage.api) as server:
         await trained(stage, 3)
         await opened(page, server)
         groups = page.locator("table.log tr.group")
-        await expect(groups.nth(0)).to_contain_text("rollout 3: step 3")
+        await expect(groups.nth(0)).to_contain_text("update 3: step 3")
         await expect(groups.nth(0)).to_contain_text("COMPLETE")
-        await expect(groups.nth(1)).to_contain_text("rollout 2: step 2")
+        await expect(groups.nth(1)).to_contain_text("update 2: step 2")
         second = page.locator("table.log tbody").nth(1)
         await expect(second.locator("tr")).to_have_count(1)
         await second.locator("button.fold").click()
@@ -198,7 +198,7 @@ async def test_decisions_of_one_rollout_stand_together_and_fold(page: Page, tmp_
         await expect(second).not_to_contain_text("v000003")
 
 
-async def test_a_deletion_is_a_decision_of_the_rollout_in_which_it_happens_and_groups_stay_in_their_order(
+async def test_a_deletion_is_a_decision_of_the_update_in_which_it_happens_and_groups_stay_in_their_order(
     page: Page, tmp_path: Path
 ) -> None:
     async with serving(tmp_path, keep_last=1) as stage, listening(stage.api) as server:
@@ -207,7 +207,7 @@ async def test_a_deletion_is_a_decision_of_the_rollout_in_which_it_happens_and_g
         await opened(page, server)
         groups = page.locator("table.log tr.group")
         for row, step in enumerate((3, 2, 1)):
-            await expect(groups.nth(row)).to_contain_text(f"rollout {step}: step {step}")
+            await expect(groups.nth(row)).to_contain_text(f"update {step}: step {step}")
         await expect(page.locator("table.log tbody").first).to_contain_text("deleted")
 
 
@@ -237,23 +237,3 @@ async def test_disk_is_one_bar_and_its_reasons_unfold_into_places(page: Page, tm
         await expect(reasons.nth(0).locator(".sentences")).to_be_hidden()
         await reasons.nth(0).locator("summary").click()
         await expect(reasons.nth(0).locator(".sentences li").first).to_contain_text("run/v00000")
-
-
-async def test_two_versions_are_compared_by_layer_and_by_their_values_where_that_is_asked_for(
-    page: Page, tmp_path: Path
-) -> None:
-    async with serving(tmp_path, keep_last=5) as stage, listening(stage.api) as server:
-        await trained(stage, 3)
-        await opened(page, server)
-        await page.get_by_role("button", name="3", exact=True).click()
-        await page.get_by_role("button", name="Compare …").click()
-        dialog = page.get_by_role("dialog", name="Compare step 3")
-        await expect(dialog.get_by_label("with")).to_have_value("run~v000002")
-        await expect(dialog.locator("tbody tr")).to_have_count(4)
-        await dialog.get_by_label("with").select_option("run~v000001")
-        await expect(dialog.locator("tbody tr")).to_have_count(4)
-        await dialog.get_by_role("button", name="Read the values …").click()
-        await expect(dialog.locator("thead")).to_contain_text("Moved")
-        await expect(dialog.locator("tbody tr").first).to_contain_text(" %")
-        await dialog.get_by_role("button", name="Close").click()
-        await expect(dialog).to_have_count(0)

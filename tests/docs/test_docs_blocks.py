@@ -75,7 +75,7 @@ SLIMES = {
     "--update-weight-disk-keep-files",
     "--update-weight-transport",
 }
-KNOWN = EXECUTABLE | {"text", "yaml", "json", "mermaid", "{toctree}", "flat", "gap", ""}
+KNOWN = EXECUTABLE | {"text", "yaml", "json", "mermaid", "{toctree}", "flat", ""}
 
 
 def of(*languages: str) -> list[object]:

@@ -12,8 +12,7 @@ PAGE = (TREE / "docs/concepts.md").read_text()
 HEADINGS = {
     states.VersionState: "States of a version",
     states.EngineState: "States of an engine",
-    states.RolloutState: "States of a rollout",
-    states.DeliveryState: "States of a webhook",
+    states.UpdateState: "States of an update",
     states.Standing: "How a run stands",
 }
 

@@ -61,7 +61,6 @@ WANT_A_REAL_ENGINE = [  # make sglang, make vllm
     "| an engine that dies between prepare and commit",
     "| a bad checkpoint that reaches a vLLM with refitd inside past the service's checks",
     "| a rank of a vLLM with refitd inside that alone fails, refuses, hangs or dies",
-    "| service or trainer killed while a stock SGLang waits in a broadcast",
 ]
 
 

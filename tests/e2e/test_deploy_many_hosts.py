@@ -95,8 +95,8 @@ with WeightPublisher(os.environ["REFITD_ROOT"], os.environ["REFITD_RUN"]) as pub
 ends, serve = time.monotonic() + 200, []
 while len(serve) < 2 and time.monotonic() < ends:
     try:
-        told = httpx.get(f"{url}/v1/followers", headers={"Authorization": f"Bearer {token}"}).json()["items"]
-        serve = sorted(each["follower"] for each in told if each["serves"] == "grpo~v000001")
+        told = httpx.get(f"{url}/v1/hosts", headers={"Authorization": f"Bearer {token}"}).json()["items"]
+        serve = sorted(each["told"]["follower"] for each in told if each["told"]["serves"] == "grpo~v000001")
     except httpx.HTTPError:
         pass
     time.sleep(0.1)

@@ -27,12 +27,6 @@ SOON = 60.0
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    (tmp_path / "root" / ".refitd").mkdir(parents=True)
-    return tmp_path / "root"
-
-
-@pytest.fixture
 def rank(tmp_path: Path) -> Generator[Rank]:
     """With a prefetch worker that has answered."""
     startup = tmp_path / "startup"

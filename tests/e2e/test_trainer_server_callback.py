@@ -51,6 +51,22 @@ refused(ServiceUnreachableError, refit.update, 1, named())
 assert merged == [True, False], merged
 assert [path.name for path in (root / "exp/trial").glob("v*")] == ["v000000"]
 """
+REVERTED = """
+from safetensors import safe_open
+from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
+sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+vision = CLIPVisionConfig(image_size=28, patch_size=14, projection_dim=16, **sizes)
+text = LlamaConfig(vocab_size=32, num_key_value_heads=2, **sizes)
+model = LlavaForConditionalGeneration(LlavaConfig(vision_config=vision, text_config=text, image_token_index=31))
+model.save_pretrained(root / "saved")
+refit = callback(wait=0.01)
+refit.on_init_end(Plain(use_vllm=True, vllm_mode="server"), state, None, model=model)
+named = [(name, tensor.data) for name, tensor in model.named_parameters()]
+refused(ServiceUnreachableError, refit.update, len(named), iter(named))
+def names_in(folder):
+    return {name for file in folder.glob("*.safetensors") for name in safe_open(file, "pt").keys()}
+assert names_in(root / "exp/trial/v000000") == names_in(root / "saved") != {name for name, _ in named}
+"""
 
 
 @pytest.mark.parametrize(
@@ -59,6 +75,7 @@ assert [path.name for path in (root / "exp/trial").glob("v*")] == ["v000000"]
         pytest.param(REFUSED, id="a-trainer-that-does-not-ask-a-server-for-rollouts-is-refused"),
         pytest.param(MISSPELT, id="a-misspelt-option-is-refused-before-the-trainer-is-made"),
         pytest.param(MERGED, id="adapters-leave-the-weights-again-also-where-publishing-fails"),
+        pytest.param(REVERTED, id="the-names-are-those-of-the-model's-checkpoint"),
     ],
 )
 def test_what_stands_in_for_the_broadcast(body: str, tmp_path: Path) -> None:

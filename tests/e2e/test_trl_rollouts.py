@@ -81,7 +81,7 @@ got = ready(handler)(["1", "2", "3"], trainer)
 assert got["weight_version"] == ["4"] * 3, got
 assert asked[2:] == [("two", [1, 3])], asked
 told = refused(ready(handler, engine_urls=["http://one"], timeout=0.05), ["1"], trainer)
-assert "labelled default, and the step is 4" in told, told
+assert "labelled default, and the version is 4" in told, told
 """
 AWAY = """
 def engine(host, state, version="exp~trial~v000004"):
@@ -117,7 +117,22 @@ else:
 """
 
 
+OTHER_FORM = """
+bodies = [b"<html>", b"[" * 5000, b"[]", b'[{"meta_info": {}}]', b"[" + b" " * 2**20 + b"]"]
+trl_rollouts._MOST_BYTES = 2**20
+for body in bodies:
+    def handler(request):
+        asked.append(request.url.host)
+        if request.url.host == "one":
+            return httpx.Response(200, content=body)
+        return httpx.Response(200, json=[answer(one) for one in json.loads(request.content)["input_ids"]])
+    got = ready(handler)(["1", "2"], trainer)
+    assert [ids[0] for ids in got["completion_ids"]] == [1, 2], got
+"""
+
+
 BODIES = {
+    "an-engine-that-answers-in-another-form-or-without-end-is-asked-no-more": OTHER_FORM,
     "what-fails-or-is-aborted-is-asked-for-again-and-nothing-else": FAILING,
     "what-an-engine-that-is-gone-does-not-answer-is-asked-of-another-at-once": DEAD,
     "completions-of-an-engine-that-has-come-back-on-other-weights-are-not-used": RESTARTED,

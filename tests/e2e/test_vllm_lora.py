@@ -163,7 +163,7 @@ async def test_an_adapter_that_is_bad_is_not_listed_and_the_one_before_answers_o
             call(engine, "/v1/unload_lora_adapter", {"lora_name": listed})
 
 
-async def test_a_step_that_was_done_again_is_answered_by_the_new_adapter_though_its_prefix_was_cached(
+async def test_the_same_step_of_another_run_is_answered_by_the_new_adapter_though_its_prefix_was_cached(
     model: Path, tmp_path: Path, engine: VllmServer
 ) -> None:
     """As under a name that was never used: a prefix that the name's first adapter has computed is not used.

@@ -11,6 +11,7 @@ from refitd_client.contract.naming import Order, version_id
 from refitd_client.contract.states import EngineState, VersionState
 from support.bad_checkpoints import REASONS, place
 from support.jobs import RUN, running
+from support.saved import served_and_put_back
 from support.vllm import OneVllm, PluggedVllm, VllmSubject
 
 pytestmark = [pytest.mark.vllm, pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -60,3 +61,17 @@ def test_what_a_trainer_publishes_is_served_what_is_bad_is_not_and_it_stays_so_o
         assert answer() == answers[2]
         job.serve(models / "model_a", 4 + len(REASONS))
         assert answer() == answers[1]
+
+
+def test_a_checkpoint_of_save_pretrained_is_prepared_proved_and_put_back_by_refitd_inside(
+    kind: str, one_vllm: OneVllm, vllm_models: Path, tmp_path: Path
+) -> None:
+    server = one_vllm.of(kind)
+    if not isinstance(server, PluggedVllm):
+        return  # a stock server is asked for what it loads by the contract's tests
+    subject = VllmSubject(server, vllm_models)
+    run = "saved/checkpoints"
+    with running(tmp_path, server, "--run", run, root=server.root, run=run) as job:
+        served_and_put_back(
+            job, vllm_models, lambda: asyncio.run(subject.answer()), proved=kind == "vllm-plugged-two-ranks"
+        )  # on one rank layers are repacked

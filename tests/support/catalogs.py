@@ -12,10 +12,10 @@ from refitd.catalog.intake import Intake
 from refitd.catalog.references import References
 from refitd.clock import SystemClock
 from refitd.policy.admit import CatalogRules
-from refitd.rollout.targets import Targets
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
+from refitd.update.targets import Targets
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.states import VersionState
 from refitd_client.validation.conventions import Trainer
@@ -49,15 +49,17 @@ class Stage:
 
 
 @asynccontextmanager
-async def watching(tmp_path: Path, *, base: bool = True, trainers: Collection[Trainer] = ()) -> AsyncIterator[Stage]:
-    """Run the catalog on `<tmp_path>/root`."""
+async def watching(
+    tmp_path: Path, *, base: bool = True, model: Path | None = None, trainers: Collection[Trainer] = ()
+) -> AsyncIterator[Stage]:
+    """Run the catalog on `<tmp_path>/root`. Versions are held against `model`, a small one where none is named."""
     root = tmp_path / "root"
     (root / SERVICE_FOLDER).mkdir(parents=True, exist_ok=True)
     journal = Journal(tmp_path / "state")
     store = Store(journal, SystemClock())
     targets = Targets(store)
     files = DiskFiles(root, trainers=trainers)
-    references = References(store, write_model(tmp_path / "base") if base else None)
+    references = References(store, model or write_model(tmp_path / "base") if base else None)
     catalog = Catalog(store, files, references, RULES)
     intake = Intake(store, targets, files, root, catalog.nudge, trainers=trainers)
     async with asyncio.TaskGroup() as group:

@@ -9,9 +9,9 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from refitd.api.present import present_engine
-from refitd.rollout.targets import Targets
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
+from refitd.update.targets import Targets
 from refitd_client import Publication, WeightPublisher
 from refitd_client.contract.states import Kind, VersionState
 from refitd_client.delta import DeltaRules

@@ -10,13 +10,13 @@ from pathlib import Path
 from refitd.clock import SystemClock
 from refitd.engine.engines_file import EngineSpec
 from refitd.policy.strategy import Strategy
-from refitd.rollout.canary import CanaryChecks
-from refitd.rollout.controller import RolloutController
-from refitd.rollout.fleet import Fleet
-from refitd.rollout.targets import Targets
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
+from refitd.update.canary import CanaryChecks
+from refitd.update.controller import UpdateController
+from refitd.update.fleet import Fleet
+from refitd.update.targets import Targets
 
 from .simulated_engine import SimulatedEngine
 
@@ -75,7 +75,7 @@ async def running(
         chance=random.Random(),
     )
     canaries = CanaryChecks(store, targets, [fleet.trial])
-    controller = RolloutController(store, targets, default_run=None, quorum=quorum)
+    controller = UpdateController(store, targets, default_run=None, quorum=quorum)
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(part()) for part in (controller.run, canaries.run, fleet.run)]
         writing = group.create_task(journal.run())

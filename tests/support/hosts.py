@@ -10,15 +10,16 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+from uuid import uuid4
 
 import httpx
 
 from refitd_client import RefitClient, WeightPublisher
+from refitd_client.contract.follow import Following, HostReport
 from support.checkpoints import Tensors, tensors, write_model
 from support.scripted_server import Step, answer, serve
 from support.scripted_sglang import DONE, NO_FILES, ScriptedSglang, said
 from support.servers import RefitdServer
-from support.sockets import free_port
 
 RUN = "run"
 PATIENCE = 30.0
@@ -105,32 +106,28 @@ class Hosts:
     _open: ExitStack
 
     def follower(self, name: str, *flags: str, engines: int = 1, url: str | None = None, **more: Any) -> Host:
-        """Start one more follower, of the hub unless `url` is another upstream. `more` is for its `RefitdServer`."""
-        host = self.host(name, *flags, "--follow", url or self.hub.refitd.url, engines=engines, **more)
+        """Start one more follower, which decides for itself, of the hub unless `url` is another upstream. `more` is for
+        its `RefitdServer`.
+        """
+        flags = ("--follow-freely", *flags, "--follow", url or self.hub.refitd.url)
+        host = self.host(name, *flags, engines=engines, **more)
         self._open.enter_context(host.refitd)
         return host
 
     def led(self, name: str, *flags: str, engines: int = 1, url: str | None = None) -> Host:
-        """Start one more follower of the hub, which names itself to it. `url` is another way to the hub."""
-        port, hub = free_port(), url or self.hub.refitd.url
-        flags = ("--follow", hub, "--follower", name, "--advertise", f"http://127.0.0.1:{port}", *flags)
-        host = self.host(name, *flags, engines=engines)
-        host.refitd.port = port
-        self._open.enter_context(host.refitd)
-        return host
-
-    def relay(self, name: str, *flags: str, url: str | None = None) -> Host:
-        """Start one more follower, from which others may pull."""
-        port = free_port()
-        advertise = ("--advertise", f"http://127.0.0.1:{port}")
-        host = self.host(name, *advertise, "--run", RUN, *flags, "--follow", url or self.hub.refitd.url)
-        host.refitd.port = port
+        """Start one more host of the hub that is called so there. `url` is another way to the hub."""
+        host = self.host(name, "--follow", url or self.hub.refitd.url, "--follower", name, *flags, engines=engines)
         self._open.enter_context(host.refitd)
         return host
 
     def host(self, name: str, *flags: str, engines: int = 1, **more: Any) -> Host:
         """A host that is not started yet."""
         return _host(self._open, self.folder / name, self.base, flags, engines, **more)
+
+    def report(self, name: str, *pulls: str) -> None:
+        """Report to the hub as a host of this name that has just started."""
+        told = Following(follower=name, upstream=self.hub.refitd.url, upstreams=[], process=uuid4().hex)
+        self.hub.client.report(HostReport(told=told, pulls=pulls, freely=True))
 
     def publish(self, step: int, weights: Tensors | None = None, **more: Any) -> str:
         """Publish a step to the hub; its version's id."""

@@ -11,14 +11,13 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from refitd.follow import transfer
 from refitd.follow.puller import Puller
-from refitd.follow.sources import RelaySource
 from refitd.follow.upstream import FilePart
 from refitd_client.checkpoint import header
 from refitd_client.contract import manifest
@@ -43,29 +42,11 @@ class FolderSource:
     def upstream(self) -> "FolderSource":
         return self
 
-    def checks_blocks(self, version: str) -> bool:
-        return False
-
-    def stripes(self, version: str) -> int:
-        return 1
-
-    def relay(self, version: str, block: int) -> RelaySource | None:
-        return None
-
-    def distrust(self, relay: RelaySource, why: str) -> None: ...
-
-    def failed(self, relay: RelaySource, why: str) -> None: ...
-
     def folder(self, version: str) -> Path:
         return self.root / version.replace("~", "/")
 
     async def manifest(self, version: str) -> bytes:
         return (self.folder(version) / MANIFEST_NAME).read_bytes()
-
-    knows_blocks = False
-
-    async def blocks(self, version: str, file: str, size: int) -> Sequence[bytes] | None:
-        return None
 
     async def fill(self, part: FilePart, buffer: memoryview) -> None:
         buffer[:] = (self.folder(part.version) / part.file).read_bytes()[part.start : part.start + part.length]

@@ -72,8 +72,8 @@ class Link:
             while True:
                 client, _ = self._listener.accept()
                 thread = threading.Thread(target=self._serve, args=(client,), daemon=True)
-                self._threads.append(thread)
                 thread.start()
+                self._threads.append(thread)
 
     def _serve(self, client: socket.socket) -> None:
         """One connection of a client's, with one of its own to the server."""

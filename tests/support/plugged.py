@@ -117,9 +117,8 @@ class PluggedSglang(SglangServer):
     def checksum(self) -> str:
         """One digest of SGLang's own checksums of all its tensors, which its releases put together in several ways."""
         reply = self._post("/weights_checker", {"action": "checksum"}, ADMIN_KEY)
-        found = digest_of(reply.get("ranks"))
-        assert found is not None, reply
-        return found
+        assert all(rank["checksums"] for rank in reply["ranks"]), reply
+        return digest_of([rank["checksums"] for rank in reply["ranks"]])
 
     @property
     def labels(self) -> tuple[str, str]:

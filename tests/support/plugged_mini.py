@@ -34,7 +34,7 @@ PORT = 30000
 
 
 class Rank:
-    """One rank that was started on the weights of seed 0, its channel in `root`. `stage`: as the operator's setting."""
+    """One rank that was started on the weights of seed 0, its channel in `root`. `stage`, `fault`: as the settings."""
 
     def __init__(
         self,
@@ -44,6 +44,7 @@ class Rank:
         size: int,
         kind: type[TinyModel] = TinyModel,
         stage: bool = False,
+        fault: str | None = None,
         **args: Any,
     ) -> None:
         self.model = kind(rank, size)
@@ -58,7 +59,7 @@ class Rank:
         signature = inspect.signature(Updater.update_weights_from_disk)
         self.plugin = Plugin(
             SglangLayout("mini", Updater, self.updater.loader, signature),
-            PluginSettings(root=root, wait=30.0, on_host=True, stage=stage),
+            PluginSettings(root=root, wait=30.0, on_host=True, stage=stage, fault=fault),
         )
         Updater.update_weights_from_disk(self.updater, str(startup), "auto")
         self.plugin.started(None, self.updater)
@@ -140,6 +141,6 @@ def put(root: Path, step: int, *, fingerprints: bool = False) -> Path:
 
 
 def target(root: Path, step: int, **more: Any) -> Target:
-    """A version as the rollout would give it to an engine."""
+    """A version as the reconciler would give it to an engine."""
     path = root / "run" / f"v{step:06d}"
     return Target(**({"path": str(path), "label": str(step), "files": files_of(root, path)} | more))

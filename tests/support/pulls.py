@@ -1,12 +1,11 @@
-"""A pull without HTTP: versions in a folder, a fake upstream and fake relays that read them, and the real puller."""
+"""A pull without HTTP: versions in a folder, a fake upstream that reads them, and the real puller."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from refitd.follow.puller import Puller, PullTotals
-from refitd.follow.sources import RelaySource
 from refitd.follow.upstream import FilePart
 from refitd_client.contract import manifest
 from refitd_client.contract.manifest import digest_of_pieces, parse_manifest
@@ -23,8 +22,6 @@ class FakeSource:
 
     root: Path
     name: str = "hub"
-    says_blocks: bool = True
-    knows_blocks: bool = True
     parts: list[FilePart] = field(default_factory=list[FilePart])
     on_part: Callable[[FilePart, bytes], Awaitable[bytes]] | None = None
 
@@ -33,11 +30,6 @@ class FakeSource:
 
     async def manifest(self, version: str) -> bytes:
         return (self.folder(version) / MANIFEST_NAME).read_bytes()
-
-    async def blocks(self, version: str, file: str, size: int) -> Sequence[bytes] | None:
-        data = (self.folder(version) / file).read_bytes()
-        found = [digest_of_pieces([data[at : at + size]]) for at in range(0, len(data), size)]
-        return found if self.says_blocks else None
 
     async def fill(self, part: FilePart, buffer: memoryview) -> None:
         self.parts.append(part)
@@ -51,29 +43,9 @@ class FakeSource:
 
 @dataclass
 class FakeSources:
-    """An upstream, and relays."""
+    """An upstream."""
 
     upstream: FakeSource
-    known: list[FakeSource | None] = field(default_factory=list["FakeSource | None"])
-    wrong: dict[str, str] = field(default_factory=dict[str, str])
-    lost: list[str] = field(default_factory=list[str])
-    early: bool = True
-
-    def checks_blocks(self, version: str) -> bool:
-        return self.early
-
-    def stripes(self, version: str) -> int:
-        return max(1, len(self.known))
-
-    def relay(self, version: str, block: int) -> RelaySource | None:
-        at = self.known[block % len(self.known)] if self.known else None
-        return None if at is None or at.name in self.wrong or at.name in self.lost else RelaySource(at, at.name)
-
-    def distrust(self, relay: RelaySource, why: str) -> None:
-        self.wrong[relay.process] = why
-
-    def failed(self, relay: RelaySource, why: str) -> None:
-        self.lost.append(relay.process)
 
 
 async def no_sleep(_: float) -> None:

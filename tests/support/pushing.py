@@ -5,9 +5,9 @@ from pathlib import Path
 
 from refitd.policy.strategy import Strategy
 from refitd.push.pusher import Pusher
-from refitd.rollout.targets import Targets
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
+from refitd.update.targets import Targets
 from refitd_client.bucket.pointer import MAX_BYTES, Pointer, parse_pointer, pointer_key
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME, Order

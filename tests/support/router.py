@@ -3,7 +3,6 @@
 import os
 import re
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -48,26 +47,6 @@ class RouterServer(Server):
     def remove(self, engine: EngineServer) -> None:
         """Take an engine that is listed off the list."""
         self._ask("DELETE", f"/workers/{self._workers.pop(engine.url)}")
-
-    @property
-    def listed(self) -> list[str]:
-        """The URLs of its workers."""
-        workers: Any = self._ask("GET", "/workers")["workers"]
-        return sorted(worker["url"] for worker in workers)
-
-    def until_listed(self, *engines: EngineServer) -> None:
-        """Wait until its workers are these. It changes its list a moment after it was asked to."""
-        ends, wanted = time.monotonic() + START_PATIENCE, sorted(engine.url for engine in engines)
-        while (found := self.listed) != wanted:
-            assert time.monotonic() < ends, f"it lists {found}, not {wanted}"
-            time.sleep(0.01)  # it has no way to tell
-
-    def generate(self) -> str:
-        """Ask for a few tokens as a rollout does; the label that answered, or the status of an error."""
-        body = {"input_ids": [5, 6, 7], "sampling_params": {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True}}
-        with httpx.Client(base_url=self.url, timeout=START_PATIENCE, trust_env=False) as http:
-            reply = http.post("/generate", json=body)
-            return reply.json()["meta_info"]["weight_version"] if reply.is_success else str(reply.status_code)
 
     def _ask(self, method: str, path: str, json: object = None) -> dict[str, Any]:
         # It says where it listens right before it does: a connection that is refused is tried again.

@@ -27,14 +27,15 @@ from refitd.materialize.materializer import Materializer
 from refitd.reclaim.facts import StoreFacts
 from refitd.reclaim.folders import DiskFolders
 from refitd.reclaim.sweep import Collector
-from refitd.rollout.canary import CanaryCheck, CanaryChecks, OperatorCheck
-from refitd.rollout.controller import RolloutController
-from refitd.rollout.fleet import Fleet
-from refitd.rollout.proving import RankProofs
-from refitd.rollout.targets import Targets
 from refitd.settings import Settings
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
+from refitd.update.canary import CanaryCheck, CanaryChecks, OperatorCheck
+from refitd.update.controller import UpdateController
+from refitd.update.fleet import Fleet
+from refitd.update.hosts import ReportedHosts
+from refitd.update.proving import RankProofs
+from refitd.update.targets import Targets
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.states import EngineState, VersionState
 
@@ -108,7 +109,7 @@ async def serving(
     settings = Settings(**(defaults | more))
     journal = Journal(tmp_path / "state")
     store = Store(journal, SystemClock())
-    targets = Targets(store, settings.rollout_strategy)
+    targets = Targets(store, settings.update_strategy)
     files = DiskFiles(root)
     proofs = RankProofs(store, targets, settings.prove)
     catalog = Catalog(store, files, References(store, settings.base_model), settings.catalog_rules, proofs)
@@ -117,6 +118,7 @@ async def serving(
         name = spec.url.removeprefix("http://").removesuffix(":1")
         return engines.setdefault(name, SimulatedEngine())
 
+    hosts = ReportedHosts(store, store.clock, None)
     facts = StoreFacts(store, targets, files, catalog.judging)
     materializer = Materializer(store, targets, facts, DiskCopies(root, settings.copies_folder), most=settings.copies)
     before_load = BeforeLoad(catalog.check, materializer, Warmer(root, lambda: "ext4"), targets.carriage)
@@ -127,7 +129,7 @@ async def serving(
         urls=settings.engines,
         engines_file=None,
         probe_interval=settings.probe_interval,
-        connect=connect,
+        connect=hosts.connector(connect, root=str(root), load_timeout=60),
         check=before_load.check,
         warm=before_load.warm,
         prove=catalog.read,
@@ -146,11 +148,13 @@ async def serving(
         fleet=fleet,
         sweeper=collector.sweeper,
         materializer=materializer,
+        hosts=hosts,
     )
+    hosts.tell = fleet.reported
     await materializer.survey()
     api = build_api(service)
     transport = httpx.ASGITransport(app=api, raise_app_exceptions=False)
-    controller = RolloutController(store, targets, default_run=settings.run, quorum=1)
+    controller = UpdateController(store, targets, default_run=settings.run, quorum=1)
     checks: list[CanaryCheck] = [fleet.trial]
     if settings.canary_check is not None:
         checks.append(OperatorCheck(settings.canary_check))

@@ -1,9 +1,11 @@
-"""An engine behind the port, in memory: for what the rollout decides, in orders and failures that no server can be made
-to show on demand. The contract suite holds the adapter against real servers."""
+"""An engine behind the port, in memory: for what the reconciler decides, in orders and failures that no server can
+be made to show on demand. The contract suite holds the adapter against real servers."""
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from refitd.engine.fingerprints import agree
 from refitd.engine.port import (
     UNTOLD,
     ChangeCheck,
@@ -40,7 +42,7 @@ class SimulatedEngine:
         self.fault: str | None = None
         self.takes_offers = False
         self.draft: str | None = None
-        self.group_refusal: str | None = None
+        self.stock_reason: str | None = None
         self.loader: LoaderUse | None = None
         self.prover: Callable[[Coming], Sequence[RankProof]] | None = None  # its GPUs, which read a version's files
         self.taken: list[str] = []
@@ -67,11 +69,11 @@ class SimulatedEngine:
             takes_offers=self.takes_offers,
             proves=self.prover is not None,
             draft=self.draft,
+            stock_reason=self.stock_reason,
             loader=self.loader,
             plugin=self.plugin,
             process=self.process,
             address=self.address,
-            group_refusal=self.group_refusal,
             may_read=self.may_read,
         )
 
@@ -88,6 +90,8 @@ class SimulatedEngine:
             self.path, self.label = target.path, target.label
             self.contents = f"{self.proof}contents of {target.path}"
             refit = Refit(outcome=Outcome.ACK, resumed=refit.resumed, fingerprint=self.contents, timings=self.timings)
+            if target.fingerprint is not None and agree(self.contents, target.fingerprint) is False:
+                refit = replace(refit, outcome=Outcome.TAINTED, resumed=False, reason="other tensors")
         self.paused = not refit.resumed
         return refit
 

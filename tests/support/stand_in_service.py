@@ -18,10 +18,10 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 
 from refitd.api.feed import encode
-from refitd_client.contract.history import Delivery
 from refitd_client.contract.naming import Order, version_id
-from refitd_client.contract.states import EngineState, Kind, RolloutState, Standing, VersionState, WaitOutcome
+from refitd_client.contract.states import EngineState, Kind, Standing, UpdateState, VersionState, WaitOutcome
 from refitd_client.contract.wire import (
+    DeletedRun,
     Engine,
     EngineOnVersion,
     Event,
@@ -37,8 +37,8 @@ from refitd_client.contract.wire import (
     ReclaimPlan,
     Rollback,
     RollbackPlan,
-    Rollouts,
     RunGlance,
+    RunUpdates,
     Version,
     WaitResult,
 )
@@ -73,7 +73,14 @@ def make_engine(engine_id: str = "engine-0", **fields: Any) -> Engine:
 def on_version(engine: Engine, version: str = "exp~v000002") -> EngineOnVersion:
     """The engine as a version lists it."""
     serves = engine.known and engine.version == version
-    return EngineOnVersion(id=engine.id, state=engine.state, step=engine.step, reason=engine.reason, serves=serves)
+    return EngineOnVersion(
+        id=engine.id,
+        state=engine.state,
+        step=engine.step,
+        reason=engine.reason,
+        serves=serves,
+        version=engine.version if engine.known else None,
+    )
 
 
 def make_run(**fields: Any) -> RunGlance:
@@ -87,7 +94,7 @@ def make_run(**fields: Any) -> RunGlance:
         "target_step": 2,
         "newest": "exp~v000002",
         "newest_step": 2,
-        "rollout": RolloutState.COMPLETE,
+        "update": UpdateState.COMPLETE,
         "paused_since": None,
         "engines": {EngineState.IN_SYNC: 2},
         "in_sync": 2,
@@ -132,7 +139,6 @@ class StandIn:
     runs: list[RunGlance] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     news: list[Event] = field(default_factory=list)
-    deliveries: list[Delivery] = field(default_factory=list)
     trouble: Problem | None = None
     asked: list[str] = field(default_factory=list)
     bodies: list[Any] = field(default_factory=list)
@@ -283,6 +289,13 @@ def _app(state: StandIn) -> FastAPI:  # noqa: C901 - a table of routes
         seen = next((run for run in state.runs if run.run == order.run), make_run(run=order.run))
         return _say(replace(seen, closed_at="2026-11-21T12:00:00Z" if what == "close" else None))
 
+    @app.delete("/v1/runs/{run:path}")
+    async def delete_run(run: str) -> Response:
+        if run not in {each.run for each in state.runs}:
+            raise _ProblemError(409, "run-needed", f"a publisher holds run {run}: end its trainer")
+        state.runs = [each for each in state.runs if each.run != run]
+        return _say(DeletedRun(run=run, versions=2))
+
     @app.delete("/v1/engines/{wanted}")
     async def remove_engine(wanted: str) -> Response:
         state.engines.remove(state.engine(wanted))
@@ -304,10 +317,6 @@ def _app(state: StandIn) -> FastAPI:  # noqa: C901 - a table of routes
     async def overview() -> Response:
         return _say(make_overview(state))
 
-    @app.get("/v1/deliveries")
-    async def deliveries() -> Response:
-        return _say(Page(items=state.deliveries))
-
     @app.get("/v1/log")
     async def log() -> Response:
         return _say(Page(items=state.events))
@@ -321,9 +330,9 @@ def _app(state: StandIn) -> FastAPI:  # noqa: C901 - a table of routes
             return Response(status_code=204)
         return Response(b"".join(map(encode, news)), media_type="text/event-stream")
 
-    @app.post("/v1/rollouts/{what}")
-    async def rollouts(what: str, request: Request) -> Response:
-        order = msgspec.json.decode(await request.body(), type=Rollouts)
+    @app.post("/v1/updates/{what}")
+    async def updates(what: str, request: Request) -> Response:
+        order = msgspec.json.decode(await request.body(), type=RunUpdates)
         state.bodies.append(order)
         seen = next((run for run in state.runs if run.run == order.run), make_run(run=order.run))
         return _say(replace(seen, paused_since="2026-11-21T12:00:00Z" if what == "pause" else None))

@@ -23,13 +23,6 @@ def plugin_threads_end() -> Generator[None]:
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """An empty root, as a service has made it."""
-    (tmp_path / "root" / ".refitd").mkdir(parents=True)
-    return tmp_path / "root"
-
-
-@pytest.fixture
 def startup(tmp_path: Path) -> Path:
     """The folder of the model that a tiny rank is started with."""
     from safetensors.torch import save_file  # only those that ask for it wait for torch

@@ -17,8 +17,8 @@ collected when it has been retired for a lease's length, and no lease names it o
 differences of times that the store itself gave to objects, so that hosts' clocks do not matter.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeVar
 
@@ -83,7 +83,8 @@ class BucketVersion:
     """A version that counts. `digest` is the manifest's, `bytes` those of its files.
 
     `pinned` and `barred` are a hub's: an operator keeps it; it was rolled back from, and no engine goes there. So are
-    `allow_missing` and `allow_extra`: it may have fewer or more tensors than the engines' model.
+    `may_lack`, patterns of the names of tensors that it may lack of those of the engines' model, and `allow_extra`: it
+    may have more. (Earlier releases wrote `allow_missing`, which had no bounds.)
     """
 
     id: str
@@ -93,7 +94,7 @@ class BucketVersion:
     bytes: int = 0
     pinned: bool = False
     barred: bool = False
-    allow_missing: bool = False
+    may_lack: tuple[str, ...] = ()
     allow_extra: bool = False
 
     @classmethod
@@ -194,10 +195,7 @@ class FollowerNote:
     pulls: tuple[str, ...] = ()
     serves: str | None = None
     lease_seconds: float = LEASE_SECONDS
-    url: str | None = None
-    zone: str = ""
     run: str | None = None
-    wrong: Mapping[str, str] = field(default_factory=dict[str, str])
     format: int = FORMAT
 
 

@@ -19,11 +19,13 @@ class Code(StrEnum):
     MANIFEST_MISMATCH = "manifest-mismatch"
     INDEX_MISMATCH = "index-mismatch"
     DUPLICATE_TENSOR = "duplicate-tensor"
+    TWO_SAVES = "two-saves"  # in one folder: which one was meant is not known
     MISSING_TENSOR = "missing-tensor"
     EXTRA_TENSOR = "extra-tensor"
     WRONG_SHAPE = "wrong-shape"
     WRONG_DTYPE = "wrong-dtype"
     NON_FINITE = "non-finite"
+    NO_COPY = "no-copy"  # an output layer that differs from the embedding to which the engines' model ties it
     PICKLE = "pickle"  # *.bin and *.pt run code when they are loaded
     NO_WEIGHTS = "no-weights"
     NOT_REGULAR = "not-regular"  # a link, FIFO, device or folder where a file belongs, or a path out of the root

@@ -8,6 +8,7 @@ code when they are loaded, and are never given to an engine.
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from hashlib import sha256
 
@@ -25,6 +26,7 @@ _REMEMBERED_BYTES = 32 * 2**20  # of their text; parsed they take about twice as
 SAFETENSORS = ".safetensors"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _NUMBERED = re.compile(r"(.*)-(\d{5,7})-of-(\d{5,7})\.safetensors", re.DOTALL)
+_OF_A_MODEL = re.compile(r"((?:pytorch_)?model)(?:-\d{5,7}-of-(\d{5,7}))?(\.safetensors|\.bin)")
 _NOT_WEIGHTS = ("training_args.bin", "optimizer*", "scheduler*", "scaler*", "rng_state*")  # what a Trainer leaves
 
 
@@ -159,6 +161,90 @@ def _without_index(names: Collection[str]) -> list[str]:
     if both and weights[1].endswith("model.safetensors"):  # as Mistral publishes: the same twice, and loaders read one
         return weights[1:]
     return weights
+
+
+def read_elsewhere(names: Iterable[str], layout: WeightFiles) -> Iterator[Defect]:
+    """Where one engine reads other files of a folder than another: vLLM (0.32) takes `consolidated*.safetensors`, in
+    which Mistral's models lie a second time, for all that counts.
+    """
+    for name in sorted(names):
+        if fnmatchcase(name, "consolidated*.safetensors") and name not in layout.weights and layout.weights:
+            text = (
+                f"vLLM reads {shown(name)}, SGLang reads {layout.weights[0]}, and only the latter is checked: remove "
+            )
+            yield Defect(Code.TWO_SAVES, f"{text}{shown(name)}, or publish the folder with refitd's publisher")
+            return
+
+
+@dataclass(frozen=True, slots=True)
+class _Save:
+    """The files of one save of a model, of `total` that it has when it is whole. `time` is that of the newest."""
+
+    name: str
+    files: frozenset[str]
+    time: int
+    total: int
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.files) == self.total
+
+    @property
+    def is_pickle(self) -> bool:
+        return not self.name.endswith((SAFETENSORS, INDEX_NAME))
+
+    def __str__(self) -> str:
+        return f"{self.name} ({datetime.fromtimestamp(self.time // 10**9, UTC):%Y-%m-%d %H:%M:%S} UTC)"
+
+
+def two_saves(times: Mapping[str, int], index: Index | None) -> Defect | None:
+    """What is wrong with a folder that a model was saved to more than once, under other names each time.
+
+    Engines read what the index names, whichever save is newer, and whoever copies a folder changes the times of its
+    files: a second whole save is a fault also where it looks older. A pickle is one if it is newer: on hubs the same
+    model lies in both forms.
+
+    Args:
+        times: when the files were changed last, in nanoseconds, by name.
+        index: the index.
+    """
+    saves = [each for each in _saves(times) if index is None or each.files.isdisjoint(index.files)]
+    rivals = [each for each in saves if each.is_whole and not each.is_pickle]
+    if index is not None:
+        here = times.keys() & index.files
+        read = _Save(INDEX_NAME, frozenset(here), max(times.get(name, 0) for name in (INDEX_NAME, *here)), len(here))
+        if saves and not here:
+            newest = max(saves, key=lambda each: each.time)
+            which = "an earlier" if newest.time > read.time else "another"
+            text = f"{read} is of {which} save than {newest}: none of the files that it names is in the folder, and "
+            return Defect(Code.TWO_SAVES, f"{text}engines look for those. Remove the index")
+        rivals += [each for each in saves if not each.is_whole and not each.is_pickle and each.time > read.time]
+    elif rivals:
+        read = rivals.pop(0)
+    else:
+        return None
+    rivals += [each for each in saves if each.is_whole and each.is_pickle and each.time > read.time]
+    if not rivals:
+        return None
+    text = (
+        f"it holds two saves, {read} and {rivals[0]}, and it is not known which one is meant (engines would read the "
+    )
+    return Defect(
+        Code.TWO_SAVES, f"{text}{'first' if index or rivals[0].is_pickle else 'two mixed'}): remove the other"
+    )
+
+
+def _saves(times: Mapping[str, int]) -> list[_Save]:
+    """The saves that files are of, by the names that transformers gives them."""
+    found: dict[tuple[str, int], list[str]] = {}
+    for match in filter(None, map(_OF_A_MODEL.fullmatch, sorted(times))):
+        stem, total, ending = match.groups()
+        name = f"{stem}{ending}" if total is None else f"{stem}-*-of-{total}{ending}"
+        found.setdefault((name, int(total or 1)), []).append(match[0])
+    return [
+        _Save(name, frozenset(files), max(map(times.__getitem__, files)), total)
+        for (name, total), files in found.items()
+    ]
 
 
 def _nothing(names: Collection[str]) -> Defect:

@@ -4,18 +4,22 @@ SGLang loads half a checkpoint with status 200, and a tensor of another shape ki
 with the model that the engines serve before any engine loads it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from functools import cached_property
+from itertools import takewhile
 
 import xxhash
 
 from refitd_client.checkpoint.fault import Code, Defect
 from refitd_client.checkpoint.strict_header import BoundedCache, Header
 
-LM_HEAD = "lm_head.weight"
-_EMBEDDING = "embed_tokens.weight"
+_HEADS = frozenset({"lm_head", "embed_out", "output_layer"})
+_EMBEDDINGS = frozenset(
+    {"embed_tokens", "wte", "word_embeddings", "embed_in", "embeddings", "tok_embeddings", "shared"}
+)
 _RECOMPUTED = ".rotary_emb.inv_freq"  # old checkpoints hold it; every loader skips it and computes it
 _CASTABLE = frozenset({"F64", "F32", "BF16", "F16"})
 
@@ -46,14 +50,53 @@ class Inventory:
             hasher.update(f"{name}\0{tensor.dtype}\0{tensor.shape}\n".encode())
         return f"xxh3:{hasher.hexdigest()}"
 
+    @cached_property
+    def pairs(self) -> Mapping[str, str]:
+        """Each output layer, and the embedding that it is a second name of where a model ties the two: an engine reads
+        one of them. In a model of several parts that is the embedding of the same part.
+        """
+        layers = {name: name.split(".")[:-1] for name in self.tensors if name.endswith(".weight")}
+        embeddings = {name: parts for name, parts in layers.items() if parts[-1] in _EMBEDDINGS}
+        found: dict[str, str] = {}
+        for name, parts in layers.items():
+            if parts[-1] in _HEADS and embeddings:
+                found[name] = min(embeddings, key=lambda each: (_distance(parts[:-1], embeddings[each][:-1]), each))
+        return found
+
+
+def _distance(first: list[str], second: list[str]) -> int:
+    """How many modules apart two modules are."""
+    common = sum(1 for _ in takewhile(lambda parts: parts[0] == parts[1], zip(first, second, strict=False)))
+    return len(first) + len(second) - 2 * common
+
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The model that checkpoints are compared with. `tied`: its output layer is its embedding. `source`: its folder."""
+    """The model that checkpoints are compared with. `source`: its folder.
+
+    `tied`: its configuration says that its output layer is its embedding. `copies` are the output layers that it stores
+    all the same, and whose bytes are the embedding's. `unstored` are tensors that its index names and no file has, and
+    `warnings` what else is wrong with its files: a checkpoint is not to blame for either.
+    """
 
     inventory: Inventory
     tied: bool
     source: str
+    copies: frozenset[str] = frozenset()
+    unstored: frozenset[str] = frozenset()
+    warnings: tuple[str, ...] = ()
+
+    def pairs_in(self, checkpoint: Inventory) -> Mapping[str, str]:
+        """The output layers of a checkpoint that have to be copies of its embeddings, and those."""
+        return checkpoint.pairs if self.tied else {}
+
+
+def not_a_copy(layer: str, embedding: str) -> str:
+    """What is wrong with an output layer that should be a copy of its embedding, and what to do."""
+    return (
+        f"{layer} differs from {embedding}, and the engines' model ties them (tie_word_embeddings): engines would "
+        f"serve one of the two. Set it to false in that model's config.json and restart them, or leave {layer} out"
+    )
 
 
 class Difference(StrEnum):
@@ -85,10 +128,9 @@ class Different:
 
 def compare(
     checkpoint: Inventory,
-    reference: Inventory,
+    reference: Reference,
     *,
-    tied: bool = False,
-    allow_missing: bool = False,
+    allow_missing: Collection[str] = (),
     allow_extra: bool = False,
     allow_dtype_cast: bool = False,
 ) -> list[Different]:
@@ -96,35 +138,38 @@ def compare(
 
     Args:
         checkpoint: its tensors.
-        reference: the model's.
-        tied: the output layer is the embedding: `lm_head.weight` may be there or not; if it is, it must have the
-            embedding's shape.
-        allow_missing: tensors of the model may be missing.
+        reference: the model. Where that is tied, an output layer may be missing if the model's own is a copy of its
+            embedding, and may be there in the embedding's shape: whoever reads the bytes says whether it is a copy.
+        allow_missing: patterns of the names of tensors that may be missing.
         allow_extra: there may be tensors that the model does not have.
         allow_dtype_cast: F64, F32, BF16 and F16 may stand for each other. A shape may never differ.
     """
-    key = id(checkpoint), id(reference), tied, allow_missing, allow_extra, allow_dtype_cast
+    key = id(checkpoint), id(reference), *allow_missing, allow_extra, allow_dtype_cast
     agreed = _agreed.get(key)
     if agreed is not None and agreed[0] is checkpoint and agreed[1] is reference:
         return []
-    expected = reference.tensors
-    if tied and LM_HEAD not in expected and LM_HEAD in checkpoint.tensors:
-        embeddings = [tensor for name, tensor in expected.items() if name.endswith(_EMBEDDING)]
-        expected = {**expected, LM_HEAD: embeddings[0]} if len(embeddings) == 1 else expected
+    expected = reference.inventory.tensors
+    if pairs := reference.pairs_in(checkpoint):
+        expected = {copy: expected[first] for copy, first in pairs.items() if first in expected} | dict(expected)
     found = _differences(checkpoint.tensors, expected, allow_dtype_cast=allow_dtype_cast)
+    may_miss, may_have = (reference.copies if reference.tied else frozenset[str]()), reference.unstored
     differences = [
         difference
         for difference in found
-        if not (difference.kind is Difference.MISSING and (allow_missing or _is_optional(difference.name, tied)))
-        and not (difference.kind is Difference.EXTRA and (allow_extra or _is_optional(difference.name, tied)))
+        if not (
+            difference.kind is Difference.MISSING
+            and (difference.name in may_miss or any(fnmatchcase(difference.name, each) for each in allow_missing))
+        )
+        and not (difference.kind is Difference.EXTRA and (allow_extra or difference.name in may_have))
+        and not (difference.kind in {Difference.MISSING, Difference.EXTRA} and difference.name.endswith(_RECOMPUTED))
     ]
     if not differences:
         _agreed.put(key, (checkpoint, reference))
     return differences
 
 
-_agreed: BoundedCache[tuple[object, ...], tuple[Inventory, Inventory]] = BoundedCache(16)
-"""Inventories that were found to agree. Versions of one layout have one inventory (`layout_of`)."""
+_agreed: BoundedCache[tuple[object, ...], tuple[Inventory, Reference]] = BoundedCache(16)
+"""Checkpoints and models that were found to agree. Versions of one layout have one inventory (`layout_of`)."""
 
 
 def listed(differences: Iterable[Different], limit: int = 3) -> str:
@@ -132,10 +177,6 @@ def listed(differences: Iterable[Different], limit: int = 3) -> str:
     sentences = [str(difference) for difference in differences]
     more = [f"and {len(sentences) - limit} more"] if len(sentences) > limit else []
     return "; ".join(sentences[:limit] + more)
-
-
-def _is_optional(name: str, tied: bool) -> bool:
-    return name.endswith(_RECOMPUTED) or (tied and name == LM_HEAD)
 
 
 def _differences(

@@ -10,7 +10,7 @@ import os
 import stat
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
@@ -35,17 +35,22 @@ class ChangedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FileStat:
-    """The status of a name (`lstat`): size in bytes, time of the last change in nanoseconds, inode and file type."""
+    """The status of a name (`lstat`): size in bytes, time of the last change in nanoseconds, inode and file type.
+
+    `blocks` is what is allocated (`st_blocks`), which a file system may settle later: it proves no change.
+    """
 
     size: int
     mtime_ns: int
     ino: int
     kind: int
+    blocks: int = field(default=0, compare=False)
 
     @classmethod
     def of(cls, status: os.stat_result) -> "FileStat":
         """From what the operating system returned."""
-        return cls(status.st_size, status.st_mtime_ns, status.st_ino, stat.S_IFMT(status.st_mode))
+        kind = stat.S_IFMT(status.st_mode)
+        return cls(status.st_size, status.st_mtime_ns, status.st_ino, kind, status.st_blocks)
 
     @property
     def is_regular(self) -> bool:

@@ -28,7 +28,7 @@ def _pair(value: bytes) -> re.Pattern[bytes]:
 
 
 STRINGS = _pair(_STRING)  # values are strings
-OBJECTS = _pair(rb'\{(?:[^{}"]++|' + _STRING + rb")*+\}")  # values are objects that hold no objects
+OBJECTS = _pair(rb'(?:null|\{(?:[^{}"]++|' + _STRING + rb")*+\})")  # values are objects that hold no objects, or null
 
 
 def pairs(data: bytes, pattern: re.Pattern[bytes]) -> Iterator[tuple[str, bytes]]:

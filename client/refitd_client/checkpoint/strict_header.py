@@ -218,6 +218,8 @@ def _metadata(value: bytes) -> dict[str, str]:
     if len(value) > MAX_METADATA_BYTES:
         raise HeaderRefusedError(f"its {METADATA_KEY} is larger than {MAX_METADATA_BYTES} bytes")
     metadata: dict[str, str] = {}
+    if value == b"null":  # the library takes it for none, and tools of other languages write it
+        return metadata
     for key, string in pairs(value, STRINGS):
         if key in metadata:
             raise HeaderRefusedError(f"its {METADATA_KEY} has {key[:_SHOWN]!a} twice")

@@ -2,18 +2,41 @@
 
 msgspec makes what it knows of such a type when something is first decoded into it. Another thread that decodes into the
 type meanwhile reads what is half made, and the process ends with a segmentation fault (msgspec 0.22, about one start of
-eight in twelve threads). So a type is made known under a lock, and only then is anything decoded into it.
+eight in twelve threads). So a type is made known under a lock, and only then is anything decoded into it. A signal
+handler that interrupts this, and needs it itself, gets an error: it can neither wait for what it interrupts nor go on.
 """
 
+import json
 import os
 import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
 
 _T = TypeVar("_T")
+
+
+class TooManyValuesError(msgspec.DecodeError):
+    """JSON has more values than it may have."""
+
+
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
-_making = threading.Lock()
+_making = threading.RLock()
+_made: list[Any] = []  # the type that is being made known
+
+
+@contextmanager
+def _making_known(kind: Any) -> Generator[None, None, None]:
+    with _making:
+        if _made:
+            raise RuntimeError("a signal handler has interrupted refitd's first use of a message: call refitd outside")
+        _made.append(kind)
+        try:
+            yield
+        finally:
+            _made.clear()
 
 
 def json_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
@@ -24,7 +47,7 @@ def json_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     """
     found = _decoders.get(kind)
     if found is None:
-        with _making:
+        with _making_known(kind):
             found = _decoders.setdefault(kind, msgspec.json.Decoder(kind))
     return found
 
@@ -35,7 +58,7 @@ def msgpack_decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
     Args:
         kind: the type, or a union of types.
     """
-    with _making:
+    with _making_known(kind):
         return msgspec.msgpack.Decoder(kind)
 
 
@@ -51,6 +74,39 @@ def from_json(data: bytes | str, kind: type[_T]) -> _T:
         UnicodeDecodeError: a string in it is not UTF-8.
     """
     return json_decoder(kind).decode(data)
+
+
+def plain_json(data: bytes, most: int) -> Any:
+    """Decode JSON of which no type is known: Python makes up to forty times as much of it, where it is all brackets.
+
+    Args:
+        data: the text, in UTF-8.
+        most: values that it may have. Commas and brackets are counted, also those in strings.
+
+    Raises:
+        TooManyValuesError: it has more.
+        msgspec.MsgspecError: it is no JSON.
+        UnicodeDecodeError: a string in it is not UTF-8.
+    """
+    if sum(map(data.count, (b",", b"[", b"{"))) >= most:
+        raise TooManyValuesError(f"it has more than {most} values")
+    return msgspec.json.decode(data)
+
+
+def from_python_json(data: bytes, kind: type[_T]) -> _T:
+    """Decode JSON as Python writes it: a model's configuration may hold Infinity and NaN, which JSON has not.
+
+    Args:
+        data: the text, as bytes.
+        kind: what it is to be.
+
+    Raises:
+        msgspec.MsgspecError: it is no such text, or of another form.
+    """
+    try:
+        return converted(json.loads(data), kind)
+    except (ValueError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from error
 
 
 def converted(data: Any, kind: type[_T]) -> _T:
@@ -70,7 +126,8 @@ def converted(data: Any, kind: type[_T]) -> _T:
 def _after_fork() -> None:
     """Another thread may have held the lock when this process was forked, and does not exist in it."""
     global _making  # noqa: PLW0603 - the lock of a process
-    _making = threading.Lock()
+    _making = threading.RLock()
+    _made.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)

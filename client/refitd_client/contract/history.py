@@ -1,11 +1,11 @@
-"""The wire types of what has been: past updates, one engine's past, what differs between two versions, and webhooks.
+"""The wire types of what has been: past updates, and one engine's past.
 
 Times of day are RFC 3339 strings in UTC, durations are milliseconds. Each type is what one GET answers or lists.
 """
 
 from dataclasses import dataclass, field
 
-from refitd_client.contract.states import DeliveryState, EngineState, Kind, VersionState
+from refitd_client.contract.states import EngineState, Kind, VersionState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,64 +107,3 @@ class EnginePast:
     loads: list[PastLoad]
     outages: list[Outage]
     more: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerChange:
-    """What differs in one layer. `layer` is the module's name, such as `model.layers.3` or `lm_head`.
-
-    `changed_tensors` and `changed` count tensors and elements that differ, None where that is not known without reading
-    them. `norm` is the Euclidean norm of the layer in the first version, `distance` that of the difference; both are
-    None unless they were asked for.
-    """
-
-    layer: str
-    tensors: int
-    elements: int
-    changed_tensors: int | None = None
-    changed: int | None = None
-    norm: float | None = None
-    distance: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VersionsCompared:
-    """What differs between two versions. `added`, `removed` and `reshaped` name at most 100 tensors each.
-
-    `tensors` and `bytes` are those of the first and of the second version; a delta's `bytes` are its own files'.
-    `density` is the share of elements that differ. It is known where one version is a delta on the other, and where the
-    values of all tensors were read. `changed_tensors` is known then, too, and where both manifests have fingerprints.
-    `notes` say what could not be compared, and why.
-    """
-
-    first: str
-    second: str
-    tensors: tuple[int, int]
-    bytes: tuple[int | None, int | None]
-    added: list[str]
-    removed: list[str]
-    reshaped: list[str]
-    layers: list[LayerChange]
-    changed_tensors: int | None = None
-    density: float | None = None
-    norm: float | None = None
-    distance: float | None = None
-    notes: list[str] = field(default_factory=list[str])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delivery:
-    """A webhook to one URL. `to` names its host alone: the rest may be a secret. `reason`: why the last try failed.
-
-    `about` is the id of the version that it is about, or the run if it is about no version.
-    """
-
-    id: str
-    topic: str
-    to: str
-    state: DeliveryState
-    tries: int
-    created_at: str
-    ended_at: str | None = None
-    reason: str | None = None
-    about: str | None = None

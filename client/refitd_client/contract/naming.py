@@ -25,21 +25,24 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import SupportsIndex
+from typing import SupportsIndex, cast
 
 import xxhash
 
 MANIFEST_NAME = "refit.json"
+MODEL_NAME = "model.safetensors"  # of a model in one file, as transformers call it
 INDEX_NAME = "model.safetensors.index.json"
 ADAPTER_NAME = "adapter_model.safetensors"  # a LoRA adapter's weights and configuration, as peft calls them
 ADAPTER_CONFIG_NAME = "adapter_config.json"
 DELTA_NAME = "weights.refit-delta"  # an ending that no engine takes for a checkpoint
 INCOMING_PREFIX = ".incoming-"
+_STAGING = re.compile(re.escape(INCOMING_PREFIX) + "[0-9a-f]{32}")
 STAGING_LOCK = ".lock"  # in a folder that is being written, or a slot that is being taken: held by its publisher
 STAGING_PROGRESS = ".progress"  # in a slot that is being written: how far (`write/progress.py`)
 SERVICE_FOLDER = ".refitd"  # the service's own folder in the root
 DURABLE_KEY = "durable"  # in the metadata of a version that has no files where all engines take it: why, as a policy
 ROOT_NAME = "id"  # in it: the root's own name, which the service's journal knows
+PULLS = "pulls"  # in it, by run: what is known of pulls that are not complete
 TRASH = "trash"  # in it: what is deleted, from the rename on until it is gone
 
 MAX_RUN_LENGTH = 200
@@ -57,6 +60,29 @@ NO_NAME = f"empty, longer than {_MAX_TENSOR_NAME} or not printable"
 def is_tensor_name(name: str) -> bool:
     """Whether a version may hold a tensor of this name."""
     return 0 < len(name) <= _MAX_TENSOR_NAME and name.isprintable()
+
+
+MAX_PATTERNS = 64  # of names that a version may lack
+
+
+def name_patterns(patterns: object) -> tuple[str, ...]:
+    """Patterns of the names of tensors, such as `mtp.*`, as shells have them.
+
+    Raises:
+        TypeError: they are no list of texts.
+        ValueError: one cannot be a pattern of names, or they are too many.
+    """
+    if isinstance(patterns, str | bytes | bool) or not isinstance(patterns, Iterable):
+        raise TypeError(f"allow_missing is {patterns!r}: it takes patterns of names, such as ['mtp.*']")
+    found = tuple(cast("Iterable[object]", patterns))
+    for pattern in found:
+        if not isinstance(pattern, str):
+            raise TypeError(f"allow_missing has {pattern!r}: it takes patterns of names, such as ['mtp.*']")
+        if not is_tensor_name(pattern) or not any(map(str.isalnum, pattern)):
+            raise ValueError(f"allow_missing has the pattern {pattern[:100]!a}, which does not say what may be missing")
+    if len(found) > MAX_PATTERNS:
+        raise ValueError(f"allow_missing has {len(found)} patterns, and at most {MAX_PATTERNS} are taken")
+    return cast("tuple[str, ...]", found)
 
 
 class InvalidNameError(ValueError):
@@ -132,6 +158,21 @@ def parse_version_folder(name: str) -> Order | None:
     return order if version_folder(order) == name else None
 
 
+def version_label(order: Order) -> str:
+    """The label (`weight_version`) that engines get with a version: `123`, `123.g2` from the second generation on.
+
+    A trainer that begins again at an earlier step does steps again: the step alone would name two versions.
+    """
+    return str(order.step) if order.generation == 1 else f"{order.step}.g{order.generation}"
+
+
+def parse_version_label(label: str) -> Order | None:
+    """The inverse of `version_label`; None for a label that it does not make, such as a server's own."""
+    step, _, generation = label.partition(".g")
+    order = parse_version_folder(f"v{step:0>6}" + (f".g{generation}" if generation else ""))
+    return order if order is not None and version_label(order) == label else None
+
+
 @lru_cache(2**16)
 def version_id(run: str, order: Order) -> str:
     """The id of a version on the wire. Clients treat it as opaque."""
@@ -143,6 +184,18 @@ def parse_version_id(id_: str) -> tuple[str, Order] | None:
     *run, folder = id_.split(_SEPARATOR)
     order = parse_version_folder(folder)
     return None if order is None or not run else ("/".join(run), order)
+
+
+def label_of(id_: str) -> str:
+    """The label that engines get with the version of this id.
+
+    Raises:
+        InvalidNameError: it is no version's id.
+    """
+    parsed = parse_version_id(id_)
+    if parsed is None:
+        raise InvalidNameError(f"{id_!r} is no version's id")
+    return version_label(parsed[1])
 
 
 SLOTS = "slots"
@@ -201,3 +254,8 @@ def installed_release() -> str:
         return version("refitd")
     except PackageNotFoundError:
         return "unknown"
+
+
+def is_staging(name: str) -> bool:
+    """Whether a folder of this name is one in which a publisher writes a version."""
+    return _STAGING.fullmatch(name) is not None

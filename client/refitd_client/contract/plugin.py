@@ -14,6 +14,7 @@ is found by its mark and read to its own end. The plugin writes answers, the ser
 import json
 import re
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -22,9 +23,31 @@ import msgspec
 PROTOCOL = 1
 """The version of the protocol, of answers too. It changes when readers have to change."""
 
+ASIDE = "the plugin stands aside"
+"""How a service begins its reason for loads of the server's own, where refitd is inside the engine all the same."""
+
 ENGINES_FOLDER = "engines"
 MAX_LINE = 64 * 2**10  # bytes
 _SOCKET = re.compile(r"\d+-\d+-[0-9a-f]+\.sock")
+_FAULT = re.compile(rf"(?:{ASIDE}|rank \d+ says): (REFITD_.*)", re.DOTALL)
+VARIABLES = ("ROOT", "CHECK", "WAIT", "PROVE", "STAGE")
+"""What follows the name of a hook and `_` in the names of its variables."""
+HOOKS = ("REFITD_SGLANG", "REFITD_VLLM")
+_VARIABLE = re.compile(f"({'|'.join(HOOKS)})_([A-Z_]+)")
+
+
+def setting_fault(stock_reason: str | None) -> str | None:
+    """Which of refitd's variables inside an engine is wrong; None if nothing says that one is."""
+    told = _FAULT.search(stock_reason or "")
+    return None if told is None else told[1]
+
+
+def variable_meant(name: str) -> str | None:
+    """The variable of a hook that was probably meant by one that it does not have; None for all other names."""
+    found = _VARIABLE.fullmatch(name)
+    if found is None or found[2] in VARIABLES:
+        return None
+    return next((f"{found[1]}_{near}" for near in get_close_matches(found[2], VARIABLES, 1)), None)
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +74,7 @@ class PluginRequest(msgspec.Struct, forbid_unknown_fields=True):
     do: Literal["hello", "prepare", "contents", "forget", "lead"]
     path: str = ""
     offer: str = ""
-    allow_missing: bool = False
+    allow_missing: tuple[str, ...] = ()
     allow_extra: bool = False
     allow_dtype_cast: bool = False
     check: Literal["bytes", "headers"] | None = None

@@ -23,26 +23,8 @@ class Receiver:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StockReceiver:
-    """An engine without refitd inside, whose own ranks join a group (`refitd serve --sglang-stock-transfers`).
-
-    `url` is how offers name it, `device` the kind that its tensors are on, such as `cpu` or `cuda`.
-    """
-
-    engine: str
-    url: str
-    ranks: int
-    device: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Receivers:
-    """All that a run has: those of its engines that answer. `others` are ids of its engines that have none. `stock` are
-    those of the others that take a version by endpoints of their own, where a trainer asks for that by name; `refusals`
-    says by engine why one does not, where the operator allows it.
-    """
+    """All that a run has: those of its engines that answer. `others` are ids of its engines that have none."""
 
     receivers: list[Receiver]
     others: list[str] = field(default_factory=list[str])
-    stock: list[StockReceiver] = field(default_factory=list[StockReceiver])
-    refusals: dict[str, str] = field(default_factory=dict[str, str])

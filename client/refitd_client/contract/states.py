@@ -1,4 +1,4 @@
-"""The states of a version, a rollout and an engine, and the kinds of version. docs/promises.md draws them."""
+"""The states of a version, an update and an engine, and the kinds of version. docs/promises.md draws them."""
 
 from enum import StrEnum
 
@@ -46,7 +46,7 @@ class VersionState(StrEnum):
 _OPEN = frozenset({VersionState.ANNOUNCED, VersionState.SETTLING, VersionState.VALIDATING, VersionState.UNKNOWN})
 
 
-class RolloutState(StrEnum):
+class UpdateState(StrEnum):
     """The progress of one version to the engines of its run."""
 
     PENDING = "PENDING"
@@ -80,20 +80,12 @@ class LogSeverity(StrEnum):
     WARNING = "warning"  # something failed, was refused, or cannot be reached
 
 
-class DeliveryState(StrEnum):
-    """The progress of a webhook."""
-
-    WAITING = "WAITING"
-    DELIVERED = "DELIVERED"
-    GIVEN_UP = "GIVEN_UP"
-
-
 class Standing(StrEnum):
     """The state of a run at a glance."""
 
     CURRENT = "CURRENT"  # every engine serves the newest version
     MOVING = "MOVING"  # not yet, and nothing has to be done
-    PAUSED = "PAUSED"  # an operator has paused its rollouts, and a version waits for that
+    PAUSED = "PAUSED"  # an operator has paused its updates, and a version waits for that
     ROLLED_BACK = "ROLLED_BACK"  # every engine serves what an operator went back to: as ordered, and not the newest
     UNFOLLOWED = "UNFOLLOWED"  # no engine follows it, so that none serves what it publishes
     TROUBLED = "TROUBLED"  # something has failed, and an operator should look

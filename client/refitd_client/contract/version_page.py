@@ -13,7 +13,8 @@ class VersionPage(Page[Version]):
     a publisher finds by it that it writes into another folder. `folder` is that root's path on the service's host.
     `refuses` says why this service, which follows another, takes no notice of a version; None where it does. `barred`
     are, where good versions of one run are asked for, the ids of the newest ones that no engine goes to any more and
-    whose files are gone, at most `MAX_BARRED`: a host that follows may have their files.
+    whose files are gone, at most `MAX_BARRED`: a host that follows may have their files. `begins` is the generation
+    with which the next publisher of the run that was asked for begins, where that run was deleted.
     """
 
     items: list[Version]
@@ -21,3 +22,4 @@ class VersionPage(Page[Version]):
     folder: str | None = None
     refuses: str | None = None
     barred: list[str] = field(default_factory=list[str])
+    begins: int | None = None

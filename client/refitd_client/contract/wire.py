@@ -3,6 +3,7 @@
 Times of day are RFC 3339 strings in UTC and for display only. Durations in `timings` are milliseconds.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
@@ -11,8 +12,8 @@ from refitd_client.contract.states import (
     EngineState,
     Kind,
     LogSeverity,
-    RolloutState,
     Standing,
+    UpdateState,
     VersionState,
     WaitOutcome,
 )
@@ -27,7 +28,8 @@ class Notice:
     """ "Weights ready": the body of POST /v1/versions. The same notice again is the same version.
 
     `path` is absolute or relative to the root; without one it is where the SDK would have published the step.
-    `allow_missing` and `allow_extra` let the checkpoint have fewer or more tensors than the engines' model.
+    `allow_missing` has patterns of the names of tensors that it may lack of those of the engines' model, such as
+    `mtp.*`; `allow_extra` lets it have more.
     `publish_ms` is how long publishing took, in milliseconds: it is shown beside the other stages of the update.
     `digest` is that of the published manifest, and `root` the name in the `.refitd/id` of the publisher's root, empty
     if it has none: a notice of another version than the one in the service's root is refused.
@@ -44,7 +46,7 @@ class Notice:
     path: str | None = None
     kind: Kind = Kind.FULL
     base: str | None = None
-    allow_missing: bool = False
+    allow_missing: list[str] = field(default_factory=list[str])
     allow_extra: bool = False
     metadata: dict[str, str] = field(default_factory=dict[str, str])
     publish_ms: float | None = None
@@ -57,13 +59,19 @@ class Notice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOnVersion:
-    """One engine of the run. `step` is of this run's version that it serves. `serves`: this version, and it answers."""
+    """One engine of the run, when the service answered.
+
+    `version` is the id of the version that it serves, which names run and generation; None while that is not known,
+    since the engine does not answer or has unknown contents, and while it serves none. `step` is that version's, where
+    it belongs to the same run and generation as the version asked for. `serves`: it serves the version asked for.
+    """
 
     id: str
     state: EngineState
     step: int | None
     reason: str | None = None
     serves: bool = False
+    version: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +81,9 @@ class Version:
     `base` is the version that a delta leads from. `proved_by` are the engines whose GPUs have proved its tensors, where
     the service has not read these itself. `needs_full`: it cannot be carried out, for the reason given, and the next
     one that can is a full version. `in_memory`: it was handed over from its trainer's memory, and has no good files
-    yet, or never will: no engine can be brought back to it. `allow_missing` and `allow_extra` are its notice's.
+    yet, or never will: no engine can be brought back to it. `allow_missing` and `allow_extra` are its notice's;
+    `left_out` are the first of the tensors that it lacks of those of the engines' model, and `left_out_count` says how
+    many there are. `notes` say what else is worth knowing of its files.
     """
 
     id: str
@@ -97,8 +107,25 @@ class Version:
     timings: dict[str, float] = field(default_factory=dict[str, float])
     metadata: dict[str, str] = field(default_factory=dict[str, str])
     place: int = 0  # lists are ordered by (place, generation, step), the greatest first, which is the newest
-    allow_missing: bool = False
+    allow_missing: list[str] = field(default_factory=list[str])
     allow_extra: bool = False
+    left_out: list[str] = field(default_factory=list[str])
+    left_out_count: int = 0
+    notes: list[str] = field(default_factory=list[str])
+
+
+def left_out_clause(names: Sequence[str], count: int) -> str:
+    """What a version leaves out, as a clause; "" where it leaves out nothing.
+
+    Args:
+        names: the first of the tensors that it leaves out.
+        count: how many they are.
+    """
+    if not count:
+        return ""
+    more = f" and {count - 3:,} more" if count > 3 else ""
+    text = f"leaves out {count:,} of the model's tensors ({', '.join(names[:3])}{more})"
+    return f"{text}: engines keep their start-up weights of those"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +236,14 @@ class OneRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeletedRun:
+    """A run that was deleted, and how many versions go with it."""
+
+    run: str
+    versions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rollback:
     """The body of POST /v1/rollback. `to` is a version id; without it, the last good one before the current."""
 
@@ -223,6 +258,8 @@ class RollbackPlan:
     """Where a rollback would lead: from which version (`leaves`) to which (`goal`), and what it would bar for good.
 
     All are ids of versions, those `barred` the newest first; `unreachable` are ids of engines that would follow later.
+    `unknown` are newer versions that hosts have and the service does not know, as after a restore from a backup: hosts
+    go back from them.
     """
 
     run: str
@@ -230,11 +267,12 @@ class RollbackPlan:
     goal: str
     barred: list[str]
     unreachable: list[str]
+    unknown: list[str] = field(default_factory=list[str])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rollouts:
-    """The body of POST /v1/rollouts/pause and /v1/rollouts/resume: the run whose rollouts they are."""
+class RunUpdates:
+    """The body of POST /v1/updates/pause and /v1/updates/resume: the run whose updates they are."""
 
     run: str
 
@@ -242,19 +280,17 @@ class Rollouts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
     """What it cannot do now, in sentences: list its root, read its engines, write its journal, keep to its disk budget,
-    take in all `folders`, keep `routers`' workers current, have from its `upstream` what is to be served, push to a
-    store, use its `tls` files, have `relays` hand on; None where it can. The last good engines and TLS files count."""
+    take in all `folders`, have from its `upstream` what is to be served, push to a store, use its `tls` files; None
+    where it can. The last good engines and TLS files count."""
 
     root: str | None = None
     engines: str | None = None
     journal: str | None = None
     disk: str | None = None
     folders: str | None = None
-    routers: str | None = None
     upstream: str | None = None
     push: str | None = None
     tls: str | None = None
-    relays: str | None = None
 
     @property
     def sentences(self) -> list[str]:
@@ -269,7 +305,7 @@ class RunGlance:
     `headline` answers that in a sentence, `reasons` say why not, the most important first; a program reads
     `standing`. `trouble` is the first of the reasons why it is TROUBLED, None where it is not. `target` is the version
     that engines should serve, `newest` the one that was published last, whatever became of it. `engines` are counted
-    by state. `paused_since` is None while rollouts go on, `closed_at` while the run is not closed.
+    by state. `paused_since` is None while updates go on, `closed_at` while the run is not closed.
     """
 
     run: str
@@ -280,7 +316,7 @@ class RunGlance:
     target_step: int | None
     newest: str | None
     newest_step: int | None
-    rollout: RolloutState | None
+    update: UpdateState | None
     paused_since: str | None
     engines: dict[EngineState, int]
     in_sync: int
@@ -298,11 +334,22 @@ class GroupLead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Keeping:
+    """What a service keeps on its root: its settings `keep_last`, `slots`, `copies` (on the root) and `disk_budget`."""
+
+    last: int
+    slots: int
+    copies: int
+    disk_budget: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
     """Everything at a glance, as of event `event`: with that as Last-Event-ID the event stream goes on from there.
 
     `versions` counts them by state. `held_bytes` is what versions take on disk. `wants_token`: the service asks for a
-    bearer token, for changes at least. `leader` is the service that answers, None where it belongs to no group.
+    bearer token, for changes at least. `leader` is the service that answers, None where it belongs to no group. `keeps`
+    is what it keeps.
     """
 
     at: str
@@ -315,6 +362,7 @@ class Overview:
     held_bytes: int
     wants_token: bool = False
     leader: GroupLead | None = None
+    keeps: Keeping | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ decides. Importing this package imports no torch.
 """
 
 from refitd_client.delta.change import Change, Delta, DeltaRefusedError, apply, changed, check_fits, index_type, union
-from refitd_client.delta.layout import Compression, Encoding
+from refitd_client.delta.layout import Compression
 from refitd_client.delta.plan import DeltaRules
 from refitd_client.delta.reader import DeltaFile, parse_delta, read_delta
 from refitd_client.delta.writer import EncodedDelta, encode
@@ -18,7 +18,6 @@ __all__ = [
     "DeltaRefusedError",
     "DeltaRules",
     "EncodedDelta",
-    "Encoding",
     "apply",
     "changed",
     "check_fits",

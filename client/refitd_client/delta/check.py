@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from refitd_client.checkpoint.finite import any_nonfinite, kind_of
 from refitd_client.delta.change import elements_of, index_type
 from refitd_client.delta.head import Head
-from refitd_client.delta.layout import INDICES, VALUES, Compression, Encoding
+from refitd_client.delta.layout import INDICES, VALUES, Compression
 from refitd_client.fingerprint import width_of
 from refitd_client.lanes import in_lanes, lanes_for
 
@@ -145,7 +145,7 @@ class _ValueRun:
 
 def _index_runs(head: Head) -> list[_IndexRun] | None:
     """None where indices are not as they are in memory, or do not lie together."""
-    if (head.metadata.encoding, head.metadata.compression) != (Encoding.FLAT, Compression.NONE):
+    if head.metadata.compression is not Compression.NONE:
         return None
     kinds: dict[type[Any], list[_Span]] = {}
     for name, row in head.rows.items():

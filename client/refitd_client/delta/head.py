@@ -20,11 +20,11 @@ from refitd_client.checkpoint.header import METADATA_KEY
 from refitd_client.checkpoint.pairs import OBJECTS, STRINGS, PairsRefusedError, pairs, text
 from refitd_client.contract.decoding import converted, from_json, json_decoder
 from refitd_client.contract.naming import NO_NAME, is_tensor_name, parse_version_id
-from refitd_client.delta import gap
 from refitd_client.delta.change import DeltaRefusedError, elements_of, index_type
 from refitd_client.delta.layout import (
     DIGEST,
     DIGEST_ENTRY,
+    ENCODING,
     FORMAT,
     INDICES,
     MAX_DIMENSIONS,
@@ -34,7 +34,6 @@ from refitd_client.delta.layout import (
     UNSIGNED,
     VALUES,
     Compression,
-    Encoding,
     Metadata,
     TensorRecord,
 )
@@ -93,7 +92,7 @@ class Head:
     @property
     def memory(self) -> int:
         """Bytes that all indices and values take once they are decoded."""
-        return sum(2 * row.tokens + row.changed * bytes_of_change(row.dtype, row.shape) for row in self.rows.values())
+        return sum(row.changed * bytes_of_change(row.dtype, row.shape) for row in self.rows.values())
 
 
 def bytes_of_change(dtype: str, shape: tuple[int, ...]) -> int:
@@ -202,6 +201,11 @@ def _metadata(value: bytes) -> Metadata:
             f"its format is {_shown(metadata.format)}, and this refitd reads {FORMAT}: publish a full version, and "
             "bring trainer and service to one version of refitd"
         )
+    if metadata.encoding != ENCODING:
+        raise DeltaRefusedError(
+            f"its indices are written as {_shown(metadata.encoding)}, and this refitd reads {ENCODING}, as it writes "
+            "them: publish a full version"
+        )
     for what, id_ in (("base", metadata.base), ("version", metadata.version)):
         if parse_version_id(id_) is None:
             raise DeltaRefusedError(f"its {what} is {_shown(id_)!r}, which is no version's id")
@@ -212,15 +216,14 @@ def _rows(metadata: Metadata) -> dict[str, TensorRecord]:
     data = metadata.tensors.encode()
     if len(data) <= _AT_ONCE and (found := _typed_at_once(data, TensorRecord)) is not None:
         for name, row in found.items():
-            _check_row(name, row, metadata.encoding)
+            _check_row(name, row)
         return found
     rows: dict[str, TensorRecord] = {}
     for name, value in _unique(data):
         if len(rows) == MAX_TENSORS:
             raise DeltaRefusedError(f"it has more than {MAX_TENSORS} tensors")
-        quotes = 18 if b'"tokens"' in value else 16
-        rows[name] = row = _decoded(value, TensorRecord, quotes, "its list of tensors does not parse")
-        _check_row(name, row, metadata.encoding)
+        rows[name] = row = _decoded(value, TensorRecord, 16, "its list of tensors does not parse")
+        _check_row(name, row)
     return rows
 
 
@@ -245,7 +248,7 @@ def _decoded(value: bytes, kind: type[_KindT], quotes: int, what: str) -> _KindT
     return found
 
 
-def _check_row(name: str, row: TensorRecord, encoding: Encoding) -> None:
+def _check_row(name: str, row: TensorRecord) -> None:
     if not is_tensor_name(name):
         raise DeltaRefusedError(f"{named(name)} has a name that is {NO_NAME}")
     if row.dtype not in header.BITS:
@@ -255,9 +258,6 @@ def _check_row(name: str, row: TensorRecord, encoding: Encoding) -> None:
     elements = elements_of(row.dtype, row.shape)
     if not 0 < row.changed <= elements:
         raise DeltaRefusedError(f"{named(name)} has {row.changed} changes, of {elements}")
-    least, most = (row.changed, row.changed + elements // gap.ESCAPE) if encoding is Encoding.GAP else (0, 0)
-    if not least <= row.tokens <= most:
-        raise DeltaRefusedError(f"{named(name)} has {row.tokens} tokens for {row.changed} changes")
     if _FINGERPRINTS.fullmatch(f"{row.base} {row.result}") is None:
         raise DeltaRefusedError(f"{named(name)} has a fingerprint that is not 16 hexadecimal digits")
 
@@ -302,12 +302,11 @@ def _expect(
     """Add the dtypes and lengths of a tensor's two entries."""
     indices, values = INDICES + name, VALUES + name
     index_dtype, value_dtype, width = _entry_types(row.dtype, row.shape)
-    index_dtype, count = ("U16", row.tokens) if metadata.encoding is Encoding.GAP else (index_dtype, row.changed)
     if metadata.compression is Compression.ZSTD:  # only the data knows how long it is
-        for each, size in ((indices, count * _WIDTHS[index_dtype]), (values, row.changed * width)):
+        for each, size in ((indices, row.changed * _WIDTHS[index_dtype]), (values, row.changed * width)):
             expected[each] = "U8", _packed_length(each, places, size)
     else:
-        expected[indices], expected[values] = (index_dtype, count), (value_dtype, row.changed)
+        expected[indices], expected[values] = (index_dtype, row.changed), (value_dtype, row.changed)
 
 
 @lru_cache(1024)

@@ -24,11 +24,7 @@ MAX_DIMENSIONS = 32
 UNSIGNED = {1: "U8", 2: "U16", 4: "U32", 8: "U64"}
 
 
-class Encoding(StrEnum):
-    """How indices are written: as they are (`flat`), or as 16-bit distances (`gap`)."""
-
-    FLAT = "flat"
-    GAP = "gap"
+ENCODING = "flat"  # indices as they are
 
 
 class Compression(StrEnum):
@@ -39,14 +35,13 @@ class Compression(StrEnum):
 
 
 class TensorRecord(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True, gc=False):
-    """One tensor in the metadata's `tensors`. `tokens` counts those of the gap encoding."""
+    """One tensor in the metadata's `tensors`."""
 
     dtype: str
     shape: tuple[int, ...]
     changed: int
     base: str
     result: str
-    tokens: int = 0
 
 
 class Metadata(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -55,6 +50,6 @@ class Metadata(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     format: str
     base: str
     version: str
-    encoding: Encoding
+    encoding: str
     compression: Compression
     tensors: str

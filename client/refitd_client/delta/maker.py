@@ -25,7 +25,7 @@ from refitd_client.contract.manifest import Claims, DeltaFacts, fitting_fingerpr
 from refitd_client.contract.naming import DELTA_NAME, ShardLayout
 from refitd_client.contract.states import Kind
 from refitd_client.delta.change import Change, Delta, DeltaRefusedError, elements_of
-from refitd_client.delta.layout import Compression, Encoding
+from refitd_client.delta.layout import ENCODING, Compression
 from refitd_client.delta.plan import ChangeHistory, DeltaRules, FromBase, Full, StepChanges, last_served, plan_delta
 from refitd_client.delta.reserve import Reserve, write_parts
 from refitd_client.delta.shadow import OTHERS, SelfCompared, ShadowDiff, Shadows, VersionShadows
@@ -161,7 +161,7 @@ class DeltaMaker:
         self._ask_base = ask_base
         self._reserve = reserve
         self._stream = stream
-        self._wire = (Encoding.GAP, Compression.ZSTD) if compress else (Encoding.FLAT, Compression.NONE)
+        self._compression = Compression.ZSTD if compress else Compression.NONE
         self._memory: _Memory | None = None
         self._forgotten = FIRST
         self._refused: str | None = None
@@ -221,7 +221,7 @@ class DeltaMaker:
             elements=elements,
             most=self._rules.most(elements),
             shadows=shadows,
-            fits=fits_surely(entries.values(), self._wire[1]),
+            fits=fits_surely(entries.values(), self._compression),
         )
         return PlannedContent(content=partial(_in_full, content, full, shadows), why_full=why)
 
@@ -292,16 +292,15 @@ class DeltaMaker:
             )
             for name, indices in since.indices.items()
         }
-        encoding, compression = self._wire
         facts = DeltaFacts(
             file=DELTA_NAME,
-            encoding=encoding.value,
-            compression=compression.value,
+            encoding=ENCODING,
+            compression=self._compression.value,
             tensors=len(changes),
             changed=since.changed,
             elements=memory.elements,
         )
-        encoded = encode(Delta(base=base, version=step.version, changes=changes), encoding, compression)
+        encoded = encode(Delta(base=base, version=step.version, changes=changes), self._compression)
         weights = DeltaWeights(encoded=encoded, entries=list(memory.entries.values()), reserve=self._reserve)
         claims = Claims(kind=Kind.DELTA, base=base, fingerprints=_texts(shadows), delta=facts)
         return Content(weights=weights, index=b"", companions=(), claims=claims)

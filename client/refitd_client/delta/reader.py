@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refitd_client.contract.manifest import BLOCK, combined, digest_of_pieces, in_blocks
-from refitd_client.delta import gap, wire
+from refitd_client.delta import wire
 from refitd_client.delta.change import Change, Delta, DeltaRefusedError, Indices, elements_of, index_type
 from refitd_client.delta.check import in_order
 from refitd_client.delta.head import DIGEST_BYTES, Head, head_in, named, read_head
-from refitd_client.delta.layout import INDICES, MAX_HEADER_BYTES, VALUES, Compression, Encoding, TensorRecord
+from refitd_client.delta.layout import INDICES, MAX_HEADER_BYTES, VALUES, Compression, TensorRecord
 from refitd_client.files.plain_file import fill, opened, read_at
 from refitd_client.fingerprint import Bits, width_of
 from refitd_client.lanes import in_lanes, lanes_for
@@ -33,7 +33,6 @@ MAX_BYTES = 2**38
 
 AT_A_TIME = 2**17  # changes in a piece of a `DeltaFile`
 _DIGESTED = 2**20  # bytes that are read at a time to be digested
-_TOKENS = np.dtype("<u2")  # of the gap encoding
 
 
 def read_delta(path: Path, *, max_bytes: int = MAX_BYTES) -> Delta:
@@ -142,16 +141,6 @@ class DeltaFile:
     def _indices(self, name: str, row: TensorRecord) -> Iterator[Indices]:
         elements, entry = elements_of(row.dtype, row.shape), INDICES + name
         kind = index_type(elements)
-        if self.head.metadata.encoding is Encoding.GAP:
-            tokens, count = _EntryArray(self._fd, self.head, entry, row.tokens, _TOKENS), 0
-            for found in gap.decoded(tokens.parts(), elements):
-                count += len(found)
-                if count > row.changed:
-                    break
-                yield found.astype(kind)
-            if count != row.changed:
-                raise DeltaRefusedError(f"has tokens for another number of indices than {row.changed}")
-            return
         last = -1
         for indices in _EntryArray(self._fd, self.head, entry, row.changed, np.dtype(kind)).parts():
             last = _check_order(indices, last, elements)
@@ -210,11 +199,8 @@ def _change(name: str, row: TensorRecord, head: Head, file: NDArray[np.uint8], *
     try:
         if head.metadata.compression is Compression.ZSTD:
             values = wire.unpack(values, row.changed, value_kind)
-            is_gap = head.metadata.encoding is Encoding.GAP
-            indices = wire.unpack(indices, row.tokens if is_gap else row.changed, _TOKENS if is_gap else index_kind)
-        if head.metadata.encoding is Encoding.GAP:
-            indices = gap.decode(indices.view(_TOKENS), row.changed, elements, index_kind.type)
-        elif not is_ordered:
+            indices = wire.unpack(indices, row.changed, index_kind)
+        if not is_ordered:
             _check_order(indices.view(index_kind), -1, elements)
     except DeltaRefusedError as error:
         raise DeltaRefusedError(f"{named(name)} {error}") from error

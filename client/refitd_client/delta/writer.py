@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from refitd_client.checkpoint import header
 from refitd_client.checkpoint.header import Entry
 from refitd_client.contract.manifest import FileDigest
-from refitd_client.delta import gap, wire
+from refitd_client.delta import wire
 from refitd_client.delta.change import Change, Delta, DeltaRefusedError, elements_of, index_type
 from refitd_client.delta.layout import (
     DIGEST_ENTRY,
+    ENCODING,
     FORMAT,
     INDICES,
     MAX_HEADER_BYTES,
@@ -25,7 +26,6 @@ from refitd_client.delta.layout import (
     UNSIGNED,
     VALUES,
     Compression,
-    Encoding,
     Metadata,
     TensorRecord,
 )
@@ -67,14 +67,11 @@ class EncodedDelta:
         return b"".join([*parts, own.digest])
 
 
-def encode(
-    delta: Delta, encoding: Encoding = Encoding.FLAT, compression: Compression = Compression.NONE
-) -> EncodedDelta:
+def encode(delta: Delta, compression: Compression = Compression.NONE) -> EncodedDelta:
     """Lay a delta out as a file.
 
     Args:
         delta: what to write. Its indices are not checked to be in strict order.
-        encoding: how indices are written.
         compression: how indices and values are compressed.
 
     Raises:
@@ -84,7 +81,7 @@ def encode(
         raise DeltaRefusedError(f"{len(delta.changes)} tensors changed; a delta holds at most {MAX_TENSORS}")
     rows: dict[str, TensorRecord] = {}
     placed: list[tuple[int, str, str, NDArray[Any]]] = []
-    for name, (tokens, indices, values) in _packed(delta.changes, encoding, compression).items():
+    for name, (indices, values) in _packed(delta.changes, compression).items():
         change = delta.changes[name]
         rows[name] = TensorRecord(
             dtype=change.dtype,
@@ -92,7 +89,6 @@ def encode(
             changed=len(change.indices),
             base=to_text(change.base),
             result=to_text(change.result),
-            tokens=tokens,
         )
         # Two elements of a 4-bit type are one byte here, and are written as a U8.
         is_own_type = compression is Compression.NONE and header.BITS[change.dtype] == 8 * values.itemsize
@@ -104,7 +100,7 @@ def encode(
         format=FORMAT,
         base=delta.base,
         version=delta.version,
-        encoding=encoding,
+        encoding=ENCODING,
         compression=compression,
         tensors=msgspec.json.encode(dict(sorted(rows.items()))).decode(),
     )
@@ -181,25 +177,18 @@ def _address(array: NDArray[Any]) -> int:
     return array.__array_interface__["data"][0]
 
 
-def _packed(
-    changes: Mapping[str, Change], encoding: Encoding, compression: Compression
-) -> dict[str, tuple[int, NDArray[Any], NDArray[Any]]]:
-    """For each tensor the number of tokens of the gap encoding, and its indices and values as they are written."""
-    if (encoding, compression) == (Encoding.FLAT, Compression.NONE):
-        return {name: (0, change.indices, change.values) for name, change in changes.items()}
+def _packed(changes: Mapping[str, Change], compression: Compression) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
+    """For each tensor its indices and values as they are written."""
+    if compression is Compression.NONE:
+        return {name: (change.indices, change.values) for name, change in changes.items()}
     packed: dict[tuple[str, bool], NDArray[Any]] = {}
-    tokens = dict.fromkeys(changes, 0)
 
     def pack(name: str, is_index: bool, stop: Event) -> None:
         if stop.is_set():
             return
-        array: NDArray[Any] = changes[name].indices if is_index else changes[name].values
-        if is_index and encoding is Encoding.GAP:
-            array = gap.encode(changes[name].indices)
-            tokens[name] = len(array)
-        packed[name, is_index] = wire.pack(array) if compression is Compression.ZSTD else array
+        packed[name, is_index] = wire.pack(changes[name].indices if is_index else changes[name].values)
 
     largest_first = sorted(changes, key=lambda name: -len(changes[name].indices))  # else the others wait for it
     jobs = [partial(pack, name, is_index) for name in largest_first for is_index in (True, False)]
     in_lanes(jobs, lanes=lanes_for(len(jobs)) if sum(len(each.indices) for each in changes.values()) >= _MANY else 1)
-    return {name: (tokens[name], packed[name, True], packed[name, False]) for name in changes}
+    return {name: (packed[name, True], packed[name, False]) for name in changes}

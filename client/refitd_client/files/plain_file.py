@@ -14,10 +14,13 @@ import fcntl
 import os
 import socket
 import stat
+import time
 import weakref
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from enum import Enum, auto
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -149,34 +152,107 @@ def read_at(fd: int, length: int, offset: int) -> bytes:
     return data
 
 
+def hole_in(fd: int, begin: int) -> int | None:
+    """Where the first hole of an open file is, from byte `begin` on; None where it has none, or nothing tells."""
+    size = os.fstat(fd).st_size
+    if begin >= size:
+        return None
+    try:
+        found = os.lseek(fd, begin, os.SEEK_HOLE)
+    except OSError:  # a file system that knows no holes
+        return None
+    return found if found < size else None
+
+
 def _ended(at: int, end: int) -> OSError:
     return OSError(f"the file ended at byte {at} while it was read up to {end}")
 
 
 _HELD: "weakref.WeakSet[FileLock]" = weakref.WeakSet()
 _UNSUPPORTED = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
+LOCK_PATIENCE = 5.0  # seconds for a lock that nobody has but a collector, which looks whether its holder is gone
+_LOOK_SECONDS = 0.005  # between two tries of a lock that is waited for
+
+
+_OWN = frozenset({"tmpfs", "ramfs", "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "overlay"})
 
 
 def is_tmpfs(device: int) -> bool:
     """Whether a device number (`st_dev`) is a tmpfs's, by this process's mounts."""
+    return _file_system(device) == "tmpfs"
+
+
+def is_own(device: int) -> bool:
+    """Whether a device number is that of a file system that this kernel alone writes: its locks are seen by all."""
+    return _file_system(device) in _OWN
+
+
+def _file_system(device: int) -> str | None:
     wanted = f"{os.major(device)}:{os.minor(device)}"
     try:
         text = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
-        return False
+        return None
     for line in text.splitlines():  # proc(5): 36 35 98:0 /root /mount options - type source options
         fields, _, rest = line.partition(" - ")
         if fields.split(" ", 3)[2] == wanted:
-            return rest.startswith("tmpfs ")
-    return False
+            return rest.partition(" ")[0]
+    return None
+
+
+@cache
+def _boot() -> str:
+    """What this boot of the kernel is called, "" where it is not known."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """The process that a lock file names."""
+    """The process that a lock file names. `boot` is what its kernel called this boot of itself."""
 
     pid: int
     host: str
+    boot: str = ""
+
+
+class LockState(Enum):
+    """What is known of a lock.
+
+    GONE: it is free, and who held it is gone. FREE: it is free as far as this host sees; on a network file system
+    another one may hold it. MISSING: there is none.
+    """
+
+    HELD = auto()
+    GONE = auto()
+    FREE = auto()
+    MISSING = auto()
+
+
+def try_lock(handle: int) -> LockState:
+    """Take the lock of an open file if it is free, until the file is closed.
+
+    A shared lock, because that needs no right to write, also on NFS; it keeps an exclusive one out as well.
+    """
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return LockState.HELD
+    except OSError as error:
+        if error.errno in _UNSUPPORTED | {errno.EINVAL, errno.EBADF}:
+            return LockState.MISSING  # the file system has no such locks, so nobody can hold one
+        raise
+    holder = _holder_in(handle)
+    is_seen = holder is not None and holder.boot != "" and holder.boot == _boot()
+    return LockState.GONE if is_seen or is_own(os.fstat(handle).st_dev) else LockState.FREE
+
+
+def _holder_in(handle: int) -> Holder | None:
+    try:
+        return from_json(os.pread(handle, 4096, 0), Holder)
+    except msgspec.MsgspecError:  # it was just taken, and has not been written yet
+        return None
 
 
 class LockHeldError(Exception):
@@ -198,9 +274,9 @@ class FileLock:
     children close their copies at once; the lock is free when its holder's copy, the last, is closed.
     """
 
-    def __init__(self, path: Path, mode: int = 0o666) -> None:
-        """Take it without waiting. `mode` is the file's, less what the umask takes: users that may open the file may
-        take the lock.
+    def __init__(self, path: Path, mode: int = 0o666, *, patience: float = 0.0) -> None:
+        """Take it, and wait `patience` seconds for it. `mode` is the file's, less what the umask takes: users that may
+        open the file may take the lock.
 
         Raises:
             LockHeldError: another process, or another part of this one, holds it.
@@ -212,7 +288,7 @@ class FileLock:
             if excess:  # the file was there before
                 with suppress(PermissionError):  # another user's, who does the same
                     os.fchmod(self._fd, stat.S_IMODE(os.fstat(self._fd).st_mode) & mode)
-            self._take(self._fd, path)
+            self._take(self._fd, path, time.monotonic() + patience)
         except BaseException:
             self.release()
             raise
@@ -223,21 +299,24 @@ class FileLock:
         """Whether this process holds it."""
         return self._fd is not None
 
+    def is_at(self, path: Path) -> bool:
+        """Whether the file that is locked still has this name."""
+        with suppress(FileNotFoundError):
+            return self._fd is not None and os.path.samestat(os.fstat(self._fd), path.lstat())
+        return False
+
     def release(self) -> None:
         """Release it. Harmless if it was released before."""
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)
 
-    def _take(self, fd: int, path: Path) -> None:
+    def _take(self, fd: int, path: Path, until: float) -> None:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            try:
-                holder = from_json(os.pread(fd, 4096, 0), Holder)
-            except msgspec.MsgspecError:  # it was just taken, and has not been written yet
-                holder = None
-            raise LockHeldError(path, holder) from None
+            while not _is_taken(fd):
+                if time.monotonic() >= until:
+                    raise LockHeldError(path, _holder_in(fd))
+                time.sleep(_LOOK_SECONDS)
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 raise
@@ -245,7 +324,15 @@ class FileLock:
                 error.errno, "this file system has no file locks (flock); mount it with them", str(path)
             ) from error
         os.ftruncate(fd, 0)
-        os.pwrite(fd, msgspec.json.encode(Holder(pid=os.getpid(), host=socket.gethostname())), 0)
+        os.pwrite(fd, msgspec.json.encode(Holder(pid=os.getpid(), host=socket.gethostname(), boot=_boot())), 0)
+
+
+def _is_taken(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _forget_in_child() -> None:

@@ -16,17 +16,17 @@ hash (Lemire, Kaser: "Strongly universal string hashing is fast", The Computer J
 different tensors of 16-bit elements have the same F with a probability of about 2^-60, and of 2^-43 in the worst case.
 It finds accidents (a lost, doubled or misplaced update). It does not keep out a forger, who knows the keys.
 
-In host memory numpy does 1.5 GB/s and more of 16-bit elements on one core, with 3 MB of memory a thread. The elements
-go through in blocks that fit the processor's cache. In a block the narrow work (the bijection m) is done at the
-element's own width, where one instruction takes 32 elements, and only the sum is 64 bits wide. numpy releases the
-interpreter's lock meanwhile, so threads can share out tensors. Larger blocks release it less often, and wait for it
-less: with a quarter of the size 16 threads took more than twice as long.
+In host memory numpy does 0.6 GB/s and more of 16-bit elements on one core, with 10 MiB of memory a thread. The elements
+go through in blocks. The bijection m of narrow elements is looked up in a list of all: that takes two calls, and to
+compute it takes nine. numpy releases the interpreter's lock meanwhile, so threads can share out tensors. Larger blocks
+release it less often, and wait for it less: with blocks of a quarter of the size 16 threads took twice as long, and one
+thread a tenth less.
 """
 
 from dataclasses import dataclass
 from functools import cache
 from threading import local
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,7 +70,8 @@ def width_of(dtype: str) -> int:
 Bits = NDArray[np.unsignedinteger[Any]]
 
 AT_ONCE = 2**18  # changes that `TrackedWrites` computes with together; they take 11 MiB for 16-bit elements
-_ROWS = 64  # in a block: 512 KiB of 16-bit elements, and 2 MiB of products
+_LISTED = 2  # bytes of an element at most, of which a list has all that m gives
+_ROWS = 256  # in a block: 2 MiB of 16-bit elements, and 8 MiB of their places in that list
 _blocks = local()  # a thread's blocks: allocating them for each call costs as much as the computation
 _TYPES: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
@@ -90,23 +91,35 @@ def fingerprint(bits: Bits, *, first: int = 0) -> int:
     """
     if first % ROW:
         raise ValueError(f"first is {first}: parts begin at a multiple of {ROW} elements")
-    if getattr(_blocks, "dtype", None) != bits.dtype:
-        _blocks.dtype = bits.dtype
-        _blocks.narrow, _blocks.spare = np.empty((_ROWS, ROW), bits.dtype), np.empty((_ROWS, ROW), bits.dtype)
-        _blocks.wide = np.empty((_ROWS, ROW), np.uint64)
-    keys, wide, rows = column_keys(), _blocks.wide, len(bits) // ROW
-    total = 0
+    if not hasattr(_blocks, "room"):
+        _blocks.room = np.empty((2, _ROWS * ROW), np.uint64)
+    out, spare = cast("NDArray[np.uint64]", _blocks.room)
+    table = _all_mixed(bits.itemsize) if bits.itemsize <= _LISTED else None
+    keys, rows, total = column_keys(), len(bits) // ROW, 0
     for row in range(0, rows, _ROWS):
         count = min(_ROWS, rows - row)
-        block = bits[row * ROW : (row + count) * ROW].reshape(count, ROW)
-        wide[:count] = mix(block, _blocks.narrow[:count], _blocks.spare[:count])
-        sums = np.einsum("ij,j->i", wide[:count], keys)
+        block = bits[row * ROW : (row + count) * ROW]
+        mixed = out.view(bits.dtype)[: len(block)]
+        if table is None:
+            mix(block, mixed, spare.view(bits.dtype)[: len(block)])
+        else:
+            places = spare.view(np.intp)[: len(block)]
+            places[:] = block
+            table.take(places, out=mixed, mode="wrap")  # the other modes make a copy
+        sums = np.einsum("ij,j->i", mixed.reshape(count, ROW), keys)  # widens a few thousand elements at a time
         begin = first // ROW + row
         total += int(sums @ keys_of_rows(np.arange(begin, begin + count, dtype=np.uint64)))
     rest = bits[rows * ROW :]
     if len(rest):
         total += int(share(np.arange(first + rows * ROW, first + len(bits), dtype=np.uint64), rest))
     return total & MASK
+
+
+@cache
+def _all_mixed(width: int) -> Bits:
+    """m of each element of so many bytes."""
+    bits = np.arange(2 ** (8 * width), dtype=np.uint32).astype(_TYPES[width])
+    return mix(bits, np.empty_like(bits), np.empty_like(bits))
 
 
 def share(indices: NDArray[np.unsignedinteger[Any]], bits: Bits) -> int:

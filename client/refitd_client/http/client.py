@@ -25,6 +25,7 @@ import os
 import random
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from contextlib import AsyncExitStack, ExitStack
 from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeAlias, TypeVar, cast, get_args, overload
 
@@ -32,10 +33,12 @@ import httpx
 
 from refitd_client.contract.states import WaitOutcome
 from refitd_client.contract.wire import Event, WaitResult
-from refitd_client.errors import ServiceError
+from refitd_client.errors import ServiceError, ServiceProblemError
 from refitd_client.http import routes
+from refitd_client.http.bounds import ONE_CALL_EACH, async_body_of, body_of, ending_within
 from refitd_client.http.connection import connect_to
 from refitd_client.http.exchange import (
+    TOO_MANY,
     EventReader,
     HttpReply,
     LostReply,
@@ -45,13 +48,16 @@ from refitd_client.http.exchange import (
     failure,
     http_request,
     is_event_stream,
+    late_reply,
     lost_reply,
+    quietly,
     read_outcome,
     reply_of,
+    seconds_of,
     stream_request,
 )
 from refitd_client.http.routes import Call, ResultT, WaitFor
-from refitd_client.http.tls import ONE_CALL_EACH, async_tls, blocking_tls, no_certificates
+from refitd_client.http.tls import async_tls, blocking_transport, no_certificates
 
 # The longest single poll: below the 30 to 60 s after which proxies give up on a silent connection.
 _LONGEST_POLL = 25.0
@@ -141,7 +147,8 @@ class _Client:
         """Wait until a version is served, has failed or was superseded.
 
         The outcome is `PENDING` when the time is up. A restart of the service in between does not end the wait, and
-        a service that does not know the version yet, since it has just started, is asked again.
+        a service that does not know the version yet, since it has just started, is asked again. So is one for which
+        too many wait already: at the end it says how far the version is all the same.
 
         Args:
             version_id: the version.
@@ -154,7 +161,13 @@ class _Client:
             began = time.monotonic()
             asked = min(max(0.0, ends - began), _LONGEST_POLL)
             call = routes.wait(version_id, wait_for, asked)
-            result = yield from self._send(call, self._retry.waiting(ends - began))
+            try:
+                result = yield from self._send(call, self._retry.waiting(ends - began))
+            except ServiceProblemError as error:
+                if error.problem.slug != TOO_MANY:
+                    raise
+                known = routes.wait(version_id, wait_for, 0.0)
+                result = yield from self._send(known, self._retry.within(ends - time.monotonic()))
             now = time.monotonic()
             if result.outcome is not WaitOutcome.PENDING or now >= ends:
                 return result
@@ -168,12 +181,10 @@ class _Client:
     attempts = request(routes.attempts)
     history = request(routes.history)
     engine_history = request(routes.engine_history)
-    compare = request(routes.compare)
     pause = request(routes.pause)
     resume = request(routes.resume)
     overview = request(routes.overview)
     log = request(routes.log)
-    deliveries = request(routes.deliveries)
     engines = request(routes.engines)
     engine = request(routes.engine)
     receivers = request(routes.receivers)
@@ -181,6 +192,7 @@ class _Client:
     move_engines = request(routes.move_engines)
     close_run = request(routes.close_run)
     reopen_run = request(routes.reopen_run)
+    delete_run = request(routes.delete_run)
     remove_engine = request(routes.remove_engine)
     resync = request(routes.resync)
     reclaim_plan = request(routes.reclaim_plan)
@@ -259,7 +271,8 @@ class RefitClient(_Client):
                 services, separated by commas: the one that leads is found.
             token: the bearer token; else `token_file`, `REFITD_TOKEN`, `REFITD_TOKEN_FILE`.
             token_file: holds the token, and is read again for each request.
-            timeout: seconds for each try to connect, to send, and to get the next byte of the answer.
+            timeout: seconds for each try to connect, to send, and to get the next byte of the answer. All of a try
+                takes twice as long at most, besides what the service is asked to wait.
             transport: replaces the network, for tests.
             retry: how long to try again; 30 seconds by default.
 
@@ -267,7 +280,9 @@ class RefitClient(_Client):
             ValueError: the URL or the token cannot be one.
         """
         super().__init__(service_url, token=token, token_file=token_file, timeout=timeout, retry=retry)
-        self._http = httpx.Client(transport=transport or blocking_tls(self._connection.service_url), **self._httpx)
+        self._http = httpx.Client(
+            transport=transport or blocking_transport(self._connection.service_url), **self._httpx
+        )
 
     def close(self) -> None:
         """Give the connections back."""
@@ -292,9 +307,12 @@ class RefitClient(_Client):
             return end.value
 
     def _try(self, call: Call[Any]) -> HttpReply | LostReply:
-        arguments = http_request(self._connection, call, self._timeout)
+        arguments, within = http_request(self._connection, call, self._timeout), seconds_of(call, self._timeout)
         try:
-            return reply_of(self._http.request(**arguments))
+            with quietly(), ending_within(within), self._http.stream(**arguments) as response:
+                return reply_of(response, body_of(response, call.most))
+        except TimeoutError:
+            return late_reply(arguments["url"], within)
         except httpx.RequestError as error:
             return lost_reply(arguments["url"], error)
 
@@ -307,19 +325,23 @@ class RefitClient(_Client):
         while True:
             reader.start()
             arguments = stream_request(self._connection, reader.headers, self._timeout)
+            call, within = routes.events(), seconds_of(routes.events(), self._timeout)
             outcome: HttpReply | LostReply
             outcome = LostReply(url=arguments["url"], sent=True, reason="the event stream ended")
             try:
-                with self._http.stream(**arguments) as response:
+                with ExitStack() as opened:
+                    with quietly(), ending_within(within):  # until it is open
+                        response = opened.enter_context(self._http.stream(**arguments))
+                        if response.status_code == 204:
+                            return
+                        if not is_event_stream(response):
+                            outcome = reply_of(response, body_of(response, call.most))
                     if is_event_stream(response):
                         stream_retry.opened()
                         for chunk in response.iter_bytes():
                             yield from reader.feed(chunk)
-                    elif response.status_code == 204:
-                        return
-                    else:
-                        response.read()
-                        outcome = reply_of(response)
+            except TimeoutError:
+                outcome = late_reply(arguments["url"], within)
             except httpx.RequestError as error:
                 outcome = lost_reply(arguments["url"], error)
             time.sleep(self._pause_of_stream(reader, stream_retry, outcome))
@@ -367,8 +389,13 @@ class AsyncRefitClient(_Client):
     async def _try(self, call: Call[Any]) -> HttpReply | LostReply:
         # In a thread: it may read the token file.
         arguments = await asyncio.to_thread(http_request, self._connection, call, self._timeout)
+        within = seconds_of(call, self._timeout)
         try:
-            return reply_of(await self._http.request(**arguments))
+            with quietly():
+                async with asyncio.timeout(within), self._http.stream(**arguments) as response:
+                    return reply_of(response, await async_body_of(response, call.most))
+        except TimeoutError:
+            return late_reply(arguments["url"], within)
         except httpx.RequestError as error:
             return lost_reply(arguments["url"], error)
 
@@ -381,20 +408,25 @@ class AsyncRefitClient(_Client):
         while True:
             reader.start()
             arguments = await asyncio.to_thread(stream_request, self._connection, reader.headers, self._timeout)
+            call, within = routes.events(), seconds_of(routes.events(), self._timeout)
             outcome: HttpReply | LostReply
             outcome = LostReply(url=arguments["url"], sent=True, reason="the event stream ended")
             try:
-                async with self._http.stream(**arguments) as response:
+                async with AsyncExitStack() as opened:
+                    with quietly():
+                        async with asyncio.timeout(within):  # until it is open
+                            response = await opened.enter_async_context(self._http.stream(**arguments))
+                            if response.status_code == 204:
+                                return
+                            if not is_event_stream(response):
+                                outcome = reply_of(response, await async_body_of(response, call.most))
                     if is_event_stream(response):
                         stream_retry.opened()
                         async for chunk in response.aiter_bytes():
                             for event in reader.feed(chunk):
                                 yield event
-                    elif response.status_code == 204:
-                        return
-                    else:
-                        await response.aread()
-                        outcome = reply_of(response)
+            except TimeoutError:
+                outcome = late_reply(arguments["url"], within)
             except httpx.RequestError as error:
                 outcome = lost_reply(arguments["url"], error)
             await asyncio.sleep(self._pause_of_stream(reader, stream_retry, outcome))

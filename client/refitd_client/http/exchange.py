@@ -18,8 +18,11 @@ with one exception: a wait for a version goes on for all its time while the serv
 has just started does not know the version yet.
 """
 
+import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -32,6 +35,7 @@ from refitd_client.contract.decoding import from_json
 from refitd_client.contract.wire import Event, Problem
 from refitd_client.errors import ServiceError, ServiceUnreachableError, problem_error
 from refitd_client.http import routes
+from refitd_client.http.bounds import IDENTITY
 from refitd_client.http.connection import Connection
 from refitd_client.http.routes import Call, ResultT
 from refitd_client.http.tls import why_refused
@@ -39,6 +43,7 @@ from refitd_client.http.tls import why_refused
 _NOT_YET = 503
 _REFUSED_UNDONE = frozenset({429, _NOT_YET})
 _PERHAPS_DONE = frozenset({502, 504})
+TOO_MANY = "too-many"  # the problem of a service that has as many requests, or waits, as it takes
 NOT_LEADING = "not-leading"  # the problem of a service that stands by while another of its group leads
 
 
@@ -144,7 +149,28 @@ def _moment(text: str) -> datetime | None:
 
 
 _NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+_HTTPX = logging.getLogger("httpx")
 _QUOTED = 120  # characters of an answer in another form that an error quotes
+
+
+_asking = ContextVar("refitd_client_asks", default=False)
+
+
+@contextmanager
+def quietly() -> Generator[None]:
+    """Leave a request of refitd's out of httpx's log, which has a line for each at level INFO. A trainer's own requests
+    stay in it, and so do refitd's where the trainer asks httpx for DEBUG.
+    """
+    _HTTPX.addFilter(_is_wanted)  # once: adding it again changes nothing
+    token = _asking.set(True)
+    try:
+        yield
+    finally:
+        _asking.reset(token)
+
+
+def _is_wanted(record: logging.LogRecord) -> bool:
+    return not _asking.get() or record.levelno > logging.INFO or _HTTPX.isEnabledFor(logging.DEBUG)
 
 
 class HttpArguments(TypedDict):
@@ -172,7 +198,7 @@ def http_request(connection: Connection, call: Call[Any], timeout: float) -> Htt
         method=call.method,
         url=connection.url + call.path,
         params=call.params,
-        headers=headers | {"Accept": "application/json"},
+        headers=headers | {"Accept": "application/json"} | IDENTITY,
         content=msgspec.json.encode(call.body) if has_body else None,
         timeout=httpx.Timeout(timeout, read=timeout + call.patience),
     )
@@ -197,10 +223,25 @@ def is_event_stream(response: httpx.Response) -> bool:
     return response.status_code == 200 and response.headers.get("content-type", "").startswith("text/event-stream")
 
 
-def reply_of(response: httpx.Response) -> HttpReply:
-    """A response whose body was read."""
+def seconds_of(call: Call[Any], timeout: float) -> float:
+    """The seconds for a whole try: to connect and send, and for the answer.
+
+    Args:
+        call: the call.
+        timeout: seconds for each step.
+    """
+    return 2 * timeout + call.patience
+
+
+def reply_of(response: httpx.Response, body: bytes) -> HttpReply:
+    """A response with this body."""
     headers = {name.lower(): value for name, value in response.headers.items()}
-    return HttpReply(url=str(response.url), status=response.status_code, headers=headers, body=response.content)
+    return HttpReply(url=str(response.url), status=response.status_code, headers=headers, body=body)
+
+
+def late_reply(url: str, within: float) -> LostReply:
+    """A try that took too long in all."""
+    return LostReply(url=url, sent=True, reason=f"it did not answer in whole within {within:g} s")
 
 
 def lost_reply(url: str, error: httpx.RequestError) -> LostReply:

@@ -90,6 +90,8 @@ def newest_known(connection: Connection | None, run: str, root: Path | None = No
         return None
     if root is not None and (refused := _refused(page) or _other_root(root, page)) is not None:
         raise refused
+    if page.begins is not None:
+        return Order(page.begins, -1)  # the run was deleted: any step is after this one
     return Order(page.items[0].generation, page.items[0].step) if page.items else None
 
 

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote
 
-from refitd_client.contract.follow import FollowerReport, ReportAnswer
-from refitd_client.contract.history import Delivery, EnginePast, History, VersionsCompared
+from refitd_client.contract.follow import HostReply, HostReport
+from refitd_client.contract.history import EnginePast, History
 from refitd_client.contract.receivers import Receivers
 from refitd_client.contract.states import LogSeverity, VersionState
 from refitd_client.contract.version_page import VersionPage
 from refitd_client.contract.wire import (
     Attempt,
+    DeletedRun,
     Engine,
     Event,
     Explanation,
@@ -31,14 +32,15 @@ from refitd_client.contract.wire import (
     ReclaimPlan,
     Rollback,
     RollbackPlan,
-    Rollouts,
     RunGlance,
+    RunUpdates,
     Version,
     WaitResult,
 )
 
 ResultT = TypeVar("ResultT")
 WaitFor = Literal["served", "sealed", "taken"]
+_SMALL = 2**20  # bytes of an answer that does not grow with the fleet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,8 @@ class Call(Generic[ResultT]):
     """One request. `result` is the type of its answer's body, None where the body does not matter.
 
     `repeatable` says that sending it twice does what sending it once does, so that it may be sent again when the
-    reply was lost. `patience` is how many seconds the service may think before it answers (long polls).
+    reply was lost. `patience` is how many seconds the service may think before it answers (long polls), `most` how many
+    bytes its answer may have.
     """
 
     method: str
@@ -56,6 +59,7 @@ class Call(Generic[ResultT]):
     body: Any = None
     repeatable: bool = True
     patience: float = 0.0
+    most: int = 64 * 2**20  # a page of versions with thousands of engines has some
 
 
 def announce(notice: Notice) -> Call[Version]:
@@ -147,27 +151,14 @@ def engine_history(engine_id: str, limit: int = 200) -> Call[EnginePast]:
     return Call(method="GET", path=_path("history", "engines", engine_id), result=EnginePast, params=params)
 
 
-def compare(first: str, second: str, *, norms: bool = False) -> Call[VersionsCompared]:
-    """What differs between two versions.
-
-    Args:
-        first: the id of the earlier version.
-        second: the id of the later one.
-        norms: also read the values, for the norms of layers and of their changes; that may take a minute.
-    """
-    params, patience = {"norms": str(norms).lower()}, 120.0 if norms else 30.0
-    path = _path("versions", first, "compare", second)
-    return Call(method="GET", path=path, result=VersionsCompared, params=params, patience=patience)
-
-
 def pause(run: str) -> Call[RunGlance]:
     """Bring no engine of a run to a newer version until it is resumed."""
-    return Call(method="POST", path="/v1/rollouts/pause", result=RunGlance, body=Rollouts(run=run))
+    return Call(method="POST", path="/v1/updates/pause", result=RunGlance, body=RunUpdates(run=run))
 
 
 def resume(run: str) -> Call[RunGlance]:
-    """Let the rollouts of a run go on."""
-    return Call(method="POST", path="/v1/rollouts/resume", result=RunGlance, body=Rollouts(run=run))
+    """Let the updates of a run go on."""
+    return Call(method="POST", path="/v1/updates/resume", result=RunGlance, body=RunUpdates(run=run))
 
 
 def overview() -> Call[Overview]:
@@ -190,18 +181,12 @@ def log(
         subject: only entries about this run, version or engine.
         before: `next_cursor` of the page before.
         limit: entries on a page.
-        run: only what concerns this run: its versions, its rollouts, and engines while they followed it.
+        run: only what concerns this run: its versions, its updates, and engines while they followed it.
         engine: only entries about this engine.
         severity: only entries that are at least so grave.
     """
     params = _params(subject=subject, run=run, engine=engine, severity=severity, before=before, limit=limit)
     return Call(method="GET", path="/v1/log", result=Page[Event], params=params)
-
-
-def deliveries(before: str | None = None, limit: int = 50) -> Call[Page[Delivery]]:
-    """A page of the webhooks, newest first. `before` is `next_cursor` of the page before."""
-    params = _params(before=before, limit=limit)
-    return Call(method="GET", path="/v1/deliveries", result=Page[Delivery], params=params)
 
 
 def engines(run: str | None = None, serves: str | None = None) -> Call[Page[Engine]]:
@@ -259,6 +244,15 @@ def reopen_run(run: str) -> Call[RunGlance]:
     return Call(method="POST", path="/v1/runs/reopen", result=RunGlance, body=OneRun(run=run))
 
 
+def delete_run(run: str) -> Call[DeletedRun]:
+    """Delete a run with all its versions, for good. Their files go in the background.
+
+    It is a `ConflictError` while a publisher or an engine needs it, or a version of it is pinned.
+    """
+    # Not repeatable: the second time it would not be found.
+    return Call(method="DELETE", path=_path("runs", run), result=DeletedRun, repeatable=False)
+
+
 def remove_engine(engine_id: str) -> Call[None]:
     """Take an engine out of the fleet. It goes on serving what it serves."""
     # Not repeatable: the second time it would not be found.
@@ -285,9 +279,9 @@ def explain(subject: str) -> Call[Explanation]:
     return Call(method="GET", path=_path("explain", subject), result=Explanation)
 
 
-def report(report: FollowerReport) -> Call[ReportAnswer]:
+def report(report: HostReport) -> Call[HostReply]:
     """Tell the upstream what a follower has, and lease what it pulls; returns from whom to pull."""
-    return Call(method="PUT", path=_path("followers", report.follower), result=ReportAnswer, body=report)
+    return Call(method="PUT", path=_path("hosts", report.told.follower), result=HostReply, body=report, most=_SMALL)
 
 
 def faults() -> Call[Faults]:
@@ -297,12 +291,12 @@ def faults() -> Call[Faults]:
 
 def events() -> Call[None]:
     """The event stream, which `EventReader` reads."""
-    return Call(method="GET", path="/v1/events", result=type(None))
+    return Call(method="GET", path="/v1/events", result=type(None), most=_SMALL)
 
 
 def probe(path: Literal["/healthz", "/readyz"]) -> Call[None]:
     """Liveness or readiness."""
-    return Call(method="GET", path=path, result=type(None))
+    return Call(method="GET", path=path, result=type(None), most=_SMALL)
 
 
 def _path(*parts: str) -> str:

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import httpx
 
+from refitd_client.http.bounds import ONE_CALL_EACH, BoundedTransport
+
 _EXPIRED, _OTHER_NAME, _OTHER_ADDRESS = 10, 62, 64  # X509_V_ERR_* (openssl/x509_vfy.h)
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"})
-# A connection is not used twice: an answer that a proxy on the way repeats would be taken for that of the next call.
-ONE_CALL_EACH = httpx.Limits(max_keepalive_connections=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class ClientTls:
 
 
 Stamp = tuple[tuple[int, int, int] | None, ...]
-_LOCK = threading.Lock()
+_LOCK = threading.RLock()  # a signal handler may interrupt who holds it, and ask for it
 _KEPT: dict[ClientTls, tuple[Stamp, ssl.SSLContext]] = {}
 _own: ClientTls | None = None
 
@@ -182,17 +182,17 @@ def no_certificates() -> ssl.SSLContext:
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
-def blocking_tls(service_url: str) -> "RenewedTransport | None":
-    """A transport for a service's URLs; None where httpx's own will do, without TLS.
+def blocking_transport(service_url: str) -> httpx.BaseTransport:
+    """A transport for a service's URLs.
 
     Raises:
         ValueError: the files for TLS cannot be used.
     """
-    return RenewedTransport(in_use()) if "https://" in service_url else None
+    return RenewedTransport(in_use()) if "https://" in service_url else BoundedTransport(no_certificates())
 
 
 def async_tls(service_url: str) -> "AsyncRenewedTransport | None":
-    """The same for a client that is awaited."""
+    """The same for a client that is awaited; None where httpx's own will do, without TLS."""
     return AsyncRenewedTransport(in_use()) if "https://" in service_url else None
 
 
@@ -204,8 +204,8 @@ class RenewedTransport(httpx.BaseTransport):
         self._tls = tls
         self._made(tls.context())
 
-    def _made(self, context: ssl.SSLContext) -> httpx.HTTPTransport:
-        inner = httpx.HTTPTransport(verify=context, trust_env=False, limits=ONE_CALL_EACH)
+    def _made(self, context: ssl.SSLContext) -> BoundedTransport:
+        inner = BoundedTransport(context)
         self._now = (context, inner)
         return inner
 

@@ -24,7 +24,9 @@ _ROLLED_BACK = "it was rolled back from; what the trainer publishes next is serv
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """How a wait ended well. `outcome` is served, sealed or superseded; `engines` are those of the run."""
+    """How a wait ended well. `outcome` is served, sealed or superseded; `engines` are those of the run, also those that
+    do not answer: `state` and `version` say how each is and what it serves.
+    """
 
     outcome: WaitOutcome
     engines: list[EngineOnVersion]
@@ -42,7 +44,7 @@ def judge(result: WaitResult, waited: float, digest: str | None = None) -> Serve
     Raises:
         VersionFailedError: the version will not be served, or the service knows other content by its name.
         EngineFailedError: the version is good, and engines did not take it.
-        WaitTimeoutError: the wait is over, and the rollout is not.
+        WaitTimeoutError: the wait is over, and the update is not.
     """
     version = result.version
     is_other = digest is not None and version.digest is not None and version.digest != digest
@@ -104,5 +106,5 @@ def _states_of(engines: Iterable[EngineOnVersion], version: Version) -> str:
 
 def _state_of(engine: EngineOnVersion, version: Version) -> str:
     reason = f" ({engine.reason})" if engine.reason else ""
-    is_on_other = engine.state is EngineState.IN_SYNC and engine.step not in (None, version.step)
-    return f"{engine.id} is {engine.state}{reason}" + (f", and serves step {engine.step:,}" if is_on_other else "")
+    is_on_other = engine.state is EngineState.IN_SYNC and engine.version not in (None, version.id)
+    return f"{engine.id} is {engine.state}{reason}" + (f", and serves {engine.version}" if is_on_other else "")

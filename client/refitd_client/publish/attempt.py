@@ -48,6 +48,7 @@ class VersionWriter:
     """Writes one version into a run's folder, in one go or in two: shards, index, companions, manifest, then its name.
 
     `laps` gets the milliseconds of `stage`, `write`, `sync` and `commit`, and of `upload` where it goes to a `bucket`.
+    `check` raises if the caller wants no version any more: until the bytes are staged, or the commit begins.
     """
 
     folder: RunFolder
@@ -57,6 +58,7 @@ class VersionWriter:
     mappings: Mappings
     laps: Laps
     bucket: BucketTarget | None = None
+    check: Callable[[], None] = lambda: None
 
     def write(self, content: Content) -> Manifest:
         """Write the version, durably, and give it its name. After any error no version is visible.
@@ -80,6 +82,7 @@ class VersionWriter:
             staging = stack.enter_context(self._staged(content))
             with self.laps.lap("stage"):
                 seal = content.weights.stage(staging)
+            staging.meter.check = lambda: None  # what is staged is finished, also by a publisher that is closed
             held = stack.pop_all()
 
         def finish() -> Manifest:
@@ -92,7 +95,8 @@ class VersionWriter:
 
     def _staged(self, content: Content) -> AbstractContextManager[Staging]:
         take = partial(self.folder.take_slot, content.weights.layout)
-        meter = Meter(content.size, self.progress)
+        meter = Meter(content.size, self.progress, self.check)
+        meter.check()
         return staged(self.folder.path, meter, self.laps, take=take, mappings=self.mappings)
 
     def _complete(self, content: Content, staging: Staging) -> Manifest:
@@ -123,6 +127,7 @@ class VersionWriter:
             why_full=claims.why_full,
             density=claims.density,
         )
+        staging.meter.check()
         with self.laps.lap("commit"):
             # Before the name: a version that may have been seen counts, even when it is gone after a crash.
             self.folder.record(self.order, staging.path)
@@ -191,19 +196,21 @@ class PublisherContext:
 class PublishAttempt:
     """One version. It is written or staged, once; the next one begins when that has ended.
 
-    `begun` says that a generation of the run begins with it, and is logged when it has. `trace` ends with it. A
+    `begun` says that a generation of the run begins with it, and is logged when it has. `trace` ends with it. `check`
+    raises if the publisher was closed in the call that is under way: what goes on in the background is finished. A
     hand-over sends the tensors to `destination`, and is all where all engines take them and a `policy` needs no files.
     """
 
     context: PublisherContext
     order: Order
     metadata: dict[str, str]
-    allow_missing: bool
+    allow_missing: tuple[str, ...]
     allow_extra: bool
     progress: Callable[[Progress], None] | None
     delta: DeltaChoice
     begun: str | None
     trace: PublishTrace
+    check: Callable[[], None]
     destination: Destination | None = None
     policy: str | None = None
     _laps: Laps = field(default_factory=Laps, init=False)
@@ -213,7 +220,7 @@ class PublishAttempt:
     def write(self, weights: Any) -> Publication:
         """Write and commit the version. The service does not know of it yet."""
         with self._guarded(), self._offered(weights) as offer:
-            manifest = self._writer(self.progress).write(self._content_of(offer))
+            manifest = self._writer(self.progress, self.check).write(self._content_of(offer))
             self.context.committed(self._id)
         return self._publication(manifest)
 
@@ -222,7 +229,7 @@ class PublishAttempt:
         with self._guarded(), self._offered(weights) as offer:
             if offer.kind is Kind.DELTA:  # `progress` is called in the trainer's thread only, and that goes on
                 return self._finishing(lambda: self._writer(None).write(self._content_of(offer)))
-            return self._finishing(self._writer(self.progress).stage(self._content_of(offer)))
+            return self._finishing(self._writer(self.progress, self.check).stage(self._content_of(offer)))
 
     def hand_over(self, weights: Any) -> tuple[Callable[[], Publication], Handed]:
         """Offer the tensors to engines on this host, then as `stage`. Returns the rest, and what the engines answered.
@@ -236,6 +243,7 @@ class PublishAttempt:
             with self._guarded(), self._offered(weights) as offer:
                 content = self._content_of(offer)
                 self._require_space(content)  # before engines take what could have no files
+                self.check()  # from here on it is finished: engines may have taken it
                 self.context.folder.promise(self.order)  # engines may know the version, with files or without
                 finish, handed = export.of(content, self._writer(self.progress).stage)
                 if finish is None:
@@ -317,7 +325,9 @@ class PublishAttempt:
         if free < self._needed and not folder.has_slot(content.weights.layout):
             raise no_space(folder.path, self._needed, free)
 
-    def _writer(self, progress: Callable[[Progress], None] | None) -> VersionWriter:
+    def _writer(
+        self, progress: Callable[[Progress], None] | None, check: Callable[[], None] = lambda: None
+    ) -> VersionWriter:
         return VersionWriter(
             folder=self.context.folder,
             order=self.order,
@@ -326,11 +336,13 @@ class PublishAttempt:
             mappings=self.context.mappings,
             laps=self._laps,
             bucket=self.context.bucket,
+            check=check,
         )
 
     @contextmanager
     def _offered(self, weights: Any) -> Generator[PlannedContent, None, None]:
         """What is to be written. The weights are not needed after the block."""
+        self.check()
         try:
             content = self.context.reader.content(weights)
             if self.delta == "never":
@@ -383,7 +395,7 @@ class PublishAttempt:
                 path=f"{folder.run}/{version_folder(self.order)}",
                 kind=kind,
                 base=base,
-                allow_missing=self.allow_missing,
+                allow_missing=list(self.allow_missing),
                 allow_extra=self.allow_extra,
                 metadata=self.metadata,
                 publish_ms=self._laps.since_begin,

@@ -10,12 +10,15 @@ is finished first, and an error that no caller got is logged. A process that is 
 
 import asyncio
 import logging
+import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from refitd_client.contract.states import Kind
@@ -23,6 +26,7 @@ from refitd_client.contract.wire import Notice, WaitResult
 from refitd_client.errors import (
     Fault,
     NotFoundError,
+    PublishError,
     ServiceError,
     ServiceProblemError,
     ServiceUnreachableError,
@@ -69,22 +73,80 @@ class PendingPublication:
         return self._future.result()
 
 
+class Turn:
+    """One call of a publisher at a time: other threads wait, and a second call of the same thread is refused.
+
+    Such a call comes from a signal handler, which interrupts the first one, or from a function that the first one
+    calls, as `progress`. To wait for the first one it would have to wait for itself. `is_ending`: `close` came in the
+    middle of the call that is under way.
+    """
+
+    def __init__(self) -> None:
+        self._lock = RLock()  # a thread gets it twice, so that a handler can look who has it
+        self._call: str | None = None
+        self.is_ending = False
+
+    @contextmanager
+    def of(self, call: str) -> Generator[None, None, None]:
+        """Begin a call, after those of other threads.
+
+        Raises:
+            PublishError: this thread is in a call already.
+        """
+        with self._lock:
+            if self._call is not None:
+                raise PublishError(
+                    f"{call} was called in the middle of {self._call}, by a signal handler or by a function that the "
+                    "publisher calls: there only close() can be called, which ends the publication"
+                )
+            self._call = call
+            try:
+                yield
+            finally:
+                self._call = None
+
+    def end(self) -> bool:
+        """Have the call that this thread is in end early. False if it is in none."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            self.is_ending = self._call is not None
+            return self.is_ending
+        finally:
+            self._lock.release()
+
+    def require_open(self) -> None:
+        """Raise PublishError if the call is to end early."""
+        if self.is_ending:
+            raise PublishError(
+                "the publisher was closed in the middle of a publication, by a signal handler or a function that it "
+                "calls: nothing of the step is visible, and it can be published again"
+            )
+
+
 class Background:
     """The thread, made when it is first needed."""
 
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
         self._last: PendingPublication | None = None
+        self._threads: set[int] = set()
         self.begun: list[PendingPublication] = []  # the last one, for finalizers: they must not know this object
         weakref.finalize(self, _log_errors, self.begun)  # at the end of the interpreter, too: threads have ended then
 
     def begin(self, work: "Callable[[], Publication]") -> PendingPublication:
         """Have `work` done by the thread. Call `settle` before."""
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix="refitd-publisher")
+            # What the thread is given must not lead to this object: it would keep the publisher for ever.
+            self._pool = ThreadPoolExecutor(1, "refitd-publisher", _note_thread, (self._threads,))
         self._last = PendingPublication(self._pool.submit(work))
         self.begun[:] = [self._last]
         return self._last
+
+    def require_other_thread(self, call: str) -> None:
+        """Raise PublishError in the thread itself: it would wait for what it does."""
+        if threading.get_ident() in self._threads:
+            raise PublishError(f"{call} was called by the thread that finishes a publication: call it in another one")
 
     def settle(self) -> None:
         """Wait for what is under way. Raises its error, if no caller has got it."""
@@ -105,6 +167,11 @@ class Background:
             if self._pool is not None:
                 self._pool.shutdown()
                 self._pool = None
+                self._threads.clear()
+
+
+def _note_thread(threads: set[int]) -> None:
+    threads.add(threading.get_ident())
 
 
 def _log_errors(begun: list[PendingPublication]) -> None:
@@ -175,7 +242,7 @@ class Publication:
             VersionFailedError: it is barred, as versions are that were rolled back from; or the service means other
                 content by it, as one of another root does.
             EngineFailedError: engines did not take it.
-            WaitTimeoutError: the time is up; the rollout goes on. It names the engines that are late.
+            WaitTimeoutError: the time is up; the update goes on. It names the engines that are late.
             ServiceUnreachableError: the service was not there all the time, or none was given to the publisher.
             ServiceProblemError: the service refuses the notice or the question.
             ServiceError: the token file cannot be read.

@@ -16,16 +16,16 @@ in the files; the rest is done by one thread, in order.
 
 import logging
 import os
-import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from refitd_client.contract.manifest import metadata_texts
-from refitd_client.contract.naming import Order, whole_step
+from refitd_client.contract.naming import Order, name_patterns, whole_step
 from refitd_client.delta.maker import DeltaMaker, ask_base
 from refitd_client.delta.plan import DeltaRules
 from refitd_client.delta.reserve import Reserve
@@ -37,14 +37,13 @@ from refitd_client.publish.attempt import DeltaChoice, PublishAttempt, Publisher
 from refitd_client.publish.bucket_target import KEEP, begun_target, bucket_at, spool_folder
 from refitd_client.publish.closing import release
 from refitd_client.publish.durability import DurabilityPolicy
-from refitd_client.publish.publication import Background, Publication, StagedPublication
+from refitd_client.publish.publication import Background, Publication, StagedPublication, Turn
 from refitd_client.publish.route import route_of
 from refitd_client.publish.run_folder import RunFolder
 from refitd_client.publish.tracing import PublishTrace
-from refitd_client.tensors import casts
 from refitd_client.transport.group.choice import Transport
 from refitd_client.transport.handover import Handed
-from refitd_client.write.content import BaseModel, WeightsReader, fp8_blocks
+from refitd_client.write.content import BaseModel, WeightsReader, casts_for, fp8_blocks
 from refitd_client.write.plan import Rename
 from refitd_client.write.version_folder import Progress
 
@@ -95,7 +94,8 @@ class WeightPublisher:
             service_url: the service to send notices to, or those of a group, separated by commas; without it the
                 service finds versions by watching the root.
             base_model: a model's folder, whose configuration and tokenizer files go into each version, and whose
-                tensors' names decide which names of tied weights are written.
+                tensors' names decide which names of tied weights are written. A `dtype` for all tensors leaves each in
+                the dtype that this model has it in, such as a router's bias in float32.
             token: the bearer token; else `token_file`, `REFITD_TOKEN`, `REFITD_TOKEN_FILE`.
             token_file: holds the token, and is read again for each request.
             max_shard_bytes: tensors are cut into files of at most so many bytes; by default into about 16 files of
@@ -104,16 +104,19 @@ class WeightPublisher:
             dtype: publish floating-point tensors in this dtype (`torch.bfloat16`), or by the first matching pattern of
                 a mapping (`{"*.router.*": torch.float32, "*": torch.bfloat16}`) from published names to dtypes.
                 With `"fp8_block"` linear layers' weights are quantised for engines that serve fp8 in blocks
-                (docs/publishing.md). Checkpoints in folders keep theirs.
+                (docs/publishing.md). Folders are published as they are, and refused with an option that would do
+                nothing to them: `dtype`, `rename`, `fingerprints`, `max_shard_bytes`, `check_finite=False`, `shadow`,
+                `durable`, and of an adapter `base_model`.
             rename: published names for the trainer's, as a mapping or a function; None leaves a tensor out. Marks of
-                wrappers (`_fsdp_wrapped_module.`, `_orig_mod.`, DDP's `module.`) are taken off before.
+                wrappers (`_fsdp_wrapped_module.`, `_orig_mod.`, DDP's `module.`) are taken off before, and a module of
+                transformers has the names of its checkpoint by then, as `save_pretrained` would write them.
             fingerprints: have each full version's manifest name the tensors' fingerprints, which engines prove it by.
-                By default where all tensors are on GPUs, which compute them as good as for free; processors do 1.5 GB/s
+                By default where all tensors are on GPUs, which compute them as good as for free; processors do 0.6 GB/s
                 a thread. With deltas they are named in any case; of checkpoints in folders never.
             delta_rules: when a delta is worth it, for `publish(..., delta="auto")`.
             shadow: where the weights published last are kept, for deltas of tensors on a GPU: on the GPU (`gpu`, as
                 much memory again), or in host memory, from where they are streamed over the bus (`stream`).
-            compress_deltas: `gap` encoding and zstd make them half as large, for a slow network, and slower to make.
+            compress_deltas: zstd makes them half as large, for a slow network, and slower to make.
             engines: with `mine` the service brings engines to this run while none follows it: those that follow no run,
                 and those of runs that are closed (`RefitClient.close_run`). Engines of a run that is not closed stay
                 there. Needs `service_url`.
@@ -141,7 +144,8 @@ class WeightPublisher:
         if engines is not None and service_url is None:
             raise ValueError("engines='mine' needs the service_url of the service that has the engines")
         self._durability = DurabilityPolicy.of(durable)
-        base, rules = BaseModel(Path(base_model)) if base_model is not None else None, casts(dtype)
+        base = BaseModel(Path(base_model)) if base_model is not None else None
+        rules = casts_for(dtype, base)
         reader = WeightsReader(
             base_model=base,
             max_shard_bytes=max_shard_bytes,
@@ -150,6 +154,16 @@ class WeightPublisher:
             rename=rename,
             fingerprinted=fingerprints,
             blocks=fp8_blocks(rules, base),
+            given={
+                "dtype": dtype,
+                "rename": rename,
+                "max_shard_bytes": max_shard_bytes,
+                "fingerprints": fingerprints,
+                "check_finite": check_finite,
+                "shadow": shadow,
+                "durable": durable,
+                "base_model": base_model,
+            },
         )
         connection = None if service_url is None else connect_to(service_url, token=token, token_file=token_file)
         self._receivers = None if connection is None else ReceiversQuery(connection, run)
@@ -157,6 +171,7 @@ class WeightPublisher:
         if bucket is None and not Path(root).is_dir():
             newest_known(connection, run, Path(root).absolute())  # before a folder is made beside the service's root
         self._folder = RunFolder(Path(root).absolute() if bucket is None else spool_folder(bucket.name), run)
+        self._folder.remove_dead()
         target = None if bucket is None else begun_target(bucket, self._folder, keep)
         make_deltas = partial(
             DeltaMaker,
@@ -166,7 +181,7 @@ class WeightPublisher:
             stream=shadow == "stream",
             compress=compress_deltas,
         )
-        self._turn = threading.Lock()
+        self._turn = Turn()
         self._background = Background()
         self._context = PublisherContext(
             folder=self._folder,
@@ -183,14 +198,35 @@ class WeightPublisher:
     def close(self) -> None:
         """Finish what is under way, and unlock the run. Publications stay usable.
 
+        In a signal handler, or in `progress`, it has a `publish` that it interrupts end with a PublishError, leave
+        nothing behind and unlock the run. It returns before that.
+
         Raises:
             PublishError, ServiceProblemError: a publication failed in the background, and no call has raised that yet.
         """
-        with self._turn:
+        if not self._turn.end():
+            with self._call("close"):
+                self._give_back()
+
+    def _give_back(self) -> None:
+        try:
+            self._background.close()
+        finally:
+            self._finalizer()
+
+    @contextmanager
+    def _call(self, name: str) -> Generator[None, None, None]:
+        self._background.require_other_thread(name)
+        with self._turn.of(name):
             try:
-                self._background.close()
+                yield
             finally:
-                self._finalizer()
+                if self._turn.is_ending:
+                    try:
+                        self._give_back()
+                    except RefitError as error:
+                        _log.warning("a publication has failed as well: %s", error)  # what is being raised came first
+                    self._turn.is_ending = False
 
     def __enter__(self) -> Self:
         return self
@@ -208,9 +244,9 @@ class WeightPublisher:
 
         Raises:
             StepConflictError, NameRefusedError: the step cannot be published.
-            PublishError: this publisher is closed.
+            PublishError: this publisher is closed, or a signal handler calls this in the middle of another call.
         """
-        with self._turn:
+        with self._call("begins"):
             return self._folder.begun(self._placed(whole_step(step)))
 
     @overload
@@ -220,7 +256,7 @@ class WeightPublisher:
         *,
         step: int,
         metadata: Mapping[str, str] | None = None,
-        allow_missing: bool = False,
+        allow_missing: Sequence[str] = (),
         allow_extra: bool = False,
         progress: Callable[[Progress], None] | None = None,
         delta: DeltaChoice = "never",
@@ -234,7 +270,7 @@ class WeightPublisher:
         *,
         step: int,
         metadata: Mapping[str, str] | None = None,
-        allow_missing: bool = False,
+        allow_missing: Sequence[str] = (),
         allow_extra: bool = False,
         progress: Callable[[Progress], None] | None = None,
         delta: DeltaChoice = "never",
@@ -248,7 +284,7 @@ class WeightPublisher:
         *,
         step: int,
         metadata: Mapping[str, str] | None = None,
-        allow_missing: bool = False,
+        allow_missing: Sequence[str] = (),
         allow_extra: bool = False,
         progress: Callable[[Progress], None] | None = None,
         handover: Literal[True],
@@ -261,7 +297,7 @@ class WeightPublisher:
         *,
         step: int,
         metadata: Mapping[str, str] | None = None,
-        allow_missing: bool = False,
+        allow_missing: Sequence[str] = (),
         allow_extra: bool = False,
         progress: Callable[[Progress], None] | None = None,
         transport: Transport,
@@ -273,7 +309,7 @@ class WeightPublisher:
         *,
         step: int,
         metadata: Mapping[str, str] | None = None,
-        allow_missing: bool = False,
+        allow_missing: Sequence[str] = (),
         allow_extra: bool = False,
         progress: Callable[[Progress], None] | None = None,
         delta: DeltaChoice = "never",
@@ -297,8 +333,9 @@ class WeightPublisher:
                 buffers), or the path of a checkpoint's folder with `*.safetensors`.
             step: the trainer's step, above the last that this publisher published.
             metadata: texts for the manifest and the service, by keys that are texts.
-            allow_missing: the version may lack tensors of the engines' model: an engine keeps its old values of those.
-                Without it such a version is rejected.
+            allow_missing: patterns of the names of tensors that the version may lack of those that the engines' model
+                has, such as `mtp.*`: engines keep their start-up weights of those. Without it such a version is
+                rejected.
             allow_extra: the version may have tensors that the engines' model lacks. Without it such a version is
                 rejected.
             progress: is called with how far writing is, in this thread.
@@ -321,6 +358,8 @@ class WeightPublisher:
             TransportRefusedError: `nccl` or `gloo` is asked for, engines of the run can receive, and it cannot work
                 between them and this trainer.
             StepConflictError, NameRefusedError: the step cannot be published.
+            PublishError: a signal handler or `progress` calls this in the middle of another call, or has called
+                `close` in the middle of this one.
             NoSpaceError, StorageError: the file system would not.
             TypeError, ValueError: an argument cannot be one, such as `metadata` that is no text.
             ConflictError: the service watches another root, or follows another service. At the publisher's first
@@ -340,9 +379,10 @@ class WeightPublisher:
         if transport is not None and (handover or delta != "never" or block != "committed"):
             raise ValueError("transport goes without delta, block and handover: it says what they would")
         said = metadata_texts(metadata)
-        if self._context.bucket is not None and (allow_missing or allow_extra):
+        may_lack = name_patterns(allow_missing)
+        if self._context.bucket is not None and (may_lack or allow_extra):
             raise ValueError("allow_missing and allow_extra go to a service with the notice, which a store has none of")
-        with self._turn:
+        with self._call("publish"):
             self._background.settle()
             order = self._placed(step)
             self._context.mappings.prune()
@@ -358,12 +398,13 @@ class WeightPublisher:
                 context=self._context,
                 order=order,
                 metadata=trace.carrier | routed | said,
-                allow_missing=allow_missing,
+                allow_missing=may_lack,
                 allow_extra=allow_extra,
                 trace=trace,
                 progress=progress,
                 delta=delta,
                 begun=self._folder.begun(order),
+                check=self._turn.require_open,
                 destination=destination,
                 policy=self._durability.of_next(self._context.handover.since) if handover else None,
             )

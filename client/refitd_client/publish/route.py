@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 from urllib.parse import urlsplit
 
-from refitd_client.contract.receivers import Receiver, Receivers, StockReceiver
+from refitd_client.contract.receivers import Receiver, Receivers
 from refitd_client.errors import ServiceError, TransportRefusedError
-from refitd_client.http.connection import Connection
 from refitd_client.http.publisher_client import ReceiversQuery
 from refitd_client.publish.durability import ALL, DurabilityPolicy
 from refitd_client.transport.group.choice import (
@@ -20,12 +19,10 @@ from refitd_client.transport.group.choice import (
     Transport,
     choose,
     hinders,
-    hinders_stock,
     why_files_alone,
 )
 from refitd_client.transport.group.host import available
 from refitd_client.transport.group.sending import Destination, is_sharable
-from refitd_client.transport.group.transfer import Backend
 from refitd_client.transport.ipc.device import uuid_of
 from refitd_client.transport.ipc.shared import boot_id, host_name
 from refitd_client.write.content import Content
@@ -89,7 +86,7 @@ def route_of(
         return shared.route
     if transport in {"disk", "delta"}:
         return _by_files(Choice(transport=transport, why="the trainer asks for it"))
-    route = _by_what_is_there(transport, weights, receivers, durable)
+    route = _by_what_is_there(transport, weights, receivers)
     if receivers is not None and route.instead != receivers.connection.reach.told:
         receivers.connection.reach.told = route.instead
         if route.instead is not None:  # once, and again when it changes: a step would say what the one before has said
@@ -99,9 +96,7 @@ def route_of(
     return replace(route, instead=f"all versions get files, whatever durable={durable.text!r} says: {route.choice.why}")
 
 
-def _by_what_is_there(
-    transport: Transport, weights: Any, receivers: ReceiversQuery | None, durable: DurabilityPolicy
-) -> PublishRoute:
+def _by_what_is_there(transport: Transport, weights: Any, receivers: ReceiversQuery | None) -> PublishRoute:
     if receivers is None:
         raise ValueError(f"transport={transport!r} needs the service_url of the service that has the engines")
     tensors = _tensors_of(weights)
@@ -114,29 +109,7 @@ def _by_what_is_there(
         asked = Choice(transport="delta" if transport == "auto" else "disk", why="files need no answer of the service")
         return _by_files(asked, instead=f"the service does not say who can receive: {error}")
     trainer, service_host = _trainer_of(tensors), urlsplit(receivers.connection.url).hostname or ""
-    if transport in {"nccl", "gloo"} and found.stock and not found.receivers:
-        return _to_stock(cast("Backend", transport), trainer, found.stock, service_host, durable)
     return _route(transport, trainer, found, service_host)
-
-
-def hindrances(weights: Any, connection: Connection, run: str) -> tuple[Choice, dict[str, str]]:
-    """What `auto` would take now, and the transports that cannot work between these weights and a run's engines.
-
-    Args:
-        weights: a state dict of torch tensors.
-        connection: where the service is.
-        run: the run.
-
-    Returns:
-        The choice; and why not, as sentences by transport.
-
-    Raises:
-        ServiceError: the service does not say who can receive.
-    """
-    found = ReceiversQuery(connection, run).ask()
-    trainer = _trainer_of(weights)
-    reasons = ((each, hinders(cast("Transport", each), trainer, found)) for each in TRANSPORTS)
-    return choose(trainer, found), {transport: why for transport, why in reasons if why is not None}
 
 
 def _route(transport: Transport, trainer: TrainerPlace, found: Receivers, service_host: str) -> PublishRoute:
@@ -160,37 +133,6 @@ def _route(transport: Transport, trainer: TrainerPlace, found: Receivers, servic
             return PublishRoute(choice=choice, handover=True)
         case _:
             return _by_files(choice)
-
-
-def _to_stock(
-    backend: Backend, trainer: TrainerPlace, engines: list[StockReceiver], service_host: str, durable: DurabilityPolicy
-) -> PublishRoute:
-    """To engines without refitd inside, which a failure leaves with contents that only files mend.
-
-    Raises:
-        TransportRefusedError: it cannot work, or no files would follow.
-    """
-    if (hindrance := hinders_stock(backend, trainer, engines)) is not None:
-        raise TransportRefusedError(f"transport={backend!r} cannot work: {hindrance}")
-    require_files_for_stock(backend, durable)
-    urls = tuple(sorted(each.url for each in engines))
-    destination = Destination(backend=backend, receivers=(), service_host=service_host, engines=urls)
-    choice = Choice(transport=backend, why="the trainer asks for it, to engines without refitd inside")
-    return PublishRoute(choice=choice, handover=True, destination=destination)
-
-
-def require_files_for_stock(transport: Transport, durable: DurabilityPolicy) -> None:
-    """Refuse a transport to engines without refitd inside where some versions would have no files.
-
-    Raises:
-        TransportRefusedError: they would not.
-    """
-    if not durable.is_always:
-        raise TransportRefusedError(
-            f"transport={transport!r} cannot work: engines without refitd inside are mended by files, and "
-            f"durable={durable.text!r} writes none of some versions: use durable='always', or install refitd inside "
-            "the engines"
-        )
 
 
 def _by_files(choice: Choice, *, instead: str | None = None) -> PublishRoute:

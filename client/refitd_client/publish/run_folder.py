@@ -19,6 +19,8 @@ restart never reuses a name that a service or engine may know.
     sync of the slots' folder   before anything is written that could make a version of it: after a power cut the
                                 folder has not both names
 
+What a publisher that is gone has left, the run's next publisher removes (`remove_dead`), or the service does.
+
 A crash before the rename leaves a slot with a free lock in it, which is a slot. One after it leaves an `.incoming-*`
 without a manifest, which is collected like any other. A slot whose publication fails is thrown away.
 """
@@ -47,7 +49,16 @@ from refitd_client.contract.naming import (
 from refitd_client.errors import NameRefusedError, PublishError, RunBusyError, StepConflictError, StorageError
 from refitd_client.files import durable
 from refitd_client.files.advice import with_advice
-from refitd_client.files.plain_file import FileLock, LockHeldError, open_folder, read_plain
+from refitd_client.files.plain_file import (
+    FileLock,
+    LockHeldError,
+    LockState,
+    is_own,
+    open_folder,
+    open_plain,
+    read_plain,
+    try_lock,
+)
 
 _log = logging.getLogger("refitd_client")
 
@@ -124,6 +135,20 @@ class RunFolder:
         except BaseException:
             self.lock.release()
             raise
+
+    def remove_dead(self) -> None:
+        """Remove what publishers that are gone have left of versions: nobody else writes in a run whose lock is held.
+
+        What another host may still write, on a file system of several, is left to the service, which goes by its age.
+        """
+        for folder in list(self.path.iterdir()):
+            if naming.is_staging(folder.name) and not folder.is_symlink():
+                try:
+                    _remove_if_dead(folder)
+                except FileNotFoundError:  # the service was first
+                    pass
+                except OSError as error:
+                    _log.warning("what a dead publisher left in %s takes room: %s", folder, with_advice(error))
 
     def place(self, step: int) -> Order:
         """The generation and step for a step of the trainer.
@@ -243,6 +268,22 @@ class RunFolder:
                 lock.release()
                 durable.remove_folder(target)
         return None
+
+
+def _remove_if_dead(folder: Path) -> None:
+    try:
+        lock = open_plain(folder / STAGING_LOCK)
+    except FileNotFoundError:
+        if (folder / naming.MANIFEST_NAME).is_file() and is_own(
+            folder.lstat().st_dev
+        ):  # killed right before the rename
+            durable.remove_folder(folder)
+        return
+    try:
+        if try_lock(lock) is LockState.GONE:
+            durable.remove_folder(folder)
+    finally:
+        os.close(lock)
 
 
 def _renamed(slot: Path, target: Path) -> FileLock | None:

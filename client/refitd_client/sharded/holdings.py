@@ -27,6 +27,7 @@ from refitd_client import tensors as torch_tensors
 from refitd_client.errors import InvalidWeightsError
 from refitd_client.sharded.layout import Box, Claim, Split, boxes_of, local_shape, run_length, whole_box
 from refitd_client.tensors import Casts, entry_of, refused
+from refitd_client.write.module_names import after, checkpoint_names
 from refitd_client.write.plan import Rename, plain_names, published_names, second_names
 
 # A pwrite costs about as much as copying so many bytes into the page cache: shorter runs take longer than the copy, and
@@ -97,8 +98,8 @@ def holdings_of(weights: Any, options: NamingOptions, sharded: Mapping[str, Shar
     Raises:
         InvalidWeightsError: the weights are no module or state dict, or hold what cannot be published.
     """
-    state, patterns = _state(weights)
-    names = published_names(state.keys(), options.rename)
+    state, patterns, known = _state(weights)
+    names = published_names(state.keys(), after(known, options.rename))
     plain = plain_names(list(state))
     for name in sharded:
         if name not in plain and name not in plain.values():
@@ -128,8 +129,8 @@ class HoldingsReader:
 
     def read(self, weights: Any, sharded: Mapping[str, Sharded]) -> dict[str, Holding]:
         """As `holdings_of`."""
-        state, patterns = _state(weights)
-        names = published_names(state.keys(), self._options.rename)
+        state, patterns, known = _state(weights)
+        names = published_names(state.keys(), after(known, self._options.rename))
         with sys.modules["torch"].no_grad():
             key = names, patterns, dict(sharded), [_facts(state[name]) for name in names]
         if key == self._key:
@@ -173,10 +174,18 @@ def is_dtensor(tensor: Any) -> bool:
     return hasattr(tensor, "placements") and hasattr(tensor, "device_mesh")
 
 
-def _state(weights: Any) -> tuple[Mapping[str, Any], list[str]]:
-    """The tensors by the trainer's names, and the patterns of names that the module declares to be tied."""
+def _state(weights: Any) -> tuple[Mapping[str, Any], list[str], dict[str, str]]:
+    """The tensors by the trainer's names, the patterns of names that the module declares to be tied, and the names in
+    its checkpoint by those in the module.
+    """
     if torch_tensors.is_module(weights):
-        return weights.state_dict(), torch_tensors.tied_patterns(weights)
+        state = weights.state_dict()
+        if (names := checkpoint_names(weights, state)) is None:
+            raise InvalidWeightsError(
+                f"{type(weights).__name__} has tensors that its checkpoint has in another form, such as fused experts, "
+                "and ranks cannot convert parts: publish the folder that save_pretrained writes, or its state dict"
+            )
+        return state, torch_tensors.tied_patterns(weights), names
     if not isinstance(weights, Mapping):
         raise InvalidWeightsError(
             f"weights are a {type(weights).__name__}: pass the module or this rank's state dict; "
@@ -188,7 +197,7 @@ def _state(weights: Any) -> tuple[Mapping[str, Any], list[str]]:
             raise InvalidWeightsError(f"a state dict's keys are names, and {name!r} is a {type(name).__name__}")
         if not torch_tensors.is_tensor(value):
             raise refused(name, f"is a {type(value).__module__}.{type(value).__name__}: pass torch tensors")
-    return state, []
+    return state, [], {}
 
 
 def _holding(tensor: Any, name: str, old: str, casts: Casts, part: Sharded | None) -> Holding:
@@ -273,7 +282,7 @@ def _check_local(name: str, local: Any, shape: tuple[int, ...], splits: Sequence
 
 def flat_of(tensor: Any) -> Any:
     """All elements of a plain tensor in row-major order, in one dimension; a copy only where they do not lie so."""
-    return tensor.detach().resolve_neg().reshape(-1)
+    return torch_tensors.row_major(tensor.detach().resolve_neg()).reshape(-1)
 
 
 def samples_of(holdings: Iterable[Holding]) -> dict[str, int]:

@@ -13,7 +13,6 @@ from typing import Any
 from refitd_client.contract.naming import Order
 from refitd_client.errors import RankLostError, ServiceError
 from refitd_client.http.publisher_client import ReceiversQuery
-from refitd_client.publish.durability import DurabilityPolicy
 from refitd_client.publish.publication import Publication, StagedPublication
 from refitd_client.publish.publisher import WeightPublisher
 from refitd_client.sharded.agreement import AgreedLayout, LeadOptions, agree
@@ -98,7 +97,7 @@ class Lead:
         transport, route = opened[0].transport, None
         if transport is not None:
             places = [each.place for each in opened if each.place is not None]
-            asked = Asked(transport=transport, places=places, durable=DurabilityPolicy.of(opened[0].durable))
+            asked = Asked(transport=transport, places=places)
             route = route_of_ranks(asked, self._receivers)
         shared = SharedShards(
             root=self._options.root,

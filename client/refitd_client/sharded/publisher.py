@@ -1,21 +1,21 @@
 """`ShardedPublisher`: every rank of a trainer publishes its part of one version."""
 
 import os
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from refitd_client.bucket.address import is_bucket_url, require_folder
 from refitd_client.contract.manifest import metadata_texts
-from refitd_client.contract.naming import version_folder, version_id, whole_step
+from refitd_client.contract.naming import name_patterns, version_folder, version_id, whole_step
 from refitd_client.delta.plan import DeltaRules
 from refitd_client.errors import PublishError, ServiceError
 from refitd_client.http.connection import Connection, connect_to
 from refitd_client.publish.attempt import DeltaChoice
 from refitd_client.publish.durability import ALWAYS, DurabilityPolicy
-from refitd_client.publish.publication import Publication, StagedPublication
+from refitd_client.publish.publication import Publication, StagedPublication, Turn
 from refitd_client.publish.publisher import WeightPublisher
 from refitd_client.sharded.agreement import LeadOptions
 from refitd_client.sharded.alike import RankSettings
@@ -43,9 +43,9 @@ from refitd_client.sharded.rank_shadow import RankShadow
 from refitd_client.sharded.routing import check_delta, transport_of
 from refitd_client.sharded.shadow_orders import CompareOrder, GatherOrder, KeepOrder
 from refitd_client.sharded.slot_orders import BlocksOrder, CopyOrder
-from refitd_client.tensors import casts
 from refitd_client.transport.group.choice import Transport
 from refitd_client.transport.group.sending import SEND_SECONDS
+from refitd_client.write.content import BaseModel, casts_for
 from refitd_client.write.plan import Rename
 
 if TYPE_CHECKING:
@@ -100,10 +100,11 @@ class ShardedPublisher:
                 a mapping (`{"*.router.*": torch.float32, "*": torch.bfloat16}`) from published names to dtypes.
             rename: published names for the trainer's, as a mapping or a function; None leaves a tensor out. Marks of
                 wrappers (`_fsdp_wrapped_module.`, `_orig_mod.`, DDP's `module.`) are taken off before.
-            base_model, token, token_file, max_shard_bytes, check_finite, engines: as for a `WeightPublisher`.
+            base_model: as for a `WeightPublisher`; with `dtype` each rank reads it.
+            token, token_file, max_shard_bytes, check_finite, engines: as for a `WeightPublisher`.
             fingerprints: have each manifest name the tensors' fingerprints, which engines prove it by: the same as of
                 the gathered weights. By default where the ranks' GPUs copy into a slot, which is as good as free; else
-                ranks compute them of the files that they digest, at about 1.5 GB/s a thread.
+                ranks compute them of the files that they digest, at about 0.6 GB/s a thread.
             delta_rules: when a delta is worth it, as for a `WeightPublisher`; the same on every rank.
             shadow: where each rank keeps the parts that it compares, as for a `WeightPublisher`.
             compress_deltas: as for a `WeightPublisher`; rank 0's word counts.
@@ -121,6 +122,7 @@ class ShardedPublisher:
         self._connection: Connection | None = None
         self._lead: Lead | None = None
         self._rank_group = RankGroup(process_group, rank_timeout)  # first: by it all hear what is wrong on one rank
+        self._turn = Turn()
         self._held = ExitStack()
         self._held.callback(self._rank_group.close)
         self._folder: Path
@@ -135,7 +137,8 @@ class ShardedPublisher:
                 raise ValueError("ranks publish into a folder; a service there can push it to the store (--push)")
             require_folder(os.fspath(root))
             DurabilityPolicy.of(durable)
-            naming = NamingOptions(casts=casts(dtype), rename=rename)
+            base = None if base_model is None or dtype is None else BaseModel(Path(base_model))
+            naming = NamingOptions(casts=casts_for(dtype, base), rename=rename)
             if naming.casts.has_fp8_block:
                 raise ValueError("dtype fp8_block takes whole weights: gather them, for a WeightPublisher on one rank")
             if service_url is not None:
@@ -188,8 +191,15 @@ class ShardedPublisher:
         return self._rank_group.rank
 
     def close(self) -> None:
-        """Release the run. Publications stay usable."""
-        self._held.close()
+        """Release the run. Publications stay usable. In a signal handler it ends a `publish` as a `WeightPublisher`'s
+        does, on all ranks.
+        """
+        if self._turn.end():
+            if self._lead is not None:
+                self._lead.publisher.close()  # it ends as well, at once if it has not begun
+        else:
+            with self._turn.of("close"):
+                self._held.close()
 
     def __enter__(self) -> Self:
         return self
@@ -205,7 +215,7 @@ class ShardedPublisher:
         step: int,
         sharded: Mapping[str, Sharded] | None = None,
         metadata: Mapping[str, str] | None = None,
-        allow_missing: bool = False,
+        allow_missing: Sequence[str] = (),
         allow_extra: bool = False,
         delta: DeltaChoice = "never",
     ) -> Publication: ...
@@ -218,7 +228,7 @@ class ShardedPublisher:
         step: int,
         sharded: Mapping[str, Sharded] | None = None,
         metadata: Mapping[str, str] | None = None,
-        allow_missing: bool = False,
+        allow_missing: Sequence[str] = (),
         allow_extra: bool = False,
         transport: Transport,
     ) -> StagedPublication: ...
@@ -231,7 +241,7 @@ class ShardedPublisher:
         step: int,
         sharded: Mapping[str, Sharded] | None = None,
         metadata: Mapping[str, str] | None = None,
-        allow_missing: bool = False,
+        allow_missing: Sequence[str] = (),
         allow_extra: bool = False,
         handover: Literal[True],
     ) -> StagedPublication: ...
@@ -243,7 +253,7 @@ class ShardedPublisher:
         step: int,
         sharded: Mapping[str, Sharded] | None = None,
         metadata: Mapping[str, str] | None = None,
-        allow_missing: bool = False,
+        allow_missing: Sequence[str] = (),
         allow_extra: bool = False,
         delta: DeltaChoice = "never",
         handover: bool = False,
@@ -258,7 +268,8 @@ class ShardedPublisher:
             step: the trainer's step, the same on every rank.
             sharded: which plain tensors are parts of larger ones, by the trainer's names.
             metadata: texts for the manifest and the service; rank 0's count.
-            allow_missing: the version may lack tensors of the engines' model; rank 0's word counts.
+            allow_missing: patterns of the names of tensors that the version may lack of those that the engines' model
+                has; rank 0's word counts.
             allow_extra: the version may have tensors that the engines' model lacks; rank 0's word counts.
             delta: as for a `WeightPublisher`, the same on every rank: with `auto` each rank looks for what changed in
                 its parts, of which it takes a copy, and rank 0 writes all changes.
@@ -286,33 +297,45 @@ class ShardedPublisher:
             TypeError, ValueError: a rank's `step`, `metadata`, `delta` or `transport` cannot be one; it names the rank.
         """
         self._rank_group.require_whole()
-        try:
-            opening = self._open(weights, step, sharded, metadata, transport, delta, handover=handover)
-            if self._lead is not None:
-                publish = partial(
-                    self._lead.publisher.publish,
-                    step=step,
-                    metadata=metadata,
-                    allow_missing=allow_missing,
-                    allow_extra=allow_extra,
-                    delta=delta,
-                )
-                publication = self._lead.publish(opening, self._follower, step, publish)
-                self._follower.shadow.keep_only(self._lead.shadow_count.number)
-            else:
-                publication = self._follow(opening, step)
-            return StagedPublication.of(publication) if handover or transport is not None else publication
-        except Exception as error:
-            self._follower.forget()
-            if not isinstance(error, ServiceError) or error.publication is None:  # else it is published all the same
-                self._follower.shadow.drop()
-            raise
-        except BaseException:  # an interrupt: this rank answers no more, and the others must not go on with it
-            self._rank_group.broken = f"rank {self.rank} was interrupted in a publication"
-            self._follower.forget()
-            raise
-        finally:
-            self._follower.release()
+        with self._call():
+            try:
+                opening = self._open(weights, step, sharded, metadata, transport, delta, handover=handover)
+                if self._lead is not None:
+                    publish = partial(
+                        self._lead.publisher.publish,
+                        step=step,
+                        metadata=metadata,
+                        allow_missing=name_patterns(allow_missing),
+                        allow_extra=allow_extra,
+                        delta=delta,
+                    )
+                    publication = self._lead.publish(opening, self._follower, step, publish)
+                    self._follower.shadow.keep_only(self._lead.shadow_count.number)
+                else:
+                    publication = self._follow(opening, step)
+                return StagedPublication.of(publication) if handover or transport is not None else publication
+            except Exception as error:
+                self._follower.forget()
+                is_published = isinstance(error, ServiceError) and error.publication is not None
+                if not is_published:
+                    self._follower.shadow.drop()
+                raise
+            except BaseException:  # an interrupt: this rank answers no more, and the others must not go on with it
+                self._rank_group.broken = f"rank {self.rank} was interrupted in a publication"
+                self._follower.forget()
+                raise
+            finally:
+                self._follower.release()
+
+    @contextmanager
+    def _call(self) -> Generator[None, None, None]:
+        with self._turn.of("publish"):
+            try:
+                yield
+            finally:
+                if self._turn.is_ending:
+                    self._held.close()
+                    self._turn.is_ending = False
 
     def _open(
         self, weights: Any, step: Any, sharded: Any, metadata: Any, transport: Any, delta: Any, *, handover: bool
@@ -332,6 +355,10 @@ class ShardedPublisher:
         reply: Opening | RankReply = opening
         longer = 0.0 if isinstance(opening, FailedReply) or opening.transport is None else SEND_SECONDS
         while True:
+            try:
+                self._turn.require_open()
+            except PublishError as error:
+                reply = FailedReply(error=error)  # ends it on all ranks
             self._rank_group.tell(reply, longer)
             match self._rank_group.hear(longer):
                 case WriteOrder() | DigestOrder() | StageOrder() | SendOrder() | EndOrder() | LendOrder() as order:

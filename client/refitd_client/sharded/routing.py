@@ -10,8 +10,7 @@ from refitd_client.contract.receivers import Receivers
 from refitd_client.errors import ServiceError, TransportRefusedError
 from refitd_client.http.connection import Connection
 from refitd_client.http.publisher_client import ReceiversQuery
-from refitd_client.publish.durability import ALL, DurabilityPolicy
-from refitd_client.publish.route import PublishRoute, require_files_for_stock
+from refitd_client.publish.route import PublishRoute
 from refitd_client.sharded.holdings import Holding
 from refitd_client.transport.group.choice import TRANSPORTS, Choice, TrainerPlace, Transport, hinders
 from refitd_client.transport.group.host import available
@@ -22,11 +21,10 @@ from refitd_client.transport.ipc.shared import boot_id, host_name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What all ranks ask for, where each of them has its tensors, by rank, and which versions get files."""
+    """What all ranks ask for, and where each of them has its tensors, by rank."""
 
     transport: Transport
     places: Sequence[TrainerPlace]
-    durable: DurabilityPolicy = ALL
 
 
 def place_of_rank(holdings: Mapping[str, Holding]) -> TrainerPlace:
@@ -94,8 +92,6 @@ def route_of_ranks(asked: Asked, receivers: ReceiversQuery | None) -> PublishRou
         found = receivers.ask()
     except (ServiceError, OSError, ValueError) as error:
         return _by_files("files need no answer of the service", f"the service does not say who can receive: {error}")
-    if asked.transport in {"nccl", "gloo"} and found.stock and not found.receivers:
-        require_files_for_stock(asked.transport, asked.durable)
     return decide_route(asked, found, urlsplit(receivers.connection.url).hostname or "")
 
 
@@ -133,31 +129,6 @@ def decide_route(asked: Asked, found: Receivers, service_host: str) -> PublishRo
     choice = Choice(transport=backend, why="the trainer asks for it")
     to = Destination(backend=backend, receivers=names, service_host=service_host, needs=needs)
     return _to_group(choice, to)
-
-
-def hindrances_of_ranks(
-    places: Sequence[TrainerPlace], connection: Connection, run: str
-) -> tuple[Choice, dict[str, str]]:
-    """What `auto` would take now, and the transports that cannot work between these ranks and a run's engines.
-
-    Args:
-        places: where each rank's tensors are, by rank.
-        connection: where the service is.
-        run: the run.
-
-    Returns:
-        The choice; and why not, as sentences by transport.
-
-    Raises:
-        ServiceError: the service does not say who can receive.
-    """
-    found = ReceiversQuery(connection, run).ask()
-    auto = decide_route(Asked(transport="auto", places=places), found, urlsplit(connection.url).hostname or "")
-    of_groups = {backend: hinders_ranks(backend, places, found) for backend in ("nccl", "gloo")}
-    hindered = {backend: why for backend, why in of_groups.items() if why is not None}
-    if (lending := hinders_lending(places, found)) is not None:
-        hindered["handover"] = lending
-    return auto.choice, hindered
 
 
 def hinders_ranks(backend: Transport, places: Sequence[TrainerPlace], found: Receivers) -> str | None:

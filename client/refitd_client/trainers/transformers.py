@@ -23,6 +23,7 @@ from refitd_client.publish.publication import Publication
 from refitd_client.publish.publisher import WeightPublisher
 from refitd_client.sharded import ShardedPublisher
 from refitd_client.trainers.publisher_options import check_options
+from refitd_client.write.content import require_as_it_is
 
 if TYPE_CHECKING:
     import torch
@@ -92,6 +93,8 @@ class RefitCallback(TrainerCallback):
         """
         model = kwargs["model"]
         _check_whole(model)
+        if hasattr(model, "peft_config"):
+            require_as_it_is("the adapter", self._options, is_adapter=True)
         self._close()
         self._published, self._version_id, self.last_error = None, None, None
         if _is_sharded(model):

@@ -10,7 +10,7 @@ generates in the same way, and where TRL would broadcast it publishes a version 
 The server needs no `--weight-transfer-config`, and the trainer no GPU of its own.
 
 TRL gathers the tensors, so whatever TRL can broadcast can be published: also of FSDP1 and DeepSpeed ZeRO-3, and of a
-model that peft wraps the merged weights.
+model that peft wraps the merged weights. Names are those of the model's checkpoint.
 """
 
 import os
@@ -26,6 +26,7 @@ from trl.generation.vllm_client import VLLMClient
 from refitd_client.errors import PublishError
 from refitd_client.publish.publisher import WeightPublisher
 from refitd_client.trainers.publisher_options import check_options
+from refitd_client.write.module_names import ModuleState
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,6 +63,7 @@ class RefitServerCallback(TrainerCallback):
         self._wait = wait
         self._publisher: WeightPublisher | None = None
         self._published: int | None = None
+        self._model: Any = None
         self._state: TrainerState | None = None
         self._has_client = False
 
@@ -78,6 +80,8 @@ class RefitServerCallback(TrainerCallback):
         if not hasattr(VLLMClient, "update_named_params"):
             raise PublishError("RefitServerCallback needs TRL 1.13 or later: its client updates a plain 'vllm serve'")
         self._state = state
+        model: Any = kwargs.get("model")
+        self._model = model.get_base_model() if hasattr(model, "peft_config") else model  # TRL names them without peft
         if state.is_world_process_zero:  # TRL makes a client on this rank alone
             self._publisher = WeightPublisher(*self._place, **self._options)
             _have_trl_make(self._client)
@@ -124,7 +128,8 @@ class RefitServerCallback(TrainerCallback):
                 return
             if self._publisher is None:
                 self._publisher = WeightPublisher(*self._place, **self._options)
-            self._publisher.publish(weights, step=step).wait(self._wait)
+            state = weights if self._model is None else ModuleState(self._model, weights)
+            self._publisher.publish(state, step=step).wait(self._wait)
             self._published = step
         finally:
             for _ in named:  # to its end, where the adapters are taken out of the weights again

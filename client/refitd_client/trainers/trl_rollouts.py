@@ -21,16 +21,22 @@ from http import HTTPStatus
 from typing import Any, cast
 
 import httpx
+import msgspec
 from accelerate.utils import gather_object  # pyright: ignore[reportMissingTypeStubs]
 from transformers import TrainerControl, TrainerState, TrainingArguments
 from trl.data_utils import is_conversational
 
+from refitd_client.contract.decoding import from_json
+from refitd_client.contract.naming import label_of
 from refitd_client.contract.states import EngineState
 from refitd_client.errors import InvalidWeightsError, PublishError, RefitError, ServiceError
+from refitd_client.http.bounds import IDENTITY, BoundedTransport, body_of, ending_within
 from refitd_client.http.client import RefitClient
+from refitd_client.http.tls import no_certificates
 from refitd_client.trainers.transformers import RefitCallback
 
 _PAUSE = 0.5  # seconds before engines are asked for once more
+_MOST_BYTES = 2**29  # of an answer: a token takes some forty
 _ANSWERS = {EngineState.IN_SYNC, EngineState.BEHIND}  # such an engine is there, and serves what the service says
 
 
@@ -43,11 +49,27 @@ class _Answer:
     weight_version: str | None
 
 
+class _Finish(msgspec.Struct):
+    type: str
+
+
+class _Meta(msgspec.Struct):
+    finish_reason: _Finish
+    output_token_logprobs: list[tuple[float | None, int, str | None]]
+    weight_version: str | None = None
+
+
+class _Generated(msgspec.Struct):
+    """What SGLang answers to one prompt, as far as it counts."""
+
+    meta_info: _Meta
+
+
 class RefitRollouts(RefitCallback):
     """Is both: the trainer's `rollout_func`, and one of its `callbacks`.
 
-    Reward functions get the label of the weights that each completion ended on, the step, as `weight_version`. A
-    completion with another step's label is not used.
+    Reward functions get the label of the weights that each completion ended on as `weight_version`: the step, such as
+    `12`, or `12.g2` in the run's second generation. A completion with another label is not used.
     """
 
     def __init__(
@@ -90,7 +112,14 @@ class RefitRollouts(RefitCallback):
         access = {name: publisher[name] for name in ("token", "token_file") if name in publisher}
         self._service = RefitClient(service_url, **access)
         headers = {} if engine_key is None else {"Authorization": f"Bearer {engine_key}"}
-        self._http = httpx.Client(headers=headers, timeout=httpx.Timeout(10.0, read=timeout), trust_env=False)
+        transport = BoundedTransport(httpx.create_ssl_context(trust_env=False))
+        self._http = httpx.Client(
+            headers=headers | IDENTITY,
+            timeout=httpx.Timeout(10.0, read=timeout),
+            trust_env=False,
+            verify=no_certificates(),
+            transport=transport,
+        )
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -122,7 +151,7 @@ class RefitRollouts(RefitCallback):
             raise PublishError("RefitRollouts makes no turns with tools: TRL would generate them with its own model")
         version = self._serve(trainer)
         prompt_ids = _token_ids(prompts, trainer)
-        answers = self._complete(prompt_ids, _sampling(trainer), version, str(trainer.state.global_step))
+        answers = self._complete(prompt_ids, _sampling(trainer), version)
         return {
             "prompt_ids": prompt_ids,
             "completion_ids": [answer.tokens for answer in answers],
@@ -148,20 +177,18 @@ class RefitRollouts(RefitCallback):
             raise PublishError(f"step {step} is not published: give RefitRollouts to the trainer's callbacks as well")
         return version
 
-    def _complete(
-        self, prompts: list[list[int]], sampling: Mapping[str, Any], version: str, step: str
-    ) -> list[_Answer]:
+    def _complete(self, prompts: list[list[int]], sampling: Mapping[str, Any], version: str) -> list[_Answer]:
         """Send prompts until each has its answer. What is missing goes to the engines that there are then.
 
         Args:
             prompts: their token ids.
             sampling: SGLang's settings.
             version: the id of the version that is to answer.
-            step: its label in the engines.
         """
         answers: dict[int, _Answer] = {}
         failed: set[str] = set()  # engines that failed in the last round, as the service may not have noticed yet
         ends, why = time.monotonic() + self._timeout, f"no engine serves {version}"
+        label = label_of(version)
         while missing := [number for number in range(len(prompts)) if number not in answers]:
             if time.monotonic() > ends:
                 many = f"{len(missing)} of {len(prompts)} completions"
@@ -171,7 +198,7 @@ class RefitRollouts(RefitCallback):
             shares = [(url, missing[place :: len(engines)]) for place, url in enumerate(engines)]
             with ThreadPoolExecutor(max(len(shares), 1)) as threads:
                 calls = [
-                    (url, threads.submit(self._generate, url, {each: prompts[each] for each in share}, sampling, step))
+                    (url, threads.submit(self._generate, url, {each: prompts[each] for each in share}, sampling, label))
                     for url, share in shares
                     if share
                 ]
@@ -193,7 +220,7 @@ class RefitRollouts(RefitCallback):
         return [engine.url for engine in engines if engine.version == version and engine.state in _ANSWERS]
 
     def _generate(
-        self, url: str, prompts: Mapping[int, list[int]], sampling: Mapping[str, Any], step: str
+        self, url: str, prompts: Mapping[int, list[int]], sampling: Mapping[str, Any], label: str
     ) -> tuple[dict[int, _Answer], str | None]:
         """Ask one engine for one answer to each prompt; those that can be used, and why others cannot.
 
@@ -202,28 +229,37 @@ class RefitRollouts(RefitCallback):
         """
         body = {"input_ids": list(prompts.values()), "sampling_params": sampling, "return_logprob": True}
         try:
-            reply = self._http.post(f"{url.rstrip('/')}/generate", json=body)
+            asking = self._http.stream("POST", f"{url.rstrip('/')}/generate", json=body)
+            with ending_within(self._timeout), asking as reply:
+                data = body_of(reply, _MOST_BYTES)
             if reply.status_code == HTTPStatus.BAD_REQUEST:
-                raise ServiceError(f"{url} refuses the prompts: {reply.text[:500]}")
-            answers = reply.raise_for_status().json()
+                raise ServiceError(f"{url} refuses the prompts: {data[:500].decode(errors='replace')}")
+            reply.raise_for_status()
+            answers = from_json(data, list[_Generated])
+        except TimeoutError:
+            return {}, f"it did not answer in whole within {self._timeout:g} s"
         except httpx.HTTPError as error:
             return {}, str(error) or type(error).__name__
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            return {}, f"it answered in another form: {error}"
+        if len(answers) != len(prompts):
+            return {}, f"it gave {len(answers)} answers to {len(prompts)} prompts"
         read = zip(prompts, map(_read, answers), strict=True)
         whole = {number: answer for number, answer in read if answer is not None}
         # An engine that has just been started again answers from other weights, until the service notices.
-        usable = {number: answer for number, answer in whole.items() if answer.weight_version in {step, None}}
+        usable = {number: answer for number, answer in whole.items() if answer.weight_version in {label, None}}
         others = sorted({str(answer.weight_version) for number, answer in whole.items() if number not in usable})
-        wrong = f"it answers from weights labelled {', '.join(others)}, and the step is {step}" if others else None
+        wrong = f"it answers from weights labelled {', '.join(others)}, and the version is {label}" if others else None
         return usable, wrong
 
 
-def _read(answer: Mapping[str, Any]) -> _Answer | None:
-    """What SGLang answers to one prompt; None if it was aborted."""
-    meta = answer["meta_info"]
-    if meta["finish_reason"]["type"] == "abort":
+def _read(answer: _Generated) -> _Answer | None:
+    """The completion; None if it was aborted."""
+    meta = answer.meta_info
+    if meta.finish_reason.type == "abort":
         return None
-    pairs = meta["output_token_logprobs"]
-    return _Answer([pair[1] for pair in pairs], [pair[0] for pair in pairs], meta.get("weight_version"))
+    tokens = meta.output_token_logprobs
+    return _Answer([token for _, token, _ in tokens], [logprob for logprob, *_ in tokens], meta.weight_version)
 
 
 def _token_ids(prompts: list[Any], trainer: Any) -> list[list[int]]:

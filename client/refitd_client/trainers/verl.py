@@ -28,6 +28,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from refitd_client.contract.wire import NewEngine
@@ -37,8 +38,9 @@ from refitd_client.http.publisher_client import open_client
 from refitd_client.publish.publication import Publication
 from refitd_client.publish.publisher import WeightPublisher
 from refitd_client.sharded import ShardedPublisher
-from refitd_client.tensors import casts
 from refitd_client.trainers.publisher_options import check_options
+from refitd_client.write.content import BaseModel, casts_for
+from refitd_client.write.module_names import checkpoint_names, convert
 
 if TYPE_CHECKING:
     import torch
@@ -64,6 +66,7 @@ class RefitCheckpointEngine:
         wait: float = 300.0,
         dtype: Any = "bfloat16",
         delta: Literal["auto", "never"] = "never",
+        base_model: str | os.PathLike[str] | None = None,
         token: str | None = None,
         token_file: str | os.PathLike[str] | None = None,
         **publisher: Any,
@@ -80,11 +83,14 @@ class RefitCheckpointEngine:
             dtype: the dtype of the servers, as for a `WeightPublisher`: verl trains in float32.
             delta: with `auto` rank 0 alone publishes, and writes only what changed: it needs host memory for a copy of
                 the model and another to compare with. With `never` all ranks write full versions together.
+            base_model: as for a `WeightPublisher`; every rank reads it. verl passes no module on: with it the names are
+                those of this model's checkpoint also where transformers has others in memory.
             token, token_file: as for a `WeightPublisher`.
             publisher: further arguments of `ShardedPublisher`, or of `WeightPublisher` with `delta` or with one rank.
 
         Raises:
             ValueError: `wait` is no positive number, or `delta`, the URL, the token or a dtype cannot be one.
+            PublishError: `base_model` is no model's folder.
             TypeError: an option in `engine_kwargs.refitd` is none that the publisher has.
         """
         if not wait > 0:
@@ -96,9 +102,17 @@ class RefitCheckpointEngine:
         self.is_master = is_master
         self._place = (root, run, service_url)
         self._connection = connect_to(service_url, token=token, token_file=token_file)
-        self._options: dict[str, Any] = {"token": token, "token_file": token_file, **publisher}
+        self._options: dict[str, Any] = {
+            "token": token,
+            "token_file": token_file,
+            "base_model": base_model,
+            **publisher,
+        }
         self._wait = wait
-        self._casts = casts(dtype)
+        self._base = None if base_model is None else BaseModel(Path(base_model))
+        self._model: Any = None  # the base model without its tensors
+        self._names: dict[str, str] | None = {}  # its checkpoint's by its own; None if tensors have to be converted
+        self._casts = casts_for(dtype, self._base)
         self._delta: Literal["auto", "never"] = delta
         self._publisher: WeightPublisher | ShardedPublisher | None = None
         self._publication: Publication | None = None
@@ -150,6 +164,9 @@ class RefitCheckpointEngine:
         if global_steps is None:
             raise PublishError("verl sends weights without global_steps, which is the step that a version has")
         begin = time.monotonic()
+        if self._base is not None and self._model is None:
+            self._model = _empty_model(self._base)
+            self._names = checkpoint_names(self._model, self._model.state_dict(), self._base.inventory)
         share = self._copied(weights)  # in this thread, whose GPU verl gathers the tensors on
         gathered = time.monotonic()
         if self._publication is None or self._publication.step != global_steps:
@@ -191,10 +208,11 @@ class RefitCheckpointEngine:
         rank, size = self._ranks()
         held, self._share = self._share, {}
         taken = [0] * size
-        for name, tensor in weights:  # to its end on every rank: verl gathers each tensor by a collective
+        for own, tensor in weights:  # to its end on every rank: verl gathers each tensor by a collective
             holder = taken.index(min(taken))
             taken[holder] += tensor.nbytes
             if holder == rank:
+                name = (self._names or {}).get(own, own)
                 self._share[name] = self._host_copy(held.get(name), name, tensor)
         return self._share
 
@@ -210,6 +228,7 @@ class RefitCheckpointEngine:
         if self._publisher is None and rank >= 0:
             kind = ShardedPublisher if size > 1 else WeightPublisher
             self._publisher = kind(*self._place, **self._options)
+        share = convert(self._model, share) if self._names is None else share  # each tensor is whole, on one rank
         match self._publisher:
             case ShardedPublisher() as publisher:
                 self._publication = await asyncio.to_thread(publisher.publish, share, step=step)
@@ -231,6 +250,22 @@ class RefitCheckpointEngine:
             for name, url in wanted.items():
                 if url not in there:
                     client.add_engine(NewEngine(url=url, id=name, run=run))
+
+
+def _empty_model(base: BaseModel) -> Any:
+    """The model of a folder, on the device `meta`.
+
+    Raises:
+        PublishError: transformers does not make one.
+    """
+    torch, transformers = sys.modules["torch"], importlib.import_module("transformers")
+    try:
+        config = transformers.AutoConfig.from_pretrained(base.folder)
+        with torch.device("meta"):
+            return getattr(transformers, config.architectures[0])(config)
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"[:100]
+        raise PublishError(f"transformers makes no model of base_model ({why}): leave base_model out") from error
 
 
 def rollout_servers() -> dict[str, str]:

@@ -10,7 +10,6 @@ from refitd_client.checkpoint.finite import NO_RULE, rule_of
 from refitd_client.fingerprint import Scan
 from refitd_client.transport.group.child import TransferSent
 from refitd_client.transport.group.sending import Destination, GroupSender, NoTransferError, Sending
-from refitd_client.transport.group.stock_sending import StockSenders
 from refitd_client.transport.ipc.exported_memory import LayoutCache, PreparedOffer
 from refitd_client.transport.ipc.offer import Offer
 from refitd_client.write.content import TensorShards, Weights
@@ -21,8 +20,8 @@ class HandoverState:
     """What a publisher keeps from one hand-over to the next.
 
     `due`: the files of the last one were not written. `since` counts the versions without files since one had some,
-    None before the first. `layouts` know where its tensors lie, `sender` sends them over process groups, `stock` to
-    engines without refitd inside. `reason` is what was logged last of why versions are not handed over.
+    None before the first. `layouts` know where its tensors lie, `sender` sends them over process groups.
+    `reason` is what was logged last of why versions are not handed over.
     """
 
     due: bool = False
@@ -30,7 +29,6 @@ class HandoverState:
     since: int | None = None
     layouts: LayoutCache = field(default_factory=LayoutCache)
     sender: GroupSender = field(default_factory=GroupSender)
-    stock: StockSenders = field(default_factory=StockSenders)
 
     def sends(self, offer: Offer, to: Destination, tensors: Mapping[str, Any]) -> Offer:
         """The offer with how its tensors are sent.
@@ -38,13 +36,10 @@ class HandoverState:
         Raises:
             NoTransferError: they cannot be.
         """
-        if to.engines:
-            return replace(offer, stock=self.stock.begin(to, tensors))
         return replace(offer, transfer=self.sender.begin(to, tensors))
 
     def close(self) -> None:
-        """End the processes that send."""
-        self.stock.close()
+        """End the process that sends."""
         self.sender.close()
 
 
@@ -139,5 +134,4 @@ class TensorsHere:
         """As `Exported`."""
         if self._destination is None:
             return None
-        sender = self._state.stock if self._destination.engines else self._state.sender
-        return Sending(partial(sender.send, root, offer))
+        return Sending(partial(self._state.sender.send, root, offer))

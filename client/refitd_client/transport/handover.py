@@ -90,7 +90,7 @@ class ExportTarget:
     order: Order
     connection: Connection
     metadata: dict[str, str] = field(default_factory=dict[str, str])
-    allow_missing: bool = False
+    allow_missing: tuple[str, ...] = ()
     allow_extra: bool = False
     engines: Literal["mine"] | None = None
     destination: Destination | None = None
@@ -117,7 +117,7 @@ class ExportTarget:
             step=self.order.step,
             path=f"{self.run}/{version_folder(self.order)}",
             kind=Kind.HANDOVER,
-            allow_missing=self.allow_missing,
+            allow_missing=list(self.allow_missing),
             allow_extra=self.allow_extra,
             metadata=self.metadata,
             root=root_name(self.root),

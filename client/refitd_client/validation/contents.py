@@ -1,6 +1,7 @@
-"""Reading every byte of a checkpoint once: for the files' digests, and for values that are not finite.
+"""Reading every byte of a checkpoint once: for the files' digests, for values that are not finite, and for the
+tensors' fingerprints where they are wanted.
 
-Both in one pass, chunk by chunk while the bytes are still in the processor's cache. Memory is one chunk a thread, the
+All in one pass, chunk by chunk while the bytes are still in the processor's cache. Memory is one chunk a thread, the
 same for all that it reads; the threads share out the blocks that digests are made of, so that one large file is read
 as fast as many.
 
@@ -13,6 +14,7 @@ Files are read and not mapped: one that gets shorter is then an error, and not a
 """
 
 import os
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -25,10 +27,12 @@ import xxhash
 from numpy.typing import NDArray
 
 from refitd_client.checkpoint.finite import NonFinite, Search
+from refitd_client.checkpoint.header import BITS
 from refitd_client.checkpoint.opening import FileStat, Folder, check_unchanged
 from refitd_client.checkpoint.strict_header import Header
 from refitd_client.contract.manifest import BLOCK, digest_of_block, joined
-from refitd_client.files.plain_file import fill
+from refitd_client.files.plain_file import fill, read_at
+from refitd_client.fingerprint.host import MASK, ROW, bits_of, fingerprint, width_of
 from refitd_client.lanes import MAX_LANES, in_lanes, lanes_for
 
 CHUNK_BYTES = 2**20
@@ -43,10 +47,13 @@ class ReadingStoppedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What the bytes of some files are: digests by file name, and the tensors with non-finite values."""
+    """What the bytes of some files are: digests by file name, the tensors with non-finite values, and fingerprints by
+    tensor where they were asked for.
+    """
 
     digests: Mapping[str, str]
     non_finite: tuple[NonFinite, ...]
+    fingerprints: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 class StretchSearch(Protocol):
@@ -59,6 +66,50 @@ class StretchSearch(Protocol):
     def look(self, data: memoryview, position: int) -> None:
         """Search a stretch, which is at byte `position` of the file. From several threads, in any order."""
         ...
+
+
+class _Fingerprinting:
+    """Searches a file as another search does, and computes the fingerprints of its tensors. Its stretches begin and end
+    with the rows that fingerprints are made of.
+    """
+
+    def __init__(self, search: StretchSearch, header: Header) -> None:
+        specs = {name: spec for name, spec in header.tensors.items() if spec.dtype in BITS}  # the others have none
+        self.found = dict.fromkeys(specs, 0)
+        self._search = search
+        places = [(spec.start, spec.end, width_of(spec.dtype), name) for name, spec in specs.items()]
+        self._tensors = sorted(place for place in places if place[0] < place[1])
+        self._data = header.data_start
+        self._turn = Lock()
+
+    def boundary(self, position: int) -> int:
+        """See `StretchSearch`. A row has whole values, so this is a boundary of the other search too."""
+        at, base = self._first(position), position - self._data
+        if at == len(self._tensors) or base < self._tensors[at][0]:
+            return self._search.boundary(position)
+        begin, _, width, _ = self._tensors[at]
+        return position - (base - begin) % (ROW * width)
+
+    def look(self, data: memoryview, position: int) -> None:
+        """See `StretchSearch`."""
+        self._search.look(data, position)
+        base, at = position - self._data, self._first(position)
+        while at < len(self._tensors) and self._tensors[at][0] < base + len(data):
+            begin, end, width, name = self._tensors[at]
+            first, last = max(begin, base), min(end, base + len(data))
+            part = np.frombuffer(data[first - base : last - base], np.uint8)
+            share = fingerprint(bits_of(part, width), first=(first - begin) // width)
+            with self._turn:  # another thread may have another part of the tensor
+                self.found[name] = (self.found[name] + share) & MASK
+            at += 1
+
+    def _first(self, position: int) -> int:
+        """The place in `_tensors` of the first tensor that ends after byte `position` of the file."""
+        return bisect_right(self._tensors, position - self._data, key=_end)
+
+
+def _end(place: tuple[int, int, int, str]) -> int:
+    return place[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +173,7 @@ def read_contents(
     headers: Mapping[str, Header],
     *,
     searches: Mapping[str, StretchSearch] | None = None,
+    fingerprinted: bool = False,
     threads: int | None = None,
     stop: Event | None = None,
     on_read: Callable[[int], None] | None = None,
@@ -133,6 +185,7 @@ def read_contents(
         files: what the listing saw, by name.
         headers: the headers of those that have tensors.
         searches: what other files are searched by, by name.
+        fingerprinted: whether to compute the fingerprints of the tensors in `headers`.
         threads: 16 at most; by default as many as there are processors.
         stop: ends the reading when it is set.
         on_read: is called with the number of bytes that were read, in any thread.
@@ -143,14 +196,57 @@ def read_contents(
         OSError: a file cannot be read to its end.
     """
     finite = {name: Search(name, headers.get(name)) for name in sorted(files)}
-    by: Mapping[str, StretchSearch] = finite | dict(searches or {})
+    by: dict[str, StretchSearch] = finite | dict(searches or {})
+    prints = {name: _Fingerprinting(by[name], headers[name]) for name in finite if fingerprinted and name in headers}
+    by |= prints
     read = [_File(name, files[name], by[name], [b""] * max(1, -(-files[name].size // BLOCK))) for name in sorted(files)]
     blocks = [(file, number) for file in read for number in range(len(file.digests))]
     lanes = lanes_for(len(blocks)) if threads is None else max(1, min(threads, MAX_THREADS, len(blocks)))
     reading = _Reading(folder, stop or Event(), chunk_bytes(lanes), on_read)
     in_lanes([partial(reading.block, *block) for block in blocks], lanes=lanes)
     digests = {file.name: joined(file.digests) for file in read}
-    return Contents(digests, tuple(found for search in finite.values() for found in search.found))
+    non_finite = tuple(found for search in finite.values() for found in search.found)
+    return Contents(digests, non_finite, {name: each.found[name] for each in prints.values() for name in each.found})
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlace:
+    """Where a tensor's bytes are: from byte `start` of a file to before byte `end`."""
+
+    file: str
+    start: int
+    end: int
+
+
+def place_of(headers: Mapping[str, Header], tensor: str) -> TensorPlace:
+    """Where a tensor of some files is, by their headers."""
+    file, header = next((file, header) for file, header in headers.items() if tensor in header.tensors)
+    spec = header.tensors[tensor]
+    return TensorPlace(file, header.data_start + spec.start, header.data_start + spec.end)
+
+
+def same_bytes(one: int, other: int, first: TensorPlace, second: TensorPlace, stop: Event | None = None) -> bool:
+    """Whether two tensors have the same bytes.
+
+    Args:
+        one: the open file of the first.
+        other: the open file of the second.
+        first: where the first is.
+        second: where the second is.
+        stop: ends the reading when it is set.
+
+    Raises:
+        ReadingStoppedError: `stop` was set.
+        OSError: a file cannot be read.
+    """
+    length = first.end - first.start
+    for begin in range(0, length, CHUNK_BYTES):
+        if stop is not None and stop.is_set():
+            raise ReadingStoppedError
+        size = min(CHUNK_BYTES, length - begin)
+        if read_at(one, size, first.start + begin) != read_at(other, size, second.start + begin):
+            return False
+    return second.end - second.start == length
 
 
 def chunk_bytes(threads: int) -> int:

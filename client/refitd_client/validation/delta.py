@@ -11,7 +11,7 @@ that: no delta lists an element twice.
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 from threading import Event
@@ -19,7 +19,7 @@ from threading import Event
 from refitd_client.checkpoint.fault import Code, Defect, shown
 from refitd_client.checkpoint.finite import any_nonfinite, count_nonfinite, kind_of
 from refitd_client.checkpoint.header import BITS
-from refitd_client.checkpoint.inventory import Inventory
+from refitd_client.checkpoint.inventory import Inventory, not_a_copy
 from refitd_client.checkpoint.opening import FileStat, Folder, check_unchanged
 from refitd_client.checkpoint.strict_header import BITS as ALL_BITS
 from refitd_client.checkpoint.strict_header import SCALES_END
@@ -40,12 +40,14 @@ _ADVICE = "publish in full, and start the publisher anew"
 @dataclass(frozen=True, slots=True)
 class Base:
     """What a delta leads from. `inventory` are the model's tensors, the same from a full version to the last delta on
-    it. `fingerprints` are those of its manifest, by name; empty if it has none.
+    it. `fingerprints` are those of its manifest, by name; empty if it has none. `pairs` are the output layers that have
+    to be copies of embeddings, and those.
     """
 
     id: str
     inventory: Inventory
     fingerprints: Mapping[str, str]
+    pairs: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def summary(self) -> TensorsSummary:
@@ -129,6 +131,10 @@ def content_faults(manifest: Manifest, delta: DeltaContents, base: Base) -> Iter
             yield Defect(
                 Code.WRONG_BASE, f"tensor {shown(name)} has another fingerprint than in {base.id}, and no changes"
             )
+    known = {**base.fingerprints, **manifest.fingerprints, **{name: row.result for name, row in delta.rows.items()}}
+    for copy, first in base.pairs.items():  # they were equal in the base: if neither has changed, they still are
+        if delta.rows.keys() & {copy, first} and known.get(copy) != known.get(first):
+            yield Defect(Code.NO_COPY, not_a_copy(copy, first))
     for name, count in list(delta.non_finite.items())[:_FEW]:
         values = "1 new value that is" if count == 1 else f"{count} new values that are"
         text = f"tensor {shown(name)} has {values} NaN or infinite"

@@ -5,7 +5,8 @@ every byte. All of it is synchronous: callers on the event loop go through `asyn
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from threading import Event
@@ -18,6 +19,8 @@ from refitd_client.checkpoint.index import (
     IndexRefusedError,
     lay_out,
     parse_index,
+    read_elsewhere,
+    two_saves,
 )
 from refitd_client.checkpoint.inventory import Inventory, Reference
 from refitd_client.checkpoint.layout import MOST_OF_A_KIND, CheckpointLayout, layout_of
@@ -35,12 +38,13 @@ from refitd_client.contract.manifest import (
     Manifest,
     ManifestRefusedError,
     TensorsSummary,
+    digest_of_files,
     parse_manifest,
 )
 from refitd_client.contract.naming import ADAPTER_CONFIG_NAME, DELTA_NAME, INDEX_NAME, MANIFEST_NAME
 from refitd_client.contract.states import Kind
-from refitd_client.files.plain_file import read_at
-from refitd_client.validation.contents import StretchSearch, read_contents
+from refitd_client.files.plain_file import hole_in, read_at
+from refitd_client.validation.contents import StretchSearch, place_of, read_contents, same_bytes
 from refitd_client.validation.conventions import recognise
 from refitd_client.validation.delta import Base, DeltaReading
 from refitd_client.validation.lora import (
@@ -50,11 +54,12 @@ from refitd_client.validation.lora import (
     is_adapter,
     parse_adapter,
 )
-from refitd_client.validation.validate import Evidence, Options, Structure, judge
+from refitd_client.validation.validate import Evidence, Options, Structure, judge, pairs_of
 
 T = TypeVar("T")
 MAX_BESIDE_BYTES = 2**30  # of a configuration or a tokenizer. Every byte is read, also of a hole in a sparse file
 NO_LAYOUT = CheckpointLayout({}, None)  # of what has no weight files of its own
+_PAGE = 4096  # bytes at the end of a file, of which one that is filled from its begin on has none yet
 MAX_HEADERS_BYTES = 2**26  # of all files of a version; 200,000 tensors take 20 MB
 
 
@@ -111,6 +116,7 @@ def examine(
     seen: Structure | None = None,
     stop: Event | None = None,
     beside: bool = False,
+    fingerprinted: bool = False,
 ) -> Evidence:
     """Gather all that `validate` needs for a verdict. The weights are read only if the structure is acceptable.
 
@@ -125,6 +131,7 @@ def examine(
         stop: ends the reading when it is set.
         beside: only the files beside the weights are read. The evidence then has the manifest's digests of the weights,
             and counts only together with a proof of their tensors (`validation/proof.py`).
+        fingerprinted: whether the evidence has the fingerprints of all tensors.
 
     Raises:
         ReadingStoppedError: `stop` was set.
@@ -134,7 +141,7 @@ def examine(
             examination = _Examination(folder, path)
             if seen is None or not examination.confirms(seen):
                 seen = examination.structure()
-            return _read_weights(folder, seen, reference, options, stop, beside=beside)
+            return _read_weights(folder, seen, reference, options, stop, beside=beside, fingerprinted=fingerprinted)
     except OpeningRefusedError as error:
         return Evidence(structure=_nothing(path, Defect(Code.NOT_REGULAR, str(error))))
     except OSError as error:
@@ -149,6 +156,7 @@ def _read_weights(
     stop: Event | None,
     *,
     beside: bool,
+    fingerprinted: bool,
 ) -> Evidence:
     if judge(seen, reference, options) is not None:
         return Evidence(structure=seen)
@@ -160,15 +168,74 @@ def _read_weights(
         named = seen.manifest.files if beside and seen.manifest is not None else {}
         proved = {name: named[name].digest for name in seen.headers if name in named}
         files = {name: file for name, file in files.items() if name not in proved}
-        contents = read_contents(folder, files, seen.headers, searches=searches, stop=stop)
+        contents = read_contents(folder, files, seen.headers, searches=searches, fingerprinted=fingerprinted, stop=stop)
         contents = replace(contents, digests=proved | dict(contents.digests))
         changes = None if delta is None else delta.contents(stop or Event())
+        pairs = pairs_of(seen, reference).items()
+        if beside and seen.manifest is not None:  # who proves the tensors proves their fingerprints
+            told = seen.manifest.fingerprints
+            copies = frozenset(copy for copy, first in pairs if copy in told and told[copy] == told.get(first))
+        else:
+            copies = frozenset(copy for copy, first in pairs if _is_copy(folder, seen, copy, first, stop))
         if folder.signature(folder.list()) == seen.signature:
-            return Evidence(structure=seen, contents=contents, delta=changes)
+            return Evidence(structure=seen, contents=contents, copies=copies, delta=changes)
         change = Defect(Code.CHANGED, "files were added, replaced or removed while it was read: it is read again")
     except ChangedError as error:
         change = Defect(Code.CHANGED, f"{error}: it is read again")
     return Evidence(structure=_nothing(seen.path, change))
+
+
+def _is_copy(folder: Folder, seen: Structure, copy: str, first: str, stop: Event | None) -> bool:
+    places = place_of(seen.headers, copy), place_of(seen.headers, first)
+    with (
+        folder.open(places[0].file, seen.files[places[0].file]) as one,
+        folder.open(places[1].file, seen.files[places[1].file]) as other,
+    ):
+        return same_bytes(one, other, *places, stop)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAgain:
+    """What was found where a version was read once more: the signature of its files, and their digest as in `Valid`.
+
+    The digest is None where the files do not agree with each other; `fault` says why.
+    """
+
+    signature: str
+    digest: str | None
+    fault: str | None = None
+
+
+def read_again(
+    root: Path, path: str, *, stop: Event | None = None, on_read: Callable[[int], None] | None = None
+) -> ReadAgain:
+    """Read all of a version that was found good before, for its digest alone: equal bytes need no other verdict.
+
+    Args:
+        root: the root.
+        path: the version's folder, relative to it.
+        stop: ends the reading when it is set.
+        on_read: is called with the number of bytes that were read, in any thread.
+
+    Raises:
+        ReadingStoppedError: `stop` was set.
+        OSError: the folder is gone (FileNotFoundError), cannot be read, or changes while it is read.
+    """
+    seen = structure(root, path)
+    for fault in seen.faults:
+        if not fault.code.is_proof:
+            raise OSError(fault.reason)
+        return ReadAgain(seen.signature, None, fault.reason)
+    try:
+        with Folder(root, path) as folder:
+            files = to_read(seen)
+            digests = read_contents(folder, files, {}, stop=stop, on_read=on_read).digests
+            is_same = folder.signature(folder.list()) == seen.signature
+    except (ChangedError, OpeningRefusedError) as error:
+        raise OSError(str(error)) from error
+    if not is_same:
+        raise OSError(f"{path} changed while it was read")
+    return ReadAgain(seen.signature, digest_of_files({name: (files[name].size, digests[name]) for name in digests}))
 
 
 def to_read(seen: Structure) -> dict[str, FileStat]:
@@ -193,6 +260,8 @@ class _Examination:
         self._listing = folder.list()
         self._files = {name: file for name, file in self._listing.items() if file.is_regular}
         self._faults: list[Defect] = []
+        self._hole: str | None = None
+        self._zeros: str | None = None
 
     def glance(self) -> Structure:
         """Read the manifest alone, and so all of a delta."""
@@ -219,8 +288,9 @@ class _Examination:
             adapter = self._document(ADAPTER_CONFIG_NAME, MAX_CONFIG_BYTES, Code.BAD_HEADER, parse_adapter)
         if adapter is None:
             index = self._document(INDEX_NAME, MAX_INDEX_BYTES, Code.BAD_INDEX, parse_index)
+        twice = two_saves({name: file.mtime_ns for name, file in self._files.items()}, index)
         layout = lay_out(self._listing.keys(), index)
-        self._faults += layout.faults
+        self._faults += ([] if twice is None else [twice]) + [*layout.faults, *read_elsewhere(self._listing, layout)]
         read = layout_of(self._headers(layout.weights), index)
         if manifest is not None:
             self._faults += islice(check_manifest(manifest, self._listing, read), MOST_OF_A_KIND)
@@ -244,6 +314,8 @@ class _Examination:
             headers=layout.headers,
             inventory=layout.inventory,
             faults=tuple(self._faults),
+            hole=None if manifest is not None else self._hole,
+            zeros=None if manifest is not None else self._zeros,
             adapter=adapter,
         )
 
@@ -271,7 +343,7 @@ class _Examination:
         headers: dict[str, Header] = {}
         tensors = length = 0
         for name in names:
-            header = self._read(name, read_header)
+            header = self._read(name, partial(self._header, name))
             if header is None:
                 continue
             tensors += len(header.tensors)
@@ -285,6 +357,15 @@ class _Examination:
                 break
             headers[name] = header
         return headers
+
+    def _header(self, name: str, fd: int, size: int) -> Header:
+        header = read_header(fd, size)
+        if (hole := hole_in(fd, header.data_start)) is not None and self._hole is None:
+            self._hole = f"{shown(name)} has a hole at byte {hole}"
+        begin = max(header.data_start, size - _PAGE)
+        if begin < size and self._zeros is None and not any(read_at(fd, size - begin, begin)):
+            self._zeros = shown(name)
+        return header
 
     def _read(self, name: str, read: Callable[[int, int], T]) -> T | None:
         try:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from refitd_client.checkpoint.fault import Code, Defect
-from refitd_client.checkpoint.inventory import LM_HEAD, Difference, Different, Inventory, Reference, compare, listed
+from refitd_client.checkpoint.inventory import Difference, Different, Inventory, Reference, compare, listed, not_a_copy
 from refitd_client.checkpoint.opening import FileStat
 from refitd_client.checkpoint.strict_header import SCALES_END, Header
 from refitd_client.contract.manifest import Manifest, digest_of_files
@@ -35,8 +35,9 @@ class Structure:
 
     `files` are all its regular files, `headers` those of the weight files that a loader would read, `inventory` the
     tensors in them. `faults` is what does not agree, the most fundamental first. `signature` is empty if the folder
-    could not be opened. `awaits` is set while its trainer has not yet written the file that it writes last. `adapter`
-    is set if it is a LoRA adapter's folder.
+    could not be opened. `awaits` is set while its trainer has not yet written the file that it writes last. `hole` and
+    `zeros` are set where there is no manifest, and a weight file has a hole or ends in zeros, as one that was made in
+    full size and is filled later. `adapter` is set if it is a LoRA adapter's folder.
     """
 
     path: str
@@ -48,6 +49,8 @@ class Structure:
     inventory: Inventory
     faults: tuple[Defect, ...] = ()
     awaits: str | None = None
+    hole: str | None = None
+    zeros: str | None = None
     adapter: AdapterConfig | None = None
 
     @property
@@ -65,12 +68,14 @@ class Structure:
 class Evidence:
     """All that is needed for a verdict.
 
-    `contents` is None if the structure alone already decides, `delta` if the version is none. `failure` alone is set if
-    the folder could not be read.
+    `contents` is None if the structure alone already decides, `delta` if the version is none. `copies` are the output
+    layers whose bytes are those of the embedding that they are tied to. `failure` alone is set if the folder could not
+    be read.
     """
 
     structure: Structure | None = None
     contents: Contents | None = None
+    copies: frozenset[str] = frozenset()
     delta: DeltaContents | None = None
     failure: str | None = None
 
@@ -79,13 +84,14 @@ class Evidence:
 class Options:
     """What is expected of a checkpoint, and what it may do. `run`, `order` and `kind` None: what its manifest says.
 
+    `allow_missing` are patterns of the names of tensors that it may lack.
     `takes` is what the service's engines get: full versions, which deltas lead to, or adapters.
     """
 
     run: str | None = None
     order: Order | None = None
     kind: Kind | None = None
-    allow_missing: bool = False
+    allow_missing: tuple[str, ...] = ()
     allow_extra: bool = False
     allow_dtype_cast: bool = False
     takes: Kind = Kind.FULL
@@ -95,7 +101,8 @@ class Options:
 class Valid:
     """Proven good. `inventory` digests names, shapes and dtypes; `digest` all bytes; `weights` those of the files that
     loaders read, and `shards` their names and sizes (None for a delta); `fingerprints` those of all tensors, if its
-    manifest has them: versions with equal ones have equal tensors. `notes` are worth knowing.
+    manifest has them: versions with equal ones have equal tensors. `left_out` are the names of the tensors that it
+    lacks of those of the model; a delta lacks what its base does. `notes` are worth knowing.
     """
 
     inventory: str
@@ -104,6 +111,7 @@ class Valid:
     weights: str | None
     shards: str | None
     fingerprints: str | None = None
+    left_out: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -142,7 +150,7 @@ def validate(evidence: Evidence, reference: Reference | Base | None, options: Op
         return judged
     if contents is None:
         return Unknown("the weights were not read to their end", Code.UNREADABLE)
-    fault = next(_content_faults(structure, contents, evidence.delta, reference), None)
+    fault = next(_content_faults(structure, contents, evidence, reference), None)
     if fault is not None:
         return Invalid(fault.code, fault.reason)
     manifest, is_delta = structure.manifest, isinstance(reference, Base)
@@ -154,6 +162,7 @@ def validate(evidence: Evidence, reference: Reference | Base | None, options: Op
         weights=None if is_delta else _digest(structure, {name: read.get(name, "") for name in structure.headers}),
         shards=None if is_delta else _digest(structure, dict.fromkeys(structure.headers, "")),
         fingerprints=digest_of_files({name: (0, text) for name, text in named.items()}) if named else None,
+        left_out=() if isinstance(reference, Base) else tuple(_left_out(structure, reference)),
         notes=() if isinstance(reference, Base) else tuple(_notes(structure, reference)),
     )
 
@@ -170,6 +179,13 @@ def judge(structure: Structure, reference: Reference | Base | None, options: Opt
     if fault is None:
         return None
     return Invalid(fault.code, fault.reason) if fault.code.is_proof else Unknown(fault.reason, fault.code)
+
+
+def pairs_of(structure: Structure, reference: Reference | Base | None) -> Mapping[str, str]:
+    """The output layers of a full version that have to be copies of its embeddings, and those."""
+    if not isinstance(reference, Reference) or structure.adapter is not None:
+        return {}
+    return reference.pairs_in(structure.inventory)
 
 
 def _structure_faults(structure: Structure, reference: Reference | Base | None, options: Options) -> Iterator[Defect]:
@@ -227,8 +243,7 @@ def _identity_faults(structure: Structure, options: Options) -> Iterator[Defect]
 def _tensor_faults(structure: Structure, reference: Reference, options: Options) -> Iterator[Defect]:
     differences = compare(
         structure.inventory,
-        reference.inventory,
-        tied=reference.tied,
+        reference,
         allow_missing=options.allow_missing,
         allow_extra=options.allow_extra,
         allow_dtype_cast=options.allow_dtype_cast,
@@ -270,8 +285,8 @@ _ADVICE = {
     ),
     Difference.MISSING: (
         Code.MISSING_TENSOR,
-        "an engine would go on with its old values; publish every tensor, or publish with allow_missing=True "
-        "('refitd publish --allow-missing'; allow_missing in a notice)",
+        "publish every tensor, or name what is to be missing, such as allow_missing=['mtp.*'] ('refitd publish "
+        "--allow-missing 'mtp.*''; allow_missing in a notice)",
     ),
     Difference.EXTRA: (
         Code.EXTRA_TENSOR,
@@ -280,26 +295,27 @@ _ADVICE = {
     ),
     Difference.DTYPE: (
         Code.WRONG_DTYPE,
-        "publish in the model's dtype (dtype=, of a publisher), or let engines cast: --allow-dtype-cast of the service",
+        "publish tensors with base_model= and dtype= of a publisher, which keeps each one's dtype of the model, or let "
+        "engines cast: --allow-dtype-cast of the service",
     ),
 }
 
 
 _OTHER_NAMES = (
-    "{count} tensors that it has are none of the model's, the first of them {first}: publish under the model's names "
-    "(rename=, of a publisher). With allow_missing and allow_extra engines would stay on their old values"
+    "{count} tensors that it has are none of the model's, the first of them {first}: publish the module and not its "
+    "state dict, or set rename= of a publisher"
 )
 
 
 def _content_faults(
-    structure: Structure, contents: Contents, delta: DeltaContents | None, reference: Reference | Base | None
+    structure: Structure, contents: Contents, evidence: Evidence, reference: Reference | Base | None
 ) -> Iterator[Defect]:
-    manifest = structure.manifest
+    manifest, delta = structure.manifest, evidence.delta
     for name, file in sorted(manifest.files.items()) if manifest is not None else ():
         if contents.digests.get(name) != file.digest:
             yield Defect(
                 Code.MANIFEST_MISMATCH,
-                f"{name} is not what refit.json says it is (digest {contents.digests.get(name)}, expected "
+                f"{name} is not what the manifest says it is (digest {contents.digests.get(name)}, expected "
                 f"{file.digest}): its bytes were damaged or written over; publish the step again",
             )
     if contents.non_finite:
@@ -312,6 +328,9 @@ def _content_faults(
         more = len(contents.non_finite) - _SHOWN
         sentences += [f"and {more} more tensors"] if more > 0 else []
         yield Defect(Code.NON_FINITE, f"{'; '.join(sentences)}: the trainer has diverged or wrote damage")
+    for copy, first in pairs_of(structure, reference).items():
+        if copy not in evidence.copies:
+            yield Defect(Code.NO_COPY, not_a_copy(copy, first))
     if isinstance(reference, Base) and manifest is not None:
         if delta is None:
             yield Defect(Code.BAD_DELTA, "its changes were not read")
@@ -328,10 +347,16 @@ def _notes(structure: Structure, reference: Reference | None) -> Iterator[str]:
     stray = sorted(name for name in structure.files if name.endswith(".safetensors") and name not in structure.headers)
     if stray:
         yield f"not read by loaders, as the index does not name it: {', '.join(stray[:_SHOWN])}"
-    if reference is None:
+    if reference is None or structure.adapter is not None:
         return
-    if reference.tied and LM_HEAD in structure.inventory.tensors:
-        yield f"{LM_HEAD} is not read by engines: the model's output layer is its embedding"
-    differences = compare(structure.inventory, reference.inventory, tied=reference.tied)
+    for copy, first in pairs_of(structure, reference).items():
+        yield f"{copy} is a copy of {first}, to which the model ties it"
+    differences = [each for each in compare(structure.inventory, reference) if each.kind is not Difference.MISSING]
     if differences:  # those that were allowed
         yield f"allowed to differ from the model: {listed(differences)}"
+
+
+def _left_out(structure: Structure, reference: Reference | None) -> Iterator[str]:
+    if reference is not None and structure.adapter is None:
+        found = compare(structure.inventory, reference)
+        yield from sorted(each.name for each in found if each.kind is Difference.MISSING)

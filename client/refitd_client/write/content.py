@@ -26,10 +26,11 @@ from refitd_client.contract.naming import ADAPTER_CONFIG_NAME, MANIFEST_NAME, Sh
 from refitd_client.contract.states import Kind
 from refitd_client.errors import InvalidWeightsError, PublishError
 from refitd_client.lanes import in_lanes, lanes_for
-from refitd_client.tensors import HOST, Casts, SameTensors, TensorSource, numpy_source, refused
+from refitd_client.tensors import HOST, TORCH_NAMES, Casts, SameTensors, TensorSource, casts, numpy_source, refused
 from refitd_client.write import plan as shard
 from refitd_client.write.device_shards import DeviceShards
 from refitd_client.write.fp8_blocks import Fp8Blocks
+from refitd_client.write.module_names import ModuleState, after, checkpoint_names, convert
 from refitd_client.write.plan import (
     PIECE,
     Rename,
@@ -52,7 +53,7 @@ class TensorShards:
     """The weights of a version as tensors.
 
     `check_finite` refuses NaN and infinity. With `fingerprinted` the manifest will have the tensors' fingerprints:
-    computed on the GPU of those that are there, and of others from their bytes as they pass, at 1.5 GB/s a thread.
+    computed on the GPU of those that are there, and of others from their bytes as they pass, at 0.6 GB/s a thread.
     """
 
     shards: Sequence[Shard]
@@ -184,7 +185,8 @@ def is_companion(name: str) -> bool:
 class BaseModel:
     """The folder of the model that training started from, such as a snapshot in Hugging Face's cache.
 
-    Versions get its configuration and tokenizer files, and of tied weights the names that its checkpoint has.
+    Versions get its configuration and tokenizer files, and of tied weights the names that its checkpoint has. A
+    publisher's `dtype` for all tensors leaves each in the dtype that its checkpoint has.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -206,16 +208,53 @@ class BaseModel:
         return companions_of(self.folder)
 
     @cached_property
-    def _names(self) -> frozenset[str] | None:
+    def _dtypes(self) -> dict[str, str] | None:
         try:
             shards = open_checkpoint(self.folder).shards
         except InvalidWeightsError:  # a folder with a tokenizer and a configuration alone is a good base, too
             return None
-        return frozenset(entry.name for entries in shards.values() for entry in entries)
+        return {entry.name: TORCH_NAMES[entry.dtype] for entries in shards.values() for entry in entries}
 
     def inventory(self) -> frozenset[str] | None:
         """The tensors' names in its checkpoint, None if it has none that can be read. Read once."""
-        return self._names
+        return None if self._dtypes is None else frozenset(self._dtypes)
+
+    def dtypes(self) -> dict[str, str]:
+        """The dtypes in its checkpoint by names, as torch calls them; none if it has none that can be read."""
+        return self._dtypes or {}
+
+
+def casts_for(dtype: Any, base: BaseModel | None) -> Casts:
+    """Read a caller's `dtype`, held against the base model. Raises ValueError as `casts` does."""
+    read = casts(dtype)
+    return read if base is None or not read.rules else replace(read, kept=base.dtypes())
+
+
+# The values of a publisher's options with which they ask for nothing that files could not have.
+_OF_TENSORS: dict[str, tuple[Any, ...]] = {
+    "dtype": (None, {}),
+    "rename": (None, {}),
+    "max_shard_bytes": (None,),
+    "fingerprints": (None, False),
+    "check_finite": (True,),
+    "shadow": ("stream",),
+    "durable": ("always", "every=1"),
+}
+
+
+def require_as_it_is(what: str, options: Mapping[str, Any], *, is_adapter: bool) -> None:
+    """Refuse options of a publisher that do nothing to files.
+
+    Raises:
+        InvalidWeightsError: one of them is set.
+    """
+    idle = _OF_TENSORS | ({"base_model": (None,)} if is_adapter else {})
+    given = [f"{name}=" for name, without in idle.items() if options.get(name, without[0]) not in without]
+    if given:
+        raise InvalidWeightsError(
+            f"{what} is published as its files are, and {', '.join(given)} of this publisher would do nothing to it: "
+            "leave that out, or publish tensors (safetensors.torch.load_file reads them)"
+        )
 
 
 def fp8_blocks(casts: Casts, base: BaseModel | None) -> Fp8Blocks | None:
@@ -315,6 +354,7 @@ class WeightsReader:
     rename: Rename | None
     fingerprinted: bool | None  # None: where all tensors are on GPUs
     blocks: Fp8Blocks | None = None
+    given: Mapping[str, Any] = field(default_factory=dict[str, Any])  # the publisher's options, as it was given them
     _same: SameTensors[tuple[TensorShards, bytes, bytes]] = field(
         default_factory=SameTensors[tuple[TensorShards, bytes, bytes]], init=False
     )
@@ -328,23 +368,19 @@ class WeightsReader:
         if isinstance(weights, Content):  # from several ranks, which agreed on it before (`sharded/`)
             return weights
         if isinstance(weights, (str, os.PathLike)):
-            folder = Path(cast("str | os.PathLike[str]", weights))
-            if not folder.is_dir():
-                raise InvalidWeightsError(f"{folder} is not a folder: pass the one that the checkpoint was saved to")
-            checkpoint, companions = open_checkpoint(folder), companions_of(folder)
-            if checkpoint.is_adapter:  # no index: engines would look for the model that it names
-                own = [path for path in companions if path.name == ADAPTER_CONFIG_NAME]
-                if not own:
-                    raise InvalidWeightsError(f"{weights} holds an adapter without its {ADAPTER_CONFIG_NAME}")
-                return Content(weights=checkpoint, index=b"", companions=own, claims=Claims(kind=Kind.LORA))
-            return self._content(checkpoint, shard.index_json(checkpoint.tensors), b"", companions)
+            return self._files(Path(cast("str | os.PathLike[str]", weights)))
         if torch_tensors.is_module(weights):
             if self.rename is None and hasattr(weights, "peft_config"):
                 raise InvalidWeightsError(_WRAPPED)
-            second = torch_tensors.tied_patterns(weights)
-            return self._tensors(weights.state_dict(), second)
+            weights = ModuleState(weights, weights.state_dict())
+        if isinstance(weights, ModuleState):
+            state, second = weights, torch_tensors.tied_patterns(weights.module)
+            names = checkpoint_names(weights.module, state, self._inventory)
+            if names is None:
+                state, names = convert(weights.module, state), {}
+            return self._tensors(state, second, after(names, self.rename))
         if isinstance(weights, Mapping):
-            return self._tensors(cast("Mapping[Any, Any]", weights), ())
+            return self._tensors(cast("Mapping[Any, Any]", weights), (), self.rename)
         raise InvalidWeightsError(
             f"weights are a {type(weights).__name__}: pass a state dict, an nn.Module or a checkpoint's folder"
         )
@@ -353,11 +389,26 @@ class WeightsReader:
         """Drop the references to the tensors that were read last."""
         self._same.let_go()
 
-    def _tensors(self, state: Mapping[Any, Any], second: Sequence[str]) -> Content:
+    def _inventory(self) -> frozenset[str] | None:
+        return None if self.base_model is None else self.base_model.inventory()
+
+    def _files(self, folder: Path) -> Content:
+        if not folder.is_dir():
+            raise InvalidWeightsError(f"{folder} is not a folder: pass the one that the checkpoint was saved to")
+        checkpoint, companions = open_checkpoint(folder, once=True), companions_of(folder)
+        require_as_it_is(f"the folder {folder}", self.given, is_adapter=checkpoint.is_adapter)
+        if checkpoint.is_adapter:  # no index: engines would look for the model that it names
+            own = [path for path in companions if path.name == ADAPTER_CONFIG_NAME]
+            if not own:
+                raise InvalidWeightsError(f"{folder} holds an adapter without its {ADAPTER_CONFIG_NAME}")
+            return Content(weights=checkpoint, index=b"", companions=own, claims=Claims(kind=Kind.LORA))
+        return self._content(checkpoint, shard.index_json(checkpoint.tensors), b"", companions)
+
+    def _tensors(self, state: Mapping[Any, Any], second: Sequence[str], rename: Rename | None) -> Content:
         for name in state:
             if not isinstance(name, str):
                 raise InvalidWeightsError(f"a state dict's keys are names, and {name!r} is a {type(name).__name__}")
-        names = published_names(state.keys(), self.rename)
+        names = published_names(state.keys(), rename)
         made = self._same.again(state, (names, *second))
         if made is None:
             sources = {old: _source(new, state[old], self.casts) for old, new in names.items()}
@@ -366,8 +417,7 @@ class WeightsReader:
                 part for each in sources.values() for part in ([each] if blocks is None else blocks.sources(each))
             ]
             patterns = [f"^{re.escape(name)}$" for name in second_names(names, second)]
-            inventory = self.base_model.inventory if self.base_model is not None else lambda: None
-            kept = without_second_names(published, inventory=inventory, second=patterns)
+            kept = without_second_names(published, inventory=self._inventory, second=patterns)
             on_gpus = bool(kept) and all(source.place != HOST for source in kept)
             shards = TensorShards(
                 shards=shard.cut(kept, max_shard_bytes=self.max_shard_bytes),

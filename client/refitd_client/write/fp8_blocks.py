@@ -14,6 +14,7 @@ configuration lists (`modules_to_not_convert`) and embeddings, heads, norms, rou
 A weight is quantised anew each time its bytes are asked for, some rows at a time. Nothing is kept between two steps.
 """
 
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -24,6 +25,7 @@ import msgspec
 
 from refitd_client.checkpoint.header import Entry
 from refitd_client.checkpoint.strict_header import SCALES_END
+from refitd_client.contract.decoding import from_python_json
 from refitd_client.errors import PublishError
 from refitd_client.files.plain_file import read_plain
 from refitd_client.tensors import Casts, TensorSource, entry_of, refused
@@ -117,7 +119,7 @@ class Fp8Blocks:
             "weight_block_size": [BLOCK, BLOCK],
             "modules_to_not_convert": sorted(kept),
         }
-        return msgspec.json.format(msgspec.json.encode(self._config | {"quantization_config": quantisation}), indent=2)
+        return json.dumps(self._config | {"quantization_config": quantisation}, indent=2).encode()
 
     def _takes(self, entry: Entry) -> bool:
         name = entry.name
@@ -169,6 +171,6 @@ def _scales(blocks: Any) -> Any:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return msgspec.json.decode(read_plain(path, _MAX_CONFIG_BYTES, follow=True), type=dict[str, Any])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        return from_python_json(read_plain(path, _MAX_CONFIG_BYTES, follow=True), dict[str, Any])
+    except msgspec.MsgspecError as error:
         raise PublishError(f"{path} cannot be read as a model's configuration: {error}") from error

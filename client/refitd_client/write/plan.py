@@ -326,7 +326,7 @@ def not_finite(name: str, count: int, where: str = "") -> InvalidWeightsError:
     return refused(
         name,
         f"holds {values} NaN or infinite{where}: the training step that made it went wrong, and engines would answer "
-        "with noise (check_finite=False publishes it all the same)",
+        "with noise. Publish an earlier step's weights, or go on training from its checkpoint",
     )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from refitd_client.checkpoint import header
 from refitd_client.checkpoint.header import Entry
-from refitd_client.checkpoint.index import MAX_INDEX_BYTES, Index, IndexRefusedError, parse_index
+from refitd_client.checkpoint.index import MAX_INDEX_BYTES, Index, IndexRefusedError, lay_out, parse_index, two_saves
 from refitd_client.contract.naming import ADAPTER_NAME, INDEX_NAME, ShardLayout
 from refitd_client.errors import InvalidWeightsError
 from refitd_client.files.plain_file import read_plain
@@ -65,8 +65,12 @@ class SourceCheckpoint:
             staging.copy(path)
 
 
-def open_checkpoint(folder: Path) -> SourceCheckpoint:
+def open_checkpoint(folder: Path, *, once: bool = False) -> SourceCheckpoint:
     """Read a folder's listing, its index and the headers of its shards.
+
+    Args:
+        folder: the folder.
+        once: whether to refuse one that a model was saved to more than once.
 
     Raises:
         InvalidWeightsError: it is no checkpoint in safetensors, or an incomplete one.
@@ -78,6 +82,9 @@ def open_checkpoint(folder: Path) -> SourceCheckpoint:
         index = None
     except IndexRefusedError as error:
         raise InvalidWeightsError(f"{path} is no index of a checkpoint: {error}") from error
+    times = {file.name: file.stat().st_mtime_ns for file in folder.iterdir() if once and file.is_file()}
+    if (fault := two_saves(times, index)) is not None:
+        raise InvalidWeightsError(f"{folder} is not published: {fault.reason}")
     shards = {path: header.read(path) for path in _shard_paths(folder, index)}
     _check_names(folder, shards, index)
     return SourceCheckpoint(shards=shards)
@@ -92,9 +99,9 @@ def _shard_paths(folder: Path, index: Index | None) -> list[Path]:
                 )
         return [folder / name for name in index.files]
     found = [path for path in sorted(folder.glob("*.safetensors")) if not path.name.startswith(".")]
-    shards = [path for path in found if path.name != ADAPTER_NAME]
+    shards = lay_out([path.name for path in found if path.name != ADAPTER_NAME], None).weights
     if shards:
-        return shards
+        return [folder / name for name in shards]
     if found:  # an adapter alone: a version of its own kind
         return found
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLES)

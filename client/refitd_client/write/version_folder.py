@@ -18,7 +18,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from refitd_client.contract.naming import INCOMING_PREFIX, STAGING_LOCK
 from refitd_client.errors import InvalidWeightsError, NoSpaceError
 from refitd_client.files import durable
 from refitd_client.files.durable import Mapped, Mappings
-from refitd_client.files.plain_file import FileLock, open_plain, opened
+from refitd_client.files.plain_file import LOCK_PATIENCE, FileLock, open_plain, opened
 from refitd_client.write.progress import WriteProgress
 
 Take = Callable[[Path], FileLock | None]
@@ -51,12 +51,21 @@ class Progress:
 class Meter:
     """Adds up bytes from any thread, and reports them as they grow in the one that made it."""
 
-    def __init__(self, total: int, callback: Callable[[Progress], None] | None) -> None:
-        """`callback` is called in this thread, about once a megabyte if it is this thread that writes."""
+    def __init__(
+        self, total: int, callback: Callable[[Progress], None] | None, check: Callable[[], None] = lambda: None
+    ) -> None:
+        """Nothing is counted yet.
+
+        Args:
+            total: bytes that there will be.
+            callback: is called in this thread, about once a megabyte if it is this thread that writes.
+            check: raises if nothing more is to be written. It is called with each count, in any thread.
+        """
         self.total = total
         self._written = 0
         self._reported = 0
         self._callback = callback
+        self.check = check
         self._thread = threading.get_ident()
         self._turn = threading.Lock()
 
@@ -67,6 +76,7 @@ class Meter:
 
     def add(self, count: int) -> None:
         """Count bytes that were written."""
+        self.check()
         if self._callback is not None:
             with self._turn:
                 self._written += count
@@ -329,7 +339,7 @@ class Staging:
         except OSError as error:
             _log.warning(
                 "%s could not be removed (%s): it is no version, nothing reads it, and it takes room. Delete it, or "
-                "the service of this root does, an hour after it was written last (--incoming-ttl)",
+                "the run's next publisher or the service of this root does",
                 self.path,
                 error,
             )
@@ -354,8 +364,7 @@ def staged(
     try:
         lock = take(path) if take is not None else None
         if lock is None:
-            durable.make_folder(path)
-            lock = FileLock(path / STAGING_LOCK)
+            lock = _begun(path)
         else:
             staging.recycled = frozenset(os.listdir(path)) - {STAGING_LOCK}
         yield staging
@@ -366,6 +375,21 @@ def staged(
     finally:
         staging.close()
         if lock is not None:
+            lock.release()
+
+
+def _begun(path: Path) -> FileLock:
+    """Make a staging folder, and return its held lock.
+
+    A collector that looks holds the lock for a moment, and takes for dead what is not locked yet.
+    """
+    while True:
+        with suppress(FileExistsError):
+            durable.make_folder(path)
+        with suppress(FileNotFoundError):
+            lock = FileLock(path / STAGING_LOCK, patience=LOCK_PATIENCE)
+            if lock.is_at(path / STAGING_LOCK):
+                return lock
             lock.release()
 
 

@@ -7,7 +7,6 @@ from fastapi import APIRouter, FastAPI
 from pydantic import TypeAdapter
 
 from refitd.api import (
-    compare,
     engines,
     errors,
     files,
@@ -23,11 +22,12 @@ from refitd.api import (
 )
 from refitd.api.auth import OPEN, Door, Gate
 from refitd.api.context import Service
-from refitd.api.feed import Feed, Streams
+from refitd.api.feed import Feed
 from refitd.api.fragments import Fragments
 from refitd.api.limits import RequestLimit
 from refitd.api.metrics import LeaderCollector, StoreCollector
 from refitd.api.roles import LOOKS
+from refitd.api.waiting import WaitingRequests
 from refitd.observe.telemetry import Telemetry
 from refitd.settings import Settings
 from refitd_client.contract.wire import GroupLead, Problem
@@ -40,6 +40,7 @@ _REFUSED = {"401": "A token is needed, or another one", "403": "The token does n
 def routes() -> FastAPI:
     """The routes and their document, with no service behind them."""
     app = FastAPI(
+        separate_input_output_schemas=False,
         title="refitd",
         version="1",
         summary="Keeps inference engines on the trainer's latest weights.",
@@ -67,12 +68,10 @@ def _parts() -> APIRouter:
         engines.router,
         engines.receivers_route,
         operations.run_routes,
-        operations.rollout_routes,
+        operations.update_routes,
         operations.reclaim_routes,
         log.router,
         history.router,
-        compare.router,
-        log.delivery_routes,
         health.router,
     ):
         parts.include_router(router)
@@ -83,16 +82,18 @@ def build_api(service: Service) -> FastAPI:
     """The ASGI application for a running service."""
     app = routes()
     app.state.service = service
-    app.state.streams = Streams()
+    app.state.waiting = WaitingRequests()
     app.state.feed = Feed(service.store)
-    app.state.comparer = compare.Comparer(service)
     app.state.history = history.PastUpdates()
     app.state.version_pages = versions.VersionPages()
     leader = service.leader
     led = None if leader is None else GroupLead(address=leader.address, since=leader.since, epoch=leader.epoch)
     app.state.fragments = Fragments()
     app.state.overview = overview.Cached(
-        wants_token=service.settings.wants_token, leader=led, fragments=app.state.fragments
+        keeps=service.settings.keeping,
+        wants_token=service.settings.wants_token,
+        leader=led,
+        fragments=app.state.fragments,
     )
     app.state.telemetry = service.telemetry or Telemetry(service.store)
     app.state.telemetry.registry.register(StoreCollector(service, app.state.telemetry.unserved))

@@ -23,10 +23,11 @@ import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from refitd.api.errors import answer
+from refitd.api.host_names import FollowClaim
 from refitd.api.roles import LOOKS, TokenRole, may
 from refitd.api.web_pages import API_PAGES, DASHBOARD
 from refitd.problem import ProblemError, Slug
-from refitd.tokens import Tokens, TokensRefusedError, is_one_of
+from refitd.tokens import Tokens, TokensRefusedError, digest_of, is_one_of, names_of, without_names
 
 _OWN = frozenset({"same-origin", "none"})  # "none": typed into the address bar
 
@@ -98,6 +99,8 @@ OPEN = HEALTH | DASHBOARD.keys() | API_PAGES.keys() | {"/openapi.json"}
 log = structlog.get_logger("refitd")
 
 REALM = 'Bearer realm="refitd"'
+FOLLOWS_BY = "refitd.follows_by"  # in a request's scope: the claim of a token that only follows
+KNOWN_BY = "refitd.known_by"  # in a request's scope: the digest of the token that it came with, where that is known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,9 +161,17 @@ def roles_of(given: str, tokens: Tokens) -> frozenset[TokenRole]:
         TokenRole.WRITE: tokens.write,
         TokenRole.READ: tokens.read,
         TokenRole.PUBLISH: tokens.publish,
-        TokenRole.FOLLOW: tokens.follow,
+        TokenRole.FOLLOW: without_names(tokens.follow),
     }
     return frozenset([role for role, known in held.items() if is_one_of(given, known)])
+
+
+def follow_claim(claim: Credentials, tokens: Tokens) -> FollowClaim | None:
+    """Return for whom a token that only follows speaks; None of any other token."""
+    given = _token_of(claim.credentials)
+    if given is None or roles_of(given, tokens) != frozenset({TokenRole.FOLLOW}):
+        return None
+    return FollowClaim(digest_of(given), names_of(given, tokens.follow))
 
 
 def is_needed(claim: Credentials, tokens: Tokens) -> bool:
@@ -168,10 +179,10 @@ def is_needed(claim: Credentials, tokens: Tokens) -> bool:
     return bool(tokens.read if claim.method in LOOKS else tokens.write)
 
 
-def is_known(claim: Credentials, tokens: Tokens) -> bool:
-    """Return whether the request came with a token of the service's, needed or not."""
+def known_by(claim: Credentials, tokens: Tokens) -> bytes | None:
+    """Return the digest of the token that the request came with, needed or not; None where it is not known here."""
     given = _token_of(claim.credentials)
-    return given is not None and bool(roles_of(given, tokens))
+    return digest_of(given) if given is not None and roles_of(given, tokens) else None
 
 
 def _token_of(credentials: tuple[str, ...]) -> str | None:
@@ -236,8 +247,12 @@ class Gate:
             path=scope["path"],
             credentials=tuple(map(_as_bearer, sent)) if self._door.as_password else sent,
         )
+        if (follows := follow_claim(claim, tokens)) is not None:
+            scope[FOLLOWS_BY] = follows
+        if (known := known_by(claim, tokens)) is not None:
+            scope[KNOWN_BY] = known
         found = intrusion(headers, changes=claim.method not in LOOKS) or refusal(claim, tokens)
-        if found is not None or is_needed(claim, tokens) or is_known(claim, tokens):
+        if found is not None or is_needed(claim, tokens) or known is not None:
             return found
         advice = "the token that was sent is not known here: send another" if claim.credentials else "send a token"
         has_tokens = bool(tokens.write + tokens.read)

@@ -116,6 +116,9 @@ def _longest(taken: Sequence[Taken], *, until: float) -> int | None:
 _TOO_MANY = ProblemError(
     Slug.TOO_MANY, "there are as many connections as the server takes: try again", {"Retry-After": "1"}
 )
+_TWO_LENGTHS = ProblemError(
+    Slug.BAD_REQUEST, "a request has either Transfer-Encoding or Content-Length: where its body ends is not certain"
+)
 _NO_CERTIFICATE = ProblemError(
     Slug.NO_CERTIFICATE,
     "this service answers clients with a certificate alone (--tls-client-ca): name one in REFITD_CLIENT_CERT and "
@@ -159,6 +162,7 @@ class ClientConnection(H11Protocol):
             self.app = self._sending_files(self.app)
         elif tls.verify_mode is not ssl.CERT_NONE and not transport.get_extra_info("peercert"):
             self.app = _only(self.health, self.app, _NO_CERTIFICATE)
+        self.app = _of_one_length(self.app)
         self._request_since, self.peer = self.loop.time(), peer_of(self.client)
         others = {id(each): each for each in cast("set[ClientConnection]", self.connections) if each.is_open}
         del others[id(self)]
@@ -332,12 +336,30 @@ def _only(paths: Collection[str], app: ASGIApp, otherwise: ProblemError) -> ASGI
     """An application that answers these paths alone, and closes the connection behind each answer."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_and_close(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
-            await send(message)
-
         inner: ASGIApp = app if scope["path"] in paths else response(otherwise, scope["path"])
-        await inner(scope, receive, send_and_close)
+        await inner(scope, receive, _closing(send))
 
     return answer
+
+
+def _of_one_length(app: ASGIApp) -> ASGIApp:
+    """An application that no request reaches of which a proxy may see another end than h11 does (RFC 9112, 6.1)."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}:
+            await response(_TWO_LENGTHS, scope["path"])(scope, receive, _closing(send))
+        else:
+            await app(scope, receive, send)
+
+    return answer
+
+
+def _closing(send: Send) -> Send:
+    """Close the connection behind the answer."""
+
+    async def send_and_close(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+        await send(message)
+
+    return send_and_close

@@ -5,26 +5,27 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from refitd.api.host_names import HostNames
 from refitd.catalog.intake import Intake
 from refitd.clock import SystemClock
 from refitd.follow.follower import UpstreamFollower
-from refitd.follow.relay_plans import RelayPlans
 from refitd.materialize.materializer import Materializer
 from refitd.observe.telemetry import Telemetry
 from refitd.policy.readiness import unknown
 from refitd.policy.upstream import decided_by
 from refitd.problem import ProblemError, Slug
 from refitd.reclaim.sweep import Sweeper
-from refitd.rollout.fleet import Fleet
-from refitd.rollout.hosts import ReportedHosts
-from refitd.rollout.targets import Targets
 from refitd.settings import Settings
+from refitd.state.decisions import DecisionFile
+from refitd.state.files_sent import FilesSent
 from refitd.state.followers import Followers
-from refitd.state.handed_out import HandedOutBytes
 from refitd.state.leader import Leader
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd.text import listed
+from refitd.update.fleet import Fleet
+from refitd.update.hosts import ReportedHosts
+from refitd.update.targets import Targets
 from refitd_client.contract.naming import Order, parse_version_id
 from refitd_client.contract.naming import version_id as id_of
 
@@ -32,9 +33,9 @@ from refitd_client.contract.naming import version_id as id_of
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
     """The parts of the running service. Without `telemetry` only the API is measured. `followers` are those of this
-    service, `hosts` knows which of them it leads, `relays` who of them pulls from whom, and `handed_out` what was sent
-    to them. `follower` follows an upstream, None where it follows none. `leader` is this service as the leader of its
-    group, None where it belongs to none.
+    service, `names` knows for which of them a token speaks, `hosts` leads them, and `sent` is what is sent to them now.
+    `follower` follows an upstream, None where it follows none. `leader` is this service as the leader of its group,
+    None where it belongs to none. `decisions` writes what operators decide down a second time.
     """
 
     settings: Settings
@@ -46,11 +47,20 @@ class Service:
     materializer: Materializer | None = None
     telemetry: Telemetry | None = None
     followers: Followers = field(default_factory=lambda: Followers(SystemClock()))
+    names: HostNames = field(default_factory=lambda: HostNames(SystemClock()))
     hosts: ReportedHosts | None = None
-    relays: RelayPlans | None = None
-    handed_out: HandedOutBytes = field(default_factory=HandedOutBytes)
+    sent: FilesSent = field(default_factory=FilesSent)
     follower: UpstreamFollower | None = None
+    decisions: DecisionFile | None = None
     leader: Leader | None = None
+
+    async def decided(self) -> None:
+        """Wait until what was decided is durable; call it before a request for it is answered.
+
+        Raises:
+            JournalError: the journal cannot be written just now.
+        """
+        await (self.store.durable() if self.decisions is None else self.decisions.written())
 
 
 async def _service(request: Request) -> Service:

@@ -91,12 +91,9 @@ async def receivers(run: str, service: ServiceOf) -> Receivers:
     """
     there = [engine for engine in service.store.engines_of(_checked_run(run)) if engine.receivers]
     others = [engine for engine in service.store.engines_of(run) if not engine.receivers]
-    stock = [(engine.id, engine.stock_receiver) for engine in others if engine.plugin is None]
     return Receivers(
         receivers=[replace(each, engine=engine.id) for engine in there for each in engine.receivers],
         others=[engine.id for engine in others],
-        stock=[replace(each, engine=name) for name, each in stock if each is not None],
-        refusals={engine.id: engine.group_refusal for engine in others if engine.group_refusal is not None},
     )
 
 

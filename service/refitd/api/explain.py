@@ -8,11 +8,11 @@ from refitd.engine.port import Outcome
 from refitd.policy.binding import why_unbound
 from refitd.policy.contest import SAID_FOR, STOP_THE_OTHER, gives_up
 from refitd.policy.strategy import Strategy, has_given_up, released, why_waiting
-from refitd.rollout.targets import Targets
-from refitd.state.records import NOT_SENT, AttemptRecord, EngineRecord, RolloutRecord, Source
+from refitd.state.records import NOT_SENT, AttemptRecord, EngineRecord, Source, UpdateRecord
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd.text import listed
+from refitd.update.targets import Targets
 from refitd_client.contract.hosts import HostEngine, HostEngines
 from refitd_client.contract.states import EngineState, Kind, VersionState
 from refitd_client.contract.wire import Reclaimable, ReclaimPlan, RunGlance
@@ -100,7 +100,7 @@ def explain_version(
     """
     without_files = record.durability is not None and record.state is VersionState.ANNOUNCED
     means = "it has no files" if without_files else _VERSIONS[record.state]
-    sentences = [f"{record.id} is {record.state}: {record.reason or means}."]
+    sentences = [f"{record.id} is {record.state}: {record.doubt or record.reason or means}."]
     if record.chosen is not None:
         sentences.append(f"Its trainer publishes it {record.chosen}.")
     if record.in_memory:
@@ -108,16 +108,19 @@ def explain_version(
     if record.proved_by:
         engines = listed(record.proved_by)
         sentences.append(f"Its tensors were proved by the GPUs of {engines}, and not read by the service itself.")
+    sentences += [f"It {record.partly}."] if record.partly else []
+    sentences += [f"Of its files: {note}." for note in record.notes]
     sentences += _barred(record, store)
     if record.kind is Kind.DELTA:
         sentences += _as_delta(record, targets, waits_for)
-    if record.state is VersionState.SEALED or record.in_memory:
+    if record.state in {VersionState.SEALED, VersionState.LOST} or record.in_memory:
         sentences += on_engines(record, store, targets)
         if (newer := overtaken_by(record, store, targets)) is not None:
             step = f"step {newer.order.step:,}" if newer.order.generation == record.order.generation else newer.id
             partly = "Not all engines of its run were proved to serve it"
             lacks = "No engine was ever brought to it" if never_sent else partly
             sentences.append(f"{lacks}: {step} overtook it.")
+    sentences += [f"Its update took: {phases(record.timings)}."] if record.timings else []
     for line in plan.items:
         if line.version == record.id:
             sentences += [f"It is {'kept' if line.keep else 'due to be deleted'}: {reason}." for reason in line.reasons]
@@ -205,11 +208,11 @@ def explain_engine(engine: EngineRecord, store: Store, targets: Targets) -> list
     if engine.failures:
         failed = "1 attempt has" if engine.failures == 1 else f"{engine.failures} attempts in a row have"
         sentences.append(f"{failed} failed; the next one waits a while.")
-    sentences += _its_server(engine)
+    sentences += _its_server(engine, target)
     sentences += [] if engine.host is None else _its_host(engine, engine.host, order, host_does(engine, store))
     if engine.last_attempt is not None:
         sentences.append(_last_load(engine.last_attempt))
-    return _with_reason(sentences, engine, store.rollouts.get(engine.run))
+    return _with_reason(sentences, engine, store.updates.get(engine.run))
 
 
 def _what_it_means(engine: EngineRecord, order: AttemptRecord | None) -> str:
@@ -218,15 +221,16 @@ def _what_it_means(engine: EngineRecord, order: AttemptRecord | None) -> str:
     return _ENGINES[engine.state]
 
 
-def _its_server(engine: EngineRecord) -> list[str]:
+def _its_server(engine: EngineRecord, target: VersionRecord | None) -> list[str]:
     """Say what its server is, what proves its contents, and what carries out its loads."""
     sentences = [f"It {engine.what_it_is}."] if engine.what_it_is else []
     if engine.how_proved is not None:
         sentences.append(engine.how_proved)
     if engine.plugin is not None or engine.stock_reason is not None:
         sentences.append(f"It {engine.how_it_loads}.")
-    if engine.group_refusal is not None:
-        sentences.append(f"It takes no version over a process group: {engine.group_refusal}.")
+    if engine.plugin is not None and target is not None and target.lacks_manifest:
+        why = "that has no manifest, and the service keeps none"
+        sentences.append(f"It loads {target.id} as {engine.server} does by itself: {why}.")
     if engine.pair:
         sentences.append(f"Its servers are updated together: {', '.join(engine.urls)}.")
     if engine.draft is not None:
@@ -250,7 +254,7 @@ def _its_host(engine: EngineRecord, host: HostEngines, order: AttemptRecord | No
         f"The host {host.follower} pulls each version{source} and updates its own {own}.",
         "This service only says which version, and waits until the host has proved that it serves it.",
         *([] if does is None else [f"Now the host {does}."]),
-        f"When the host was last asked, its engines were: {counted or 'none'}.",
+        f"When the host last reported, its engines were: {counted or 'none'}.",
     ]
     goal = engine.serving if order is None else order.version
     away = [each for each in host.engines if each.state is not EngineState.IN_SYNC or goal not in (None, each.version)]
@@ -259,7 +263,7 @@ def _its_host(engine: EngineRecord, host: HostEngines, order: AttemptRecord | No
     not_named -= sum(each.state is not EngineState.IN_SYNC for each in host.engines)
     if not_named > 0:
         others = "1 more of its engines was" if not_named == 1 else f"{not_named} more of its engines were"
-        sentences.append(f"{others} not IN_SYNC: 'refitd status --url {engine.url}' names all of them.")
+        sentences.append(f"{others} not IN_SYNC: 'refitd status' on that host names all of them.")
     return sentences
 
 
@@ -297,10 +301,10 @@ def _about_its_run(engine: EngineRecord, store: Store) -> list[str]:
     return sentences
 
 
-def _with_reason(sentences: list[str], engine: EngineRecord, rollout: RolloutRecord | None) -> list[str]:
+def _with_reason(sentences: list[str], engine: EngineRecord, update: UpdateRecord | None) -> list[str]:
     """Add why its state is what it is, unless another sentence says so."""
     why = engine.reason
-    if why is None or any(why in each for each in sentences) or (rollout is not None and why == rollout.why_paused):
+    if why is None or any(why in each for each in sentences) or (update is not None and why == update.why_paused):
         return sentences
     return [sentences[0], f"The reason: {why}.", *sentences[1:]]
 
@@ -319,19 +323,25 @@ def _against(engine: EngineRecord, run: str, target: VersionRecord | None) -> st
 def _last_load(attempt: AttemptRecord) -> str:
     why = f": {attempt.reason}" if attempt.reason else ""
     ended = _ENDED.get(attempt.outcome or "", "is under way")
-    return f"Its last load, of {attempt.version}, began at {attempt.started_at} and {ended}{why}."
+    took = f" It took: {phases(attempt.timings)}." if attempt.timings else ""
+    return f"Its last load, of {attempt.version}, began at {attempt.started_at} and {ended}{why}.{took}"
+
+
+def phases(timings: Mapping[str, float]) -> str:
+    """How long each phase took. Of a version, phases of loads are those of the engine that took longest."""
+    return ", ".join(f"{stage.replace('_', ' ')} {milliseconds:,.0f} ms" for stage, milliseconds in timings.items())
 
 
 def _turn(engine: EngineRecord, target: VersionRecord, store: Store, strategy: Strategy) -> list[str]:
     """Say what the strategy has it wait for."""
-    rollout, engines = store.rollouts.get(target.run), store.engines_of(target.run)
-    if rollout is not None and rollout.paused_since is not None:
-        return [paused_since(rollout)]
+    update, engines = store.updates.get(target.run), store.engines_of(target.run)
+    if update is not None and update.paused_since is not None:
+        return [paused_since(update)]
     if has_given_up(engine, target):
         return [f"It has given {target.id} up after {engine.strikes[target.id]} loads: a resync tries it once more."]
-    if engine.id in released(strategy, target, rollout, engines):
+    if engine.id in released(strategy, target, update, engines):
         return []
     sentences = [f"It is not its turn yet: {why_waiting(strategy, target, engines)}."]
-    if rollout is not None and rollout.version == target.id and rollout.reason is not None:
-        sentences.append(f"The rollout is {rollout.state}: {rollout.reason}.")
+    if update is not None and update.version == target.id and update.reason is not None:
+        sentences.append(f"The update is {update.state}: {update.reason}.")
     return sentences

@@ -11,20 +11,17 @@ There is no task behind this: of the readers that wait for a frame, one makes it
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Generator
+from collections.abc import AsyncIterator, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import msgspec
 import sqlalchemy as sa
-from fastapi import Request
 
-from refitd.problem import ProblemError, Slug
 from refitd.state.journal import reads
 from refitd.state.store import Store
 from refitd_client.contract.wire import Event
 
-MAX_STREAMS = 64  # each holds a connection for as long as its reader likes
 FRAME_SECONDS = 0.05
 FRAME_EVENTS = 1000
 FRAME_BYTES = 2**18
@@ -34,32 +31,6 @@ KEPT_BYTES = 4 * 2**20
 PING_SECONDS = 15.0  # a comment as often as this tells both sides that the other is there
 
 PING = b": ping\n\n"
-
-
-class Streams:
-    """Counts the streams that are open."""
-
-    def __init__(self, most: int = MAX_STREAMS) -> None:
-        self.most = most
-        self.open = 0
-
-
-async def stream_slot(request: Request) -> AsyncGenerator[None]:
-    """Hold one of the streams as long as the request lasts.
-
-    Raises:
-        ProblemError: all are taken.
-    """
-    streams: Streams = request.app.state.streams
-    if streams.open >= streams.most:
-        raise ProblemError(
-            Slug.TOO_MANY, f"there are {streams.most} event streams already: close one", {"Retry-After": "5"}
-        )
-    streams.open += 1
-    try:
-        yield
-    finally:
-        streams.open -= 1
 
 
 class FellBehindError(Exception):

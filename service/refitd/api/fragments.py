@@ -5,9 +5,9 @@ from collections.abc import Iterable
 import msgspec
 
 from refitd.api.present import present_engine, why_now
-from refitd.rollout.targets import Targets
 from refitd.state.records import EngineRecord
 from refitd.state.store import Store
+from refitd.update.targets import Targets
 
 
 class Fragments:

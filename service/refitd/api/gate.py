@@ -12,7 +12,7 @@ from fastapi import APIRouter, Header, Query, Response
 
 from refitd.api.context import Service, ServiceOf, engine_id_of
 from refitd.api.present import steps_behind
-from refitd.policy.traffic import Demand, Shut
+from refitd.policy.traffic import Demand
 from refitd_client.contract.naming import parse_version_id
 
 router = APIRouter(prefix="/v1", tags=["engines"])
@@ -64,13 +64,13 @@ def _answer(service: Service, name: str, demand: Demand) -> Response:
     engine = service.store.engines.get(engine_id_of(name, service.store))
     if engine is None:
         return _response(EngineGate(id=name, open=False, reason=f"there is no engine {name}"))
-    why: Shut | None = service.targets.shut(engine, demand)
+    why = service.targets.shut(engine, demand)
     serving = parse_version_id(engine.serving or "")
     return _response(
         EngineGate(
             id=engine.id,
             open=why is None,
-            reason=None if why is None else f"{engine.id} {why.reason}",
+            reason=None if why is None else f"{engine.id} {why}",
             version=engine.serving,
             step=None if serving is None else serving[1].step,
             behind=steps_behind(engine, service.targets),

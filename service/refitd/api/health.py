@@ -38,7 +38,7 @@ async def faults(service: ServiceOf) -> Faults:
 
 
 async def faults_now(store: Store) -> Faults:
-    """Return what is wrong with the journal, the root, the list of engines, what lies in the root, and the routers."""
+    """Return what is wrong with the journal, the root, the list of engines, and what lies in the root."""
     try:
         await store.journal.durable(told=True)
         store.journal.check()
@@ -58,11 +58,9 @@ def faults_of(store: Store, journal: str | None) -> Faults:
         journal=journal,
         disk=faults.disk,
         folders=faults.folders,
-        routers=faults.routers,
         upstream=faults.upstream,
         push=faults.push,
         tls=faults.tls,
-        relays=faults.relays,
     )
 
 

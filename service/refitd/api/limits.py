@@ -4,25 +4,19 @@ A body is read whole before a route is called: one that is too large or no JSON,
 middle, never reaches a route. `connection.py` limits the time that a client may take over this.
 """
 
-from dataclasses import dataclass
-
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from refitd.api.errors import answer
+from refitd.memory import BodyMemory
 from refitd.problem import ProblemError, Slug
+from refitd_client.contract.decoding import TooManyValuesError, plain_json
 
 MAX_BODY_BYTES = 2**20
 MAX_HEAD_BYTES = 16 * 2**10
 MAX_HEADERS = 100
-
-
-@dataclass(slots=True, kw_only=True)
-class BodyMemory:
-    """The bytes that the bodies of all requests under way may take together, and those that they take now."""
-
-    most: int
-    used: int = 0
+MAX_LENGTH_DIGITS = 20  # as h11
+MOST_VALUES = 50_000  # of a body: a fleet's engines, thrice
 
 
 class RequestLimit:
@@ -85,17 +79,16 @@ class _BodySize:
     def grow(self, size: int) -> None:
         """Count more bytes, or refuse the request."""
         self._size += size
-        if self._memory is not None:
-            self._memory.used += size
+        has_room = self._memory is None or self._memory.take(size)
         self.check(self._size)
-        if self._memory is not None and self._memory.used > self._memory.most:
+        if self._memory is not None and not has_room:
             detail = f"the bodies of all requests have {self._memory.most} bytes together: try again"
             raise ProblemError(Slug.TOO_MANY, detail, {"Retry-After": "1"})
 
     def give_back(self) -> None:
         """Count the body no more."""
         if self._memory is not None:
-            self._memory.used -= self._size
+            self._memory.give_back(self._size)
 
 
 def _check_head(scope: Scope) -> None:
@@ -115,7 +108,8 @@ async def _body(scope: Scope, receive: Receive, taken: _BodySize) -> bytes | Non
     chunked = any(name == b"transfer-encoding" for name, _ in scope["headers"])
     if not chunked and not any(value.strip(b"0") for value in lengths):
         return b""
-    taken.check(max((int(value) for value in lengths if value.isdigit()), default=0))
+    # Python refuses to read a number of 4,301 digits, by a ValueError.
+    taken.check(max((int(value[:MAX_LENGTH_DIGITS]) for value in lengths if value.isdigit()), default=0))
     body, more = bytearray(), True
     while more:
         message = await receive()
@@ -129,13 +123,15 @@ async def _body(scope: Scope, receive: Receive, taken: _BodySize) -> bytes | Non
 
 
 def _check_json(body: bytes) -> None:
-    """Refuse what is not JSON (RFC 8259).
+    """Refuse what is not JSON (RFC 8259), or many values.
 
     Python's own parser accepts NaN, UTF-16 and halves of surrogate pairs, which no answer and no journal can hold.
     """
     try:
         if body:
-            msgspec.json.decode(body)
+            plain_json(body, MOST_VALUES)
+    except TooManyValuesError as error:
+        raise ProblemError(Slug.TOO_LARGE, f"a request body has at most {MOST_VALUES} values") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProblemError(Slug.BAD_REQUEST, f"the body is no JSON: {error}") from error
 

@@ -1,4 +1,4 @@
-"""Routes of what happened and why: the log, the event stream, webhooks' deliveries, and explanations."""
+"""Routes of what happened and why: the log, the event stream, and explanations."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -10,26 +10,23 @@ from fastapi.responses import StreamingResponse
 
 from refitd.api.context import Service, ServiceOf, engine_id_of, find_version, ids_of_step, other_generations
 from refitd.api.explain import explain_engine, explain_run, explain_version, of_its_run
-from refitd.api.feed import Feed, FellBehindError, stream_slot
+from refitd.api.feed import Feed, FellBehindError
 from refitd.api.overview import glance_at, runs_of
 from refitd.api.version_on_engines import overtaken_by
-from refitd.observe.webhooks.delivery_task import place_of
+from refitd.api.waiting import stream_slot
 from refitd.policy.readiness import unknown
 from refitd.problem import Slug
-from refitd.rollout.targets import Targets
-from refitd.state.delivery import DeliveryRecord, subject_of
 from refitd.state.journal import reads
 from refitd.state.journal.journal import JournalError
 from refitd.state.log_entry import LogFilter
 from refitd.state.records import NOT_SENT
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
-from refitd_client.contract.history import Delivery
+from refitd.update.targets import Targets
 from refitd_client.contract.states import LogSeverity
 from refitd_client.contract.wire import Event, Explanation, Page, ReclaimPlan
 
 router = APIRouter(prefix="/v1", tags=["log"])
-delivery_routes = APIRouter(prefix="/v1", tags=["webhooks"])
 log = structlog.get_logger("refitd")
 
 _NAMED = 5  # candidates that a message names; the others it counts
@@ -49,7 +46,7 @@ async def list_events(
 ) -> Page[Event]:
     """The log of decisions, newest first. `subject` is the id of a version or an engine, `before` a `next_cursor`.
 
-    `run` asks for what concerns a run: its versions, its rollouts, and engines while they followed it. `engine` asks
+    `run` asks for what concerns a run: its versions, its updates, and engines while they followed it. `engine` asks
     for entries about one engine, `severity` for those that are at least so grave. A page of a filter that few entries
     fit may be short, or empty, before the last: go on while there is a `next_cursor`.
     """
@@ -168,33 +165,3 @@ def version_ids_of(word: str, store: Store, targets: Targets) -> list[str]:
         target = targets.of_run(word).target
         return [] if target is None else [target.id]
     return sorted(ids_of_step(word, store))
-
-
-@delivery_routes.get("/deliveries")
-async def list_deliveries(
-    service: ServiceOf,
-    before: Annotated[int | None, Query(ge=0, le=2**63 - 1)] = None,
-    limit: Annotated[int, Query(ge=1, le=500)] = 50,
-) -> Page[Delivery]:
-    """Webhooks, the newest first, with how far each is. `before` is a `next_cursor`."""
-    await service.store.durable()
-    found = await asyncio.to_thread(
-        service.store.journal.read,
-        lambda connection: reads.read_deliveries(connection, before=before, limit=limit + 1),
-    )
-    more = str(found[limit - 1][0]) if len(found) > limit else None
-    return Page(items=[_present(record) for _, record in found[:limit]], next_cursor=more)
-
-
-def _present(record: DeliveryRecord) -> Delivery:
-    return Delivery(
-        id=record.id,
-        topic=record.topic,
-        to=place_of(record.url),
-        state=record.state,
-        tries=record.tries,
-        created_at=record.created_at,
-        ended_at=record.ended_at,
-        reason=record.reason,
-        about=subject_of(record),
-    )

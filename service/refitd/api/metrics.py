@@ -18,6 +18,7 @@ from refitd.observe.telemetry import Unserved
 from refitd.policy.traffic import Demand
 from refitd.state.records import EngineRecord
 from refitd_client.contract.naming import installed_release
+from refitd_client.contract.plugin import setting_fault
 from refitd_client.contract.states import EngineState, VersionState
 
 
@@ -87,6 +88,11 @@ class StoreCollector(Collector):
             "1 while the plugin of an engine loads tensors through the server's loader: all of them, or some",
             labels=[*labels, "tensors"],
         )
+        fault = GaugeMetricFamily(
+            "refitd_engine_plugin_fault",
+            "1 while refitd stands aside in an engine, because one of its variables there is wrong",
+            labels=labels,
+        )
         behind = GaugeMetricFamily(
             "refitd_staleness_steps",
             "The trainer's steps from what an engine serves to its run's target",
@@ -111,22 +117,23 @@ class StoreCollector(Collector):
             slow = engine.through_loader is not None
             loader.add_metric([*of, "all"], slow and engine.loads_whole)
             loader.add_metric([*of, "some"], slow and not engine.loads_whole)
+            fault.add_metric(of, setting_fault(engine.stock_reason) is not None)
             if (steps := steps_behind(engine, self._targets)) is not None:
                 behind.add_metric(of, steps)
-        yield from (state, known, opened, contests, loader, behind, info)
+        yield from (state, known, opened, contests, loader, fault, behind, info)
 
     def _of_runs(self) -> Iterator[Metric]:
         target = GaugeMetricFamily("refitd_target_step", "Step that the run's engines should serve", labels=["run"])
         waiting = GaugeMetricFamily(
             "refitd_unserved_seconds", "Time for which the run's engines are on their way; 0 when there", labels=["run"]
         )
-        paused = GaugeMetricFamily("refitd_rollouts_paused", "1 while an operator has paused the run", labels=["run"])
+        paused = GaugeMetricFamily("refitd_updates_paused", "1 while an operator has paused the run", labels=["run"])
         for run in sorted(self._store.runs.followed_since):
             if (wanted := self._targets.of_run(run).target) is not None:
                 target.add_metric([run], wanted.order.step)
             waiting.add_metric([run], self._unserved.seconds(run))
-            rollout = self._store.rollouts.get(run)
-            paused.add_metric([run], rollout is not None and rollout.paused_since is not None)
+            update = self._store.updates.get(run)
+            paused.add_metric([run], update is not None and update.paused_since is not None)
         yield from (target, waiting, paused)
         family = GaugeMetricFamily(
             "refitd_run_unfollowed", "1 while no engine follows a run that is not closed", labels=["run"]

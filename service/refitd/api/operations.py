@@ -10,19 +10,29 @@ from refitd.api.context import Service, ServiceOf, find_version, ids_of_step, le
 from refitd.api.overview import glance_at, runs_of
 from refitd.api.versions import presented
 from refitd.policy.goals import last_good_before, to_bar, unserved_before
+from refitd.policy.hosts import not_known
 from refitd.policy.readiness import unknown
 from refitd.policy.upstream import decides_end, decides_run
 from refitd.problem import ProblemError, Slug
 from refitd.state.version import VersionRecord
 from refitd_client.contract.states import EngineState, VersionState
-from refitd_client.contract.wire import OneRun, ReclaimPlan, Rollback, RollbackPlan, Rollouts, RunGlance, Version
+from refitd_client.contract.wire import (
+    DeletedRun,
+    OneRun,
+    ReclaimPlan,
+    Rollback,
+    RollbackPlan,
+    RunGlance,
+    RunUpdates,
+    Version,
+)
 
 _LISTED = "'refitd runs' lists what there is"
 _NAMED = 5  # versions that a refusal offers; the others it counts
 
 rollback_routes = APIRouter(prefix="/v1/rollback", tags=["rollback"])
 run_routes = APIRouter(prefix="/v1/runs", tags=["runs"])
-rollout_routes = APIRouter(prefix="/v1/rollouts", tags=["rollouts"])
+update_routes = APIRouter(prefix="/v1/updates", tags=["updates"])
 reclaim_routes = APIRouter(prefix="/v1/reclaim", tags=["reclaim"])
 
 
@@ -41,6 +51,7 @@ async def plan_rollback(service: ServiceOf, run: str, to: str | None = None) -> 
         goal=plan.goal.id,
         barred=[version.id for version in plan.barred],
         unreachable=sorted(away),
+        unknown=sorted({version for version, _ in _not_known(service, run).values() if version}, reverse=True),
     )
 
 
@@ -54,7 +65,8 @@ async def rollback(order: Rollback, service: ServiceOf) -> Version:
     for version in plan.barred:
         text = f"barred: run {order.run} rolls back to {plan.goal.id}"
         service.store.put_version(replace(version, barred=True), text)
-    await service.store.durable()
+    service.store.leave_behind(order.run, _not_known(service, order.run))
+    await service.decided()
     return presented(service, plan.goal)
 
 
@@ -86,6 +98,13 @@ async def _planned(service: Service, order: Rollback) -> _Plan:
     return _Plan(current, goal, to_bar(newest_first, goal))
 
 
+def _not_known(service: Service, run: str) -> dict[str, tuple[str, int]]:
+    """What hosts have of a run that this service does not know."""
+    told = [known.report.told for known in service.followers.known.values()]
+    leader = ("", 0) if service.hosts is None else service.hosts.leader
+    return not_known(run, told, service.store.newest_known(run), leader)
+
+
 async def _sealed(service: Service, run: str, to: str) -> VersionRecord:
     version = await find_version(service, next(iter(ids_of_step(to, service.store, run)), to))
     if version.run != run or version.state is not VersionState.SEALED or version.barred:
@@ -105,8 +124,8 @@ def _why_nowhere(current: VersionRecord, unserved: Sequence[VersionRecord]) -> s
     text = f"no version of run {current.run} before {current.id} was served and is still there"
     if not unserved:
         return (
-            f"{text}, and no other good one is: publish weights that are good as the next step, which rolls out as "
-            f"usual, or stop rollouts meanwhile with 'refitd pause {current.run}'"
+            f"{text}, and no other good one is: publish weights that are good as the next step, which is loaded as "
+            f"usual, or stop updates meanwhile with 'refitd pause {current.run}'"
         )
     more = f" and {len(unserved) - _NAMED} more" if len(unserved) > _NAMED else ""
     named = ", ".join(version.id for version in unserved[:_NAMED])
@@ -142,18 +161,41 @@ async def reopen(order: OneRun, service: ServiceOf) -> RunGlance:
     return await _seen(service, order.run)
 
 
+@run_routes.delete("/{run:path}")
+async def delete(run: str, service: ServiceOf) -> DeletedRun:
+    """Delete a run with all its versions. Collection deletes their files, in the background and after a restart too.
+
+    409 while it is needed: a publisher that is alive holds it, an engine follows it or serves a version of it, a
+    version is pinned or has no verdict yet, or a folder is its trainer's to delete. What lies in an object store stays.
+    The next version that is published begins a new generation. 409 on a host that follows the run from an upstream
+    where it has not ended: delete it there.
+    """
+    _check_run(service, run)
+    decides = decides_end(service.store.runs.upstream, run)
+    leave_to_upstream(service, f"delete run {run}", decides=decides)
+    try:
+        why = await service.sweeper.why_not_deleted(run)
+    except OSError as error:
+        raise ProblemError(Slug.NOT_READY, f"whether run {run} is needed cannot be seen: {error}") from error
+    if why is not None:
+        raise ProblemError(Slug.RUN_NEEDED, why)
+    count = service.store.delete_run(run)  # nothing is awaited between the answer and this
+    await service.decided()
+    return DeletedRun(run=run, versions=count)
+
+
 def _check_run(service: Service, run: str) -> None:
     if run not in runs_of(service.store):
         raise ProblemError(Slug.UNKNOWN_RUN, f"no run {run} is known: {_LISTED}")
 
 
 async def _seen(service: Service, run: str) -> RunGlance:
-    await service.store.durable()
+    await service.decided()
     return glance_at(service.store, service.targets, run)
 
 
-@rollout_routes.post("/pause")
-async def pause(order: Rollouts, service: ServiceOf) -> RunGlance:
+@update_routes.post("/pause")
+async def pause(order: RunUpdates, service: ServiceOf) -> RunGlance:
     """Bring no engine of the run to a newer version until it is resumed.
 
     Loads that are under way come to their end. An engine that is restarted or breaks is brought to the last good
@@ -163,19 +205,19 @@ async def pause(order: Rollouts, service: ServiceOf) -> RunGlance:
     return await _set_pause(service, order.run, paused=True)
 
 
-@rollout_routes.post("/resume")
-async def resume(order: Rollouts, service: ServiceOf) -> RunGlance:
-    """Let the rollouts of the run go on."""
+@update_routes.post("/resume")
+async def resume(order: RunUpdates, service: ServiceOf) -> RunGlance:
+    """Let the updates of the run go on."""
     return await _set_pause(service, order.run, paused=False)
 
 
 async def _set_pause(service: Service, run: str, *, paused: bool) -> RunGlance:
-    rollout = service.store.rollouts.get(run)
-    if rollout is None:
+    update = service.store.updates.get(run)
+    if update is None:
         is_known = bool(service.store.versions_of(run))
-        lacks = f"run {run} has no rollout yet" if is_known else f"no version of run {run} is known"
+        lacks = f"run {run} has no update yet" if is_known else f"no version of run {run} is known"
         raise unknown(service.store, Slug.UNKNOWN_RUN, f"{lacks}: it can be paused as soon as it has a good version")
-    service.store.pause_rollouts(rollout, paused=paused)
+    service.store.pause_updates(update, paused=paused)
     return await _seen(service, run)
 
 

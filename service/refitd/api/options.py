@@ -1,15 +1,16 @@
 """The settings of `refitd serve` that are about who may call it: the address, names and bearer tokens."""
 
+import os
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from refitd.api.tls import TlsFiles
 from refitd.text import host_patterns
-from refitd.tokens import Tokens, tokens_from
+from refitd.tokens import MAX_HOSTS, Tokens, tokens_from
 from refitd_client.http.tls import ClientTls
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -27,7 +28,19 @@ def _check_both(given: Collection[str], one: str, other: str) -> None:
 class AccessSettings(BaseSettings):
     """Where the service listens, and what opens it."""
 
-    model_config = SettingsConfigDict(env_prefix="REFITD_", frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = SettingsConfigDict(
+        env_prefix="REFITD_", env_ignore_empty=True, frozen=True, extra="forbid", hide_input_in_errors=True
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_empty_tokens(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """An empty variable is one that is not set, but for tokens: a secret that was not filled in opens nothing."""
+        for name in cls.model_fields:
+            variable, is_replaced = f"REFITD_{name.upper()}", not given.keys().isdisjoint({name, f"{name}_file"})
+            if "token" in name and not is_replaced and os.environ.get(variable) == "":
+                raise ValueError(f"{variable} is empty: put a token into it, or leave the setting out")
+        return given
 
     host: str = Field(default="127.0.0.1", description="Address to listen on; beyond loopback only with a token")
     port: int = Field(default=8700, ge=0, le=65535, description="Port to listen on (0: any free one, printed)")
@@ -48,7 +61,9 @@ class AccessSettings(BaseSettings):
         default=None, description="File with tokens that only publish, one a line, for trainers (docs/security.md)"
     )
     followers_token_file: Path | None = Field(
-        default=None, description="File with tokens that only follow, one a line, for followers (docs/security.md)"
+        default=None,
+        description="File with tokens that only follow, one a line, also as name:token for the host of that name "
+        "(docs/security.md)",
     )
     tls_cert: Path | None = Field(
         default=None, description="File with the certificate for HTTPS (PEM), read again when it changes"
@@ -62,7 +77,7 @@ class AccessSettings(BaseSettings):
     ca_file: Path | None = Field(
         default=None,
         description="File with the authorities that what this service calls over HTTPS has to have its certificate "
-        "from: upstreams, relays, engines (default: the system's)",
+        "from: upstreams, engines (default: the system's)",
     )
     client_cert: Path | None = Field(
         default=None, description="File with the certificate that this service shows there"
@@ -131,5 +146,5 @@ class AccessSettings(BaseSettings):
             write=tokens_from("token", self.token, self.token_file),
             read=tokens_from("read_token", self.read_token, self.read_token_file),
             publish=tokens_from("publishers_token", None, self.publishers_token_file),
-            follow=tokens_from("followers_token", None, self.followers_token_file),
+            follow=tokens_from("followers_token", None, self.followers_token_file, MAX_HOSTS),
         )

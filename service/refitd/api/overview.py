@@ -15,18 +15,20 @@ from refitd.api.context import ServiceOf
 from refitd.api.fragments import Fragments
 from refitd.api.health import faults_now
 from refitd.api.present import host_does, present_engine, upstream_of
+from refitd.api.version_on_engines import what_is_left
 from refitd.policy.binding import how_to_bring
 from refitd.policy.contest import SAID_FOR, STOP_THE_OTHER
+from refitd.policy.goals import passed_over, question_about
 from refitd.policy.strategy import Strategy, has_given_up, released, why_waiting
 from refitd.policy.upstream import not_brought, pulls_newer, silence, waits_for
-from refitd.rollout.targets import Targets
-from refitd.state.records import EngineRecord, RolloutRecord
+from refitd.state.records import EngineRecord, UpdateRecord
 from refitd.state.store import Store
 from refitd.state.upstream import UpstreamWord
 from refitd.state.version import VersionRecord
 from refitd.text import FEW, listed
+from refitd.update.targets import Targets
 from refitd_client.contract.states import EngineState, Standing, VersionState
-from refitd_client.contract.wire import Engine, Faults, GroupLead, Overview, RunGlance
+from refitd_client.contract.wire import Engine, Faults, GroupLead, Keeping, Overview, RunGlance
 
 _TROUBLE = (
     EngineState.CONTESTED,
@@ -48,7 +50,7 @@ class RunFacts:
         target: the version that engines should serve.
         versions: the run's.
         engines: those that follow it.
-        rollout: its newest.
+        update: its newest.
         strategy: how versions go to engines.
         others: engines that follow other runs or none.
         closed: the runs that are closed.
@@ -56,13 +58,15 @@ class RunFacts:
         hosts: by their ids, what engines that are hosts do now.
         upstream: what is known of the upstream of the run, where it is followed from one.
         elsewhere: what sentences call the upstream, where this service follows one and not this run.
+        loadable: what engines that do not serve the target are brought to.
+        began: whether the run has ever had a version.
     """
 
     run: str
     target: VersionRecord | None
     versions: Sequence[VersionRecord]
     engines: Sequence[EngineRecord]
-    rollout: RolloutRecord | None
+    update: UpdateRecord | None
     strategy: Strategy
     others: Sequence[EngineRecord] = ()
     closed: Collection[str] = ()
@@ -70,6 +74,8 @@ class RunFacts:
     hosts: Mapping[str, str] = field(default_factory=dict[str, str])
     upstream: UpstreamWord | None = None
     elsewhere: str | None = None
+    loadable: VersionRecord | None = None
+    began: bool = False
 
 
 def glance(seen: RunFacts) -> RunGlance:
@@ -77,7 +83,7 @@ def glance(seen: RunFacts) -> RunGlance:
     newest = newest_of(seen.versions)
     there = [engine for engine in seen.engines if _is_there(engine, seen.target)]
     trouble, waiting = _trouble(seen, newest), _waiting(seen, newest)
-    paused = seen.rollout.paused_since if seen.rollout is not None else None
+    paused = seen.update.paused_since if seen.update is not None else None
     standing = _standing(seen, newest, bool(trouble), len(there))
     return RunGlance(
         run=seen.run,
@@ -88,7 +94,7 @@ def glance(seen: RunFacts) -> RunGlance:
         target_step=None if seen.target is None else seen.target.order.step,
         newest=None if newest is None else newest.id,
         newest_step=None if newest is None else newest.order.step,
-        rollout=None if seen.rollout is None else seen.rollout.state,
+        update=None if seen.update is None else seen.update.state,
         paused_since=paused,
         engines=dict(Counter(engine.state for engine in seen.engines)),
         in_sync=len(there),
@@ -104,7 +110,8 @@ def newest_of(versions: Iterable[VersionRecord]) -> VersionRecord | None:
 
 
 def _is_there(engine: EngineRecord, target: VersionRecord | None) -> bool:
-    return target is not None and engine.serving == target.id and engine.state is EngineState.IN_SYNC
+    is_there = target is not None and engine.serving == target.id and engine.state is EngineState.IN_SYNC
+    return is_there and engine.doubted is None
 
 
 def _standing(seen: RunFacts, newest: VersionRecord | None, is_troubled: bool, there: int) -> Standing:
@@ -132,7 +139,7 @@ def _was_left(seen: RunFacts, newer: VersionRecord) -> bool:
 
 
 def _is_paused(seen: RunFacts) -> bool:
-    return seen.rollout is not None and seen.rollout.paused_since is not None
+    return seen.update is not None and seen.update.paused_since is not None
 
 
 def _headline(seen: RunFacts, newest: VersionRecord | None, there: int) -> str:
@@ -141,11 +148,16 @@ def _headline(seen: RunFacts, newest: VersionRecord | None, there: int) -> str:
         who = {0: "no engine follows", 1: "1 engine still follows"}.get(count, f"{count} engines still follow")
         return f"Closed at {seen.closed_at[:16].replace('T', ' ')}Z: {who} it."
     if seen.target is None:
-        lacks = "good version yet." if newest is not None else "version yet."
+        was_good = any(version.state is VersionState.LOST or version.served_at is not None for version in seen.versions)
+        if was_good or (newest is None and seen.began):
+            lacks = "good version left."
+        else:
+            lacks = "good version yet." if newest is not None else "version yet."
         return f"No engine follows this run, and it has no {lacks}" if count == 0 else f"No {lacks}"
     step = _step(seen.target, newest)
     is_newest = newest is not None and newest.id == seen.target.id and not pulls_newer(seen.upstream, newest)
     newest_too = ", the newest" if is_newest and silence(seen.upstream) is None else ""
+    newest_too += ", whose files are lost" if seen.target.state is VersionState.LOST else ""
     if count == 0:
         return f"No engine follows this run; {step} is its target."
     if there == count:
@@ -174,10 +186,39 @@ def _unfollowed(seen: RunFacts) -> list[str]:
 
 def _trouble(seen: RunFacts, newest: VersionRecord | None) -> list[str]:
     """Say what an operator should look at."""
-    found = [*(_group(seen, state) for state in _TROUBLE), _fought_over(seen), silence(seen.upstream)]
-    if newest is not None and not _was_left(seen, newest):  # an operator who rolled back from it knows what is wrong
-        found.append(_trouble_with(newest, seen.target))
+    found = [*(_group(seen, state) for state in _TROUBLE), _contradictory(seen), _fought_over(seen)]
+    found.append(silence(seen.upstream))
+    judged = newest_of(version for version in seen.versions if not _may_become_good(version, seen.target))
+    if judged is not None and not _was_left(seen, judged):  # an operator who rolled back from it knows what is wrong
+        found.append(_trouble_with(judged, seen.target))
+    if seen.target is not None and seen.target.state is VersionState.LOST:
+        step, why = _step(seen.target, newest).capitalize(), seen.target.doubt or seen.target.reason
+        found.append(f"{step} is LOST: {why or 'for no known reason'}; {what_is_left(seen.loadable)}")
+    late = passed_over(seen.versions, seen.target)
+    if late is not None and seen.target is not None:
+        asked = question_about(late, seen.target)
+        found.append(asked[0].upper() + asked[1:])
+    if newest is None and seen.target is None and seen.began:
+        found.append("No version of this run is left, so its engines have nothing left to load: publish the next step")
     return [sentence for sentence in found if sentence is not None]
+
+
+def _may_become_good(version: VersionRecord, target: VersionRecord | None) -> bool:
+    """Return whether a version waits for its verdict: until it is good, what is wrong with the one before it stays."""
+    is_judged = version.state is VersionState.UNKNOWN or version == target or _is_gone(version)
+    return version.state.is_open and not is_judged
+
+
+def _contradictory(seen: RunFacts) -> str | None:
+    """Name the engines that give different contents of one version, where nothing says who is right."""
+    mine = sorted(engine.id for engine in seen.engines if engine.doubted is not None)
+    if not mine:
+        return None
+    which = next(engine.serving for engine in seen.engines if engine.id == mine[0])
+    return (
+        f"{listed(mine)} hold different contents of {which}, and nothing says which are right: a third engine of their "
+        f"configuration would decide, or 'refitd engines resync {mine[0]}', if that load agrees with another"
+    )
 
 
 def _fought_over(seen: RunFacts) -> str | None:
@@ -195,7 +236,7 @@ def _trouble_with(newest: VersionRecord, target: VersionRecord | None) -> str | 
         is_alone = newest.in_memory and not newest.state.is_open
         return f"{step} is served from memory alone: {newest.reason}" if is_alone else None
     if newest.state in {VersionState.REJECTED, VersionState.LOST}:
-        return f"{step} is {newest.state}: {newest.reason or 'for no known reason'}"
+        return f"{step} is {newest.state}: {newest.doubt or newest.reason or 'for no known reason'}"
     if _is_gone(newest) and not newest.barred:
         return f"{step} was in memory alone (durable={newest.durability}), and no engine has it any more"
     if newest.state is VersionState.UNKNOWN:
@@ -232,7 +273,7 @@ def _waiting(seen: RunFacts, newest: VersionRecord | None) -> list[str]:
     if left is not None and seen.target is not None:
         found.append(_rolled_back(seen.target, left, is_paused=_is_paused(seen)))
     if _is_paused(seen):
-        found.append("Rollouts of this run are paused: no engine goes to a newer version before they are resumed")
+        found.append("Updates of this run are paused: no engine goes to a newer version before they are resumed")
     held = waits_for(seen.upstream, seen.target, newest, is_paused=_is_paused(seen))
     found += [] if held is None else [held]
     if newest is not None and newest != seen.target and _is_gone(newest):
@@ -240,6 +281,8 @@ def _waiting(seen: RunFacts, newest: VersionRecord | None) -> list[str]:
     if newest is not None and newest.state is VersionState.ANNOUNCED and newest.handed:
         step = _step(newest, seen.target).capitalize()
         found.append(f"{step} was handed over from its trainer's memory: {newest.files_to_come}")
+    elif newest is not None and newest.state is VersionState.SEALED and newest.doubt is not None:
+        found.append(f"{_step(newest, seen.target).capitalize()} is SEALED: {newest.doubt}")
     elif newest is not None and newest.state.is_open and newest.state is not VersionState.UNKNOWN:
         why = f": {newest.reason}" if newest.reason else ""
         found.append(f"{_step(newest, seen.target).capitalize()} is {newest.state}{why}")
@@ -252,7 +295,7 @@ def _rolled_back(target: VersionRecord, newest: VersionRecord, *, is_paused: boo
     to, last = _step(target, newest), _step(newest, target)
     was = "" if newest.state is VersionState.SEALED else f" ({last} is {newest.state})"
     text = f"Rolled back to {to}: newer versions, up to {last}, are barred{was}"
-    return text if is_paused else f"{text}. What is published next rolls out as usual"
+    return text if is_paused else f"{text}. What is published next is loaded as usual"
 
 
 def _turn(seen: RunFacts) -> list[str]:
@@ -261,7 +304,7 @@ def _turn(seen: RunFacts) -> list[str]:
         return []
     behind = [e for e in seen.engines if e.state is EngineState.BEHIND]
     gave_up = sorted(engine.id for engine in behind if has_given_up(engine, seen.target))
-    free = released(seen.strategy, seen.target, seen.rollout, seen.engines)
+    free = released(seen.strategy, seen.target, seen.update, seen.engines)
     later = sorted(engine.id for engine in behind if engine.id not in free)
     found: list[str] = []
     if held := sorted(engine.id for engine in behind if engine.id in seen.hosts):
@@ -285,10 +328,15 @@ class Cached:
     """
 
     def __init__(
-        self, *, wants_token: bool = False, leader: GroupLead | None = None, fragments: Fragments | None = None
+        self,
+        *,
+        wants_token: bool = False,
+        leader: GroupLead | None = None,
+        keeps: Keeping | None = None,
+        fragments: Fragments | None = None,
     ) -> None:
-        """`wants_token` and `leader` are those of every answer; `fragments` has the engines."""
-        self._wants_token, self._leader = wants_token, leader
+        """`wants_token`, `leader` and `keeps` are those of every answer; `fragments` has the engines."""
+        self._wants_token, self._leader, self._keeps = wants_token, leader, keeps
         self._fragments = fragments or Fragments()
         self._as_of: tuple[int, int, Faults, UpstreamWord | None] = (-1, -1, Faults(), None)
         self._before, self._after = b"", b""  # the instant
@@ -310,6 +358,7 @@ class Cached:
                 faults,
                 wants_token=self._wants_token,
                 leader=self._leader,
+                keeps=self._keeps,
                 engines=cast("list[Engine]", named),  # in JSON already
             )
             at = msgspec.json.encode(overview.at)  # the first that stands in it
@@ -333,6 +382,7 @@ def overview_of(
     *,
     wants_token: bool,
     leader: GroupLead | None = None,
+    keeps: Keeping | None = None,
     engines: list[Engine] | None = None,
 ) -> Overview:
     """Return the overview.
@@ -343,6 +393,7 @@ def overview_of(
         faults: what is wrong with the service.
         wants_token: whether any route refuses requests without a token.
         leader: this service, where it leads a group.
+        keeps: what this service keeps.
         engines: all engines, sorted, where they are made already.
     """
     if engines is None:
@@ -361,12 +412,14 @@ def overview_of(
         versions=versions | {VersionState.DELETED: len(store.gone)},
         held_bytes=sum(version.bytes or 0 for version in store.versions.values()),
         leader=leader,
+        keeps=keeps,
     )
 
 
 def runs_of(store: Store) -> list[str]:
     """Return the runs that anything is known of, closed ones last."""
-    runs = set(store.index.runs) | store.runs.followed_since.keys()
+    there = {run for run in store.index.runs if store.runs.begins(run, store.index.newest_of(run)) is None}
+    runs = there | store.runs.followed_since.keys()
     return sorted(runs, key=lambda run: (run in store.runs.closed, run))
 
 
@@ -386,13 +439,15 @@ def glance_at(store: Store, targets: Targets, run: str) -> RunGlance:
             target=targets.of_run(run).target,
             versions=[version.as_judged for version in store.published_of(run)],
             engines=engines,
-            rollout=store.rollouts.get(run),
+            update=store.updates.get(run),
             strategy=targets.strategy,
             others=[] if engines else list(store.engines.values()),
             closed=store.runs.closed.keys(),
             closed_at=store.runs.closed.get(run),
             upstream=upstream,
             elsewhere=None if any_ is None or upstream is not None else any_.name,
+            loadable=targets.of_run(run).loadable,
+            began=store.list_order.has(run),
             hosts={engine.id: does for engine in engines if (does := host_does(engine, store)) is not None},
         )
     )

@@ -5,11 +5,11 @@ from collections.abc import Collection, Mapping
 from refitd.policy.hosts import what_it_does
 from refitd.policy.traffic import steps_from
 from refitd.policy.upstream import silence, waits_for
-from refitd.rollout.targets import Targets
-from refitd.state.records import AttemptRecord, EngineRecord, RolloutRecord
+from refitd.state.records import AttemptRecord, EngineRecord, UpdateRecord
 from refitd.state.store import Store
 from refitd.state.upstream import UpstreamWord
 from refitd.state.version import VersionRecord
+from refitd.update.targets import Targets
 from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import EngineState, Kind, VersionState
 from refitd_client.contract.wire import Attempt, Engine, EngineOnVersion, Version
@@ -24,7 +24,7 @@ def present_version(
     engines: Collection[EngineRecord],
     *,
     place: int = 0,
-    rollout: RolloutRecord | None = None,
+    update: UpdateRecord | None = None,
     hosts: Mapping[str, str] | None = None,
     refused: str | None = None,
     waits_for: str | None = None,
@@ -35,7 +35,7 @@ def present_version(
         record: the version.
         engines: those that follow its run.
         place: its place in lists.
-        rollout: the newest rollout of its run.
+        update: the newest update of its run.
         hosts: by their ids, what engines do that are hosts and carry out an order.
         refused: why a delta cannot be carried out.
         waits_for: what a delta waits for.
@@ -47,7 +47,7 @@ def present_version(
         step=record.order.step,
         kind=record.kind,
         state=record.state,
-        reason=record.reason or refused or waits_for,
+        reason=record.doubt or record.reason or refused or waits_for,
         base=record.base,
         needs_full=refused is not None or (record.kind is Kind.DELTA and record.state in _NOT_GOOD),
         path=record.path,
@@ -58,31 +58,36 @@ def present_version(
         created_at=record.created_at,
         in_memory=record.in_memory,
         proved_by=list(record.proved_by),
-        engines=[_on_version(engine, record, rollout, (hosts or {}).get(engine.id)) for engine in engines],
+        engines=[_on_version(engine, record, update, (hosts or {}).get(engine.id)) for engine in engines],
         timings=record.timings,
         metadata=record.metadata,
         place=place,
-        allow_missing=record.allow_missing,
+        allow_missing=list(record.may_lack),
         allow_extra=record.allow_extra,
+        left_out=list(record.left_out),
+        left_out_count=record.left_out_count,
+        notes=list(record.notes),
     )
 
 
 def _on_version(
-    engine: EngineRecord, record: VersionRecord, rollout: RolloutRecord | None, does: str | None
+    engine: EngineRecord, record: VersionRecord, update: UpdateRecord | None, does: str | None
 ) -> EngineOnVersion:
+    serving = engine.serving if engine.known and engine.state is not EngineState.UNREACHABLE else None
     return EngineOnVersion(
         id=engine.id,
         state=engine.state,
-        step=_step_of(record.run, engine.serving),
-        reason=does or _why(engine, rollout) or _why_not(engine, record),
-        serves=engine.known and engine.serving == record.id and engine.state is not EngineState.UNREACHABLE,
+        step=_step_beside(record, serving),
+        reason=does or _why(engine, update) or _why_not(engine, record),
+        serves=serving == record.id and engine.doubted is None,
+        version=serving,
     )
 
 
-def _why(engine: EngineRecord, rollout: RolloutRecord | None) -> str | None:
+def _why(engine: EngineRecord, update: UpdateRecord | None) -> str | None:
     """Return why an engine is where it is: an operator's pause comes before the engine's own reason."""
-    if engine.state is EngineState.BEHIND and rollout is not None and rollout.why_paused is not None:
-        return rollout.why_paused
+    if engine.state is EngineState.BEHIND and update is not None and update.why_paused is not None:
+        return update.why_paused
     return engine.reason
 
 
@@ -94,10 +99,11 @@ def why_now(engine: EngineRecord, store: Store, targets: Targets) -> str | None:
         store: what the service knows.
         targets: what engines are to serve.
     """
-    why, does = _why(engine, store.rollouts.get(engine.run or "")), host_does(engine, store)
+    why, does = _why(engine, store.updates.get(engine.run or "")), host_does(engine, store)
     if engine.state in _LOADING:
         return does or why
-    return why or does or left_on_barred(engine, store, targets) or of_upstream(engine, store)
+    left = left_on_barred(engine, store, targets) or _nothing_left(engine, targets)
+    return why or does or left or of_upstream(engine, store)
 
 
 def left_on_barred(engine: EngineRecord, store: Store, targets: Targets) -> str | None:
@@ -120,6 +126,16 @@ def left_on_barred(engine: EngineRecord, store: Store, targets: Targets) -> str 
     return f"{lacks}: publish the next step{restart}"
 
 
+def _nothing_left(engine: EngineRecord, targets: Targets) -> str | None:
+    """Return that there is nothing to bring an engine to, where the files of its run's target are lost."""
+    goals = targets.of_run(engine.run) if engine.run is not None else None
+    if engine.state is not EngineState.BEHIND or goals is None or goals.target is None or goals.loadable is not None:
+        return None
+    if goals.target.state is not VersionState.LOST:
+        return None
+    return f"nothing is left to load: the files of {goals.target.id} are lost; publish the next step"
+
+
 def of_upstream(engine: EngineRecord, store: Store) -> str | None:
     """Return what an engine of a host that follows waits for, or that nothing is heard from the upstream.
 
@@ -131,8 +147,8 @@ def of_upstream(engine: EngineRecord, store: Store) -> str | None:
         return None
     if (word := upstream_of(store, engine.run)) is None:
         return None
-    serving, rollout = store.versions.get(engine.serving or ""), store.rollouts.get(engine.run)
-    is_paused = rollout is not None and rollout.paused_since is not None
+    serving, update = store.versions.get(engine.serving or ""), store.updates.get(engine.run)
+    is_paused = update is not None and update.paused_since is not None
     newest = next(iter(store.versions_of(engine.run)), None)
     return silence(word) or waits_for(word, serving, newest, is_paused=is_paused)
 
@@ -180,10 +196,11 @@ def _why_not(engine: EngineRecord, record: VersionRecord) -> str | None:
     return last.reason if last is not None and last.version == record.id and engine.serving != record.id else None
 
 
-def _step_of(run: str, version: str | None) -> int | None:
-    """Return the step of a version of this run: steps of other runs cannot be compared with it."""
+def _step_beside(record: VersionRecord, version: str | None) -> int | None:
+    """Return the step of a version of the record's run and generation: those of others cannot be compared with it."""
     parsed = parse_version_id(version or "")
-    return parsed[1].step if parsed is not None and parsed[0] == run else None
+    is_comparable = parsed is not None and (parsed[0], parsed[1].generation) == (record.run, record.order.generation)
+    return parsed[1].step if parsed is not None and is_comparable else None
 
 
 def steps_behind(engine: EngineRecord, targets: Targets) -> int | None:

@@ -33,6 +33,7 @@ _WANTED: Mapping[str, str] = {
     "string_too_long": "a text of at most {max_length} characters",
     "string_type": "a text",
 }
+_FORMS = {"allow_missing": " of patterns of names, such as 'mtp.*'"}
 
 
 def fault_sentence(fault: Mapping[str, Any]) -> str:
@@ -52,7 +53,8 @@ def fault_sentence(fault: Mapping[str, Any]) -> str:
         case "unexpected_keyword_argument" | "extra_forbidden":
             return f"{field} is no field of this request"
         case kind if (wanted := _WANTED.get(kind)) is not None:
-            return f"{field} is {_came(fault['input'])}: it has to be {_filled(wanted, fault.get('ctx', {}))}"
+            form = _FORMS.get(path[-1] if path else "", "")
+            return f"{field} is {_came(fault['input'])}: it has to be {_filled(wanted, fault.get('ctx', {}))}{form}"
         case _:
             return f"{field} is {_came(fault['input'])}: {plain_refusal(fault['msg'])}"
 

@@ -32,7 +32,7 @@ async def send_part(
         file: a descriptor.
         offset: of the first byte.
         count: how many.
-        patience: seconds for which the client may take nothing.
+        patience: seconds that the client may take for each `PIECE`, so that none holds a thread for ever.
         is_closed: says, in a thread, whether the connection is closed; then it is given up.
 
     Raises:
@@ -56,18 +56,20 @@ async def send_part(
 def _send(to: int, file: int, offset: int, count: int, patience: float, is_closed: Callable[[], bool]) -> None:
     poll = select.poll()
     poll.register(to, select.POLLOUT)
-    moved = time.monotonic()
+    until, taken = time.monotonic() + patience, 0  # and what the client has taken of the piece
     try:
         while count:
             try:
                 sent = os.sendfile(to, file, offset, min(count, PIECE))
             except BlockingIOError:
                 poll.poll(_LOOK_SECONDS * 1000)
-                if is_closed() or time.monotonic() - moved >= patience:
-                    raise NotSentError("its client is gone, or takes nothing") from None
+                if is_closed() or time.monotonic() >= until:
+                    raise NotSentError("its client is gone, or too slow") from None
                 continue
             if sent == 0:
                 raise NotSentError("the file has become shorter")
-            offset, count, moved = offset + sent, count - sent, time.monotonic()
+            offset, count, taken = offset + sent, count - sent, taken + sent
+            if taken >= PIECE:
+                until, taken = time.monotonic() + patience, 0
     except OSError as error:
         raise NotSentError(str(error)) from error

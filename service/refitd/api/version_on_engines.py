@@ -3,17 +3,18 @@
 from collections.abc import Iterable, Mapping
 
 from refitd.api.present import orders_of_hosts
+from refitd.policy.goals import passed_over, question_about
 from refitd.policy.upstream import is_here
-from refitd.rollout.targets import Targets
-from refitd.state.records import EngineRecord, RolloutRecord
+from refitd.state.records import EngineRecord, UpdateRecord
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd.text import FEW, listed
+from refitd.update.targets import Targets
 from refitd_client.contract.states import EngineState, VersionState
 
 
 def on_engines(record: VersionRecord, store: Store, targets: Targets) -> list[str]:
-    """Say how a version's rollout stands, which engines serve it and which do not yet.
+    """Say how a version's update stands, which engines serve it and which do not yet.
 
     Args:
         record: the version.
@@ -25,21 +26,38 @@ def on_engines(record: VersionRecord, store: Store, targets: Targets) -> list[st
     sentences: list[str] = []
     if target is not None and target.id != record.id:
         sentences.append(f"The target of run {record.run} is {target.id}.")
+        if passed_over(store.versions_of(record.run), target) == record:
+            asked = question_about(record, target)
+            sentences.append(f"{asked[0].upper()}{asked[1:]}.")
     if not engines:
         is_closed = record.run in store.runs.closed
         rest = ", which is closed." if is_closed else f": 'refitd explain {record.run}' says what to do."
         sentences.append(f"No engine follows run {record.run}{rest}")
-    rollout = store.rollouts.get(record.run)
-    if rollout is not None and rollout.version == record.id:
-        sentences += _its_rollout(record, rollout, target)
+    update = store.updates.get(record.run)
+    if update is not None and update.version == record.id:
+        sentences += _its_update(record, update, target)
     is_next = target is not None and (record.id == target.id or is_here(record, target))
-    if rollout is not None and rollout.paused_since is not None and is_next:
-        sentences.append(paused_since(rollout))
+    if update is not None and update.paused_since is not None and is_next:
+        sentences.append(paused_since(update))
     there = [engine for engine in engines if engine.serving == record.id]
     sentences += _serving(there)
-    if target is not None and target.id == record.id:
+    if record.state is VersionState.LOST:
+        if target is not None and target.id == record.id:
+            left = what_is_left(targets.of_run(record.run).loadable)
+            sentences.append(f"{left[0].upper()}{left[1:]}: publish the next step.")
+    elif target is not None and target.id == record.id:
         sentences += _late([engine for engine in engines if engine.serving != record.id], store)
     return sentences
+
+
+def what_is_left(loadable: VersionRecord | None) -> str:
+    """Say what engines load that do not serve a target whose files are lost, as a clause.
+
+    Args:
+        loadable: the newest version that they can be brought to.
+    """
+    others = "an engine that does not serve it"
+    return f"{others} has nothing left to load" if loadable is None else f"{others} is brought to {loadable.id}"
 
 
 def overtaken_by(record: VersionRecord, store: Store, targets: Targets) -> VersionRecord | None:
@@ -51,12 +69,12 @@ def overtaken_by(record: VersionRecord, store: Store, targets: Targets) -> Versi
     return None if is_held or record.state is not VersionState.SEALED else target
 
 
-def _its_rollout(record: VersionRecord, rollout: RolloutRecord, target: VersionRecord | None) -> list[str]:
-    """Say how a version's own rollout stands, where there is more to it than the engines."""
-    why = "" if rollout.reason is None else f": {rollout.reason}"
+def _its_update(record: VersionRecord, update: UpdateRecord, target: VersionRecord | None) -> list[str]:
+    """Say how a version's own update stands, where there is more to it than the engines."""
+    why = "" if update.reason is None else f": {update.reason}"
     if record.barred and target is None:
-        return [f"Its rollout has ended, and there is no good version to go back to{why}."]
-    return [f"Its rollout is {rollout.state}{why}."] if why else []
+        return [f"Its update has ended, and there is no good version to go back to{why}."]
+    return [f"Its update is {update.state}{why}."] if why else []
 
 
 def _serving(engines: Iterable[EngineRecord]) -> list[str]:
@@ -106,6 +124,6 @@ def contents_of(engine: EngineRecord) -> str:
     return engine.serving or unproven
 
 
-def paused_since(rollout: RolloutRecord) -> str:
-    """Say since when a run's rollouts are paused, and what resumes them."""
-    return f"Rollouts of run {rollout.run} are paused since {rollout.paused_since}: 'refitd resume {rollout.run}'."
+def paused_since(update: UpdateRecord) -> str:
+    """Say since when a run's updates are paused, and what resumes them."""
+    return f"Updates of run {update.run} are paused since {update.paused_since}: 'refitd resume {update.run}'."

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import binascii
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -11,6 +12,8 @@ from fastapi import APIRouter, Query, Request, Response
 
 from refitd.api.context import Service, ServiceOf, find_version, ids_of_step, leave_to_upstream
 from refitd.api.present import orders_of_hosts, present_attempt, present_version
+from refitd.api.waiting import WaitingRequests
+from refitd.policy.goals import passed_over, question_about
 from refitd.policy.served import is_proven, outcome_of
 from refitd.policy.upstream import decides_pin, owned_by
 from refitd.problem import ProblemError, Slug
@@ -26,6 +29,7 @@ from refitd_client.contract.wire import Attempt, Notice, Page, Version, WaitResu
 
 MANY_ENGINES = 100
 _PAGES_KEPT = 4
+_LOOK_SECONDS = 1.0  # between looks at whether a client still waits
 
 router = APIRouter(prefix="/v1", tags=["versions"])
 
@@ -39,9 +43,9 @@ async def announce(notice: Notice, service: ServiceOf, response: Response) -> Ve
 
 
 class VersionPages:
-    """The last pages of versions that were read from the journal. One is good until a version, rollout or run changes.
+    """The last pages of versions that were read from the journal. One is good until a version, update or run changes.
 
-    Those who watch ask for the same page again and again, and in a rollout to many engines a thread that reads it waits
+    Those who watch ask for the same page again and again, and in an update of many engines a thread that reads it waits
     for the interpreter longer than the rest of the answer takes.
     """
 
@@ -114,6 +118,8 @@ async def list_versions(
     folder = None if root is None else str(service.settings.root.resolve())
     refuses = owned_by(service.settings.follow, "publish there") if service.settings.follow else None
     page: dict[str, object] = {"items": items, "next_cursor": more, "root": root, "folder": folder, "refuses": refuses}
+    if run is not None:
+        page["begins"] = service.store.runs.begins(run, service.store.index.newest_of(run))
     if run is not None and wanted is VersionState.SEALED:  # as followers ask
         gone = VersionState.DELETED
         deleted = await pages.read(service.store.journal, run=run, state=gone, before=None, limit=MAX_BARRED)
@@ -151,24 +157,35 @@ async def list_attempts(
 async def wait(
     version_id: str,
     service: ServiceOf,
+    request: Request,
     wait_for: Annotated[Literal["served", "sealed", "taken"], Query(alias="for")] = "served",
     seconds: Annotated[float, Query(alias="timeout", ge=0, le=300)] = 30.0,
 ) -> WaitResult:
     """Wait until a version is served (or sealed), has failed or was superseded; "pending" when the time is up.
 
-    "taken": until no engine copies it from its trainer's memory any more, or will.
+    "taken": until no engine copies it from its trainer's memory any more, or will. 503 while as many requests wait as
+    the service, or this client, may have; what is known already is answered all the same.
     """
     deadline = service.store.clock.monotonic() + seconds
     seen = service.store.changed.count
-    while True:
-        record = await find_version(service, version_id)
-        outcome = _outcome(service, record, WaitOutcome(wait_for))
-        left = deadline - service.store.clock.monotonic()
-        if outcome is not WaitOutcome.PENDING or left <= 0:
-            await service.store.durable()  # a trainer that hears "served" may delete what it wrote
-            followers = sorted(n for n, f in service.followers.known.items() if f.report.run in {None, record.run})
-            return WaitResult(outcome=outcome, version=presented(service, record), followers=followers)
-        seen = await service.store.changed.wait_after(seen, within=left)
+    with ExitStack() as held:
+        is_held = False
+        while True:
+            record = await find_version(service, version_id)
+            outcome = _outcome(service, record, WaitOutcome(wait_for))
+            left = deadline - service.store.clock.monotonic()
+            if outcome is not WaitOutcome.PENDING or left <= 0:
+                break
+            if not is_held:
+                waiting: WaitingRequests = request.app.state.waiting
+                held.enter_context(waiting.slot(request))
+                is_held = True
+            seen = await service.store.changed.wait_after(seen, within=min(left, _LOOK_SECONDS))
+            if await request.is_disconnected():
+                break  # its place is another's
+    await service.store.durable()  # a trainer that hears "served" may delete what it wrote
+    followers = sorted(n for n, f in service.followers.known.items() if f.report.told.run in {None, record.run})
+    return WaitResult(outcome=outcome, version=presented(service, record), followers=followers)
 
 
 @router.put("/versions/{version_id}/pin")
@@ -217,23 +234,32 @@ async def _set_pin(service: Service, version_id: str, *, pinned: bool) -> Versio
     if record.pinned is not pinned:
         record = replace(record, pinned=pinned)
         service.store.put_version(record, "pinned" if pinned else "unpinned")
-    await service.store.durable()
+    await service.decided()
     return presented(service, record)
 
 
 def presented(service: Service, record: VersionRecord, *, engines: bool = True) -> Version:
     """Return a version as the API shows it; with the engines of its run, unless they are not wanted."""
-    store, materializer = service.store, service.materializer
+    store = service.store
     on = store.engines_of(record.run) if engines else []
     return present_version(
         record,
         on,
         place=store.list_order.of(record.run, record.order),
-        rollout=store.rollouts.get(record.run),
+        update=store.updates.get(record.run),
         hosts=orders_of_hosts(on, store),
         refused=service.targets.carriage.refused.get(record.id),
-        waits_for=None if materializer is None else materializer.why_waiting(record),
+        waits_for=_why_waiting(service, record),
     )
+
+
+def _why_waiting(service: Service, record: VersionRecord) -> str | None:
+    """What a delta waits for, or what an operator is asked about a step that appeared after a later one."""
+    target, materializer = service.targets.of_run(record.run).target, service.materializer
+    known = service.store.versions_of(record.run) if record.after is not None else []
+    if target is not None and passed_over(known, target) == record:
+        return question_about(record, target)
+    return None if materializer is None else materializer.why_waiting(record)
 
 
 def _state(state: str | None) -> VersionState | None:

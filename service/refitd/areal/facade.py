@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import structlog
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -41,14 +42,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from refitd.api import auth
 from refitd.api.errors import answer
-from refitd.api.limits import BodyMemory, RequestLimit
+from refitd.api.limits import RequestLimit
 from refitd.areal.group_calls import GroupCalls
 from refitd.areal.group_routes import GroupRoutes
 from refitd.areal.passing import ABORTS, GENERATES, PASSED, Abort, EngineProxy, PauseGate
 from refitd.areal.updates import Updates
 from refitd.engine.http import Key, KeyRefusedError
+from refitd.memory import BodyMemory
 from refitd.problem import ProblemError, Slug
 from refitd.tokens import FacadeTokens
+from refitd_client.contract.decoding import from_json
 
 _SEGMENT = rb"(?!\.{1,2}(?:/|$))[A-Za-z0-9._~-]+"
 _PLAIN = re.compile(rb"/(?:%b(?:/%b)*)?" % (_SEGMENT, _SEGMENT))
@@ -81,6 +84,18 @@ MAX_GENERATE_BYTES = 32 * 2**20  # a prompt may hold images
 MEMORY = BodyMemory(most=2**30)  # for the bodies of all facades of the process
 
 log = structlog.get_logger("refitd")
+
+
+class _Update(msgspec.Struct, frozen=True):
+    """What counts of the body of an update: where the checkpoint is."""
+
+    model_path: str
+
+
+class _LoadAdapter(msgspec.Struct, frozen=True):
+    """The same of an adapter's."""
+
+    lora_path: str
 
 
 class Facade:
@@ -178,24 +193,23 @@ class Facade:
         return JSONResponse({"message": "Generation continued successfully.", "status": "ok"})
 
     async def _update(self, request: Request) -> Response:
-        fault = await self._served(request, "model_path")
+        fault = await self._served(request, _Update, "model_path")
         content: dict[str, Any] = {"success": fault is None, "num_paused_requests": 0}
         message = "Succeeded to update model weights." if fault is None else fault
         return JSONResponse({**content, "message": message}, status_code=200 if fault is None else 400)
 
     async def _load_adapter(self, request: Request) -> Response:
-        fault = await self._served(request, "lora_path")
+        fault = await self._served(request, _LoadAdapter, "lora_path")
         content: dict[str, Any] = {"success": fault is None, "error_message": fault, "loaded_adapters": {}}
         return JSONResponse(content, status_code=200 if fault is None else 400)
 
     async def _unload_adapter(self, _: Request) -> Response:
         return JSONResponse({"success": True, "error_message": None, "loaded_adapters": {}})
 
-    async def _served(self, request: Request, key: str) -> str | None:
+    async def _served(self, request: Request, form: type[msgspec.Struct], key: str) -> str | None:
         try:
-            body: Any = await request.json()
-            path = Path(body[key])
-        except (ValueError, TypeError, KeyError):
+            path = Path(getattr(from_json(await request.body(), form), key))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return f"the body is no JSON object with {key}"
         if not path.is_absolute():
             return f"{key} {str(path)!r} is no absolute path: the engine and refitd may start from different folders"

@@ -1,8 +1,8 @@
 """The catalog: which versions exist, and which are good.
 
-One loop lists the root, at each hint and from time to time: new folders become versions (`Arrivals`), sealed ones that
-have changed or gone become LOST (`FileChecks`). Another (`judge.py`) brings each version that is due to its verdict. A
-third wakes the versions that wait for a model to be held against.
+One loop lists the root, at each hint and from time to time: new folders become versions (`Arrivals`), and known ones
+are looked at (`checks.py`), which has a loop of its own to read those again that have changed. Another (`judge.py`)
+brings each version that is due to its verdict. A fourth wakes the versions that wait for a model to be held against.
 
 Every user who can write to the root can make any number of folders. So a scan takes in a few between two turns of the
 loop, and no more than `MOST_OPEN` of a run while they have no verdict, the newest first. Runs that no engine follows
@@ -12,12 +12,13 @@ share that number, so that their folders hold up no run that engines follow. Ann
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
+from refitd.catalog.checks import FileChecks
 from refitd.catalog.examining import Examiner, Proofs
-from refitd.catalog.files import Files, Unreadable
+from refitd.catalog.files import Files
 from refitd.catalog.judge import ANNOUNCE_AGAIN, Judge, Waiting
 from refitd.catalog.reading import LateReading
 from refitd.catalog.references import References
@@ -32,7 +33,6 @@ from refitd_client.validation.conventions import is_foreign
 
 MOST_OPEN = 1000  # versions without a verdict that are taken in of one run, or of all runs that no engine follows
 A_TURN = 50  # folders that are taken in before others have their turn on the loop
-_CHECKED = frozenset({VersionState.SEALED, VersionState.LOST})
 
 
 class Arrivals:
@@ -43,6 +43,8 @@ class Arrivals:
         self._rules = rules
         self._waiting = waiting
         self._logged: set[str] = set()
+        self._listed: Mapping[str, Order] = {}
+        self._note_listed()
 
     async def take_in(self, found: Sequence[FoundFolder]) -> None:
         """Make versions of the folders that are new, as many as may wait for a verdict."""
@@ -58,6 +60,21 @@ class Arrivals:
             if number % A_TURN == 0:
                 await asyncio.sleep(0)
         self._report_left_out(left_out)
+        self._note_listed()
+
+    def _note_listed(self) -> None:
+        """Remember the newest version of each run, which what is listed from now on is held against: of folders that
+        one listing shows together, none appeared after the other.
+        """
+        runs = {run: self._store.index.newest_of(run) for run in self._store.index.runs}
+        self._listed = {run: newest for run, newest in runs.items() if newest is not None}
+
+    def _after(self, run: str, order: Order) -> str | None:
+        """The run's newest version if it was listed before this one appeared and is of a later step; else None."""
+        newest = self._listed.get(run)
+        if newest is None or run in self._store.faults.runs_left_out or newest.generation != order.generation:
+            return None
+        return version_id(run, newest) if order < newest else None
 
     def _is_new(self, found: FoundFolder) -> bool:
         if is_foreign(found.path):  # whether it was written again is seen where its files are checked
@@ -76,7 +93,7 @@ class Arrivals:
         id_ = version_id(found.run, order)
         if id_ in self._store.versions:
             return False
-        if id_ in self._store.gone:
+        if id_ in self._store.gone or self._store.runs.was_deleted(found.run, order):
             if id_ not in self._logged:
                 self._logged.add(id_)
                 text = f"{found.path} is there, and {id_} was deleted: it is taken for no version, and stays; a trainer"
@@ -85,21 +102,14 @@ class Arrivals:
         self._announce(found.run, order, found.path, "found in the root")
         return True
 
-    def rewritten(self, version: VersionRecord, found: str) -> None:
-        """Announce the new contents of a folder that a restarted trainer of another format has written again.
-
-        Args:
-            version: the LOST version whose folder it was.
-            found: the signature of the folder's files now.
-        """
-        newer = [v for v in self._store.versions_of(version.run) if v.path == version.path and v.order > version.order]
-        if newer or found == version.signature:
-            return
+    def rewritten(self, version: VersionRecord) -> None:
+        """Announce the new contents of the LOST version's folder, which a restarted trainer has written again."""
         order = self._next_order(version.run, version.order.step)
         text = f"{version.path} was written again: generation {order.generation}"
         self._announce(version.run, order, version.path, text)
 
     def _announce(self, run: str, order: Order, path: str, text: str) -> None:
+        after = self._after(run, order)
         record = VersionRecord(
             run=run,
             order=order,
@@ -107,13 +117,17 @@ class Arrivals:
             state=VersionState.ANNOUNCED,
             created_at=self._store.clock.now(),
             kind=self._rules.kind,
+            after=after,
         )
-        self._store.put_version(record, text)
+        self._store.put_version(record, text if after is None else f"{text}, after {after}, which stays the newest")
         self._waiting.changed.notify()
 
     def _newest(self, run: str) -> Order:
         """Return the newest order that a run ever had, also where all of it was deleted."""
-        if (known := self._store.index.newest_of(run)) is not None:
+        known = self._store.index.newest_of(run)
+        if (begins := self._store.runs.begins(run, known)) is not None:
+            return Order(begins, -1)
+        if known is not None:
             return known
         gone = [named[1] for id_ in self._store.gone if (named := parse_version_id(id_)) and named[0] == run]
         return max(gone, default=Order(1, -1))
@@ -150,77 +164,6 @@ def newest_first(found: Iterable[FoundFolder]) -> list[FoundFolder]:
     return [each for _, each in sorted(placed, key=lambda pair: pair[0])]
 
 
-class FileChecks:
-    """Compares the files of known versions with what they were: SEALED versions become LOST, and are found again."""
-
-    def __init__(self, store: Store, files: Files, waiting: Waiting, judge: Judge, arrivals: Arrivals) -> None:
-        self._store = store
-        self._files = files
-        self._waiting = waiting
-        self._judge = judge
-        self._arrivals = arrivals
-        self._rejected_as: dict[str, str] = {}  # signatures of rejected folders when they were first checked again
-        self._checks: dict[str, asyncio.Task[dict[str, str | Unreadable | None]]] = {}
-
-    async def check(self, record: VersionRecord) -> bool:
-        """Return whether a version's files are still those that were sealed; mark it LOST where they are not.
-
-        Engines that ask at the same time share one look: a fleet's updates then also share one write of the journal.
-        """
-        check = self._checks.get(record.path)
-        if check is None:
-            check = self._checks[record.path] = asyncio.create_task(self._files.signatures([record.path]))
-            check.add_done_callback(lambda _: self._checks.pop(record.path))
-        found = (await asyncio.shield(check))[record.path]  # one engine that is cancelled stops no other's check
-        if found != record.signature and not isinstance(found, Unreadable):
-            self._lose(record, gone=found is None)
-        return found == record.signature
-
-    async def check_all(self) -> None:
-        """Check sealed and lost versions, those without a verdict, and rejected folders that may have been mended."""
-        versions = [
-            each
-            for each in self._store.versions.values()
-            if each.state in _CHECKED
-            or each.state.is_open
-            # A rejected folder of a trainer's own format: no notice says that it was mended.
-            or (each.state is VersionState.REJECTED and is_foreign(each.path) and not each.noticed)
-        ]
-        signatures = await self._files.signatures([version.path for version in versions])
-        for version in versions:
-            if self._store.versions.get(version.id) is version and version.id not in self._waiting.judging:
-                self._compare(version, signatures[version.path])
-            # Else something happened to it meanwhile: the next scan checks it.
-
-    def _compare(self, version: VersionRecord, found: str | Unreadable | None) -> None:
-        match version.state:
-            case VersionState.SEALED:
-                if found != version.signature and not isinstance(found, Unreadable):
-                    self._lose(version, gone=found is None)
-            case VersionState.LOST:
-                if found == version.signature:  # a folder was moved away and back again
-                    sealed = replace(version, state=VersionState.SEALED, reason=None)
-                    self._store.put_version(sealed, f"sealed: {version.path} is back, unchanged")
-                if isinstance(found, str) and is_foreign(version.path) and not version.noticed:
-                    self._arrivals.rewritten(version, found)
-            case VersionState.REJECTED:
-                if isinstance(found, str) and self._rejected_as.setdefault(version.id, found) != found:
-                    del self._rejected_as[version.id]
-                    text = f"looked at again: {version.path} has changed since it was rejected"
-                    again = replace(version, state=VersionState.ANNOUNCED, reason=None, code=None)
-                    self._store.put_version(again, text)
-                    self._waiting.changed.notify()
-            case _:
-                if found is None and not version.handed:
-                    self._judge.reject(version.id, f"{version.path} was taken away before it could be checked")
-
-    def _lose(self, record: VersionRecord, *, gone: bool) -> None:
-        reason = f"{record.path} {'is gone' if gone else 'has changed'} since it was checked: publish the step again"
-        current = self._store.versions.get(record.id)
-        if current is not None and current.state is VersionState.SEALED:
-            self._store.put_version(replace(current, state=VersionState.LOST, reason=reason), f"lost: {reason}")
-
-
 PACE_SECONDS = 0.02  # between two scans: a burst of hints is one hint
 MOST_DEATHS = 3  # of the service, while it validated a version: two in a row are also a node that is restarted twice
 
@@ -255,7 +198,7 @@ class Catalog:
         self._waiting = waiting = Waiting(store)
         self._judge = Judge(store, files, references, rules, waiting, Examiner(files, proofs, rules.prove))
         self._arrivals = Arrivals(store, rules, waiting)
-        self._checks = FileChecks(store, files, waiting, self._judge, self._arrivals)
+        self._checks = FileChecks(store, files, rules, waiting, self._judge, self._arrivals.rewritten)
         self.check = self._checks.check
         self.read = LateReading(store, files, references, self._judge.options).read
         self.judging = waiting.judging
@@ -267,6 +210,7 @@ class Catalog:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._scan_forever(), name="scan")
             group.create_task(self._judge.run(group), name="judge")
+            group.create_task(self._checks.run(), name="read again")
             group.create_task(self._wake_when_models_come(), name="models")
 
     def _reconsider(self) -> None:

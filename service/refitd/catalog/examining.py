@@ -11,6 +11,7 @@ from refitd.policy.proving import Prove
 from refitd.state.version import VersionRecord
 from refitd_client.checkpoint.inventory import Reference
 from refitd_client.validation.delta import Base
+from refitd_client.validation.proof import unprovable
 from refitd_client.validation.validate import Evidence, Options, Structure, judge
 
 
@@ -45,7 +46,13 @@ class Examiner:
         self._prove = prove
 
     async def examine(
-        self, record: VersionRecord, seen: Structure, model: Reference | Base | None, options: Options
+        self,
+        record: VersionRecord,
+        seen: Structure,
+        model: Reference | Base | None,
+        options: Options,
+        *,
+        fingerprinted: bool,
     ) -> tuple[Evidence, tuple[str, ...]]:
         """Return the evidence, and the engines whose GPUs have proved it where the service did not read the weights.
 
@@ -54,9 +61,12 @@ class Examiner:
             seen: the last look at its files.
             model: what its tensors are held against.
             options: what it may do.
+            fingerprinted: whether the evidence gets the tensors' fingerprints: of a version without a manifest.
         """
-        if self._proofs is None or isinstance(model, Base) or judge(seen, model, options) is not None:
-            return await self._files.examine(seen, model, options), ()
+        # What ranks cannot prove is read once: for them only the files beside the weights would be read first.
+        by_service = isinstance(model, Base) or unprovable(seen) is not None or judge(seen, model, options) is not None
+        if self._proofs is None or by_service:
+            return await self._files.examine(seen, model, options, fingerprinted=fingerprinted), ()
         reads_all = self._prove is Prove.BOTH
         evidence, found = await asyncio.gather(
             self._files.examine(seen, model, options, beside=not reads_all), self._proofs.of(record, seen)

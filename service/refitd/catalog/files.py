@@ -13,9 +13,11 @@ from refitd.root.scan import Listing, ListingFailed, scan
 from refitd.root.threads import LISTING_SECONDS, LOOK_TIMEOUT_SECONDS, RootHangsError, RootThreads
 from refitd_client.checkpoint.inventory import Reference
 from refitd_client.checkpoint.opening import OpeningRefusedError
+from refitd_client.contract.manifest import Manifest
 from refitd_client.validation.conventions import Trainer
 from refitd_client.validation.delta import Base
-from refitd_client.validation.examine import examine, glance, signature, structure
+from refitd_client.validation.examine import ReadAgain, examine, glance, read_again, signature, structure
+from refitd_client.validation.sealed import keep_manifest, sign_manifest
 from refitd_client.validation.validate import Evidence, Options, Structure
 
 
@@ -46,7 +48,13 @@ class Files(Protocol):
         ...
 
     async def examine(
-        self, seen: Structure, reference: Reference | Base | None, options: Options, *, beside: bool = False
+        self,
+        seen: Structure,
+        reference: Reference | Base | None,
+        options: Options,
+        *,
+        beside: bool = False,
+        fingerprinted: bool = False,
     ) -> Evidence:
         """Read everything.
 
@@ -55,7 +63,28 @@ class Files(Protocol):
             reference: what the tensors are held against; None where there is nothing.
             options: what the version may do.
             beside: only the files beside the weights, which others prove.
+            fingerprinted: whether to compute the fingerprints of all tensors in the same reading.
         """
+        ...
+
+    async def read_again(self, path: str) -> ReadAgain:
+        """Read everything once more, for its digest alone. Raises OSError, also where it changes meanwhile."""
+        ...
+
+    async def keep_manifest(self, seen: Structure, manifest: Manifest) -> None:
+        """Write down the manifest of a version that has none, for the ranks of engines. It is durable then.
+
+        Args:
+            seen: the version, as it was read.
+            manifest: what was read of it.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        ...
+
+    async def sign_manifest(self, path: str, signature: str) -> None:
+        """Have the manifest that is kept of a version count for its files as they look now. Raises OSError."""
         ...
 
 
@@ -140,12 +169,43 @@ class DiskFiles:
         return await self._threads.run(f"looking at {path}", guarded, within=LOOK_TIMEOUT_SECONDS)
 
     async def examine(
-        self, seen: Structure, reference: Reference | Base | None, options: Options, *, beside: bool = False
+        self,
+        seen: Structure,
+        reference: Reference | Base | None,
+        options: Options,
+        *,
+        beside: bool = False,
+        fingerprinted: bool = False,
     ) -> Evidence:
         """See `Files`."""
         stop = Event()
+        reading = partial(examine, seen=seen, stop=stop, beside=beside, fingerprinted=fingerprinted)
         try:
-            reading = partial(examine, self._root, seen.path, reference, options, seen=seen, stop=stop, beside=beside)
+            reading = partial(reading, self._root, seen.path, reference, options)
             return await self._threads.run(f"reading {seen.path}", reading)
         finally:
             stop.set()  # a cancellation does not end the thread, which would read on to the end
+
+    async def read_again(self, path: str) -> ReadAgain:
+        """See `Files`."""
+        stop = Event()
+
+        def guarded() -> ReadAgain:
+            try:
+                return read_again(self._root, path, stop=stop)
+            finally:
+                if (fault := self._guard()) is not None:  # neither what is gone nor what is there says anything then
+                    raise RootAwayError(errno.ENODEV, fault)
+
+        try:
+            return await self._threads.run(f"reading {path} again", guarded)
+        finally:
+            stop.set()
+
+    async def keep_manifest(self, seen: Structure, manifest: Manifest) -> None:
+        """See `Files`."""
+        await self._threads.run(f"describing {seen.path}", partial(keep_manifest, self._root, seen, manifest))
+
+    async def sign_manifest(self, path: str, signature: str) -> None:
+        """See `Files`."""
+        await self._threads.run(f"describing {path}", partial(sign_manifest, self._root, path, signature))

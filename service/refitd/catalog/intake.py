@@ -17,14 +17,22 @@ from refitd.policy.binding import followed, free_engines, move, why_not_followed
 from refitd.policy.readiness import unknown
 from refitd.policy.upstream import owned_by
 from refitd.problem import ProblemError, Slug
-from refitd.rollout.targets import Targets
 from refitd.root.threads import RootHangsError
 from refitd.state.records import EngineRecord
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd.text import one_line
+from refitd.update.targets import Targets
 from refitd_client.checkpoint.fault import AGAIN_WHEN_ANNOUNCED, FOR_EVERY_NOTICE
-from refitd_client.contract.naming import InvalidNameError, Order, check_run, check_step, version_folder, version_id
+from refitd_client.contract.naming import (
+    InvalidNameError,
+    Order,
+    check_run,
+    check_step,
+    name_patterns,
+    version_folder,
+    version_id,
+)
 from refitd_client.contract.states import Kind, VersionState
 from refitd_client.contract.wire import Notice
 from refitd_client.validation.conventions import Trainer, is_foreign
@@ -42,6 +50,10 @@ _OFFER = re.compile(r"\.offer-[0-9a-f]{16}")
 def _check_caps(notice: Notice) -> None:
     """Refuse fields that are longer than is kept."""
     _check_metadata(notice.metadata)
+    try:
+        name_patterns(notice.allow_missing)
+    except (TypeError, ValueError) as error:
+        raise ProblemError(Slug.BAD_REQUEST, str(error)) from error
     if notice.path is not None and len(notice.path) > MAX_PATH:
         raise ProblemError(Slug.BAD_REQUEST, f"path is longer than {MAX_PATH} characters")
     if notice.base is not None and len(notice.base) > MAX_BASE:
@@ -138,12 +150,17 @@ class Intake:
             detail = owned_by(self._upstreams, f"publish run {notice.run!a} there")
             raise ProblemError(Slug.RUN_FOLLOWED, detail)
         self._check(notice)
-        generation = max((version.order.generation for version in self._store.versions_of(notice.run)), default=1)
+        newest = self._store.index.newest_of(notice.run)
+        begins = self._store.runs.begins(notice.run, newest)
+        generation = begins or (1 if newest is None else newest.generation)
         named = notice.path or f"{notice.run}/{version_folder(Order(generation, notice.step))}"
         path = relative_path(named, self._root)
         order = order_of(path, notice.run, notice.step, generation, self._trainers)
         id_ = version_id(notice.run, order)
         known = await self._store.find(id_)
+        if known is None and self._store.runs.was_deleted(notice.run, order):
+            again = f"publish the step as {version_folder(Order(generation, notice.step))}"
+            raise ProblemError(Slug.VERSION_CONFLICT, f"{id_} was deleted with its run: {again}")
         if notice.kind is Kind.HANDOVER:
             return await self._hand_over(notice, path, order, self._store.versions.get(id_, known))
         seen, look = await self._look(path, order, known)
@@ -242,8 +259,7 @@ class Intake:
             return []
         if notice.engines == "mine" and (free := free_engines(engines, closed)):
             return free
-        mine = notice.engines == "mine"
-        why = why_not_followed(engines, run, follow, runs=runs, closed=closed, mine=mine)
+        why = why_not_followed(engines, run, closed=closed, mine=notice.engines == "mine")
         raise ProblemError(Slug.RUN_NOT_FOLLOWED, why)
 
     def _check_root(self, notice: Notice, *, is_there: bool) -> None:
@@ -292,11 +308,20 @@ class Intake:
             kind=notice.kind,
             base=notice.base,
             noticed=True,
-            allow_missing=notice.allow_missing,
+            after=self._after(notice.run, order),
+            may_lack=tuple(notice.allow_missing),
             allow_extra=notice.allow_extra,
             metadata=notice.metadata,
             timings=_publish_timing(notice),
         )
+
+    def _after(self, run: str, order: Order) -> str | None:
+        """The id of the run's newest version, where that is good and of a later step of the generation; else None."""
+        newest = next(iter(self._store.versions_of(run)), None)
+        if newest is None or newest.state is not VersionState.SEALED:
+            return None
+        is_later = newest.order.generation == order.generation and newest.order > order
+        return newest.id if is_later else None
 
     async def _take(self, record: VersionRecord, text: str, look: Structure | None = None) -> VersionRecord:
         self._store.put_version(record, text)
@@ -338,7 +363,7 @@ def _with_notice(known: VersionRecord, notice: Notice) -> VersionRecord:
         noticed=True,
         kind=notice.kind,
         base=notice.base,
-        allow_missing=notice.allow_missing,
+        may_lack=tuple(notice.allow_missing),
         allow_extra=notice.allow_extra,
     )
     may_differ = noticed != described and known.code not in FOR_EVERY_NOTICE

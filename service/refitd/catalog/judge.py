@@ -8,6 +8,7 @@ import asyncio
 from collections import Counter
 from dataclasses import replace
 
+import xxhash
 from structlog.contextvars import bound_contextvars
 
 from refitd.catalog.examining import Examiner
@@ -33,14 +34,18 @@ from refitd.state.store import Store
 from refitd.state.version import VersionRecord, with_making
 from refitd_client.checkpoint.fault import Code
 from refitd_client.checkpoint.inventory import Reference
+from refitd_client.contract.manifest import Manifest, ManifestFile, TensorsSummary, fitting_fingerprints
 from refitd_client.contract.states import Kind, VersionState
 from refitd_client.validation.delta import Base
+from refitd_client.validation.sealed import lacks_manifest
 from refitd_client.validation.validate import Evidence, Invalid, Options, Structure, Unknown, Valid, Verdict, validate
 
 JUDGES = 2  # versions validated at the same time: each reads its files with several threads
 RETRY_SECONDS = 0.5
 LONGEST_RETRY_SECONDS = 10.0
 _NOTHING_DUE_SECONDS = 3600.0
+_NAMED = 20  # tensors that a version leaves out, of which the record has the names
+NOT_KEPT = "no manifest can be kept for it"
 ANNOUNCE_AGAIN = "announce the version again (the same notice: POST /v1/versions) to have it validated once more"
 
 
@@ -67,7 +72,9 @@ class Waiting:
         self._alone: str | None = None
 
     def nudge(self, id_: str = "", look: Structure | None = None) -> None:
-        """Have the root scanned, and what is due judged, soon; version `id_` by a look that was just had at it."""
+        """Have the root scanned, and what is due judged, soon; version `id_` at once, by `look` if there is one."""
+        # The scan may have found it first, and have it wait until it has settled. Its trainer's word ends that wait.
+        self._due.pop(id_, None)
         if look is not None:
             self.looks[id_] = look
         self.hints.notify()
@@ -226,6 +233,9 @@ class Judge:
             look_of(structure, noticed=record.noticed),
             self._waiting.settling.get(record.id),
             now,
+            # Its trainer says that an announced one is written. A wait would only show that nothing changes. A change
+            # while it is read shows in sizes, times or inodes, and the reading does not count; a store through a
+            # mapping, which shows nowhere on a tmpfs, is found when it is read once more after its first load.
             settle_for=0.0 if record.noticed else self._rules.settle_for,
             timeout=self._rules.settle_timeout,
         )
@@ -260,10 +270,20 @@ class Judge:
             else:
                 await self._store.durable()
             if isinstance(found, NoBase):
-                self.reject(record.id, found.reason, Code.WRONG_BASE)
+                self._end(record.id)
+                self._unknown(record.id, found.reason)
                 return
+            if isinstance(found, Base) and found.inventory.pairs:
+                engines = await self._references.of(record.run)
+                if isinstance(engines, NoReference):
+                    self._end(record.id)
+                    self._unknown(record.id, engines.reason)
+                    return
+                found = replace(found, pairs=engines.pairs_in(found.inventory))
             model = found if isinstance(found, Reference | Base) else None
             options, evidence, verdict, proved_by = await self._examine(record, seen, model)
+            # Before the journal says SEALED, and engines load it.
+            verdict, described = await self._describe(record, evidence, verdict)
         except (asyncio.CancelledError, OSError, MemoryError, JournalError):
             self._end(record.id)
             raise  # any other exception takes the service down, and counts as its death
@@ -273,19 +293,50 @@ class Judge:
             self._again(record.id)  # what it is held against may be something else, or it was not read
             return
         took = {"seen": waited or 0.0, "validate": (self._store.clock.monotonic() - started) * 1000}
-        self._conclude(replace(record, proved_by=proved_by), found, evidence, verdict, took)
+        self._conclude(replace(record, proved_by=proved_by, described=described), found, evidence, verdict, took)
 
     async def _examine(
         self, record: VersionRecord, seen: Structure, model: Reference | Base | None
     ) -> tuple[Options, Evidence, Verdict, tuple[str, ...]]:
         """Read and judge. A notice that came meanwhile counts, and does not have the files read again."""
         options = self.options(record)
-        evidence, proved_by = await self._examiner.examine(record, seen, model, options)
+        # Ranks prove what they load by fingerprints, and nobody else needs them.
+        has_ranks = any(engine.plugin is not None for engine in self._store.engines_of(record.run))
+        fingerprinted = has_ranks and lacks_manifest(seen)
+        evidence, proved_by = await self._examiner.examine(record, seen, model, options, fingerprinted=fingerprinted)
         now = self._store.versions[record.id]
         if now.kind is record.kind and evidence.contents is not None:
             options = self.options(now)
         # In a thread: a hundred thousand tensors take 0.1 s.
         return options, evidence, await asyncio.to_thread(validate, evidence, model, options), proved_by
+
+    async def _describe(self, record: VersionRecord, evidence: Evidence, verdict: Verdict) -> tuple[Verdict, bool]:
+        """Keep a manifest of a good version that has none. Return the verdict, and whether one is kept.
+
+        Where none can be, the version is good all the same. Servers load it as they do without refitd inside.
+        """
+        seen = evidence.structure
+        if not isinstance(verdict, Valid) or seen is None or evidence.contents is None or not lacks_manifest(seen):
+            return verdict, False
+        specs = [spec for header in seen.headers.values() for spec in header.tensors.values()]
+        manifest = Manifest(
+            run=record.run,
+            generation=record.order.generation,
+            step=record.order.step,
+            files={
+                name: ManifestFile(size=seen.files[name].size, digest=text)
+                for name, text in evidence.contents.digests.items()
+            },
+            tensors=TensorsSummary.of((spec.dtype, spec.end - spec.start) for spec in specs),
+            fingerprints=fitting_fingerprints(evidence.contents.fingerprints),
+            created_at=record.created_at,
+        )
+        try:
+            await self._files.keep_manifest(seen, manifest)
+        except OSError as error:
+            note = f"{NOT_KEPT} ({error.strerror or error}), and engines load it as their servers do by themselves"
+            return replace(verdict, notes=(*verdict.notes, note)), False
+        return verdict, True
 
     def _conclude(
         self,
@@ -316,7 +367,7 @@ class Judge:
             run=record.run,
             order=record.order,
             kind=record.kind if record.noticed else None,
-            allow_missing=record.allow_missing,
+            allow_missing=record.may_lack,
             allow_extra=record.allow_extra,
             allow_dtype_cast=self._rules.allow_dtype_cast,
             takes=self._rules.kind,
@@ -365,6 +416,9 @@ class Judge:
         self._waiting.forget(record.id)
         seen = evidence.structure
         notes = [*(f"proved by the GPUs of {each}" for each in record.proved_by), *verdict.notes]
+        base = self._store.versions.get(record.base or "") if record.kind is Kind.DELTA else None
+        names = verdict.left_out
+        digest = xxhash.xxh3_128_hexdigest("\n".join(names).encode()) if names else ""
         metadata = record.metadata
         if seen is not None and seen.manifest is not None:
             both = completed(record.metadata, seen.manifest.metadata)
@@ -386,11 +440,26 @@ class Judge:
             owned=seen is not None and seen.has_manifest,
             metadata=metadata,
             timings=record.timings | took,
+            lacks=digest if base is None else base.lacks,
+            left_out=names[:_NAMED] if base is None else base.left_out,
+            left_out_count=len(names) if base is None else base.left_out_count,
+            notes=verdict.notes,
         )
+        notes += [sealed.partly] if sealed.partly else []
         if sealed.kind is Kind.DELTA and seen is not None:
             self._bases.remember(seen)
+        if record.digest not in {None, verdict.digest}:  # before engines hear that they can go there
+            self._reload(record)
         self._store.put_version(sealed, "; ".join([f"sealed: {verdict.bytes} bytes in good order", *notes]))
         self._wake_deltas(record.id)
+
+    def _reload(self, record: VersionRecord) -> None:
+        """Have the engines that hold what a version was before loaded again: it has other contents now."""
+        self._store.forget_fingerprints(record.id)
+        for engine in list(self._store.engines.values()):
+            if engine.serving == record.id:
+                text = f"{record.id} has other contents now than when it was loaded: it is loaded again"
+                self._store.put_engine(replace(engine, reload=engine.known, reason=text), text)
 
     def _wake_deltas(self, base: str) -> None:
         """Judge the deltas that waited for the verdict on their base."""

@@ -53,5 +53,7 @@ class LateReading:
         elif isinstance(verdict, Invalid):
             by = ", ".join(current.proved_by)
             reason = f"{verdict.reason} (found by the service, {_WHY}; the GPUs of {by} had read other bytes)"
-            self._store.put_version(replace(current, state=VersionState.LOST, reason=reason), f"lost: {reason}")
+            # Without a signature: its files look as they did, and must not pass for being back unchanged.
+            lost = replace(current, state=VersionState.LOST, reason=reason, signature=None)
+            self._store.put_version(lost, f"lost: {reason}")
         return isinstance(verdict, Valid)

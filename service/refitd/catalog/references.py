@@ -64,7 +64,9 @@ class Bases:
         seen = await self._look({full.path: full, base.path: base}.values())
         changed = [record.id for record in (full, base) if seen[record.path].signature != record.signature]
         if changed:
-            return NoBase(f"the files of {changed[0]} are not those that were checked: publish in full", final=True)
+            return NoBase(
+                f"the files of {changed[0]} have changed since they were checked, and are read again", final=False
+            )
         manifest = seen[base.path].manifest
         return Base(base.id, seen[full.path].inventory, {} if manifest is None else manifest.fingerprints)
 
@@ -142,7 +144,10 @@ class References:
         if path not in self._read:
             try:
                 what = f"reading the headers of {path}"
-                self._read[path] = await self._threads.run(what, partial(read_reference, path), within=LISTING_SECONDS)
+                found = await self._threads.run(what, partial(read_reference, path), within=LISTING_SECONDS)
+                self._read[path] = found
+                for warning in found.warnings:
+                    self._store.say("root", str(path), f"of the base model {path}: {warning}", is_fault=True)
             except RootHangsError as error:
                 return NoReference(f"the base model {path} cannot be read now: {error}", final=False)
             except FileNotFoundError as error:

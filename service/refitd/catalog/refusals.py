@@ -1,8 +1,8 @@
 """Refused notices in the log of decisions: the trainer has the answer, and an operator looks at the log.
 
 A trainer sends a notice again and again, so that a reason is written down once in a while for each run. Nothing is
-written of the notice by which `refitd doctor` and `refitd bench` ask whether notices are taken: it is to be refused,
-and they say what the answer means.
+written of the notice by which `refitd doctor` asks whether notices are taken: it is to be refused, and doctor says what
+the answer means.
 """
 
 from refitd.problem import ProblemError, Slug
@@ -11,7 +11,7 @@ from refitd_client.contract.naming import InvalidNameError, check_run
 from refitd_client.contract.wire import Notice
 
 AGAIN_SECONDS = 600.0  # until the same reason is written down again for a run
-DOCTORS_RUN = "refitd-doctor"  # which doctor and the bench of transports name in theirs
+DOCTORS_RUN = "refitd-doctor"  # which doctor names in its own
 MOST = 64  # reasons in that time: runs' names are the senders', and the log is kept
 _NO_REFUSALS = frozenset({Slug.NOT_READY})  # it is asked to come again
 

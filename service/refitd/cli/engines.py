@@ -72,9 +72,8 @@ def list_engines(out: Output, client: RefitClient, state: InState = None, run: O
     overview = client.overview()
     targets = {run.run: run.target for run in overview.runs}
     out.show(page, render.engines_table(page.items, targets, SystemClock().now()))
-    for fault in (overview.faults.engines, overview.faults.routers):
-        if fault is not None:
-            out.remark(fault)
+    if overview.faults.engines is not None:
+        out.remark(overview.faults.engines)
 
 
 @app.command(cls=Command, epilog=EXIT_CODES_HELP)

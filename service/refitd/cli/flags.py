@@ -22,14 +22,12 @@ from refitd.settings import Settings, Size
 # In this order in --help; a setting that is in none is under "Other".
 PANELS: Mapping[str, tuple[str, ...]] = {
     "Weights": ("root", "run", "trainers", "lora", "lora_keep", "base_model", "path_map"),
-    "Engines": ("engines", "engines_file", "discover", "engine_allow", "routers"),
+    "Engines": ("engines", "engines_file", "discover", "engine_allow"),
     "Following": (
         "follow",
         "follow_token_file",
         "follower",
-        "zone",
-        "take_followers",
-        "relay_children",
+        "follow_freely",
         "push",
         "push_keep",
     ),
@@ -49,7 +47,6 @@ PANELS: Mapping[str, tuple[str, ...]] = {
     ),
     "TLS": ("tls_cert", "tls_key", "tls_client_ca", "ca_file", "client_cert", "client_key"),
     "Journal, log and traces": ("state", "advertise", "lease", "log_format", "otlp_endpoint"),
-    "Webhooks": ("webhooks", "webhooks_file", "webhook_secret_file", "webhook_events", "stalled_after"),
     "Keeping": ("keep_last", "keep_every", "disk_budget", "reclaim_foreign", "reclaim_interval", "incoming_ttl"),
     "Slots": ("slots", "slot_ttl"),
     "Deltas": ("copies", "copies_folder"),
@@ -63,26 +60,21 @@ PANELS: Mapping[str, tuple[str, ...]] = {
         "pause_mode",
         "load_timeout",
         "vllm_stock_ranks",
-        "sglang_stock_transfers",
     ),
 }
 _SPECIAL_NAMES = {  # one at a time, and repeatable
     "engines": "engine",
     "discover": "discover",
-    "routers": "router",
     "follow": "follow",
-    "webhooks": "webhook",
     "allowed_hosts": "allowed-host",
 }
 _VALUES: Mapping[str, str] = {
     "engines": "URL",
     "pause_mode": "|".join(PAUSE_MODES),
     "discover": "PLACE",
-    "routers": "ROUTER",
     "follow": "URL",
     "push": "URL",
     "follower": "NAME",
-    "webhooks": "URL",
     "lora": "NAME",
     "path_map": "PATH",
     "engine_allow": "HOSTS",

@@ -45,7 +45,7 @@ def log(
     limit: Limit = 20,
     before: Before = None,
 ) -> None:
-    """List the log of decisions, newest first: what became of versions, engines and rollouts, and why.
+    """List the log of decisions, newest first: what became of versions, engines and updates, and why.
 
     A warning is what failed, was refused, or cannot be reached. With --follow the newest entry stands last, and what
     happens is added below; with --json each entry is then a line of its own. A service that restarts is waited for.

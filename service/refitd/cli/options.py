@@ -98,11 +98,17 @@ def plainly(message: str) -> str:
     return f"{told.removesuffix('.')}. Did you mean {meant[0]!r}?" if meant else told
 
 
+_BARE = frozenset({"--allow-missing"})
+"""Options that may be written without a value, which is empty then."""
+
+
 class Command(TyperCommand):
     """A command whose switches show no type, and whose refusals are plain sentences."""
 
     def parse_args(self, ctx: Any, args: Any) -> Any:
         """What was typed, by parameter."""
+        typed = zip(args, [*args[1:], "-"], strict=False)
+        args = [f"{each}=" if each in _BARE and after.startswith("-") else each for each, after in typed]
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:

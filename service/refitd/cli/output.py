@@ -119,12 +119,34 @@ def agree(out: Output, *shown: RenderableType, question: str, does: str, say: st
         ValueError: stdin is no terminal, or the answer is to be JSON.
         typer.Abort: the answer was no.
     """
+    _ask(out, *shown, does=does, say=say)
+    typer.confirm(question, abort=True)
+
+
+def agree_by_name(out: Output, *shown: RenderableType, name: str, does: str) -> None:
+    """The same for what cannot be taken back: the answer is the name of what is meant.
+
+    Args:
+        out: the output of the command.
+        shown: what would be done, for people.
+        name: what has to be typed.
+        does: what would be done, in the words for a script that cannot be asked.
+
+    Raises:
+        ValueError: stdin is no terminal, or the answer is to be JSON.
+        typer.Abort: something else was typed.
+    """
+    _ask(out, *shown, does=does, say="say --yes")
+    if typer.prompt(f"Type {clean(name)} to go on", default="", show_default=False).strip() != name:
+        raise typer.Abort
+
+
+def _ask(out: Output, *shown: RenderableType, does: str, say: str) -> None:
     if out.json or not can_ask():
         why = "with --json nothing is asked" if out.json else "there is no terminal to ask on"
         raise ValueError(f"{does}; {why}: {say}")
     for part in shown:
         out.console.print(part)
-    typer.confirm(question, abort=True)
 
 
 def can_ask() -> bool:

@@ -49,7 +49,12 @@ NewGeneration = Annotated[
     typer.Option("--new-generation", help="The step may be one that was published before: the run begins anew there"),
 ]
 AllowMissing = Annotated[
-    bool, typer.Option("--allow-missing", help="The checkpoint may lack tensors of the engines' model")
+    list[str] | None,
+    typer.Option(
+        "--allow-missing",
+        metavar="PATTERN",
+        help="Names of tensors of the engines' model that the checkpoint may lack, such as 'mtp.*'; repeatable",
+    ),
 ]
 AllowExtra = Annotated[
     bool, typer.Option("--allow-extra", help="The checkpoint may have tensors that the engines' model lacks")
@@ -94,7 +99,7 @@ def publish(
     step: Step,
     base_model: BaseModel = None,
     metadata: Metadata = None,
-    allow_missing: AllowMissing = False,
+    allow_missing: AllowMissing = None,
     allow_extra: AllowExtra = False,
     new_generation: NewGeneration = False,
     engines: Engines = None,
@@ -146,7 +151,7 @@ def publish(
                 folder,
                 step=step,
                 metadata=_pairs(metadata or ()),
-                allow_missing=allow_missing,
+                allow_missing=[pattern for pattern in allow_missing or () if pattern],
                 allow_extra=allow_extra,
                 progress=None if shown is None else lambda progress: shown.reach(progress.written, progress.total),
             )

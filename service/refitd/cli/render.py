@@ -11,9 +11,10 @@ from typing import assert_never
 from rich.text import Text
 
 from refitd.cli.table import Table
-from refitd.engine.fingerprints import NOT_ALIKE, NOT_COMPARED
+from refitd.engine.fingerprints import CONTRADICTED, NOT_ALIKE, NOT_COMPARED
 from refitd.text import clean, listed, size_of, spoken
 from refitd_client.contract.naming import parse_version_id
+from refitd_client.contract.plugin import setting_fault
 from refitd_client.contract.states import EngineState, LogSeverity, Standing, VersionState, WaitOutcome
 from refitd_client.contract.wire import Engine, Event, Explanation, Version, WaitResult
 
@@ -191,6 +192,8 @@ def why_there(engine: Engine, now: str | None) -> str | None:
     if engine.unreachable_since is None:
         is_new = engine.state is EngineState.IN_SYNC and engine.version is None
         told = "no version to serve yet" if is_new else through_loader(engine) or _draft(engine)
+        if (wrong := setting_fault(engine.stock_reason)) is not None:
+            told = f"refitd inside it stands aside: {wrong}"
         of_its_own = of_host(engine)
         if engine.reason is not None and of_its_own is not None:
             return f"{engine.reason}; {of_its_own}"
@@ -209,7 +212,7 @@ _NOT_OURS = frozenset({EngineState.PROBING, EngineState.UNREACHABLE, EngineState
 
 
 def _address(engine: Engine) -> str:
-    return engine.url.partition("://")[2]
+    return engine.url.removeprefix("host:").rpartition("://")[2]
 
 
 def engine_state(engine: Engine) -> Text:
@@ -235,6 +238,8 @@ def proof_of(engine: Engine) -> Text:
     proof = engine.proof or ""
     if NOT_ALIKE in proof:
         return cell("not compared")
+    if CONTRADICTED in proof:
+        return cell("contradicted")
     return cell("recorded" if NOT_COMPARED in proof else proof.partition(" ")[0])
 
 

@@ -27,7 +27,7 @@ def rollback(out: Output, client: RefitClient, run: RunArgument, to: To = None, 
 
     Says first from which version to which it goes, and asks. Said again, it goes back one more. What is newer is barred
     for good, and collection deletes its files, but for what is pinned and the newest on disk. The way forward is to
-    publish anew: the trainer's next step rolls out as usual, and so does the same step in a new generation: begun with
+    publish anew: the trainer's next step is loaded as usual, and so is the same step in a new generation: begun with
     'refitd publish --new-generation', or by a publisher of the SDK that is opened anew. A host that follows refuses it:
     say it to the hub.
 
@@ -42,14 +42,15 @@ def rollback(out: Output, client: RefitClient, run: RunArgument, to: To = None, 
         agree(out, *shown, question="Roll back?", does=_BARS, say=_SAY)
     version = client.rollback(run, plan.goal)  # not one further back, even if another rollback came first
     did = f"{plan.run} rolls back to {version.id} (step {version.step}). What is newer is barred for good."
-    out.show(version, *(render.sentence(told) for told in [did, *_later(plan)]))
+    out.show(version, *(render.sentence(told) for told in [did, *_unknown(plan), *_later(plan)]))
 
 
 def what_it_does(plan: RollbackPlan) -> list[str]:
     """What a rollback does, in sentences for the question."""
     way = f"{plan.run} goes from {plan.leaves} back to {plan.goal}."
     if not plan.barred:
-        return [f"{way} Nothing newer is left to bar.", *_later(plan)]
+        nothing = "" if plan.unknown else " Nothing newer is left to bar."
+        return [f"{way}{nothing}", *_unknown(plan), *_later(plan)]
     whose = "its" if len(plan.barred) == 1 else "their"
     return [
         way,
@@ -57,8 +58,16 @@ def what_it_does(plan: RollbackPlan) -> list[str]:
         "but for what is pinned and the newest on disk.",
         "To go forward again, publish anew: the next step, or the same one with 'refitd publish --new-generation' "
         "(in the SDK: by a publisher that is opened anew).",
+        *_unknown(plan),
         *_later(plan),
     ]
+
+
+def _unknown(plan: RollbackPlan) -> list[str]:
+    """What hosts have that the service has forgotten, or never knew."""
+    if not plan.unknown:
+        return []
+    return [f"Hosts have {listed(plan.unknown)}, which this service does not know: they go back from there too."]
 
 
 def _later(plan: RollbackPlan) -> list[str]:

@@ -1,4 +1,4 @@
-"""Commands about runs: list, close, reopen."""
+"""Commands about runs: list, close, reopen, delete."""
 
 import typer
 from rich.console import RenderableType
@@ -6,7 +6,7 @@ from rich.console import RenderableType
 from refitd.cli import render
 from refitd.cli.exits import EXIT_CODES_HELP
 from refitd.cli.options import Command, Group, Json, RunArgument, TokenFile, Url, Yes, calls_service
-from refitd.cli.output import Output, agree
+from refitd.cli.output import Output, agree, agree_by_name
 from refitd.cli.table import Table
 from refitd_client.contract.states import Standing
 from refitd_client.contract.wire import Page, RunGlance
@@ -15,6 +15,7 @@ from refitd_client.http.client import RefitClient
 app = typer.Typer(cls=Group, add_completion=False)
 
 _WHAT_GOES = "Its other versions are deleted at the next collection: 'refitd reclaim --dry-run' lists them."
+_DELETES = "this deletes all versions of the run, for good"
 _LOSES = "this lets collection delete older versions of the run"
 
 
@@ -74,6 +75,26 @@ def reopen(out: Output, client: RefitClient, run: RunArgument) -> None:
     """Take back that a run has ended. What was deleted meanwhile stays deleted."""
     seen = client.reopen_run(run)
     out.show(seen, render.sentence(f"{run} is open. {seen.headline}"))
+
+
+@app.command(cls=Command, epilog=EXIT_CODES_HELP)
+@calls_service
+def delete(out: Output, client: RefitClient, run: RunArgument, yes: Yes = False) -> None:
+    """Delete a run with all its versions, for good.
+
+    Asks for the run's name, unless --yes is given. It is refused while a publisher that is alive holds the run, while
+    an engine follows it or serves a version of it, and while a version is pinned. What refitd cannot prove to be a
+    version's stays, and so does what lies in an object store. The next version that is published under this name begins
+    a new generation. A host that follows refuses it until the run has ended at the hub.
+
+    \b
+    refitd runs delete exp/monday
+    """
+    if not yes:
+        agree_by_name(out, render.sentence(f"All versions of {run} are deleted, for good."), name=run, does=_DELETES)
+    seen = client.delete_run(run)
+    versions = "1 version goes" if seen.versions == 1 else f"{seen.versions} versions go"
+    out.show(seen, render.sentence(f"{run} is deleted. {versions}; the files go in the background."))
 
 
 def what_it_does(run: str) -> list[RenderableType]:

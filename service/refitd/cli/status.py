@@ -17,7 +17,7 @@ from refitd.cli.render import worst_standing
 from refitd.cli.version_list import version_list
 from refitd.clock import SystemClock
 from refitd_client.contract.states import Standing, VersionState, way_of
-from refitd_client.contract.wire import Engine, Faults, GroupLead, RunGlance, Version
+from refitd_client.contract.wire import Engine, Faults, GroupLead, RunGlance, Version, left_out_clause
 from refitd_client.http.client import RefitClient
 
 ENGINES = 24
@@ -31,7 +31,7 @@ Limit = Annotated[
 class RunSummary:
     """A run: the version that its engines should serve, how many engines follow it, how many serve that version.
 
-    `paused_since` is when an operator paused its rollouts, None while they go on. `standing`, `headline` and `reasons`
+    `paused_since` is when an operator paused its updates, None while they go on. `standing`, `headline` and `reasons`
     are the verdict that `refitd top` and the dashboard give as well.
     """
 
@@ -130,7 +130,7 @@ def _run_lines(run: RunSummary, width: int) -> list[Text]:
 def _run_line(run: RunSummary) -> Text:
     name = render.sentence(run.run, "bold")
     if run.target is None:
-        return Text.assemble(name, " has no good version yet", "" if run.engines else ", and no engine follows it")
+        return Text.assemble(name, ": ", render.sentence(run.headline.rstrip(".")))
     style = "green" if run.engines and run.in_sync == run.engines else "yellow"
     count = (f"{run.in_sync} of {run.engines} engines" if run.engines else "no engine", style)
     lost = ", whose files are lost: publish a newer step" if run.target.state is VersionState.LOST else ""
@@ -138,7 +138,9 @@ def _run_line(run: RunSummary) -> Text:
     transport = run.target.metadata.get("transport")
     by = render.sentence("" if transport is None else f", {way_of(transport, run.target.kind)}")
     paused = "" if run.paused_since is None else f", paused since {run.paused_since}: refitd resume {run.run}"
-    told = (render.sentence(paused, "yellow"), lost, alone)
+    clause = left_out_clause(run.target.left_out, run.target.left_out_count)
+    partly = render.sentence(f", which {clause}" if clause else "", "yellow")
+    told = (render.sentence(paused, "yellow"), lost, alone, partly)
     aim = f" → step {run.target.step:,} ({run.target.id})"
     return Text.assemble(name, aim, by, ", served by ", count, *told)
 

@@ -83,12 +83,12 @@ def pause(out: Output, client: RefitClient, run: RunArgument) -> None:
     refitd pause exp/trial
     """
     seen = client.pause(run)
-    out.show(seen, render.sentence(f"Rollouts of {run} are paused: 'refitd resume {run}' lets them go on."))
+    out.show(seen, render.sentence(f"Updates of {run} are paused: 'refitd resume {run}' lets them go on."))
 
 
 @calls_service
 def resume(out: Output, client: RefitClient, run: RunArgument) -> None:
-    """Let the rollouts of a run go on after `refitd pause`.
+    """Let the updates of a run go on after `refitd pause`.
 
     \b
     refitd resume exp/trial
@@ -98,7 +98,7 @@ def resume(out: Output, client: RefitClient, run: RunArgument) -> None:
     later = "" if away == 0 else f" {away} of its engines cannot be reached, and will follow when back."
     is_held = seen.standing is Standing.PAUSED  # by an operator of something else: its upstream, or its hosts
     elsewhere = "".join(f" {reason}." for reason in seen.reasons) if is_held else ""
-    out.show(seen, render.sentence(f"Rollouts of {run} go on here. {seen.headline}{later}{elsewhere}"))
+    out.show(seen, render.sentence(f"Updates of {run} go on here. {seen.headline}{later}{elsewhere}"))
 
 
 @calls_service

@@ -121,7 +121,7 @@ def wait_for(client: RefitClient, version_id: str, goal: WaitFor, seconds: float
 
 
 def say_if_paused(out: Output, client: RefitClient, run: str) -> None:
-    """Say that no engine goes to a newer version, and what ends that; nothing while rollouts go on.
+    """Say that no engine goes to a newer version, and what ends that; nothing while updates go on.
 
     Args:
         out: the output of the command.
@@ -131,7 +131,7 @@ def say_if_paused(out: Output, client: RefitClient, run: str) -> None:
     since = next((seen.paused_since for seen in client.overview().runs if seen.run == run), None)
     if since is not None:
         out.remark(
-            f"rollouts of {run} are paused since {since}: no engine loads a newer version until 'refitd resume {run}'"
+            f"updates of {run} are paused since {since}: no engine loads a newer version until 'refitd resume {run}'"
         )
 
 

@@ -64,7 +64,6 @@ export const attempts = (version) => ask("GET", `/v1/versions/${id(version)}/att
 export const explain = (subject) => ask("GET", `/v1/explain/${id(subject)}`);
 export const history = (query) => ask("GET", `/v1/history?${given(query)}`);
 export const engineHistory = (engine, limit) => ask("GET", `/v1/history/engines/${id(engine)}?limit=${limit}`);
-export const compare = (first, second, norms) => ask("GET", `/v1/versions/${id(first)}/compare/${id(second)}?norms=${norms}`);
 export const log = (query) => ask("GET", `/v1/log?${given(query)}`);
 export const plan = () => ask("GET", "/v1/reclaim/plan");
 
@@ -76,6 +75,6 @@ export const resync = (engine) => ask("POST", `/v1/engines/${id(engine)}/resync`
 export const move = (engines, run) => ask("POST", "/v1/engines/move", { engines, run, insist: true });
 export const closeRun = (run) => ask("POST", "/v1/runs/close", { run });
 export const reopenRun = (run) => ask("POST", "/v1/runs/reopen", { run });
-export const pause = (run) => ask("POST", "/v1/rollouts/pause", { run });
-export const resume = (run) => ask("POST", "/v1/rollouts/resume", { run });
+export const pause = (run) => ask("POST", "/v1/updates/pause", { run });
+export const resume = (run) => ask("POST", "/v1/updates/resume", { run });
 export const reclaim = () => ask("POST", "/v1/reclaim");

@@ -100,7 +100,7 @@ function run(seen, overview) {
     <h2>${mark(seen.standing)}<span>${words(seen.standing)}: ${seen.headline}</span></h2>
     <p class="facts">
       <b>${seen.run}</b>
-      ${seen.rollout === null ? nothing : html`<span>rollout ${seen.rollout}</span>`}
+      ${seen.update === null ? nothing : html`<span>update ${seen.update}</span>`}
       ${seen.paused_since === null ? nothing : html`<span>${mark("PAUSED")}paused since ${clock(seen.paused_since)}</span>`}
     </p>
     ${seen.reasons.length === 0 ? nothing : html`<ul>${seen.reasons.map((reason) => html`<li>${reason}</li>`)}</ul>`}
@@ -109,8 +109,8 @@ function run(seen, overview) {
         ? html`<button type="button" class="primary" @click=${() => moveHere(seen, overview)}>Move engines here …</button>`
         : nothing}
       ${seen.paused_since === null
-        ? html`<button type="button" ?disabled=${seen.rollout === null} @click=${() => pause(seen)}>Pause rollouts …</button>`
-        : html`<button type="button" class="primary" @click=${() => resume(seen)}>Resume rollouts …</button>`}
+        ? html`<button type="button" ?disabled=${seen.update === null} @click=${() => pause(seen)}>Pause updates …</button>`
+        : html`<button type="button" class="primary" @click=${() => resume(seen)}>Resume updates …</button>`}
       <button type="button" ?disabled=${seen.target === null} @click=${() => rollBack(seen.run)}>Roll back …</button>
       <button type="button" @click=${() => closeRun(seen)}>Close …</button>
     </div>
@@ -120,15 +120,15 @@ function run(seen, overview) {
 async function pause({ run }) {
   const detail = html`<p>No engine of <b>${run}</b> goes to a newer version until you resume. Loads that are under way
     come to their end. An engine that restarts or breaks is brought to the last good version.</p>`;
-  if (await confirm({ title: "Pause rollouts?", detail, verb: "Pause" })) {
-    await act(`Rollouts of ${run} are paused.`, () => api.pause(run));
+  if (await confirm({ title: "Pause updates?", detail, verb: "Pause" })) {
+    await act(`Updates of ${run} are paused.`, () => api.pause(run));
   }
 }
 
 async function resume({ run, engines: { UNREACHABLE: away } }) {
   const detail = html`<p>Engines of <b>${run}</b> go to its newest good version.
     ${away ? `${plural(away, "engine")} cannot be reached now, and will follow when back.` : nothing}</p>`;
-  if (await confirm({ title: "Resume rollouts?", detail, verb: "Resume" })) {
-    await act(`Rollouts of ${run} go on.`, () => api.resume(run));
+  if (await confirm({ title: "Resume updates?", detail, verb: "Resume" })) {
+    await act(`Updates of ${run} go on.`, () => api.resume(run));
   }
 }

@@ -200,7 +200,7 @@ function hear(events) {
   versions.want();
   for (const { kind, subject } of events) if (kind === "engine") stale.add(subject);
   past.want();
-  if (events.some(({ kind }) => kind === "version" || kind === "rollout")) plan.want();
+  if (events.some(({ kind }) => kind === "version" || kind === "update")) plan.want();
   if (state.open !== null) unfolded.want();
 }
 

@@ -1,4 +1,4 @@
-// The log of decisions, newest first, as it is written: those of one rollout together, folded but for the newest.
+// The log of decisions, newest first, as it is written: those of one update together, folded but for the newest.
 
 import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { repeat } from "./vendor/lit-html/directives/repeat.js";
@@ -23,28 +23,28 @@ const runIn = (id) => id.replace(/~v\d+(\.g\d+)?$/, "").replaceAll("~", "/");
 const stepIn = (id) => Number(/~v(\d+)/.exec(id)?.[1] ?? NaN);
 
 /**
- * Events (the newest first) by the rollout that they belong to: [{key, version, state, events}], the newest first.
+ * Events (the newest first) by the update that they belong to: [{key, version, state, events}], the newest first.
  *
- * An event about a version belongs to that version's rollout; a version that has none is a group of its own. Anything
- * else, deletions too, belongs to the rollout that its run had at the time; what is about no run stands alone.
+ * An event about a version belongs to that version's update; a version that has none is a group of its own. Anything
+ * else, deletions too, belongs to the update that its run had at the time; what is about no run stands alone.
  */
 export function grouped(events, engines) {
   const runs = new Map(engines.map(({ id, run }) => [id, run]));
-  const current = new Map(); // by run: the key of its rollout at the time
+  const current = new Map(); // by run: the key of its update at the time
   const groups = new Map();
-  const own = new Map(events.filter(({ kind }) => kind === "rollout").map(({ subject, data }) => [subject, data.number]));
+  const own = new Map(events.filter(({ kind }) => kind === "update").map(({ subject, data }) => [subject, data.number]));
   const keyOf = ({ kind, subject, data }, run) => {
-    if (kind === "rollout") return `rollout ${data.number}`;
-    if (kind === "version" && !OVER.has(data.state)) return own.has(subject) ? `rollout ${own.get(subject)}` : subject;
+    if (kind === "update") return `update ${data.number}`;
+    if (kind === "version" && !OVER.has(data.state)) return own.has(subject) ? `update ${own.get(subject)}` : subject;
     return current.get(run) ?? (run === undefined || run === null ? `${kind} ${subject}` : `before ${run}`);
   };
   for (const event of [...events].reverse()) {
     const { kind, subject, data } = event;
-    const run = { engine: runs.get(subject), run: subject }[kind] ?? (kind === "version" || kind === "rollout" ? runIn(subject) : undefined);
+    const run = { engine: runs.get(subject), run: subject }[kind] ?? (kind === "version" || kind === "update" ? runIn(subject) : undefined);
     const key = keyOf(event, run);
-    if (kind === "rollout") current.set(run, key);
+    if (kind === "update") current.set(run, key);
     const group = groups.get(key) ?? { key, version: null, state: null, events: [] };
-    if (kind === "rollout" || (kind === "version" && key === subject)) Object.assign(group, { version: subject, state: data.state });
+    if (kind === "update" || (kind === "version" && key === subject)) Object.assign(group, { version: subject, state: data.state });
     group.events.unshift(event);
     groups.delete(key); // the group with the newest event comes last
     groups.set(key, group);
@@ -77,7 +77,7 @@ function older(hidden) {
 }
 
 const list = (groups, shown) => html`<table class="log">
-  <caption class="unseen">Decisions by rollout, newest first</caption>
+  <caption class="unseen">Decisions by update, newest first</caption>
   <thead>
     <tr><th scope="col" class="when">When</th><th scope="col" class="about">About</th><th scope="col">What</th></tr>
   </thead>
@@ -103,7 +103,7 @@ function body(group, shown, isNewest) {
 
 function head({ key, version, state, events }, how, turn) {
   const step = version === null ? key.replace(/^before /, "earlier, of ") : `step ${count(stepIn(version))}`;
-  const title = key.startsWith("rollout ") && version !== null ? `${key}: ${step}` : step;
+  const title = key.startsWith("update ") && version !== null ? `${key}: ${step}` : step;
   return html`<tr class="group">
     <td><time datetime=${events[0].at}>${clock(events[0].at)}</time></td>
     <th scope="rowgroup" colspan="2">

@@ -3,7 +3,6 @@
 import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { repeat } from "./vendor/lit-html/directives/repeat.js";
 import * as api from "./api.js";
-import { compareVersion } from "./compare.js";
 import { confirm } from "./dialogs.js";
 import { showLogOf } from "./engines.js";
 import { folded } from "./folded.js";
@@ -153,7 +152,6 @@ function detail(version, open, columns) {
         <button type="button" ?disabled=${version.state !== "SEALED" || version.barred} @click=${() => rollBack(version.run, version.id)}>
           Roll back to it …
         </button>
-        <button type="button" ?disabled=${gone} @click=${() => compareVersion(version)}>Compare …</button>
         <a href="#log" @click=${() => showLogOf(version.id)}>Its log</a>
       </div>
     </td>

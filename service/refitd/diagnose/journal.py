@@ -16,7 +16,7 @@ from refitd.state.journal.condition import Condition, Corrupt, Sound, examine_jo
 from refitd.state.journal.recovery import last_state_folder
 from refitd.state.journal.schema import RecordDamagedError
 from refitd.state.journal.sqlite_file import JOURNAL_NAME
-from refitd.state.records import AttemptRecord, EngineRecord, RolloutRecord
+from refitd.state.records import AttemptRecord, EngineRecord, UpdateRecord
 from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.files.plain_file import open_plain
@@ -36,7 +36,7 @@ class JournalFacts:
         engines: all by id.
         open_attempts: loads that began and did not end.
         fingerprints: by version and configuration, what a clean load gave.
-        rollouts: all.
+        updates: all.
     """
 
     path: str
@@ -48,7 +48,7 @@ class JournalFacts:
     engines: Mapping[str, EngineRecord] = field(default_factory=dict[str, EngineRecord])
     open_attempts: Sequence[AttemptRecord] = ()
     fingerprints: Mapping[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
-    rollouts: Sequence[RolloutRecord] = ()
+    updates: Sequence[UpdateRecord] = ()
 
     @property
     def is_complete(self) -> bool:
@@ -125,5 +125,5 @@ def _with_records(facts: JournalFacts, connection: sa.Connection) -> JournalFact
         engines={engine.id: engine for engine in reads.read_engines(connection)},
         open_attempts=reads.read_open_attempts(connection),
         fingerprints={(v, configuration): found for v, configuration, found in reads.read_fingerprints(connection)},
-        rollouts=reads.read_rollouts(connection),
+        updates=reads.read_updates(connection),
     )

@@ -12,8 +12,6 @@ from refitd.engine.port import EnginePort, Reached, Unreached
 from refitd.settings import Settings
 from refitd.state.records import EngineRecord, Source
 
-_FOUND = frozenset({Source.DISCOVERED, Source.REPORTED})  # named by no operator, unless an allow list says where
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
@@ -103,10 +101,10 @@ def roster_of(settings: Settings, records: Mapping[str, EngineRecord], found: Co
     named = {spec.url for spec in specs.values()}
     settled = frozenset(host_of(url) for spec in specs.values() for url in spec.urls)
     for record in records.values():
-        if record.source in {Source.API, Source.DISCOVERED, Source.REPORTED}:
+        if record.source in {Source.API, Source.DISCOVERED}:
             specs.setdefault(record.id, EngineSpec(url=record.url, id=record.id, run=record.run))
     if settings.engine_allow:
-        named |= {*found, *(record.url for record in records.values() if record.source in _FOUND)}
+        named |= {*found, *(record.url for record in records.values() if record.source is Source.DISCOVERED)}
     known = {spec.url for spec in specs.values()}
     specs |= {engine_id(url): EngineSpec(url=url) for url in found if url not in known}
     return Roster(settings, specs, settled, frozenset(named))

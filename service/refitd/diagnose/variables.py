@@ -9,12 +9,13 @@ from difflib import get_close_matches
 
 from refitd.diagnose.doctor.finding import CheckName, Finding, warning
 from refitd.settings import Settings
+from refitd_client.contract.plugin import HOOKS, VARIABLES, variable_meant
 
 _PREFIX = "REFITD_"
 _ELSEWHERE = re.compile(
     "REFITD_(URL|SPOOL"  # the SDK and the commands
     "|FACADE_TOKEN(_FILE)?"  # refitd areal
-    "|(SGLANG|VLLM)(_[A-Z]+)?"  # refitd's plugin in an engine, and tests of it
+    "|(SGLANG|VLLM)(_[A-Z]+)?"  # refitd's plugin in an engine, and tests of it, without what is nearly one of them
     "|DATA|MODEL|DOCS_URL|JOB_(ENGINES|TOKEN)"  # docker-compose.yml and deploy/
     "|([A-Z0-9_]+_)?(SERVICE_(HOST|PORT)(_.*)?|PORT(_[0-9]+_.*)?))"  # Kubernetes, of services whose names begin so
 )
@@ -24,8 +25,9 @@ _SAME_WORD = 0.8
 def unread(environment: Mapping[str, str]) -> dict[str, str | None]:
     """The variables that nothing of refitd's reads, each with the setting that was probably meant, if any."""
     known = [f"{_PREFIX}{name.upper()}" for name in Settings.model_fields]
-    found = (name for name in sorted(environment) if name.upper().startswith(_PREFIX))
-    others = (name for name in found if name.upper() not in known and not _ELSEWHERE.fullmatch(name.upper()))
+    known += [f"{hook}_{variable}" for hook in HOOKS for variable in VARIABLES]
+    found = (name for name in sorted(environment) if name.upper().startswith(_PREFIX) and name.upper() not in known)
+    others = (name for name in found if variable_meant(name) or not _ELSEWHERE.fullmatch(name.upper()))
     return {name: next(iter(get_close_matches(name.upper(), known, 1, _SAME_WORD)), None) for name in others}
 
 

@@ -21,7 +21,6 @@ from refitd.discovery.place import MOST, Answer, Areal, Dns, EnginesFound, Place
 from refitd.engine.address import AddressRefusedError, check_url
 from refitd.engine.http import NoReply, Transport
 from refitd.root.threads import LOOK_TIMEOUT_SECONDS, RootHangsError, RootThreads
-from refitd_client.contract.decoding import converted
 from refitd_client.files.plain_file import open_plain
 
 SECONDS = 5.0
@@ -58,7 +57,7 @@ async def ask_router(place: Router) -> Answer:
     if not reply.ok:
         return Silent(place.url, f"/workers answered {reply.status}: is it an sglang-router?")
     try:
-        listed = converted(reply.data, _Workers).workers
+        listed = reply.read_as(_Workers).workers
         return EnginesFound(place.url, frozenset(check_url(_RANK.sub("", worker.url)) for worker in listed))
     except (msgspec.ValidationError, AddressRefusedError) as error:
         return Silent(place.url, f"/workers says what cannot be used: {error}")

@@ -1,34 +1,22 @@
-"""Places where engines can be found, as the operator writes them (`--discover`), and what a place answers; and routers
-that the service keeps current (`--router`). Pure.
+"""Places where engines can be found, as the operator writes them (`--discover`), and what a place answers. Pure.
 
 dns:rollout.svc.local?port=30000           its A and AAAA records, each with this port (RFC 4501)
 dns:_sglang._tcp.svc.local?type=SRV        its SRV records, which have the ports
 dns://10.0.0.53/rollout.svc.local?port=1   likewise, asked of this name server; 10.0.0.53:5353 for another port
 sglang-router+http://router:30000          the workers that an sglang-router lists; ?key_file=/PATH where it has a key
 areal:/nfs/name_resolve/USER/EXP/TRIAL     the servers in AReaL's name-resolve record
-
-sglang-router+http://router:30000?run=RUN&max_behind=N&key_file=/PATH&worker_key_file=/PATH     a router to keep current
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from refitd.engine.address import AddressRefusedError, check_url
-from refitd.policy.traffic import Demand
-from refitd_client.contract.naming import MAX_STEP, check_run
 
 _ROUTER = "sglang-router+"
 _FORMS = (
     "write dns:NAME?port=N, dns:NAME?type=SRV, sglang-router+http://HOST:PORT[?key_file=/PATH], "
     "or areal:/RECORD_ROOT/USER/EXPERIMENT/TRIAL"
-)
-
-
-_ROUTER_FORM = (
-    "write sglang-router+http://HOST:PORT, and behind it any of ?run=RUN&max_behind=N&key_file=/PATH"
-    "&worker_key_file=/PATH"
 )
 
 
@@ -61,18 +49,6 @@ class Areal:
 
 
 Place = Dns | Router | Areal
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouterToKeep:
-    """A router whose workers the service keeps to the engines that meet a demand.
-
-    `worker_key` is the file with the key that the router sends to engines, None where they want none.
-    """
-
-    router: Router
-    demand: Demand
-    worker_key: Path | None = None
 
 
 MOST = 1000  # engines: a place that names more is not believed
@@ -123,62 +99,13 @@ def check_places(texts: list[str]) -> list[str]:
     return texts
 
 
-def check_routers(texts: list[str]) -> list[str]:
-    """Return the texts if all are routers that can be kept current."""
-    for text in texts:
-        parse_router(text)
-    return texts
-
-
-def refuse_both(places: Sequence[str], routers: Sequence[str]) -> None:
-    """Refuse a router that names engines and is kept: an engine that was taken off it could not be found any more."""
-    kept = {parse_router(text).router.url for text in routers}
-    for place in map(parse_place, places):
-        if isinstance(place, Router) and place.url in kept:
-            raise ValueError(f"--router and --discover name {place.url}: name its engines by --engine or another place")
-
-
-def parse_router(text: str) -> RouterToKeep:
-    """Read one router to keep current.
-
-    Raises:
-        PlaceRefusedError: the text is none.
-    """
-    try:
-        return _router_to_keep(text)
-    except ValueError as error:
-        raise PlaceRefusedError(f"{text!r} is no router ({error}): {_ROUTER_FORM}") from error
-
-
-def _router_to_keep(text: str) -> RouterToKeep:
-    if not text.startswith(_ROUTER):
-        raise ValueError("it does not begin with sglang-router+")
-    url, options = _url_and_options(text.removeprefix(_ROUTER))
-    run, max_behind = options.pop("run", None), int(options.pop("max_behind", "0"))
-    key, worker_key = options.pop("key_file", None), options.pop("worker_key_file", None)
-    if options or not 0 <= max_behind <= MAX_STEP:
-        raise ValueError(f"{', '.join(options) or 'max_behind'} cannot be used")
-    demand = Demand(run=None if run is None else check_run(run), max_behind=max_behind)
-    return RouterToKeep(router=Router(url, _file(key)), demand=demand, worker_key=_file(worker_key))
-
-
 def _router(text: str) -> Router:
-    url, options = _url_and_options(text)
-    file = options.pop("key_file", None)
-    if options:
-        raise ValueError("a router's place has nothing but key_file behind its URL, an absolute path")
-    return Router(url, _file(file))
-
-
-def _url_and_options(text: str) -> tuple[str, dict[str, str]]:
     url, _, query = text.partition("?")
-    return check_url(url), dict(parse_qsl(query, strict_parsing=True)) if query else {}
-
-
-def _file(path: str | None) -> Path | None:
-    if path is not None and not path.startswith("/"):
-        raise ValueError(f"{path} is no absolute path")
-    return None if path is None else Path(path)
+    options = dict(parse_qsl(query, strict_parsing=True)) if query else {}
+    file = options.pop("key_file", None)
+    if options or (file is not None and not file.startswith("/")):
+        raise ValueError("a router's place has nothing but key_file behind its URL, an absolute path")
+    return Router(check_url(url), None if file is None else Path(file))
 
 
 def _dns(server: str, name: str, query: dict[str, str]) -> Dns:

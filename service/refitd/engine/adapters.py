@@ -28,7 +28,7 @@ import msgspec
 from refitd.engine.applied import Scores, answered_instead, unexplained
 from refitd.engine.http import CallFailure, NoReply, Reply, Transport
 from refitd.engine.port import Coming, Offered, Outcome, RankProof, Refit, Stage, Stopwatch, Target
-from refitd_client.contract.decoding import converted
+from refitd_client.contract.naming import Order, parse_version_label
 
 PROBE_SECONDS = 5.0
 
@@ -40,6 +40,11 @@ class ListedAdapter:
     name: str
     label: str
     path: str
+
+    @property
+    def order(self) -> Order:
+        """The version's place in its run."""
+        return _order(self.label)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +67,16 @@ def superfluous(listed: Sequence[ListedAdapter], served: str, keep: int) -> list
         served: the label that is served.
         keep: how many stay: the served one and those right before it.
     """
-    ordered = sorted(listed, key=lambda each: int(each.label))
-    after = [each for each in ordered if int(each.label) > int(served)]
+    ordered = sorted(listed, key=lambda each: each.order)
+    after = [each for each in ordered if each.order > _order(served)]
     return after[::-1] + ordered[: len(ordered) - len(after)][:-keep]
+
+
+def _order(label: str) -> Order:
+    order = parse_version_label(label)
+    if order is None:
+        raise ValueError(f"{label!r} is no version's label")
+    return order
 
 
 class _Card(msgspec.Struct):
@@ -113,7 +125,7 @@ class NamedAdapters(ABC):
         self._http = http
         self._name = name
         self._keep = keep
-        self._ours = re.compile(rf"{re.escape(name)}-v(\d+)")
+        self._ours = re.compile(rf"{re.escape(name)}-v(.+)")
         self._load_timeout = load_timeout
         self._served: str | None = None
         self._unloading: asyncio.Task[None] | None = None
@@ -166,7 +178,7 @@ class NamedAdapters(ABC):
         listed = await self._listed()
         if isinstance(listed, str):
             return Refit(outcome=Outcome.UNREACHABLE, resumed=True, reason=listed)
-        # Another folder's, of a step that was done again, or one whose load was not seen to end.
+        # The same step's of another run, or one whose load was not seen to end.
         in_the_way = next((each for each in listed if each.name == name), None)
         if in_the_way is not None and (fault := await self._unload(in_the_way)) is not None:
             return Refit(outcome=Outcome.NACK, resumed=True, reason=fault)
@@ -209,16 +221,20 @@ class NamedAdapters(ABC):
         if isinstance(reply, NoReply):
             return reply.reason
         try:
-            cards = converted(reply.data, _Cards).data
+            cards = reply.read_as(_Cards).data
         except msgspec.ValidationError as error:
             return f"{self._http.url}/v1/models answered {reply.status} in another form: {error}"
         matches = [(card, self._ours.fullmatch(card.id)) for card in cards]
-        return [ListedAdapter(card.id, match[1], card.root or "") for card, match in matches if match is not None]
+        return [
+            ListedAdapter(card.id, match[1], card.root or "")
+            for card, match in matches
+            if match is not None and parse_version_label(match[1]) is not None
+        ]
 
     def _newest(self, listed: Sequence[ListedAdapter]) -> ListedAdapter | None:
         """What it serves: the adapter that was proved last, else the newest that it lists; None for the model."""
         found = {each.name: each for each in listed}
-        return found.get(self._served or "") or max(listed, key=lambda each: int(each.label), default=None)
+        return found.get(self._served or "") or max(listed, key=lambda each: each.order, default=None)
 
     async def _proved(self, name: str, target: Target, *, again: bool) -> AdapterProof:
         listed, unchanged = await asyncio.gather(self._listed(), target.unchanged())

@@ -1,7 +1,7 @@
 """A connection to one server, of one call: what is sent and received, in the clear or by TLS.
 
 In the clear it is a socket that the event loop waits for. asyncio's own transports refer to themselves, so each of them
-waits for the garbage collector: after the 5,000 calls of a rollout to a thousand engines it freed 35,000 objects, which
+waits for the garbage collector: after the 5,000 calls of an update of a thousand engines it freed 35,000 objects, which
 kept everything else waiting for 80 ms.
 """
 

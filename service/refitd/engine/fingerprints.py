@@ -12,7 +12,7 @@ BY_HOST = "host:"
 ANSWERED = "vllm-answers:"
 NOT_COMPARED = "recorded, not yet compared"
 NOT_ALIKE = "not compared: what is on record is of other means"
-SENT_PROOF = "checksums of tensors, computed from those that were sent"
+CONTRADICTED = "contradicted by another engine"
 _PROOFS = {
     BY_PLUGIN: "fingerprints of refitd's plugin",
     ANSWERED: "answers to a fixed prompt",
@@ -50,12 +50,12 @@ def what_was_compared(proof: str | None) -> str:
     """What `proof_by` has said, as a sentence: which contents were compared with which."""
     if proof is None:
         return "Its tensors were not compared: it names the version's folder and label itself."
-    if proof == SENT_PROOF:
-        return "The checksums of its tensors are those that the trainer's sender computed of what it published."
     if NOT_COMPARED in proof:
         return "No other load of the version was on record: what this one gave is what later loads have to give."
     if NOT_ALIKE in proof:
         return "What is on record of the version was computed by other means: they were compared with nothing."
+    if CONTRADICTED in proof:
+        return "Another engine gave other ones of the same version, and nothing says which are right."
     if proof == _PROOFS[BY_PLUGIN]:
         return "Its tensors were compared with the version's own fingerprints, and are equal."
     return "They were compared with those of another load of the version, and are equal."

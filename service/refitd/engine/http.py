@@ -5,12 +5,12 @@ file is read when the key is first needed, and again when the server refuses the
 """
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import lru_cache
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import httpx
 import msgspec
@@ -18,14 +18,22 @@ import msgspec
 from refitd.engine.connections import EngineConnection, connect_by_tls, connect_in_the_clear
 from refitd.engine.dialing import Connect, Guard, NotConnectedError, dial
 from refitd.engine.exchange import Exchange, HttpAnswer, Request, TooLargeError, UnsendableError
+from refitd.memory import BodyMemory
 from refitd.turns import my_turn
+from refitd_client.contract.decoding import from_json, plain_json
 from refitd_client.http.tls import in_use
+
+T = TypeVar("T")
 
 _PORTS = {"http": 80, "https": 443}
 _HEADERS = (("Accept", "application/json"), ("Content-Type", "application/json"), ("Connection", "close"))
 _REFUSED = frozenset({401, 403})  # the key was not right, and nothing was done
 _SHORT = 500  # characters
-MAX_BODY_BYTES = 64 * 2**20  # the checksums of a hundred thousand tensors are a tenth of this
+MAX_BODY_BYTES = 4 * 2**20
+_MOST_VALUES = 20_000  # of an answer without a type
+CHECKSUMS_BYTES = 16 * 2**20  # of a hundred thousand tensors they are half of this
+ANSWERS = BodyMemory(most=256 * 2**20)  # of all engines at once
+OVERVIEW_BYTES = 64 * 2**20  # refitd's own, of ten thousand engines
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +42,13 @@ class Reply:
 
     Attributes:
         status: of HTTP.
-        text: the first 2,000 characters of the body.
-        data: the JSON object in the body; None where it holds something else.
+        body: as it came. Nothing is made of it until a type is asked for, which skips what it does not know.
         date: the `Date` header.
         address: host and port that were called, equal for two names of one server.
     """
 
     status: int
-    text: str
-    data: dict[str, Any] | None
+    body: bytes = field(repr=False)
     date: str | None = None
     address: str | None = None
     nothing_listens: ClassVar[bool] = False  # as of `NoReply`
@@ -52,12 +58,37 @@ class Reply:
         """A status of 2xx."""
         return 200 <= self.status < 300
 
+    def read_as(self, kind: type[T]) -> T:
+        """The body as an object of a type.
+
+        Raises:
+            msgspec.ValidationError: it is no JSON, or of another form.
+        """
+        try:
+            return from_json(self.body, kind)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise msgspec.ValidationError(str(error)) from error
+
+    @property
+    def text(self) -> str:
+        """The first 2,000 characters of the body."""
+        return self.body[:2000].decode(errors="replace")
+
+    @property
+    def data(self) -> dict[str, Any] | None:
+        """The JSON object in the body, for a few fields of a small answer; None where it is large or something else."""
+        try:
+            data = plain_json(self.body, _MOST_VALUES)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+        return cast("dict[str, Any]", data) if isinstance(data, dict) else None
+
     @property
     def message(self) -> str:
         """Its text for people: from a field of its JSON object, else the body."""
+        data = self.data or {}
         for key in ("message", "detail", "error"):
-            found = (self.data or {}).get(key)
-            if isinstance(found, str):
+            if isinstance(found := data.get(key), str):
                 return found
         return self.text.strip() or "nothing"
 
@@ -173,13 +204,15 @@ class Transport:
         self._headers = (("Host", at.netloc.decode()), *_HEADERS)
         self._guard = guard
 
-    async def get(self, path: str, within: float) -> Reply | NoReply:
-        """Send a GET with the key for reads. Gives up after `within` seconds."""
-        return await self._call("GET", path, None, self._read, within)
+    async def get(self, path: str, within: float, *, most: int = MAX_BODY_BYTES) -> Reply | NoReply:
+        """Send a GET with the key for reads. Gives up after `within` seconds, or `most` bytes of a body."""
+        return await self._call("GET", path, None, self._read, within, most)
 
-    async def post(self, path: str, body: dict[str, Any], within: float) -> Reply | NoReply:
-        """Send a POST with the key for changes. Gives up after `within` seconds."""
-        return await self._call("POST", path, body, self._change, within)
+    async def post(
+        self, path: str, body: dict[str, Any], within: float, *, most: int = MAX_BODY_BYTES
+    ) -> Reply | NoReply:
+        """Send a POST with the key for changes. Gives up after `within` seconds, or `most` bytes of a body."""
+        return await self._call("POST", path, body, self._change, within, most)
 
     async def put(self, path: str, body: dict[str, Any], within: float) -> Reply | NoReply:
         """Send a PUT with the key for changes. Gives up after `within` seconds."""
@@ -194,14 +227,14 @@ class Transport:
         return await self._call("POST", path, body, self._read, within)
 
     async def _call(
-        self, method: str, path: str, body: dict[str, Any] | None, key: Key, within: float
+        self, method: str, path: str, body: dict[str, Any] | None, key: Key, within: float, most: int = MAX_BODY_BYTES
     ) -> Reply | NoReply:
         try:
             await my_turn()
             async with asyncio.timeout(within):
-                reply = await self._send(method, path, body, key)
+                reply = await self._send(method, path, body, key, most)
                 if reply.status in _REFUSED and await key.is_another_now():
-                    reply = await self._send(method, path, body, key)
+                    reply = await self._send(method, path, body, key, most)
                 return reply
         except (KeyRefusedError, UnsendableError) as error:
             return NoReply(CallFailure.NEVER_SENT, f"{self.url} was not asked: {error}")
@@ -211,16 +244,16 @@ class Transport:
             reason = f"connection refused (is the {self._server} running there?)" if error.nothing_listens else error
             text = f"{self.url} cannot be reached: {reason}"
             return NoReply(CallFailure.NEVER_SENT, text, nothing_listens=error.nothing_listens)
-        except TooLargeError:
-            return NoReply(CallFailure.NO_ANSWER, f"{self.url}{path} answered with more than {MAX_BODY_BYTES} bytes")
+        except TooLargeError as error:
+            return NoReply(CallFailure.NO_ANSWER, f"{self.url}{path} answered with {error}")
         except (OSError, ValueError) as error:
             what = str(error) or type(error).__name__
             return NoReply(CallFailure.NO_ANSWER, f"{self.url}{path} broke off without an answer: {what}")
 
-    async def _send(self, method: str, path: str, body: dict[str, Any] | None, key: Key) -> Reply:
+    async def _send(self, method: str, path: str, body: dict[str, Any] | None, key: Key, most: int) -> Reply:
         headers = (*self._headers, *(await key.headers()).items())
         content = None if body is None else msgspec.json.encode(body)
-        talk = Exchange(Request(method, self._prefix + path.encode(), headers, content), MAX_BODY_BYTES)
+        talk = Exchange(Request(method, self._prefix + path.encode(), headers, content), most, ANSWERS)
         connection = await dial(self._host, self._guard, await self._way())
         try:
             ends = connection.ends()
@@ -238,15 +271,10 @@ class Transport:
 
 
 def _reply(answer: HttpAnswer, address: str) -> Reply:
-    body, date = answer.body, answer.headers.get(b"date")
-    try:
-        data = msgspec.json.decode(body, type=dict[str, Any])
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        data = None
+    date = answer.headers.get(b"date")
     return Reply(
         status=answer.status,
-        text=body[:2000].decode(errors="replace"),
-        data=data,
+        body=answer.body,
         date=None if date is None else date.decode(errors="replace"),
         address=address,
     )

@@ -10,7 +10,7 @@ from refitd.engine.plugin.leading import Leads
 from refitd.engine.port import EnginePort
 
 HOST_KIND = "refitd"
-"""The name of the kind that drives another refitd, which has engines of its own."""
+"""The name of the kind of hosts, which follow this service and have engines of their own. No setting names one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +29,6 @@ class EngineAccess:
         path_map: where engines see the root; None where they see it as the service does.
         vllm_stock_ranks: whether a vLLM server without refitd's extension is updated where several processes hold its
             weights.
-        sglang_stock_transfers: whether SGLang servers without refitd inside take versions over process groups, where a
-            trainer asks for that.
     """
 
     root: Path
@@ -43,7 +41,6 @@ class EngineAccess:
     lora_keep: int = 1
     path_map: str | None = None
     vllm_stock_ranks: bool = False
-    sglang_stock_transfers: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The port to an engine: what the rollout asks of one replica, whatever server stands behind it.
+"""The port to an engine: what the reconciler asks of one replica, whatever server stands behind it.
 
 `refit` is the whole transaction (prepare → pause → load → verify → resume). Its promise is about what is left behind:
 
@@ -8,7 +8,7 @@
     UNREACHABLE  nothing was sent, or nothing that could have started a load: contents as before
 
 An engine with known contents is never left paused: `resumed` is False with ACK or NACK only when the engine
-could not be reached, and then the rollout tries again.
+could not be reached, and then the reconciler tries again.
 
 How long each stage of a refit takes, in milliseconds of the monotonic clock.
 """
@@ -21,7 +21,7 @@ from enum import Enum, auto
 from typing import Protocol
 
 from refitd_client.contract.hosts import HostEngines
-from refitd_client.contract.receivers import Receiver, StockReceiver
+from refitd_client.contract.receivers import Receiver
 
 
 class Outcome(Enum):
@@ -54,7 +54,7 @@ class VersionFiles:
     path: str
     digest: str
     signature: str
-    allow_missing: bool = False
+    allow_missing: tuple[str, ...] = ()
     allow_extra: bool = False
 
 
@@ -66,7 +66,7 @@ class Coming:
 
     version: str
     path: str
-    allow_missing: bool = False
+    allow_missing: tuple[str, ...] = ()
     allow_extra: bool = False
     prove: bool = False
 
@@ -190,8 +190,7 @@ class Reached:
     what checkpoints are compared with. `fingerprint` is not part of a probe: it costs the engine time.
     `plugin` is the release of refitd's plugin that carries out its loads; None where they are the server's own, and
     then `stock_reason` says why, where a plugin was looked for. `takes_offers`: it can load from a trainer's memory;
-    `receivers` are its ranks that can receive weights over a process group; `stock_receiver` says how an engine without
-    refitd inside takes them over one, None where it does not: for `group_refusal`, where the operator allows it.
+    `receivers` are its ranks that can receive weights over a process group.
     `proves`: its GPUs can read a version while it serves, and say whether it is as its manifest says.
     `loader`: what its plugin does not copy by itself; None where that is nothing, or is not known yet.
     `address` is where the connection went, equal for two names of one server; `led_by` says which other service leads
@@ -212,8 +211,6 @@ class Reached:
     plugin: str | None = None
     takes_offers: bool = False
     receivers: tuple[Receiver, ...] = ()
-    stock_receiver: StockReceiver | None = None
-    group_refusal: str | None = None
     proves: bool = False
     stock_reason: str | None = None
     process: Process = UNTOLD
@@ -271,11 +268,9 @@ class Refit:
     `needs_full`: it is a NACK of a delta that is good, and that cannot be written into what the engine holds; `led`: it
     is one because another service leads the engine; `waits`: it is one because a host's own operator has paused it,
     which says nothing of the version. `overwritten`: it is TAINTED for something that says nothing
-    against the version, such as another writer's load at the same time or a broken transfer. `may_read` and
+    against the version, such as another writer's load at the same time. `may_read` and
     `may_read_more` as in `Reached`, after an ACK.
-    `recorded`: no clean load of the version was on record, so that its fingerprint was compared with none. `proof` says
-    what it was compared with besides, for people. `names` is the path that the engine names after an ACK, None for that
-    of the target.
+    `recorded`: no clean load of the version was on record, so that its fingerprint was compared with none.
     `configuration` is the one that `fingerprint` is of, None for that of the last probe: a host's is of the engines
     that serve the version, and before a run's first version no engine of it follows the run.
     """
@@ -290,15 +285,13 @@ class Refit:
     overwritten: bool = False
     recorded: bool = False
     configuration: str | None = None
-    proof: str | None = None
-    names: str | None = None
     may_read: tuple[str, ...] = ()
     may_read_more: bool = False
     timings: dict[str, float] = field(default_factory=dict[str, float])
 
 
 class EnginePort(Protocol):
-    """One replica. Calls on one engine never overlap: the rollout sees to it. No call raises for what a server does."""
+    """One replica. Its reconciler sees to it that calls never overlap. No call raises for what a server does."""
 
     async def probe(self) -> Reached | Unreached:
         """Ask what it serves. Cheap, answers while the engine loads, never touches generation."""

@@ -5,11 +5,10 @@ an engine, or else by what the server answers to each adapter's probe. No other 
 """
 
 from refitd.engine.kind import EngineKind
-from refitd.engine.refitd.kind import REFITD
 from refitd.engine.sglang.kind import SGLANG
 from refitd.engine.vllm.kind import VLLM
 
-KINDS: tuple[EngineKind, ...] = (SGLANG, VLLM, REFITD)
+KINDS: tuple[EngineKind, ...] = (SGLANG, VLLM)
 PAUSE_MODES = ("auto", *dict.fromkeys(mode for kind in KINDS for mode in kind.pause_modes))
 
 

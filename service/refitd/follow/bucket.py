@@ -11,7 +11,6 @@ from urllib.parse import quote
 import msgspec
 
 from refitd.follow.upstream import (
-    ByteSource,
     FilePart,
     GoneError,
     UnreachableError,
@@ -33,7 +32,7 @@ from refitd_client.bucket.pointer import (
     version_prefix,
 )
 from refitd_client.bucket.run import list_runs
-from refitd_client.contract.follow import FollowerReport, ReportAnswer
+from refitd_client.contract.follow import HostReply, HostReport
 from refitd_client.contract.manifest import MAX_MANIFEST_BYTES
 from refitd_client.contract.naming import MANIFEST_NAME, parse_version_id
 from refitd_client.errors import BucketError
@@ -43,6 +42,8 @@ CHANGES_SECONDS = 1.0  # between two looks at the pointers for changes
 
 class BucketUpstream:
     """The runs below one prefix of a bucket."""
+
+    leads = False
 
     def __init__(self, bucket: Bucket) -> None:
         """Send nothing yet."""
@@ -87,8 +88,9 @@ class BucketUpstream:
         self._seen[run] = found.facts.tag, pointer
         return pointer
 
-    async def changes(self) -> AsyncIterator[None]:
+    async def changes(self, name: str) -> AsyncIterator[bool]:
         """See `Upstream`. A store tells nobody of changes: the pointers that were looked at are asked for."""
+        del name
         while True:
             await asyncio.sleep(CHANGES_SECONDS)
             for run, known in list(self._seen.items()):
@@ -97,7 +99,7 @@ class BucketUpstream:
                 except BucketError as error:
                     raise _as_upstream(error) from None
                 if found != "same":
-                    yield None
+                    yield False
 
     async def manifest(self, version: str) -> bytes:
         """See `Upstream`."""
@@ -119,38 +121,21 @@ class BucketUpstream:
         if not is_there:
             raise GoneError(f"{self.name} does not have {part.file} of {part.version} any more")
 
-    @property
-    def knows_blocks(self) -> bool:
-        """See `Upstream`: no list of blocks is kept in a bucket."""
-        return False
-
-    async def blocks(self, version: str, file: str, size: int) -> Sequence[bytes] | None:
-        """See `Upstream`."""
-        del version, file, size
-        return None
-
-    async def report(self, report: FollowerReport) -> ReportAnswer:
+    async def report(self, report: HostReport) -> HostReply:
         """Write the follower's note. What it pulls or serves is leased from when the store has taken it."""
         note = FollowerNote(
-            follower=report.follower,
+            follower=report.told.follower,
             holds=report.holds,
             pulls=report.pulls,
-            serves=report.serves,
-            url=report.url,
-            zone=report.zone,
-            run=report.run,
-            wrong=report.wrong,
+            serves=report.told.serves,
+            run=report.told.run,
         )
-        key = f"{FOLLOWERS_PREFIX}{quote(report.follower, safe='')}.json"
+        key = f"{FOLLOWERS_PREFIX}{quote(report.told.follower, safe='')}.json"
         try:
             await self._bucket.write(key, msgspec.json.encode(note))
         except BucketError as error:
             raise _as_upstream(error) from None
-        return ReportAnswer(lease_seconds=LEASE_SECONDS)
-
-    def relay(self, url: str) -> ByteSource | None:
-        """See `Upstream`: followers of a bucket pull from the bucket."""
-        del url
+        return HostReply(lease_seconds=LEASE_SECONDS)
 
     async def aclose(self) -> None:
         """See `ByteSource`. The library keeps its own connections."""
@@ -176,7 +161,7 @@ def _run(pointer: Pointer) -> UpstreamRun:
                 bytes=version.bytes,
                 pinned=version.pinned,
                 barred=version.barred,
-                allow_missing=version.allow_missing,
+                allow_missing=version.may_lack,
                 allow_extra=version.allow_extra,
             )
             for version in pointer.versions

@@ -1,4 +1,4 @@
-"""Reads parts of versions' files from another refitd over HTTP/1.1: the hub, or a follower that hands on.
+"""Reads parts of versions' files from another refitd over HTTP/1.1.
 
 Each part is one request with a `Range`, on a connection that is kept for the next. A thread receives it right into the
 caller's memory, which may be a mapped file: bytes are copied once, by the kernel.
@@ -6,6 +6,7 @@ caller's memory, which may be a mapped file: bytes are copied once, by the kerne
 
 import asyncio
 import http.client
+import math
 import socket
 import time
 from collections.abc import Callable
@@ -14,20 +15,18 @@ from contextlib import suppress
 from typing import TypeVar
 from urllib.parse import quote, urlsplit
 
-from refitd.follow.upstream import FilePart, GoneError, NotYetError, UnreachableError, UpstreamError, WrongError
-from refitd_client.contract.follow import FOLLOWER_HEADER
+from refitd.follow.upstream import FilePart, GoneError, UnreachableError, UpstreamError, WrongError
 from refitd_client.http.connection import Connection
 from refitd_client.http.tls import in_use, why_refused
 
 CONNECT_SECONDS = 5.0
-RELAY_CONNECT_SECONDS = 2.0  # another source is named soon; a lost first packet is sent again within one
 STALL_SECONDS = 10.0  # without a byte
 SLOWEST = 2**20  # bytes a second below which a part is given up
 _SLICE = 2**20  # bytes between two looks at the clock
+_LOOK_SECONDS = 1.0  # between two looks at whether an exchange has taken too long
 _TOO_LATE = frozenset({404, 410})
 _NOT_NOW = frozenset({408, 429, 500, 502, 503, 504, 507})
 _MOST_TEXT = 500  # characters of a refusal
-NOT_YET = '"urn:refitd:problem:not-yet"'  # in the refusal of a relay that has not got to a part itself
 
 ResultT = TypeVar("ResultT")
 Take = Callable[[http.client.HTTPResponse, float], ResultT]
@@ -35,24 +34,17 @@ Take = Callable[[http.client.HTTPResponse, float], ResultT]
 
 
 class HttpByteSource:
-    """One other refitd. `connection` has its URL, and the token that it wants. `asked_by` is sent as this follower's
-    name where it is set.
-    """
+    """One other refitd. `connection` has its URL, and the token that it wants."""
 
-    def __init__(
-        self, connection: Connection, *, threads: ThreadPoolExecutor, connect_seconds: float = CONNECT_SECONDS
-    ) -> None:
+    def __init__(self, connection: Connection, *, threads: ThreadPoolExecutor) -> None:
         """Open no connection yet.
 
         Args:
             connection: the URL, and the token.
             threads: receive; the caller owns them.
-            connect_seconds: until a connection is given up that does not come.
         """
-        self.asked_by: str | None = None
         self._connection = connection
         self._threads = threads
-        self._connect_seconds = connect_seconds
         at = urlsplit(connection.url)
         self._tls = in_use() if at.scheme == "https" else None
         self._host, self._port, self._prefix = at.hostname or "", at.port, at.path.rstrip("/")
@@ -68,8 +60,6 @@ class HttpByteSource:
         path = f"/v1/versions/{quote(part.version, safe='')}/files/{quote(part.file, safe='')}"
         end = part.start + part.length - 1
         headers = {"Range": f"bytes={part.start}-{end}"}
-        if self.asked_by is not None:
-            headers[FOLLOWER_HEADER] = quote(self.asked_by, safe="")
 
         def take(response: http.client.HTTPResponse, until: float) -> None:
             told = response.headers.get("Content-Range", "").partition("/")[0]
@@ -102,17 +92,22 @@ class HttpByteSource:
         *,
         patience: float,
     ) -> ResultT:
-        """Ask in a thread. If the caller is cancelled, the connection is shut and the thread's end is waited for."""
+        """Ask in a thread. The connection is shut, and the thread's end waited for, when the caller is cancelled or the
+        whole exchange has taken too long: sockets know how long nothing came, and not how long a byte at a time did.
+        """
         call = _Call(self, path, headers, patience)
         asking = asyncio.get_running_loop().run_in_executor(self._threads, call.run, take)
         try:
-            return await asyncio.shield(asking)
-        except asyncio.CancelledError:
-            call.shut()
-            await asyncio.wait([asking])
-            with suppress(UpstreamError):
-                asking.result()
-            raise
+            while not (await asyncio.wait([asking], timeout=_LOOK_SECONDS))[0]:
+                if call.is_late:
+                    raise UnreachableError(f"{self.name} has not answered in whole after {call.within:g} s")
+            return asking.result()
+        finally:
+            if not asking.done():
+                call.shut()
+                await asyncio.wait([asking])
+                with suppress(UpstreamError):
+                    asking.result()
 
     def connected(self) -> tuple[http.client.HTTPConnection, bool]:
         """A connection, and whether it was used before. Called in threads."""
@@ -120,9 +115,9 @@ class HttpByteSource:
             return self._idle.pop(), True
         if self._tls is not None:
             return http.client.HTTPSConnection(
-                self._host, self._port, timeout=self._connect_seconds, context=self._tls.context()
+                self._host, self._port, timeout=CONNECT_SECONDS, context=self._tls.context()
             ), False
-        return http.client.HTTPConnection(self._host, self._port, timeout=self._connect_seconds), False
+        return http.client.HTTPConnection(self._host, self._port, timeout=CONNECT_SECONDS), False
 
     def keep(self, connection: http.client.HTTPConnection) -> None:
         """Keep a connection whose answer was read to its end. Called in threads."""
@@ -159,6 +154,13 @@ class _Call:
         self._patience = patience
         self._connection: http.client.HTTPConnection | None = None
         self._is_shut = False
+        self.within = CONNECT_SECONDS + STALL_SECONDS + patience
+        self._until = math.inf  # a call that waits for a thread has all of its time
+
+    @property
+    def is_late(self) -> bool:
+        """Whether its time is over."""
+        return time.monotonic() > self._until
 
     def shut(self) -> None:
         """End it from another thread."""
@@ -171,6 +173,7 @@ class _Call:
     def run(self, take: Take[ResultT]) -> ResultT:
         """Send it and take the answer; once more where a connection that was kept turns out to be closed."""
         name, headers = self._source.name, self._source.headers() | self._headers
+        self._until = time.monotonic() + self.within
         while True:
             connection, was_kept = self._source.connected()
             self._connection = connection
@@ -210,13 +213,20 @@ class _Call:
         connection.request("GET", self._source.path(self._path), headers=headers)
         return connection.getresponse()
 
+    def _require_one_length(self, response: http.client.HTTPResponse) -> None:
+        if "Content-Length" in response.headers and "Transfer-Encoding" in response.headers:
+            raise WrongError(f"{self._source.name} gave an answer of two lengths")
+
     def _answered(self, response: http.client.HTTPResponse, take: Take[ResultT]) -> ResultT:
-        if response.status < 300:
-            return take(response, time.monotonic() + self._patience)
-        text = response.read(_MOST_TEXT).decode(errors="replace")
+        try:
+            self._require_one_length(response)
+            if response.status < 300:
+                return take(response, time.monotonic() + self._patience)
+            text = response.read(_MOST_TEXT).decode(errors="replace")
+        except BaseException:
+            response.close()  # a connection that ends with its answer does not close it
+            raise
         told = f"{self._source.name} answered {response.status} to {self._path}: {text}"
-        if response.status in _NOT_NOW and NOT_YET in text:
-            raise NotYetError(told)
         if response.status in _TOO_LATE:
             raise GoneError(told)
         raise UnreachableError(told) if response.status in _NOT_NOW else WrongError(told)
@@ -232,7 +242,8 @@ def _receive(response: http.client.HTTPResponse, buffer: memoryview, until: floa
         if time.monotonic() > until:
             raise TimeoutError("the part comes too slowly")
         at += count
-    response.read()  # its end, so that the connection can be kept
+    if response.read(1):  # its end, so that the connection can be kept
+        raise WrongError("the answer goes on behind the part that was asked for")
 
 
 def _said(error: Exception) -> str:

@@ -8,14 +8,16 @@ from refitd.follow.follower import UpstreamFollower
 from refitd.follow.options import FollowSettings
 from refitd.follow.puller import Puller
 from refitd.follow.sources import FollowedSources
-from refitd.rollout.targets import Targets
 from refitd.state.store import Store
+from refitd.update.fleet import Fleet
+from refitd.update.targets import Targets
 
 
 def compose_follower(
     settings: FollowSettings,
     store: Store,
     targets: Targets,
+    fleet: Fleet,
     *,
     root: Path,
     guard: Callable[[], str | None],
@@ -30,6 +32,7 @@ def compose_follower(
         settings: name the upstreams, and this follower.
         store: what the service knows.
         targets: what engines are to serve.
+        fleet: the engines.
         root: what is pulled into.
         guard: says why what is at the root's path is not the root, None where it is.
         run: the run to follow; None for the only one.
@@ -40,14 +43,16 @@ def compose_follower(
     if not settings.follow:
         return None
     upstreams = [connect_upstream(url, token_file=settings.follow_token_file) for url in settings.follow]
-    sources = FollowedSources(upstreams, hands_on=settings.advertise is not None)
+    sources = FollowedSources(upstreams)
     return UpstreamFollower(
         store,
         targets,
+        fleet,
         Puller(root.resolve(), sources, guard=guard),
         sources,
         identity=settings.identity(port),
         run=run,
         nudge=nudge,
         quorum=quorum,
+        freely=settings.follow_freely,
     )

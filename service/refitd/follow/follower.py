@@ -1,23 +1,21 @@
-"""Follows an upstream: learns what is good there, pulls what this host is to serve, and orders it from the rollout.
+"""Follows an upstream: learns what is good there, pulls what this host is to serve, and has its engines go there.
 
     look      the upstream's versions, when it says that something changed, and at intervals as the truth
     plan      `policy/pulls.py`: what to pull, and what must stay here
     pull      one version at a time; one that is not wanted any more is given up
-    order     once the catalog has found it good, what is wanted becomes the run's target on this host (`orders.py`):
-              the upstream's own target, or what a hub orders that leads this host
+    report    what this host is at (`reporting.py`); a hub that leads it replies what it is to serve
+    order     once the catalog has found it good, what is wanted becomes the run's target on this host (`orders.py`)
 
 While no upstream answers, everything else goes on: engines that restart are brought to what was ordered last, from this
 root. `heard_at` and the fault say since when nothing was heard.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
 
-from refitd.follow.arrival import Arrival
-from refitd.follow.handing_on import HandingOn
 from refitd.follow.hearing import Hearing
 from refitd.follow.orders import Orders
 from refitd.follow.puller import Puller, PullRefusedError
@@ -34,11 +32,19 @@ from refitd.follow.upstream import (
 from refitd.policy.hosts import engines_of_host, order_state, proof_of_host, why_it_waits
 from refitd.policy.pulls import HELD, PullPlan, all_as_told, as_told, is_held_back, plan_pulls, pull_fault, why_not_good
 from refitd.policy.served import is_proven
-from refitd.rollout.targets import Targets
 from refitd.state.observer import Notifier
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
-from refitd_client.contract.follow import MAX_REPORTED, FollowerReport, Following, HostOrder
+from refitd.update.fleet import Fleet
+from refitd.update.targets import Targets
+from refitd_client.contract.follow import (
+    MAX_REPORTED,
+    Following,
+    HostReply,
+    HostReport,
+    HostTrial,
+    HostTrialResult,
+)
 from refitd_client.contract.hosts import OrderState
 from refitd_client.contract.naming import installed_release, version_folder
 from refitd_client.contract.states import Kind, VersionState
@@ -71,6 +77,7 @@ class UpstreamFollower:
         self,
         store: Store,
         targets: Targets,
+        fleet: Fleet,
         puller: Puller,
         sources: FollowedSources,
         *,
@@ -78,20 +85,25 @@ class UpstreamFollower:
         run: str | None,
         nudge: Callable[[], None],
         quorum: int = 1,
+        freely: bool = False,
     ) -> None:
         """Do nothing yet.
 
         Args:
             store: what the service knows.
             targets: what engines are to serve; hears of orders.
+            fleet: the engines of this host.
             puller: pulls into the root.
             sources: the upstreams, in the order in which they are tried.
             identity: what this follower tells of itself.
             run: the run to follow; None for the only one.
             nudge: has the catalog scan soon.
             quorum: engines that must serve a version before it counts as served.
+            freely: this host decides for itself, also where a hub would lead it.
         """
         self._store = store
+        self._fleet = fleet
+        self._freely = freely
         self._puller = puller
         self._sources = sources
         self._identity = identity
@@ -99,15 +111,18 @@ class UpstreamFollower:
         self._quorum = quorum
         self._wake = Notifier()
         self._orders = Orders(store, targets, self._wake, run=run)
-        self._handing_on = HandingOn(store, puller, self._wake, lambda: self._pulling is not None)
-        self._reporter = UpstreamReporter(sources, self._as_report, self._orders.answered, self._orders.unanswered)
+        self._reporter = UpstreamReporter(sources, self._as_report, self._answered, self._is_busy)
         self._release = installed_release()
         self._planned: str | None = None  # what was to be served when the look began that the plan was made of
         self._offered: UpstreamRun | None = None
+        self._knows: tuple[str, Mapping[str, str]] = "", {}  # of the upstream of this name: the newest of each run
         self._plan = PullPlan()
         self._kept_for: frozenset[str] | None = None
         self._failures: dict[str, _Failure] = {}
         self._pulling: tuple[str, asyncio.Task[None]] | None = None
+        self._reports = 0
+        self._trying: tuple[int, asyncio.Task[None]] | None = None
+        self._tried: HostTrialResult | None = None
         self._hearing = Hearing(store.clock)
 
     @property
@@ -124,11 +139,16 @@ class UpstreamFollower:
             return self._offered.run
         return next(iter(self._store.runs.desired), None)
 
+    @property
+    def is_led(self) -> bool:
+        """Whether the upstream says what is served here."""
+        return self._sources.upstream.leads and not self._freely
+
     def following(self) -> Following:
         """What this follower says of itself."""
         run, store = self.run_followed or "", self._store
         desired, serves, engines = store.runs.desired.get(run), self._serves(run), store.engines_of(run)
-        paused = why_it_waits(store.rollouts.get(run))
+        paused = why_it_waits(store.updates.get(run))
         order, reason = order_state(
             desired,
             store.runs.ordered.get(run),
@@ -139,6 +159,7 @@ class UpstreamFollower:
             paused=paused,
         )
         configuration, proof = proof_of_host(serves, engines, store.fingerprint)
+        named = (store.versions.get(each or "") for each in (desired, store.runs.ordered.get(run), serves))
         return Following(
             follower=self._identity.name,
             upstream=self._sources.upstream.name,
@@ -153,14 +174,16 @@ class UpstreamFollower:
             fault=store.faults.upstream,
             process=self._identity.process,
             release=self._release,
-            leads=self._orders.is_led,
+            leads=self.is_led,
             leader=self._orders.lead.leader,
             fence=self._orders.lead.fence,
-            orders=self._orders.lead.orders,
+            again=self._orders.lead.orders,
+            refused=self._orders.refused,
             order=order,
             order_reason=reason,
             configuration=configuration,
             proof=proof,
+            digests={each.id: each.digest for each in named if each is not None and each.digest is not None},
             host=engines_of_host(self._identity.name, store.engines.values(), paused),
         )
 
@@ -172,56 +195,61 @@ class UpstreamFollower:
         here = {version.id: version.state for version in self._store.versions_of(self._offered.run)}
         return pull_fault(desired, self._offered.versions, here, failures)
 
-    def _as_report(self) -> FollowerReport:
+    def _as_report(self) -> HostReport:
         run = self.run_followed
         held = self._store.versions_of(run) if run is not None else []
         holds = [v.id for v in held if v.state is VersionState.SEALED and v.owned][:MAX_REPORTED]
-        return FollowerReport(
-            follower=self._identity.name,
-            url=self._identity.url,
-            zone=self._identity.zone,
-            run=run,
+        self._reports += 1
+        return HostReport(
+            told=self.following(),
+            number=self._reports,
             holds=tuple(holds),
             pulls=() if self._pulling is None else (self._pulling[0],),
-            serves=self._serves(run or ""),
-            process=self._identity.process,
-            wrong=dict(self._sources.wrong),
-            lost=tuple(self._sources.lost),
-            engines=len(self._store.engines),
+            freely=self._freely,
+            tried=self._tried,
         )
+
+    def _is_busy(self) -> bool:
+        return self._pulling is not None or self.following().order is OrderState.COMES
+
+    def _answered(self, reply: HostReply) -> None:
+        """The upstream has replied to a report."""
+        self._knows = self._sources.upstream.name, reply.knows
+        if not self.is_led:
+            return
+        before = dict(self._store.runs.desired)
+        run = self._orders.obey(reply, self._sources.upstream.name)
+        if self._orders.refused is not None:
+            self._sources.next()  # it may be another one that leads
+        elif before != self._store.runs.desired:
+            for version in reply.serve.values():
+                self._failures.pop(version or "", None)
+        for engine in () if run is None else self._store.engines_of(run):
+            self._fleet.resync(engine.id)
+        if run is not None or before != self._store.runs.desired or reply.trial is not None:
+            self._sources.told.notify()  # the hub hears at once that it was obeyed
+        if reply.trial is not None and (self._trying is None or self._trying[0] != reply.trial.number):
+            if self._trying is not None:
+                self._trying[1].cancel()
+            self._trying = reply.trial.number, asyncio.create_task(self._try(reply.trial), name="follow: trial")
+
+    async def _try(self, asked: HostTrial) -> None:
+        """Ask each engine that serves the version with this label for a few tokens, as a rollout would."""
+        version = self._store.versions.get(self.following().serves or "")
+        if version is None or version.label != asked.label:
+            serves = "no version" if version is None else f"{version.id} and not {asked.label!r}"
+            faults = [f"the host is proved to serve {serves}"]
+        else:
+            asked_of = [engine for engine in self._store.engines_of(version.run) if engine.serving == version.id]
+            found = await asyncio.gather(*(self._fleet.trial(version, engine, lambda _: None) for engine in asked_of))
+            faults = [f"engine {engine.id}: {fault}" for engine, fault in zip(asked_of, found, strict=True) if fault]
+        self._tried = HostTrialResult(number=asked.number, fault=faults[0] if faults else None)
+        self._sources.told.notify()
 
     def _serves(self, run: str) -> str | None:
         ordered = self._store.runs.ordered.get(run)
         engines = self._store.engines_of(run)
         return ordered if ordered is not None and is_proven(ordered, engines, self._quorum) else None
-
-    async def arrival(self, version: str) -> Arrival | None:
-        """What others may have of a version that is not validated here yet. Waits a little for its pull to begin."""
-        return await self._handing_on.arrival(version)
-
-    def expects(self, version: str) -> bool:
-        """Whether this host is going to pull a version, or pulls it."""
-        known = self._store.versions.get(version)
-        return version in self._plan.pull and (known is None or known.state not in HELD)
-
-    def obey(self, order: HostOrder) -> None:
-        """Have the engines of this host serve what a hub orders.
-
-        Raises:
-            OrderRefusedError: it comes from another hub, from one that leads no more, or late.
-        """
-        self._orders.obey(order, self._sources.upstream.name)
-        self._failures.pop(order.version or "", None)
-
-    async def settled(self, within: float) -> Following:
-        """What it says of itself once what it is to serve begins to be loaded, is served or refused, or in the end."""
-        ends, before = self._store.clock.monotonic() + within, self.following().ordered
-        while True:
-            seen, now = self._store.changed.count, self._store.clock.monotonic()
-            told = self.following()
-            if told.order is not OrderState.COMES or told.ordered != before or now >= ends:
-                return told
-            await self._store.changed.wait_after(seen, within=ends - now)
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -229,9 +257,8 @@ class UpstreamFollower:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._listen(), name="follow: listen")
                 group.create_task(self._orders.run_forever(), name="follow: order")
-                group.create_task(self._handing_on.run_forever(), name="follow: settle")
-                await self._reporter.report()  # before the first look: its answer says who decides what is served here
                 group.create_task(self._reporter.run(), name="follow: report")
+                group.create_task(self._watch(), name="follow: watch")
                 while True:
                     seen, desired = self._wake.count, self._store.runs.desired.get(self.run_followed or "")
                     await self._look()
@@ -241,6 +268,8 @@ class UpstreamFollower:
                     self._tell()
                     await self._wake.wait_after(seen, within=LOOK_SECONDS)
         finally:
+            if self._trying is not None:
+                self._trying[1].cancel()
             await self._sources.aclose()
             self._puller.close()
 
@@ -249,13 +278,24 @@ class UpstreamFollower:
         while True:
             upstream = self._sources.upstream
             try:
-                async for _ in upstream.changes():
-                    self._wake.notify()
+                async for is_own in upstream.changes(self._identity.name):
+                    (self._sources.told if is_own else self._wake).notify()
                     if upstream is not self._sources.upstream:
                         break
             except UpstreamError as error:
                 log.debug("the upstream's events broke off", upstream=upstream.name, reason=str(error))
             await asyncio.sleep(LISTEN_AGAIN_SECONDS)
+
+    async def _watch(self) -> None:
+        """Report whenever this host has come to something else."""
+        seen, before = -1, None
+        while True:
+            seen = await self._store.changed.wait_after(seen)
+            told = self.following()
+            now = told.desired, told.ordered, told.serves, told.order, told.pulling
+            if now != before:
+                before = now
+                self._sources.told.notify()
 
     async def _look(self) -> None:
         """Ask the upstream, or the next one that answers, for the versions of the run."""
@@ -280,20 +320,24 @@ class UpstreamFollower:
         self._offered = mine[0] if mine else None
         if self._offered is None:
             return
+        known, run = self._store.runs, self._offered.run
+        stands = (known.desired.get(run), known.ordered.get(run)) if self.is_led else ()
         for told in all_as_told(self._store.versions, self._offered.versions, self._offered.barred):
+            if told.barred and told.id in stands:
+                continue  # the next reply names what is served in its place: until then nothing older is loaded
             self._store.put_version(told)
             self._nudge()
         if self._offered.versions and all(version.barred for version in self._offered.versions):
             self._hearing.unclear = f"the upstream has no version of {self._offered.run} to serve: all are barred there"
-        run, desired, before = self._offered.run, self._offered.desired, self._store.runs.desired.get(self._offered.run)
-        self._orders.heard()
-        if self._orders.is_untold:
-            self._sources.told.notify()  # it is asked again soon
-        if self._orders.is_led or self._orders.is_untold:
+        desired, before = self._offered.desired, known.desired.get(run)
+        if self.is_led:
             return
         if desired is None or (self._offered.is_paused and is_held_back(desired, before)):
             return
-        if self._orders.desire(run, desired):
+        upstream, digests = self._sources.upstream, {each.id: each.digest for each in self._offered.versions}
+        knows = self._knows[1].get(run, "") if self._knows[0] == upstream.name else ""
+        knows = knows if upstream.leads else None
+        if self._orders.desire(run, desired, upstream.name, knows=knows, digest=digests.get(desired)):
             self._failures.pop(desired, None)
 
     def _go(self, group: asyncio.TaskGroup) -> None:
@@ -325,7 +369,6 @@ class UpstreamFollower:
 
     def _pull_ended(self) -> None:
         self._pulling = None
-        self._sources.pull_ended()
         self._wake.notify()
         self._sources.told.notify()
 
@@ -368,7 +411,9 @@ class UpstreamFollower:
         """Set the fault of the upstream, or clear it, and what is known of it."""
         name, pulling = self._sources.upstream.name, None if self._pulling is None else self._pulling[0]
         wanted = self._store.runs.desired.get(self.run_followed or "")
-        word = self._hearing.word(name, self.run_followed, self._offered, self._orders, wanted=wanted, pulling=pulling)
+        word = self._hearing.word(
+            name, self.run_followed, self._offered, leads=self.is_led, wanted=wanted, pulling=pulling
+        )
         self._store.runs.set_upstream(word)
         before, fault = self._store.faults.upstream, self._fault()
         self._store.faults.set_upstream(fault)
@@ -382,7 +427,14 @@ class UpstreamFollower:
         failure = None if desired is None else self._failures.get(desired)
         not_pulled = None if failure is None else f"{desired} was not pulled: {failure.reason}"
         not_good = why_not_good(self._store.versions.get(desired or ""))
-        return self._hearing.fault or not_pulled or self._plan.lacks or not_good
+        return (
+            self._hearing.fault
+            or self._reporter.fault
+            or self._orders.refused
+            or not_pulled
+            or self._plan.lacks
+            or not_good
+        )
 
 
 def _announced(version: UpstreamVersion, now: str) -> VersionRecord:

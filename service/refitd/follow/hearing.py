@@ -1,7 +1,6 @@
 """When the upstream was heard last, and what is wrong with what it says."""
 
 from refitd.clock import Clock
-from refitd.follow.orders import Orders
 from refitd.follow.upstream import UpstreamRun
 from refitd.state.upstream import UpstreamWord
 
@@ -53,8 +52,8 @@ class Hearing:
         name: str,
         run: str | None,
         offered: UpstreamRun | None,
-        orders: Orders,
         *,
+        leads: bool,
         wanted: str | None,
         pulling: str | None,
     ) -> UpstreamWord:
@@ -64,7 +63,7 @@ class Hearing:
             name: what sentences call it.
             run: the run that is followed.
             offered: what the upstream has said of it last.
-            orders: say whether it leads this host.
+            leads: whether it says what is served here.
             wanted: the id of the version that this host is to serve.
             pulling: the id of the version that is pulled.
         """
@@ -73,8 +72,7 @@ class Hearing:
             run=run,
             silent_since=self.silent_since,
             is_paused=offered is not None and offered.is_paused,
-            leads=orders.is_led,
-            is_untold=orders.is_untold,
+            leads=leads,
             wanted=wanted,
             elsewhere=None if offered is None else offered.desired,
             pulling=pulling,

@@ -4,15 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-import msgspec
-
-from refitd.follow.byte_source import RELAY_CONNECT_SECONDS, HttpByteSource
+from refitd.follow.byte_source import HttpByteSource
 from refitd.follow.upstream import (
-    ByteSource,
     FilePart,
     UnreachableError,
     UpstreamError,
@@ -20,9 +16,7 @@ from refitd.follow.upstream import (
     UpstreamVersion,
     WrongError,
 )
-from refitd.text import is_web_address
-from refitd_client.contract.decoding import from_json
-from refitd_client.contract.follow import FileBlocks, FollowerReport, ReportAnswer
+from refitd_client.contract.follow import HostReply, HostReport
 from refitd_client.contract.manifest import MAX_MANIFEST_BYTES
 from refitd_client.contract.naming import Order
 from refitd_client.contract.states import Standing, VersionState
@@ -34,7 +28,6 @@ from refitd_client.http.exchange import RetryPolicy
 
 ANSWER_SECONDS = 10.0
 LISTED = 200  # versions of a run: a chain of deltas from the newest down to a full one lies within them
-_MAX_BLOCKS_BYTES = 64 * 2**20
 _ONCE = RetryPolicy(deadline=0.0)
 AnswerT = TypeVar("AnswerT")
 _LATER = frozenset({408, 429, 500, 502, 503, 504, 507})
@@ -54,7 +47,9 @@ class _Client(AsyncRefitClient):
 
 
 class HubUpstream:
-    """The refitd at a URL. What it says of a run's target is for followers that it does not lead."""
+    """The refitd at a URL. What it says of a run's target is for hosts that decide for themselves."""
+
+    leads = True
 
     def __init__(self, connection: Connection) -> None:
         """Send nothing yet."""
@@ -85,13 +80,15 @@ class HubUpstream:
             is_paused=glance.paused_since is not None,
         )
 
-    async def changes(self) -> AsyncIterator[None]:
+    async def changes(self, name: str) -> AsyncIterator[bool]:
         """See `Upstream`."""
         try:
             async with aclosing(self._client.events()) as events:
                 async for event in events:
-                    if event.kind in {"version", "rollout", "run"}:
-                        yield None
+                    if event.kind in {"version", "update", "run"}:
+                        yield False
+                    elif event.kind == "engine" and event.subject == name:
+                        yield True
         except ServiceError as error:
             raise _as_upstream(self.name, error) from error
 
@@ -103,35 +100,9 @@ class HubUpstream:
         """See `ByteSource`."""
         await self._bytes.fill(part, buffer)
 
-    async def blocks(self, version: str, file: str, size: int) -> Sequence[bytes] | None:
-        """See `Upstream`. An older release knows those of the manifest's size alone, and says so."""
-        path = f"/v1/versions/{quote(version, safe='')}/files/{quote(file, safe='')}/blocks?size={size}"
-        data = await self._bytes.get(path, _MAX_BLOCKS_BYTES)
-        try:
-            told = from_json(data, FileBlocks)
-            return [bytes.fromhex(digest) for digest in told.blocks] if told.size == size else None
-        except (msgspec.MsgspecError, ValueError) as error:
-            raise WrongError(f"{self.name}{path} answered with what is no list of digests: {error}") from error
-
-    @property
-    def knows_blocks(self) -> bool:
+    async def report(self, report: HostReport) -> HostReply:
         """See `Upstream`."""
-        return True
-
-    async def report(self, report: FollowerReport) -> ReportAnswer:
-        """See `Upstream`."""
-        self._bytes.asked_by = report.follower
         return await self._asked(self._client.report(report))
-
-    def relay(self, url: str) -> ByteSource | None:
-        """See `Upstream`. The follower there gets the token that this one has for the upstream, which is not sent
-        unencrypted where the upstream gets it encrypted.
-        """
-        is_open = self.name.startswith("https:") and not url.startswith("https:")
-        if is_open or not is_web_address(url) or "@" in url:
-            return None
-        connection = replace(self._connection, url=url.rstrip("/"))
-        return HttpByteSource(connection, threads=self._threads, connect_seconds=RELAY_CONNECT_SECONDS)
 
     async def aclose(self) -> None:
         """See `ByteSource`."""
@@ -160,7 +131,7 @@ def _version(version: Version) -> UpstreamVersion:
         bytes=version.bytes,
         pinned=version.pinned,
         barred=version.barred,
-        allow_missing=version.allow_missing,
+        allow_missing=tuple(version.allow_missing),
         allow_extra=version.allow_extra,
     )
 

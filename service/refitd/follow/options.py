@@ -20,7 +20,9 @@ def _split(value: object) -> object:
 class FollowSettings(BaseSettings):
     """What is followed, and what this service tells its upstream of itself."""
 
-    model_config = SettingsConfigDict(env_prefix="REFITD_", frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = SettingsConfigDict(
+        env_prefix="REFITD_", env_ignore_empty=True, frozen=True, extra="forbid", hide_input_in_errors=True
+    )
 
     follow: Annotated[list[str], NoDecode, BeforeValidator(_split)] = Field(
         default=[],
@@ -34,29 +36,14 @@ class FollowSettings(BaseSettings):
         max_length=200,
         description="Name of this follower at its upstream (default: the host's name and the port)",
     )
-    take_followers: bool = Field(
+    follow_freely: bool = Field(
         default=False,
-        description="Take followers that report with a URL (their --advertise) as engines of kind refitd: their hosts "
-        "are rolled out to as engines are; hosts beyond loopback need --engine-allow",
+        description="Go to the run's target at once, by this host's own settings, where the hub would say when",
     )
     advertise: Annotated[str, AfterValidator(advertised_url)] | None = Field(
         default=None,
-        description="URL by which others reach this service: as one of a group (default: its --host, or this machine's "
-        "name), and as a follower that its hub leads and that other followers pull from "
-        "(default: none)",
-    )
-    zone: str = Field(
-        default="",
-        max_length=100,
-        description="Label of this follower's place, such as an availability zone: followers pull from others of their "
-        "own where they can",
-    )
-    relay_children: int = Field(
-        default=2,
-        ge=0,
-        le=16,
-        description="Followers that may pull from each follower of this service, each a part of a version "
-        "(0: all pull from this service)",
+        description="URL by which others reach this service as one of a group (default: its --host, or this machine's "
+        "name)",
     )
 
     def check_follow(self) -> None:
@@ -67,11 +54,11 @@ class FollowSettings(BaseSettings):
         """
         for url in self.follow:
             check_upstream(url)
-        if not self.follow and (set_ := self.model_fields_set & {"follow_token_file", "follower", "zone"}):
+        if not self.follow and (set_ := self.model_fields_set & {"follow_token_file", "follower", "follow_freely"}):
             flag = "--" + min(set_).replace("_", "-")
             raise ValueError(f"{flag} is for a service that follows an upstream: add --follow URL")
 
     def identity(self, port: int) -> FollowerIdentity:
         """What this service tells its upstream of itself. `port` is the one that it listens on."""
         name = self.follower or f"{socket.gethostname()}:{port}"
-        return FollowerIdentity(name=name, process=uuid4().hex, url=self.advertise, zone=self.zone)
+        return FollowerIdentity(name=name, process=uuid4().hex)

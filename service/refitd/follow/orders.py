@@ -1,40 +1,27 @@
-"""What the engines of this host are to serve: as the upstream lists it, or as a hub orders it that leads this host.
+"""What the engines of this host are to serve: as the upstream lists it, or as the hub that leads this host replies.
 
-A host is *led* from the first order on, or from the answer to a report that says so, until the upstream answers that it
-does not lead it. That is written down: a host that was led goes to nothing newer by itself, also after a restart and
-while its hub is gone. It serves on, and pulls what is sealed.
-
-Orders are counted. One that says after how many it was made is refused where others were obeyed since: the network has
-kept it while its hub ordered something else.
-
-A host that has heard no answer to its reports since its start waits for one, at most `FIRST_WORD_SECONDS` from when its
-hub could be heard, before it goes to something newer by itself: its hub may have begun to lead it.
+A hub leads each host that follows it and does not decide for itself. Such a host goes to nothing newer by itself, also
+after a restart and while its hub is gone. It serves on, and pulls what is sealed.
 """
 
 from dataclasses import replace
 
-from refitd.policy.hosts import is_late, overtaken, refusal_of
+from refitd.policy.hosts import refusal_of, why_not_served
 from refitd.policy.pulls import is_held_back
-from refitd.rollout.targets import Targets
 from refitd.state.observer import Notifier
-from refitd.state.records import UNLED, HostLead, RunRecord
+from refitd.state.records import HostLead
 from refitd.state.store import Store
-from refitd_client.contract.follow import HostOrder, ReportAnswer
+from refitd.update.targets import Targets
+from refitd_client.contract.follow import HostReply
 from refitd_client.contract.states import VersionState
 
-FIRST_WORD_SECONDS = 30.0
-
-
-class OrderRefusedError(Exception):
-    """An order that is not obeyed: from another hub, or by an older lead. The message is a sentence."""
-
-
-class OrderOvertakenError(OrderRefusedError):
-    """An order that is not obeyed because another was obeyed since it was made."""
+_LEADERS = 16  # whose epochs are remembered
 
 
 class Orders:
-    """The orders of one host. `wake` is notified when there is something new to pull."""
+    """The orders of one host. `wake` is notified when there is something new to pull. `refused` is why what the
+    upstream said last was not obeyed, in a sentence.
+    """
 
     def __init__(self, store: Store, targets: Targets, wake: Notifier, *, run: str | None) -> None:
         """Change nothing yet.
@@ -48,113 +35,86 @@ class Orders:
         self._store = store
         self._targets = targets
         self._wake = wake
-        self._expected = ""
-        self._is_led: bool | None = None  # what was said since the start
-        self._waits_until: float | None = None  # None until the upstream is heard
         self.run = run
+        self.refused: str | None = None
 
     @property
     def lead(self) -> HostLead:
-        """Which order was the newest, and from whom, as it is written down."""
-        return max(
-            self._store.runs.leads.values(), key=lambda lead: (lead.leads, lead.orders, lead.fence), default=UNLED
-        )
+        """Which hub was obeyed last, as it is written down."""
+        return self._store.origin.lead
 
-    @property
-    def is_led(self) -> bool:
-        """Whether a hub orders what is served here, as far as is known."""
-        return self.lead.leads if self._is_led is None else self._is_led
-
-    @property
-    def is_untold(self) -> bool:
-        """Whether the upstream may yet say that it leads this host: it has answered no report since the start."""
-        has_waited = self._waits_until is not None and self._store.clock.monotonic() >= self._waits_until
-        return self._is_led is None and not has_waited
-
-    def heard(self) -> None:
-        """The upstream has said what versions it has: an answer to a report is waited for from now on."""
-        if self._waits_until is None:
-            self._waits_until = self._store.clock.monotonic() + FIRST_WORD_SECONDS
-
-    def unanswered(self) -> None:
-        """The upstream takes no reports, so it leads no host."""
-        self._waits_until = 0.0
-
-    def answered(self, run: str | None, answer: ReportAnswer) -> None:
-        """The upstream has answered a report about a run (None: none is known yet): it leads this host, or does not."""
-        self._expected, before = answer.leader, None if self.is_untold else self.is_led
-        self._is_led = answer.leads
-        lead = self.lead
-        if answer.leads and run is not None and not lead.leads:
-            self._write(run, replace(lead, leads=True, leader=answer.leader), "a hub orders what is served here")
-        for known, other in list(self._store.runs.leads.items()):
-            if other.leads and not answer.leads:
-                self._write(known, replace(other, leads=False), "no hub orders any more what is served here")
-        if before is not answer.leads:
-            self._wake.notify()
-
-    def _write(self, run: str, lead: HostLead, text: str) -> None:
-        self._store.put_order(replace(self._store.runs.record_of(run), lead=lead), text)
-
-    def obey(self, order: HostOrder, upstream: str) -> None:
-        """Have the engines of this host serve what a hub orders.
+    def obey(self, reply: HostReply, upstream: str) -> str | None:
+        """Have the engines of this host serve what a reply of the hub says that leads it.
 
         Args:
-            order: the order.
-            upstream: what sentences call the hub that this host follows.
+            reply: of the hub.
+            upstream: what sentences call it.
 
-        Raises:
-            OrderOvertakenError: another order was obeyed since it was made.
-            OrderRefusedError: it comes from another hub, or from one that leads no more.
+        Returns:
+            The run whose engines are to be loaded again though they serve the version; None where none is.
         """
-        before = self.lead
-        if (why := refusal_of(order, before, self._expected or before.leader, upstream)) is not None:
-            raise OrderRefusedError(why)
-        known = self._store.runs.record_of(order.run)
-        is_desired = known.desired == order.version and known.lead == before
-        if (why := overtaken(order, before, is_desired=is_desired)) is not None:
-            raise OrderOvertakenError(why)
-        lead = HostLead(
-            leads=True,
-            leader=order.leader or before.leader,
-            fence=order.fence,
-            told_by=order.told_by,
-            orders=before.orders if is_late(order, before) else before.orders + 1,
-        )
-        self._is_led = True
-        by = f"{order.told_by or 'a hub'} orders (with epoch {order.fence})"
-        self._desire(replace(known, desired=order.version, lead=lead), by)
+        before, by = self.lead, reply.told_by or upstream
+        self.refused = refusal_of(reply, before, upstream)
+        for run, version in reply.serve.items():
+            digest = reply.digests.get(version or "")
+            self.refused = self.refused or self._why_not(run, version, by, reply.knows.get(run, ""), digest)
+        if self.refused is not None:
+            return None
+        heard = {name: epoch for name, epoch in before.heard.items() if name != reply.leader}
+        heard = dict([*heard.items(), (reply.leader, reply.epoch)][-_LEADERS:])
+        lead = HostLead(leader=reply.leader, told_by=reply.told_by, orders=reply.again or before.orders, heard=heard)
+        if lead != before:  # also of a reply that orders nothing: an epoch ends the earlier ones
+            is_other = (lead.leader, lead.fence) != (before.leader, before.fence)
+            self._store.put_lead(lead, f"{by} leads this host" if is_other else None)
+        for run, version in reply.serve.items():
+            self._desire(run, version, f"{by} says")
+        is_new = reply.again not in {0, before.orders}
+        return next(iter(reply.serve), None) if is_new else None
 
-    def desire(self, run: str, version: str | None) -> bool:
-        """The upstream wants this host to serve a version, of the run that it follows from now on. None: nothing but
-        what it serves. Return whether that is new.
+    def desire(self, run: str, version: str, upstream: str, *, knows: str | None, digest: str | None) -> bool:
+        """An upstream that does not lead this host wants it to serve a version, of the run that it follows from now on.
+        Return whether that is new.
+
+        Args:
+            run: the version's.
+            version: its id.
+            upstream: what sentences call the upstream.
+            knows: the id of the newest version of the run that it knows, "" for none; None where it may go back.
+            digest: of the version's contents there, None where that is not known.
         """
-        return self._desire(replace(self._store.runs.record_of(run), desired=version), "the upstream wants")
+        self.refused = self._why_not(run, version, upstream, knows, digest)
+        return self.refused is None and self._desire(run, version, "the upstream wants")
 
-    def _desire(self, wanted: RunRecord, by: str) -> bool:
-        """Write down what is wanted of a run, and by what lead, at once. Return whether it is another version."""
-        self.run = wanted.run
-        known, version = self._store.runs.record_of(wanted.run), wanted.desired
-        if known != wanted:
-            what = "nothing but what is served here" if version is None else f"{version} to be served here"
-            self._store.put_order(wanted, f"{by} {what}")
+    def _why_not(self, run: str, version: str | None, by: str, knows: str | None, digest: str | None) -> str | None:
+        if version is None:
+            return None
+        stands = [self._store.runs.ordered.get(run), *(engine.serving for engine in self._store.engines_of(run))]
+        why = why_not_served(version, self._store.versions.get(version), stands, knows=knows, digest=digest)
+        return None if why is None else f"{by} {why}"
+
+    def _desire(self, run: str, version: str | None, by: str) -> bool:
+        """Write down what is wanted of a run, at once. Return whether it is another version."""
+        self.run = run
+        known = self._store.runs.record_of(run)
         if known.desired == version:
             return False
+        what = "nothing but what is served here" if version is None else f"{version} is to be served here"
+        self._store.put_order(replace(known, desired=version), f"{by}: {what}")
         if version is None:
-            self._targets.order(wanted.run, None)
+            self._targets.order(run, None)
         self.carry_out()
         self._wake.notify()
         return True
 
     async def run_forever(self) -> None:
-        """Roll out what is wanted as soon as it is good here, until cancelled."""
+        """Have engines load what is wanted as soon as it is good here, until cancelled."""
         seen = -1
         while True:
             seen = await self._store.changed.wait_after(seen)
             self.carry_out()
 
     def carry_out(self) -> None:
-        """Have what is wanted rolled out, if it is good here.
+        """Have engines load what is wanted, if it is good here.
 
         While the run is paused here, what is newer waits, and with it what was served here and then left: a pause
         brings engines to the newest that was served.
@@ -163,7 +123,7 @@ class Orders:
             record = self._store.versions.get(desired)
             if record is None or record.state is not VersionState.SEALED or record.barred:
                 continue
-            rollout, before = self._store.rollouts.get(run), self._store.runs.ordered.get(run)
-            is_paused = rollout is not None and rollout.paused_since is not None
+            update, before = self._store.updates.get(run), self._store.runs.ordered.get(run)
+            is_paused = update is not None and update.paused_since is not None
             if not is_paused or before is None or not is_held_back(desired, before):
                 self._targets.order(run, desired)

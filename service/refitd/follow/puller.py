@@ -2,7 +2,7 @@
 
     manifest    parsed, and held against the version's digest; it has to come alike twice
     slot        the files of a collected version of the same layout, if the recycler has left one
-    parts       of 16 MiB, several at a time, each from a relay or from the upstream (`transfer.py`)
+    parts       of 16 MiB, several at a time (`transfer.py`)
     digests     of each block as it arrives; joined they must be the file's digest in the manifest
     commit      every file synced, the manifest last, then the rename
     resume      what a kill or a lost upstream left is gone on with (`resuming.py`)
@@ -20,12 +20,10 @@ from pathlib import Path
 
 import structlog
 
-from refitd.follow.arrival import Arrival
 from refitd.follow.resuming import PullJournal, drop_others
 from refitd.follow.tasks import in_thread
-from refitd.follow.transfer import Sources, Transfer, again, block_of
+from refitd.follow.transfer import Sources, Transfer, again
 from refitd.follow.upstream import FilePart, UnreachableError, WrongError
-from refitd.state.observer import Notifier
 from refitd_client.checkpoint.strict_header import MAX_HEADER_BYTES
 from refitd_client.contract.manifest import Manifest, ManifestRefusedError, parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME, Order, ShardLayout, slots_path, version_id
@@ -80,24 +78,12 @@ class Puller:
         self._guard = guard
         self._folders: dict[str, RunFolder] = {}
         self._mappings = Mappings()
-        self.transfer: Transfer | None = None
-        self.began = Notifier()
+        self._transfer: Transfer | None = None
 
     @property
     def arrived(self) -> int:
         """Bytes that have arrived of the version that is being pulled."""
-        return 0 if self.transfer is None else self.transfer.arrived
-
-    def arrival(self, version: str) -> Arrival | None:
-        """What others may have of a version that is being pulled, or was and is not validated yet."""
-        here = None if self.transfer is None else self.transfer.arrival
-        return here if here is not None and here.version == version and here.is_open else None
-
-    def settled(self) -> None:
-        """Hand nothing on any more of what was pulled last: it is a version now, or none will become of it."""
-        if self.transfer is not None:
-            self.transfer.arrival.close()
-            self.transfer = None
+        return 0 if self._transfer is None else self._transfer.arrived
 
     def folder_of(self, run: str) -> RunFolder:
         """The run's folder, locked against publishers on this host. Blocks; call it in a thread.
@@ -111,7 +97,6 @@ class Puller:
 
     def close(self) -> None:
         """Release the runs' folders."""
-        self.settled()
         while self._folders:
             self._folders.popitem()[1].lock.release()
         self._mappings.close()
@@ -139,7 +124,7 @@ class Puller:
             PullRefusedError: it cannot be put here.
             UpstreamError: it could not be had.
         """
-        self.settled()
+        self._transfer = None
         if (fault := await in_thread(self._guard)) is not None:
             raise PullRefusedError(f"{version} is not written there: {fault}")
         laps = Laps()
@@ -163,26 +148,21 @@ class Puller:
         laps: Laps,
     ) -> PullTotals:
         total = sum(file.size for file in manifest.files.values())
-        block = block_of(self._sources, version, total)
-        journal = PullJournal(self._root, manifest, block)
+        journal = PullJournal(self._root, manifest)
         take = partial(journal.take, folder, layout)
         context = staged(folder.path, Meter(total, None), laps, take=take, mappings=self._mappings)
         try:
             staging = await in_thread(context.__enter__)
-            transfer = self.transfer = Transfer(
-                self._sources, version, staging, journal, block=block, sleep=self._sleep, began=self.began
-            )
+            transfer = self._transfer = Transfer(self._sources, version, staging, journal, sleep=self._sleep)
             with laps.lap("pull"):
                 await transfer.run(manifest)
             with laps.lap("commit"):
                 await in_thread(self._commit, folder, staging, manifest.order, data)
         except (UnreachableError, asyncio.CancelledError):
-            self.settled()
             await in_thread(_leave, context, None)
             journal.close()
             raise
         except BaseException as error:
-            self.settled()
             await in_thread(_leave, context, error)
             await in_thread(journal.remove)
             raise

@@ -1,6 +1,6 @@
-"""Tells the upstream what this host has, and leases what it pulls there.
+"""Tells the upstream what this host is at, leases what it pulls there, and takes the reply.
 
-The answer says from whom to pull, and whether the upstream leads this host.
+Both sides repeat what is so, so that a report or a reply that is lost costs the time to the next.
 """
 
 from collections.abc import Callable
@@ -9,52 +9,56 @@ import structlog
 
 from refitd.follow.sources import FollowedSources
 from refitd.follow.upstream import UnreachableError, UpstreamError
-from refitd_client.contract.follow import FollowerReport, ReportAnswer
+from refitd_client.contract.follow import HostReply, HostReport
+
+RESTS_SECONDS = 10.0  # between two reports
+BUSY_SECONDS = 1.0  # while something is under way, or the last report was not taken
 
 log = structlog.get_logger("refitd")
 
 
 class UpstreamReporter:
-    """Reports when something has changed, and well before a lease ends."""
+    """Reports when something has changed, and at intervals. `fault` is why the upstream takes no reports."""
 
     def __init__(
         self,
         sources: FollowedSources,
-        tell: Callable[[], FollowerReport],
-        heard: Callable[[str | None, ReportAnswer], None],
-        refused: Callable[[], None],
+        tell: Callable[[], HostReport],
+        heard: Callable[[HostReply], None],
+        is_busy: Callable[[], bool],
     ) -> None:
         """Send nothing yet.
 
         Args:
-            sources: hear from whom to pull, and notify when the upstream is to hear of something.
+            sources: the upstreams, which notify when the upstream is to hear of something.
             tell: makes the report of this moment.
-            heard: gets each answer, with the run of the report.
-            refused: is called where the upstream takes no such report, and not only does not answer now.
+            heard: gets each reply to the newest report.
+            is_busy: whether something is under way.
         """
         self._sources = sources
         self._tell = tell
         self._heard = heard
-        self._refused = refused
-        self._lease_seconds = 30.0
+        self._is_busy = is_busy
+        self._is_soon = False
+        self.fault: str | None = None
 
     async def run(self) -> None:
         """Report until cancelled."""
         while True:
             seen = self._sources.told.count
             await self.report()
-            await self._sources.told.wait_after(seen, within=self._lease_seconds / 3)
+            wait = BUSY_SECONDS if self._is_soon or self._is_busy() else RESTS_SECONDS
+            await self._sources.told.wait_after(seen, within=wait)
 
     async def report(self) -> None:
         """Report now. An upstream that does not take it hears the next one."""
-        told = self._tell()
+        upstream = self._sources.upstream
         try:
-            answer: ReportAnswer = await self._sources.upstream.report(told)
+            reply = await upstream.report(self._tell())
         except UpstreamError as error:
             log.debug("the upstream did not take a report", reason=str(error))
-            if not isinstance(error, UnreachableError):
-                self._refused()
+            self.fault, self._is_soon = None if isinstance(error, UnreachableError) else str(error), True
             return
-        self._lease_seconds = max(1.0, answer.lease_seconds)
-        self._sources.answered(answer)
-        self._heard(told.run, answer)
+        self.fault, self._is_soon = None, reply.soon
+        if upstream is self._sources.upstream:
+            self._heard(reply)

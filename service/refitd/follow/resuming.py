@@ -1,8 +1,7 @@
 """What stays on disk of a pull that a kill or a restart ends, so that the next pull of the version goes on with it.
 
     <root>/.refitd/pulls/<exp~trial>/v000123      the journal: a JSON value a line
-        {"digest": "xxh3:…", "folder": ".incoming-…", "block": 16777216}    the manifest's digest; where the files lie;
-                                                                            bytes of the blocks that follow
+        {"digest": "xxh3:…", "folder": ".incoming-…"}                       the manifest's digest; where the files lie
         ["model-00001-of-00004.safetensors", 17, "…32 hex digits…"]         a block that has arrived, and its digest
 
 A line is written when its block is in the file, and no byte is believed for it: a pull that goes on digests such a
@@ -23,7 +22,6 @@ whose journal is lost is collected as any abandoned publication's.
 """
 
 import os
-import re
 import stat
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -32,35 +30,33 @@ from pathlib import Path
 
 import msgspec
 
-from refitd_client.contract.manifest import BLOCK, Manifest
+from refitd_client.contract.manifest import Manifest
 from refitd_client.contract.naming import (
-    INCOMING_PREFIX,
+    PULLS,
     SERVICE_FOLDER,
     STAGING_LOCK,
     ShardLayout,
+    is_staging,
     parse_version_folder,
     run_slots,
     version_folder,
     version_id,
 )
 from refitd_client.files import durable
-from refitd_client.files.plain_file import FileLock, LockHeldError, open_plain, read_plain
+from refitd_client.files.plain_file import LOCK_PATIENCE, FileLock, LockHeldError, open_plain, read_plain
 from refitd_client.publish.run_folder import RunFolder
 
-PULLS = "pulls"  # in the service's own folder
 _MAX_JOURNAL_BYTES = 64 * 2**20
-_FOLDER = re.compile(re.escape(INCOMING_PREFIX) + "[0-9a-f]{32}")
 _BLOCK = 512  # bytes of a unit of st_blocks
 
 
 class PullJournal:
     """The journal of one version's pull. `known` has the digests of blocks that arrived before, by file and block."""
 
-    def __init__(self, root: Path, manifest: Manifest, block: int) -> None:
-        """Touch nothing yet. `block` is how many bytes arrive together: blocks of another size are not known."""
+    def __init__(self, root: Path, manifest: Manifest) -> None:
+        """Touch nothing yet."""
         self._path = _journals(root, manifest.run) / version_folder(manifest.order)
         self._manifest = manifest
-        self._block = block
         self._fd: int | None = None
         self._turn = threading.Lock()
         self.known: dict[tuple[str, int], bytes] = {}
@@ -74,7 +70,7 @@ class PullJournal:
             OSError: the journal cannot be written.
         """
         durable.make_folders(self._path.parent)
-        folders, known = _read(self._path, self._manifest.digest, self._block)
+        folders, known = _read(self._path, self._manifest.digest)
         if folders and (lock := self._taken_up(run.path, folders, target)) is not None:
             self.known = known
             return lock
@@ -108,7 +104,7 @@ class PullJournal:
         return None
 
     def _names(self, folder: Path) -> None:
-        self._write({"digest": self._manifest.digest, "folder": folder.name, "block": self._block})
+        self._write({"digest": self._manifest.digest, "folder": folder.name})
 
     def add(self, file: str, block: int, digest: bytes) -> None:
         """Note that a block is in its file. Called in threads.
@@ -185,14 +181,10 @@ def _of_run(root: Path, run: str) -> Iterator[tuple[Path, str]]:
                 yield folder / name, version_id(run, order)
 
 
-def _read(journal: Path, digest: str | None, size: int = BLOCK) -> tuple[list[str], dict[tuple[str, int], bytes]]:
-    """The folders and blocks that a journal names; none if it is of other contents than `digest` (None: of any).
-
-    Blocks are known that have `size` bytes, as the last line before them says that names a folder.
-    """
+def _read(journal: Path, digest: str | None) -> tuple[list[str], dict[tuple[str, int], bytes]]:
+    """The folders and blocks that a journal names; none if it is of other contents than `digest` (None: of any)."""
     folders: list[str] = []
     known: dict[tuple[str, int], bytes] = {}
-    said = BLOCK
     try:
         lines = read_plain(journal, _MAX_JOURNAL_BYTES).split(b"\n")
     except OSError:
@@ -200,18 +192,13 @@ def _read(journal: Path, digest: str | None, size: int = BLOCK) -> tuple[list[st
     for line in lines:
         with suppress(msgspec.DecodeError, ValueError, TypeError, KeyError):  # half a line, or nothing of ours
             match msgspec.json.decode(line):
-                case {"digest": str(of), "folder": str(name), **rest} if digest in {None, of} and _is_folder(name):
+                case {"digest": str(of), "folder": str(name)} if digest in {None, of} and is_staging(name):
                     folders.append(name)
-                    said = rest.get("block", BLOCK)
-                case [str(file), int(block), str(text)] if len(text) == 32 and said == size:
+                case [str(file), int(block), str(text)] if len(text) == 32:
                     known[file, block] = bytes.fromhex(text)
                 case _:
                     pass
     return folders, known
-
-
-def _is_folder(name: str) -> bool:
-    return _FOLDER.fullmatch(name) is not None
 
 
 def _locked(folder: Path) -> FileLock:
@@ -223,7 +210,7 @@ def _locked(folder: Path) -> FileLock:
     """
     if not stat.S_ISDIR(folder.lstat().st_mode):
         raise NotADirectoryError(f"{folder} is no folder")
-    lock = FileLock(folder / STAGING_LOCK)
+    lock = FileLock(folder / STAGING_LOCK, patience=LOCK_PATIENCE)
     try:
         folder.lstat()
     except OSError:

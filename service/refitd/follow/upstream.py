@@ -1,7 +1,7 @@
 """The port to an upstream: where a follower learns which versions exist, and gets their bytes.
 
 An upstream is another refitd (`hub.py`) or an object store. The follower asks it and is never called by it through this
-port. Nothing that an upstream or a relay delivers is believed: the puller compares all bytes with the manifest's
+port. Nothing that an upstream delivers is believed: the puller compares all bytes with the manifest's
 digests, the manifest with the version's digest, and the catalog validates the version again.
 
 `look` is the truth. `changes` only says "look again", early: it may miss changes, and the follower looks at regular
@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from refitd_client.contract.follow import FollowerReport, ReportAnswer
+from refitd_client.contract.follow import HostReply, HostReport
 from refitd_client.contract.naming import Order
 from refitd_client.contract.states import Kind
 
@@ -23,10 +23,6 @@ class UpstreamError(Exception):
 
 class UnreachableError(UpstreamError):
     """It could not be reached, stalled, cut the connection, or cannot answer now. Asking again later may help."""
-
-
-class NotYetError(UnreachableError):
-    """It pulls that version itself, and has not got to these bytes, or has others give them. Asking again will help."""
 
 
 class GoneError(UpstreamError):
@@ -54,7 +50,7 @@ class UpstreamVersion:
         bytes: of all its files.
         pinned: whether an operator keeps it.
         barred: whether it was rolled back from, so that no engine goes there.
-        allow_missing: whether it may lack tensors of the engines' model, as its publisher said.
+        allow_missing: patterns of the names of tensors that it may lack of the engines' model's, as its publisher said.
         allow_extra: whether it may have tensors that the engines' model lacks.
     """
 
@@ -67,7 +63,7 @@ class UpstreamVersion:
     bytes: int | None = None
     pinned: bool = False
     barred: bool = False
-    allow_missing: bool = False
+    allow_missing: tuple[str, ...] = ()
     allow_extra: bool = False
 
 
@@ -82,7 +78,7 @@ class UpstreamRun:
             an object store. None where there is none yet.
         barred: the ids of others that were rolled back from, and whose files the upstream has no more.
         is_closed: whether the run has ended.
-        is_paused: whether its rollouts are paused, so that no host goes to anything newer.
+        is_paused: whether its updates are paused, so that no host goes to anything newer.
     """
 
     run: str
@@ -104,7 +100,7 @@ class FilePart:
 
 
 class ByteSource(Protocol):
-    """Something that has versions' bytes: an upstream, or a relay."""
+    """Something that has versions' bytes."""
 
     @property
     def name(self) -> str:
@@ -128,15 +124,10 @@ class ByteSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowerIdentity:
-    """What a follower tells of itself: its name, where it can be called (None: nowhere), and its zone ("": none).
-
-    `process` is a random name of this process.
-    """
+    """What a follower tells of itself: its name, and `process`, a random name of this process."""
 
     name: str
     process: str
-    url: str | None = None
-    zone: str = ""
 
 
 class Upstream(ByteSource, Protocol):
@@ -146,32 +137,21 @@ class Upstream(ByteSource, Protocol):
         """The run of this name, or all runs that have not ended."""
         ...
 
-    def changes(self) -> AsyncIterator[None]:
-        """Yield when it may be worth while to look again, until the connection ends or breaks (`UnreachableError`)."""
+    @property
+    def leads(self) -> bool:
+        """Whether its replies say what the hosts that follow it serve."""
+        ...
+
+    def changes(self, name: str) -> AsyncIterator[bool]:
+        """Yield when it may be worth while to look again, until the connection ends or breaks (`UnreachableError`).
+        True: what has changed is what the host of this name is to serve, and a report is worth while.
+        """
         ...
 
     async def manifest(self, version: str) -> bytes:
         """The bytes of a version's manifest, as its publisher wrote it."""
         ...
 
-    @property
-    def knows_blocks(self) -> bool:
-        """Whether it knows digests of blocks of any size."""
-        ...
-
-    async def blocks(self, version: str, file: str, size: int) -> Sequence[bytes] | None:
-        """The digests of a file's blocks of `size` bytes, None where it cannot say.
-
-        Asked for only after a file's digest was wrong, or where blocks are handed on. They are not believed either:
-        those of the manifest's size (`contract/manifest.py`: `BLOCK`), joined, must be the manifest's digest, and the
-        file's bytes must have that digest in any case.
-        """
-        ...
-
-    async def report(self, report: FollowerReport) -> ReportAnswer:
-        """Tell what the follower holds, and lease what it pulls."""
-        ...
-
-    def relay(self, url: str) -> ByteSource | None:
-        """The follower at `url`, to pull from; None where followers of this upstream do not hand on."""
+    async def report(self, report: HostReport) -> HostReply:
+        """Tell what this host is at, and lease what it pulls."""
         ...

@@ -80,7 +80,7 @@ class BeforeLoad:
         self._carriage = carriage
 
     async def check(self, version: VersionRecord, *, in_place: bool = False) -> bool:
-        """As `refitd.rollout.reconciler.FilesCheck`."""
+        """As `refitd.update.reconciler.FilesCheck`."""
         is_copy = version.kind is Kind.DELTA and not in_place
         return await (self._materializer.check(version) if is_copy else self._full(version))
 

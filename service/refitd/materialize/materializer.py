@@ -35,12 +35,12 @@ from refitd.policy.materialize import (
 )
 from refitd.policy.next_action import stays
 from refitd.reclaim.facts import StoreFacts
-from refitd.rollout.targets import Targets
 from refitd.root.outcome import Refused
 from refitd.state.copy import COPY_STAGE, Copy, doubted
 from refitd.state.journal.journal import JournalError
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
+from refitd.update.targets import Targets
 from refitd_client.contract.states import Kind, VersionState
 from refitd_client.contract.wire import Reclaimable
 
@@ -107,7 +107,7 @@ class Materializer:
     """Writes and removes the copies of one root.
 
     Args:
-        store: versions, engines, rollouts.
+        store: versions, engines, updates.
         targets: what engines are to serve, and what they can load.
         facts: what is read by whom.
         folders: the copies on disk.
@@ -219,8 +219,8 @@ class Materializer:
         In a paused run that is what engines go back to: no copy of it is given up for something newer, where no engine
         goes now.
         """
-        rollout = self._store.rollouts.get(run)
-        if rollout is not None and rollout.paused_since is not None:
+        update = self._store.updates.get(run)
+        if update is not None and update.paused_since is not None:
             good = self._targets.of_run(run).last_served
             if not self._lacks_copy(good):
                 return None

@@ -7,11 +7,11 @@ there from the start, at zero, so that `rate()` and `increase()` see the first e
 import asyncio
 import gc
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from refitd.engine.port import Outcome, Stage
 from refitd.problem import Slug as Problem
@@ -20,7 +20,7 @@ from refitd.state.observer import Observer
 from refitd.state.records import NOT_SENT, AttemptRecord
 from refitd.state.version import VersionRecord
 from refitd_client.checkpoint.fault import Code
-from refitd_client.contract.states import DeliveryState, Kind, VersionState
+from refitd_client.contract.states import Kind, VersionState
 from refitd_client.contract.wire import Event
 
 STOP_BUCKETS = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)  # seconds
@@ -126,10 +126,6 @@ class Meters(Observer):
             ["transport"],
             registry=registry,
         )
-        self._deliveries = Counter(
-            "refitd_deliveries", "Webhooks that are over, by how they ended", ["outcome"], registry=registry
-        )
-        self._waiting = Gauge("refitd_deliveries_waiting", "Webhooks that no receiver has taken yet", registry=registry)
         self._handed_out = Counter(
             "refitd_handed_out_bytes", "Bytes of versions' files that were sent to followers", registry=registry
         )
@@ -148,9 +144,6 @@ class Meters(Observer):
             self._errors.labels("version", reason)
         for problem in Problem:
             self._errors.labels("api", problem.slug)
-        for state in DeliveryState:
-            if state is not DeliveryState.WAITING:
-                self._deliveries.labels(_word(state.value))
         for kind in (
             Kind.FULL,
             Kind.DELTA,
@@ -196,14 +189,6 @@ class Meters(Observer):
         """Count a version that was served for the first time, so many milliseconds after its first sight."""
         self._updates.observe(milliseconds / 1000)
         self._by_transport.labels(version.transport).observe(milliseconds / 1000)
-
-    def delivery_ended(self, state: DeliveryState) -> None:
-        """Count a webhook that was taken or given up."""
-        self._deliveries.labels(_word(state.value)).inc()
-
-    def count_waiting(self, waiting: Callable[[], int]) -> None:
-        """Read the number of webhooks that wait from `waiting`."""
-        self._waiting.set_function(waiting)
 
     def handed_out(self, count: int) -> None:
         """Count bytes of a version's files that a follower gets."""

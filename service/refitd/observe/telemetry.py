@@ -13,56 +13,49 @@ from refitd.clock import Clock
 from refitd.observe.meters import Meters, Stops
 from refitd.root.ownership import StartRefusedError
 from refitd.state.observer import Observer
-from refitd.state.records import RolloutRecord
+from refitd.state.records import UpdateRecord
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import installed_release
-from refitd_client.contract.states import RolloutState
+from refitd_client.contract.states import UpdateState
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
     from refitd.observe.traces import Traces
 
-_THROUGH = frozenset({RolloutState.COMPLETE, RolloutState.DEGRADED})
+_THROUGH = frozenset({UpdateState.COMPLETE, UpdateState.DEGRADED})
 
 
 class Unserved(Observer):
     """For how long the engines of each run have not been where they should be.
 
-    The newest rollout's age would not do: where a trainer is faster than its engines, each rollout is superseded before
-    it is old, and nothing is ever served. So the clock runs from the first rollout after the last one that was through.
-    A paused rollout does not count: it waits for an operator. A run that no engine follows counts from when one does
+    The newest update's age would not do: where a trainer is faster than its engines, each update is superseded before
+    it is old, and nothing is ever served. So the clock runs from the first update after the last one that was through.
+    A paused update does not count: it waits for an operator. A run that no engine follows counts from when one does
     (`followed_since`).
     """
 
-    def __init__(
-        self, clock: Clock, followed_since: Mapping[str, float], rollouts: Iterable[RolloutRecord] = ()
-    ) -> None:
-        """Begin with the journal's rollouts: those that were under way at the last stop count from now."""
+    def __init__(self, clock: Clock, followed_since: Mapping[str, float], updates: Iterable[UpdateRecord] = ()) -> None:
+        """Begin with the journal's updates: those that were under way at the last stop count from now."""
         self._clock = clock
         self._followed_since = followed_since
         self._since: dict[str, float] = {}
-        for rollout in rollouts:
-            self.rollout_changed(rollout)
+        for update in updates:
+            self.update_changed(update)
 
-    def rollout_changed(self, rollout: RolloutRecord) -> None:
+    def update_changed(self, update: UpdateRecord) -> None:
         """See `Observer`."""
-        if rollout.state in _THROUGH or rollout.paused_since is not None:
-            self._since.pop(rollout.run, None)
+        if update.state in _THROUGH or update.paused_since is not None:
+            self._since.pop(update.run, None)
         else:
-            self._since.setdefault(rollout.run, self._clock.monotonic())
+            self._since.setdefault(update.run, self._clock.monotonic())
 
     def seconds(self, run: str) -> float:
         """Return the seconds for which a run's engines have not arrived; 0 where they have, or are paused."""
-        if run not in self.runs:
+        if run not in self._since or run not in self._followed_since:
             return 0.0
         return self._clock.monotonic() - max(self._since[run], self._followed_since[run])
-
-    @property
-    def runs(self) -> list[str]:
-        """The runs whose engines have not arrived."""
-        return [run for run in self._since if run in self._followed_since]
 
 
 @contextmanager
@@ -104,13 +97,13 @@ class Telemetry:
     """Listens to a store from here on. `registry` is what /metrics shows; with a tracer, versions are traced."""
 
     def __init__(self, store: Store, tracer: "Tracer | None" = None) -> None:
-        """Begin at zero, but for the rollouts that are under way."""
+        """Begin at zero, but for the updates that are under way."""
         self.registry = CollectorRegistry(auto_describe=False)
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
         self.meters = Meters(self.registry)
         self.stops = Stops(self.registry)
-        self.unserved = Unserved(store.clock, store.runs.followed_since, store.rollouts.values())
+        self.unserved = Unserved(store.clock, store.runs.followed_since, store.updates.values())
         store.observe(self.meters, self.unserved, _FirstServed(store, self.meters))
         self._traces: Traces | None = None
         if tracer is not None:

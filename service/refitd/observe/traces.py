@@ -20,13 +20,13 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from refitd.engine.port import Outcome, Stage
 from refitd.state.copy import COPY_STAGE
 from refitd.state.observer import Observer
-from refitd.state.records import AttemptRecord, RolloutRecord
+from refitd.state.records import AttemptRecord, UpdateRecord
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
-from refitd_client.contract.states import RolloutState, VersionState
+from refitd_client.contract.states import UpdateState, VersionState
 
 _OVER = frozenset({VersionState.REJECTED, VersionState.LOST, VersionState.RETIRED, VersionState.DELETED})
-_PASSED_OVER = frozenset({RolloutState.SUPERSEDED, RolloutState.ABORTED, RolloutState.ROLLED_BACK})
+_PASSED_OVER = frozenset({UpdateState.SUPERSEDED, UpdateState.ABORTED, UpdateState.ROLLED_BACK})
 _STAGES = {Stage.LOAD: "load-weights"}  # beside refitd.load, which is all of it
 _MS = 1_000_000  # nanoseconds
 
@@ -103,14 +103,14 @@ class Traces(Observer):
         self._loads.clear()
         self._seen.clear()
 
-    def rollout_changed(self, rollout: RolloutRecord) -> None:
+    def update_changed(self, update: UpdateRecord) -> None:
         """See `Observer`."""
-        seen = self._seen.get(rollout.version)
+        seen = self._seen.get(update.version)
         if seen is None or seen.span is None:
             return
-        seen.span.add_event(f"rollout {rollout.state.value}", {"refitd.rollout": rollout.number})
-        if rollout.state in _PASSED_OVER:
-            seen.span.set_attribute("refitd.outcome", rollout.state.value.lower())
+        seen.span.add_event(f"update {update.state.value}", {"refitd.update": update.number})
+        if update.state in _PASSED_OVER:
+            seen.span.set_attribute("refitd.outcome", update.state.value.lower())
             seen.span.end()
             seen.span = None
 

@@ -13,8 +13,9 @@ it came later.
 `settle` says whether a checkpoint is still being written: looks over time in, one decision out. refitd's own publisher
 renames a complete directory into place, so a manifest means complete. A checkpoint that another program writes has no
 such moment: it counts as complete when headers, index and files agree and nothing has changed for `settle` seconds. One
-that disagrees is still being written, until it has not changed for `timeout` seconds. Where its trainer is known to
-write a certain file last, the service waits for that file without a limit: its absence is no fault.
+that disagrees is still being written, until it has not changed for `timeout` seconds. So is one with a hole, as a file
+that was made in full size and is filled later; one that ends in zeros is waited for longer. Where its trainer is known
+to write a certain file last, the service waits for that file without a limit: its absence is no fault.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,6 +34,8 @@ MAX_ENTRIES = 64
 MAX_CHARACTERS = 16 * 2**10
 LIMITS = f"{MAX_ENTRIES} entries and {MAX_CHARACTERS} characters"
 _FILES_GONE = frozenset({VersionState.RETIRED, VersionState.DELETED})
+_ZEROS = 10  # times as long a folder is waited for whose last bytes may not have been written yet
+_SAY_SO = "its trainer says that it is (POST /v1/versions), or 'refitd publish' publishes it"
 _ABANDONED_SECONDS = 10.0  # between two looks at a folder that has stopped changing
 
 # Faults of a checkpoint that may just not have been written to its end.
@@ -99,9 +102,8 @@ def admit(notice: Notice, seen: SeenFolder, known: VersionRecord | None) -> New 
     if known.state is VersionState.DELETED and seen.there:
         return NoticeConflict(f"{step} was served or passed over, and collected; its files are there again: {advice}")
     is_other = notice.digest is not None and known.digest is not None and notice.digest != known.digest
-    differs = known.signature is not None and known.signature != seen.signature
-    if known.digest is not None and seen.digest is not None:
-        differs = known.digest != seen.digest
+    # Without a manifest another look says nothing of the bytes: the files are read again (catalog/checks.py).
+    differs = None not in {known.digest, seen.digest} and known.digest != seen.digest
     if is_other or (known.state not in _FILES_GONE and differs):
         return NoticeConflict(f"the files of {step} are not those that were published first: {advice}")
     return _other_digest(notice, seen) or Same(known)
@@ -133,13 +135,14 @@ def completed(noticed: dict[str, str], published: Mapping[str, str]) -> dict[str
 class FolderLook:
     """One look at a checkpoint. `fault` says what does not agree yet, None where all does. `final`: do not wait.
 
-    `awaits` is what its trainer writes last and has not written yet.
+    `awaits` is what its trainer writes last and has not written yet. `zeros` names a file that ends in zeros.
     """
 
     signature: str
     final: bool
     fault: str | None
     awaits: str | None = None
+    zeros: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,11 +181,15 @@ def look_of(structure: Structure, *, noticed: bool) -> FolderLook:
     # Where a marker is written last, all is written when it is there; on some file systems the rest shows later.
     said = noticed or (foreign is not None and foreign.marker is not None and structure.awaits is None)
     proof = fault is not None and fault.code not in _MAY_HEAL
+    reason, hole = None if fault is None else fault.reason, None if said else structure.hole
+    # What is stored through a mapping changes no time on a tmpfs; but pages come, and zeros go.
+    seen = (structure.signature, sum(file.blocks for file in structure.files.values()), structure.zeros)
     return FolderLook(
-        signature=structure.signature,
+        signature=structure.signature if structure.has_manifest else repr(seen),
         final=structure.has_manifest or (said and proof) or (said and not noticed and fault is None),
-        fault=None if fault is None else fault.reason,
+        fault=f"{hole}, as one that is not written to its end: {_SAY_SO}" if reason is None and hole else reason,
         awaits=None if noticed else structure.awaits,
+        zeros=None if noticed else structure.zeros,
     )
 
 
@@ -200,13 +207,12 @@ def settle(
             memory, now + min(max(quiet, 0.1), 1.0 if quiet < timeout else _ABANDONED_SECONDS), look.awaits
         )
     if look.fault is None:
-        if quiet >= settle_for:
+        needed = settle_for * (1 if look.zeros is None else _ZEROS)
+        if quiet >= needed:
             return Complete()
-        return StillWritten(
-            memory,
-            memory.since + settle_for,
-            f"has no manifest: complete when nothing has changed for {settle_for:g} s",
-        )
+        why = "has no manifest" if look.zeros is None else f"{look.zeros} ends in zeros, and there is no manifest"
+        reason = f"{why}: complete when nothing has changed for {needed:g} s"
+        return StillWritten(memory, min(memory.since + needed, now + settle_for), reason)
     if quiet >= timeout:
         return NeverSettles(f"{look.fault}, and nothing has changed for {timeout:g} s")
     ends = f"rejected when nothing has changed for {timeout:g} s"

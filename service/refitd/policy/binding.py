@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from refitd.state.records import EngineRecord
+from refitd.text import listed
 from refitd_client.contract.states import EngineState
 
 
@@ -29,11 +30,6 @@ class EngineWriter(Protocol):
 
 
 _STANDS = frozenset({EngineState.IN_SYNC, EngineState.BEHIND, EngineState.NACKED})
-_ASK_FOR_THEM = (
-    "a publisher with engines='mine' ('refitd publish --engines mine') takes those of no run and of closed runs "
-    "('refitd runs close RUN')"
-)
-_NONE_FREE = "no engine is free: each follows a run that is not closed ('refitd runs close RUN', if one has ended)"
 _NAMED = 3  # engines that a sentence names; the others it counts
 
 
@@ -78,9 +74,9 @@ def how_to_bring(engines: Sequence[EngineRecord], run: str, closed: Collection[s
         return f"'refitd engines add URL --run {run}' adds an engine"
     free = sorted(free_engines(engines, closed), key=lambda engine: engine.id)
     kept = sorted((each for each in engines if each not in free), key=lambda engine: engine.id)
-    first, *_ = listed = [*free, *kept]
-    named = ", ".join(f"{e.id} (follows {'no run' if e.run is None else e.run})" for e in listed[:_NAMED])
-    more = f" and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
+    first, *_ = both = [*free, *kept]
+    named = ", ".join(f"{e.id} (follows {'no run' if e.run is None else e.run})" for e in both[:_NAMED])
+    more = f" and {len(both) - _NAMED} more" if len(both) > _NAMED else ""
     command = f"refitd engines move {first.id} --run {run}" + ("" if free else " --yes")
     told, there = f"'{command}' brings an engine here", f"there are {named}{more}"
     if not kept:
@@ -118,34 +114,28 @@ def why_unbound(runs: Collection[str]) -> str:
     )
 
 
-def why_not_followed(
-    engines: Sequence[EngineRecord],
-    run: str,
-    follow: Collection[str | None],
-    *,
-    runs: Collection[str],
-    closed: Collection[str],
-    mine: bool,
-) -> str:
-    """Why a run's notice is refused, and how to bring engines to the run.
+def why_not_followed(engines: Sequence[EngineRecord], run: str, *, closed: Collection[str], mine: bool) -> str:
+    """Why a run's notice is refused, and the one thing to do.
 
     Args:
         engines: all engines.
         run: the run, which none of them follows.
-        follow: what they follow, None for those that follow no run of several.
-        runs: the runs that are not closed, with this one.
         closed: the runs that are closed.
         mine: the notice has asked for the engines that are free, and there are none.
     """
-    why = [f"no engine follows run {run}"]
-    if bound := sorted(other for other in follow if other is not None):
-        why.append(f"engines follow {', '.join(f'{each} (closed)' if each in closed else each for each in bound)}")
-    if None in follow:
-        why.append(f"engines that are bound to no run follow none of several ({', '.join(sorted(runs))})")
-    why.append(_NONE_FREE if mine else _ASK_FOR_THEM)  # first what the trainer can do, then the operator
-    why.append(how_to_bring(engines, run, closed))
-    why.append(f"or bind engines to it in the engines file, or all of them by 'refitd serve --run {run}'")
-    return "; ".join(why)
+    if not engines:
+        return f"no engine follows run {run}: 'refitd engines add URL --run {run}' adds one"
+    if free := free_engines(engines, closed):
+        ids = listed(sorted(engine.id for engine in free))
+        return (
+            f"no engine follows run {run}: publish with engines='mine' ('refitd publish --engines mine') to take {ids}"
+        )
+    first = min(engines, key=lambda engine: engine.id)
+    if mine:
+        why = f"no engine is free for run {run}: each follows a run that is not closed"
+        return f"{why}. If run {first.run} has ended, say 'refitd runs close {first.run}'"
+    move_one = f"'refitd engines move {first.id} --run {run} --yes' brings {first.id} here"
+    return f"no engine follows run {run}: {move_one} from run {first.run}"
 
 
 def free_engines(engines: Iterable[EngineRecord], closed: Collection[str]) -> list[EngineRecord]:

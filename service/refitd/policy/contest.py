@@ -72,7 +72,8 @@ def changed(before: EngineRecord, engine: EngineRecord, seen: Reached, path: str
         now: of the monotonic clock, in seconds.
     """
     cause, was = cause_of(before, seen), before.serving or before.model_path
-    engine = replace(engine, serving=None, beneath=None, wants_full=False, failures=0)
+    kept = "" if cause is Cause.ANOTHER_WRITER else None
+    engine = replace(engine, serving=None, beneath=None, wants_full=False, failures=0, kept=kept)
     serves = f"serves {seen.model_path} as {seen.weight_version!r} and no longer {was}"
     if seen.pulls:
         reason = f"not all of the host's engines are proved to serve {was} any more"

@@ -1,7 +1,7 @@
 """What a run's engines are to serve, and how far each of them may go now. Pure: records in, goals out.
 
 The newest wins, by (generation, step) and never by clocks. A version that was rolled back from is barred; newer ones
-roll out as usual. A step of an older generation is never newer than one of the current, whenever it was written.
+are loaded as usual. A step of an older generation is never newer than one of the current, whenever it was written.
 
 Engines load full versions as they are, and deltas where a copy holds them. A delta that no copy can hold is skipped:
 engines stay on what they have until another version comes.
@@ -22,7 +22,7 @@ from refitd.engine.port import Outcome
 from refitd.policy.chain import Versions, is_past, step_in_place
 from refitd.policy.next_action import Goals
 from refitd.policy.strategy import Strategy, StrategyName, finished_first, has_given_up, released
-from refitd.state.records import EngineRecord, RolloutRecord
+from refitd.state.records import EngineRecord, UpdateRecord
 from refitd.state.version import VersionRecord
 from refitd_client.contract.states import EngineState, Kind, VersionState
 
@@ -142,6 +142,30 @@ def to_bar(versions: Sequence[VersionRecord], goal: VersionRecord) -> list[Versi
     return [version for version in versions if version.order > goal.order and not version.barred]
 
 
+def passed_over(versions: Iterable[VersionRecord], target: VersionRecord | None) -> VersionRecord | None:
+    """The newest good version that appeared after a later step of its generation, which is the target still; None where
+    there is none. A training may have begun again, or somebody has copied an old step: only an operator knows.
+
+    Args:
+        versions: those of a run.
+        target: what its engines are to serve.
+    """
+    known = list(versions)
+    newest = max(known, key=lambda version: version.order, default=None)
+    if target is None or newest is None:
+        return None
+    asked = (v for v in known if v.after == newest.id and v.state is VersionState.SEALED and not v.barred)
+    late = (version for version in asked if version.served_at is None and version.order < target.order)
+    return max(late, key=lambda version: version.order, default=None)
+
+
+def question_about(version: VersionRecord, target: VersionRecord) -> str:
+    """What an operator is asked about a version that is passed over so, as a sentence without its end."""
+    late = f"step {version.order.step:,} appeared after step {target.order.step:,}, which stays the target"
+    command = f"'refitd rollback {version.run} --to {version.id}'"
+    return f"{late}: if a new training began, {command} goes there; if not, move {version.path} away"
+
+
 def skipped_between(
     versions: Iterable[VersionRecord], serving: VersionRecord | None, target: VersionRecord
 ) -> list[VersionRecord]:
@@ -161,7 +185,7 @@ _SERVES = frozenset({EngineState.IN_SYNC, EngineState.BEHIND, EngineState.NACKED
 
 def goals_of_run(
     strategy: Strategy,
-    rollout: RolloutRecord | None,
+    update: UpdateRecord | None,
     versions: Sequence[VersionRecord],
     engines: Sequence[EngineRecord],
     carriage: LoadableDeltas = NOTHING,
@@ -170,13 +194,13 @@ def goals_of_run(
 
     Args:
         strategy: how versions go to the engines of a run.
-        rollout: the run's newest rollout.
+        update: the run's newest update.
         versions: the run's, newest first.
         engines: those that follow the run.
         carriage: which deltas a copy holds.
     """
-    finish = finished_first(strategy, rollout, engines)
     held = {engine.serving for engine in engines if engine.known and engine.serving is not None}
+    finish = _in_progress(finished_first(strategy, update, engines), versions, held)
     return Goals(
         target=choose_target(versions, finish, held, carriage),
         wanted=wanted(versions, finish, carriage),
@@ -187,36 +211,56 @@ def goals_of_run(
     )
 
 
+_HELD = frozenset({VersionState.SEALED, VersionState.LOST})
+
+
+def _in_progress(finish: str | None, versions: Sequence[VersionRecord], held: Collection[str]) -> str | None:
+    """The version that is finished first; None where an engine serves a newer good one.
+
+    No engine goes back to an older version, so that would never end. It comes about where a journal that was lost is
+    rebuilt (engines that were restarted are brought to what is validated first), and where files are lost while they
+    are loaded.
+    """
+    for version in versions:  # the newest first
+        if version.id == finish:
+            return finish
+        if version.id in held and version.state in _HELD and not version.barred:
+            return None
+    return finish
+
+
 def goals_of_engine(
     goals: Goals,
     engine: EngineRecord,
     strategy: Strategy,
-    rollout: RolloutRecord | None,
+    update: UpdateRecord | None,
     engines: Sequence[EngineRecord],
+    of_others: VersionRecord | None = None,
 ) -> Goals:
     """The goals of one engine: its run's, or no further than the last good version.
 
     That is so while it is not its turn, once it has given a version up, and while an operator has paused the run's
-    rollouts: engines that serve go on serving, and those that were restarted or broke get the last good version.
+    updates: engines that serve go on serving, and those that were restarted or broke get the last good version.
 
     Args:
         goals: the run's.
         engine: the engine.
         strategy: how versions go to the engines of a run.
-        rollout: the run's newest rollout.
+        update: the run's newest update.
         engines: all engines of the run.
+        of_others: where engines can be brought now that wait for a copy of the target.
     """
     if goals.target is None:
         return goals
     waits = replace(goals, loadable=goals.last_good, ordered=goals.ordered and goals.last_good == goals.target)
-    if rollout is not None and rollout.paused_since is not None and not engine.serves_newer_than(goals.target):
+    if update is not None and update.paused_since is not None and not engine.serves_newer_than(goals.target):
         return waits
     if goals.loadable is not None and goals.last_good is not None and has_given_up(engine, goals.loadable):
         return waits
     if strategy.name is StrategyName.ALL:
         return goals  # as `released` says, without a look at a thousand engines for each of them
     is_unchecked = strategy.name is StrategyName.CANARY and goals.loadable not in (goals.target, goals.last_good)
-    if not is_unchecked and engine.id in released(strategy, goals.target, rollout, engines, goals.loadable):
+    if not is_unchecked and engine.id in released(strategy, goals.target, update, engines, goals.loadable, of_others):
         return goals
     return waits  # where the target's files are lost, no canary went before
 
@@ -296,7 +340,7 @@ def looks_ahead(
         version: the version without a verdict.
         versions: all versions, by id.
         strategy: how versions go to the engines of a run.
-        paused: whether the run's rollouts are paused.
+        paused: whether the run's updates are paused.
     """
     if strategy.name is not StrategyName.ALL or paused:
         return False
@@ -320,21 +364,18 @@ class PendingOffer:
         return replace(self, waiting=self.waiting - {engine})
 
 
-def takers(
-    strategy: Strategy, engines: Iterable[EngineRecord], version: VersionRecord, *, paused: bool
-) -> frozenset[str]:
+def takers(strategy: Strategy, engines: Iterable[EngineRecord], *, paused: bool) -> frozenset[str]:
     """The ids of the engines that an offer is for. Where engines go one after the other all wait for the files: the
     trainer does not wait for a canary's check, nor for an operator.
 
     Args:
         strategy: how versions go to the engines of a run.
         engines: those of the run.
-        version: what is offered.
-        paused: whether the run's rollouts are paused.
+        paused: whether the run's updates are paused.
     """
     if strategy.name is not StrategyName.ALL or paused:
         return frozenset()
-    return frozenset(engine.id for engine in engines if _can_take(engine, version))
+    return frozenset(engine.id for engine in engines if _can_take(engine))
 
 
 def offered_to(
@@ -349,13 +390,12 @@ def offered_to(
         versions: all versions, by id.
     """
     version = None if offer is None else versions.get(offer.version)
-    if offer is None or version is None or engine.id not in offer.waiting or not _can_take(engine, version):
+    if offer is None or version is None or engine.id not in offer.waiting or not _can_take(engine):
         return None
     if not version.state.is_open or version.barred:
         return None
     return None if is_past(engine, version, versions) else offer
 
 
-def _can_take(engine: EngineRecord, version: VersionRecord) -> bool:
-    takes = engine.takes_offers or (version.is_sent and engine.stock_receiver is not None)
-    return takes and engine.known and engine.state not in _AWAY
+def _can_take(engine: EngineRecord) -> bool:
+    return engine.takes_offers and engine.known and engine.state not in _AWAY

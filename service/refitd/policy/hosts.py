@@ -8,16 +8,17 @@ that are made of the same.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from hashlib import blake2b
 
 from refitd.engine.fingerprints import ANSWERED, BY_HOST, names_of_means
 from refitd.policy.served import is_proven
-from refitd.state.records import EngineRecord, HostLead, RolloutRecord
+from refitd.state.records import EngineRecord, HostLead, UpdateRecord
 from refitd.state.version import VersionRecord
 from refitd.text import size_of
-from refitd_client.contract.follow import HostOrder
+from refitd_client.contract.follow import Following, HostReply
 from refitd_client.contract.hosts import MAX_HOST_ENGINES, HostEngine, HostEngines, OrderState
+from refitd_client.contract.naming import parse_version_id, version_id
 from refitd_client.contract.states import EngineState, VersionState
 
 _AWAY = frozenset({EngineState.UNREACHABLE})
@@ -25,48 +26,81 @@ _BUSY = frozenset({EngineState.PROBING, EngineState.UPDATING, EngineState.VERIFY
 _FAILED = frozenset({"NACK", "TAINTED"})
 _CALM = frozenset({EngineState.IN_SYNC, EngineState.UPDATING, EngineState.VERIFYING})
 _LONGEST = 300  # characters of a reason
+_OBEYED = "'refitd rollback {run} --to {to}' at the hub has hosts obey it"
 
 
-def refusal_of(order: HostOrder, known: HostLead, expected: str, upstream: str) -> str | None:
-    """Why an order is not obeyed, in a sentence; None where it is.
-
-    Args:
-        order: what was ordered.
-        known: the lead of the last order that was obeyed.
-        expected: the name of the hub that this host follows, "" where it has not said it yet.
-        upstream: what sentences call that hub.
-    """
-    by = _origin(order)
-    if expected and order.leader and order.leader != expected:
-        return f"{by}, and this host follows {upstream}: take it out of the other service's engines"
-    if order.leader in {"", known.leader} and order.fence < known.fence:
-        newest = known.told_by or "another service"
-        return f"{by}, by its epoch {order.fence}; {newest} leads with epoch {known.fence}, and older leads are over"
-    return None
-
-
-def _origin(order: HostOrder) -> str:
-    return f"the order to serve {order.version or 'nothing'} comes from {order.told_by or 'a service without a name'}"
-
-
-def is_late(order: HostOrder, known: HostLead) -> bool:
-    """Whether another order was obeyed since this one was made. `known` is the lead of the last that was obeyed."""
-    return order.after is not None and order.after != known.orders
-
-
-def overtaken(order: HostOrder, known: HostLead, *, is_desired: bool) -> str | None:
-    """Why an order comes too late to be obeyed, in a sentence; None where it does not.
+def refusal_of(reply: HostReply, known: HostLead, upstream: str) -> str | None:
+    """Why a reply of a hub is not obeyed, in a sentence; None where it is.
 
     Args:
-        order: what was ordered.
-        known: the lead of the last order that was obeyed.
-        is_desired: whether that was an order to serve the same; one that is repeated is no fault, if nothing is to be
-            loaded again.
+        reply: of the hub.
+        known: the lead that was obeyed last.
+        upstream: what sentences call the hub.
     """
-    if not is_late(order, known) or (is_desired and not order.again):
+    newest = known.heard.get(reply.leader, 0)
+    if reply.epoch >= newest:
         return None
-    made = f"it was made when {order.after} had been obeyed here, and now {known.orders} have"
-    return f"{_origin(order)}, and another order came in between: {made}"
+    who = (known.told_by if reply.leader == known.leader else "") or "another service"
+    since = f"{who} has led with epoch {newest} since: engines stay on what that has said"
+    obeyed = _OBEYED.format(run="RUN", to="ID")
+    return f"{reply.told_by or upstream} leads with epoch {reply.epoch}; {since}; {obeyed}"
+
+
+def why_not_served(
+    wanted: str, here: VersionRecord | None, stands: Collection[str | None], *, knows: str | None, digest: str | None
+) -> str | None:
+    """Why this host does not go to a version that an upstream wants, as the end of a sentence about the upstream; None
+    where it goes.
+
+    An upstream that was restored from a backup, or whose root was emptied, wants what it still knows. A host goes back
+    from nothing that its upstream does not know, and takes no other version for one that has its name.
+
+    Args:
+        wanted: the version's id.
+        here: what this host knows of it.
+        stands: the ids of what engines here serve, or were to serve.
+        knows: the id of the newest version that the upstream knows, "" for none; None where it may go back, as a store.
+        digest: of the version, as the upstream has it; None where it does not say.
+    """
+    other = None if here is None or here.state is not VersionState.SEALED else here.digest
+    if other is not None and digest is not None and other != digest:
+        return (
+            f"has another {wanted} than this host, of the same name: engines do not go there. Publish under another "
+            "run's name, or empty this host's root while its service is stopped"
+        )
+    goal, limit = parse_version_id(wanted), parse_version_id(knows or "")
+    if goal is None or knows is None:
+        return None
+    run, order = goal
+    newest = max((at[1] for at in map(parse_version_id, filter(None, stands)) if at and at[0] == run), default=order)
+    if newest <= order or (limit is not None and limit[1] >= newest):
+        return None
+    return (
+        f"wants {wanted}, and does not know {version_id(run, newest)}, as after a loss of what it knew: engines stay "
+        f"there; {_OBEYED.format(run=run, to=wanted)}"
+    )
+
+
+def not_known(
+    run: str, told: Iterable[Following], known: str | None, leader: tuple[str, int]
+) -> dict[str, tuple[str, int]]:
+    """What hosts have that their hub does not know, as `RunRecord.left`.
+
+    Args:
+        run: of which versions are meant.
+        told: what hosts say of themselves.
+        known: the id of the newest version that the hub knows.
+        leader: the hub's name, and its epoch.
+    """
+    newest, found = parse_version_id(known or ""), dict[str, tuple[str, int]]()
+    for host in told:
+        ids = (id_ for id_ in (host.desired, host.ordered, host.serves) if id_ is not None)
+        orders = [at[1] for at in map(parse_version_id, ids) if at is not None and at[0] == run]
+        order = max((each for each in orders if newest is None or each > newest[1]), default=None)
+        epoch = host.fence if (host.leader, host.fence) > leader and host.leader == leader[0] else 0
+        if order is not None or epoch:
+            found[host.follower] = "" if order is None else version_id(run, order), epoch
+    return found
 
 
 def order_state(
@@ -88,7 +122,7 @@ def order_state(
         engines: those of the run.
         quorum: engines that must serve a version before it counts as served.
         refused: why it cannot be pulled, None where it can.
-        paused: why engines go to nothing newer, a sentence (`why_it_waits`); None while rollouts of the run go on.
+        paused: why engines go to nothing newer, a sentence (`why_it_waits`); None while updates of the run go on.
     """
     if here is not None and any(engine.serves_newer_than(here) for engine in engines):
         paused = None
@@ -109,17 +143,17 @@ def order_state(
     return state, (paused or why) if state is OrderState.COMES else why
 
 
-def why_it_waits(rollout: RolloutRecord | None) -> str | None:
+def why_it_waits(update: UpdateRecord | None) -> str | None:
     """What a host whose run is paused there tells its hub, where the reader is: who and where it is resumed. None where
     it is not paused.
 
     Args:
-        rollout: the run's newest rollout on the host.
+        update: the run's newest update on the host.
     """
-    if rollout is None or rollout.paused_since is None:
+    if update is None or update.paused_since is None:
         return None
-    run, since = rollout.run, rollout.paused_since
-    return f"rollouts of {run} are paused on that host since {since}: refitd resume {run} there"
+    run, since = update.run, update.paused_since
+    return f"updates of {run} are paused on that host since {since}: refitd resume {run} there"
 
 
 def _of_engines(desired: str, engines: Sequence[EngineRecord]) -> tuple[OrderState, str | None]:

@@ -2,13 +2,16 @@
 
 The rules, the strongest first. A version that no rule keeps is dropped.
 
-    1  A listing that failed or is empty keeps everything: a vanished mount must not look like a reason to delete. So
-       does a journal that is being rebuilt: what the lost one knew of readers is not known.
-    2  Versions without a verdict yet (ANNOUNCED, SETTLING, VALIDATING, UNKNOWN) stay, and those not under the root.
+    1  A listing that failed or is empty keeps everything: a vanished mount must not look like a reason to delete. An
+       empty one does not where all that is known is RETIRED: it is what a kill leaves right before the end. A journal
+       that is being rebuilt keeps everything: what the lost one knew of readers is not known.
+    2  Versions without a verdict yet (ANNOUNCED, SETTLING, VALIDATING, UNKNOWN) stay, those whose files are read again,
+       and those not under the root.
        A trainer's own folder (`refitd_client/validation/conventions.py`) stays as long as its trainer leaves it there.
        Of a closed run an UNKNOWN one goes, unless it is newer than all that are good or UNKNOWN: it may be all that is
        left of a training that no engine followed.
-    3  A lease or a pin keeps. The last good version of a run has a lease. The newest SEALED of a run keeps itself.
+    3  A lease or a pin keeps. The last good version of a run has a lease. The newest SEALED of a run keeps itself. Of a
+       closed run that no engine follows it has no lease, and the budget may take it.
     4  The newest `last` SEALED of a run, and those whose step divides by `every`, stay, unless the run was restarted
        at or before their step: the newer generation replaces them. What was rolled back from does not count among the
        newest. What a rollback would go to stays as well, however many unserved versions came after it; not with
@@ -17,7 +20,8 @@ The rules, the strongest first. A version that no rule keeps is dropped.
        version's stays for good (`policy/holdings.py`).
     6  What a kept version needs stays with it: the base of a delta, and whatever has its folder in, around or on it.
     7  Over the disk budget, what only 4 and 5 keep goes, until the rest fits: first evidence, then every Nth, then the
-       last ones, each oldest first, then what a rollback would go to, of runs that no engine follows before the others.
+       last ones, each oldest first, then the newest of closed runs that no engine follows, then what a rollback would
+       go to, of runs that no engine follows before the others.
        The newest piece of evidence of each run is the last evidence to go. What a rollback would go to stays while a
        version of its run is ANNOUNCED, SETTLING or VALIDATING: that one may turn out bad, and goes itself then. Of a
        run that engines follow it never goes for the bytes of versions without a verdict, of whatever run: they may be
@@ -87,6 +91,7 @@ class _Rank(IntEnum):
     NEWEST_EVIDENCE = auto()
     EVERY = auto()
     LAST = auto()
+    CLOSED = auto()
     UNFOLLOWED_ROLLBACK = auto()
     ROLLBACK = auto()
 
@@ -147,19 +152,23 @@ def keep(
         closed: the runs that have ended.
         followed: the runs that engines follow.
     """
-    if (doubt := _doubt(listing)) is not None:
+    if (doubt := _doubt(listing, versions)) is not None:
         return [KeepVerdict(version, keep=True, reasons=(doubt,)) for version in versions]
     weights = weigh(versions, {}, rules.spares) if weights is None else weights
     there = {found.path for found in listing.found} if isinstance(listing, Listing) else set[str]()
     ended = _ended(versions, closed, there)
     unproven = _unproven(versions, weights, ended)
     proven = [version for version in versions if version.id not in unproven]
+    left = set(closed) - set(followed)
     firm = _firm(versions, leases, unproven, closed, ended)
+    for newest, reason in _newest(versions):
+        if newest.run not in left:
+            firm.setdefault(newest.id, []).append(reason)
     for version in versions:
         if version.path in there and rules.spares(version):
             firm.setdefault(version.id, []).append(SPARED)
     wishes = sorted(
-        [*_evidence(proven, rules, ages), *_wishes(proven, rules, closed, followed)],
+        [*_evidence(proven, rules, ages), *_wishes(proven, rules, closed, followed, left)],
         key=lambda wish: (wish.rank, wish.record.order, wish.record.run),
     )
     awaited = {version.run for version in versions if version.state in _AWAITED}
@@ -181,13 +190,13 @@ def keep(
     return verdicts
 
 
-def _doubt(listing: Listing | ListingFailed | Withheld) -> str | None:
+def _doubt(listing: Listing | ListingFailed | Withheld, versions: Sequence[VersionRecord]) -> str | None:
     match listing:
         case Withheld(reason):
             return f"{reason}: nothing is deleted"
         case ListingFailed(reason):
             return f"the root could not be listed ({reason}): nothing is deleted"
-        case Listing() if not listing.found:
+        case Listing() if not listing.found and any(v.state is not VersionState.RETIRED for v in versions):
             return "the listing of the root is empty: it may be unmounted, so nothing is deleted"
         case Listing():
             return None
@@ -216,13 +225,16 @@ def _firm(
             reasons.append(f"its path {version.path!r} is not under the root: only what lies there is ever deleted")
         if reasons:
             firm[version.id] = reasons
+    return firm
+
+
+def _newest(versions: Sequence[VersionRecord]) -> Iterator[tuple[VersionRecord, str]]:
     for _, group in _by_run(version for version in versions if version.state is VersionState.SEALED):
         newest = group[0]
         reason = f"newest good version of run {newest.run}"
         if newest.barred:
             reason = f"newest version on disk of run {newest.run}, though {newest.why_barred}"
-        firm.setdefault(newest.id, []).append(reason)
-    return firm
+        yield newest, reason
 
 
 def _ended(versions: Sequence[VersionRecord], closed: Collection[str], there: Collection[str]) -> set[str]:
@@ -253,6 +265,8 @@ def _unready(version: VersionRecord, closed: Collection[str]) -> str | None:
             return f"UNKNOWN: it has no verdict yet, and {stays}"
         case VersionState.DELETED:
             return "DELETED: nothing is left of it"
+        case VersionState.SEALED | VersionState.LOST if version.in_doubt:
+            return f"{version.state}, and its files are read again"
         case VersionState.SEALED | VersionState.RETIRED | VersionState.REJECTED | VersionState.LOST:
             return None
         case _:
@@ -271,9 +285,16 @@ def _evidence(versions: Sequence[VersionRecord], rules: KeepRules, ages: Mapping
 
 
 def _wishes(
-    versions: Sequence[VersionRecord], rules: KeepRules, closed: Collection[str], followed: Collection[str]
+    versions: Sequence[VersionRecord],
+    rules: KeepRules,
+    closed: Collection[str],
+    followed: Collection[str],
+    left: Collection[str],
 ) -> Iterator[_Wish]:
-    """Rule 4."""
+    """Rule 4, and the newest of the runs that are `left`: closed, and followed by no engine."""
+    for newest, reason in _newest(versions):
+        if newest.run in left:
+            yield _Wish(_Rank.CLOSED, newest, f"{reason}, which is closed")
     superseded = _superseded(versions)
     sealed = [v for v in versions if v.state is VersionState.SEALED and v.id not in superseded]
     for version in sealed:

@@ -184,8 +184,10 @@ def leases(views: Views, *, dead_after: float = DEAD_AFTER) -> dict[str, list[Le
 def _all(views: Views, dead_after: float) -> Iterator[tuple[str, Lease]]:
     for engine in views.engines:
         yield from _of_engine(engine, dead_after)
+    followed = {engine.run for engine in views.engines if not engine.is_removed}
     for run in views.runs:
-        yield from _of_run(run)
+        if not run.is_closed or run.run in followed:  # else no engine goes to its target any more
+            yield from _of_run(run)
     for version in views.validating:
         yield version, Lease(kind=LeaseKind.VALIDATING, holder="catalog")
     for version in views.copying:

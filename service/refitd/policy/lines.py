@@ -90,6 +90,25 @@ def over_budget(plan: ReclaimPlan) -> str | None:
     )
 
 
+def too_small(plan: ReclaimPlan, largest: int, free: int) -> str | None:
+    """A sentence that two versions do not fit, with what to do; None where they do, or no version was good yet.
+
+    Args:
+        plan: what a sweep has left.
+        largest: the bytes of the largest good version.
+        free: the bytes that are free on the root's file system.
+    """
+    room, what = free + plan.kept_bytes + plan.foreign_bytes, "the root has"
+    if plan.disk_budget is not None and plan.disk_budget < room:
+        room, what = plan.disk_budget, "the disk budget is"
+    if 2 * largest <= room:
+        return None
+    return (
+        f"two versions take {2 * largest:,} bytes, and {what} {room:,}: the next one has no room while engines serve "
+        "this one. Make room, or raise --disk-budget (REFITD_DISK_BUDGET)"
+    )
+
+
 def plan_of(lines: list[Reclaimable], budget: int | None, *, done: bool) -> ReclaimPlan:
     """The plan with its sums of bytes. `done`: it was carried out."""
 

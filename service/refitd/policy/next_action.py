@@ -11,7 +11,7 @@ from typing import assert_never
 from refitd.policy.contest import gives_up
 from refitd.state.records import EngineRecord
 from refitd.state.version import VersionRecord
-from refitd_client.contract.states import EngineState
+from refitd_client.contract.states import EngineState, VersionState
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,18 +128,24 @@ def stays(engine: EngineRecord, goals: Goals) -> bool:
 
 
 def _wanted(engine: EngineRecord, goals: Goals) -> VersionRecord | None:
-    """What an engine with known contents is brought to, None where it stays: never back, but for a rollback or where an
-    upstream orders it. Nor forward, where it is a host that its own operator has paused.
+    """What an engine with known contents is brought to, None where it stays: never back, but for a rollback, where an
+    upstream orders it, or where what it serves was rejected when it was read again. Nor forward, where it is a host
+    that its own operator has paused.
     """
     if goals.loadable is None or goals.target is None or engine.serving in {goals.target.id, goals.loadable.id}:
         return None
     serving = goals.serving
     if _is_held(engine, serving, goals.loadable):
         return None
-    if serving is not None and not serving.barred and serving.run == goals.loadable.run:
+    if serving is not None and not _is_to_be_left(serving) and serving.run == goals.loadable.run:
         is_ordered = goals.ordered and serving.order > goals.target.order  # also by way of what the target stands on
         return None if serving.order > goals.loadable.order and not is_ordered else goals.loadable
     return goals.loadable
+
+
+def _is_to_be_left(version: VersionRecord) -> bool:
+    """Whether engines go back from a version. What came from a trainer's memory is good though its files never came."""
+    return version.barred or (version.state is VersionState.REJECTED and not version.handed)
 
 
 def _is_held(engine: EngineRecord, serving: VersionRecord | None, version: VersionRecord) -> bool:
@@ -185,7 +191,7 @@ def _refit_or_rest(version: VersionRecord | None, agenda: Agenda, now: float) ->
 
 
 def _must_wait(version: VersionRecord, agenda: Agenda, now: float) -> bool:
-    return agenda.failed == version.id and now < agenda.retry_at
+    return version.doubt is not None or (agenda.failed == version.id and now < agenda.retry_at)
 
 
 def _probe_or_rest(until: float, agenda: Agenda, now: float) -> Action:
@@ -252,7 +258,7 @@ def at_rest_interval(interval: float, engines: int) -> float:
 
 
 def _spread(interval: float, longer: float, chance: random.Random, *, arrives: bool) -> float:
-    """Engines that change together, as in a rollout, are looked at one after the other from then on."""
+    """Engines that change together, as in an update, are looked at one after the other from then on."""
     if longer <= interval:
         return interval
     drawn = chance.random()

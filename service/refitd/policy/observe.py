@@ -1,10 +1,12 @@
 """What a probe or a refit shows about an engine. Pure: the record before and what was seen in, the record after out."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from refitd.engine.fingerprints import SENT_PROOF, agree, comparable, means_of, proof_by, uncompared
+from refitd.engine.fingerprints import agree, comparable, means_of, proof_by, uncompared
 from refitd.engine.port import Outcome, Process, Reached, Refit, Unreached
 from refitd.policy.contest import calmed, changed, forgiven, held, refused, still_changed
+from refitd.policy.witnesses import agreed, doubted
 from refitd.state.records import AttemptRecord, EngineRecord
 from refitd_client.contract.hosts import HostEngines
 from refitd_client.contract.states import EngineState
@@ -59,14 +61,13 @@ def after_probe(
         named_before=None,
         may_read=_readable(engine, seen) if seen.process.is_as(engine.process) is not False else seen.may_read,
         configuration=seen.configuration,
+        given=_comparable(engine, seen.configuration),
         startup_path=seen.startup_path or engine.startup_path,
         server=seen.server,
         release=seen.server_version,
         plugin=seen.plugin,
         takes_offers=seen.takes_offers,
         receivers=seen.receivers,
-        stock_receiver=seen.stock_receiver,
-        group_refusal=seen.group_refusal,
         proves=seen.proves,
         stock_reason=seen.stock_reason,
         process=_process(engine.process, seen.process),
@@ -76,13 +77,14 @@ def after_probe(
         loads_whole=seen.loader is not None and seen.loader.whole,
         draft=seen.draft,
         pulls=seen.pulls,
+        kept=None if seen.process.is_as(engine.process) is False else engine.kept,
     )
     if not engine.known:
         return _doubtful(before, engine, seen, moved=moved)
     named, named_before = (seen.model_path, seen.weight_version), (before.model_path, before.weight_version)
     if (obeyed := _carried_out(before, seen)) is not None:
         engine = replace(engine, serving=seen.serves, proof=None, beneath=None, wants_full=False, failures=0)
-        engine = replace(engine, reason=None, last_attempt=obeyed)
+        engine = replace(engine, reason=None, last_attempt=obeyed, contest=None, contests=0, contested_at=None)
     elif engine.serving is not None and (expected is None or named != (expected.path, expected.label)):
         engine = changed(before, engine, seen, None if expected is None else expected.path, now)
     elif engine.contest is not None:
@@ -118,7 +120,7 @@ def _given_up(host: HostEngines | None) -> int:
 
 
 def _carried_out(engine: EngineRecord, seen: Reached) -> AttemptRecord | None:
-    """The last order as carried out, where a host proves it and nothing was heard of it before; else None.
+    """The last order as carried out, where a host proves it and was silent, or did not obey it, before; else None.
 
     The host is not ordered back then. It was brought there like one that has answered, and is mended there
     (`refitd.policy.goals.mended_there`) when an engine of it is restarted later.
@@ -126,9 +128,9 @@ def _carried_out(engine: EngineRecord, seen: Reached) -> AttemptRecord | None:
     last = engine.last_attempt
     if last is None or seen.serves is None or engine.serving == seen.serves:
         return None
-    if last.version != seen.serves or last.outcome != Outcome.UNREACHABLE.name:
+    if last.version != seen.serves or last.outcome not in {Outcome.UNREACHABLE.name, Outcome.NACK.name}:
         return None
-    heard = "the answer was lost, and the host was found later to have carried it out"
+    heard = "the host was found later to have carried it out"
     return replace(last, outcome=Outcome.ACK.name, reason=heard)
 
 
@@ -141,9 +143,6 @@ def compared(engine: EngineRecord, recorded: str | None, found: str | None, targ
         found: the fingerprint that it has; None where it cannot be told.
         target: the id of the version that the engine should serve.
     """
-    if engine.pulls and recorded is None and found is not None:
-        # A host proves by itself what it has carried out, whether or not its answer was heard: it gives the record.
-        return replace(engine, proof=proof_by(found, recorded=True))
     if engine.pulls and recorded is not None and found is not None and not comparable(found, recorded):
         return replace(engine, proof=uncompared(found))
     if recorded is None or found == recorded:  # where there is a record, an answer that is lost proves nothing
@@ -153,29 +152,46 @@ def compared(engine: EngineRecord, recorded: str | None, found: str | None, targ
     return standing(replace(engine, serving=None, reason=reason), target)
 
 
-def proved(engine: EngineRecord, found: str, recorded: str | None) -> EngineRecord:
+def proved(
+    engine: EngineRecord,
+    found: str,
+    recorded: str | None,
+    given: Mapping[str, str] | None = None,
+    *,
+    again: bool = False,
+) -> EngineRecord:
     """The record of an engine whose load went well, after that was held against what is on record by now.
 
-    Two engines that load a version at the same moment find nothing on record, and neither adapter has compared it.
-    Where they differ, this one is loaded again, and then its adapter compares before it is resumed.
+    Its adapter has compared it with nothing where one other engine alone has given the record, or none had yet. Where
+    they differ, this one is loaded once more; where they differ again, they contradict each other.
 
     Args:
         engine: the record after the load.
         found: the fingerprint that the load gave.
-        recorded: the one that another load of the version gave first; None where there was none.
+        recorded: the one that is on record; None where there is none.
+        given: by their ids, what engines gave for the version, this one among them; where it is not known, it is what
+            is recorded.
+        again: whether this engine has given a fingerprint of this version before.
     """
-    was_sent = engine.proof == SENT_PROOF  # compared with the version itself, whatever other loads gave
     if recorded is None:
-        return engine if was_sent else replace(engine, proof=proof_by(found, recorded=True))
-    match agree(found, recorded):
-        case True:
-            return engine if was_sent else replace(engine, proof=proof_by(found))
-        case False:
-            reason = f"its contents are not those that another load of {engine.serving} gave at the same time"
-            return replace(engine, serving=None, proof=None, reason=reason)
-        case None:
-            is_left_to_its_adapter = means_of(found) == means_of(recorded)
-            return engine if is_left_to_its_adapter else replace(engine, proof=uncompared(found))
+        return replace(engine, proof=proof_by(found, recorded=True))
+    same = agree(found, recorded)
+    if same is None:
+        is_left_to_its_adapter = means_of(found) == means_of(recorded)
+        return engine if is_left_to_its_adapter else replace(engine, proof=uncompared(found))
+    heard = {"": recorded, engine.id: found} if given is None else given
+    right = agreed(heard.values())
+    if right == found or set(heard.values()) == {found}:  # where nobody else holds what is on record, it gives that
+        return replace(engine, proof=proof_by(found, recorded=right is None and not same))
+    if right is None and again:
+        return doubted(engine, heard)
+    reason = f"its contents are not those that another load of {engine.serving} gave"
+    return replace(engine, serving=None, proof=None, reason=reason)
+
+
+def _comparable(engine: EngineRecord, configuration: str | None) -> dict[str, str]:
+    """What it gave as a witness; nothing where its configuration is another one now."""
+    return engine.given if configuration == engine.configuration else {}
 
 
 def _readable(engine: EngineRecord, told: Reached | Refit) -> tuple[str, ...]:
@@ -212,7 +228,8 @@ def standing(engine: EngineRecord, target: str | None) -> EngineRecord:
     if engine.run is None:
         return replace(engine, state=EngineState.IN_SYNC)  # the controller says why
     if target is None or (engine.serving == target and not engine.reload):
-        return replace(engine, state=EngineState.IN_SYNC, reason=None if engine.serving else "no version to serve yet")
+        reason = engine.doubted if engine.serving else "no version to serve yet"
+        return replace(engine, state=EngineState.IN_SYNC, reason=reason)
     if engine.state is EngineState.NACKED:
         return engine
     return replace(engine, state=EngineState.BEHIND)
@@ -228,13 +245,15 @@ def after_refit(engine: EngineRecord, version: str, refit: Refit, now: float) ->
                 # One that does not answer a resume may be gone: another process could be resumed in its place.
                 state=EngineState.IN_SYNC if refit.resumed else EngineState.PROBING,
                 serving=version,
-                proof=refit.proof or proof_by(refit.fingerprint, recorded=refit.recorded),
+                proof=proof_by(refit.fingerprint, recorded=refit.recorded),
                 configuration=refit.configuration or engine.configuration,
+                given=_comparable(engine, refit.configuration or engine.configuration),
                 may_read=_readable(engine, refit),
                 held=None,
                 known=True,
                 reload=False,
                 contest=None,
+                contradiction=None,
                 named_before=None,
                 unproven=(),  # loads do not overlap in a server: one that was proved to end proves the earlier ones too
                 resume_owed=not refit.resumed,

@@ -42,7 +42,7 @@ class Told(Protocol):
     @property
     def barred(self) -> bool: ...
     @property
-    def allow_missing(self) -> bool: ...
+    def allow_missing(self) -> tuple[str, ...]: ...
     @property
     def allow_extra(self) -> bool: ...
 
@@ -109,17 +109,18 @@ def as_told(known: VersionRecord, told: Told) -> VersionRecord:
     What this host has given up itself stays barred: else its engines would go there again at each look. Where the
     upstream bars it as well, that is the upstream's.
     """
-    allowed = known.allow_missing or told.allow_missing, known.allow_extra or told.allow_extra
+    may_lack = tuple(dict.fromkeys((*known.may_lack, *told.allow_missing)))
+    allowed = may_lack, known.allow_extra or told.allow_extra
     given_up = None if told.barred else known.given_up
     now = replace(
         known,
         pinned=told.pinned,
         barred=told.barred or given_up is not None,
         given_up=given_up,
-        allow_missing=allowed[0],
+        may_lack=allowed[0],
         allow_extra=allowed[1],
     )
-    is_new = allowed != (known.allow_missing, known.allow_extra)
+    is_new = allowed != (known.may_lack, known.allow_extra)
     if is_new and known.state is VersionState.REJECTED and known.code not in FOR_EVERY_NOTICE:
         return replace(now, state=VersionState.ANNOUNCED, reason=None, code=None)
     return now

@@ -79,13 +79,10 @@ def _record(name: str, entry: NamedEngine, known: EngineRecord | None) -> Engine
 
 @dataclass(frozen=True, slots=True)
 class OperatorHosts:
-    """What the settings say of engines: their URLs, the allow list of hosts that may be called, and whether reports of
-    followers need a token.
-    """
+    """What the settings say of engines: their URLs, and the allow list of hosts that may be called."""
 
     engines: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
-    knows_reporters: bool = False
 
 
 def guard_of(hosts: OperatorHosts, engines: Mapping[str, EngineRecord]) -> Callable[[str, Address | None], str | None]:
@@ -111,14 +108,13 @@ def named_by_operator(hosts: OperatorHosts, engines: Mapping[str, EngineRecord])
     """Return whether the operator named the engine with a URL, by what the engines file says at the time of the call.
 
     `--engine` and the engines file name engines. A place of `--discover` does where an allow list says on which hosts
-    engines are; without one any process on loopback could be discovered. So does a follower's report, where reports
-    need a token as well. A POST to the API names none: its sender could register a server of his own, to be sent the
-    key of the others.
+    engines are; without one any process on loopback could be discovered. A POST to the API names none: its sender could
+    register a server of his own, to be sent the key of the others.
     """
     settled = frozenset(hosts.engines)
     sources = {Source.FILE}
     if hosts.allow:
-        sources |= {Source.DISCOVERED, Source.REPORTED} if hosts.knows_reporters else {Source.DISCOVERED}
+        sources |= {Source.DISCOVERED}
 
     def is_named(url: str) -> bool:
         return url in settled or any(e.url == url and e.source in sources for e in engines.values())

@@ -19,6 +19,8 @@ def is_proven(version: str, engines: Iterable[EngineRecord], quorum: int) -> boo
         # An engine that may still be paused holds it and does not serve it; one that is to be reloaded does not count.
         if not engine.known or engine.serving != version or engine.reload or engine.resume_owed:
             return False
+        if engine.doubted is not None:
+            return False
         count += 1
     return count >= quorum
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
 
-from refitd.state.records import CheckState, EngineRecord, RolloutRecord
+from refitd.state.records import CheckState, EngineRecord, UpdateRecord
 from refitd.state.version import VersionRecord
-from refitd_client.contract.states import EngineState, RolloutState
+from refitd_client.contract.states import EngineState, UpdateState
 
 GIVE_UP_AFTER = 3  # refusals of a canary, failures for which a newer version is kept waiting, strikes of a version
 CANARY_STRIKES = 2
@@ -49,20 +49,22 @@ class Strategy:
 def released(
     strategy: Strategy,
     target: VersionRecord,
-    rollout: RolloutRecord | None,
+    update: UpdateRecord | None,
     engines: Sequence[EngineRecord],
-    loadable: VersionRecord | None = None,
+    *loadable: VersionRecord | None,
 ) -> frozenset[str]:
-    """The ids of the engines of a run that may be brought to its target now, or to `loadable` where that is lost."""
+    """The ids of the engines of a run that may be brought to its target now. One that has come to one of `loadable`
+    can go no further now: the target is lost, or a copy for it is still to come.
+    """
     match strategy.name:
         case StrategyName.ALL:
             return frozenset(engine.id for engine in engines)
         case StrategyName.ROLLING:
-            there = {version.id for version in (target, loadable) if version is not None}
+            there = {version.id for version in (target, *loadable) if version is not None}
             return _in_turn(strategy.max_unavailable, there, engines)
         case StrategyName.CANARY:
             # What was served once needs no check: it is where a failed check returns to.
-            if target.served_at is not None or _checked(rollout, target) is CheckState.PASSED:
+            if target.served_at is not None or _checked(update, target) is CheckState.PASSED:
                 return frozenset(engine.id for engine in engines)
             canary = canary_of(strategy, target, engines)
             return frozenset() if canary is None else frozenset({canary.id})
@@ -95,12 +97,12 @@ def _went(engine: EngineRecord, target: VersionRecord) -> bool:
 
 
 def fault_found(
-    strategy: Strategy, target: VersionRecord, rollout: RolloutRecord, engines: Sequence[EngineRecord]
+    strategy: Strategy, target: VersionRecord, update: UpdateRecord, engines: Sequence[EngineRecord]
 ) -> str | None:
     """Why the target is to be barred, None where it is not.
 
-    A canary broke, refused it for good or failed the check; or, without canaries, the loads of it have left every
-    engine that can be reached with unknown contents too often.
+    A canary failed the check. Or it broke or refused the target for good, and no engine serves the target. Or, without
+    canaries, the loads of it have left every engine that can be reached with unknown contents too often.
     """
     if target.served_at is not None:
         return None
@@ -109,8 +111,10 @@ def fault_found(
         if not able or not all(has_given_up(engine, target) for engine in able):
             return None
         return f"no engine came through a load of it: {', '.join(sorted(engine.id for engine in able))}"
-    if _checked(rollout, target) is CheckState.FAILED:
-        return rollout.reason
+    if _checked(update, target) is CheckState.FAILED:
+        return update.reason
+    if any(engine.known and engine.serving == target.id for engine in engines):
+        return None  # that engine came through a load: what is wrong is the canary, not the version
     faults = (_load_fault(engine, target) for engine in engines if _went(engine, target))
     return next((fault for fault in faults if fault is not None), None)
 
@@ -129,45 +133,47 @@ def _load_fault(canary: EngineRecord, target: VersionRecord) -> str | None:
     return None
 
 
-def is_through(strategy: Strategy, target: VersionRecord, rollout: RolloutRecord) -> bool:
-    """Whether a rollout waits for engines' loads alone, and for no check of a canary."""
+def is_through(strategy: Strategy, target: VersionRecord, update: UpdateRecord) -> bool:
+    """Whether an update waits for engines' loads alone, and for no check of a canary."""
     if strategy.name is not StrategyName.CANARY or target.served_at is not None:
         return True
-    return _checked(rollout, target) is CheckState.PASSED
+    return _checked(update, target) is CheckState.PASSED
 
 
 def awaits_check(
-    strategy: Strategy, target: VersionRecord, rollout: RolloutRecord | None, engines: Sequence[EngineRecord]
+    strategy: Strategy, target: VersionRecord, update: UpdateRecord | None, engines: Sequence[EngineRecord]
 ) -> EngineRecord | None:
     """The canary, once it serves the target and its check is not done."""
     if strategy.name is not StrategyName.CANARY or target.served_at is not None:
         return None
-    if _checked(rollout, target) is not CheckState.PENDING:
+    if _checked(update, target) is not CheckState.PENDING:
         return None
     canary = canary_of(strategy, target, engines)
     return canary if canary is not None and canary.known and canary.serving == target.id else None
 
 
-def _checked(rollout: RolloutRecord | None, target: VersionRecord) -> CheckState | None:
-    return rollout.check if rollout is not None and rollout.version == target.id else None
+def _checked(update: UpdateRecord | None, target: VersionRecord) -> CheckState | None:
+    return update.check if update is not None and update.version == target.id else None
 
 
-def finished_first(strategy: Strategy, rollout: RolloutRecord | None, engines: Iterable[EngineRecord]) -> str | None:
-    """The version whose rollout ends before a newer one starts, so that a fast trainer cannot starve it.
+def finished_first(strategy: Strategy, update: UpdateRecord | None, engines: Iterable[EngineRecord]) -> str | None:
+    """The version whose update ends before a newer one starts, so that a fast trainer cannot starve it.
 
-    None for one that an engine fails again and again, or has given up: a newer version may mend that. Nor where one
-    waits for its own operator.
+    None for one that an engine fails again and again, or has given up, or about which engines contradict each other: a
+    newer version may mend that. Nor where one waits for its own operator.
     """
-    if strategy.name is StrategyName.ALL or rollout is None or rollout.state is not RolloutState.ROLLING:
+    if strategy.name is StrategyName.ALL or update is None or update.state is not UpdateState.ROLLING:
         return None
     engines = list(engines)
     if not engines:
-        return None  # the engines of this rollout follow another run now
+        return None  # the engines of this update follow another run now
     reached = [engine for engine in engines if engine.state not in _AWAY]
-    if any(engine.waits is not None and engine.serving != rollout.version for engine in reached):
+    if any(engine.waits is not None and engine.serving != update.version for engine in reached):
         return None
-    worst = max((max(e.failures, e.strikes.get(rollout.version, 0)) for e in reached), default=0)
-    return None if worst >= GIVE_UP_AFTER else rollout.version
+    if any(engine.doubted is not None for engine in reached):
+        return None
+    worst = max((max(e.failures, e.strikes.get(update.version, 0)) for e in reached), default=0)
+    return None if worst >= GIVE_UP_AFTER else update.version
 
 
 def why_waiting(strategy: Strategy, target: VersionRecord, engines: Sequence[EngineRecord]) -> str:

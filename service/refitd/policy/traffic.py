@@ -41,22 +41,10 @@ class Demand:
     or_later: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Shut:
-    """Why no requests may go to an engine, a sentence without its subject.
-
-    `passing`: it serves what is demanded, as far as is known, and is being updated or has yet to answer the service.
-    An engine that is updated holds new requests, and answers them afterwards.
-    """
-
-    reason: str
-    passing: bool = False
-
-
 def shut(
     engine: EngineRecord, serving: VersionRecord | None, target: VersionRecord | None, demand: Demand
-) -> Shut | None:
-    """Decide why no requests may go to an engine; None where they may.
+) -> str | None:
+    """Decide why no requests may go to an engine, as a sentence without its subject; None where they may.
 
     Args:
         engine: the engine.
@@ -64,11 +52,7 @@ def shut(
         target: the target of its run.
         demand: what it has to serve.
     """
-    why = _out_of_service(engine) or _other(engine, serving, target, demand)
-    if why is not None:
-        return Shut(why)
-    word = _PASSING.get(engine.state)
-    return None if word is None else Shut(word, passing=True)
+    return _out_of_service(engine) or _other(engine, serving, target, demand) or _PASSING.get(engine.state)
 
 
 def _out_of_service(engine: EngineRecord) -> str | None:

@@ -2,7 +2,7 @@
 decided there alone. Pure.
 
 The upstream decides where engines go, which versions are barred and pinned, and when the run ends: what an operator did
-about that on this host would be undone at the next look. What he does to this host's own rollouts and engines stays.
+about that on this host would be undone at the next look. What he does to this host's own updates and engines stays.
 """
 
 from collections.abc import Collection
@@ -31,7 +31,7 @@ def waits_for(
         word: what is known of the upstream.
         target: what the engines of this host should serve now.
         newest: the newest version that is here.
-        is_paused: whether rollouts of the run are paused on this host itself.
+        is_paused: whether updates of the run are paused on this host itself.
     """
     if word is None or word.silent_since is not None:  # what it said last may be over
         return None
@@ -62,12 +62,10 @@ def _why_paused(word: UpstreamWord, newest: VersionRecord) -> str:
     if newest.id != word.wanted and not word.leads:
         return _why_not_yet(word)
     ordered = "" if newest.id == word.wanted else f", and {word.name} orders it then"
-    return f"engines load it when rollouts are resumed here (refitd resume {newest.run}){ordered}"
+    return f"engines load it when updates are resumed here (refitd resume {newest.run}){ordered}"
 
 
 def _why_not_yet(word: UpstreamWord) -> str:
-    if word.is_untold:
-        return f"{word.name} has not said yet whether it leads this host"
     if word.leads:
         return f"engines load it when {word.name} orders it, which may bring other hosts there first"
     return f"{word.name} wants {word.elsewhere or 'no version'} to be served"

@@ -24,7 +24,9 @@ def _bucket(url: str) -> str:
 class PushSettings(BaseSettings):
     """Where good versions are pushed to, and how many stay there."""
 
-    model_config = SettingsConfigDict(env_prefix="REFITD_", frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = SettingsConfigDict(
+        env_prefix="REFITD_", env_ignore_empty=True, frozen=True, extra="forbid", hide_input_in_errors=True
+    )
 
     push: Annotated[str, AfterValidator(_bucket)] | None = Field(
         default=None,

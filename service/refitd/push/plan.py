@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Sequence
 
 from refitd.policy.strategy import Strategy, StrategyName, is_through
-from refitd.state.records import EngineRecord, RolloutRecord
+from refitd.state.records import EngineRecord, UpdateRecord
 from refitd.state.version import VersionRecord
 from refitd_client.bucket.pointer import Pointer, order_of
 from refitd_client.contract.naming import Order
@@ -59,31 +59,31 @@ def for_followers(
 def wanted_there(
     pointer: Pointer,
     wanted: VersionRecord | None,
-    rollout: RolloutRecord | None,
+    update: UpdateRecord | None,
     strategy: Strategy,
     engines: Sequence[EngineRecord],
 ) -> str | None:
     """The id of the version that followers of the store are to serve: what engines here are to serve.
 
-    A newer one than theirs waits while the run's rollouts are paused here, and until a canary here has passed its
+    A newer one than theirs waits while the run's updates are paused here, and until a canary here has passed its
     check. The first version of a run waits for nothing. Where all that is there is barred, followers are to stay, and
     the next version waits like any other.
 
     Args:
         pointer: the run's.
         wanted: what followers are to serve at most; None where that is not known, and they stay.
-        rollout: the run's newest rollout.
+        update: the run's newest update.
         strategy: how versions go to the engines here.
         engines: those here that follow the run.
     """
     there = pointer.desired or pointer.target
     if wanted is None or there is None or wanted.order <= order_of(there):
         return None if wanted is None else wanted.id
-    if rollout is not None and rollout.paused_since is not None:
+    if update is not None and update.paused_since is not None:
         return there
-    is_rolled_out = rollout is not None and is_through(strategy, wanted, rollout)
+    has_passed = update is not None and is_through(strategy, wanted, update)
     has_canary = strategy.name is StrategyName.CANARY and bool(engines)
-    return there if has_canary and not is_rolled_out else wanted.id
+    return there if has_canary and not has_passed else wanted.id
 
 
 def missing_there(pointer: Pointer, wanted: VersionRecord | None, waiting: Collection[str]) -> str | None:

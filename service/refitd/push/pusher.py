@@ -14,9 +14,9 @@ from pathlib import Path
 import structlog
 
 from refitd.push.plan import for_followers, left_behind, missing_there, to_push, wanted_there, without_files
-from refitd.rollout.targets import Targets
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
+from refitd.update.targets import Targets
 from refitd_client.bucket.collection import collect
 from refitd_client.bucket.objects import Bucket
 from refitd_client.bucket.pointer import BucketVersion, Pointer
@@ -169,9 +169,9 @@ class Pusher:
         if run.pointer is None:
             return None
         name, store = run.run, self._store
-        known, rollout = self._targets.with_lost(name), store.rollouts.get(name)
+        known, update = self._targets.with_lost(name), store.updates.get(name)
         wanted = for_followers(run.pointer, self._targets.of_run(name).wanted, known)
-        there = wanted_there(run.pointer, wanted, rollout, self._targets.strategy, store.engines_of(name))
+        there = wanted_there(run.pointer, wanted, update, self._targets.strategy, store.engines_of(name))
         waiting = {each.id for each in to_push(store.versions_of(name), run.newest, _counting(run))}
         missing = missing_there(run.pointer, wanted, waiting)
         left = left_behind(run.pointer, wanted, store.gone, known)
@@ -249,6 +249,6 @@ def _said_of(version: BucketVersion, here: VersionRecord) -> BucketVersion:
         version,
         pinned=here.pinned,
         barred=here.barred,
-        allow_missing=here.allow_missing,
+        may_lack=here.may_lack,
         allow_extra=here.allow_extra,
     )

@@ -8,13 +8,13 @@ from refitd.catalog.files import Files
 from refitd.policy.goals import last_good
 from refitd.policy.leases import EngineView, Load, RunView, Views
 from refitd.policy.readiness import Withheld, waits_for
-from refitd.rollout.targets import Targets
 from refitd.root.scan import FoundFolder, Listing, ListingFailed
 from refitd.state.records import EngineRecord
 from refitd.state.store import Store
 from refitd.state.version import EVIDENCE, VersionRecord
+from refitd.update.targets import Targets
 from refitd_client.contract.naming import version_folder
-from refitd_client.contract.states import EngineState, RolloutState, VersionState
+from refitd_client.contract.states import EngineState, UpdateState, VersionState
 
 
 class StoreFacts:
@@ -88,8 +88,8 @@ class StoreFacts:
     def _run(self, run: str) -> RunView:
         goals = self._targets.of_run(run)
         target, next_, good = goals.wanted, goals.loadable, last_good(self._store.versions_of(run))
-        rollout = self._store.rollouts.get(run)
-        rolling = rollout is not None and rollout.state in {RolloutState.PENDING, RolloutState.ROLLING}
+        update = self._store.updates.get(run)
+        rolling = update is not None and update.state in {UpdateState.PENDING, UpdateState.ROLLING}
         return RunView(
             run=run,
             target=None if target is None else target.id,
@@ -157,7 +157,7 @@ class StoreWriter:
         self._store = store
 
     def retire(self, record: VersionRecord, why: str) -> None:
-        """Make a version RETIRED: no rollout, rollback or delta begins to use it."""
+        """Make a version RETIRED: no update, rollback or delta begins to use it."""
         # The files of a bad version go; the reason why it was bad stays.
         was_bad = record.state in EVIDENCE | {VersionState.UNKNOWN} and record.reason is not None
         reason = f"{why}; it was {record.state}: {record.reason}" if was_bad else why

@@ -1,6 +1,7 @@
 """The folders under the root, as reclaim looks at them, moves them away and deletes them."""
 
 import asyncio
+import shutil
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from refitd.reclaim import incoming, looking, slots, trash
 from refitd.root.handle import root_at
 from refitd.root.outcome import Discarded, Emptied, Gone, Refused, Slot
 from refitd.root.threads import LISTING_SECONDS, LOOK_TIMEOUT_SECONDS, RootThreads
+from refitd_client.validation.sealed import forget_manifests
 
 AnswerT = TypeVar("AnswerT")
 
@@ -55,6 +57,20 @@ class DiskFolders:
 
         self._known.pop(path, None)
         return await self._deleting(f"moving {path} away", discard)
+
+    async def forget_manifests(self, paths: Sequence[str]) -> None:
+        """Delete the manifests that the service keeps of other folders than these."""
+        await self._deleting("deleting manifests", lambda root: forget_manifests(root, paths))
+
+    async def free(self) -> int:
+        """The bytes that are free on the root's file system."""
+        look = self._in_root(lambda root: shutil.disk_usage(root).free)
+        return await self._threads.run("looking how much is free", look, within=LOOK_TIMEOUT_SECONDS)
+
+    async def is_published(self, run: str) -> bool:
+        """Whether a publisher that is alive holds a run."""
+        look = self._in_root(lambda root: incoming.is_published(root, run))
+        return await self._threads.run(f"looking at run {run}", look, within=LOOK_TIMEOUT_SECONDS)
 
     async def survey(self, runs: Sequence[str], older_than: float) -> list[incoming.Incoming]:
         """All folders in which a version of one of the runs is being written, or was."""

@@ -1,39 +1,34 @@
 """Abandoned `.incoming-*` folders: what a publisher that died in the middle of a version left behind.
 
 A living publisher holds a lock on `.lock` in its folder, and the kernel releases it when the process dies. So a folder
-is abandoned when it is old *and* its lock is free; where there is no lock, or the file system has none, when it is very
-old. Its age is measured by the file system's own clock: the time that it gives to a file touched now, less the newest
-time in the folder. The wall clock of this machine may be a day off; both of these come from one clock.
+is abandoned when its lock can be taken. Where another host may hold that (on a network file system, unless the lock's
+holder ran under this very kernel), the folder must be old as well; where there is no lock, or the file system has none,
+very old. So must what a pull of this service has left, which goes on with it. Age is measured by the file system's own
+clock: the time that it gives to a file touched now, less the newest time in the folder. The wall clock of this machine
+may be a day off; both of these come from one clock.
+
+A look takes the lock for a moment. Publishers wait for that (`LOCK_PATIENCE`), and one whose folder was taken away
+right before it had the lock makes another.
 """
 
 import errno
-import fcntl
 import os
 import stat
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum, auto
 
 from refitd.reclaim.seals import room_of
 from refitd.reclaim.trash import discard
 from refitd.root.handle import below, identity_of, made, opened, parts_below
 from refitd.root.outcome import Discarded, Gone, Incoming, Refused
 from refitd.text import spoken
-from refitd_client.contract.naming import INCOMING_PREFIX, SERVICE_FOLDER, STAGING_LOCK
-from refitd_client.files.plain_file import open_plain
+from refitd_client.contract.naming import INCOMING_PREFIX, PULLS, SERVICE_FOLDER, STAGING_LOCK, run_slots
+from refitd_client.files.plain_file import LockState, open_plain, try_lock
+from refitd_client.publish.run_folder import LOCK_NAME
 
 WITHOUT_LOCK = 24  # a folder without a lock must be this many times as old
 MAX_DEPTH = 8
-
-
-class PublisherLock(Enum):
-    """What is known of a folder's lock."""
-
-    UNTRIED = auto()
-    HELD = auto()
-    FREE = auto()
-    MISSING = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +57,23 @@ def survey(root: int, runs: Sequence[str], older_than: float) -> list[Incoming]:
     return [found for run in sorted(runs) for found in _of_run(root, run, older_than, now)]
 
 
+def is_published(root: int, run: str) -> bool:
+    """Whether a publisher that is alive holds a run.
+
+    Args:
+        root: a handle on the root.
+        run: the run.
+
+    Raises:
+        OSError: that cannot be seen.
+    """
+    try:
+        with below(root, parts_below(run) or ("",)) as folder, _locked(folder, LOCK_NAME) as lock:
+            return lock is LockState.HELD
+    except FileNotFoundError:
+        return False
+
+
 def discard_abandoned(root: int, path: str, older_than: float) -> Discarded | Gone | Refused:
     """Look once more, and move the folder into the trash while holding its lock, so that no publisher takes it up.
 
@@ -75,11 +87,12 @@ def discard_abandoned(root: int, path: str, older_than: float) -> Discarded | Go
     """
     now = _now(root)
     parts = parts_below(path)
+    is_kept = _pulls(root, path.rpartition("/")[0])
     if parts is None or not parts[-1].startswith(INCOMING_PREFIX):
         return Refused(path, f"{path!r} is not the path of an incoming folder under the root")
     try:
         with below(root, parts) as folder, _locked(folder) as lock:
-            found = _judge(path, lock, _sum_up(folder, MAX_DEPTH), older_than, now)
+            found = _judge(path, _aged(lock, is_kept=is_kept), _sum_up(folder, MAX_DEPTH), older_than, now)
             if not found.abandoned:
                 return Refused(path, found.reason)
             return discard(root, path, identity_of(os.fstat(folder)))
@@ -96,8 +109,9 @@ def _of_run(root: int, run: str, older_than: float, now: float) -> Iterator[Inco
     try:
         with below(root, parts) as folder:
             names = sorted(name for name in os.listdir(folder) if name.startswith(INCOMING_PREFIX))
+            is_kept = bool(names) and _pulls(root, run)
             for name in names:
-                found = _look(folder, name, f"{run}/{name}", older_than, now)
+                found = _look(folder, name, f"{run}/{name}", older_than, now, is_kept=is_kept)
                 if found is not None:
                     yield found
     except FileNotFoundError:
@@ -106,30 +120,40 @@ def _of_run(root: int, run: str, older_than: float, now: float) -> Iterator[Inco
         yield Incoming(path=run, abandoned=False, reason=f"the folder of the run cannot be read: {error.strerror}")
 
 
-def _look(parent: int, name: str, path: str, older_than: float, now: float) -> Incoming | None:
+def _pulls(root: int, run: str) -> bool:
+    """Whether this service pulls versions of a run: what it has left there it takes up again."""
     try:
-        with opened(name, parent) as folder:
-            content = _sum_up(folder, MAX_DEPTH)
-            if now - content.newest <= older_than:
-                # Even to try the lock would take it for a moment, and a publisher that starts just now would fail.
-                return _judge(path, PublisherLock.UNTRIED, content, older_than, now)
-            with _locked(folder) as lock:
-                return _judge(path, lock, content, older_than, now)
+        with below(root, (SERVICE_FOLDER, PULLS, run_slots(run))) as folder:
+            return bool(os.listdir(folder))
+    except OSError:
+        return False
+
+
+def _aged(lock: LockState, *, is_kept: bool) -> LockState:
+    return LockState.FREE if lock is LockState.GONE and is_kept else lock
+
+
+def _look(parent: int, name: str, path: str, older_than: float, now: float, *, is_kept: bool) -> Incoming | None:
+    try:
+        with opened(name, parent) as folder, _locked(folder) as lock:
+            return _judge(path, _aged(lock, is_kept=is_kept), _sum_up(folder, MAX_DEPTH), older_than, now)
     except FileNotFoundError:
         return None  # published or cleaned up just now
     except OSError as error:
         return Incoming(path=path, abandoned=False, reason=f"it cannot be read: {error.strerror}")
 
 
-def _judge(path: str, lock: PublisherLock, content: _Content, older_than: float, now: float) -> Incoming:
+def _judge(path: str, lock: LockState, content: _Content, older_than: float, now: float) -> Incoming:
     age = now - content.newest
-    limit = older_than * WITHOUT_LOCK if lock is PublisherLock.MISSING else older_than
-    if lock is PublisherLock.HELD:
+    limit = older_than * WITHOUT_LOCK if lock is LockState.MISSING else older_than
+    if lock is LockState.HELD:
         is_abandoned, reason = False, "its publisher is alive: it holds the lock"
+    elif lock is LockState.GONE:
+        is_abandoned, reason = True, f"abandoned: last written {spoken(age)} ago, and its publisher is gone"
     elif age <= limit:
         is_abandoned, reason = False, f"last written {spoken(age)} ago: it may be abandoned after {spoken(limit)}"
     else:
-        without = "it has no lock" if lock is PublisherLock.MISSING else "its lock is free"
+        without = "it has no lock" if lock is LockState.MISSING else "its lock is free"
         is_abandoned, reason = True, f"abandoned: last written {spoken(age)} ago, and {without}"
     return Incoming(path=path, abandoned=is_abandoned, reason=reason, age=age, bytes=content.bytes)
 
@@ -149,32 +173,17 @@ def _sum_up(folder: int, depth: int) -> _Content:
 
 
 @contextmanager
-def _locked(folder: int) -> Generator[PublisherLock, None, None]:
-    """Take the folder's lock if it is free, for as long as the context lasts.
-
-    A shared lock, because that needs no right to write, also on NFS; it keeps a publisher's exclusive one out as well.
-    """
+def _locked(folder: int, name: str = STAGING_LOCK) -> Generator[LockState, None, None]:
+    """Take the folder's lock if it is free, for as long as the context lasts."""
     try:
-        handle = open_plain(STAGING_LOCK, within=folder)
+        handle = open_plain(name, within=folder)
     except FileNotFoundError:
-        yield PublisherLock.MISSING
+        yield LockState.MISSING
         return
     try:
-        yield _try_lock(handle)
+        yield try_lock(handle)
     finally:
         os.close(handle)
-
-
-def _try_lock(handle: int) -> PublisherLock:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return PublisherLock.HELD
-    except OSError as error:
-        if error.errno in {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF}:
-            return PublisherLock.MISSING  # the file system has no such locks, so no publisher can hold one
-        raise
-    return PublisherLock.FREE
 
 
 def _now(root: int) -> float:

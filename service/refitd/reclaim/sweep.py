@@ -38,12 +38,14 @@ from refitd.policy.lines import (
     plan_of,
     recycled_line,
     refused_line,
+    too_small,
     trash_lines,
     version_line,
     with_reason,
 )
 from refitd.policy.needs import before_their_bases, standing_on
 from refitd.policy.readiness import Withheld
+from refitd.policy.run_deletion import why_not_deleted
 from refitd.policy.spare_slots import ReclaimRules, SlotRules
 from refitd.reclaim.facts import StoreFacts, StoreWriter
 from refitd.reclaim.folders import DiskFolders
@@ -138,7 +140,7 @@ class Sweeper:
         lines = [_planned_line(verdict, found.get(verdict.record.path), seen) for verdict in verdicts]
         lines += [left_line(path, holdings) for path, holdings in seen.left]
         lines += [incoming_line(each) for each in seen.incoming]
-        if _known(listing) is not None:
+        if self._known(listing) is not None:
             lines += [slot_line(verdict) for verdict in await self._recycler.plan()]
             lines += [] if self._copies is None else await self._copies.plan()
             lines += trash_lines(*await self._folders.trash_room(), None)
@@ -155,19 +157,21 @@ class Sweeper:
         """
         async with self._turn:
             listing = await self._facts.listing()
-            if _known(listing) is not None:  # a killed sweep left it there; what cannot be deleted counts in the budget
+            if self._known(listing) is not None:  # a killed sweep left it; what cannot be deleted counts in the budget
                 emptied = await self._folders.empty()
                 self._stuck = (await self._folders.trash_room())[0] if emptied.left else 0
             self._seen = seen = await self._observe(listing)
             self._write_sizes_and_ages()
+            lines = [await self._settle_incoming(each) for each in seen.incoming]  # before anything that a run needs
             planned = {verdict.record.id: verdict for verdict in self._verdicts(listing, seen)}
             turns = before_their_bases([verdict.record for verdict in planned.values()])
-            lines = [await self._settle(planned[version], listing) for version in turns]
+            lines += [await self._settle(planned[version], listing) for version in turns]
             lines += [left_line(path, holdings) for path, holdings in seen.left]
-            lines += [await self._settle_incoming(each) for each in seen.incoming]
-            if _known(listing) is not None:
+            if self._known(listing) is not None:
                 lines += await self._recycler.run()
                 lines += [] if self._copies is None else await self._copies.sweep()
+                # After the versions: a version without its manifest would not be loaded.
+                await self._folders.forget_manifests([version.path for version in self._facts.versions()])
                 emptied = await self._folders.empty()
                 lines += trash_lines(*await self._folders.trash_room(), emptied.left)
             versions = {version.id: version for version in self._facts.versions()}
@@ -176,15 +180,31 @@ class Sweeper:
             now, fault = self._clock.monotonic(), over_budget(done)
             self._over_since = None if fault is None else now if self._over_since is None else self._over_since
             is_late = self._over_since is not None and now - self._over_since >= OVER_BUDGET_FOR
-            self._writer.budgeted(fault if is_late else None)
+            good = [v for v in versions.values() if v.state is VersionState.SEALED and not self._rules.spares(v)]
+            largest = max((version.bytes or 0 for version in good), default=0)
+            never_fits = too_small(done, largest, await self._folders.free())
+            self._writer.budgeted(never_fits or (fault if is_late else None))
             return done
+
+    async def why_not_deleted(self, run: str) -> str | None:
+        """Why a run may not be deleted now, and what to do; None if it may.
+
+        Raises:
+            OSError: the root cannot be read.
+        """
+        is_published = await self._folders.is_published(run)
+        versions = [version for version in self._facts.versions() if version.run == run]
+        own = [v.path for v in versions if self._rules.spares(v) and v.state is not VersionState.LOST]
+        found = await self._folders.weigh(own)
+        own = [path for path in own if not isinstance(found[path], Gone)]  # a rejected one may be deleted by now
+        return why_not_deleted(run, versions, self._facts.views(), own, is_published=is_published)
 
     async def _observe(self, listing: Listing | ListingFailed | Withheld) -> _Seen:
         """Weigh the folders whose size is in no record, then look at what is being written.
 
         In this order, a folder that is published in between counts at most once.
         """
-        versions, known = self._facts.versions(), _known(listing)
+        versions, known = self._facts.versions(), self._known(listing)
         if known is None:
             return _Seen(weigh(versions, {}, self._rules.spares))
         taken, gone = {version.path for version in versions}, self._facts.gone()
@@ -228,6 +248,13 @@ class Sweeper:
             closed=views.closed,
             followed={engine.run for engine in views.engines if engine.run is not None and not engine.is_removed},
         )
+
+    def _known(self, listing: Listing | ListingFailed | Withheld) -> Listing | None:
+        """The listing, None where nothing may be deleted by it: it failed, is withheld, or is empty though versions are
+        known. What a kill has left of deleted ones needs no listing.
+        """
+        known = any(version.state is not VersionState.RETIRED for version in self._facts.versions())
+        return listing if isinstance(listing, Listing) and (listing.found or not known) else None
 
     def _beside(self, seen: _Seen) -> dict[str, int]:
         copies = 0 if self._copies is None else self._copies.bytes_on_root
@@ -305,11 +332,6 @@ class Sweeper:
         if isinstance(outcome, Refused):
             return replace(incoming_line(found), keep=True, reasons=[outcome.reason])
         return incoming_line(found)
-
-
-def _known(listing: Listing | ListingFailed | Withheld) -> Listing | None:
-    """The listing, None where nothing may be deleted by it: it failed, is withheld or is empty."""
-    return listing if isinstance(listing, Listing) and listing.found else None
 
 
 def _refusal(record: VersionRecord, folder: Holdings) -> Refused | None:

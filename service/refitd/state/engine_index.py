@@ -1,8 +1,9 @@
 """The engines that are named, found by id, by run and by address: a thousand of them are not looked through for one."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from refitd.engine.fingerprints import means_of
 from refitd.state.records import EngineRecord
 
 
@@ -16,6 +17,8 @@ class EngineIndex(dict[str, EngineRecord]):
         self._served: Counter[tuple[str | None, str]] = Counter()  # by run and version, of those with known contents
         self._plugged: Counter[str | None] = Counter()
         self._proved: dict[tuple[str | None, str | None, str | None], dict[str, None]] = {}  # ids
+        self._contradicted: Counter[str] = Counter()  # by version
+        self._gave: dict[tuple[str, str | None, tuple[str, ...]], dict[str, str]] = {}  # fingerprints by id
 
     def __setitem__(self, name: str, record: EngineRecord) -> None:
         before = self.get(name)
@@ -54,6 +57,16 @@ class EngineIndex(dict[str, EngineRecord]):
             del self._proved[proved][record.id]
             if not self._proved[proved]:
                 del self._proved[proved]
+        if record.doubted is not None and record.serving is not None:
+            self._contradicted[record.serving] += by
+        for version, found in record.given.items():
+            given = self._gave.setdefault((version, record.configuration, means_of(found)), {})
+            if by > 0:
+                given[record.id] = found
+            else:
+                given.pop(record.id, None)
+            if not given:
+                del self._gave[version, record.configuration, means_of(found)]
         if record.known and record.serving is not None:
             served = record.run, record.serving
             self._served[served] += by
@@ -75,6 +88,14 @@ class EngineIndex(dict[str, EngineRecord]):
     def proved(self, serving: str | None, configuration: str | None, proof: str | None) -> list[EngineRecord]:
         """The engines of a configuration that serve a version, where this is what proves it."""
         return [self[name] for name in self._proved.get((serving, configuration, proof), ())]
+
+    def given(self, version: str, configuration: str | None, like: str) -> Mapping[str, str]:
+        """What engines of a configuration gave for a version, by their ids, as far as it is comparable with `like`."""
+        return self._gave.get((version, configuration, means_of(like)), {})
+
+    def contradicted(self, version: str) -> bool:
+        """Whether engines contradict each other about a version, as far as they were told to."""
+        return self._contradicted[version] > 0
 
     def plugged(self, run: str | None) -> int:
         """How many engines of a run have refitd's plugin."""

@@ -1,4 +1,4 @@
-"""What is wrong now with the root, with the sources that name engines, and with the routers before them."""
+"""What is wrong now with the root, and with the sources that name engines."""
 
 from collections.abc import Collection, Mapping
 
@@ -17,7 +17,6 @@ class InputFaults:
         runs_left_out: the runs that they are of.
         push: why versions cannot be pushed to the object store.
         tls: why the files for TLS cannot be used, or that the certificate expires.
-        relays: which followers gave others wrong bytes.
         upstream: why the upstream that is followed cannot be heard, or what it wants cannot be had.
     """
 
@@ -33,19 +32,12 @@ class InputFaults:
         self.upstream: str | None = None
         self.push: str | None = None
         self.tls: str | None = None
-        self.relays: str | None = None
         self.runs_left_out: Collection[str] = frozenset()
-        self._routers: dict[str, str] = {}
 
     @property
     def engines(self) -> str | None:
         """What is wrong with the list of engines: the most specific of the three reasons."""
         return self.engines_file or self.discovery or self.fleet
-
-    @property
-    def routers(self) -> str | None:
-        """Which routers send requests by an old list of workers, and why; None where none does."""
-        return "; ".join(self._routers[url] for url in sorted(self._routers)) or None
 
     def set_root(self, fault: str | None) -> None:
         """The root was listed, or could not be."""
@@ -63,20 +55,9 @@ class InputFaults:
         """The places of `--discover` were asked, or could not be."""
         self.discovery = fault
 
-    def set_router(self, url: str, fault: str | None) -> None:
-        """The workers of the router at this URL were brought up to date, or could not be."""
-        if fault is None:
-            self._routers.pop(url, None)
-        else:
-            self._routers[url] = fault
-
     def set_upstream(self, fault: str | None) -> None:
         """The upstream was asked, or did not answer."""
         self.upstream = fault
-
-    def set_relays(self, fault: str | None) -> None:
-        """Followers that gave wrong bytes are there, or none is."""
-        self.relays = fault
 
     def set_push(self, fault: str | None) -> None:
         """Good versions were pushed, or could not be."""

@@ -1,84 +1,90 @@
-"""The followers of this service, as they report themselves: what each has, and what it pulls. In memory alone.
+"""The hosts that follow this service, as they report themselves: what each has, and what it pulls. In memory alone.
 
-A report is good for `LEASE_SECONDS`: what a follower pulls is kept so long without another report. After a restart of
-the service followers report again; one whose version was collected meanwhile hears that it is gone, and goes on.
+A report is good for `LEASE_SECONDS`: what a host pulls is kept so long without another report. After a restart of the
+service hosts report again; one whose version was collected meanwhile hears that it is gone, and goes on.
 
-Two followers that have one name, as on two hosts of one host name, are found out: both report by turns. What either
-pulls is kept all the same.
+A report that comes late counts for nothing: after a later one of its process, or after one of a later process, also
+where that was heard `REMEMBERED_SECONDS` ago. So of two hosts with one name, as on machines of one host name, the one
+that started last is heard, and the other is told.
 """
 
+from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from refitd.clock import Clock
-from refitd_client.contract.follow import FollowerReport
+from refitd_client.contract.follow import HostReport
 
 LEASE_SECONDS = 30.0
-MOST = 4096  # followers
+REMEMBERED_SECONDS = 600.0
+MOST = 4096  # hosts
+_PAST = 8  # earlier processes of a host that are remembered
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class KnownFollower:
-    """A follower's last report, and when it came (monotonic seconds, and RFC 3339 for display)."""
+    """A host's last report, when it came (monotonic seconds), and its earlier processes."""
 
-    report: FollowerReport
+    report: HostReport
     at: float
-    heard_at: str
+    past: deque[str] = field(default_factory=lambda: deque(maxlen=_PAST))
 
 
 class TooManyFollowersError(Exception):
-    """There are as many followers as the service remembers."""
+    """There are as many hosts as the service remembers."""
+
+
+class SupersededError(Exception):
+    """Another process has reported by the name since. The message is a sentence."""
 
 
 class Followers:
-    """The reports that are still good."""
+    """The reports that are still good, and how far those of earlier hosts had come."""
 
     def __init__(self, clock: Clock) -> None:
         """None yet."""
         self._clock = clock
         self._known: dict[str, KnownFollower] = {}
-        self._processes: dict[tuple[str, str], KnownFollower] = {}  # by name and process
-        self._doubled: set[str] = set()  # names
 
-    def reported(self, report: FollowerReport) -> str | None:
-        """Take a follower's report. Returns a sentence when it turns out that another one has its name.
+    def reported(self, report: HostReport) -> bool:
+        """Take a host's report. Returns whether it is the newest of its process.
 
         Raises:
             TooManyFollowersError: it is new, and there are too many.
+            SupersededError: see there.
         """
-        now = self._clock.monotonic()
-        self._forget(now)
-        if report.follower not in self._known and len(self._known) >= MOST:
-            raise TooManyFollowersError
-        name, before = report.follower, self._known.get(report.follower)
-        is_back = (name, report.process) in self._processes
-        told = KnownFollower(report=report, at=now, heard_at=self._clock.now())
-        self._known[name] = told
-        if is_back or len(self._processes) < 2 * MOST:
-            self._processes[name, report.process] = told
-        if before is None or before.report.process == report.process or not is_back or name in self._doubled:
-            return None
-        self._doubled.add(name)
-        urls = sorted({str(each.url) for each in (before.report, report)} - {"None"})
-        at = f" (at {' and '.join(urls)})" if urls else ""
-        return f"two followers call themselves {name}{at}: give each a name of its own, --follower"
+        now, name = self._clock.monotonic(), report.told.follower
+        self._forget(now, REMEMBERED_SECONDS if len(self._known) < MOST else LEASE_SECONDS)
+        before = self._known.get(name)
+        if before is None:
+            if len(self._known) >= MOST:
+                raise TooManyFollowersError
+            self._known[name] = KnownFollower(report, now)
+            return True
+        process = report.told.process
+        if process in before.past:
+            raise SupersededError(
+                f"another host has reported as {name} since: give each host a name of its own, --follower"
+            )
+        if process != before.report.told.process:
+            before.past.append(before.report.told.process)
+        elif report.number <= before.report.number:
+            return False
+        before.report, before.at = report, now
+        return True
 
     @property
     def known(self) -> Mapping[str, KnownFollower]:
         """By name, those whose report is still good."""
-        self._forget(self._clock.monotonic())
-        return self._known
+        now = self._clock.monotonic()
+        return {name: known for name, known in self._known.items() if now - known.at <= LEASE_SECONDS}
 
     def pulled(self) -> Iterator[tuple[str, str]]:
-        """Which version (its id) each follower pulls, by the follower's name."""
-        self._forget(self._clock.monotonic())
-        for (name, _), known in self._processes.items():
+        """Which version (its id) each host pulls, by the host's name."""
+        for name, known in self.known.items():
             for version in known.report.pulls:
                 yield name, version
 
-    def _forget(self, now: float) -> None:
-        for name in [name for name, known in self._known.items() if now - known.at > LEASE_SECONDS]:
+    def _forget(self, now: float, after: float) -> None:
+        for name in [name for name, known in self._known.items() if now - known.at > after]:
             del self._known[name]
-            self._doubled.discard(name)
-        for key in [key for key, known in self._processes.items() if now - known.at > LEASE_SECONDS]:
-            del self._processes[key]

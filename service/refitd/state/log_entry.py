@@ -1,6 +1,6 @@
 """Entries of the log of decisions: how grave each is, which run it concerns, and which of them a reader asks for.
 
-An entry says what became of a version, an engine, a rollout or a run, or what is wrong with the root or the journal. It
+An entry says what became of a version, an engine, an update or a run, or what is wrong with the root or the journal. It
 is written once and never changed, so that what follows from later decisions is not in it.
 """
 
@@ -30,7 +30,7 @@ class LogFilter:
     """Which entries a reader asks for; None asks for all.
 
     Attributes:
-        run: those that concern the run: its versions, its rollouts, and the engines that followed it at the time.
+        run: those that concern the run: its versions, its updates, and the engines that followed it at the time.
         engine: those about the engine of this id.
         severity: those that are at least so grave.
     """
@@ -57,10 +57,10 @@ def severity_of(data: Mapping[str, Any]) -> LogSeverity:
 
 
 def run_of(kind: str, subject: str) -> str | None:
-    """The run that an entry about a version, a rollout or a run concerns; None for any other subject."""
+    """The run that an entry about a version, an update or a run concerns; None for any other subject."""
     if kind == "run":
         return subject
-    parsed = parse_version_id(subject) if kind in {"version", "rollout"} else None
+    parsed = parse_version_id(subject) if kind in {"version", "update"} else None
     return None if parsed is None else parsed[0]
 
 
@@ -69,7 +69,7 @@ def named(event: Event) -> Mapping[str, Any]:
     match event.kind:
         case "version" | "engine":
             return {event.kind: event.subject}
-        case "rollout":
-            return {"version": event.subject, "rollout": event.data["number"]}
+        case "update":
+            return {"version": event.subject, "update": event.data["number"]}
         case _:
             return {}

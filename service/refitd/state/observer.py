@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import suppress
 
-from refitd.state.records import AttemptRecord, EngineRecord, RolloutRecord
+from refitd.state.records import AttemptRecord, EngineRecord, UpdateRecord
 from refitd.state.version import VersionRecord
 from refitd.turns import turns_of
 from refitd_client.contract.wire import Event
@@ -24,8 +24,8 @@ class Observer:
     def engine_dropped(self, engine: EngineRecord) -> None:
         """An engine is not named any more."""
 
-    def rollout_changed(self, rollout: RolloutRecord) -> None:
-        """The newest rollout of a run is new, or is not what it was."""
+    def update_changed(self, update: UpdateRecord) -> None:
+        """The newest update of a run is new, or is not what it was."""
 
     def attempt_changed(self, attempt: AttemptRecord) -> None:
         """A load begins (its outcome is None), or has ended."""

@@ -1,4 +1,4 @@
-"""What the service knows of one engine, one attempt, one rollout: frozen records, replaced when something changes.
+"""What the service knows of one engine, one attempt, one update: frozen records, replaced when something changes.
 
 An engine may be taken out of a file, or a DNS may leave out a pod that is not ready; neither stops a load. Where it is
 not known what a server holds, or whether it reads on, that stays known of its address (`left_behind`): the versions
@@ -13,9 +13,9 @@ from refitd.engine.port import UNTOLD, Process
 from refitd.root.mark import RootMark
 from refitd.state.version import VersionRecord
 from refitd_client.contract.hosts import HostEngines
-from refitd_client.contract.naming import parse_version_id
-from refitd_client.contract.receivers import Receiver, StockReceiver
-from refitd_client.contract.states import EngineState, Kind, RolloutState
+from refitd_client.contract.naming import Order, parse_version_id
+from refitd_client.contract.receivers import Receiver
+from refitd_client.contract.states import EngineState, Kind, UpdateState
 
 
 class Source(StrEnum):
@@ -66,13 +66,14 @@ class EngineRecord:
     proves that it serves `serving`, None where nothing does.
     `plugin` is the release of refitd's plugin that carries out its loads, None where they are the server's own, for
     `stock_reason`; `takes_offers`: it can copy weights from the memory of a trainer on its host; `receivers` are its
-    ranks that can receive them over a process group, as of the last look, and `stock_receiver` says how a stock engine
-    takes them over one, `group_refusal` why it does not, where the operator allows it. `proves`: its GPUs can read a
+    ranks that can receive them over a process group, as of the last look. `proves`: its GPUs can read a
     version while it serves, to prove it for the service. `through_loader` is why its plugin loads tensors through the
     server's loader, `loads_whole` that it loads all of them so.
     `draft` says what becomes of its draft model in an update (`DRAFT_LEFT`, `DRAFT_UPDATED`), None where it has none.
     `beneath` is the full version that deltas were written into since, from which the plugin would put it back;
     `wants_full`: it takes no delta in place until it was given a full version.
+    `kept` says what is left of its start-up weights: "" nothing, else a digest of the names of the tensors that each
+    load since its start has left out (`VersionRecord.lacks`); None where there was none (`policy/partial.py`).
     `held` is what it served before a load in the middle of which the service stopped, as long as its contents are
     unknown and no load of it has failed since.
     `named_before` is what it named before a load that failed, until the next probe. `may_read` are other folders that
@@ -84,6 +85,9 @@ class EngineRecord:
     not load it at all: another service leads it, or another entry names the same server.
     `pulls`: it is another refitd, which pulls what it is to serve, deltas with what they stand on; `host` has what it
     tells of its own engines.
+    `given` are the fingerprints that it gave for the contents of versions, by their ids: it stays a witness of those
+    that it serves no more. `contradiction` says which engines give something else of what it serves, while nothing says
+    who is right.
     """
 
     id: str
@@ -97,6 +101,7 @@ class EngineRecord:
     state: EngineState = EngineState.PROBING
     serving: str | None = None
     held: str | None = None
+    kept: str | None = None
     known: bool = True
     resume_owed: bool = False
     unproven: tuple[str, ...] = ()
@@ -112,8 +117,6 @@ class EngineRecord:
     plugin: str | None = None
     takes_offers: bool = False
     receivers: tuple[Receiver, ...] = ()
-    stock_receiver: StockReceiver | None = None
-    group_refusal: str | None = None
     proves: bool = False
     stock_reason: str | None = None
     through_loader: str | None = None
@@ -138,6 +141,13 @@ class EngineRecord:
     taken: str | None = None
     pulls: bool = False
     host: HostEngines | None = None
+    given: dict[str, str] = field(default_factory=dict[str, str])
+    contradiction: str | None = None
+
+    @property
+    def doubted(self) -> str | None:
+        """Whom it contradicts about what it serves, while nothing says who is right; None where nobody."""
+        return self.contradiction if self.known and self.serving in self.given else None
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -174,7 +184,7 @@ class EngineRecord:
 
     def serves_newer_than(self, version: VersionRecord) -> bool:
         """Whether it serves something newer than a version of the same run, or did before a load that was broken off:
-        to go there is to go back, which no pause of rollouts keeps it from.
+        to go there is to go back, which no pause of updates keeps it from.
         """
         serving = parse_version_id(self.serving or self.held or "")
         return serving is not None and serving[0] == version.run and serving[1] > version.order
@@ -215,32 +225,38 @@ class EngineRecord:
 
     @property
     def how_it_loads(self) -> str:
-        """What carries out its loads, in a sentence without a subject."""
+        """What carries out its loads, and those of folders that are no publications, without a subject."""
         if self.plugin is not None:
             how = "" if self.through_loader is None else f", {self.what_is_slow}"
-            return f"loads through refitd's plugin {self.plugin}{how}"
+            return f"loads through refitd's plugin {self.plugin}, {_PLAIN_TOO}{how}"
         if self.pulls:
             return "pulls each version and loads it into its own engines when this service says which"
         if not self.server:
             return "has not said yet what carries out its loads"
-        return f"loads as {self.server} does by itself" + (f": {self.stock_reason}" if self.stock_reason else "")
+        why = f", {_PLAIN_TOO}: {self.stock_reason}" if self.stock_reason else ""
+        return f"loads as {self.server} does by itself{why}"
 
 
+_PLAIN_TOO = "checkpoints without refit.json as well"
 NOT_SENT = "NOT_SENT"  # the outcome of an attempt that the engine was never told to load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostLead:
-    """Which hub orders what is served on this host. `leads` is False once it orders no more. `leader` and `fence` are
-    those of the newest order, `told_by` says for people from where it came. `orders` counts the orders that were obeyed
-    here, of all hubs and runs.
+    """Which hub says what is served on this host. `leader` is the name in the newest reply that was obeyed, `told_by`
+    says for people from where it came. `orders` is the number of the last load that was asked for again. `heard` are
+    the highest epochs that were obeyed, by the hubs' names, the newest last: each name has epochs of its own.
     """
 
-    leads: bool = False
     leader: str = ""
-    fence: int = 0
     told_by: str = ""
     orders: int = 0
+    heard: dict[str, int] = field(default_factory=dict[str, int])
+
+    @property
+    def fence(self) -> int:
+        """The epoch of the hub that was obeyed last."""
+        return self.heard.get(self.leader, 0)
 
 
 UNLED = HostLead()
@@ -252,14 +268,17 @@ class RunRecord:
 
     On a host that follows an upstream, `desired` is the id of the version that the upstream wants it to serve, and
     `ordered` that of the last such version that was found good here: what the engines of this host are to serve.
-    `lead` says whether a hub orders that.
+    `deleted` is the newest version that the run had when an operator deleted it: nothing up to there comes back.
+    `left` are, by hosts' names, what each had when an operator rolled back and this service did not know, by its own
+    word: the id of a newer version, or "", and a higher epoch, or 0. They go back from there.
     """
 
     run: str
     closed_at: str | None = None
     desired: str | None = None
     ordered: str | None = None
-    lead: HostLead = UNLED
+    deleted: Order | None = None
+    left: dict[str, tuple[str, int]] = field(default_factory=dict[str, "tuple[str, int]"])
 
 
 class CheckState(StrEnum):
@@ -271,11 +290,11 @@ class CheckState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutRecord:
-    """One version's rollout to the engines of its run. `number` grows with each change of a run's target.
+class UpdateRecord:
+    """The move of a run's engines to one version. `number` grows with each change of a run's target.
 
     `check` and its `reason` are those of the canary, where the strategy has one. `paused_since` is when an operator
-    paused the rollouts of the run, None while they go on; the run's next rollout takes it over.
+    paused the updates of the run, None while they go on; the run's next update takes it over.
     """
 
     number: int
@@ -283,15 +302,15 @@ class RolloutRecord:
     version: str
     cause: str
     started_at: str
-    state: RolloutState = RolloutState.PENDING
+    state: UpdateState = UpdateState.PENDING
     check: CheckState = CheckState.PENDING
     reason: str | None = None
     paused_since: str | None = None
 
     @property
     def why_paused(self) -> str | None:
-        """Why no engine of the run goes to anything newer, and what ends that; None while rollouts go on."""
-        return None if self.paused_since is None else f"rollouts of {self.run} are paused: refitd resume {self.run}"
+        """Why no engine of the run goes to anything newer, and what ends that; None while updates go on."""
+        return None if self.paused_since is None else f"updates of {self.run} are paused: refitd resume {self.run}"
 
 
 def interrupted(attempt: AttemptRecord, engine: EngineRecord | None) -> tuple[AttemptRecord, EngineRecord | None]:
@@ -321,6 +340,12 @@ def in_mid_load(engine: EngineRecord, version: str) -> EngineRecord:
     return _doubted(engine, (version,), f"it was removed in the middle of loading {version}")
 
 
+def unvouched(engine: EngineRecord) -> EngineRecord:
+    """An engine of which a lost journal may have known more: a load that broke off, a quarantine."""
+    reason = "the journal was lost: nothing vouches for its contents"
+    return replace(engine, known=False, serving=None, held=engine.serving or engine.held, reason=reason)
+
+
 def left_behind(engine: EngineRecord, now: float) -> EngineRecord | None:
     """What stays known of a removed engine's address, None where nothing has to. `now` is of the monotonic clock."""
     if engine.known and not engine.unproven:
@@ -347,13 +372,14 @@ class Origin:
     `cause` says why an empty journal began on a root that was in use, None where the root was new. `lost` says that an
     earlier journal is gone, and with it what it knew of the engines' contents. `rebuilt` is False until the root was
     listed and every engine asked: nothing is collected before. It is on disk, so a kill in between changes nothing.
-    `root` is the root that it is about, None until that has a mark.
+    `root` is the root that it is about, None until that has a mark. `lead` is which hub this host obeys.
     """
 
     cause: str | None = None
     lost: bool = False
     rebuilt: bool = True
     root: RootMark | None = None
+    lead: HostLead = UNLED
 
 
 NEW = Origin()

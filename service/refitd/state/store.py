@@ -1,4 +1,4 @@
-"""What is true now: versions, engines and rollouts in memory, each change written to the journal in the same order.
+"""What is true now: versions, engines and updates in memory, each change written to the journal in the same order.
 
 A change takes effect in memory at once and is durable a moment later; `durable()` waits for that. A caller waits for it
 before it acts outside the service (answers a notice, calls an engine, deletes a file).
@@ -25,7 +25,7 @@ from refitd.state.records import (
     NEW,
     AttemptRecord,
     EngineRecord,
-    RolloutRecord,
+    UpdateRecord,
     given_back,
     in_mid_load,
     interrupted,
@@ -33,6 +33,8 @@ from refitd.state.records import (
 )
 from refitd.state.version import VersionRecord
 from refitd.state.version_index import ListOrder, Runs, VersionIndex
+from refitd_client.contract.naming import parse_version_id, version_folder
+from refitd_client.contract.naming import version_id as id_of
 from refitd_client.contract.states import EngineState, Kind, LogSeverity, VersionState
 from refitd_client.contract.wire import Event
 
@@ -55,7 +57,7 @@ class Store:
         engines: the engines that are named, by id.
         removed: what stays known of addresses where no engine is named any more.
         away_since: since when (RFC 3339, for people) each UNREACHABLE engine does not answer.
-        rollouts: the newest rollout of each run.
+        updates: the newest update of each run.
         runs: which runs have ended, and since when engines follow them.
         loading: the open attempt of each engine.
         faults: why the root or the list of engines cannot be read, or what lies in the root is too much.
@@ -79,7 +81,7 @@ class Store:
         self.engines = EngineIndex()
         self.removed: dict[str, EngineRecord] = {}
         self.away_since: dict[str, str] = {}
-        self.rollouts: dict[str, RolloutRecord] = {}
+        self.updates: dict[str, UpdateRecord] = {}
         self.runs = Runs()
         self.loading: dict[str, AttemptRecord] = {}
         self.faults = InputFaults()
@@ -87,7 +89,7 @@ class Store:
         self._first_seen: dict[str, float] = {}
         self._fingerprints: dict[tuple[str, str], str] = {}
         self.last_event = journal.newest_event = journal.read(reads.read_last_event)
-        self._rollout_number = 0
+        self._update_number = 0
         for version in self.journal.read(reads.read_versions):
             if version.state is VersionState.DELETED:
                 self.gone.add(version.id)
@@ -104,9 +106,9 @@ class Store:
         for version_id, configuration, fingerprint in self.journal.read(reads.read_fingerprints):
             if version_id in self.versions:
                 self._fingerprints[version_id, configuration] = fingerprint
-        for rollout in self.journal.read(reads.read_rollouts):
-            self.rollouts[rollout.run] = rollout
-            self._rollout_number = max(self._rollout_number, rollout.number)
+        for update in self.journal.read(reads.read_updates):
+            self.updates[update.run] = update
+            self._update_number = max(self._update_number, update.number)
         for engine in self.journal.read(reads.read_engines):
             # Clocks of another boot mean nothing here, and what the engine does now is not known yet.
             self.engines[engine.id] = replace(
@@ -121,6 +123,8 @@ class Store:
             self.removed[engine.url] = replace(engine, unreachable_since=self.clock.monotonic())
         for attempt in self.journal.read(reads.read_open_attempts):
             self._interrupted(attempt)
+        for run in self.runs.deleted:
+            self._retire_deleted(run)
         if self.origin.cause is not None and self.last_event == 0:
             self.say("journal", "journal", f"rebuilding: {self.origin.cause}", is_fault=True)
 
@@ -165,8 +169,7 @@ class Store:
             self._first_seen.pop(record.id, None)
             self.index.drop(record)
             self.gone.add(record.id)
-            for key in [key for key in self._fingerprints if key[0] == record.id]:
-                del self._fingerprints[key]
+            self._drop_fingerprints(record.id)
         else:
             self.index.keep(record)
             self.gone.discard(record.id)  # a follower has pulled it again
@@ -201,13 +204,12 @@ class Store:
         return self.index.of_run(run)
 
     def published_of(self, run: str) -> list[VersionRecord]:
-        """What the trainer of a run has published, newest first: `versions_of`, and the newest deleted evidence if it
-        is newer than all of them.
-        """
-        versions, evidence = self.versions_of(run), self.index.deleted_evidence.get(run)
-        if evidence is None or (versions and versions[0].order >= evidence.order):
-            return versions
-        return [evidence, *versions]
+        """What the trainer of a run has published, newest first: `versions_of`, and the newest deleted evidence."""
+        evidence = self.index.deleted_evidence.get(run)
+        known = self.versions_of(run)
+        if evidence is None or evidence.id in self.versions or self.runs.was_deleted(run, evidence.order):
+            return known
+        return sorted([evidence, *known], key=lambda version: version.order, reverse=True)
 
     def put_engine(self, record: EngineRecord, text: str | None = None) -> None:
         """Put an engine as it is now; `text` says in the log what happened to it."""
@@ -287,48 +289,60 @@ class Store:
         """The fingerprint that a clean load of the version gave on an engine of this configuration."""
         return self._fingerprints.get((version, configuration))
 
+    def _drop_fingerprints(self, version: str) -> None:
+        for key in [key for key in self._fingerprints if key[0] == version]:
+            del self._fingerprints[key]
+
+    def forget_fingerprints(self, version: str) -> None:
+        """Forget what clean loads of a version gave: its contents are others now."""
+        self._drop_fingerprints(version)
+        self.journal.append(writes.drop_fingerprints(version))
+        for engine in [engine for engine in self.engines.values() if version in engine.given]:
+            given = {id_: found for id_, found in engine.given.items() if id_ != version}
+            self.put_engine(replace(engine, given=given))
+
     def record_fingerprint(self, version: str, configuration: str, fingerprint: str) -> None:
-        """Remember the fingerprint that a clean load of a version gave on a configuration. The first one stays."""
-        if (version, configuration) not in self._fingerprints:  # each of a thousand engines gives the same
+        """Remember the fingerprint that a clean load of a version gave on a configuration."""
+        if self._fingerprints.get((version, configuration)) != fingerprint:  # each of a thousand engines gives the same
             self._fingerprints[version, configuration] = fingerprint
             self.journal.append(writes.put_fingerprint(version, configuration, fingerprint))
 
-    def start_rollout(self, run: str, version: str, cause: str) -> RolloutRecord:
-        """Begin a rollout.
+    def start_update(self, run: str, version: str, cause: str) -> UpdateRecord:
+        """Begin an update.
 
         Args:
             run: the run.
             version: the id of the version that its engines are to serve.
             cause: why, in a sentence.
         """
-        self._rollout_number += 1
-        before = self.rollouts.get(run)
-        rollout = RolloutRecord(
-            number=self._rollout_number,
+        self._update_number += 1
+        before = self.updates.get(run)
+        update = UpdateRecord(
+            number=self._update_number,
             run=run,
             version=version,
             cause=cause,
             started_at=self.clock.now(),
             paused_since=None if before is None else before.paused_since,
         )
-        self.put_rollout(rollout, f"rollout {rollout.number} to {version}: {cause}")
-        return rollout
+        self.put_update(update, f"update {update.number} to {version}: {cause}")
+        return update
 
-    def put_rollout(self, record: RolloutRecord, text: str) -> None:
-        """Put the newest rollout of a run as it is now; `text` says in the log what happened to it."""
-        self.rollouts[record.run] = record
-        self.journal.append(writes.put_rollout(record))
+    def put_update(self, record: UpdateRecord, text: str) -> None:
+        """Put the newest update of a run as it is now; `text` says in the log what happened to it."""
+        self.updates[record.run] = record
+        self.journal.append(writes.put_update(record))
         for observer in self._observers:
-            observer.rollout_changed(record)
-        self.say("rollout", record.version, text, number=record.number, state=record.state.value)
+            observer.update_changed(record)
+        self.say("update", record.version, text, number=record.number, state=record.state.value)
         self.changed.notify()
 
-    def pause_rollouts(self, record: RolloutRecord, *, paused: bool) -> None:
-        """Pause the rollouts of a run at the last good version, or resume them. `record` is its newest rollout."""
+    def pause_updates(self, record: UpdateRecord, *, paused: bool) -> None:
+        """Pause the updates of a run at the last good version, or resume them. `record` is its newest update."""
         if paused is (record.paused_since is not None):
             return
-        text = f"rollouts of run {record.run} {'are paused' if paused else 'go on'}"
-        self.put_rollout(replace(record, paused_since=self.clock.now() if paused else None), text)
+        text = f"updates of run {record.run} {'are paused' if paused else 'go on'}"
+        self.put_update(replace(record, paused_since=self.clock.now() if paused else None), text)
 
     def close_run(self, run: str) -> None:
         """A run has ended."""
@@ -341,10 +355,64 @@ class Store:
         if self.runs.closed.pop(run, None) is not None:
             self._put_run(run, f"run {run} is open again: {why}")
 
+    def delete_run(self, run: str) -> int:
+        """Delete what is known of a run, and return how many versions that are. Collection deletes their files."""
+        newest = self.list_order.newest(run)
+        if newest is None:
+            return 0
+        if (update := self.updates.get(run)) is not None:
+            self.pause_updates(update, paused=False)
+        self.runs.delete(run, newest, self.clock.now())
+        # The mark is written first: a service that dies from here on retires the rest when it is back.
+        self._put_run(run, f"run {run} is deleted, up to {version_folder(newest)}")
+        return self._retire_deleted(run)
+
+    def _retire_deleted(self, run: str) -> int:
+        going = [version for version in self.versions_of(run) if self.runs.was_deleted(run, version.order)]
+        for version in going:
+            why = f"run {run} was deleted"
+            retired = replace(version, state=VersionState.RETIRED, reason=why, state_before=None, reason_before=None)
+            if retired != version:
+                self.put_version(retired, f"retired: {why}")
+        return len(going)
+
     def put_order(self, record: records.RunRecord, text: str) -> None:
         """Put what the upstream wants of a run (`desired`, `ordered`)."""
         self.runs.remember(record)
         self._put_run(record.run, text)
+
+    def put_lead(self, lead: records.HostLead, text: str | None) -> None:
+        """Put which hub this host obeys; `text` says in the log that it is another one, or leads anew."""
+        self.origin = replace(self.origin, lead=lead)
+        self.journal.append(writes.put_origin(self.origin))
+        if text is not None:
+            self.say("root", "upstream", text)
+
+    def leave_behind(self, run: str, had: dict[str, tuple[str, int]]) -> None:
+        """An operator rolls back: hosts leave also what this service does not know, as `RunRecord.left` has it."""
+        known = self.runs.record_of(run)
+        if had:
+            self.put_order(replace(known, left={**known.left, **had}), "a rollback: hosts leave what is not known here")
+
+    def newest_known(self, run: str, host: str | None = None, serves: str | None = None) -> str | None:
+        """The id of the newest version of a run that was good here, or that a rollback has left, there or on a host.
+
+        Args:
+            run: the run.
+            host: of which host; None for what was left here.
+            serves: what the host serves. Where that is not known here, only what a rollback has left counts: a newer
+                version that is good here says nothing of what the host has.
+        """
+        left = parse_version_id(self.runs.left.get(run, {}).get(host or "", ("", 0))[0])
+        at = parse_version_id(serves or "")
+        is_strange = at is not None and at[0] == run and serves not in self.versions
+        known = (None if is_strange else self.index.newest_known(run), None if left is None else left[1])
+        newest = max((order for order in known if order is not None), default=None)
+        return None if newest is None else id_of(run, newest)
+
+    def run_records(self) -> list[records.RunRecord]:
+        """What is known of runs beside their versions."""
+        return self.runs.records()
 
     def _put_run(self, run: str, text: str) -> None:
         self.journal.append(writes.put_run(self.runs.record_of(run)))
@@ -369,7 +437,7 @@ class Store:
         """Add to the log of decisions, which is also the event stream.
 
         Args:
-            kind: what it is about: "version", "engine", "rollout", "run", "root", "router" or "journal".
+            kind: what it is about: "version", "engine", "update", "run", "root" or "journal".
             subject: the id of that.
             text: what was decided or happened.
             of_run: the run that it concerns, where the subject does not name it.

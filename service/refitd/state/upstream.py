@@ -9,8 +9,8 @@ class UpstreamWord:
 
     `name` is what sentences call it: its URL. `run` is the run that is followed, None where that is not known yet.
     `silent_since` is when it was heard last (RFC 3339), "" where that was not since the start, None while it is heard.
-    `is_paused`: rollouts of the run are paused there. `leads`: it orders what is served here; `is_untold`: it may yet
-    say that it does. `wanted` is the id of the version that this host is to serve, `elsewhere` of the one that hosts
+    `is_paused`: updates of the run are paused there. `leads`: it says what is served here.
+    `wanted` is the id of the version that this host is to serve, `elsewhere` of the one that hosts
     are to serve which no hub leads, `pulling` of the one that is pulled now. `has_ended`: it has said that the run has
     ended, or that it has none of that name. `listed` are the ids of the versions of the run that it has named last,
     None where it was not heard yet.
@@ -21,7 +21,6 @@ class UpstreamWord:
     silent_since: str | None = None
     is_paused: bool = False
     leads: bool = False
-    is_untold: bool = False
     wanted: str | None = None
     elsewhere: str | None = None
     pulling: str | None = None

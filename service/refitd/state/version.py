@@ -4,10 +4,12 @@ from dataclasses import dataclass, field, replace
 
 from refitd_client.checkpoint.fault import Code
 from refitd_client.contract.manifest import Manifest
-from refitd_client.contract.naming import DURABLE_KEY, Order, version_id
+from refitd_client.contract.naming import DURABLE_KEY, Order, version_id, version_label
 from refitd_client.contract.states import Kind, VersionState, way_of
+from refitd_client.contract.wire import left_out_clause
 
 _WHY_LENGTH = 300  # characters of a foreign text that are kept
+_READ_AGAIN = "its files look otherwise than they did: they are read again, and nothing is loaded from them meanwhile"
 EVIDENCE = frozenset({VersionState.REJECTED, VersionState.LOST})
 
 
@@ -19,7 +21,10 @@ class VersionRecord:
     that of the weight files, `shards` that of their names and sizes, `fingerprints` that of its tensors' fingerprints
     where its manifest has them. All are None until known; a delta has neither `weights` nor `shards`.
     `kind` and `base` (a version's id) are the notice's, and without one the manifest's once it was read.
-    `owned` says that refitd's own publisher wrote it (it has a manifest). `served_at` is when it was first proven on
+    `in_doubt`: its files look otherwise than they did, and are read again; nothing is loaded from them meanwhile.
+    `confirmed`: it has no manifest, and its files were read once more after its first load.
+    `owned` says that refitd's own publisher wrote it (it has a manifest); `described` that the service keeps a manifest
+    of a folder that has none. `served_at` is when it was first proven on
     every reachable engine of its run, None before: the newest such version is the last good one. `given_up` is why this
     service has barred it by itself: its canary failed, or no engine came through a load of it. `code` is for programs
     what `reason` is for people, where validation has REJECTED it. `handed`: it was offered to engines from its
@@ -28,7 +33,12 @@ class VersionRecord:
     and proved its tensors, where the service itself has not. `bad_for` are the seconds for which it has been REJECTED
     or LOST while the service ran, as far as they are written down. `state_before` and `reason_before` are the state and
     the reason that it had before it was RETIRED, None until then. `density` is the share of elements that changed since
-    the version before, and `why_full` why it is no delta, as far as its publisher says so.
+    the version before, and `why_full` why it is no delta, as far as its publisher says so. `may_lack` are patterns of
+    the names of tensors that it may lack of those of the engines' model, as its notice says. (Earlier releases wrote
+    `allow_missing`, which had no bounds.) `lacks` is a digest of the names of those that it does lack, "" where it
+    lacks none; `left_out` are the first of them, and `left_out_count` says how many they are. `notes` say what else is
+    worth knowing of its files. `after` is the id of the run's newest version, where that was known before this one, of
+    a lower step of its generation, appeared.
     """
 
     run: str
@@ -47,7 +57,10 @@ class VersionRecord:
     inventory: str | None = None
     fingerprints: str | None = None
     signature: str | None = None
+    in_doubt: bool = False
+    confirmed: bool = False
     owned: bool = False
+    described: bool = False
     noticed: bool = False
     handed: bool = False
     unended: int = 0
@@ -61,10 +74,21 @@ class VersionRecord:
     served_at: str | None = None
     density: float | None = None
     why_full: str | None = None
-    allow_missing: bool = False
+    after: str | None = None
+    may_lack: tuple[str, ...] = ()
     allow_extra: bool = False
+    lacks: str = ""
+    left_out: tuple[str, ...] = ()
+    left_out_count: int = 0
+    notes: tuple[str, ...] = ()
     metadata: dict[str, str] = field(default_factory=dict[str, str])
     timings: dict[str, float] = field(default_factory=dict[str, float])
+
+    @property
+    def lacks_manifest(self) -> bool:
+        """Whether engines find none of it, neither its trainer's nor the service's: refitd inside leaves it to them."""
+        is_good = self.state is VersionState.SEALED and self.kind is Kind.FULL
+        return is_good and not (self.owned or self.described)
 
     @property
     def id(self) -> str:
@@ -73,8 +97,8 @@ class VersionRecord:
 
     @property
     def label(self) -> str:
-        """The weight_version that engines get with it: the step, as trainers expect it."""
-        return str(self.order.step)
+        """The weight_version that engines get with it."""
+        return version_label(self.order)
 
     @property
     def in_memory(self) -> bool:
@@ -92,10 +116,21 @@ class VersionRecord:
         return "it was rolled back from" if self.given_up is None else self.given_up.partition(": ")[0]
 
     @property
+    def doubt(self) -> str | None:
+        """Why nothing is loaded from it just now, though its files may be good."""
+        is_read = self.in_doubt and self.state in {VersionState.SEALED, VersionState.LOST}
+        return _READ_AGAIN if is_read else None
+
+    @property
     def is_deleted_evidence(self) -> bool:
         """Whether it was REJECTED or LOST, and its files are deleted or about to be."""
         is_over = self.state in {VersionState.RETIRED, VersionState.DELETED}
         return is_over and self.state_before in EVIDENCE
+
+    @property
+    def was_good(self) -> bool:
+        """Whether it was found good once."""
+        return self.signature is not None or self.is_lost
 
     @property
     def is_lost(self) -> bool:
@@ -108,6 +143,11 @@ class VersionRecord:
         if not self.is_deleted_evidence or self.state_before is None:
             return self
         return replace(self, state=self.state_before, reason=self.reason_before)
+
+    @property
+    def partly(self) -> str:
+        """What it leaves out of the engines' model, as a clause; "" where it leaves out nothing."""
+        return left_out_clause(self.left_out, self.left_out_count)
 
     @property
     def durability(self) -> str | None:

@@ -19,7 +19,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from refitd.state.records import UNLED, EngineRecord, HostLead, RunRecord
+from refitd.state.records import EngineRecord, RunRecord
 from refitd.state.upstream import UpstreamWord
 from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import Order
@@ -31,6 +31,7 @@ class VersionIndex:
     `deleted_evidence` is the newest version of each run that was REJECTED or LOST and is DELETED: how a run stands does
     not change because files are deleted. `deleted_lost` has, by id, all that were LOST and are DELETED: an object store
     may still have them. It has versions with a manifest alone: no others are pushed, and they may be thousands.
+    `deleted_newest` is, by run, the newest that was good or barred and is DELETED.
     """
 
     def __init__(self) -> None:
@@ -39,6 +40,7 @@ class VersionIndex:
         self.open: dict[str, VersionRecord] = {}
         self.deleted_evidence: dict[str, VersionRecord] = {}
         self.deleted_lost: dict[str, VersionRecord] = {}
+        self.deleted_newest: dict[str, Order] = {}
         self._by_run: dict[str, dict[str, VersionRecord]] = {}
         self._in_order: dict[str, list[VersionRecord]] = {}
         self._newest: dict[str, Order] = {}
@@ -66,6 +68,8 @@ class VersionIndex:
             self.deleted_evidence[record.run] = record
         if record.is_lost and record.owned:
             self.deleted_lost[record.id] = record
+        if record.was_good or record.barred:
+            self.deleted_newest[record.run] = max(record.order, self.deleted_newest.get(record.run, record.order))
         if (before := self.all.pop(record.id, None)) is not None:
             self._paths[before.path] -= 1
             self._newest.pop(record.run, None)
@@ -99,6 +103,12 @@ class VersionIndex:
             self._newest[run] = mine[0].order
         return self._newest.get(run)
 
+    def newest_known(self, run: str) -> Order | None:
+        """The newest of a run that ever was good or barred; None where it has none."""
+        here = (version.order for version in self.of_run(run) if version.was_good or version.barred)
+        found = (next(here, None), self.deleted_newest.get(run))
+        return max((order for order in found if order is not None), default=None)
+
     def is_at(self, path: str) -> bool:
         """Whether a version is known that lies at a path."""
         return self._paths[path] > 0
@@ -124,6 +134,15 @@ class ListOrder:
         insort(self._rows.setdefault(run, []), row)
         self._last = max(self._last, row[2])
 
+    def has(self, run: str) -> bool:
+        """Whether a run ever had a version."""
+        return bool(self._rows.get(run))
+
+    def newest(self, run: str) -> Order | None:
+        """The newest version that a run ever had."""
+        rows = self._rows.get(run)
+        return Order(*rows[-1][:2]) if rows else None
+
     def of(self, run: str, order: Order) -> int:
         """The place of a version. One that was not seen before gets its own now."""
         rows, key = self._rows.setdefault(run, []), (order.generation, order.step)
@@ -141,15 +160,17 @@ class ListOrder:
 class Runs:
     """`closed` has when each closed run was closed (RFC 3339), `followed_since` since when engines follow a run
     (monotonic seconds). A run that is in neither is open, and no engine follows it. `desired` and `ordered` have the
-    ids of `RunRecord`, by run, where there are any, and `leads` its leads. `upstream` is what is known of the upstream
-    that this host follows, None where it follows none, or has not looked yet.
+    ids of `RunRecord`, by run, where there are any, `deleted` up to where runs were deleted, and `left` what hosts had.
+    `upstream` is what is known of the upstream that this host follows, None where it follows none, or has not looked
+    yet.
     """
 
     def __init__(self) -> None:
         self.closed: dict[str, str] = {}
         self.desired: dict[str, str] = {}
         self.ordered: dict[str, str] = {}
-        self.leads: dict[str, HostLead] = {}
+        self.deleted: dict[str, Order] = {}
+        self.left: dict[str, dict[str, tuple[str, int]]] = {}
         self.followed_since: dict[str, float] = {}
         self.upstream: UpstreamWord | None = None
 
@@ -165,13 +186,41 @@ class Runs:
             known.pop(record.run, None)
             if id_ is not None:
                 known[record.run] = id_
-        self.leads[record.run] = record.lead
+        if record.left:
+            self.left[record.run] = record.left
+        if record.deleted is not None:
+            self.deleted[record.run] = record.deleted
+
+    def delete(self, run: str, up_to: Order, now: str) -> None:
+        """An operator has deleted a run: it has ended, and nothing is known of it but up to where it went."""
+        self.remember(RunRecord(run=run, closed_at=self.closed.get(run, now), deleted=up_to))
+
+    def was_deleted(self, run: str, order: Order) -> bool:
+        """Whether a version went, or goes, with its run."""
+        return run in self.deleted and order <= self.deleted[run]
+
+    def begins(self, run: str, newest: Order | None) -> int | None:
+        """The generation that a deleted run begins with its next version; None where it has begun it."""
+        deleted = self.deleted.get(run)
+        return None if deleted is None or (newest is not None and newest > deleted) else deleted.generation + 1
 
     def record_of(self, run: str) -> RunRecord:
         """What the journal is to know."""
         closed, desired, ordered = self.closed.get(run), self.desired.get(run), self.ordered.get(run)
-        lead = self.leads.get(run, UNLED)
-        return RunRecord(run=run, closed_at=closed, desired=desired, ordered=ordered, lead=lead)
+        left = self.left.get(run, {})
+        return RunRecord(
+            run=run,
+            closed_at=closed,
+            desired=desired,
+            ordered=ordered,
+            deleted=self.deleted.get(run),
+            left=left,
+        )
+
+    def records(self) -> list[RunRecord]:
+        """What the journal is to know of all runs of which it knows anything."""
+        known = {*self.closed, *self.desired, *self.ordered, *self.deleted, *self.left}
+        return [self.record_of(run) for run in sorted(known)]
 
     def count(self, engines: Iterable[EngineRecord], now: float) -> None:
         """Take which runs engines follow now."""

@@ -33,9 +33,9 @@ class VersionCopies:
         self._copies = {START_UP: (0, _copy_of(start_up))}
         self._probe = copy.deepcopy(start_up)
 
-    def remember(self, step: int, policy: Decoder) -> None:
-        """Keep a copy of the policy as the version of `step`, and of the versions before it only the last few."""
-        self._copies[str(step)] = (step, _copy_of(policy))
+    def remember(self, label: str, step: int, policy: Decoder) -> None:
+        """Keep a copy of the policy as the version of `label`, and of the versions before it only the last few."""
+        self._copies[label] = (step, _copy_of(policy))
         for label in [label for label in self._copies if label != START_UP][:-KEPT]:
             del self._copies[label]
 

@@ -30,6 +30,7 @@ from refitd_client import (
     WaitTimeoutError,
     WeightPublisher,
 )
+from refitd_client.contract.naming import Order, version_label
 from refitd_embedded.demo import DemoOptions, policy, rollouts, vllm
 from refitd_embedded.demo.agreement import DisagreementError, VersionCopies, largest_difference, served_by
 from refitd_embedded.demo.incidents import Incidents
@@ -85,6 +86,10 @@ class Releases:
         incidents.look(trainer.step)
         return (safe - began) * 1e3, served
 
+    def label(self, step: int) -> str:
+        """What engines call the trainer's weights of `step`, which were published last."""
+        return version_label(Order(self.published[-1].generation if self.published else 1, step))
+
     def _wait(self, publication: Publication) -> None:
         ends = time.monotonic() + SERVED_SECONDS
         while True:
@@ -123,8 +128,8 @@ def rows(
     """
     history, source = VersionCopies(trainer.policy), random.Random(seed)  # noqa: S311 - a task, no secret
     while True:
-        history.remember(trainer.step, trainer.policy)
         times = releases.release(trainer, incidents)
+        history.remember(releases.label(trainer.step), trainer.step, trainer.policy)
         rollouts = incidents.engines.answer(questions(source))
         marks = [rollout.problem.marks(rollout.answer) for rollout in rollouts]
         yield StepRow(

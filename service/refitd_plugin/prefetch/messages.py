@@ -9,6 +9,7 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 import msgspec
@@ -36,7 +37,7 @@ class ReadOrder(msgspec.Struct, tag=True, kw_only=True):
     path: str
     model: str
     check_bytes: bool
-    allow_missing: bool = False
+    allow_missing: tuple[str, ...] = ()
     allow_extra: bool = False
     allow_dtype_cast: bool = False
     layout: str = ""
@@ -161,17 +162,15 @@ def _body_length(head: bytes, files: int) -> int:
 
 
 def _receive_all(line: socket.socket, length: int) -> bytearray:
-    """Wait longer than the socket's time-out: the message has begun to come."""
+    """Wait longer than the socket's time-out, and for a time in all: the message has begun to come."""
     data, deadline = bytearray(length), time.monotonic() + _BODY_SECONDS
     view = memoryview(data)
     while view:
-        try:
+        if time.monotonic() > deadline:
+            raise LineLostError("a message breaks off")
+        with suppress(TimeoutError, BlockingIOError):
             count = line.recv_into(view, 0, socket.MSG_WAITALL)
-        except (TimeoutError, BlockingIOError):
-            if time.monotonic() < deadline:
-                continue
-            raise LineLostError("a message breaks off") from None
-        if not count:
-            raise LineLostError("the other side is gone")
-        view = view[count:]
+            if not count:
+                raise LineLostError("the other side is gone")
+            view = view[count:]
     return data

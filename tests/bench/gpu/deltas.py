@@ -99,6 +99,6 @@ def _wire(setting: Setting) -> list[Row]:
             stages = [done.timings for _, _, done in samples[WARM:]]
             smaller = [size_of(setting.weights) / done.bytes for _, _, done in samples[WARM:]]
             note = f"wanted at least {wanted}"
-            rows.append(row("delta", setting.model, f"gap+zstd, {share:.1%}: size, 1/", smaller, unit="", note=note))
-            rows.append(row("delta", setting.model, f"gap+zstd, {share:.1%}: committed", taken, stages=stages))
+            rows.append(row("delta", setting.model, f"zstd, {share:.1%}: size, 1/", smaller, unit="", note=note))
+            rows.append(row("delta", setting.model, f"zstd, {share:.1%}: committed", taken, stages=stages))
     return rows

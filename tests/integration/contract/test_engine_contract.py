@@ -1,4 +1,4 @@
-"""What the rollout relies on, held against every engine: the port's promises over real HTTP, with real weights."""
+"""What the reconciler relies on, held against every engine: the port's promises over real HTTP, with real weights."""
 
 import asyncio
 from collections.abc import Callable, Generator
@@ -329,7 +329,7 @@ def _frozen_at_load(subject: Subject) -> Generator[Callable[[Stage], None]]:
 
 
 async def _until_heard(engine: EnginePort, subject: Subject) -> Refit:
-    """Refit as the rollout does: again while the engine does not answer in time, which a busy machine may cause."""
+    """Refit as the reconciler does: again while the engine does not answer in time, which a busy machine may cause."""
     while (refit := await engine.refit(subject.target("model_a", "3", repairs=True), ignore_stage)).outcome is (
         Outcome.UNREACHABLE
     ):

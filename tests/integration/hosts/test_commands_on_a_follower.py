@@ -140,13 +140,13 @@ def test_a_host_whose_canary_refuses_the_first_version_tries_it_again_after_a_re
 
 
 def test_a_host_that_is_paused_is_ordered_to_nothing_newer_and_has_pulled_it_when_it_is_resumed(tmp_path: Path) -> None:
-    with hosts(tmp_path, "--take-followers") as all_:
+    with hosts(tmp_path) as all_:
         hub, one = all_.hub, all_.led("one")
         until(lambda: hub.client.engines().items, hub, one)
         all_.publish(1)
         until(lambda: one.serves(1) and one.client.overview().runs[0].standing is Standing.CURRENT, hub, one)
         one.client.pause(RUN)
-        until(lambda: str(hub.client.engine("one").reason).startswith("waits: rollouts of"), hub, one)
+        until(lambda: str(hub.client.engine("one").reason).startswith("waits: updates of"), hub, one)
         all_.publish(2)
         until(lambda: TWO in {each.id for each in one.client.versions().items}, hub, one)
         until(lambda: one.client.version(TWO).state is VersionState.SEALED, hub, one)
@@ -172,7 +172,7 @@ def shown(host: Host, *command: str) -> str:
 def test_a_follower_that_is_paused_tells_its_hub_why_it_does_not_go_and_its_own_operator_what_waits(
     tmp_path: Path,
 ) -> None:
-    with hosts(tmp_path, "--take-followers") as all_:
+    with hosts(tmp_path) as all_:
         hub, one = all_.hub, all_.led("one")
         until(lambda: hub.client.engines().items, hub, one)
         all_.publish(1)
@@ -181,7 +181,7 @@ def test_a_follower_that_is_paused_tells_its_hub_why_it_does_not_go_and_its_own_
         one.client.pause(RUN)
         all_.publish(2)
         since = one.client.overview().runs[0].paused_since
-        paused = f"rollouts of {RUN} are paused on that host since {since}: refitd resume {RUN} there"
+        paused = f"updates of {RUN} are paused on that host since {since}: refitd resume {RUN} there"
         waits = f"waits: {paused}"
         until(lambda: TWO in {each.id for each in one.client.versions().items}, hub, one)
         until(lambda: one.client.version(TWO).state is VersionState.SEALED, hub, one)
@@ -190,12 +190,12 @@ def test_a_follower_that_is_paused_tells_its_hub_why_it_does_not_go_and_its_own_
             assert waits in shown(hub, *command), command
         assert f"waiting for: one is BEHIND ({waits})" in shown(hub, "wait", TWO, "--timeout", "0")
         own = one.client.engines().items[0]
-        resumed = f"engines load it when rollouts are resumed here (refitd resume {RUN})"
+        resumed = f"engines load it when updates are resumed here (refitd resume {RUN})"
         here = f"Step 2 is here and good: {resumed}, and {hub.refitd.url} orders it then"
         until(lambda: here in one.client.overview().runs[0].reasons, hub, one)
         for command in (("status",), ("engines",), ("explain", RUN), ("explain", own.id)):
             assert here in shown(one, *command), command
-        assert f"Rollouts of run {RUN} are paused since {since}" in shown(one, "explain", TWO)
+        assert f"Updates of run {RUN} are paused since {since}" in shown(one, "explain", TWO)
         one.client.resume(RUN)
         assert hub.client.wait(TWO, timeout=PATIENCE).outcome is WaitOutcome.SERVED
         until(lambda: hub.client.engine("one").reason is None, hub, one)
@@ -203,7 +203,7 @@ def test_a_follower_that_is_paused_tells_its_hub_why_it_does_not_go_and_its_own_
 
 
 def test_while_one_host_is_paused_another_is_the_canary_and_the_pause_is_no_verdict(tmp_path: Path) -> None:
-    with hosts(tmp_path, "--take-followers", "--strategy", "canary") as all_:
+    with hosts(tmp_path, "--strategy", "canary") as all_:
         hub, one, two = all_.hub, all_.led("one"), all_.led("two")
         until(lambda: len(hub.client.engines().items) == 2, hub, one, two)
         all_.publish(1)
@@ -240,7 +240,7 @@ def rolled_back_to_what_a_paused_host_never_served(all_: Hosts) -> tuple[Host, H
 
 
 def test_a_host_that_is_paused_goes_back_to_what_it_never_served_and_no_further(tmp_path: Path) -> None:
-    with hosts(tmp_path, "--take-followers") as all_:
+    with hosts(tmp_path) as all_:
         hub, one, two = rolled_back_to_what_a_paused_host_never_served(all_)
         until(lambda: one.serves(2) and two.serves(2), hub, one, two)
         assert sum(path.endswith("v000001") for path in one.engines[0].loaded) == 1
@@ -248,7 +248,7 @@ def test_a_host_that_is_paused_goes_back_to_what_it_never_served_and_no_further(
 
 def test_a_canary_of_a_rollback_bars_nothing_for_the_pause_of_another_host(tmp_path: Path) -> None:
     """That one leaves what was rolled back from: for what all have served, or after the check for the canary's."""
-    with hosts(tmp_path, "--take-followers", "--strategy", "canary") as all_:
+    with hosts(tmp_path, "--strategy", "canary") as all_:
         hub, one, two = rolled_back_to_what_a_paused_host_never_served(all_)
         until(lambda: not one.serves(3) and two.serves(2), hub, one, two)
         assert not hub.client.version(TWO).barred

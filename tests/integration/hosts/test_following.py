@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from refitd_client import ConflictError, RunBusyError, WeightPublisher
-from refitd_client.contract.follow import FollowerReport
 from refitd_client.contract.states import VersionState
 from refitd_client.contract.wire import Notice
 from support.checkpoints import tensors
@@ -130,13 +129,13 @@ def test_what_a_follower_pulls_is_kept_at_the_hub_while_it_says_so(tmp_path: Pat
         hub = all_.hub
         first = all_.publish(1)
         until(lambda: hub.client.version(first).state is VersionState.SEALED, hub)
-        hub.client.report(FollowerReport(follower="slow", pulls=(first,)))
+        all_.report("slow", first)
         for step in (2, 3):
             newest = all_.publish(step)
             until(lambda newest=newest: hub.client.version(newest).state is VersionState.SEALED, hub)
         kept = next(line for line in hub.client.reclaim().items if line.version == first)
         assert kept.keep
         assert "follower slow pulls it" in kept.reasons
-        hub.client.report(FollowerReport(follower="slow"))
+        all_.report("slow")
         hub.client.reclaim()
         assert not (hub.root / RUN / "v000001").exists()

@@ -16,7 +16,7 @@ def proofs(*of: Host) -> set[str | None]:
 def test_hosts_and_engines_that_load_at_one_moment_prove_each_other_also_after_a_rollback_to_the_first_version(
     tmp_path: Path,
 ) -> None:
-    with hosts(tmp_path, "--take-followers", "--quorum", "2") as all_:
+    with hosts(tmp_path, "--quorum", "2") as all_:
         hub, one, other = all_.hub, all_.led("one", engines=2), all_.led("other", engines=2)
         until(lambda: len(hub.client.engines().items) == 2, hub, one, other)
         first = all_.publish(1)

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import httpx
-
 from refitd_client import WeightPublisher
 from refitd_client.contract.states import EngineState, WaitOutcome
 from support.checkpoints import tensors
@@ -22,7 +20,7 @@ def on_host(hub: Host, name: str) -> list[str | None]:
 
 
 def test_hosts_name_themselves_are_rolled_out_to_and_rolled_back_by_the_hub(tmp_path: Path) -> None:
-    with hosts(tmp_path, "--take-followers", "--quorum", "2") as all_:
+    with hosts(tmp_path, "--quorum", "2") as all_:
         hub, one, other = all_.hub, all_.led("one", engines=2), all_.led("other")
         until(lambda: set(states(hub)) == {"one", "other"}, hub, one, other)
         first = all_.publish(1)
@@ -40,7 +38,7 @@ def test_hosts_name_themselves_are_rolled_out_to_and_rolled_back_by_the_hub(tmp_
 
 
 def test_a_run_whose_name_has_parts_is_led_as_any_other(tmp_path: Path) -> None:
-    with hosts(tmp_path, "--take-followers") as all_:
+    with hosts(tmp_path) as all_:
         hub, one = all_.hub, all_.led("one")
         until(lambda: set(states(hub)) == {"one"}, hub, one)
         with WeightPublisher(hub.root, "exp/trial", hub.refitd.url) as publisher:
@@ -53,7 +51,7 @@ def test_a_run_whose_name_has_parts_is_led_as_any_other(tmp_path: Path) -> None:
 
 
 def test_a_canary_host_that_refuses_keeps_a_version_from_all_other_hosts(tmp_path: Path) -> None:
-    flags = ("--take-followers", "--strategy", "canary", "--canary", "bird")
+    flags = ("--strategy", "canary", "--canary", "bird")
     with hosts(tmp_path, *flags) as all_:
         hub, bird, other = all_.hub, all_.led("bird"), all_.led("other")
         until(lambda: set(states(hub)) == {"bird", "other"}, hub, bird, other)
@@ -73,8 +71,8 @@ def test_a_canary_host_that_refuses_keeps_a_version_from_all_other_hosts(tmp_pat
         until(lambda: states(hub)["other"] == ("IN_SYNC", third) == states(hub)["bird"], hub, bird, other)
 
 
-def test_a_host_that_is_led_goes_nowhere_by_itself_and_obeys_no_older_lead(tmp_path: Path) -> None:
-    with hosts(tmp_path, "--take-followers") as all_:
+def test_a_host_that_is_led_goes_nowhere_by_itself_while_its_hub_is_gone(tmp_path: Path) -> None:
+    with hosts(tmp_path) as all_:
         hub, one = all_.hub, all_.led("one")
         until(lambda: set(states(hub)) == {"one"}, hub, one)
         first = all_.publish(1)
@@ -86,20 +84,38 @@ def test_a_host_that_is_led_goes_nowhere_by_itself_and_obeys_no_older_lead(tmp_p
         one.refitd.restart()
         until(lambda: one.following()["order"] == "served", one)
         assert one.following()["leads"]
-        order = {"run": RUN, "version": second, "fence": 7, "told_by": "the refitd of host new"}
-        assert put(one, order).is_success
-        until(lambda: one.serves(2), one)
-        refused = put(one, {"run": RUN, "version": first, "fence": 6, "told_by": "the refitd of host old"})
-        assert refused.status_code == 409
-        assert "the refitd of host old" in refused.json()["detail"]
-        assert "the refitd of host new leads with epoch 7" in refused.json()["detail"]
+        assert one.serves(1)
+        hub.refitd.start()
+        hub.client.resume(RUN)
+        until(lambda: states(hub)["one"] == ("IN_SYNC", second), hub, one)
         assert one.serves(2)
+
+
+def test_a_host_that_decides_for_itself_goes_to_the_runs_target_and_is_no_engine_of_the_hub(tmp_path: Path) -> None:
+    with hosts(tmp_path) as all_:
+        hub, free = all_.hub, all_.follower("free")
+        version = all_.publish(1)
+        until(lambda: free.serves(1) and free.following()["serves"] == version, hub, free)
+        assert (states(hub), free.following()["leads"]) == ({}, False)
+
+
+def test_a_host_that_is_killed_is_away_and_holds_up_no_other(tmp_path: Path) -> None:
+    with hosts(tmp_path) as all_:
+        hub, one, other = all_.hub, all_.led("one"), all_.led("other")
+        until(lambda: set(states(hub)) == {"one", "other"}, hub, one, other)
+        one.refitd.kill()
+        version = all_.publish(1)
+        until(lambda: states(hub)["other"] == ("IN_SYNC", version), hub, other)
+        until(lambda: states(hub)["one"][0] == "UNREACHABLE", hub, patience=60)
+        assert hub.client.wait(version, timeout=30).outcome is WaitOutcome.SERVED
+        one.refitd.start()
+        until(lambda: states(hub)["one"] == ("IN_SYNC", version), hub, one)
 
 
 def test_a_hub_that_is_killed_while_a_host_loads_finds_it_loading_and_never_says_that_it_is_tainted_or_paused(
     tmp_path: Path,
 ) -> None:
-    with hosts(tmp_path, "--take-followers") as all_:
+    with hosts(tmp_path) as all_:
         hub, one = all_.hub, all_.led("one")
         until(lambda: set(states(hub)) == {"one"}, hub, one)
         first = all_.publish(1)
@@ -118,7 +134,3 @@ def test_a_hub_that_is_killed_while_a_host_loads_finds_it_loading_and_never_says
         assert "TAINTED" not in "\n".join(hub.refitd.log.read_text().splitlines()[before:])
         assert [path.rpartition("/")[2] for path in engine.loaded] == ["v000001", "v000002"]
         assert "checksums of tensors, of the host's engines" in (hub.client.engine("one").proof or "")
-
-
-def put(host: Host, order: dict[str, object]) -> httpx.Response:
-    return httpx.put(f"{host.refitd.url}/v1/follow/desired", json=order, timeout=30, trust_env=False)

@@ -36,7 +36,7 @@ def shown(command: str, hub: Host) -> str:
 def test_while_a_host_pulls_what_was_ordered_its_hub_says_how_much_of_it_has_come(tmp_path: Path) -> None:
     weights = large()
     base = str(write_model(tmp_path / "larger", weights))
-    with hosts(tmp_path, "--take-followers", "--base-model", base) as all_, Proxy(all_.hub.refitd.port) as proxy:
+    with hosts(tmp_path, "--base-model", base) as all_, Proxy(all_.hub.refitd.port) as proxy:
         holds = [Hold() for _ in range(60)]  # also of what is asked for again meanwhile
         proxy.plan(FILE, *holds)
         hub, one = all_.hub, all_.led("one", "--base-model", base, url=proxy.url)
@@ -69,7 +69,7 @@ def test_while_a_host_pulls_what_was_ordered_its_hub_says_how_much_of_it_has_com
 
 
 def test_while_the_engines_of_a_host_load_its_hub_says_so_and_shows_their_states(tmp_path: Path) -> None:
-    with hosts(tmp_path, "--take-followers") as all_:
+    with hosts(tmp_path) as all_:
         hub, one = all_.hub, all_.led("one", engines=2)
         until(lambda: [each.id for each in hub.client.engines().items] == ["one"], hub, one)
         assert hub.client.wait(all_.publish(1), timeout=30).outcome is WaitOutcome.SERVED

@@ -25,7 +25,7 @@ def shown(command: str, host: Host) -> Any:
 def test_a_follower_whose_hub_is_dead_says_since_when_it_has_heard_nothing_and_not_that_it_is_current(
     tmp_path: Path,
 ) -> None:
-    with hosts(tmp_path, "--take-followers") as all_:
+    with hosts(tmp_path) as all_:
         hub, one = all_.hub, all_.led("one")
         until(lambda: len(hub.client.engines().items) == 1, hub, one)
         assert hub.client.wait(all_.publish(1), timeout=30).outcome is WaitOutcome.SERVED
@@ -48,7 +48,7 @@ def test_a_follower_whose_hub_is_dead_says_since_when_it_has_heard_nothing_and_n
 
 
 def test_a_follower_whose_hub_has_paused_the_run_says_so_and_that_it_is_paused(tmp_path: Path) -> None:
-    with hosts(tmp_path, "--take-followers") as all_:
+    with hosts(tmp_path) as all_:
         hub, one = all_.hub, all_.led("one")
         until(lambda: len(hub.client.engines().items) == 1, hub, one)
         assert hub.client.wait(all_.publish(1), timeout=30).outcome is WaitOutcome.SERVED
@@ -65,7 +65,7 @@ def test_a_follower_whose_hub_has_paused_the_run_says_so_and_that_it_is_paused(t
 
 
 def test_a_host_whose_turn_it_is_not_says_that_it_waits_for_its_hubs_order(tmp_path: Path) -> None:
-    flags = ("--take-followers", "--strategy", "canary", "--canary", "bird")
+    flags = ("--strategy", "canary", "--canary", "bird")
     with hosts(tmp_path, *flags) as all_:
         hub, bird, other = all_.hub, all_.led("bird"), all_.led("other")
         until(lambda: len(hub.client.engines().items) == 2, hub, bird, other)

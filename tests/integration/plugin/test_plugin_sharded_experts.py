@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from refitd_client import RankLostError, ShardedPublisher
 from refitd_client.contract.manifest import parse_manifest
+from refitd_client.contract.naming import label_of
 from refitd_client.contract.states import EngineState, VersionState
 from refitd_client.transport.group import child
 from support import published, rogue_sender
@@ -97,7 +98,7 @@ class ExpertsJob:
         for (handed, version_id, served), turn in zip(first, turns, strict=True):
             self.step, self.turn = self.step + 1, turn
             assert (handed.engines, handed.reason) == ((self.job.engine_now.id,), None)
-            assert (served.label, served.answer) == (str(self.step), self.by_files[turn][1])
+            assert (served.label, served.answer) == (label_of(version_id), self.by_files[turn][1])
             version = self.job.client.version(version_id)
             assert (version.state, version.metadata["transport"]) == (VersionState.SEALED, "gloo")
             manifest = parse_manifest((self.job.root / RUN / version_id.split("~")[-1] / "refit.json").read_bytes())

@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from refitd.diagnose.transports import TransportComparison
 from refitd_client import WeightPublisher
 from refitd_client.contract.states import EngineState, VersionState
-from support.command_line import answer
 from support.hubs import until
 from support.jobs import TOKEN, Job, running, served_by
 from support.plugged import PluggedSglang
@@ -45,23 +43,6 @@ def test_what_a_trainer_sends_is_served_before_its_files_are_there_and_stays_whe
         assert answers[0] != answers[1]
     sealed = job.client.version("sent~over~v000005")
     assert (sealed.state, sealed.metadata["transport"]) == (VersionState.SEALED, "gloo")
-
-
-def test_the_bench_of_transports_times_each_that_works_here_and_leaves_the_weights_as_they_are(
-    sglang_plugged: PluggedSglang, models: Path, job: Job
-) -> None:
-    job.serve(models / "model_b", 10)
-    before = served_by(sglang_plugged).answer
-    words = ("bench", "transports", str(models / "model_b"), "--root", str(job.root), "--url", job.refitd.url)
-    found = answer(
-        *words, "--run", RUN, "--yes", "--publications", "1", "--device", "cpu",
-        kind=TransportComparison, env={"REFITD_TOKEN": TOKEN},
-    )  # fmt: skip
-    figures = {each.transport: each for each in found.figures}
-    assert [name for name, each in figures.items() if each.answered] == ["disk", "delta", "handover", "gloo"]
-    assert figures["nccl"].reason == "the trainer's torch has no nccl: use gloo, or auto"
-    assert (found.auto, found.engines) == ("handover", [job.engine_now.id])
-    assert served_by(sglang_plugged).answer == before
 
 
 def test_versions_in_memory_alone_outlive_their_trainer_and_an_engine_that_restarts_goes_back_to_one_with_files(

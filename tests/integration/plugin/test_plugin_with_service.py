@@ -11,6 +11,7 @@ from support.delta_jobs import fine_tuning
 from support.jobs import RUN as OTHER
 from support.jobs import running, served_by
 from support.plugged import PluggedSglang
+from support.saved import served_and_put_back
 from support.subject import Subject, ignore_stage
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
@@ -32,8 +33,9 @@ def test_what_a_trainer_publishes_goes_through_the_plugin_and_everyone_can_see_t
         assert engine.plugin is not None
         assert engine.last_attempt is not None
         assert {"prepare", "pause", "load", "resume"} <= engine.last_attempt.timings.keys()
-        job.until(lambda event: event.text == f"loads through refitd's plugin {engine.plugin}")
-        assert f"It loads through refitd's plugin {engine.plugin}." in job.client.explain(engine.id).sentences
+        way = f"loads through refitd's plugin {engine.plugin}, checkpoints without refit.json as well"
+        job.until(lambda event: event.text == way)
+        assert f"It {way}." in job.client.explain(engine.id).sentences
         before = served_by(sglang_plugged)
         job.refitd.kill()
         mark = job.now
@@ -42,6 +44,14 @@ def test_what_a_trainer_publishes_goes_through_the_plugin_and_everyone_can_see_t
         job.until(lambda event: event.subject == engine.id and event.text.startswith("IN_SYNC: serves"), after=mark)
         assert job.engine_now.last_attempt == engine.last_attempt
         assert served_by(sglang_plugged) == before
+
+
+def test_a_checkpoint_of_save_pretrained_goes_through_the_plugin_and_one_that_changed_unseen_is_put_back(
+    sglang_plugged: PluggedSglang, models: Path, service: Path
+) -> None:
+    root, run = sglang_plugged.root, "with/checkpoints"
+    with running(service, sglang_plugged, "--run", run, root=root, run=run) as job:
+        served_and_put_back(job, models, lambda: served_by(sglang_plugged).answer)
 
 
 def test_deltas_are_written_in_place_and_answered_as_the_gathered_model_is(

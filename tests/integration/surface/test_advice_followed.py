@@ -6,14 +6,12 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from refitd_client.contract.states import VersionState
 from support.checkpoints import publish, tensors
 from support.servers import refitd_ended
 from support.services import Stage, at_a_port, serving
 
-_COMMAND = re.compile(r"'refitd ((?:engines move|runs close) [^']+)'")
+_COMMAND = re.compile(r"'refitd ((?:engines move|runs close|publish) [^']+)'")
 
 
 async def refused(stage: Stage, path: str, body: dict[str, Any]) -> list[str]:
@@ -31,33 +29,40 @@ async def obey(stage: Stage, *commands: str) -> None:
             assert status == 0, printed
 
 
-async def second_run(stage: Stage) -> list[str]:
+async def taken_for_the_asking(stage: Stage) -> None:
+    answer = await stage.http.post("/v1/versions", json={"run": "new", "step": 1, "engines": "mine"})
+    assert answer.is_success
+    await stage.until("new~v000001", lambda record: record.served_at is not None)
+
+
+async def second_run(stage: Stage, **more: str) -> list[str]:
     """A run publishes while all engines follow another; the commands that its notice is answered with."""
     publish(stage.root, "new", 1, tensors(2))
     await stage.until("new~v000001", lambda record: record.state is VersionState.SEALED)
-    return await refused(stage, "/v1/versions", {"run": "new", "step": 1})
+    return await refused(stage, "/v1/versions", {"run": "new", "step": 1, **more})
 
 
-@pytest.mark.parametrize("is_closed", [False, True])
-async def test_what_the_409_of_a_run_without_engines_advises_brings_an_engine(tmp_path: Path, is_closed: bool) -> None:
+async def test_what_the_409_of_a_run_without_engines_advises_brings_an_engine(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage:
         await stage.served(1)
-        if is_closed:
-            await stage.http.post("/v1/runs/close", json={"run": "run"})
-        move = next(command for command in await second_run(stage) if command.startswith("engines move"))
-        assert ("--yes" in move) is not is_closed
-        await obey(stage, move)
+        await obey(stage, *await second_run(stage))
         await stage.until("new~v000001", lambda record: record.served_at is not None)
+
+
+async def test_engines_of_a_closed_run_come_for_the_asking_as_advised(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        await stage.served(1)
+        await stage.http.post("/v1/runs/close", json={"run": "run"})
+        assert await second_run(stage) == ["publish --engines mine"]
+        await taken_for_the_asking(stage)
 
 
 async def test_an_ended_run_is_closed_as_advised_and_engines_for_the_asking_come(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage:
         await stage.served(1)
-        close = next(command for command in await second_run(stage) if command == "runs close run")
+        (close,) = await second_run(stage, engines="mine")
         await obey(stage, f"{close} --yes")  # it asks where there is a terminal
-        answer = await stage.http.post("/v1/versions", json={"run": "new", "step": 1, "engines": "mine"})
-        assert answer.is_success
-        await stage.until("new~v000001", lambda record: record.served_at is not None)
+        await taken_for_the_asking(stage)
 
 
 async def test_what_a_refused_move_advises_moves_the_engines(tmp_path: Path) -> None:

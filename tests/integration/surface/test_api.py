@@ -351,7 +351,9 @@ async def test_an_engine_s_last_load_is_told_in_words(tmp_path: Path) -> None:
 
         async def told(**changes: Any) -> str:
             assert record.last_attempt is not None
-            stage.store.engines["a:1"] = replace(record, last_attempt=replace(record.last_attempt, **changes))
+            stage.store.engines["a:1"] = replace(
+                record, last_attempt=replace(record.last_attempt, **{"timings": {}, **changes})
+            )
             return (await stage.http.get("/v1/explain/a:1")).json()["sentences"][-1]
 
         assert (await told()).endswith("and went well.")
@@ -360,6 +362,10 @@ async def test_an_engine_s_last_load_is_told_in_words(tmp_path: Path) -> None:
         assert refused.endswith("and was refused, which left it as it was: 400 Bad Request.")
         for outcome in Outcome:
             assert outcome.name not in await told(outcome=outcome.name)
+        took = await told(timings={"pause": 3.4, "load": 1200.0})
+        assert took.endswith("and went well. It took: pause 3 ms, load 1,200 ms.")
+        explained = (await stage.http.get("/v1/explain/run~v000001")).json()["sentences"]
+        assert any(each.startswith("Its update took: ") and "validate " in each for each in explained)
 
 
 async def test_what_was_rolled_back_from_is_not_called_good(tmp_path: Path) -> None:
@@ -385,7 +391,7 @@ async def test_what_is_wrong_with_root_and_engines_file_can_be_asked(tmp_path: P
     async with serving(tmp_path, token="secret") as stage:
         await stage.served(1)
         assert (await stage.http.get("/v1/faults")).json() == dict.fromkeys(
-            ("root", "engines", "journal", "disk", "folders", "routers", "upstream", "push", "tls", "relays")
+            ("root", "engines", "journal", "disk", "folders", "upstream", "push", "tls")
         )
         stage.store.faults.set_engines_file("engines.yaml cannot be read")
         assert (await stage.http.get("/v1/faults")).json()["engines"] == "engines.yaml cannot be read"

@@ -98,7 +98,6 @@ class TestUnknownCommands:
     @pytest.mark.parametrize(
         ("words", "said"),
         [
-            ("bench transport DIR --root R", "'transport' is not one of 'transports'. Did you mean 'transports'?"),
             ("wait --for servd ID", "'servd' is not one of 'served', 'sealed'. Did you mean 'served'?"),
             ("wait --for x ID", "'x' is not one of 'served', 'sealed'."),
         ],

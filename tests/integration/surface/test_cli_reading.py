@@ -113,8 +113,9 @@ class TestStatus:
 
     def test_a_run_without_a_good_version_is_named(self, service: StandIn) -> None:
         service.versions = [make_version(1, state=VersionState.REJECTED, reason="shape of w")]
+        service.runs = [make_run(target=None, headline="No good version yet.")]
         result = refitd("status", "--url", service.url)
-        assert "exp has no good version yet" in result.stdout
+        assert "exp: No good version yet" in result.stdout
         assert "shape of w" in result.stdout
 
     def test_what_came_last_stands_first_whatever_its_generation_and_what_is_deleted_is_left_out(
@@ -202,14 +203,6 @@ class TestStatus:
         top = refitd("top", "--once", "--url", service.url).stdout
         assert top.splitlines()[1:3] == ["▲ over the disk budget", "▲ 3 folders are not taken in yet"]
 
-    def test_a_router_that_is_not_kept_current_is_said_wherever_engines_are_listed(self, service: StandIn) -> None:
-        service.faults = Faults(routers="the workers of router http://r:1 are not kept current: connection refused")
-        for command in (("status",), ("top", "--once")):
-            assert "router http://r:1 are not kept current" in refitd(*command, "--url", service.url).stdout
-        listed = refitd("engines", "--url", service.url)
-        assert listed.stderr == f"{service.faults.routers}\n"
-        assert refitd("engines", "--json", "--url", service.url).stderr == ""
-
     def test_what_is_barred_does_not_look_good(self) -> None:
         assert render.version_state(make_version(1)).style == "green"
         assert render.version_state(make_version(1, barred=True)).style == "dim"
@@ -253,7 +246,7 @@ class TestVersions:
     def test_engines_are_counted_that_serve_the_very_version_as_the_api_says_whatever_their_state(
         self, service: StandIn
     ) -> None:
-        """Its step may have been published again; what engines hold while rollouts are paused, they serve."""
+        """Its step may have been published again; what engines hold while updates are paused, they serve."""
         again, first = "exp~v000002.g2", "exp~v000002"
         held = [
             make_engine("a", version=again),

@@ -167,7 +167,34 @@ def test_a_run_that_no_engine_follows_is_said_to_be_so_with_what_to_do(
 def test_status_says_of_a_run_without_a_good_version_that_no_engine_follows_it(service: StandIn) -> None:
     service.runs = [make_run(standing=Standing.UNFOLLOWED, headline="No engine follows.", target=None, engines={})]
     service.versions, service.engines = [make_version(1, state=VersionState.UNKNOWN)], []
-    assert (
-        "○ UNFOLLOWED exp has no good version yet, and no engine follows it"
-        in refitd("status", "--url", service.url).stdout
-    )
+    assert "○ UNFOLLOWED exp: No engine follows\n" in refitd("status", "--url", service.url).stdout
+
+
+class TestDelete:
+    ARGS = ("runs", "delete", "exp/old")
+
+    @pytest.fixture(autouse=True)
+    def old(self, service: StandIn) -> None:
+        service.runs = [make_run(run="exp/old")]
+
+    @pytest.mark.usefixtures("a_person")
+    @pytest.mark.parametrize("typed", ["\n", "y\n", "exp\n"])
+    def test_anything_but_the_name_of_the_run_deletes_nothing(self, service: StandIn, typed: str) -> None:
+        result = refitd(*self.ARGS, "--url", service.url, stdin=typed)
+        assert result.exit_code == 1
+        assert "All versions of exp/old are deleted, for good." in result.stdout
+        assert not [each for each in service.asked if each.startswith("DELETE")]
+
+    @pytest.mark.usefixtures("a_person")
+    def test_a_person_types_the_name_of_the_run(self, service: StandIn) -> None:
+        result = refitd(*self.ARGS, "--url", service.url, stdin="exp/old\n")
+        assert result.stdout.endswith("exp/old is deleted. 2 versions go; the files go in the background.\n")
+
+    def test_a_script_says_yes(self, service: StandIn) -> None:
+        refused = refitd(*self.ARGS, "--url", service.url)
+        assert refused.exit_code == 2
+        assert "this deletes all versions of the run, for good; there is no terminal to ask on: say --yes" in (
+            refused.stderr
+        )
+        assert answer(*self.ARGS, "--yes", "--url", service.url) == {"run": "exp/old", "versions": 2}
+        assert "a publisher holds run exp/old" in refitd(*self.ARGS, "--yes", "--url", service.url).stderr

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from refitd.cli.render import span
 from refitd.cli.top import BAR, STAGES, Glance, bar, screen, took
-from refitd_client.contract.states import EngineState, RolloutState, Standing, VersionState
+from refitd_client.contract.states import EngineState, Standing, UpdateState, VersionState
 from refitd_client.contract.wire import Attempt, Event, Faults, Overview
 from support.command_line import answer, refitd
 from support.stand_in_service import StandIn, make_engine, make_overview, make_run, make_version, on_version, stand_in
@@ -192,23 +192,23 @@ PUBLISHED = {"publish": 6.0, "validate": 7.0}
     ("fields", "of_run", "text"),
     [
         ({}, {}, "3 min 20 s so far"),
-        ({}, {"rollout": RolloutState.PENDING}, "3 min 20 s so far"),
+        ({}, {"update": UpdateState.PENDING}, "3 min 20 s so far"),
         ({"state": VersionState.VALIDATING, "timings": {}}, {"target": None}, "3 min 20 s so far"),
         ({"created_at": "2026-11-21T11:59:59.623Z"}, {}, "500 ms so far"),
         ({"timings": PUBLISHED | {"load": 100.0}}, {}, "113 ms"),  # it was served before: engines go back to it
         ({}, {"paused_since": SEEN}, "13 ms"),
         ({}, {"target": "exp~v000008"}, "13 ms"),
-        ({}, {"rollout": RolloutState.DEGRADED}, "13 ms"),
+        ({}, {"update": UpdateState.DEGRADED}, "13 ms"),
         ({"engines": []}, {}, "13 ms"),
         ({"state": VersionState.REJECTED}, {"target": "exp~v000001"}, "13 ms"),
-        ({"state": VersionState.ANNOUNCED, "in_memory": True}, {"rollout": RolloutState.COMPLETE}, "13 ms"),
+        ({"state": VersionState.ANNOUNCED, "in_memory": True}, {"update": UpdateState.COMPLETE}, "13 ms"),
     ],
 )
 def test_an_update_under_way_says_how_long_it_has_been_not_what_its_first_stages_took(
     fields: dict[str, Any], of_run: dict[str, Any], text: str
 ) -> None:
     state = StandIn()
-    state.runs = [make_run(**({"target": "exp~v000009", "rollout": RolloutState.ROLLING} | of_run))]
+    state.runs = [make_run(**({"target": "exp~v000009", "update": UpdateState.ROLLING} | of_run))]
     there = {"created_at": SEEN, "timings": PUBLISHED, "engines": [on_version(make_engine())]}
     version = make_version(9, **(there | fields))
     overview = make_overview(state)

@@ -272,7 +272,7 @@ class TestPublish:
         last = result.stdout.splitlines()[-1]
         assert last == f"{id_} is served by 1/2 engines; host-2 is UNREACHABLE (connection refused)."
 
-    def test_wait_says_at_once_that_rollouts_are_paused_and_what_resumes_them(
+    def test_wait_says_at_once_that_updates_are_paused_and_what_resumes_them(
         self, service: StandIn, checkpoint: Path
     ) -> None:
         service.outcomes = [WaitOutcome.PENDING]
@@ -281,7 +281,7 @@ class TestPublish:
         assert result.exit_code == 5
         said, *_ = result.stderr.splitlines()
         assert said == (
-            f"rollouts of exp/trial are paused since {PAUSED_SINCE}: "
+            f"updates of exp/trial are paused since {PAUSED_SINCE}: "
             "no engine loads a newer version until 'refitd resume exp/trial'"
         )
         assert "paused" not in refitd(*self.publish(checkpoint, "--url", service.url, "--new-generation")).stderr

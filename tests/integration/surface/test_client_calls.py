@@ -23,7 +23,7 @@ from refitd_client.http.client import RefitClient
 from refitd_client.http.exchange import RetryPolicy
 from support.both_clients import QUICK, Run, Use, run_async, run_blocking
 from support.scripted_server import Step, answer, cut, hang_up, page, problem, serve, silence
-from support.stand_in_service import make_engine, stand_in
+from support.stand_in_service import make_engine, make_run, stand_in
 
 NOTICE = Notice(run="exp/trial", step=7, metadata={"loss": "0.1"})
 VERSION = Version(
@@ -324,8 +324,13 @@ def test_runs_are_closed_and_opened_and_engines_moved_by_either_client(run: Run)
             run(service.url, lambda client: client.move_engines(["engine-0"], "next"))
         assert run(service.url, lambda client: client.close_run("exp")).closed_at is not None
         assert run(service.url, lambda client: client.reopen_run("exp")).closed_at is None
+        service.runs = [make_run(run="exp/old")]
+        assert run(service.url, lambda client: client.delete_run("exp/old")).versions == 2
+        with pytest.raises(ConflictError, match="a publisher holds run exp/old"):
+            run(service.url, lambda client: client.delete_run("exp/old"))
         assert service.asked == [
             *["POST /v1/engines/move"] * 2,
             "POST /v1/runs/close",
             "POST /v1/runs/reopen",
+            *["DELETE /v1/runs/exp/old"] * 2,
         ]

@@ -268,8 +268,8 @@ async def test_what_stays_over_the_budget_is_a_fault_that_says_what_to_do_until_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = size(publish(tmp_path / "measure", "run", 1, tensors(1)))
-    async with serving(tmp_path, disk_budget=good + good // 2, keep_last=1) as stage:
-        for step in (1, 2):
+    async with serving(tmp_path, disk_budget=2 * good + good // 2, keep_last=1) as stage:
+        for step in (1, 2, 3):
             await stage.served(step)
             assert (await stage.http.put(f"/v1/versions/run~v{step:06d}/pin")).status_code == 200
         await swept(stage)
@@ -277,15 +277,28 @@ async def test_what_stays_over_the_budget_is_a_fault_that_says_what_to_do_until_
         monkeypatch.setattr(sweep, "OVER_BUDGET_FOR", 0.0)  # seconds
         await swept(stage)
         told = (await faults(stage))["disk"]
-        assert f"over the disk budget of {good + good // 2:,}: 'refitd reclaim --dry-run'" in told
+        assert f"over the disk budget of {2 * good + good // 2:,}: 'refitd reclaim --dry-run'" in told
         assert "unpin versions" in told
         assert (await stage.http.get("/v1/overview")).json()["faults"]["disk"] == told
         assert await fault_metric(stage, "disk") == 1
         await stage.http.delete("/v1/versions/run~v000001/pin")
         await swept(stage)
-        assert on_disk(stage) == ["v000002"]
+        assert on_disk(stage) == ["v000002", "v000003"]
         assert (await faults(stage))["disk"] is None
         assert await fault_metric(stage, "disk") == 0
+
+
+async def test_a_budget_without_room_for_two_versions_is_said_as_soon_as_one_is_good(tmp_path: Path) -> None:
+    good = size(publish(tmp_path / "measure", "run", 1, tensors(1)))
+    async with serving(tmp_path, disk_budget=good + good // 2) as stage:
+        await swept(stage)
+        assert (await faults(stage))["disk"] is None
+        await stage.served(1)
+        await swept(stage)
+        told = (await faults(stage))["disk"]
+        assert f"and the disk budget is {good + good // 2:,}: the next one has no room" in told
+        log = (await stage.http.get("/v1/log")).json()["items"]
+        assert [entry["text"] for entry in log if entry["kind"] == "root" and entry["severity"] == "warning"] == [told]
 
 
 async def test_folders_that_are_not_taken_in_are_a_fault_that_says_what_to_do(

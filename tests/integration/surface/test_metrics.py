@@ -15,8 +15,8 @@ from refitd.observe.meters import STAGES, Stops
 from refitd.observe.telemetry import Unserved
 from refitd.policy.leases import Lease, LeaseKind
 from refitd.policy.lines import KeptFor, bytes_by_reason
-from refitd.state.records import RolloutRecord
-from refitd_client.contract.states import RolloutState, VersionState
+from refitd.state.records import UpdateRecord
+from refitd_client.contract.states import UpdateState, VersionState
 from refitd_client.contract.wire import Reclaimable
 from support.checkpoints import publish, tensors
 from support.records import version
@@ -186,30 +186,30 @@ def test_a_trainer_that_is_faster_than_its_engines_does_not_hide_that_nothing_is
     clock = Hands()
     unserved = Unserved(clock, {"run": 0})
     for number in range(1, 11):
-        rollout = RolloutRecord(number=number, run="run", version=f"run~v{number:06d}", cause="", started_at="")
-        unserved.rollout_changed(rollout)
+        update = UpdateRecord(number=number, run="run", version=f"run~v{number:06d}", cause="", started_at="")
+        unserved.update_changed(update)
         clock.time += 60
-        unserved.rollout_changed(replace(rollout, state=RolloutState.SUPERSEDED))
+        unserved.update_changed(replace(update, state=UpdateState.SUPERSEDED))
     assert unserved.seconds("run") == 600
-    last = RolloutRecord(number=11, run="run", version="run~v000011", cause="", started_at="")
-    unserved.rollout_changed(replace(last, paused_since="2026-01-01T00:00:00Z"))
+    last = UpdateRecord(number=11, run="run", version="run~v000011", cause="", started_at="")
+    unserved.update_changed(replace(last, paused_since="2026-01-01T00:00:00Z"))
     assert unserved.seconds("run") == 0
-    unserved.rollout_changed(last)
+    unserved.update_changed(last)
     clock.time += 5
     assert unserved.seconds("run") == 5
-    unserved.rollout_changed(replace(last, state=RolloutState.DEGRADED))
+    unserved.update_changed(replace(last, state=UpdateState.DEGRADED))
     assert unserved.seconds("run") == 0
 
 
 def test_a_run_that_no_engine_follows_is_not_on_its_way_and_begins_when_one_does() -> None:
     clock, followed_since = Hands(), dict[str, float]()
     unserved = Unserved(clock, followed_since)
-    unserved.rollout_changed(RolloutRecord(number=1, run="run", version="run~v1", cause="", started_at=""))
+    unserved.update_changed(UpdateRecord(number=1, run="run", version="run~v1", cause="", started_at=""))
     clock.time += 3600
-    assert (unserved.seconds("run"), unserved.runs) == (0, [])
+    assert unserved.seconds("run") == 0
     followed_since["run"] = clock.time
     clock.time += 5
-    assert (unserved.seconds("run"), unserved.runs) == (5, ["run"])
+    assert unserved.seconds("run") == 5
 
 
 async def test_a_late_loop_and_collected_garbage_are_timed() -> None:

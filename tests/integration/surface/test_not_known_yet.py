@@ -22,7 +22,7 @@ QUESTIONS = [
     ("GET", f"/v1/rollback?run=run&to={ID}", None),
     ("GET", "/v1/rollback?run=run", None),
     ("POST", "/v1/rollback", {"run": "run"}),
-    ("POST", "/v1/rollouts/pause", {"run": "run"}),
+    ("POST", "/v1/updates/pause", {"run": "run"}),
     ("POST", "/v1/versions", {"run": "run", "step": 1, "kind": "handover", "failed": "the trainer gave up"}),
 ]
 

@@ -1,4 +1,4 @@
-"""What an operator looks at and does through the API: the overview, the log, loads of a version, pausing rollouts."""
+"""What an operator looks at and does through the API: the overview, the log, loads of a version, pausing updates."""
 
 import asyncio
 import threading
@@ -22,7 +22,7 @@ from support.services import Stage, serving
 
 
 async def paused(stage: Stage, what: str = "pause") -> dict[str, object]:
-    answer = await stage.http.post(f"/v1/rollouts/{what}", json={"run": "run"})
+    answer = await stage.http.post(f"/v1/updates/{what}", json={"run": "run"})
     assert answer.status_code == 200
     return answer.json()
 
@@ -158,7 +158,7 @@ async def test_the_log_is_asked_by_run_engine_and_severity(tmp_path: Path) -> No
         assert (await stage.http.get("/v1/log", params={"severity": "loud"})).status_code == 422
 
 
-async def test_paused_rollouts_bring_no_engine_to_a_newer_version_until_they_are_resumed(tmp_path: Path) -> None:
+async def test_paused_updates_bring_no_engine_to_a_newer_version_until_they_are_resumed(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage:
         await stage.served(1)
         assert (await paused(stage))["paused_since"] is not None
@@ -170,17 +170,17 @@ async def test_paused_rollouts_bring_no_engine_to_a_newer_version_until_they_are
             assert any("paused since" in sentence for sentence in said)
         found = (await stage.http.get("/v1/versions/run~v000002/wait?timeout=0.3")).json()
         assert found["outcome"] == "pending"
-        with pytest.raises(WaitTimeoutError, match=r"a:1 is BEHIND \(rollouts of run are paused: refitd resume run\)"):
+        with pytest.raises(WaitTimeoutError, match=r"a:1 is BEHIND \(updates of run are paused: refitd resume run\)"):
             judge(msgspec.convert(found, WaitResult), 0.3)
         (engine,) = (await stage.http.get("/v1/engines")).json()["items"]
-        assert engine["reason"] == "rollouts of run are paused: refitd resume run"
+        assert engine["reason"] == "updates of run are paused: refitd resume run"
         assert stage.engines["a"].label == "1"
         assert (await paused(stage, "resume"))["paused_since"] is None
         await stage.until("run~v000002", lambda record: record.served_at is not None)
         assert stage.engines["a"].label == "2"
 
 
-async def test_an_engine_that_restarts_while_rollouts_are_paused_gets_the_last_good_version(tmp_path: Path) -> None:
+async def test_an_engine_that_restarts_while_updates_are_paused_gets_the_last_good_version(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage:
         await stage.served(1)
         await paused(stage)
@@ -327,7 +327,7 @@ async def test_of_an_engine_that_is_away_only_what_it_served_is_said(tmp_path: P
         assert "UNREACHABLE: has not been reached yet (connection refused)" in [line["text"] for line in decisions["b"]]
 
 
-async def test_a_rollback_is_carried_out_while_rollouts_are_paused(tmp_path: Path) -> None:
+async def test_a_rollback_is_carried_out_while_updates_are_paused(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage:
         await stage.served(1)
         await stage.served(2)
@@ -336,7 +336,7 @@ async def test_a_rollback_is_carried_out_while_rollouts_are_paused(tmp_path: Pat
         async with asyncio.timeout(10):
             while stage.engines["a"].label != "1":
                 await stage.store.changed.wait_after(stage.store.changed.count, within=0.05)
-        assert stage.store.rollouts["run"].paused_since is not None
+        assert stage.store.updates["run"].paused_since is not None
 
 
 async def test_where_a_rollback_leads_is_told_before_and_nothing_is_done(tmp_path: Path) -> None:
@@ -354,6 +354,7 @@ async def test_where_a_rollback_leads_is_told_before_and_nothing_is_done(tmp_pat
             "goal": "run~v000002",
             "barred": ["run~v000003"],
             "unreachable": ["b:1"],
+            "unknown": [],
         }
         further = (await stage.http.get("/v1/rollback", params={"run": "run", "to": "run~v000001"})).json()
         assert further["barred"] == ["run~v000003", "run~v000002"]
@@ -468,17 +469,17 @@ async def test_a_pause_outlives_a_restart_of_the_service(tmp_path: Path) -> None
         await stage.served(1)
         await paused(stage)
     async with serving(tmp_path) as stage:
-        assert stage.store.rollouts["run"].paused_since is not None
+        assert stage.store.updates["run"].paused_since is not None
 
 
-async def test_a_run_that_has_no_rollout_cannot_be_paused(tmp_path: Path) -> None:
+async def test_a_run_that_has_no_update_cannot_be_paused(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage:
         await stage.listed()
-        answer = await stage.http.post("/v1/rollouts/pause", json={"run": "none"})
+        answer = await stage.http.post("/v1/updates/pause", json={"run": "none"})
         assert (answer.status_code, answer.json()["type"]) == (404, "urn:refitd:problem:unknown-run")
         later = "it can be paused as soon as it has a good version"
         assert answer.json()["detail"] == f"no version of run none is known: {later}"
         publish(stage.root, "bad", 1, {})
         await stage.until("bad~v000001", lambda record: record.state is VersionState.REJECTED)
-        answer = await stage.http.post("/v1/rollouts/pause", json={"run": "bad"})
-        assert answer.json()["detail"] == f"run bad has no rollout yet: {later}"
+        answer = await stage.http.post("/v1/updates/pause", json={"run": "bad"})
+        assert answer.json()["detail"] == f"run bad has no update yet: {later}"

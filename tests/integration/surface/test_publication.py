@@ -338,12 +338,13 @@ def test_a_url_that_cannot_be_one_is_refused_before_anything_is_made(tmp_path: P
 
 
 def test_a_wait_that_runs_out_names_a_few_of_many_and_first_those_that_are_not_in_sync(tmp_path: Path) -> None:
-    older = [EngineOnVersion(id=f"o{number}", state=EngineState.IN_SYNC, step=0) for number in range(29)]
+    on_older = {"state": EngineState.IN_SYNC, "step": 0, "version": "run~v000000"}
+    older = [EngineOnVersion(id=f"o{number}", **on_older) for number in range(29)]
     with ScriptedService(_answers(ACCEPTED, waited(WaitOutcome.PENDING, engines=[*older, LATE]))) as service:
         publication = _publish(tmp_path, service.url)
         with pytest.raises(WaitTimeoutError) as caught:
             publication.wait(0)
-    few = "o0 is IN_SYNC, and serves step 0; o1 is IN_SYNC, and serves step 0; and 27 more"
+    few = "o0 is IN_SYNC, and serves run~v000000; o1 is IN_SYNC, and serves run~v000000; and 27 more"
     assert str(caught.value).endswith(f"waiting for: e2 is UPDATING (loads since 9 s); {few}")
     assert len(caught.value.laggards) == 30
 

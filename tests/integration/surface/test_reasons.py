@@ -15,11 +15,11 @@ from refitd.cli import render
 from refitd.cli.publish import _lines
 from refitd.clock import SystemClock
 from refitd.policy.contest import CALM_PROBES, calmed
-from refitd.rollout.entry import log_line
-from refitd.rollout.targets import Targets
 from refitd.settings import Settings
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
+from refitd.update.entry import log_line
+from refitd.update.targets import Targets
 from refitd_client import AsyncRefitClient, Publication, RefitClient, ShardedPublisher, WeightPublisher
 from refitd_client.contract.hosts import HostEngine, HostEngines
 from refitd_client.contract.states import EngineState, Kind, VersionState
@@ -48,9 +48,10 @@ async def test_what_a_rejection_tells_the_trainer_to_say_publish_can_say(tmp_pat
             await asyncio.to_thread(publisher.publish, weights, step=1)
             await stage.rejected(ID)
             reason = stage.store.versions[ID].reason or ""
-            assert f"publish with {word}=True" in reason
-            assert f"'refitd publish --{word.replace('_', '-')}'" in reason
-            told = await asyncio.to_thread(lambda: publisher.publish(weights, step=2, **{word: True}))
+            allowed = ["layer.0.*"] if word == "allow_missing" else True
+            assert f"{word}={True if word == 'allow_extra' else '['}" in reason
+            assert f"refitd publish --{word.replace('_', '-')}" in reason
+            told = await asyncio.to_thread(lambda: publisher.publish(weights, step=2, **{word: allowed}))
             await announced(stage, told)
             await stage.until("run~v000002", lambda record: record.served_at is not None)
 
@@ -208,7 +209,7 @@ async def test_a_version_that_was_overtaken_before_any_engine_was_on_it_says_so(
     async with serving(tmp_path) as stage:
         await stage.served(1)
         for what, steps in (("pause", (2, 3)), ("resume", ())):
-            assert (await stage.http.post(f"/v1/rollouts/{what}", json={"run": "run"})).status_code == 200
+            assert (await stage.http.post(f"/v1/updates/{what}", json={"run": "run"})).status_code == 200
             for step in steps:
                 publish(stage.root, "run", step, tensors(step))
                 await stage.until(f"run~v00000{step}", lambda record: record.state is VersionState.SEALED)

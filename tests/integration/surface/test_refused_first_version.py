@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from refitd.policy.strategy import StrategyName
-from refitd.rollout.controller import RolloutController
-from refitd_client.contract.states import EngineState, RolloutState
+from refitd.update.controller import UpdateController
+from refitd_client.contract.states import EngineState, UpdateState
 from support.checkpoints import publish, tensors
 from support.scripted_server import answer, serve
 from support.services import Stage, serving
@@ -38,7 +38,7 @@ async def refused(folder: Path) -> AsyncIterator[Stage]:
 
 async def until_ended(stage: Stage) -> None:
     async with asyncio.timeout(10):
-        while stage.store.rollouts["run"].state is not RolloutState.ROLLED_BACK:
+        while stage.store.updates["run"].state is not UpdateState.ROLLED_BACK:
             await stage.store.changed.wait_after(stage.store.changed.count, within=0.02)
 
 
@@ -55,8 +55,8 @@ async def test_a_canary_that_refuses_the_first_version_says_what_it_serves_and_w
         shut = (await stage.http.get("/v1/engines/b:1/gate")).json()
         assert (shut["open"], shut["reason"]) == (False, f"b:1 serves {FIRST}, which is barred: {FAILED}")
         said = await explained(stage, FIRST)
-        ended = f"Its rollout has ended, and there is no good version to go back to: {FAILED}: "
-        assert [each.partition(ended)[1] for each in said if each.startswith("Its rollout")] == [ended]
+        ended = f"Its update has ended, and there is no good version to go back to: {FAILED}: "
+        assert [each.partition(ended)[1] for each in said if each.startswith("Its update has")] == [ended]
         assert f"It is kept: newest version on disk of run run, though {FAILED}." in said
         assert not any("rolled back" in each or "ROLLING" in each for each in said)
         assert stage.engines["a"].loads == []
@@ -86,5 +86,5 @@ async def test_a_served_first_version_that_the_upstream_bars_is_not_on_its_way_a
     async with serving(tmp_path) as stage:
         await stage.served(1)
         stage.store.put_version(replace(stage.store.versions[FIRST], barred=True), "barred upstream")
-        RolloutController(stage.store, stage.targets, default_run=None, quorum=1).look()
-        assert stage.store.rollouts["run"].state is RolloutState.COMPLETE
+        UpdateController(stage.store, stage.targets, default_run=None, quorum=1).look()
+        assert stage.store.updates["run"].state is UpdateState.COMPLETE

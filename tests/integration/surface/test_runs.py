@@ -12,7 +12,7 @@ from refitd.engine.port import Outcome, Refit
 from refitd.policy.leases import leases
 from refitd.reclaim.facts import StoreFacts
 from refitd_client.contract.naming import Order, version_id
-from refitd_client.contract.states import EngineState, RolloutState, VersionState
+from refitd_client.contract.states import EngineState, UpdateState, VersionState
 from support.checkpoints import publish, tensors
 from support.services import Stage, serving
 
@@ -181,7 +181,12 @@ async def test_a_notice_of_a_run_that_no_engine_follows_says_how_to_bring_engine
         await served(stage, "old", 1)
         refused = await told(stage, "new", 1)
         assert (refused.status_code, refused.json()["type"]) == (409, "urn:refitd:problem:run-not-followed")
-        assert "'refitd engines move a:1 --run new --yes'" in refused.json()["detail"]
+        told_to = "'refitd engines move a:1 --run new --yes' brings a:1 here from run old"
+        assert refused.json()["detail"] == f"no engine follows run new: {told_to}"
+        await closed(stage, "old")
+        refused = await stage.http.post("/v1/versions", json={"run": "new", "step": 1})
+        asks = "publish with engines='mine' ('refitd publish --engines mine') to take a:1"
+        assert refused.json()["detail"] == f"no engine follows run new: {asks}"
 
 
 async def test_an_engine_that_is_moved_serves_its_new_run_and_the_old_version_stays_until_it_does(
@@ -199,7 +204,7 @@ async def test_an_engine_that_is_moved_serves_its_new_run_and_the_old_version_st
         assert not [lease for lease in leased(stage, old) if lease.startswith("engine")]
         assert (await glance(stage, "new"))["standing"] == "CURRENT"
         assert (await glance(stage, "old"))["standing"] == "UNFOLLOWED"
-        assert stage.store.rollouts["old"].state is RolloutState.COMPLETE, "what was proved stays proved"
+        assert stage.store.updates["old"].state is UpdateState.COMPLETE, "what was proved stays proved"
 
 
 async def test_steps_of_two_runs_are_not_compared(tmp_path: Path) -> None:
@@ -277,7 +282,7 @@ async def test_an_engine_that_is_moved_into_a_paused_run_is_brought_to_its_last_
         await served(stage, "old", 1)
         await moved(stage, "b", run="new", insist=True)
         good = await served(stage, "new", 1)
-        await asked(stage.http.post("/v1/rollouts/pause", json={"run": "new"}))
+        await asked(stage.http.post("/v1/updates/pause", json={"run": "new"}))
         await told(stage, "new", 2)
         await moved(stage, "a", run="new", insist=True)
         await until(stage, lambda: serves(stage)["a"] == good)
@@ -454,12 +459,10 @@ async def test_no_engine_of_an_open_run_is_taken_for_the_asking(tmp_path: Path) 
         await served(stage, "old", 1)
         refused = await told(stage, "new", 1, **MINE)
         assert (refused.status_code, refused.json()["type"]) == (409, "urn:refitd:problem:run-not-followed")
-        assert "engines follow old" in refused.json()["detail"]
-        assert "refitd engines move" in refused.json()["detail"]
-        assert "engines='mine'" not in refused.json()["detail"], "it has said that"
-        assert "no engine is free: each follows a run that is not closed" in refused.json()["detail"]
-        advised = await asked(stage.http.post("/v1/versions", json={"run": "new", "step": 1}), 409)
-        assert "engines='mine' ('refitd publish --engines mine')" in advised["detail"]
+        assert refused.json()["detail"] == (
+            "no engine is free for run new: each follows a run that is not closed. If run old has ended, say "
+            "'refitd runs close old'"
+        )
         assert follows(stage) == {"a": "old"}
 
 

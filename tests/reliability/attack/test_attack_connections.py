@@ -4,13 +4,16 @@ import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import httpx
 import pytest
 from structlog.testing import capture_logs
 
 from refitd.api.connection import ConnectionSlots
-from refitd.api.limits import MAX_BODY_BYTES
+from refitd.api.limits import MAX_BODY_BYTES, MOST_VALUES
 from refitd.api.server import PATIENCE
+from refitd.api.waiting import WaitSlots
 from support.attackers import GIVE_UP, attacking, listening, problem_in
+from support.checkpoints import publish, tensors
 from support.services import Stage, serving
 
 POST = b"POST /v1/versions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
@@ -93,6 +96,13 @@ async def test_a_giant_body_in_chunks_is_refused_while_it_comes_in(tmp_path: Pat
         assert stage.store.versions == {}
 
 
+async def test_a_body_of_many_values_is_refused_before_anything_is_made_of_it(tmp_path: Path) -> None:
+    body = b"[" + b"[]," * MOST_VALUES + b"[]]"
+    async with serving(tmp_path) as stage, listening(stage.api, idle=0.1) as server, attacking(server) as attacker:
+        await attacker.send(POST + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        assert (await attacker.refused()).slug == "too-large"
+
+
 async def test_a_content_length_that_lies_does_not_smuggle_a_second_request_past_the_token(tmp_path: Path) -> None:
     inner = b"PUT /v1/versions/run~v000001/pin HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
     async with (
@@ -137,12 +147,12 @@ async def test_a_half_closed_stream_holds_nothing(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage, listening(stage.api) as server, attacking(server) as attacker:
         await attacker.send(STREAM)
         await attacker.reader.readuntil(b"\r\n\r\n")
-        assert stage.api.state.streams.open == 1
+        assert stage.api.state.waiting.count == 1
         attacker.writer.write_eof()
         await attacker.read()
         await server.until_connections(0)
         async with attacking(server) as later:  # its slot is free again
-            stage.api.state.streams.most = 1
+            stage.api.state.waiting.slots = WaitSlots(client=1)
             await later.send(STREAM)
             assert b"200 OK" in await later.reader.readuntil(b"\r\n\r\n")
 
@@ -221,7 +231,7 @@ async def test_health_is_answered_however_many_connections_wait_for_it_and_send_
 
 async def test_more_event_streams_than_there_may_be_are_turned_away(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage, listening(stage.api, idle=0.1) as server, attacking(server) as second:
-        stage.api.state.streams.most = 2
+        stage.api.state.waiting.slots = WaitSlots(client=2)
         async with attacking(server) as first:
             for each in (first, second):
                 await each.send(STREAM)
@@ -235,6 +245,56 @@ async def test_more_event_streams_than_there_may_be_are_turned_away(tmp_path: Pa
         async with attacking(server) as later:
             await later.send(STREAM)
             assert b"200 OK" in await later.reader.readuntil(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize("path", [b"/v1/versions/run~v000001/wait?for=served&timeout=60", b"/v1/events"])
+async def test_two_hundred_requests_of_one_client_that_wait_leave_a_trainer_its_way(
+    tmp_path: Path, path: bytes
+) -> None:
+    """They have the trainer's address, and no token."""
+    async with serving(tmp_path, names=(), token="secret") as stage, listening(stage.api) as server:
+        publish(stage.root, "run", 1, tensors(1))
+        headers = {"Authorization": "Bearer secret"}
+        url = f"http://127.0.0.1:{server.port}/v1/versions"
+        async with AsyncExitStack() as open_ends, httpx.AsyncClient(trust_env=False, headers=headers) as trainer:
+            notice = {"run": "run", "step": 1}
+            assert (await trainer.post(url, json=notice)).is_success  # the service may have seen it already
+            for _ in range(200):
+                attacker = await open_ends.enter_async_context(attacking(server))
+                await attacker.send(b"GET %b HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" % path)
+            async with asyncio.timeout(GIVE_UP):
+                while stage.api.state.waiting.count < WaitSlots().client:  # noqa: ASYNC110 - it has no event
+                    await asyncio.sleep(0.01)
+            assert (await trainer.post(url, json=notice)).status_code == 200
+            async with trainer.stream("GET", f"http://127.0.0.1:{server.port}/v1/events") as stream:
+                assert stream.status_code == 200
+        async with asyncio.timeout(GIVE_UP):  # the places of clients that went away are free again
+            while stage.api.state.waiting.count:  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0.01)
+
+
+async def test_what_is_known_is_answered_to_a_client_that_may_not_wait(tmp_path: Path) -> None:
+    async with serving(tmp_path, names=()) as stage:
+        stage.api.state.waiting.slots = WaitSlots(client=0)
+        publish(stage.root, "run", 1, tensors(1))
+        await stage.http.post("/v1/versions", json={"run": "run", "step": 1})
+        refused = await stage.http.get("/v1/versions/run~v000001/wait?for=served&timeout=60")
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        stage.api.state.waiting.slots = WaitSlots()
+        await stage.http.get("/v1/versions/run~v000001/wait?for=sealed&timeout=60")
+        stage.api.state.waiting.slots = WaitSlots(client=0)
+        assert (await stage.http.get("/v1/versions/run~v000001/wait?for=sealed")).json()["outcome"] == "sealed"
+
+
+@pytest.mark.parametrize(
+    "lengths", [b"Content-Length: 4\r\nTransfer-Encoding: chunked", b"transfer-encoding: chunked\r\ncontent-length: 0"]
+)
+async def test_a_request_of_two_lengths_ends_its_connection(tmp_path: Path, lengths: bytes) -> None:
+    async with serving(tmp_path) as stage, listening(stage.api) as server, attacking(server) as attacker:
+        await attacker.send(LOOK[:-2] + lengths + b"\r\n\r\n0\r\n\r\n" + LOOK)
+        said = await attacker.read()
+        assert said.count(b"HTTP/1.1 ") == 1
+        assert (problem_in(said).status, problem_in(said).slug) == (422, "bad-request")
 
 
 def much_to_say(stage: Stage) -> None:

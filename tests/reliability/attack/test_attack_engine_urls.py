@@ -10,7 +10,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from pydantic import SecretStr
 
 from refitd.engine.address import Address, AllowList, AllowRefusedError, parse_allow_list, refusal
 from refitd.engine.connect import connector
@@ -226,15 +225,6 @@ async def test_default_keys_go_only_to_engines_that_the_operator_named(
         sent = server.seen[0].headers.get("authorization")
     is_named = source in {Source.SETTINGS, Source.FILE} or (source is Source.DISCOVERED and bool(allow))
     assert sent == ("Bearer secret" if is_named else None)
-
-
-@pytest.mark.parametrize("token", [None, SecretStr("reporters")])
-def test_default_keys_go_to_a_host_that_reports_where_reports_need_a_token(
-    tmp_path: Path, token: SecretStr | None
-) -> None:
-    settings = Settings(root=tmp_path, take_followers=True, engine_allow=["127.0.0.1"], token=token)
-    reported = {"h": EngineRecord(id="h", url="http://127.0.0.1:8701", source=Source.REPORTED)}
-    assert named_by_operator(settings.operator_hosts, reported)("http://127.0.0.1:8701") is (token is not None)
 
 
 async def test_an_engines_keys_are_exchanged_without_a_restart(tmp_path: Path) -> None:

@@ -42,7 +42,8 @@ async def test_a_hostile_notice_is_refused_and_nothing_of_it_is_kept(tmp_path: P
     async with serving(tmp_path, names=(), scan_interval=60) as stage:
         headers = {"content-type": "application/json"}
         answer = await stage.http.post("/v1/versions", content=body, headers=headers)
-        assert (answer.status_code, answer.json()["type"]) == (422, "urn:refitd:problem:bad-request")
+        told = answer.status_code, answer.json()["type"].removeprefix("urn:refitd:problem:")
+        assert told in {(422, "bad-request"), (413, "too-large")}  # the latter for more values than a body may have
         assert len(answer.content) < 10_000
         assert stage.store.versions == {}
 

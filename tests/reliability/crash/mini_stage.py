@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-from rollout_stage import Calls, Stage
 from safetensors.torch import save_file
+from update_stage import Calls, Stage
 
 from refitd.state.journal.address import PostgresAddress
 from support.mini_sglang import tiny_weights

@@ -18,17 +18,19 @@ from refitd.clock import SystemClock
 from refitd.reclaim.facts import StoreFacts
 from refitd.reclaim.folders import DiskFolders
 from refitd.reclaim.sweep import Collector
-from refitd.rollout.targets import Targets
 from refitd.settings import Settings
 from refitd.state.journal.recovery import open_journal
 from refitd.state.store import Store
+from refitd.update.targets import Targets
 from refitd_client.contract.wire import ReclaimPlan
 
 INCOMING_TTL = 3600.0
 
 
-async def sweep(place: Path, keep_last: int) -> ReclaimPlan:
-    """One sweep, as the service makes it when it starts on `<place>/root` and `<place>/state`."""
+async def sweep(place: Path, keep_last: int, delete: str | None = None) -> ReclaimPlan:
+    """One sweep, as the service makes it when it starts on `<place>/root` and `<place>/state`. With `delete`, a request
+    deletes that run first.
+    """
     root, state = place / "root", place / "state"
     journal = open_journal(state, root)
     writing = asyncio.create_task(journal.run())
@@ -37,6 +39,9 @@ async def sweep(place: Path, keep_last: int) -> ReclaimPlan:
         store.faults.set_root(None)
         store.faults.set_fleet(None)
         settings = Settings(root=root, state=state, keep_last=keep_last, incoming_ttl=INCOMING_TTL)
+        if delete is not None:
+            store.delete_run(delete)
+            await store.durable()
         facts = StoreFacts(store, Targets(store), DiskFiles(root))
         plan = await Collector(store, facts, DiskFolders(root), settings.reclaim_rules).sweeper.run()
         await store.durable()
@@ -53,7 +58,9 @@ def copied(prepared: Path, place: Path) -> Path:
     return place
 
 
-def kill_at_each(prepared: Path, places: Path, keep_last: int, first: int, stride: int) -> None:
+def kill_at_each(
+    prepared: Path, places: Path, keep_last: int, first: int, stride: int, delete: str | None = None
+) -> None:
     """Make `<places>/<k>`, what a kill at effect k leaves, for each k, or some of them, until a sweep comes through."""
     for number in count(first + 1, stride):
         place = copied(prepared, places / f"{number:03d}")
@@ -63,7 +70,7 @@ def kill_at_each(prepared: Path, places: Path, keep_last: int, first: int, strid
             life.watch_journal()
             life.watch_files()
             with contextlib.redirect_stdout(sys.stderr):
-                asyncio.run(sweep(place, keep_last))
+                asyncio.run(sweep(place, keep_last, delete))
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if not os.WIFSIGNALED(status):
@@ -71,4 +78,4 @@ def kill_at_each(prepared: Path, places: Path, keep_last: int, first: int, strid
 
 
 if __name__ == "__main__":
-    kill_at_each(Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:]))
+    kill_at_each(Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:6]), *sys.argv[6:])

@@ -67,11 +67,11 @@ class Mirror:
             case _:
                 raise AssertionError(f"an effect that the model does not know: {name}{args}")
 
-    def lock(self, path: Path, mode: int = 0o666) -> FileLock:
+    def lock(self, path: Path, mode: int = 0o666, *, patience: float = 0.0) -> FileLock:
         """Locks are the one thing that the publisher makes past `durable`: their files' bytes do not matter."""
         if not path.exists():
             self.disk.create(str(path))
-        return FileLock(path, mode)
+        return FileLock(path, mode, patience=patience)
 
 
 def from_gpu(mirror: Mirror, patch: pytest.MonkeyPatch) -> None:

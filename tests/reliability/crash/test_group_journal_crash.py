@@ -31,13 +31,6 @@ _EXECUTE, _COMMIT = psycopg.Cursor.execute, psycopg.Connection.commit
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    root = tmp_path / "root"
-    (root / ".refitd").mkdir(parents=True)
-    return root
-
-
-@pytest.fixture
 def database(postgres: PostgresServer) -> PostgresAddress:
     return PostgresAddress(postgres.database())
 

@@ -1,7 +1,7 @@
 """kill -9 before, during and after each call of an update of a real vLLM: the service that is started next mends it.
 
 On one rank: what the service sends is the same on several. With refitd inside only around what the extension does:
-`test_rollout_crash.py` has every point.
+`test_update_crash.py` has every point.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import httpx
 import pytest
 from mini_stage import VLLM_CALLS, VLLM_LOAD
 from nursery import PATIENCE, Nursery
-from rollout_stage import RUN, Calls, Remains, Stage, mended_since
+from update_stage import RUN, Calls, Remains, Stage, mended_since
 
 from support import points
 from support.servers import VLLM_VENV

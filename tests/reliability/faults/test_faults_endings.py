@@ -39,7 +39,7 @@ def _is_talked_to(stand: Stand) -> bool:
     return any(each.laddr.port == stand.refitd.port for each in stand.process.net_connections("tcp"))
 
 
-def test_an_engine_removed_in_mid_rollout_ends_its_load_and_goes_on_and_its_version_stays_meanwhile(
+def test_an_engine_removed_in_mid_update_ends_its_load_and_goes_on_and_its_version_stays_meanwhile(
     engine: Subject, tmp_path: Path
 ) -> None:
     flags = ("--keep-last", "1", "--reclaim-interval", "0.5")

@@ -70,7 +70,7 @@ def test_a_flood_of_notices_with_slow_engines_is_bounded_and_the_newest_wins(eng
         flood[-1].wait(timeout=60)
         assert engine.serves(FLOOD)
         loads = proxy.count(LOAD)
-        assert loads < FLOOD // 3, f"{loads} loads for {FLOOD} versions: old ones were not passed over"
+        assert loads < FLOOD * 2 // 3, f"{loads} loads for {FLOOD} versions: old ones were not passed over"
         assert stand.client.wait(id_of(FLOOD // 2)).outcome in {WaitOutcome.SUPERSEDED, WaitOutcome.SERVED}
         # The newest two, and what engines served before: a rollback goes to it.
         until(lambda: len(stand.folders()) <= 3, "what nobody needs was not collected")

@@ -66,16 +66,16 @@ MUTANTS = [
     ),
     Mutant(
         "calls an engine without a durable intent",
-        "service/refitd/rollout/entry.py",
+        "service/refitd/update/entry.py",
         "            await self.store.durable()\n        except JournalError",
         "            pass\n        except JournalError",
-        "tests/reliability/crash/test_rollout_crash.py",
+        "tests/reliability/crash/test_update_crash.py",
     ),
     Mutant(
         "takes an empty listing for an empty root",
         "service/refitd/policy/keep.py",
-        "case Listing() if not listing.found:",
-        "case Listing() if len(listing.found) < 0:",
+        "case Listing() if not listing.found and any(v.state is not VersionState.RETIRED for v in versions):",
+        "case Listing() if len(listing.found) < 0 and any(v.state is not VersionState.RETIRED for v in versions):",
         "tests/unit/policy/test_keep.py tests/unit/reclaim/test_sweep.py",
     ),
     Mutant(
@@ -96,10 +96,10 @@ MUTANTS = [
     ),
     Mutant(
         "loads files that have changed since they were checked",
-        "service/refitd/rollout/reconciler.py",
+        "service/refitd/update/reconciler.py",
         "if not unchanged or path is None:",
         "if path is None:",
-        "tests/unit/rollout/test_rollout.py",
+        "tests/unit/update/test_update.py",
     ),
     Mutant(
         "serves a version that failed validation",
@@ -169,7 +169,7 @@ MUTANTS = [
         "service/refitd/state/store.py",
         "            self._interrupted(attempt)\n",
         '            self.close_attempt(replace(attempt, outcome="TAINTED"))\n',
-        "tests/reliability/crash/test_rollout_crash.py",
+        "tests/reliability/crash/test_update_crash.py",
     ),
     Mutant(
         "takes what is published again for what was collected",
@@ -310,34 +310,6 @@ MUTANTS = [
         "if failure.until > now}",
         "if failure.times}",
         "tests/reliability/simulation/test_hosts.py tests/reliability/simulation/test_found.py",
-    ),
-    Mutant(
-        "believes a stock engine that says it has received all",
-        "service/refitd/engine/sglang/group_adapter.py",
-        "if (doubt := why_not_proved(ranks, met.expected)) is not None:",
-        "if (doubt := why_not_proved(ranks, met.expected)) is not None and not ranks:",
-        "tests/unit/engine/test_sglang_group_adapter.py",
-    ),
-    Mutant(
-        "has any process say what a stock engine is to hold",
-        "service/refitd/engine/sglang/sender_line.py",
-        "if welcome.code != code_of(transfer.name, welcome.expected, secret):",
-        "if not welcome.code:",
-        "tests/unit/engine/test_sglang_group_adapter.py",
-    ),
-    Mutant(
-        "gives stock engines what is handed over on one host",
-        "service/refitd/policy/goals.py",
-        "(version.is_sent and engine.stock_receiver is not None)",
-        "engine.stock_receiver is not None",
-        "tests/unit/policy/test_stock_offers.py",
-    ),
-    Mutant(
-        "sends stock engines what gets no files",
-        "client/refitd_client/publish/route.py",
-        "if not durable.is_always:",
-        "if durable.every == 0:",
-        "tests/unit/publish/test_stock_route.py",
     ),
     Mutant(
         "looks at a version that is not right no second time",

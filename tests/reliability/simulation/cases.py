@@ -24,6 +24,7 @@ RUN_STEPS = 50
 VLLM = 0.5  # of the engines
 MOST_FOLLOWERS = 3
 LED = 0.5  # of the cases with several hosts
+BY_PLUGINS = ("publish", "train_on_sent", "loads_fail")  # what shows all that plugins do, where all engines have one
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +42,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A world and the steps that are taken in it. `vllm` as of `World`, `followers` as of `Hosts`, 0 for one host.
-    `led`: the hub leads its followers. `store`: they follow an object store.
+    """A world and the steps that are taken in it. `vllm` and `plugged` as of `World`, `followers` as of `Hosts`, 0 for
+    one host. `led`: the hub leads its followers. `store`: they follow an object store.
     """
 
     seed: int
     strategy: StrategyName
     vllm: str
+    plugged: bool | None
     steps: tuple[Step, ...]
     followers: int = 0
     led: bool = False
@@ -56,6 +58,8 @@ class Case:
     def __str__(self) -> str:
         """As Python that takes the steps again."""
         arguments = f"{self.seed}, strategy={_said(self.strategy)}, vllm={self.vllm!r}"
+        if self.plugged:
+            arguments += ", plugged=True"
         if self.followers:
             arguments += f", followers={self.followers}"
         world, story = self.of
@@ -81,7 +85,12 @@ def _said(value: Any) -> str:
 
 
 def drawn(seed: int) -> Case:
-    """The case of a seed. It knows some of the rules only, so that cases differ in what they do often."""
+    """The case of a seed. It knows some of the rules only, so that cases differ in what they do often. In every
+    third one all engines have the plugin and go on at once: no others take what a trainer lends or sends.
+    """
+    if seed % 3 == 0:
+        case = _drawn(random.Random(seed), RULES, always=BY_PLUGINS)
+        return replace(case, strategy=StrategyName.ALL, plugged=True)
     return _drawn(random.Random(seed), RULES)
 
 
@@ -98,11 +107,12 @@ def drawn_of_stores(seed: int) -> Case:
     return replace(_drawn(chance, STORE_RULES), followers=chance.randint(1, MOST_FOLLOWERS), store=True)
 
 
-def _drawn(chance: random.Random, known: Mapping[str, Mapping[str, Draw]]) -> Case:
+def _drawn(chance: random.Random, known: Mapping[str, Mapping[str, Draw]], *, always: Sequence[str] = ()) -> Case:
     share = chance.random()
     rules = [name for name in known if chance.random() < share] or list(known)
+    rules += 2 * list(always)
     steps = (_step(chance.choice(rules), known, chance) for _ in range(RUN_STEPS))
-    return Case(chance.getrandbits(32), chance.choice(list(StrategyName)), some_engines(chance), tuple(steps))
+    return Case(chance.getrandbits(32), chance.choice(list(StrategyName)), some_engines(chance), None, tuple(steps))
 
 
 def some_engines(chance: random.Random) -> str:
@@ -129,7 +139,7 @@ def played(case: Case) -> Story:
 
 
 def _world(case: Case) -> World:
-    followers = {"followers": case.followers} if case.followers else {}
+    followers = {"followers": case.followers} if case.followers else {"plugged": case.plugged}
     return case.of[0](case.seed, strategy=case.strategy, vllm=case.vllm, **followers)
 
 

@@ -22,10 +22,10 @@ from refitd.root.handle import Identity
 from refitd.root.outcome import Discarded, Emptied, Gone, Incoming, Refused, Slot
 from refitd.root.scan import FoundFolder, Listing, ListingFailed
 from refitd_client.checkpoint.inventory import Reference
-from refitd_client.contract.manifest import ManifestFile, digest_of_pieces, joined
+from refitd_client.contract.manifest import Manifest, ManifestFile, digest_of_files, digest_of_pieces, joined
 from refitd_client.contract.naming import MANIFEST_NAME, Order, parse_version_folder, version_id
 from refitd_client.validation.delta import Base
-from refitd_client.validation.examine import examine, structure
+from refitd_client.validation.examine import ReadAgain, examine, structure
 from refitd_client.validation.reference import read_reference
 from refitd_client.validation.validate import Evidence, Options, Structure
 from support.checkpoints import publish, tensors, write_model, write_shards
@@ -200,7 +200,10 @@ class SimDisk:
         self.folders: dict[str, SimFolder] = {}
         self.trash: list[SimFolder] = []
         self.slots: dict[str, SimFolder] = {}
+        self.backup: dict[str, SimFolder] = {}
+        self.incoming: dict[str, bool] = {}  # what is being written, and whether its publisher lives
         self.copies: dict[str, SimFolder] = {}
+        self.described: dict[str, str] = {}  # the folders of which the service keeps a manifest, as they were signed
         self.offers: dict[str, SimOffer] = {}
         self.counts: Counter[str] = Counter()
         self.no_room = False
@@ -240,16 +243,24 @@ class SimDisk:
         folder.make, folder.content, folder.writes = make, content, folder.writes + 1
 
     def remove(self, path: str) -> None:
-        """A trainer deletes what it wrote."""
-        self.folders.pop(path, None)
+        """A trainer deletes what it wrote. A backup has it."""
+        if (folder := self.folders.pop(path, None)) is not None:
+            self.backup[path] = folder
+
+    def restore(self, path: str) -> None:
+        """The files are put back byte for byte, under other inodes."""
+        folder = self.folders.get(path) or self.backup[path]
+        self.folders[path] = replace(folder, inode=next(self._inodes))
 
     def clear(self, *, whole: bool) -> None:
         """All runs are gone; where the `whole` root is, as after a reboot, so is what the service keeps in it."""
         self.folders.clear()
         self.offers.clear()
+        self.incoming.clear()
         if whole:
             self.slots.clear()
             self.copies.clear()
+            self.described.clear()
             self.trash.clear()
 
     def digest(self, path: str) -> str | None:
@@ -356,7 +367,13 @@ class SimFiles:
         return await self.structure(path)
 
     async def examine(
-        self, seen: Structure, reference: Reference | Base | None, options: Options, *, beside: bool = False
+        self,
+        seen: Structure,
+        reference: Reference | Base | None,
+        options: Options,
+        *,
+        beside: bool = False,
+        fingerprinted: bool = False,
     ) -> Evidence:
         await self._pause()
         path, before = seen.path, signature_of(self._disk.at(seen.path))
@@ -367,6 +384,28 @@ class SimFiles:
         evidence = seen_at(path, folder).evidence
         evidence = replace(evidence, structure=seen) if seen.signature == before and not seen.faults else evidence
         return proving.beside(evidence) if beside else evidence
+
+    async def read_again(self, path: str) -> ReadAgain:
+        before = signature_of(self._disk.at(path))
+        await self._pause()
+        folder = self._disk.at(path)
+        if signature_of(folder) != before:
+            raise OSError(f"{path} changed while it was read")
+        seen = seen_at(path, folder)
+        if seen.structure.faults or seen.evidence.contents is None:
+            return ReadAgain(before, None, "it is no checkpoint any more")
+        sizes, digests = seen.structure.files, seen.evidence.contents.digests
+        return ReadAgain(before, digest_of_files({name: (sizes[name].size, digests[name]) for name in digests}))
+
+    async def sign_manifest(self, path: str, signature: str) -> None:
+        await self._pause()
+        if path not in self._disk.described:
+            raise FileNotFoundError(path)
+        self._disk.described[path] = signature
+
+    async def keep_manifest(self, seen: Structure, manifest: Manifest) -> None:
+        await self._pause()
+        self._disk.described[seen.path] = seen.signature
 
 
 class SimFolders:
@@ -387,6 +426,14 @@ class SimFolders:
     async def examine(self, path: str) -> Holdings | Gone | Refused:
         await self._pause()
         return self._look(path)
+
+    async def free(self) -> int:
+        return 2**60  # a disk that is full is a fault of its own: the simulation has none
+
+    async def forget_manifests(self, paths: Sequence[str]) -> None:
+        await self._pause()
+        for path in self._disk.described.keys() - set(paths):
+            del self._disk.described[path]
 
     async def weigh(self, paths: Sequence[str]) -> dict[str, Holdings | Gone | Refused]:
         await self._pause()
@@ -447,11 +494,15 @@ class SimFolders:
 
     async def survey(self, runs: Sequence[str], older_than: float) -> list[Incoming]:
         await self._pause()
-        return []
+        why = {False: "its publisher is gone", True: "its publisher is alive"}
+        found = [] if self._disk.hidden else list(self._disk.incoming.items())
+        return [Incoming(path=path, abandoned=not lives, reason=why[lives], bytes=100) for path, lives in found]
 
     async def discard_abandoned(self, path: str, older_than: float) -> Discarded | Gone | Refused:
+        del older_than
         await self._pause()
-        return Gone(path)
+        assert not self._disk.incoming.pop(path, False), f"7: {path} is deleted while it is written"
+        return Discarded(path)
 
     async def empty(self) -> Emptied:
         await self._pause()

@@ -117,16 +117,16 @@ class HostStory(Story):
         self.do(lambda world: world.host(host).goes_wrong(name, call, fault))
 
     @may(HOST_RULES, paused=one_of([False, True]), seconds=one_of([0.0, 2.0, 10.0]))
-    def hub_pauses_rollouts_or_lets_them_go_on(self, paused: bool, seconds: float) -> None:
+    def hub_pauses_updates_or_lets_them_go_on(self, paused: bool, seconds: float) -> None:
         """Something is published then."""
-        self.do(lambda world: world.pause_rollouts(paused=paused))
+        self.do(lambda world: world.pause_updates(paused=paused))
         self._publish(delta=False)
         self.do(lambda world: world.wait(seconds))
 
     @may(HOST_RULES, host=HOST, paused=one_of([False, True]), seconds=one_of([0.0, 2.0, 10.0]))
     def operator_of_a_follower_pauses_it_or_lets_it_go_on(self, host: int, paused: bool, seconds: float) -> None:
         """Something is published then."""
-        self.do(lambda world: world.host(host).pause_rollouts(paused=paused))
+        self.do(lambda world: world.host(host).pause_updates(paused=paused))
         self._publish(delta=False)
         self.do(lambda world: world.wait(seconds))
 

@@ -8,13 +8,11 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from refitd.follow import transfer
-from refitd.follow.arrival import Arrival
 from refitd.follow.follower import UpstreamFollower
 from refitd.follow.puller import Puller
 from refitd.follow.sources import FollowedSources
@@ -32,7 +30,7 @@ from .fault import Call, Fault
 from .host_disk import HostDisk, HostFolders, Published
 from .life import Life
 from .links import Damage, Link
-from .place import Place, url_of
+from .place import Place
 from .promises import RUN, Promises
 from .server import SimServer
 from .upstream import SimHub
@@ -46,6 +44,7 @@ class Host(Place):
     """A host with a follower. `links` lead from it to the other hosts, by their names."""
 
     follows = True
+    is_free = True  # whether it decides for itself
     disk: HostDisk
 
     def __init__(self, name: str, world: "Hosts", vllm: str) -> None:
@@ -75,17 +74,18 @@ class Host(Place):
         return UpstreamFollower(
             life.store,
             life.targets,
+            life.fleet,
             Puller(self.disk.root, sources, guard=self.disk.guard_for(life.store)),
             sources,
-            identity=FollowerIdentity(name=self.name, process=f"{self.name}-{self.boots}", url=url_of(self.name)),
+            identity=FollowerIdentity(name=self.name, process=f"{self.name}-{self.boots}"),
             run=None,
             nudge=life.catalog.nudge,
+            freely=self.is_free,
         )
 
     def sources(self) -> FollowedSources:
         """What a process of the service follows."""
-        relays = {url_of(name): link for name, link in self.links.items()}
-        return FollowedSources([SimHub(self.links[HUB], relays)], hands_on=True)
+        return FollowedSources([SimHub(self.links[HUB])])
 
     def following(self) -> Following:
         """What the follower says of itself."""
@@ -115,7 +115,7 @@ class Host(Place):
         for link in self.links.values():
             link.mend()
         super().mend()
-        self.pause_rollouts(paused=False)
+        self.pause_updates(paused=False)
 
 
 class HostPromises(Promises):
@@ -190,11 +190,8 @@ class Hosts(World):
         self.counts: Counter[str] = Counter()
         self._patches = ExitStack()
         self._patches.enter_context(mock.patch.object(transfer, "BLOCK", SIM_BLOCK))
-        self._patches.enter_context(mock.patch.object(transfer, "LEAST_BLOCK", SIM_BLOCK // 2))
         self._patches.enter_context(mock.patch.object(version_folder, "free_bytes", self._free_bytes))
         super().__init__(seed, strategy=strategy, vllm=vllm)
-        arrival = partial(Arrival, clock=self.loop.time)
-        self._patches.enter_context(mock.patch.object(transfer, "Arrival", arrival))
         self.hosts = [self._host(f"host{number}", vllm) for number in range(followers)]
         for host in self.hosts:
             for other in (self, *self.hosts):
@@ -214,7 +211,7 @@ class Hosts(World):
     def heal(self) -> None:
         """See `World`."""
         self.start()
-        self.pause_rollouts(paused=False)
+        self.pause_updates(paused=False)
         super().heal()
 
     def _free_bytes(self, folder: Path) -> int:

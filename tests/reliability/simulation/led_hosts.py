@@ -2,44 +2,39 @@
 
 import random
 from collections.abc import Collection
-from types import SimpleNamespace
-from unittest import mock
 
-from refitd.engine.engines_file import EngineSpec
-from refitd.engine.kind import HOST_KIND
-from refitd.engine.port import EnginePort
-from refitd.engine.refitd import adapter
+from refitd.engine.plugin.leading import Leads
 from refitd.policy.strategy import StrategyName
-from refitd.rollout.hosts import ReportedHosts
 from refitd.state.records import EngineRecord
-from refitd_client.contract.follow import HostOrder
+from refitd.update.hosts import ReportedHosts
+from refitd_client.contract.follow import HostReply
 from refitd_client.contract.naming import parse_version_id
+from refitd_client.contract.plugin import Owner
 
 from .hosts import HUB, Host, Hosts
 from .led_promises import LedHostPromises, LedHubPromises
 from .life import Life
-from .links import Damage, Link
-from .orders import HostTransport, LedHostEngine, OrderBook, Stage, is_refused, leads_as
-from .place import url_of
+from .links import Damage
+from .orders import OrderBook, Stage
 from .world import RUN
 
 GROUPED = 0.5  # of the hubs
 ALONE = 0.5  # of the hubs have no engines of their own
 ORDER_SECONDS = 5.0  # in which an order comes that is waited for
-OTHER_HUB = "another hub"
 
 
 class LedHost(Host):
     """A host that its hub leads."""
 
     world: "LedHosts"
+    is_free = False
 
     def _promises(self) -> LedHostPromises:
         return LedHostPromises(self)
 
 
 class LedHosts(Hosts):
-    """A world in which the hub leads its hosts, which its settings name.
+    """A world in which the hub leads its hosts.
 
     A hub of a group leads with another epoch after each start, as another one of its services; one that is alone has
     epoch 0 for ever.
@@ -51,35 +46,33 @@ class LedHosts(Hosts):
         chance = random.Random(~seed)
         self.is_grouped = chance.random() < GROUPED
         self._is_alone = chance.random() < ALONE
-        self._names = [f"host{number}" for number in range(followers)]
         self.epoch = 1 if self.is_grouped else 0
         self.book = OrderBook()
-        self.links: dict[str, Link] = {}
         super().__init__(seed, strategy=strategy, vllm=vllm, followers=followers)
-        time = SimpleNamespace(monotonic=self.loop.time)
-        self._patches.enter_context(mock.patch.object(adapter, "time", time))
 
     @property
     def urls(self) -> list[str]:
         """See `Place`."""
-        own = [] if self._is_alone else super().urls
-        return [*own, *(f"{HOST_KIND}={url_of(name)}" for name in self._names)]
-
-    def connect(self, spec: EngineSpec, life: Life) -> EnginePort:
-        """See `Place`."""
-        if spec.engine != HOST_KIND:
-            return super().connect(spec, life)
-        name = spec.url.removeprefix("http://").removesuffix(":1")
-
-        def sends(order: HostOrder) -> None:
-            self.promises.ordered(name, order)
-
-        transport = HostTransport(self.links[name], life, self.book, sends)
-        return LedHostEngine(spec.url, transport, leads_as(HUB, self.epoch))
+        return [] if self._is_alone else super().urls
 
     def leading(self, life: Life) -> ReportedHosts:
         """See `Place`."""
-        return ReportedHosts(life.store, life.fleet, self.clock, lambda _, __: None, takes=False, leader=HUB)
+        return ReportedHosts(
+            life.store, self.clock, Leads(owner=Owner(service=HUB, root="/root", host=HUB, pid=1, epoch=self.epoch))
+        )
+
+    def heard_report(self, name: str, reply: HostReply) -> bool:
+        """See `Place`."""
+        self.book.reported(name)
+        if not self.book.replied(name, reply):
+            return False
+        for version in reply.serve.values():
+            self.promises.ordered(name, version)
+        return True
+
+    def heard_reply(self, name: str, reply: HostReply, *, is_new: bool) -> None:
+        """See `Place`."""
+        self.book.heard(name, reply, is_new=is_new)
 
     def start(self) -> None:
         """See `Place`."""
@@ -87,39 +80,15 @@ class LedHosts(Hosts):
             self.epoch += 1
         super().start()
 
-    def mend(self) -> None:
-        """See `Place`."""
-        for link in self.links.values():
-            link.mend()
-        super().mend()
-
-    def close(self) -> None:
-        """See `World`."""
-        self.book.close()
-        super().close()
-
-    def hold(self) -> None:
-        """See `World`."""
-        assert not self.book.wrong, self.book.wrong
-        super().hold()
-
     def _host(self, name: str, vllm: str) -> LedHost:
         return LedHost(name, self, vllm)
-
-    def _link_hub(self) -> None:
-        for host in self.hosts:
-            self.links[host.name] = Link(host, random.Random(self.chance.random()), self.counts)
 
     def _promises(self) -> LedHubPromises:
         return LedHubPromises(self)
 
-    def links_of(self, host: Host) -> list[Link]:
-        """See `Hosts`. The hub's link to it among them."""
-        return [self.links[host.name], *super().links_of(host)]
-
     def record_of(self, name: str) -> EngineRecord | None:
         """The hub's record of a host; None while the hub is dead, or does not know the host yet."""
-        return None if self.life is None else self.life.store.engines.get(f"{name}:1")
+        return None if self.life is None else self.life.store.engines.get(name)
 
     def wants_operator(self, engine: EngineRecord, tended: Collection[str]) -> bool:
         """See `Place`. What is wrong on a host is mended there first."""
@@ -133,32 +102,31 @@ class LedHosts(Hosts):
     # What may happen beside.
 
     def cut_orders(self, index: int, *, cut: bool) -> None:
-        """A host cannot be called from its hub any more, and hears it as before."""
-        self.links[self.host(index).name].cut = cut
+        """A host hears its hub no more, and other hosts as before."""
+        self.host(index).links[HUB].cut = cut
 
     def damage_orders(self, index: int, orders: list[Damage], others: list[Damage]) -> None:
         """The next orders to a host are lost, not answered or late, and the hub's next questions."""
-        link = self.links[self.host(index).name]
-        link.parts.extend(orders)
-        link.answers.extend(others)
+        self.host(index).links[HUB].answers.extend([*orders, *others])
 
-    def until_an_order(self, index: int, stage: Stage) -> None:
-        """Wait until an order to a host has come to a stage. It may not come."""
-        self.loop.run_until_complete(self.book.reaches(self.host(index).name, stage, ORDER_SECONDS))
+    def until_an_order(self, index: int, stage: Stage, since: int | None = None) -> None:
+        """Wait until an order to a host has come to a stage, one more than `since`. It may not come."""
+        self.loop.run_until_complete(self.book.reaches(self.host(index).name, stage, ORDER_SECONDS, since))
 
-    def order_as_another(self, index: int, number: int, *, behind: int, again: bool) -> None:
-        """Somebody who does not lead a host orders it something: a service of the hub's group whose lead is over, by
-        its epoch that is so far behind, or for 0 another hub. Nothing of that is obeyed.
+    def order_as_another(self, index: int, number: int, *, behind: int) -> None:
+        """A service of the hub's group whose lead is over replies to a host, by its epoch that is so far behind: it is
+        not obeyed.
         """
         host = self.host(index)
         newest = self.book.fences.get(host.name)
-        if host.life is None or newest is None or behind > newest:
-            return  # the host is down, or was never ordered anything, or its hub has not led that often
+        if host.life is None or host.life.follower is None or newest is None or behind > newest:
+            return  # the host is down, or was never told anything, or its hub has not led that often
         known = sorted(host.life.store.versions, key=parse_version_id)
         version = known[number % len(known)] if known else None
-        leader, fence = (HUB, newest - behind) if behind else (OTHER_HUB, newest + 1)
-        order = HostOrder(run=RUN, version=version, fence=fence, leader=leader, told_by=OTHER_HUB, again=again)
         before = host.following().desired
-        assert self.loop.run_until_complete(is_refused(order, host.life)), f"{host.name} obeys {order}"
-        assert host.following().desired == before, f"{host.name} refuses {order}, and goes there"
+        reply = HostReply(lease_seconds=30.0, serve={RUN: version}, leader=HUB, epoch=newest - behind)
+        host.life.follower._answered(reply)
+        told = host.following()
+        assert told.refused is not None, f"{host.name} obeys {reply}"
+        assert told.desired == before, f"{host.name} refuses {reply}, and goes there"
         self.counts["refused orders"] += 1

@@ -1,4 +1,4 @@
-"""What holds where a hub leads its hosts: they serve what was ordered, and its orders are those of its rollout."""
+"""What holds where a hub leads its hosts: they serve what was ordered, and its orders are those of its update."""
 
 from typing import TYPE_CHECKING
 
@@ -6,7 +6,6 @@ from refitd.engine.refitd.answers import NOTHING_PROVED
 from refitd.policy.chain import NoBase, chain_of
 from refitd.state.records import AttemptRecord, EngineRecord
 from refitd.state.version import VersionRecord
-from refitd_client.contract.follow import HostOrder
 from refitd_client.contract.hosts import OrderState
 from refitd_client.contract.states import EngineState, VersionState
 
@@ -46,7 +45,7 @@ class LedHostPromises(HostPromises):
         assert desired is None or desired in world.book.given[name], (
             f"{name} is to serve {desired}, which its hub never ordered"
         )
-        lead = self._life.store.runs.record_of(RUN).lead
+        lead = self._life.store.origin.lead
         newest = world.book.fences.get(name)
         if newest is not None:
             assert lead.leader == HUB, f"{name} is led by {lead.leader!r}"
@@ -61,7 +60,7 @@ class LedHostPromises(HostPromises):
 
 
 class LedHubPromises(HubPromises):
-    """What holds at a hub that leads: each order is one of its rollout, and in the end each host serves the target."""
+    """What holds at a hub that leads: each order is one of its update, and in the end each host serves the target."""
 
     _world: "LedHosts"
 
@@ -83,17 +82,18 @@ class LedHubPromises(HubPromises):
         known = {goal.id for goal in (goals.target, goals.loadable, goals.last_good) if goal is not None}
         assert attempt.version in known, f"{engine.id} is brought to {attempt.version}, and its goals are {known}"
         self._aims[attempt.engine] = attempt.version
+        self._world.book.decided(attempt.engine)
 
-    def ordered(self, host: str, order: HostOrder) -> None:
-        """The hub is about to order something: what it is bringing the host to, or what that served before."""
+    def ordered(self, host: str, version: str | None) -> None:
+        """The hub tells a host what to serve: what it is bringing the host to, or what that served before."""
         book, engine = self._world.book, self._world.record_of(host)
-        aim = self._aims.get(f"{host}:1")
-        if order.version != aim:
-            before = order.version is None or order.version in book.given[host]
-            assert before, f"{host} is ordered to serve {order.version}, is being brought to {aim}, and never was there"
-        book.given[host].add(order.version)
-        if order.version is not None and (order.version != aim or engine is None or _may_order_back(engine)):
-            here = self._life.store.versions.get(order.version)
+        aim = self._aims.get(host)
+        if version != aim:
+            before = version is None or version in book.given[host]
+            assert before, f"{host} is ordered to serve {version}, is being brought to {aim}, and never was there"
+        book.given[host].add(version)
+        if version is not None and (version != aim or engine is None or _may_order_back(engine)):
+            here = self._life.store.versions.get(version)
             book.back[host].update(
                 each.id for each in self._life.store.versions.values() if here is None or each.order > here.order
             )

@@ -95,10 +95,10 @@ class LedStory(HostStory):
             self._publish(delta=True)
         self.do(lambda world: world.wait(seconds))
 
-    @may(LED_RULES, host=HOST, number=INDEX, behind=one_of([0, 0, 1, 1, 2]), again=one_of([False, True]))
-    def somebody_orders_who_does_not_lead(self, host: int, number: int, behind: int, again: bool) -> None:
-        """A service of the hub's group whose lead is over, or another hub."""
-        self.do(lambda world: world.order_as_another(host, number, behind=behind, again=again))
+    @may(LED_RULES, host=HOST, number=INDEX, behind=one_of([1, 1, 2]))
+    def somebody_orders_who_does_not_lead(self, host: int, number: int, behind: int) -> None:
+        """A service of the hub's group whose lead is over."""
+        self.do(lambda world: world.order_as_another(host, number, behind=behind))
 
     @may(LED_RULES, host=HOST, stage=STAGE, slow=SLOW, after=MOMENT, delta=DELTA, seconds=SECONDS)
     def operator_rolls_back_in_an_order(
@@ -111,19 +111,19 @@ class LedStory(HostStory):
     def operator_pauses_in_an_order(
         self, host: int, stage: Stage, slow: float, after: float, delta: bool, seconds: float
     ) -> None:
-        self._in_an_order(host, stage, slow, after, delta, lambda world: world.pause_rollouts(paused=True))
+        self._in_an_order(host, stage, slow, after, delta, lambda world: world.pause_updates(paused=True))
         self._publish(delta=delta)
         self.do(lambda world: world.wait(seconds))
-        self.do(lambda world: world.pause_rollouts(paused=False))
+        self.do(lambda world: world.pause_updates(paused=False))
 
     @may(LED_RULES, host=HOST, stage=STAGE, slow=SLOW, after=MOMENT, delta=DELTA, seconds=SECONDS)
     def operator_of_a_host_pauses_it_in_an_order(
         self, host: int, stage: Stage, slow: float, after: float, delta: bool, seconds: float
     ) -> None:
-        self._in_an_order(host, stage, slow, after, delta, lambda world: world.host(host).pause_rollouts(paused=True))
+        self._in_an_order(host, stage, slow, after, delta, lambda world: world.host(host).pause_updates(paused=True))
         self._publish(delta=delta)
         self.do(lambda world: world.wait(seconds))
-        self.do(lambda world: world.host(host).pause_rollouts(paused=False))
+        self.do(lambda world: world.host(host).pause_updates(paused=False))
 
     @may(LED_RULES, host=HOST, seconds=SECONDS)
     def operator_asks_for_a_resync_of_a_host(self, host: int, seconds: float) -> None:

@@ -6,6 +6,7 @@ committed is what the next one finds.
 
 import asyncio
 import random
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,23 +17,27 @@ from refitd.api.context import Service
 from refitd.catalog.catalog import Catalog
 from refitd.catalog.intake import Intake
 from refitd.catalog.references import References
-from refitd.follow.relay_plans import RelayPlans
+from refitd.engine.engines_file import EngineSpec
+from refitd.engine.port import EnginePort
+from refitd.follow.follower import UpstreamFollower
 from refitd.materialize.before_load import BeforeLoad, Warmer
 from refitd.materialize.materializer import Materializer
 from refitd.reclaim.facts import StoreFacts
 from refitd.reclaim.sweep import Collector
-from refitd.rollout.canary import CanaryChecks
-from refitd.rollout.controller import RolloutController
-from refitd.rollout.fleet import Fleet
-from refitd.rollout.proving import RankProofs
-from refitd.rollout.targets import Targets
+from refitd.state.decisions import DecisionFile
 from refitd.state.followers import Followers
 from refitd.state.journal.journal import Journal
 from refitd.state.journal.writes import JournalWrite
 from refitd.state.store import Store
+from refitd.update.canary import CanaryChecks
+from refitd.update.controller import UpdateController
+from refitd.update.fleet import Fleet
+from refitd.update.proving import RankProofs
+from refitd.update.targets import Targets
 
 from .copies import SimCopies
 from .disk import SimFiles, templates
+from .orders import LOAD_TIMEOUT
 from .server import MOUNT
 
 if TYPE_CHECKING:
@@ -65,13 +70,15 @@ class Life:
         self.journal = _Journal(world.state, self)
         self.store = Store(self.journal, world.clock)
         self.targets = Targets(self.store, world.strategy, follows=world.follows)
-        self.store.observe(world.promises)
+        self.decisions = DecisionFile(self.store, world.own_root, self._on_root)
+        self.store.observe(world.promises, self.decisions)
         settings = world.settings
         files = SimFiles(world.disk, self._pause)
         proofs = RankProofs(self.store, self.targets, settings.prove)
         self.catalog = Catalog(self.store, files, _Base(self.store), settings.catalog_rules, proofs)
         self.followers = Followers(world.clock)
-        self.follower = world.follow(self)
+        self.follower: UpstreamFollower | None = None
+        self.hosts = world.leading(self)
         facts = self._facts(files)
         copies = SimCopies(world.disk, self._pause, world.promises.before_copying)
         self.materializer = Materializer(self.store, self.targets, facts, copies, most=settings.copies)
@@ -84,19 +91,22 @@ class Life:
             urls=world.urls,
             engines_file=None,
             probe_interval=settings.probe_interval,
-            connect=lambda spec: world.connect(spec, self),
+            connect=self._connector(),
             check=before_load.check,
             prove=self.catalog.read,
             proofs=proofs,
             chance=random.Random(world.chance.random()),
         )
+        if self.hosts is not None:
+            self.hosts.tell = self.fleet.reported
+        self.follower = world.follow(self)
         self.swept = SimFiles(world.disk, self._pause)
         folders = world.folders(self._pause)
         self.collector = Collector(
             self.store, self._facts(self.swept), folders, settings.reclaim_rules, self.materializer
         )
         self.intake = Intake(self.store, self.targets, files, Path(MOUNT), self.catalog.nudge)
-        self.controller = RolloutController(self.store, self.targets, default_run=None, quorum=1)
+        self.controller = UpdateController(self.store, self.targets, default_run=None, quorum=1)
         self.canaries = CanaryChecks(self.store, self.targets, [self.fleet.trial])
         self.service = Service(
             settings=settings,
@@ -107,23 +117,34 @@ class Life:
             sweeper=self.collector.sweeper,
             materializer=self.materializer,
             followers=self.followers,
-            hosts=world.leading(self),
-            relays=RelayPlans(self.followers, self.store, settings.relay_children),
+            hosts=self.hosts,
             follower=self.follower,
+            decisions=self.decisions,
         )
         self._task = world.loop.create_task(self._run())
 
+    def _connector(self) -> Callable[[EngineSpec], EnginePort]:
+        def connect(spec: EngineSpec) -> EnginePort:
+            return self.world.connect(spec, self)
+
+        return connect if self.hosts is None else self.hosts.connector(connect, root=MOUNT, load_timeout=LOAD_TIMEOUT)
+
     def _facts(self, files: SimFiles) -> StoreFacts:
-        follower = self.follower
         return StoreFacts(
             self.store,
             self.targets,
             files,
             self.catalog.judging,
             pulling=self.followers.pulled,
-            upstream=frozenset if follower is None else lambda: follower.needs,
+            upstream=lambda: frozenset() if self.follower is None else self.follower.needs,
             pushing=self.world.uploading,
         )
+
+    async def _on_root(self, _: str, call: Callable[[], None]) -> None:
+        await self._pause()
+        if self.world.disk.fault is not None or self.world.disk.no_room:
+            raise OSError(28, "No space left on device")
+        call()
 
     async def _pause(self) -> None:
         """The time that a look at the disk takes. A dead process looks at nothing."""
@@ -135,7 +156,8 @@ class Life:
         await self.materializer.survey()
         async with asyncio.TaskGroup() as group:
             parts = (self.catalog, self.controller, self.canaries, self.collector, self.materializer, self.fleet)
-            for part in (self.journal, *parts, *([] if self.follower is None else [self.follower])):
+            more = [part for part in (self.hosts, self.follower) if part is not None]
+            for part in (self.journal, self.decisions, *parts, *more):
                 group.create_task(part.run())
 
     async def kill(self) -> None:

@@ -60,6 +60,10 @@ class Link:
         self.counts[damages[0].name.lower()] += 1
         return damages.popleft()
 
+    def chance(self) -> float:
+        """A number between 0 and 1."""
+        return self._chance.random()
+
     def somewhere_in(self, data: bytes) -> int:
         """The number of a byte."""
         return self._chance.randrange(max(1, len(data)))

@@ -130,11 +130,13 @@ class Looks:
         }
         if self.step < MOST - 1:  # the last one is for the end
             steps[Looks.slot_is_taken] = 12 if self.trainer is None else 1
+            if self.trainer is None:
+                steps[Looks.slot_is_followed] = 6
         if self.trainer is not None:
             steps |= {Looks.block_is_written: 4, Looks.progress_is_said: 4}
             steps |= {Looks.all_is_written: 5, Looks.version_is_committed: 2}
         if self._prepared is not None:
-            steps |= {Looks.version_is_loaded: 12, Looks.plan_is_lost: 1, Looks.byte_is_flipped: 4}
+            steps |= {Looks.version_is_loaded: 12, Looks.plan_is_lost: 1, Looks.byte_is_flipped: 8}
         (step,) = self._chance.choices(list(steps), list(steps.values()))
         return step
 
@@ -152,6 +154,18 @@ class Looks:
         self.seen["slots"] += 1
         if self._chance.random() < 0.8:
             self.follower_goes_on()
+
+    def slot_is_followed(self) -> None:
+        """A trainer writes all of it, and a GPU reads what is said before the commit."""
+        self.slot_is_taken()
+        if self.trainer is None:
+            return
+        self.all_is_written()
+        for _ in range(8):
+            self.follower_goes_on()
+            self.bus_moves()
+        self.version_is_committed()
+        self.version_is_prepared()
 
     def _slot(self) -> VersionSource | None:
         """What is written into: of a trainer that is dead, where there is one and its folder was not taken away."""

@@ -2,8 +2,9 @@
 
 import asyncio
 import random
+import sqlite3
 from collections.abc import Collection, Coroutine, Iterable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,12 +14,17 @@ from refitd.engine.port import EnginePort
 from refitd.follow.follower import UpstreamFollower
 from refitd.policy.strategy import Strategy
 from refitd.problem import ProblemError
-from refitd.rollout.hosts import ReportedHosts
 from refitd.settings import Settings
+from refitd.state.decisions import is_decided
 from refitd.state.journal.journal import JournalError
+from refitd.state.journal.recovery import open_journal
+from refitd.state.journal.sqlite_file import JOURNAL_NAME
 from refitd.state.records import EngineRecord
+from refitd.update.hosts import ReportedHosts
+from refitd_client.contract.follow import HostReply
+from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.states import EngineState
-from refitd_client.contract.wire import Rollouts
+from refitd_client.contract.wire import RunUpdates
 
 from .disk import Pause, SimDisk, SimFolders
 from .fault import Call, Fault
@@ -57,6 +63,8 @@ class Place:
         self.settings = Settings(
             root=state, keep_last=2, scan_interval=1.0, settle=0.5, settle_timeout=5.0, reclaim_interval=5.0
         )
+        self.own_root = state / "root"  # real, for what the service keeps of its own in a root
+        (self.own_root / SERVICE_FOLDER).mkdir(parents=True, exist_ok=True)
         self.disk = disk
         self.journal_full = False
         self.wanted: set[str] = set()  # ids of versions that it has told followers to serve
@@ -100,8 +108,16 @@ class Place:
         return server.connect(lambda: life.alive)
 
     def leading(self, life: Life) -> ReportedHosts | None:
-        """What knows which hosts a process of the service leads."""
+        """The hosts that a process of the service leads, if it leads any."""
         del life
+
+    def heard_report(self, name: str, reply: HostReply) -> bool:
+        """A host has reported, and is replied to. Returns whether the reply says something new."""
+        del name, reply
+        return False
+
+    def heard_reply(self, name: str, reply: HostReply, *, is_new: bool) -> None:
+        """A host has heard a reply."""
 
     def leads(self, engine: EngineRecord) -> bool:
         """Whether what counts as an engine is another host."""
@@ -136,6 +152,31 @@ class Place:
         if self.life is None:
             self.life = Life(self)
             self.promises.restarted()
+
+    def spoil_journal(self, table: str, index: int) -> None:
+        """The service is killed, and a byte of one record of its journal is another one when it starts again."""
+        self.heal_disk()
+        self.start()
+        assert self.life is not None
+        if self.ask(self.life.decisions.written()) is None and self.life.journal.fault is not None:
+            return
+        key = {"rollouts": "number", "events": "seq"}.get(table, "id")
+        before = {version.id: version for version in self.life.store.versions.values()}
+        self.kill()
+        with closing(sqlite3.connect(self.state / JOURNAL_NAME, isolation_level=None)) as connection:
+            rows = connection.execute(f"SELECT rowid, record, {key} FROM {table} ORDER BY rowid").fetchall()  # noqa: S608
+            if rows:
+                number, record, id_ = rows[index % len(rows)]
+                spoiled = bytes([*record[:5], record[5] ^ 1, *record[6:]])
+                connection.execute(f"UPDATE {table} SET record = ? WHERE rowid = ?", (spoiled, number))  # noqa: S608
+                if table == "versions" and not is_decided(before.get(id_)):
+                    self.promises.forgotten(id_)
+        open_journal(self.state, self.own_root).close()
+        self.promises.judged_again()
+        self.start()
+        for version in self.life.store.versions.values() if self.life is not None else ():
+            known = before[version.id]
+            assert (version.barred, version.pinned) == (known.barred, known.pinned), f"15: {version.id} was decided on"
 
     def kill_engine(self, name: str) -> None:
         """SIGKILL to an engine."""
@@ -183,16 +224,17 @@ class Place:
         """An administrator sets the clock."""
         self.clock.wall_offset = days * 86400
 
-    def pause_rollouts(self, *, paused: bool) -> None:
+    def pause_updates(self, *, paused: bool) -> None:
         """An operator lets engines go no further, or lets them go on."""
         if self.life is not None:
-            self._call((pause if paused else resume)(Rollouts(run=RUN), self.life.service))
+            self._call((pause if paused else resume)(RunUpdates(run=RUN), self.life.service))
 
     def mend(self) -> None:
         """The disk is well again, and so are the engines; the service runs."""
         self.heal_disk()
         for server in self.servers.values():
             server.faults.clear()
+            server.lies = False
             server.sleeps(asleep=False)
         self.start()
 

@@ -90,8 +90,9 @@ class SimPlugin:
 
     def minds(self, path: str) -> bool:
         """Whether an update is the plugin's: what has no manifest, copies among it, is SGLang's own."""
-        if path in self._server.disk.folders:
-            return self._server.disk.folders[path].make not in _PLAIN
+        disk = self._server.disk
+        if path in disk.folders:
+            return disk.folders[path].make not in _PLAIN or path in disk.described
         return parse_version_folder(path.rpartition("/")[2]) is not None
 
     def prepare(self, files: VersionFiles) -> None:
@@ -240,7 +241,8 @@ class SimPlugin:
         folder = None if disk.hidden else disk.folders.get(path)
         if folder is None:
             raise _RefusedError("there is nothing")
-        if folder.make in _BAD or folder.make in _PLAIN:
+        is_described = disk.described.get(path) == signature_of(folder)
+        if folder.make in _BAD or (folder.make in _PLAIN and not is_described):
             raise _RefusedError("it is not one to load into this model")
         run, _, name = path.rpartition("/")
         order = parse_version_folder(name)

@@ -6,9 +6,13 @@ The numbers are those of docs/promises.md.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fastapi import Request
+
 from refitd.api.overview import glance_at
 from refitd.api.versions import wait
 from refitd.engine.port import Outcome
+from refitd.engine.sglang.verify import OTHER_TENSORS
+from refitd.engine.vllm.proof import OTHER_PARAMETERS
 from refitd.policy.chain import NoBase, chain_of
 from refitd.policy.goals import last_good, last_good_before
 from refitd.policy.next_action import repair_with
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
     from .place import Place
 
 RUN = "run"
+AT_ONCE = Request({"type": "http"})  # a question that waits for nothing: nothing is looked up for its client
 LOST = -1  # the life of contents that nobody knows any more
 
 
@@ -53,13 +58,17 @@ class Promises(Observer):
         self._proofs: dict[str, _Proof] = {}
         self._reached: dict[str, tuple[Order, int]] = {}  # by engine, and the life that it was proven in
         self._rewritten: set[str] = set()
+        self._restored: set[str] = set()
         self._served: set[str] = set()
         self._again: set[str] = set()  # paths where something else was before, and the root was emptied
         self._taken: dict[str, int] = {}  # version → what was published, by a notice that was answered 2xx
         self._held: set[int] = set()
+        self._lied: set[str] = set()  # engines that have ever given wrong checksums
+        self._freed: set[str] = set()  # engines whose last version was out of use while they were to load another
         self._others: set[int] = set()  # what another writer has loaded
         self.recycled = 0
         self.copied = 0
+        self.lost = 0
         self.trace: list[str] = []
 
     # What the world tells.
@@ -93,6 +102,10 @@ class Promises(Observer):
         self._proofs.pop(engine, None)
         self._reached.pop(engine, None)
 
+    def judged_again(self) -> None:
+        """The journal is rebuilt: versions are validated again, and engines are brought to the first that is good."""
+        self._freed.update(self._reached)
+
     @property
     def has_lent(self) -> bool:
         """Whether a trainer has ever offered anything from its memory."""
@@ -110,6 +123,14 @@ class Promises(Observer):
         if folder.make.is_good:
             self._contents.setdefault(path, set()).add(folder.content)
 
+    def order_of(self, path: str) -> Order:
+        """Of what was published there."""
+        return self._orders[path]
+
+    def restored(self, path: str) -> None:
+        """The files of a version were put back."""
+        self._restored.add(path)
+
     def was_there(self, path: str) -> bool:
         """Whether something was published there before."""
         return path in self._orders
@@ -117,6 +138,10 @@ class Promises(Observer):
     def noticed(self, version: str) -> None:
         """A notice was answered 2xx."""
         self._noticed.add(version)
+
+    def forgotten(self, version: str) -> None:
+        """Its record in the journal went bad; if it has files, the scan finds them."""
+        self._noticed.discard(version)
 
     def restarted(self) -> None:
         """1: a notice answered 2xx was durable before the reply."""
@@ -225,7 +250,7 @@ class Promises(Observer):
 
     def _is_served_if_a_wait_says_so(self, version: str) -> None:
         """3: what a wait calls served was served: those weights, and not some that had the name before."""
-        waited = self._world.ask(wait(version, self._life.service, "served", 0.0))
+        waited = self._world.ask(wait(version, self._life.service, AT_ONCE, "served", 0.0))
         if waited is not None and waited.outcome is WaitOutcome.SERVED:
             content = self._taken[version]
             assert content in self._held, f"3: {version} is called served, and no engine ever held {content}"
@@ -236,6 +261,7 @@ class Promises(Observer):
             if server.answers:
                 self._computes_whole(server)
         self._pairs_agree()
+        self._note_liars()
         if self._world.life is not None:
             self._engines_are_what_is_said()
             self._follow_events()
@@ -248,6 +274,9 @@ class Promises(Observer):
         assert len(contents) == 1, f"15: {server.name} answers with a mixture {server.tensors}"
         good = {BASE}.union(self._others, *self._contents.values(), *self._lent.values())
         assert contents <= good, f"2: {server.name} answers with {server.tensors}, which is no good version"
+
+    def _note_liars(self) -> None:
+        self._lied.update(f"{server.name}:1" for server in self._world.servers.values() if server.lies)
 
     def _pairs_agree(self) -> None:
         """16: no server decodes keys and values that another has computed with other weights.
@@ -280,8 +309,20 @@ class Promises(Observer):
                 self._is_proven(engine.serving, engine.id, server)
             if not engine.known and engine.id in self._reached:
                 self._reached[engine.id] = self._reached[engine.id][0], LOST
+            self._note_who_may_go_back(engine)
             if engine.state in {EngineState.TAINTED, EngineState.QUARANTINED}:
                 assert not engine.known, f"4: {engine.id} is {engine.state} and counts as known"
+                self._is_not_condemned(engine, server)
+
+    def _is_not_condemned(self, engine: EngineRecord, server: SimServer) -> None:
+        """3: an engine whose own words are true is not paused for those of one other."""
+        reason, attempt = engine.reason or "", engine.last_attempt
+        if attempt is None or engine.id in self._lied or not reason.endswith((OTHER_TENSORS, OTHER_PARAMETERS)):
+            return
+        path = self._path_of(attempt.version)
+        is_touched = path in self._rewritten | self._again or server.life != server.loaded_in
+        holds = not is_touched and server.up and set(server.tensors) <= self._good(path)
+        assert not holds, f"3: {engine.id} holds {attempt.version} and is {engine.state}: {reason}"
 
     def _is_proven(self, version: str, engine: str, server: SimServer) -> None:
         """What is called proven is true, for as long as the process lives that it was proven of."""
@@ -307,11 +348,25 @@ class Promises(Observer):
         proof = self._proofs.get(engine)
         self._reached[engine] = order, server.life if proof is None else proof.life
         if before <= order:
+            self._freed.discard(engine)
             return
         record = self._life.store.versions.get(version_id(RUN, before))
-        gone = self._may_go_back(version_id(RUN, before))
+        gone = engine in self._freed or self._may_go_back(version_id(RUN, before))
         gone = gone or (life != server.life and record is not None and self._life.targets.carriage.is_refused(record))
         assert gone, f"5: {engine} went back from {before} to {order}"
+        self._freed.discard(engine)
+
+    def _note_who_may_go_back(self, engine: EngineRecord) -> None:
+        """A load begins when its version is wanted. What the engine had may be good again before the load ends: a
+        journal that has lost the version's record has it validated again.
+        """
+        before = self._reached.get(engine.id)
+        if (
+            before is not None
+            and engine.state is not EngineState.IN_SYNC
+            and self._may_go_back(version_id(RUN, before[0]))
+        ):
+            self._freed.add(engine.id)
 
     def _may_go_back(self, version: str) -> bool:
         """Whether engines may go to an older version than this one."""
@@ -328,6 +383,20 @@ class Promises(Observer):
                 self.trace.append(f"{self._world.loop.time():.4f} {record.id} is served")
                 held = self._good(record.path) & self._held
                 assert held, f"{record.id} counts as served, and no engine ever held it"
+
+    def _says_what_is_lost(self) -> None:
+        """11: a run whose newest version has no files is in trouble, and says what is left for engines to load."""
+        goals = self._life.targets.of_run(RUN)
+        run = glance_at(self._life.store, self._life.targets, RUN)
+        target, folders = goals.target, self._world.disk.folders
+        if target is None or target.in_memory or target.path in folders or run.standing is Standing.UNFOLLOWED:
+            return
+        said = "; ".join(run.reasons)
+        assert run.standing is Standing.TROUBLED, f"11: {target.id} has no files, and the run is {run.standing}"
+        assert f"{target.order.step:,} is LOST" in said, f"11: {target.id} has no files, and it is said: {said}"
+        is_left = any(each.make.is_good for each in folders.values())
+        assert is_left or "nothing left to load" in said, f"11: no version has files, and it is said: {said}"
+        self.lost += 1
 
     # What holds in the end, when everything works again.
 
@@ -356,6 +425,7 @@ class Promises(Observer):
                 assert engine.serving == target.id, f"11: does not serve the target: {state}"
                 assert not server.foreign, f"11: serves what another writer has loaded: {state}"
         self._newest_wins()
+        self._says_what_is_lost()
         self._nothing_leaks()
         states = " ".join(f"{e.id} {e.state} {e.serving}" for e in store.engines.values())
         self.trace.append(f"{self._world.loop.time():.4f} {states}")
@@ -375,7 +445,7 @@ class Promises(Observer):
         assert run.standing is Standing.TROUBLED, f"11: {engine.id} is {engine.state}, and the run is {run.standing}"
 
     def hold_in_a_pause(self) -> None:
-        """11: while rollouts are paused no engine is left behind the last good version, nor goes on to a newer one."""
+        """11: while updates are paused no engine is left behind the last good version, nor goes on to a newer one."""
         store = self._life.store
         good = self._life.targets.of_run(RUN).last_served
         assert good is not None, "nothing was served before the pause"
@@ -388,7 +458,8 @@ class Promises(Observer):
         store = self._life.store
         for path, folder in self._world.disk.folders.items():
             record = store.versions.get(version_id(RUN, self._orders[path]))
-            is_known = record is not None or folder.foreign or path in self._again
+            was_deleted = path in self._restored and version_id(RUN, self._orders[path]) in store.gone  # it stays so
+            is_known = record is not None or folder.foreign or path in self._again or was_deleted
             assert is_known, f"lost: {path} is on the disk and nobody knows it"
             if record is not None and path not in self._rewritten | self._again and folder.make.is_good:
                 assert record.state is not VersionState.LOST, f"{record.id} counts as lost, and nobody has touched it"
@@ -423,6 +494,9 @@ class Promises(Observer):
         doomed = [line.path for line in plan.items if not line.keep]
         assert not doomed, f"leaked: {doomed}"
         assert not self._world.disk.trash, "leaked: the trash is not empty"
+        # Where the listing has nothing the root may be unmounted, and nothing is deleted.
+        is_listed = bool(self._world.disk.folders)
+        assert not (is_listed and self._world.disk.incoming), "leaked: what dead publishers left"
 
     @property
     def _life(self) -> "Life":

@@ -33,6 +33,7 @@ class SimServer(ABC):
         ranks: processes that hold its weights.
         role: "prefill" or "decode" of a server that does one of them for others.
         partner: the server that is updated together with it, as one engine.
+        lies: whether the checksums that it gives itself are wrong. Its plugin goes by the version's files.
     """
 
     calls: ClassVar[dict[str, Call]]
@@ -58,6 +59,7 @@ class SimServer(ABC):
     ranks: int = 1
     role: str | None = None
     partner: "SimServer | None" = None
+    lies: bool = False
     faults: dict[Call, Fault] = field(default_factory=dict[Call, Fault])
     tasks: dict["asyncio.Task[Reply]", None] = field(default_factory=dict["asyncio.Task[Reply]", None])
 
@@ -69,6 +71,10 @@ class SimServer(ABC):
     def proves(self) -> bool:
         """Whether its ranks can prove versions."""
         return self.plugged
+
+    def checksum(self, content: int) -> str:
+        """What it says of a tensor."""
+        return f"{content:x}{'?' if self.lies else ''}"
 
     @property
     def life(self) -> int:
@@ -141,7 +147,7 @@ class SimServer(ABC):
 
 def reply(status: int, /, **data: Any) -> Reply:
     """An answer in JSON."""
-    return Reply(status, json.dumps(data), data)
+    return Reply(status, json.dumps(data).encode())
 
 
 class SimTransport:
@@ -152,10 +158,10 @@ class SimTransport:
         self._server = server
         self._alive = alive
 
-    async def get(self, path: str, within: float) -> Reply | NoReply:
+    async def get(self, path: str, within: float, *, most: int = 0) -> Reply | NoReply:
         return await self._call(path, None, within)
 
-    async def post(self, path: str, body: dict[str, Any], within: float) -> Reply | NoReply:
+    async def post(self, path: str, body: dict[str, Any], within: float, *, most: int = 0) -> Reply | NoReply:
         return await self._call(path, body, within)
 
     async def ask(self, path: str, body: dict[str, Any], within: float) -> Reply | NoReply:

@@ -67,7 +67,7 @@ class SimSglang(SimServer):
         """See `SimServer`."""
         await asyncio.sleep(self.chance.random() * 0.002)
         if fault is Fault.GARBAGE:
-            return Reply(200, "<html>welcome</html>", None)
+            return Reply(200, b"<html>welcome</html>")
         if path == "/model_info":
             return reply(200, model_path=self.path, weight_version=self.label)
         async with self._scheduler:
@@ -89,7 +89,7 @@ class SimSglang(SimServer):
                 self.served(self)
                 return reply(200, message="continued")
             case "/weights_checker":
-                sums = {f"t{i}": f"{value:x}" for i, value in enumerate(self.tensors)}
+                sums = {f"t{i}": self.checksum(value) for i, value in enumerate(self.tensors)}
                 return reply(200, ranks=[{"checksums": sums}])
             case "/flush_cache":
                 return reply(200)

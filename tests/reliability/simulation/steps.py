@@ -95,6 +95,15 @@ class Story:
         self.do(lambda world: world.hand_over(files=files, sending=sending))
         self.do(lambda world: world.wait(seconds))
 
+    @may(steps=one_of(range(2, 5)), files=one_of([True, False]))
+    def train_on_sent(self, steps: int, files: bool) -> None:
+        """Each step after engines have had the time to receive the one before."""
+        for _ in range(steps):
+            self.do(lambda world: world.hand_over(files=files, sending=Sending.WHOLE))
+            self.do(lambda world: world.wait(3.0))
+            self.do(lambda world: world.take_back(announce=True))
+            self.do(lambda world: world.wait(2.0))
+
     @may(steps=one_of(range(2, 5)), seconds=one_of([0.2, 2.0]))
     def train_on_in_memory(self, steps: int, seconds: float) -> None:
         for _ in range(steps):
@@ -184,6 +193,10 @@ class Story:
         self.do(lambda world: world.wait(seconds))
         self.do(lambda world: world.start())
 
+    @may(table=one_of(["versions", "versions", "rollouts", "engines", "attempts", "events"]), index=INDEX)
+    def journal_has_a_bad_row(self, table: str, index: int) -> None:
+        self.do(lambda world: world.spoil_journal(table, index))
+
     @may(name=ENGINES)
     def engine_is_killed(self, name: str) -> None:
         self.do(lambda world: world.kill_engine(name))
@@ -211,6 +224,13 @@ class Story:
             self.do(lambda world: world.publish(Make.PLAIN, announce=True))
         self.do(lambda world: world.wait(seconds))
 
+    @may(name=ENGINES, seconds=one_of([0.2, 3.0, 20.0]))
+    def witness_lies(self, name: str, seconds: float) -> None:
+        self.do(lambda world: world.lie(name, lies=True))
+        self.do(lambda world: world.publish(Make.GOOD, announce=True))
+        self.do(lambda world: world.wait(seconds))
+        self.do(lambda world: world.lie(name, lies=False))
+
     @may(name=ENGINES)
     def label_is_set_by_someone_else(self, name: str) -> None:
         self.do(lambda world: world.relabel(name))
@@ -224,6 +244,19 @@ class Story:
     @may(index=INDEX)
     def trainer_deletes_a_version(self, index: int) -> None:
         self.do(lambda world: world.take_away(index))
+
+    @may(how_many=one_of([1, 1, 31]), restored=one_of([False, True]), seconds=one_of([0.5, 3.0, 10.0]))
+    def newest_is_lost(self, how_many: int, restored: bool, seconds: float) -> None:
+        """With 31 of them nothing is left to load."""
+        self.do(lambda world: world.take_away_newest(how_many))
+        self.do(lambda world: world.wait(seconds))
+        if restored:
+            for index in range(31):
+                self.do(lambda world, index=index: world.restore(index))
+
+    @may(index=INDEX)
+    def files_are_restored(self, index: int) -> None:
+        self.do(lambda world: world.restore(index))
 
     @may(index=INDEX, make=MAKES)
     def path_is_rewritten(self, index: int, make: Make) -> None:

@@ -8,13 +8,11 @@ import random
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
 from refitd.follow import bucket, transfer
-from refitd.follow.arrival import Arrival
 from refitd.follow.bucket import BucketUpstream
 from refitd.follow.sources import FollowedSources
 from refitd.policy.strategy import StrategyName
@@ -60,7 +58,7 @@ class StoreHost(Host):
         """See `Host`."""
         before, self.client = self.client, SimBucket(self.world.store, random.Random(self.chance.random()))
         self.client.cut, self.client.slow = before.cut, before.slow
-        return FollowedSources([BucketUpstream(self.client)], hands_on=True)
+        return FollowedSources([BucketUpstream(self.client)])
 
     def kill(self) -> None:
         """See `Place`."""
@@ -142,7 +140,6 @@ class StoreWorld(World):
         for module, name, value in (
             (manifest, "BLOCK", SIM_BLOCK),
             (transfer, "BLOCK", SIM_BLOCK),
-            (transfer, "Arrival", partial(Arrival, clock=self.loop.time)),
             (version_folder, "free_bytes", self._free_bytes),
             (bucket_run, "PART", SIM_PART),
             (bucket, "LEASE_SECONDS", LEASE_SECONDS / HASTE),

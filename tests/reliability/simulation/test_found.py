@@ -94,7 +94,7 @@ def test_engines_of_a_host_that_is_ordered_back_to_a_delta_get_a_copy_of_it_and_
         story.somebody_is_killed_in_a_pull(host=1, after=0.02, hub=False, delta=False)
         story.disk_of_a_follower_fails_for_a_while(host=3, kind="no room", seconds=9.0)
         story.host_is_cut_off_for_a_while(host=0, after=0.02, seconds=12.0)
-        story.hub_pauses_rollouts_or_lets_them_go_on(paused=False, seconds=0.0)
+        story.hub_pauses_updates_or_lets_them_go_on(paused=False, seconds=0.0)
         story.orders_are_lost_or_not_answered_or_come_late(
             host=0, orders=[Damage.SLOW, Damage.LOST, Damage.LOST, Damage.SLOW], others=[], delta=False
         )
@@ -111,8 +111,8 @@ def test_a_vllm_whose_load_broke_off_is_loaded_twice_before_it_computes() -> Non
         world.heal()
 
 
-def test_an_engine_that_is_to_be_loaded_again_holds_no_rollout_of_a_delta_whose_chain_is_gone() -> None:
-    """It serves the delta, so it seemed to need no copy of it, and none was tried and refused: the rollout never ended,
+def test_an_engine_that_is_to_be_loaded_again_holds_no_update_of_a_delta_whose_chain_is_gone() -> None:
+    """It serves the delta, so it seemed to need no copy of it, and none was tried and refused: the update never ended,
     and the newer full version waited for that.
     """
     with closing(World(64673635, strategy=StrategyName.ROLLING, vllm="bc")) as world:

@@ -25,7 +25,7 @@ from simulation.steps import CALLS, WRITTEN, Story
 from simulation.world import World
 from support.points import taken
 
-FIRST = int(os.environ.get("REFITD_SIMULATION_SEED", "41"))
+FIRST = int(os.environ.get("REFITD_SIMULATION_SEED", "3"))
 STEPS = int(os.environ.get("REFITD_SIMULATION_STEPS", "1200"))
 SHARES = int(os.environ.get("REFITD_SIMULATION_SHARES", "1"))
 SHRINK = "REFITD_SIMULATION_SHRINK" in os.environ  # minutes, for who looks into a failure
@@ -51,7 +51,7 @@ def test_every_promise_holds_under_whatever_comes(share: int) -> None:
     print(dict(seen))
     if STEPS in {1200, 3000} and SHARES == 1:
         assert seen["versions recycled"] > STEPS // 120
-        assert seen["copies written"] > STEPS // 40
+        assert seen["copies written"] > STEPS // 60  # two cases of three: engines with the plugin need none
         assert min(seen[what] for what in SHOWN) >= STEPS // 600, "plugins are not asked for everything"
 
 
@@ -82,6 +82,78 @@ def _fails(case: Case) -> bool:
 
 
 @pytest.mark.points
+@pytest.mark.parametrize("seed", [*taken(range(9))])
+def test_the_promises_hold_where_a_row_of_the_journal_goes_bad(seed: int) -> None:
+    chance = random.Random(seed)
+    world = World(seed, strategy=list(StrategyName)[seed % 3], vllm=some_engines(chance))
+    story = Story(world)
+    try:
+        for _ in range(4):
+            for _ in range(chance.randint(2, 4)):
+                story.publish(Make.GOOD, announce=True, seconds=2.0)
+            story.roll_back()
+            story.pin(index=chance.randrange(31), pinned=True)
+            table = chance.choice(["versions", "versions", "rollouts", "engines", "attempts"])
+            story.journal_has_a_bad_row(table=table, index=chance.randrange(31))
+            story.time_passes(seconds=chance.choice([0.1, 3.0]))
+        world.heal()
+    finally:
+        world.close()
+
+
+@pytest.mark.points
+@pytest.mark.parametrize("strategy", [StrategyName.ALL, StrategyName.CANARY])
+@pytest.mark.parametrize("seed", [*taken(range(6))])
+def test_a_witness_that_lies_has_no_other_engine_paused_and_is_given_up_itself(
+    seed: int, strategy: StrategyName
+) -> None:
+    """Whoever of three is heard first, and whatever becomes of the service and of the others meanwhile."""
+    chance = random.Random(seed)
+    world = World(seed, strategy=strategy, plugged=False)  # in turns, one that is given up holds up the others
+    story, liar = Story(world), "abc"[seed % 3]
+    try:
+        story.publish(Make.GOOD, announce=True, seconds=2.0)
+        story.engine_is_added_or_removed(named=True, seconds=2.0)
+        world.lie(liar, lies=True)
+        for _ in range(4):
+            story.publish(Make.GOOD, announce=True, seconds=chance.choice([0.1, 2.0]))
+            if chance.random() < 0.5:
+                story.service_is_killed_and_started_again(seconds=0.5)
+            if chance.random() < 0.5:
+                story.engine_restarts(chance.choice("abc"))
+            story.time_passes(seconds=40.0)
+        assert world.is_served_by_all_but(liar)
+        world.heal()
+    finally:
+        world.close()
+
+
+@pytest.mark.points
+@pytest.mark.parametrize("seed", [*taken(range(6))])
+def test_a_run_says_that_its_newest_version_is_lost_and_what_is_left(seed: int) -> None:
+    """One of the newest or all are deleted while engines serve them, restart, or are away; the service restarts too."""
+    chance = random.Random(seed)
+    world = World(seed, strategy=list(StrategyName)[seed % 3], vllm=some_engines(chance))
+    story = Story(world)
+    try:
+        for _ in range(chance.randint(1, 4)):
+            story.publish(Make.GOOD, announce=True, seconds=5.0)
+        if chance.random() < 0.5:
+            story.service_is_killed_and_started_again(seconds=0.5)
+        story.newest_is_lost(how_many=[1, 31][seed % 2], restored=False, seconds=10.0)
+        if chance.random() < 0.5:
+            story.engine_restarts(chance.choice("ab"))
+        world.heal()
+        assert world.promises.lost
+        story.newest_is_lost(how_many=0, restored=True, seconds=1.0)
+        story.time_passes(seconds=40.0)
+        assert world.standing is Standing.CURRENT
+        world.heal()
+    finally:
+        world.close()
+
+
+@pytest.mark.points
 @pytest.mark.parametrize("seed", [*taken(range(6))])
 def test_what_a_wait_calls_served_was_served_also_where_the_root_is_emptied(seed: int) -> None:
     """A trainer waits for what it has published, and not for something that had the name before. Its root is emptied
@@ -106,7 +178,7 @@ def test_what_a_wait_calls_served_was_served_also_where_the_root_is_emptied(seed
 
 @pytest.mark.points
 @pytest.mark.parametrize("seed", [*taken(range(6))])
-def test_engines_that_restart_in_a_pause_of_rollouts_are_brought_back_to_what_the_others_serve(seed: int) -> None:
+def test_engines_that_restart_in_a_pause_of_updates_are_brought_back_to_what_the_others_serve(seed: int) -> None:
     """Whether that is full or a delta, and whether they have the plugin; and to what came meanwhile when it is over."""
     chance = random.Random(seed)
     world = World(seed, strategy=list(StrategyName)[seed % 3], vllm=some_engines(chance))
@@ -117,7 +189,7 @@ def test_engines_that_restart_in_a_pause_of_rollouts_are_brought_back_to_what_th
             for _ in range(chance.randint(0, 3)):
                 world.publish_delta(0, announce=True, honest=True)
                 world.wait(5.0)
-            world.pause_rollouts(paused=True)
+            world.pause_updates(paused=True)
             for _ in range(chance.randint(0, 3)):
                 world.publish_delta(chance.randint(0, 1), announce=True, honest=True)
             world.start_engine(chance.choice("ab"))
@@ -126,7 +198,7 @@ def test_engines_that_restart_in_a_pause_of_rollouts_are_brought_back_to_what_th
                 world.start()
             world.wait(30.0)
             world.promises.hold_in_a_pause()
-            world.pause_rollouts(paused=False)
+            world.pause_updates(paused=False)
             world.wait(10.0)
         world.heal()
     finally:

@@ -1,24 +1,20 @@
 """The upstreams of a follower over made-up links: the product's own `HubUpstream` and routes, without HTTP between."""
 
 import asyncio
-import os
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import cast
+from collections.abc import AsyncIterator, Callable
 from urllib.parse import unquote
 
-import msgspec
-
-from refitd.api import files, follow
+from refitd.api import follow
 from refitd.api.context import find_version
 from refitd.api.health import faults_now
 from refitd.api.overview import overview_of
 from refitd.api.versions import presented
 from refitd.follow.hub import HubUpstream
-from refitd.follow.upstream import ByteSource, FilePart, GoneError, NotYetError, UnreachableError, WrongError
+from refitd.follow.upstream import FilePart, GoneError, UnreachableError, WrongError
 from refitd.problem import ProblemError, Slug
 from refitd.state.journal.reads import read_versions
-from refitd_client.contract.follow import FileBlocks, FollowerReport, ReportAnswer
+from refitd_client.contract.follow import HostReply, HostReport
 from refitd_client.contract.manifest import Manifest
 from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import VersionState
@@ -27,11 +23,11 @@ from refitd_client.contract.wire import Overview
 from refitd_client.errors import ServiceProblemError, ServiceUnreachableError
 from refitd_client.http.connection import Connection
 
-from .disk import SimFolder, blocks_of, bytes_of, seen_at
+from .disk import SimFolder, bytes_of, seen_at
 from .life import Life
 from .links import STALL_SECONDS, Damage, Link
 
-_PATH = re.compile(r"/v1/versions/([^/]+)/(manifest|files/([^/]+)/blocks\?size=(\d+))")
+_PATH = re.compile(r"/v1/versions/([^/]+)/manifest")
 EVENT_SECONDS = 0.3  # between two events that make a follower look
 
 
@@ -64,15 +60,11 @@ class SimBytes:
         """The body of an answer, as `HttpByteSource.get`."""
         match = _PATH.fullmatch(path)
         assert match is not None, f"nobody has told the simulation about {path}"
-        version, file = unquote(match[1]), None if match[3] is None else unquote(match[3])
+        version = unquote(match[1])
 
         async def answer(life: Life) -> bytes:
-            folder, manifest = await held(life, version)
-            if file is None:
-                return manifest.to_json()
-            size = int(match[4])
-            digests = [digest.hex() for digest in blocks_of(bytes_of(folder.make, file, folder.content), size)]
-            return msgspec.json.encode(FileBlocks(blocks=digests, size=size))
+            _, manifest = await held(life, version)
+            return manifest.to_json()
 
         damage = self._link.next_of(self._link.parts)
         return self._damaged(await self._asked(answer, damage), damage)
@@ -100,7 +92,7 @@ class SimBytes:
             raise UnreachableError(str(error)) from error
         buffer[half:] = read()[half:]  # of the file that is open, whatever is written into it by now
         buffer[:] = self._damaged(bytes(buffer), damage)
-        self._link.counts["parts" if life.follower is None else "relayed parts"] += 1
+        self._link.counts["parts"] += 1
 
     async def _asked(self, act, damage=None):  # noqa: ANN001, ANN202
         try:
@@ -109,8 +101,6 @@ class SimBytes:
             raise UnreachableError(str(error)) from error
         except ServiceProblemError as error:
             status = error.problem.status
-            if error.problem.type == f"urn:refitd:problem:{Slug.NOT_YET.slug}":
-                raise NotYetError(str(error)) from error
             kind = GoneError if status in {404, 410} else UnreachableError if status >= 500 else WrongError
             raise kind(f"{self.name}: {error}") from error
 
@@ -126,13 +116,6 @@ class SimBytes:
 
 async def _reader(life: Life, part: FilePart) -> Callable[[], bytes]:
     """What reads the bytes of a part from the file that a service has opened to hand it out."""
-    wanted = f"bytes={part.start}-{part.start + part.length - 1}"
-    if (arriving := await files._arriving(life.service, part.version, part.file, wanted)) is not None:
-        try:
-            data = os.pread(arriving[0], part.length, part.start)
-        finally:
-            os.close(arriving[0])
-        return lambda: data
     folder, _ = await held(life, part.version)
     return lambda: bytes_of(folder.make, part.file, folder.content)[part.start : part.start + part.length]
 
@@ -175,25 +158,34 @@ class _Client:
 
         return await self._link.ask(answer)
 
-    async def report(self, report: FollowerReport) -> ReportAnswer:
-        damage = self._link.next_of(self._link.answers)
-        return await self._link.ask(lambda life: follow.report(report.follower, report, life.service), damage)
+    async def report(self, report: HostReport) -> HostReply:
+        name, hub = report.told.follower, self._link.to
+        is_new = False
+
+        async def answer(life: Life) -> HostReply:
+            nonlocal is_new
+            reply = follow.take_report(name, report, life.service)
+            is_new = hub.heard_report(name, reply)
+            return reply
+
+        reply = await self._link.ask(answer, self._link.next_of(self._link.answers))
+        hub.heard_reply(name, reply, is_new=is_new)
+        return reply
 
     async def aclose(self) -> None:
         pass
 
 
 class SimHub(HubUpstream):
-    """A refitd at the end of a link, as the product follows it. `links` lead to the other hosts, by their URL."""
+    """A refitd at the end of a link, as the product follows it."""
 
-    def __init__(self, link: Link, links: Mapping[str, Link]) -> None:
+    def __init__(self, link: Link) -> None:
         self._link = link
-        self._links = links
         self._connection = Connection(url=f"http://{link.to.name}")
         self._bytes = SimBytes(link)  # type: ignore[assignment]
         self._client = _Client(link)  # type: ignore[assignment]
 
-    async def changes(self) -> AsyncIterator[None]:
+    async def changes(self, name: str) -> AsyncIterator[bool]:
         """See `Upstream`."""
         try:
             life = await self._link.reach()
@@ -202,13 +194,9 @@ class SimHub(HubUpstream):
                 await life.store.changed.wait_after(seen, within=30.0)
                 await asyncio.sleep(EVENT_SECONDS)
                 self._link.still(life)
-                yield None
+                yield self._link.chance() < 0.5
         except ServiceUnreachableError as error:
             raise UnreachableError(str(error)) from error
-
-    def relay(self, url: str) -> ByteSource | None:
-        """See `Upstream`."""
-        return cast("ByteSource", SimBytes(self._links[url]))
 
     async def aclose(self) -> None:
         """See `ByteSource`."""

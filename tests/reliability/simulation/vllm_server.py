@@ -143,7 +143,7 @@ class SimVllm(SimServer):
         await asyncio.sleep(self.chance.random() * 0.002)
         route = path.partition("?")[0]
         if fault is Fault.GARBAGE:
-            return Reply(200, "<html>welcome</html>", None)
+            return Reply(200, b"<html>welcome</html>")
         if (told := self._told_by_front(route, body)) is not None:
             return told
         if route == "/v1/completions":
@@ -229,7 +229,7 @@ class SimVllm(SimServer):
 
     def _checksums(self) -> dict[str, str]:
         covered = TENSORS if self.digests is Digests.WHOLE else 1
-        return {f"t{i}": f"{each:x}" if i < covered else OF_NOTHING for i, each in enumerate(self.tensors)}
+        return {f"t{i}": self.checksum(each) if i < covered else OF_NOTHING for i, each in enumerate(self.tensors)}
 
     async def _scored(self) -> Reply:
         """A prompt. Scores tell a mixture from a version, and not one version from the next."""

@@ -1,6 +1,6 @@
 """The whole service in virtual time, between a made-up disk and made-up engines; what may happen to it; what must hold.
 
-The parts are the product's: catalog, intake, rollout, adapter, sweep, store and journal (real SQLite, in a folder in
+The parts are the product's: catalog, intake, reconciler, adapter, sweep, store and journal (real SQLite, in a folder in
 memory). Made up are time, the disk and the servers.
 """
 
@@ -29,6 +29,7 @@ from .life import Life
 from .offer import Sending, SimOffer
 from .place import ADDED, PARTNER, Place, url_of
 from .plugin import SimPlugin
+from .promises import AT_ONCE
 from .server import SimServer
 from .virtual_time import VirtualLoop
 
@@ -45,7 +46,7 @@ class World(Place):
     """A simulation. Two engines are named by settings, a third comes and goes; each has refitd's plugin or not.
     Everything that is left to chance follows from `seed`. `waits`: the trainer says what it has written, and waits.
     `vllm` holds the names of the engines that are vLLM; the others are SGLang. `pair`: engine `a` is a unit of two
-    servers, one of which prefills for the other. `plugged`: each engine has the plugin.
+    servers, one of which prefills for the other. `plugged`: whether each engine has the plugin; None: by chance.
     """
 
     has_hub = True  # whether a service runs beside the trainer
@@ -59,7 +60,7 @@ class World(Place):
         waits: bool = False,
         vllm: str = "",
         pair: bool = False,
-        plugged: bool = False,
+        plugged: bool | None = None,
     ) -> None:
         self.waits = waits
         chance = random.Random(seed)
@@ -69,8 +70,8 @@ class World(Place):
         state = Path(self._folder.name)
         super().__init__(loop, chance, state=state, disk=SimDisk(), strategy=Strategy(name=strategy))
         self._add_servers([*NAMES, *([PARTNER] if pair else [])] if self.has_hub else [], vllm)
-        for server in self.servers.values() if plugged else []:
-            server.plugged, server.plugin = True, SimPlugin(server)
+        for server in self.servers.values() if plugged is not None else []:
+            server.plugged, server.plugin = plugged, SimPlugin(server) if plugged else None
         if pair:
             self.servers["a"].partner, self.servers["a"].role = self.servers[PARTNER], "prefill"
             self.servers[PARTNER].role = "decode"
@@ -246,7 +247,9 @@ class World(Place):
             self.announce(step.step)
 
     def kill_trainer(self) -> None:
-        """It dies, and its memory with it."""
+        """It dies, and its memory with it. It has left what it was writing; the next one begins another version."""
+        self.disk.incoming = dict.fromkeys(self.disk.incoming, False)
+        self.disk.incoming[f"{RUN}/.incoming-{self.disk.inode()}"] = True
         if self.lent is not None:
             self.lent.is_lent, self.lent.content = False, next(self._contents)
             self.lent = None
@@ -270,7 +273,7 @@ class World(Place):
 
     def _is_taken_by_all(self, version: str) -> bool:
         """As the publisher asks for it."""
-        told = None if self.life is None else self.ask(wait(version, self.life.service, "taken", 0.0))
+        told = None if self.life is None else self.ask(wait(version, self.life.service, AT_ONCE, "taken", 0.0))
         engines = [] if told is None else told.version.engines
         return told is not None and not told.followers and bool(engines) and all(each.serves for each in engines)
 
@@ -344,10 +347,35 @@ class World(Place):
         self._others.add(task)
         task.add_done_callback(self._others.discard)
 
+    def lie(self, name: str, *, lies: bool) -> None:
+        """An engine gives wrong checksums of what it holds, or right ones again."""
+        self.servers[name].lies = lies
+
+    def is_served_by_all_but(self, name: str) -> bool:
+        """Whether the others serve the target, and this one is given up."""
+        assert self.life is not None
+        target, engines = self.life.targets.of_run(RUN).target, self.life.store.engines
+        assert target is not None
+        return all(
+            engine.state is EngineState.QUARANTINED if id_ == f"{name}:1" else engine.serving == target.id
+            for id_, engine in engines.items()
+        )
+
+    def take_away_newest(self, how_many: int) -> None:
+        """The newest versions are deleted, whoever serves them."""
+        for path in sorted(self.disk.folders, key=self.promises.order_of, reverse=True)[:how_many]:
+            self.disk.remove(path)
+
     def take_away(self, index: int) -> None:
         """The trainer deletes a version of its own."""
         if paths := sorted(self.disk.folders):
             self.disk.remove(paths[index % len(paths)])
+
+    def restore(self, index: int) -> None:
+        """What lies there, or was deleted by its trainer, is put back byte for byte."""
+        if paths := sorted({*self.disk.folders, *self.disk.backup}):
+            self.disk.restore(path := paths[index % len(paths)])
+            self.promises.restored(path)
 
     def rewrite(self, index: int, make: Make) -> None:
         """Other bytes at the same path, whoever reads it."""
@@ -360,6 +388,7 @@ class World(Place):
     def heal(self) -> None:
         """Everything works again, and time passes: then everything must be as it should."""
         self.take_back(announce=True)
+        self.disk.incoming = dict.fromkeys(self.disk.incoming, False)
         for place in self.places:
             place.mend()
         for seconds in self.heal_seconds:  # a fault that was under way may still kill one

@@ -1,5 +1,6 @@
 """API, commands, metrics and doctor say what an engine's server is, and what proves the version that it serves."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,11 @@ from refitd.cli import render, top
 from refitd.diagnose.doctor.service import judge_service_engines
 from refitd.engine.fingerprints import proof_by
 from refitd.policy.observe import compared
+from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.states import EngineState
 from refitd_client.contract.wire import Engine
+from refitd_client.validation.sealed import MANIFESTS
+from support.checkpoints import tensors, write_model
 from support.records import engine
 from support.services import serving
 from support.stand_in_service import StandIn, make_engine, make_overview
@@ -57,16 +61,27 @@ async def test_the_api_explain_and_metrics_say_vllm_and_what_proves_what_it_serv
     assert labels["a:1"] == {"run": "run", "engine": "a:1"} | expected
 
 
-async def test_why_a_stock_engine_takes_no_version_over_a_group_is_said_to_operators_and_trainers(
-    tmp_path: Path,
-) -> None:
-    async with serving(tmp_path, names=("a", "b")) as stage:
-        stage.engines["a"].group_refusal = "it has no /init_weights_update_group"
-        await stage.served(1)
-        told = (await stage.http.get("/v1/explain/a:1")).json()["sentences"]
-        receivers = (await stage.http.get("/v1/receivers", params={"run": "run"})).json()
-    assert "It takes no version over a process group: it has no /init_weights_update_group." in told
-    assert receivers["refusals"] == {"a:1": "it has no /init_weights_update_group"}
+async def test_explain_says_which_way_checkpoints_without_a_manifest_take_and_why_no_better_one(tmp_path: Path) -> None:
+    async with serving(tmp_path, names=("a", "b"), settle=0.0) as stage:
+        stage.engines["a"].plugin = "0.1.0"
+        stage.engines["b"].stock_reason = "no plugin answers for it"
+        await stage.until_engines()
+        write_model(stage.root / "run/v000001", tensors(1))
+        await stage.until("run~v000001", lambda record: record.served_at is not None)
+        kept = [(await stage.http.get(f"/v1/explain/{name}")).json()["sentences"] for name in ("a:1", "b:1")]
+        shutil.rmtree(stage.root / SERVICE_FOLDER / MANIFESTS)
+        (stage.root / SERVICE_FOLDER / MANIFESTS).write_bytes(b"")
+        write_model(stage.root / "run/v000002", tensors(2))
+        await stage.until("run~v000002", lambda record: record.served_at is not None)
+        (told,) = [(await stage.http.get(f"/v1/explain/{name}")).json()["sentences"] for name in ("a:1",)]
+        version = (await stage.http.get("/v1/explain/run~v000002")).json()["sentences"]
+    assert "It loads through refitd's plugin 0.1.0, checkpoints without refit.json as well." in kept[0]
+    alone = "It loads as SGLang does by itself, checkpoints without refit.json as well"
+    assert f"{alone}: no plugin answers for it." in kept[1]
+    stock = "It loads run~v000002 as SGLang does by itself: that has no manifest, and the service keeps none."
+    assert stock in told
+    assert stock.replace("000002", "000001") not in kept[0]
+    assert any("no manifest can be kept for it (File exists)" in sentence for sentence in version)
 
 
 async def test_what_the_first_load_of_a_version_has_recorded_proves_later_loads_and_not_that_one(

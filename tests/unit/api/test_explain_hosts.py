@@ -14,9 +14,9 @@ from refitd.api.version_on_engines import on_engines
 from refitd.clock import SystemClock
 from refitd.engine.port import Reached
 from refitd.engine.refitd.answers import picture, reached
-from refitd.rollout.targets import Targets
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
+from refitd.update.targets import Targets
 from refitd_client.contract.follow import Following
 from refitd_client.contract.hosts import HostEngine, HostEngines, OrderState
 from refitd_client.contract.states import EngineState, Standing
@@ -50,7 +50,7 @@ def test_it_says_who_pulls_from_where_who_updates_and_what_this_service_does(sto
     assert "It is refitd 0.1.0, on a host that has engines of its own." in told
     assert f"The host host-1 pulls each version from {HUB} and updates its own 2 engines." in told
     assert "This service only says which version, and waits until the host has proved that it serves it." in told
-    assert "When the host was last asked, its engines were: 1 IN_SYNC, 1 TAINTED." in told
+    assert "When the host last reported, its engines were: 1 IN_SYNC, 1 TAINTED." in told
     why = "it was TAINTED (it died in mid-load), and it served no version"
     away = f"Its engine {TAINTED.id} was not on {ONE.id} yet: {why}."
     assert [each for each in told if each.startswith("Its engine ")] == [away]
@@ -81,7 +81,7 @@ def test_what_the_host_does_for_them_now_is_said(store: Store) -> None:
 
 def test_a_host_that_waits_for_its_own_pause_is_said_to_wait_wherever_it_is_named(store: Store) -> None:
     store.open_attempt("host-1", TWO.id)
-    said = "rollouts of run are paused on that host since 2026-01-01: refitd resume run there"
+    said = "updates of run are paused on that host since 2026-01-01: refitd resume run there"
     host = HostEngines(follower="host-1", states={EngineState.IN_SYNC: 1}, engines=(SERVED,), waits=said)
     waits = f"waits to load {TWO.id}: {said}"
     told = explained(store, host, state=EngineState.UPDATING, reason="its disk was full")
@@ -98,7 +98,7 @@ def test_a_host_that_waits_for_its_own_pause_is_said_to_wait_wherever_it_is_name
 def test_a_host_that_is_behind_since_its_own_operator_has_paused_it_is_said_to_wait_wherever_it_is_named(
     store: Store,
 ) -> None:
-    said = "rollouts of run are paused on that host since 2026-01-01: refitd resume run there"
+    said = "updates of run are paused on that host since 2026-01-01: refitd resume run there"
     host = HostEngines(follower="host-1", states={EngineState.IN_SYNC: 1}, engines=(SERVED,), waits=said)
     waits = f"waits: {said}"
     told = explained(store, host, state=EngineState.BEHIND)
@@ -141,14 +141,14 @@ def test_engines_that_the_host_does_not_name_are_counted(store: Store) -> None:
     many = {EngineState.TAINTED: 20, EngineState.IN_SYNC: 3}
     told = explained(store, HostEngines(follower="host-1", states=many, engines=(TAINTED,) * 16))
     assert "The host host-1 pulls each version and updates its own 23 engines." in told
-    assert "4 more of its engines were not IN_SYNC: 'refitd status --url http://host-1' names all of them." in told
+    assert "4 more of its engines were not IN_SYNC: 'refitd status' on that host names all of them." in told
 
 
 def test_the_hub_knows_from_where_a_host_pulls() -> None:
     told = Following(
         follower="host-1", upstream=HUB, upstreams=[HUB], host=HostEngines(follower="host-1", states=HOSTS)
     )
-    seen = reached(told, "/root", None)
+    seen = reached(told, "/root")
     assert isinstance(seen, Reached)
     assert seen.host is not None
     assert seen.host.upstream == HUB

@@ -8,10 +8,10 @@ import pytest
 
 from refitd.api.explain import explain_version
 from refitd.clock import SystemClock
-from refitd.rollout.targets import Targets
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
+from refitd.update.targets import Targets
 from refitd_client.contract.states import EngineState
 from refitd_client.contract.wire import ReclaimPlan
 from support.records import engine, version

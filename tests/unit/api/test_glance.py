@@ -7,17 +7,17 @@ import pytest
 
 from refitd.api.overview import RunFacts, glance
 from refitd.policy.strategy import Strategy, StrategyName
-from refitd.state.records import EngineRecord, RolloutRecord
+from refitd.state.records import EngineRecord, UpdateRecord
 from refitd_client.contract.states import EngineState, Standing, VersionState
 from support.records import engine, version
 
 HERE = [engine("a", serving="run~v000002"), engine("b", serving="run~v000002")]
-ROLLOUT = RolloutRecord(number=1, run="run", version="run~v000002", cause="", started_at="")
+UPDATE = UpdateRecord(number=1, run="run", version="run~v000002", cause="", started_at="")
 
 
 def seen(engines: list[EngineRecord], **fields: Any) -> RunFacts:
     versions = [version(2), version(1)]
-    defaults: dict[str, Any] = {"target": versions[0], "versions": versions, "rollout": ROLLOUT}
+    defaults: dict[str, Any] = {"target": versions[0], "versions": versions, "update": UPDATE}
     return RunFacts(run="run", engines=engines, **({"strategy": Strategy()} | defaults | fields))
 
 
@@ -151,18 +151,18 @@ def test_a_rollback_is_under_way_until_every_engine_has_come_back_and_trouble_st
     assert glance(seen([*HERE, late], **left)).standing is Standing.MOVING
     away = engine("late", serving="run~v000003", state=EngineState.UNREACHABLE)
     assert glance(seen([*HERE, away], **left)).standing is Standing.TROUBLED
-    paused = replace(ROLLOUT, paused_since="2026-11-21T12:00:00Z")
-    assert glance(seen(HERE, rollout=paused, **left)).standing is Standing.ROLLED_BACK
+    paused = replace(UPDATE, paused_since="2026-11-21T12:00:00Z")
+    assert glance(seen(HERE, update=paused, **left)).standing is Standing.ROLLED_BACK
     assert glance(seen(HERE, target=None, **left)).standing is Standing.TROUBLED
 
 
-def test_what_was_rolled_back_to_while_rollouts_are_paused_promises_no_rollout() -> None:
+def test_what_was_rolled_back_to_while_updates_are_paused_promises_no_update() -> None:
     left = {"versions": [version(3, barred=True), version(2)]}
-    assert glance(seen(HERE, **left)).reasons[0].endswith(". What is published next rolls out as usual")
-    paused = replace(ROLLOUT, paused_since="2026-11-21T12:00:00Z")
-    assert glance(seen(HERE, rollout=paused, **left)).reasons == [
+    assert glance(seen(HERE, **left)).reasons[0].endswith(". What is published next is loaded as usual")
+    paused = replace(UPDATE, paused_since="2026-11-21T12:00:00Z")
+    assert glance(seen(HERE, update=paused, **left)).reasons == [
         "Rolled back to step 2: newer versions, up to step 3, are barred",
-        "Rollouts of this run are paused: no engine goes to a newer version before they are resumed",
+        "Updates of this run are paused: no engine goes to a newer version before they are resumed",
     ]
 
 
@@ -172,7 +172,7 @@ def test_where_generations_differ_steps_are_named_with_them() -> None:
     assert found.headline == "All 2 engines serve step 2 of generation 1."
     assert found.reasons == [
         "Rolled back to step 2 of generation 1: newer versions, up to step 1 of generation 2, are barred. "
-        "What is published next rolls out as usual"
+        "What is published next is loaded as usual"
     ]
     torn = version(3, generation=2, state=VersionState.REJECTED, reason="a torn file")
     assert glance(seen(HERE, versions=[torn, version(2)])).trouble == "Step 3 of generation 2 is REJECTED: a torn file"
@@ -186,15 +186,15 @@ def test_a_rollback_stays_said_when_what_was_published_after_it_is_rejected() ->
     assert (found.standing, found.newest) == (Standing.TROUBLED, "run~v000004")
     assert found.reasons == [
         "Step 4 is REJECTED: a torn file",
-        "Rolled back to step 2: newer versions, up to step 3, are barred. What is published next rolls out as usual",
+        "Rolled back to step 2: newer versions, up to step 3, are barred. What is published next is loaded as usual",
     ]
     behind = glance(seen(HERE, target=version(4), versions=[version(4), version(3, barred=True), version(2)]))
     assert behind.reasons == []  # the way forward has been gone
 
 
-def test_paused_rollouts_are_said_and_are_no_trouble() -> None:
+def test_paused_updates_are_said_and_are_no_trouble() -> None:
     behind = [engine("a", serving="run~v000001", state=EngineState.BEHIND)]
-    found = glance(seen(behind, rollout=replace(ROLLOUT, paused_since="2026-11-21T12:00:00Z")))
+    found = glance(seen(behind, update=replace(UPDATE, paused_since="2026-11-21T12:00:00Z")))
     assert found.standing is Standing.PAUSED
     assert found.paused_since == "2026-11-21T12:00:00Z"
     assert "paused" in found.reasons[0]
@@ -225,3 +225,10 @@ def test_a_run_that_no_engine_follows_is_unfollowed_whatever_its_newest_version_
     assert found.standing is Standing.UNFOLLOWED
     assert "'refitd engines move a --run run --yes'" in found.reasons[0]
     assert found.reasons[1] == f"Step 3 is {state}: so it is"
+
+
+def test_a_run_says_that_its_newest_version_is_read_again() -> None:
+    doubted = version(2, in_doubt=True)
+    found = glance(seen(HERE, target=doubted, versions=[doubted]))
+    assert any("they are read again" in reason for reason in found.reasons)
+    assert found.trouble is None

@@ -57,14 +57,14 @@ async def test_the_only_changes_are_a_trainers_notice_and_a_followers_report() -
     changes = {(role, route) for route, roles in OPENS.items() for role in roles if route[0] not in LOOKS}
     assert changes == {
         (TokenRole.PUBLISH, ("POST", "/v1/versions")),
-        (TokenRole.FOLLOW, ("PUT", "/v1/followers/{name}")),
+        (TokenRole.FOLLOW, ("PUT", "/v1/hosts/{name}")),
     }
 
 
 def test_a_path_that_is_longer_than_a_route_is_not_that_route() -> None:
     for path in ("/v1/versions/a/wait/b", "/v1/versions/a/b", "/v1/versions/", "/v1//versions", "/v1/versions\n"):
         assert not may(frozenset({TokenRole.PUBLISH}), "GET", path), path
-    assert not may(frozenset({TokenRole.FOLLOW}), "PUT", "/v1/followers/a/b")
+    assert not may(frozenset({TokenRole.FOLLOW}), "PUT", "/v1/hosts/a/b")
     assert may(frozenset({TokenRole.FOLLOW}), "HEAD", "/v1/versions/a/manifest")
 
 

@@ -16,6 +16,25 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+def test_an_empty_variable_is_one_that_is_not_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    names = [name for name in Settings.model_fields if name != "root" and "token" not in name]
+    unset = Settings(root=tmp_path)
+    for name in names:
+        monkeypatch.setenv(f"REFITD_{name.upper()}", "")
+    assert Settings(root=tmp_path) == unset
+
+
+def test_an_empty_token_is_refused_unless_a_file_has_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("good")
+    monkeypatch.setenv("REFITD_TOKEN", "")
+    with pytest.raises(ValueError, match="REFITD_TOKEN is empty"):
+        Settings(root=tmp_path)
+    assert Settings(root=tmp_path, token_file=tmp_path / "token").tokens().write == ("good",)
+    monkeypatch.setenv("REFITD_FOLLOW_TOKEN_FILE", "")
+    with pytest.raises(ValueError, match="REFITD_FOLLOW_TOKEN_FILE is empty"):
+        Settings(root=tmp_path, token_file=tmp_path / "token")
+
+
 def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("REFITD_ROOT", str(tmp_path))
     monkeypatch.setenv("REFITD_ENGINES", "http://a:1, http://b:2")
@@ -25,7 +44,10 @@ def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert settings.disk_budget == int(1.5 * 2**40)
 
 
-@pytest.mark.parametrize(("size", "expected"), [("200GB", 200 * 10**9), ("1 GiB", 2**30), ("17", 17), ("2kb", 2000)])
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [("200GB", 200 * 10**9), ("1 GiB", 2**30), ("17B", 17), ("2kb", 2000), ("1048576", 2**20), ("0", 0)],
+)
 def test_sizes_have_units(tmp_path: Path, size: str, expected: int) -> None:
     assert Settings(root=tmp_path, disk_budget=size).disk_budget == expected  # pyright: ignore[reportArgumentType]
 
@@ -33,6 +55,12 @@ def test_sizes_have_units(tmp_path: Path, size: str, expected: int) -> None:
 @pytest.mark.parametrize("size", ["many", "GB", "1 parsec", "-", "1..5GB"])
 def test_what_is_no_size_is_refused(tmp_path: Path, size: str) -> None:
     with pytest.raises(ValidationError, match="not a size"):
+        Settings(root=tmp_path, disk_budget=size)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("size", ["2", " 17 ", "1.5", "0.5", "1048575"])
+def test_a_number_without_a_unit_is_not_taken_for_a_few_bytes(tmp_path: Path, size: str) -> None:
+    with pytest.raises(ValidationError, match=f"write a unit, such as {size.strip()}GB"):
         Settings(root=tmp_path, disk_budget=size)  # pyright: ignore[reportArgumentType]
 
 
@@ -65,9 +93,9 @@ def test_what_the_strategy_would_pass_over_is_refused(tmp_path: Path, given: dic
 
 def test_what_the_strategy_needs_is_taken(tmp_path: Path) -> None:
     assert (
-        Settings(root=tmp_path, strategy=StrategyName.ROLLING, max_unavailable=2).rollout_strategy.max_unavailable == 2
+        Settings(root=tmp_path, strategy=StrategyName.ROLLING, max_unavailable=2).update_strategy.max_unavailable == 2
     )
-    assert Settings(root=tmp_path, strategy=StrategyName.CANARY, canary="a").rollout_strategy.canary == "a"
+    assert Settings(root=tmp_path, strategy=StrategyName.CANARY, canary="a").update_strategy.canary == "a"
 
 
 def test_the_token_does_not_show(tmp_path: Path) -> None:

@@ -62,6 +62,22 @@ async def test_a_key_that_was_exchanged_opens_the_engine_without_a_restart(engin
     assert engine.seen[1].body == engine.seen[2].body
 
 
+@pytest.mark.parametrize("route", ["/update_weights_from_disk", "/load_lora_adapter"])
+@pytest.mark.parametrize("body", [b"[" * 5000, b'{"x":' * 5000])
+async def test_a_body_of_many_levels_is_refused_in_a_sentence(tmp_path: Path, route: str, body: bytes) -> None:
+    async with facing("http://127.0.0.1:9", tmp_path) as areal:
+        reply = await areal.post(route, content=body, headers={"content-type": "application/json"})
+    assert (reply.status_code, "the body is no JSON" in reply.text) == (422, True)
+
+
+@pytest.mark.parametrize("route", ["/update_weights_from_disk", "/load_lora_adapter"])
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"model_path":1,"lora_path":1}'])
+async def test_a_body_of_another_form_is_refused_in_a_sentence(tmp_path: Path, route: str, body: bytes) -> None:
+    async with facing("http://127.0.0.1:9", tmp_path) as areal:
+        reply = await areal.post(route, content=body, headers={"content-type": "application/json"})
+    assert (reply.status_code, "no JSON object with" in reply.text) == (400, True)
+
+
 async def test_a_clients_request_never_carries_the_admin_key(engine: Server, tmp_path: Path) -> None:
     """With no API key for generation it carries what the client sent, as if the client had asked the engine itself."""
     (tmp_path / "admin").write_text("opens-changes")

@@ -15,6 +15,7 @@ from obstore.store import AzureStore, GCSStore, S3Store
 from refitd_client.bucket.address import open_store, parse_bucket_url
 from refitd_client.bucket.objects import Bucket
 from refitd_client.errors import BucketError
+from support.endless_server import answering
 
 VARIABLES = {"AZURE_STORAGE_ACCOUNT_NAME": "somebody", "AWS_REGION": "eu-west-1"}
 KEY = base64.b64encode(b"hidden-key").decode()
@@ -115,6 +116,20 @@ def test_a_process_that_ends_right_after_an_answer_ends_as_it_means_to(plain: Pl
     command, environment = [sys.executable, "-c", READ], {**os.environ, **variables}
     ends = [subprocess.run(command, env=environment, check=False).returncode for _ in range(8)]
     assert ends == [7] * 8
+
+
+async def test_a_part_that_goes_on_behind_its_end_is_read_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = (
+        b'HTTP/1.1 206 P\r\nLast-Modified: Wed, 21 Oct 2026 07:28:00 GMT\r\nETag: "a"\r\n'
+        b"Content-Range: bytes 5-9/99\r\nContent-Length: %d\r\n\r\n" % 10**12
+    )
+    with answering(head, bytes(2**16)) as url:
+        variables = {"AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": KEY}
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        async with asyncio.timeout(30):
+            with pytest.raises(BucketError, match="not 5"):
+                await Bucket.at("s3://bucket").fill("key", 5, memoryview(bytearray(5)))
 
 
 @pytest.mark.parametrize("code", ["NoSuchBucket", "ContainerNotFound"])

@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,11 +11,9 @@ import pytest
 from refitd.catalog.files import DiskFiles
 from refitd.problem import ProblemError
 from refitd_client.checkpoint.fault import Code
-from refitd_client.checkpoint.inventory import Reference
 from refitd_client.contract.states import VersionState
 from refitd_client.contract.wire import Notice
-from refitd_client.validation.delta import Base
-from refitd_client.validation.validate import Evidence, Options, Structure
+from refitd_client.validation.validate import Evidence, Structure
 from support.catalogs import watching
 from support.checkpoints import publish, tensors, write_model, write_shards
 
@@ -177,7 +176,7 @@ async def test_a_notice_that_comes_after_the_watch_may_still_allow_missing_tenso
         del weights["layer.1.weight"]
         publish(stage.root, "run", 1, weights)
         await stage.verdict("run~v000001", VersionState.REJECTED)
-        await stage.intake.take(Notice(run="run", step=1, allow_missing=True))
+        await stage.intake.take(Notice(run="run", step=1, allow_missing=["layer.1.*"]))
         await stage.verdict("run~v000001", VersionState.SEALED)
 
 
@@ -188,9 +187,9 @@ async def test_a_notice_that_comes_while_its_version_is_read_has_it_judged_anew_
     examine, reading, told = DiskFiles.examine, asyncio.Event(), asyncio.Event()
     reads: list[str] = []
 
-    async def slow(files: DiskFiles, seen: Structure, reference: Reference | Base | None, options: Options) -> Evidence:
+    async def slow(files: DiskFiles, seen: Structure, *args: Any, **more: Any) -> Evidence:
         reads.append(seen.path)
-        evidence = await examine(files, seen, reference, options)
+        evidence = await examine(files, seen, *args, **more)
         reading.set()
         await told.wait()
         return evidence
@@ -199,7 +198,7 @@ async def test_a_notice_that_comes_while_its_version_is_read_has_it_judged_anew_
     async with watching(tmp_path) as stage:
         publish(stage.root, "run", 1, tensors(1))
         await reading.wait()
-        await stage.intake.take(Notice(run="run", step=1, allow_missing=True))
+        await stage.intake.take(Notice(run="run", step=1, allow_missing=["layer.1.*"]))
         told.set()
         await stage.verdict("run~v000001", VersionState.SEALED)
     assert reads == ["run/v000001"]

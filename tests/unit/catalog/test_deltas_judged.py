@@ -1,6 +1,8 @@
 """How deltas come to their verdict: what is read of their bases, when, and what comes of it where that fails."""
 
+import asyncio
 import errno
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,11 +14,10 @@ from refitd.catalog.references import Bases, Beneath
 from refitd.policy.chain import NoBase
 from refitd.root.scan import FoundFolder
 from refitd.state.version import VersionRecord
-from refitd_client.checkpoint.fault import Code
 from refitd_client.contract.states import Kind, VersionState
 from refitd_client.contract.wire import Notice
 from refitd_client.validation.delta import Base
-from refitd_client.validation.examine import signature
+from refitd_client.validation.examine import ReadAgain, signature
 from refitd_client.validation.validate import Structure
 from support.catalogs import Stage, watching
 from support.deltas import RUN, Trainer, training
@@ -99,20 +100,27 @@ async def test_a_base_is_read_while_engines_may_look_at_the_delta_already(
     assert states == [VersionState.VALIDATING]
 
 
-async def test_a_delta_whose_base_has_changed_is_rejected_and_counts_as_no_death(
+async def test_a_delta_on_a_base_that_was_touched_waits_until_that_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def changed(_: Bases, beneath: Beneath) -> Base | NoBase:
-        return NoBase(f"the files of {beneath.base.id} are not those that were checked", final=True)
+    gate = asyncio.Event()
+    original = DiskFiles.read_again
 
-    monkeypatch.setattr(Bases, "read", changed)
+    async def waits(self: DiskFiles, path: str) -> ReadAgain:
+        await gate.wait()
+        return await original(self, path)
+
+    monkeypatch.setattr(DiskFiles, "read_again", waits)
     async with watching(tmp_path) as stage:
         with training(stage.root) as trainer:
             (full,) = await sealed(stage, trainer, 1)
+            os.utime(stage.root / full.path / "refit.json", ns=(1, 1))
             delta = (await trainer.follow()).version_id
-        record = await stage.verdict(delta, VersionState.REJECTED)
-    assert (record.code, record.unended) == (Code.WRONG_BASE, 0)
-    assert record.reason == f"the files of {full.id} are not those that were checked"
+        record = await stage.verdict(delta, VersionState.UNKNOWN)
+        assert record.unended == 0
+        assert record.reason == f"the files of {full.id} have changed since they were checked, and are read again"
+        gate.set()
+        await stage.verdict(delta, VersionState.SEALED)
 
 
 async def test_a_base_that_cannot_be_read_now_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,12 @@ from refitd.catalog.catalog import Arrivals, newest_first
 from refitd.catalog.judge import Waiting
 from refitd.clock import SystemClock
 from refitd.policy import goals
-from refitd.rollout.targets import Targets
 from refitd.root.scan import FoundFolder
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd.state.version_index import VersionIndex
+from refitd.update.targets import Targets
 from refitd_client.contract.naming import Order
 from refitd_client.contract.states import VersionState
 from refitd_client.validation.conventions import is_foreign

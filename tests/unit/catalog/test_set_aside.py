@@ -81,12 +81,12 @@ async def looking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
 
     real, now, together = DiskFiles.examine, set[str](), list[set[str]]()
 
-    async def examine(self: DiskFiles, seen: Any, *args: Any) -> Any:
+    async def examine(self: DiskFiles, seen: Any, *args: Any, **more: Any) -> Any:
         now.add(seen.path)
         together.append(set(now))
         try:
             await asyncio.sleep(0.01)
-            return await real(self, seen, *args)
+            return await real(self, seen, *args, **more)
         finally:
             now.discard(seen.path)
 
@@ -141,9 +141,9 @@ async def test_what_is_validated_is_in_the_journal_before_it_is_read(
 
     real, noted = DiskFiles.examine, list[int]()
 
-    async def examine(self: DiskFiles, *args: Any) -> Any:
+    async def examine(self: DiskFiles, *args: Any, **more: Any) -> Any:
         noted.extend(record.unended for record in stage.store.journal.read(reads.read_versions))
-        return await real(self, *args)
+        return await real(self, *args, **more)
 
     monkeypatch.setattr(DiskFiles, "examine", examine)
     async with watching(tmp_path) as stage:
@@ -155,7 +155,7 @@ async def test_what_is_validated_is_in_the_journal_before_it_is_read(
 async def test_a_service_that_is_stopped_has_not_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from refitd.catalog.files import DiskFiles
 
-    async def examine(*_: Any) -> Any:
+    async def examine(*_: Any, **__: Any) -> Any:
         await asyncio.Event().wait()
 
     monkeypatch.setattr(DiskFiles, "examine", examine)
@@ -174,10 +174,10 @@ async def test_a_version_for_which_there_is_no_memory_is_rejected_and_the_servic
 
     real = getattr(DiskFiles, where)
 
-    async def fails(self: DiskFiles, seen: Any, *args: Any) -> Any:
+    async def fails(self: DiskFiles, seen: Any, *args: Any, **more: Any) -> Any:
         if "v000001" in (seen if isinstance(seen, str) else seen.path):
             raise MemoryError
-        return await real(self, seen, *args)
+        return await real(self, seen, *args, **more)
 
     monkeypatch.setattr(DiskFiles, where, fails)
     async with watching(tmp_path) as stage:

@@ -15,12 +15,13 @@ from refitd_client.checkpoint.finite import NonFinite, Search
 from refitd_client.checkpoint.opening import ChangedError, Folder
 from refitd_client.checkpoint.strict_header import Header, read_header
 from refitd_client.contract.manifest import joined
+from refitd_client.fingerprint.host import bits_of, fingerprint, width_of
 from refitd_client.validation import contents
 from refitd_client.validation.contents import Contents, ReadingStoppedError, read_contents
 from support.rawfiles import Spec, bf16, safetensors
 
 
-def read(root: Path, *, threads: int = 2, stop: Event | None = None) -> Contents:
+def read(root: Path, *, threads: int = 2, stop: Event | None = None, fingerprinted: bool = False) -> Contents:
     with Folder(root, "v") as folder:
         files = folder.list()
         headers: dict[str, Header] = {}
@@ -28,7 +29,7 @@ def read(root: Path, *, threads: int = 2, stop: Event | None = None) -> Contents
             if name.endswith(".safetensors"):
                 with folder.open(name, file) as fd:
                     headers[name] = read_header(fd, file.size)
-        return read_contents(folder, files, headers, threads=threads, stop=stop)
+        return read_contents(folder, files, headers, threads=threads, stop=stop, fingerprinted=fingerprinted)
 
 
 def write(root: Path, **files: bytes) -> None:
@@ -155,6 +156,40 @@ def test_a_thread_reads_all_its_blocks_into_the_same_memory(tmp_path: Path, monk
         patch.setattr(np, "empty", empty)
         read(tmp_path, threads=2)
     assert made in ([64], [64, 64])
+
+
+MIXED: dict[str, Spec] = {
+    "odd": ("U8", (1,), b"\1"),  # so that what follows is not aligned
+    "halves": bf16(3, 40_001, value=0x3C01),
+    "empty": bf16(0, 4),
+    "bytes": ("F8_E4M3", (70_003,), bytes(number % 120 for number in range(70_003))),
+    "long": values("I64", np.arange(20_001, dtype="<i8")),
+    "complex": values("C64", np.arange(9_001, dtype="<c8")),
+    "nibbles": ("F4", (20_002,), bytes(number % 251 for number in range(10_001))),
+    "last": values("F32", np.arange(33_333, dtype="<f4")),
+}
+
+
+@pytest.mark.parametrize("block", [2**24, 50_001])
+def test_the_pass_that_digests_fingerprints_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    """Wherever blocks and chunks cut the tensors; and it finds the same digests and values as without."""
+    monkeypatch.setattr(contents, "CHUNK_BYTES", 2**16)
+    monkeypatch.setattr(contents, "BLOCK", block)
+    array = np.zeros(9_000, "<u2")
+    array[[8_200, 17]] = 0x7F80
+    write(tmp_path, a=safetensors(MIXED), b=safetensors({"bad": values("BF16", array)}))
+    found, without = read(tmp_path, fingerprinted=True), read(tmp_path)
+    assert (found.digests, found.non_finite) == (without.digests, without.non_finite)
+    assert found.non_finite == (NonFinite("b.safetensors", "bad", 17, 2),)
+    tensors = MIXED | {"bad": values("BF16", array)}
+    assert found.fingerprints == {
+        name: fingerprint(bits_of(np.frombuffer(data, np.uint8), width_of(dtype)))
+        for name, (dtype, _, data) in tensors.items()
+        if name != "complex"  # that type has none
+    }
+    assert without.fingerprints == {}
 
 
 @given(st.integers(0, 200), st.integers(0, 7))

@@ -67,6 +67,12 @@ def test_metadata_may_hold_json_in_a_string() -> None:
     assert parse({"__metadata__": metadata}).metadata == metadata
 
 
+def test_metadata_that_is_null_is_none_as_for_the_library() -> None:
+    document = json.dumps({"__metadata__": None, "a": entry()}).encode()
+    assert parse(document, 2).metadata == {}
+    check_against_library(parse(document, 2), raw(document, bytes(2)))
+
+
 @pytest.mark.parametrize("dtype", sorted(BITS))
 def test_every_dtype_of_the_library_is_known_with_its_size(dtype: str) -> None:
     text = json.dumps({"a": entry(dtype, [8])}).encode()
@@ -109,6 +115,8 @@ REFUSED: list[tuple[str, Any, int, str]] = [
     ("deep nesting", b'{"a":' * 100_000, 0, "malformed"),
     ("deep lists", b'{"a":{"dtype":' + b"[" * 100_000, 0, "malformed"),
     ("nothing", b"", 0, "not a JSON object"),
+    ("a tensor that is null", {"a": None}, 0, "tensor 'a'"),
+    ("metadata that is null twice", b'{"__metadata__":null,"__metadata__":null}', 0, "twice"),
     ("metadata that is no strings", {"__metadata__": {"a": 1}}, 0, "malformed"),
 ]  # fmt: skip
 

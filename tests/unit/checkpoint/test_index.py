@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refitd_client.checkpoint.fault import Code
-from refitd_client.checkpoint.index import Index, IndexRefusedError, check_index, lay_out, parse_index
+from refitd_client.checkpoint.index import (
+    Index,
+    IndexRefusedError,
+    check_index,
+    lay_out,
+    parse_index,
+    read_elsewhere,
+    two_saves,
+)
+from refitd_client.contract.naming import INDEX_NAME
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 INDEX = Index({"a": ONE, "b": TWO})
@@ -64,6 +73,67 @@ def test_mistrals_second_copy_is_left_out_as_loaders_do() -> None:
     assert lay_out({"consolidated.safetensors", "model.safetensors"}, None).weights == ("model.safetensors",)
     three = {"consolidated.safetensors", "model.safetensors", "x.safetensors"}
     assert len(lay_out(three, None).weights) == 3
+
+
+SHARDS = {ONE: 1, TWO: 2, INDEX_NAME: 3}
+SINGLE, PICKLE = "model.safetensors", "pytorch_model.bin"
+
+
+@pytest.mark.parametrize(
+    ("times", "index", "says"),
+    [
+        (SHARDS | {SINGLE: 9}, INDEX, f"{INDEX_NAME} (1970-01-01 00:00:03 UTC) and {SINGLE} (1970-01-01 00:00:09 UTC)"),
+        (
+            SHARDS | {SINGLE: 0},
+            INDEX,
+            f"{SINGLE} (1970-01-01 00:00:00 UTC)",
+        ),  # as after a copy: its time proves nothing
+        (SHARDS | {"model-00001-of-00001.safetensors": 0}, INDEX, "model-*-of-00001.safetensors"),
+        (SHARDS | {"model-00001-of-00003.safetensors": 4}, INDEX, "model-*-of-00003.safetensors"),
+        ({INDEX_NAME: 3, SINGLE: 4}, INDEX, f"is of an earlier save than {SINGLE}"),
+        ({INDEX_NAME: 3, SINGLE: 2}, INDEX, f"is of another save than {SINGLE}"),
+        ({INDEX_NAME: 3, PICKLE: 4}, INDEX, f"is of an earlier save than {PICKLE}"),
+        ({SINGLE: 1, ONE: 2, TWO: 3}, None, "the two mixed"),
+        ({ONE: 2, TWO: 3} | {f"model-{number:05d}-of-00003.safetensors": 1 for number in (1, 2, 3)}, None, "two mixed"),
+        ({SINGLE: 1, PICKLE: 2}, None, f"{SINGLE} (1970-01-01 00:00:01 UTC) and {PICKLE}"),
+        (SHARDS | {PICKLE: 4}, INDEX, f"and {PICKLE} (1970-01-01 00:00:04 UTC)"),
+    ],
+)
+def test_a_folder_that_was_saved_to_twice_is_refused_by_both_names_and_times(
+    times: dict[str, int], index: Index | None, says: str
+) -> None:
+    fault = two_saves({name: time * 10**9 for name, time in times.items()}, index)
+    assert fault is not None
+    assert fault.code is Code.TWO_SAVES
+    assert says in fault.reason
+    assert len(fault.reason) <= 240
+
+
+@pytest.mark.parametrize(
+    ("times", "index"),
+    [
+        (SHARDS, INDEX),
+        ({SINGLE: 1}, None),
+        (SHARDS | {"model-00001-of-00003.safetensors": 2}, INDEX),  # what is left of an earlier save, and no save
+        (SHARDS | {"value_head.safetensors": 9, "adapter_model.safetensors": 9, "old.safetensors": 9}, INDEX),
+        (SHARDS | {"optimizer.bin": 9, "training_args.bin": 9, "pytorch_model_fsdp.bin": 9}, INDEX),
+        ({SINGLE: 2, PICKLE: 1}, None),  # both forms of one save, as on hubs
+        ({ONE: 1, TWO: 1, SINGLE: 1}, Index({"a": ONE, "b": TWO, "c": SINGLE})),
+        ({INDEX_NAME: 1}, INDEX),  # its shards are still being written
+        ({PICKLE: 1}, None),
+    ],
+)
+def test_what_lies_beside_one_save_is_no_second_one(times: dict[str, int], index: Index | None) -> None:
+    assert two_saves(times, index) is None
+
+
+def test_a_file_that_vllm_reads_in_place_of_the_one_that_was_checked_is_refused() -> None:
+    names = {"consolidated.safetensors", SINGLE}
+    (fault,) = read_elsewhere(names, lay_out(names, None))
+    assert fault.code is Code.TWO_SAVES
+    assert "consolidated.safetensors" in fault.reason
+    assert not list(read_elsewhere({"consolidated.safetensors"}, lay_out({"consolidated.safetensors"}, None)))
+    assert not list(read_elsewhere(SHARDS, lay_out(SHARDS, INDEX)))
 
 
 def test_a_name_that_cannot_be_printed_is_refused() -> None:

@@ -76,6 +76,21 @@ def test_a_version_has_the_model_and_not_the_trainers_own_files(publisher: Weigh
     assert np.array_equal(published.tensors(publication.path)["a"], np.ones(5, np.float32))
 
 
+def test_a_folder_that_was_saved_to_twice_is_not_published(publisher: WeightPublisher, saved: Path) -> None:
+    save_file({"w": np.ones(3)}, saved / "model.safetensors")
+    with pytest.raises(
+        InvalidWeightsError, match=r"two saves, model\.safetensors\.index\.json .* and model\.safetensors "
+    ):
+        publisher.publish(saved, step=1)
+
+
+def test_a_second_form_of_the_same_model_is_left_out(publisher: WeightPublisher, tmp_path: Path) -> None:
+    """As Mistral's models lie on a hub."""
+    save_file({"w": np.ones(3)}, tmp_path / "model.safetensors")
+    save_file({"x": np.ones(3)}, tmp_path / "consolidated.safetensors")
+    assert published.where(publisher.publish(tmp_path, step=1).path) == {"w": "model.safetensors"}
+
+
 def test_a_single_file_gets_an_index(publisher: WeightPublisher, tmp_path: Path) -> None:
     """A path may be text."""
     save_file({"w": np.ones(3)}, tmp_path / "model.safetensors")
@@ -258,9 +273,8 @@ def test_an_index_cannot_lead_out_of_its_folder(publisher: WeightPublisher, save
 
 
 def test_a_tensor_in_two_shards_is_refused(publisher: WeightPublisher, saved: Path) -> None:
-    """As when two saves of different layouts share a folder."""
     (saved / "model.safetensors.index.json").unlink()
-    save_file({"a": np.ones(5)}, saved / "model.safetensors")
+    save_file({"a": np.ones(5)}, saved / "more.safetensors")
     _refused(publisher, saved, "tensor a is both in")
 
 

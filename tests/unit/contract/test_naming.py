@@ -9,10 +9,13 @@ from refitd_client.contract.naming import (
     InvalidNameError,
     Order,
     check_run,
+    label_of,
     parse_version_folder,
     parse_version_id,
+    parse_version_label,
     version_folder,
     version_id,
+    version_label,
     whole_step,
 )
 
@@ -24,11 +27,18 @@ def test_a_version_folder_says_its_order(order: Order) -> None:
     assert parse_version_folder(version_folder(order)) == order
 
 
+@given(orders)
+def test_a_label_says_the_step_and_which_beginning_of_the_training_it_is_of(order: Order) -> None:
+    assert parse_version_label(version_label(order)) == order
+    assert version_label(order).isdigit() == (order.generation == 1)
+
+
 @given(orders, st.from_regex(r"\A[A-Za-z0-9]{1,8}(/[A-Za-z0-9]{1,8}){0,2}\Z"))
 def test_a_version_id_is_one_url_safe_word_and_says_what_it_names(order: Order, run: str) -> None:
     id_ = version_id(run, order)
     assert "/" not in id_
     assert parse_version_id(id_) == (run, order)
+    assert label_of(id_) == version_label(order)
 
 
 @pytest.mark.parametrize(

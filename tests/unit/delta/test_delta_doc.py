@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refitd_client.delta import Encoding, encode, gap, parse_delta
+from refitd_client.delta import encode, parse_delta
 from refitd_client.fingerprint import fingerprint, share, to_text, updated
 from refitd_client.fingerprint.host import MIXES
 from support.fingerprint_definition import key_of_column, key_of_row, mixed
@@ -61,10 +61,9 @@ def test_the_constants_are_those_of_the_page() -> None:
         assert len(found) == 2
 
 
-@pytest.mark.parametrize(("kind", "encoding"), [("flat", Encoding.FLAT), ("gap", Encoding.GAP)])
-def test_the_file_of_the_page_is_read_and_written(kind: str, encoding: Encoding) -> None:
+def test_the_file_of_the_page_is_read_and_written() -> None:
     """To the byte: a writer that changes makes another format."""
-    delta = parse_delta(block(kind))
+    delta = parse_delta(block("flat"))
     assert (delta.base, delta.version) == ("exp~trial~v000122", "exp~trial~v000123")
     change = delta.changes["w"]
     assert (change.dtype, change.shape) == ("BF16", (2, 3))
@@ -74,11 +73,4 @@ def test_the_file_of_the_page_is_read_and_written(kind: str, encoding: Encoding)
     assert fingerprint(base) == change.base
     assert updated(change.base, change.indices, base[change.indices], change.values) == change.result
     assert all(f"`{to_text(each)}`" in DOC for each in (change.base, change.result))
-    assert encode(delta, encoding).to_bytes() == block(kind)
-
-
-def test_the_gaps_of_the_page() -> None:
-    found = re.search(r"indices ([\d, ]+?) +tokens ([\d, ]+)", DOC)
-    assert found is not None
-    indices, tokens = ([int(each) for each in part.split(",")] for part in found.groups())
-    assert gap.encode(np.array(indices, np.uint32)).tolist() == tokens
+    assert encode(delta).to_bytes() == block("flat")

@@ -4,11 +4,10 @@ import os
 import tracemalloc
 from pathlib import Path
 
-import numpy as np
 import pytest
 from test_delta_format import EXAMPLE, FORMS, change, delta, edits, remade
 
-from refitd_client.delta import Compression, Delta, DeltaFile, DeltaRefusedError, Encoding, encode, wire
+from refitd_client.delta import Compression, Delta, DeltaFile, DeltaRefusedError, encode, wire
 from refitd_client.delta import reader as pieces
 
 
@@ -36,11 +35,10 @@ def said(made: Delta) -> dict[str, tuple[list[int], list[int]]]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_all_forms_are_gone_through(tmp_path: Path, form: tuple[Encoding, Compression]) -> None:
-    """Skips of the gap encoding are pieces without an index."""
+def test_all_forms_are_gone_through(tmp_path: Path, form: Compression) -> None:
     far = delta(far=change((10_000_000,), [0, 1, 9_000_000, 9_999_999]), **EXAMPLE.changes)
     for made in (EXAMPLE, far):
-        (tmp_path / "file").write_bytes(encode(made, *form).to_bytes())
+        (tmp_path / "file").write_bytes(encode(made, form).to_bytes())
         assert gone_through(tmp_path / "file") == said(made)
 
 
@@ -51,24 +49,6 @@ def test_what_could_do_harm_is_refused(tmp_path: Path, harm: str) -> None:
     with pytest.raises(DeltaRefusedError, match=says) as caught:
         gone_through(tmp_path / "file")
     assert str(caught.value).isprintable()
-
-
-@pytest.mark.parametrize("changed", [4, 6])
-def test_more_or_fewer_indices_than_are_said_are_refused(tmp_path: Path, changed: int) -> None:
-    """A token that skips counts for none, and one that does not for one."""
-    made = delta(w=change((300_000,), [0, 1, 2, 3, 200_000]))
-
-    def edit(header: dict, _: dict, rows: dict, body: bytearray) -> None:  # type: ignore[type-arg]
-        begin = header["indices:w"]["data_offsets"][0]
-        tokens = np.frombuffer(body, np.uint16, rows["w"]["tokens"], begin).copy()
-        tokens[1] = 65535 if changed == 4 else 0
-        if changed == 6:
-            tokens[tokens == 65535] = 0
-        body[begin : begin + tokens.nbytes] = tokens.tobytes()
-
-    (tmp_path / "file").write_bytes(remade(edit, made, (Encoding.GAP, Compression.NONE)))
-    with pytest.raises(DeltaRefusedError, match="another number of indices"):
-        gone_through(tmp_path / "file")
 
 
 def test_a_file_whose_digest_is_wrong_is_refused(tmp_path: Path) -> None:
@@ -85,13 +65,13 @@ def test_a_compressed_tensor_that_is_larger_than_what_is_unpacked_is_refused(
 ) -> None:
     """And the publisher does not write one."""
     made = delta(w=change((1000,), list(range(1000))))
-    (tmp_path / "file").write_bytes(encode(made, Encoding.GAP, Compression.ZSTD).to_bytes())
-    monkeypatch.setattr("refitd_client.delta.head.MAX_UNPACKED_BYTES", 1999)
-    with pytest.raises(DeltaRefusedError, match="takes 2000 bytes unpacked; of compressed data at most 1999"):
+    (tmp_path / "file").write_bytes(encode(made, Compression.ZSTD).to_bytes())
+    monkeypatch.setattr("refitd_client.delta.head.MAX_UNPACKED_BYTES", 3999)
+    with pytest.raises(DeltaRefusedError, match="takes 4000 bytes unpacked; of compressed data at most 3999"):
         gone_through(tmp_path / "file")
-    monkeypatch.setattr(wire, "MAX_UNPACKED_BYTES", 1999)
+    monkeypatch.setattr(wire, "MAX_UNPACKED_BYTES", 3999)
     with pytest.raises(DeltaRefusedError, match="is not compressed"):
-        encode(made, Encoding.GAP, Compression.ZSTD)
+        encode(made, Compression.ZSTD)
 
 
 def test_a_header_of_empty_lists_takes_a_few_times_its_own_size() -> None:

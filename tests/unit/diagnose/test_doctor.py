@@ -46,9 +46,12 @@ from refitd.engine.plugin.rank_group import NO_PLUGIN
 from refitd.engine.port import ChangeCheck, Reached
 from refitd.root.mark import mark_root
 from refitd.settings import Settings
+from refitd_client.contract.naming import SERVICE_FOLDER
+from refitd_client.contract.plugin import ASIDE
 from refitd_client.contract.states import EngineState
-from refitd_client.contract.wire import Faults
+from refitd_client.contract.wire import Faults, Keeping
 from refitd_client.http.publisher_client import root_name
+from refitd_client.validation.sealed import MANIFESTS
 from refitd_plan import Gpu
 from support.checkpoints import publish, tensors, write_model
 from support.command_line import refitd
@@ -296,14 +299,12 @@ def test_what_the_service_says_is_wrong_with_itself_is_a_finding_with_a_fix() ->
         journal="it cannot be written",
         disk="over the disk budget",
         folders="3 folders are not taken in",
-        routers="router http://r:1 does not answer",
     )
     found = {finding.check: (finding.verdict, finding.text) for finding in judge_faults(faults)}
     assert found == {
         CheckName.JOURNAL: (CheckVerdict.WARNING, "the service says: it cannot be written"),
         CheckName.SPACE: (CheckVerdict.WARNING, "the service says: over the disk budget"),
         CheckName.ROOT: (CheckVerdict.WARNING, "the service says: 3 folders are not taken in"),
-        CheckName.ENGINES: (CheckVerdict.WARNING, "the service says: router http://r:1 does not answer"),
     }
     assert all(finding.fix for finding in judge_faults(faults))
     assert list(judge_faults(Faults())) == []
@@ -363,6 +364,8 @@ def test_a_clock_that_is_off_is_said(behind: int | None, verdict: str) -> None:
         ("0.1.0", None, CheckVerdict.OK, "refitd 0.1.0 inside it"),
         (None, NO_PLUGIN, CheckVerdict.OK, "SGLang's own"),
         (None, "only 1 of its 2 ranks answer for the plugin", CheckVerdict.WARNING, "only 1 of its 2 ranks"),
+        (None, f"{ASIDE}: --enable-lora", CheckVerdict.WARNING, "refitd is inside it, and yet"),
+        (None, f"{ASIDE}: REFITD_SGLANG_STAGE is 'on': it may be auto or off", CheckVerdict.FAILED, "_STAGE is 'on'"),
     ],
 )
 def test_what_was_found_of_the_plugin_is_said(
@@ -464,7 +467,8 @@ def test_a_token_that_everybody_can_read_and_a_corrupt_journal_are_found(job: li
 
 
 def facts(**other: Any) -> RootFacts:
-    given = {"kind": "ext4", "event": True, "skew": 0.0, "free": 100 * GIB, "version": GIB, "held": 0, **other}
+    given = {"kind": "ext4", "event": True, "skew": 0.0, "free": 100 * GIB, "version": GIB, "held": 0}
+    given |= {"keeps_manifests": True, **other}
     return RootFacts(path=Path("/root"), **given)
 
 
@@ -489,6 +493,16 @@ def test_room_is_held_against_what_is_kept() -> None:
     assert judged(adapters, free=6 * GIB)["space"].text.startswith("6 adapters")
     tight = Settings(root=Path("/root"), keep_last=3, slots=2, disk_budget=2 * GIB)
     assert judged(tight)["space"].verdict is CheckVerdict.FAILED
+
+
+def test_room_is_held_against_what_the_running_service_keeps_where_it_says_so() -> None:
+    settings = Settings(root=Path("/root"), keep_last=9, slots=2, copies=0)
+    told = Keeping(last=1, slots=0, copies=0, disk_budget=5 * GIB)
+    (space,) = [each for each in judge_root(facts(free=3 * GIB), settings, told) if each.check == "space"]
+    assert space.verdict is CheckVerdict.OK
+    assert "1 kept, 0 slots, 1 being written; as the service keeps them" in space.text
+    assert "by doctor's own settings" in judged(settings, free=3 * GIB)["space"].text
+    assert settings.keeping == Keeping(last=9, slots=2, copies=0)
 
 
 def test_a_root_without_events_is_said_unless_it_is_polled() -> None:
@@ -533,6 +547,27 @@ def test_gpus_are_told_apart_by_uuid() -> None:
     assert same.verdict is CheckVerdict.WARNING
     assert next(iter(judge_gpus((), {}))).verdict is CheckVerdict.UNKNOWN
     assert next(iter(judge_gpus("GPU 1 cannot be read", {}))).verdict is CheckVerdict.FAILED
+
+
+@pytest.mark.parametrize(
+    ("environment", "found"),
+    [
+        ({"REFITD_SGLANG_ROOT": "{root}"}, []),
+        ({"REFITD_SGLANG_ROOT": "{root}/nowhere"}, [(CheckVerdict.FAILED, "REFITD_SGLANG_ROOT is '{root}/nowhere'")]),
+        ({"REFITD_SGLANG_ROOTT": "{root}"}, [(CheckVerdict.WARNING, "REFITD_SGLANG_ROOTT stands in its environment")]),
+        ({"REFITD_VLLM_ROOT": "/of/another/kind", "REFITD_SGLANG_STAGE": "auto", "REFITD_SGLANG_ROOT": " "}, []),
+        (None, []),
+    ],
+)
+def test_variables_in_an_engine_s_environment_that_do_not_lead_to_this_root_are_named(
+    tmp_path: Path, environment: dict[str, str] | None, found: list[tuple[CheckVerdict, str]]
+) -> None:
+    said = None if environment is None else {k: v.replace("{root}", str(tmp_path)) for k, v in environment.items()}
+    asked = EngineAnswers(name="e", spec=SPEC, root="/mnt", seen=SEEN)
+    with probed(tmp_path) as nonce:
+        told = list(engines.judge_variables_inside(asked, LocalProcess(pid=os.getpid(), environment=said), nonce))
+    assert [(each.check, each.verdict) for each in told] == [(CheckName.PLUGIN, verdict) for verdict, _ in found]
+    assert all(text.replace("{root}", str(tmp_path)) in each.text for each, (_, text) in zip(told, found, strict=True))
 
 
 def test_the_hub_is_known_only_of_what_can_be_seen() -> None:
@@ -607,6 +642,19 @@ def test_an_event_on_its_way_when_the_look_ends_leaves_no_line(
     assert len(caplog.records) == 1, "and of others nothing is kept back afterwards"
 
 
+def test_manifests_that_the_service_cannot_keep_are_found_before_a_checkpoint_needs_one(tmp_path: Path) -> None:
+    with probed(tmp_path) as nonce:
+        kept = tmp_path / SERVICE_FOLDER / MANIFESTS
+        assert look_at_root(tmp_path, nonce, None).keeps_manifests
+        kept.mkdir()
+        assert look_at_root(tmp_path, nonce, None).keeps_manifests
+        kept.rmdir()
+        kept.write_bytes(b"")
+        seen = look_at_root(tmp_path, nonce, None)
+    wrong = [each for each in judge_root(seen, Settings(root=tmp_path)) if each.verdict is CheckVerdict.FAILED]
+    assert [".refitd/manifests cannot be written" in each.text for each in wrong] == [True]
+
+
 def test_a_base_model_without_weights_says_nothing_of_the_room_that_versions_need(tmp_path: Path) -> None:
     with probed(tmp_path) as nonce:
         assert look_at_root(tmp_path, nonce, tmp_path / "nosuch").version is None
@@ -623,7 +671,7 @@ async def test_a_service_knows_whether_who_asks_is_of_its_root(tmp_path: Path) -
         for root, is_other in ((stage.root, False), (other, True)):
             body = {"run": "refitd-doctor", "step": 0, "root": root_name(root)}
             told = await stage.http.post("/v1/versions", json=body)
-            reply = Reply(status=told.status_code, text="", data=told.json())
+            reply = Reply(status=told.status_code, body=told.content)
             judged = judge_notice("http://127.0.0.1:8700", reply)
             assert judged.verdict is (CheckVerdict.FAILED if is_other else CheckVerdict.OK), judged
             assert (str(stage.root) in judged.text) is is_other

@@ -17,7 +17,7 @@ async def found(*steps: Step, **more: object) -> list[Finding]:
     with serve(*steps) as hub:
         settings = Settings(root=Path("/root"), follow=[hub.url], **more)  # pyright: ignore[reportArgumentType]
         (asked,) = await ask_hubs(settings)
-        assert [f"{seen.method} {seen.path}" for seen in hub.seen] == ["GET /v1/overview", "PUT /v1/followers/doctor"]
+        assert [f"{seen.method} {seen.path}" for seen in hub.seen] == ["GET /v1/overview", "PUT /v1/hosts/doctor"]
         return list(judge_hub(asked, settings.run))
 
 

@@ -14,7 +14,7 @@ from refitd.engine.port import Reached, Unreached
 from refitd.root.outcome import Incoming, Slot
 from refitd.root.scan import FoundFolder, Listing, ListingFailed
 from refitd.state.journal.condition import Condition, Corrupt, Newer, Sound, UnreadableJournal
-from refitd.state.records import NEW, AttemptRecord, EngineRecord, Origin, RolloutRecord
+from refitd.state.records import NEW, AttemptRecord, EngineRecord, Origin, UpdateRecord
 from refitd_client.contract.states import VersionState
 from support.records import engine, version
 
@@ -108,9 +108,9 @@ def test_leases_to_versions_that_are_not_there() -> None:
     ]
 
 
-def test_a_rollout_to_nowhere() -> None:
-    rollout = RolloutRecord(number=1, run="run", version="run~v000009", cause="", started_at="")
-    assert kinds(found(journal(rollouts=[rollout]))) == [(FsckKind.ROLLOUT_DANGLING, None)]
+def test_an_update_to_nowhere() -> None:
+    update = UpdateRecord(number=1, run="run", version="run~v000009", cause="", started_at="")
+    assert kinds(found(journal(updates=[update]))) == [(FsckKind.UPDATE_DANGLING, None)]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from refitd.engine.plugin.rank_group import EngineRankGroup, Member
 from refitd.engine.port import LoaderUse, Reached
 from refitd.engine.sglang.adapter import SglangEngine
 from refitd.policy.observe import after_probe
-from refitd_client.contract.plugin import Handshake, LoadPlan
+from refitd_client.contract.plugin import ASIDE, Handshake, LoadPlan
 from refitd_plugin.recorder import Recorder
 from support.mini_sglang import TinyModel
 from support.plugged_mini import plugged_mini, put, target
@@ -133,7 +133,10 @@ def replace_plan(handshake: Handshake, rank: int, plan: LoadPlan | None) -> Hand
 def test_the_record_the_tables_and_doctor_say_why() -> None:
     record = after_probe(engine(plugin="0.1.0"), replace(SEEN, loader=WHOLE), None, None, 0.0)
     assert (record.through_loader, record.loads_whole) == (WHY, True)
-    assert record.how_it_loads == f"loads through refitd's plugin 0.1.0, each version through SGLang's loader: {WHY}"
+    plain = "checkpoints without refit.json as well"
+    assert record.how_it_loads == (
+        f"loads through refitd's plugin 0.1.0, {plain}, each version through SGLang's loader: {WHY}"
+    )
     shown = make_engine(plugin="0.1.0", through_loader=WHY, loads_whole=True)
     row = as_text(render.engines_table([shown], {}))
     assert " loader " in row
@@ -177,3 +180,38 @@ async def test_metrics_explain_and_the_api_say_it(tmp_path: Path) -> None:
     assert found == {("a:1", "all"): 1, ("a:1", "some"): 0, ("b:1", "all"): 0, ("b:1", "some"): 0}
     assert [listed[name]["through_loader"] for name in ("a:1", "b:1")] == [WHY, None]
     assert any(WHY in sentence for sentence in sentences)
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_fault"),
+    [
+        (f"{ASIDE}: REFITD_SGLANG_STAGE is 'on': it may be auto or off", True),
+        (
+            "no plugin answers for it; its channel was not opened: rank 1 says: REFITD_SGLANG_STAGE is 'on': no",
+            True,
+        ),
+        (f"{ASIDE}: --enable-lora", False),
+        ("no plugin answers for it", False),
+    ],
+)
+def test_a_variable_that_is_wrong_inside_an_engine_is_a_fault_in_the_tables_and_for_doctor(
+    reason: str, is_fault: bool
+) -> None:
+    shown = make_engine(stock_reason=reason)
+    assert ("stands aside: REFITD_SGLANG_STAGE is 'on'" in as_text(render.engines_table([shown], {}))) == is_fault
+    (told,) = judge_service_engines([shown])
+    assert (told.verdict is CheckVerdict.FAILED, reason in told.text) == (is_fault, True)
+
+
+async def test_a_variable_that_is_wrong_inside_an_engine_raises_a_metric(tmp_path: Path) -> None:
+    async with serving(tmp_path, names=("a", "b")) as stage:
+        stage.engines["a"].stock_reason = f"{ASIDE}: REFITD_SGLANG_STAGE is 'on'"
+        await stage.served(1)
+        text = (await stage.http.get("/metrics")).text
+    found = {
+        sample.labels["engine"]: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "refitd_engine_plugin_fault"
+    }
+    assert found == {"a:1": 1, "b:1": 0}

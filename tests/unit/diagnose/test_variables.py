@@ -32,6 +32,11 @@ def test_a_variable_that_no_setting_has_is_named_with_the_setting_that_was_meant
     assert "settings.md" in str(other.fix)
 
 
+def test_a_variable_of_the_plugin_with_a_slip_in_its_name_is_named_with_the_one_that_was_meant() -> None:
+    environment = {"REFITD_SGLANG_ROOTT": "/r", "REFITD_VLM_ROOT": "/r", "REFITD_SGLANG_STAGE": "auto"}
+    assert unread(environment) == {"REFITD_SGLANG_ROOTT": "REFITD_SGLANG_ROOT", "REFITD_VLM_ROOT": "REFITD_VLLM_ROOT"}
+
+
 def test_where_all_variables_are_read_nothing_is_said() -> None:
     assert why_unread({"REFITD_KEEP_LAST": "4", "refitd_port": "1", "REFITD": "x"}) is None
     assert list(judge_variables({})) == []

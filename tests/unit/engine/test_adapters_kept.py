@@ -28,6 +28,12 @@ def test_the_served_adapter_and_those_right_before_it_stay(
     assert unloaded(steps, served, keep) == expected
 
 
+def test_a_training_that_began_again_has_newer_adapters_though_its_steps_are_lower() -> None:
+    listed = [ListedAdapter(f"actor-v{label}", label, "") for label in ("29", "31", "5.g2", "6.g2")]
+    assert [each.label for each in superfluous(listed, "6.g2", 2)] == ["29", "31"]
+    assert [each.label for each in superfluous(listed, "31", 2)] == ["6.g2", "5.g2"]
+
+
 @pytest.mark.parametrize("keep", [1, 2, 3, 8])
 def test_adapters_never_pile_up_and_the_served_one_is_never_unloaded(keep: int) -> None:
     loaded: list[int] = []

@@ -29,13 +29,6 @@ HELLO: Reply = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    root = tmp_path / "root"
-    (root / ".refitd").mkdir(parents=True)
-    return root
-
-
 def folder(root: Path) -> Path:
     made = root / ".refitd" / "engines"
     made.mkdir(mode=0o770, exist_ok=True)
@@ -136,6 +129,11 @@ def _nonsense(connection: socket.socket) -> None:
     connection.sendall(b"[" * 5000 + b"\n")
 
 
+def _many(connection: socket.socket) -> None:
+    connection.recv(1000)
+    connection.sendall(b'{"ok":true,"protocol":1,"more":[' + b"[]," * 10_000 + b"[]]}\n")
+
+
 def _silent(connection: socket.socket) -> None:
     while connection.recv(1000):
         pass
@@ -148,6 +146,7 @@ def _silent(connection: socket.socket) -> None:
         (_half, "broke off without an answer"),
         (_endless, "cannot be spoken to"),
         (_nonsense, "answered something that is no JSON object"),
+        (_many, "answered something that is no JSON object, or a large one"),
         (_silent, "did not answer within 0.2 s"),
     ],
 )

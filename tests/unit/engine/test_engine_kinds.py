@@ -182,7 +182,7 @@ def test_the_kind_is_said_before_the_url_or_in_the_engines_file(tmp_path: Path) 
 
 
 def test_a_kind_that_there_is_not_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match="'other' is no kind of engine: use sglang, vllm or refitd, or none"):
+    with pytest.raises(ValidationError, match="'other' is no kind of engine: use sglang or vllm, or none"):
         Settings(root=tmp_path, engines=["other=http://a:1"])
     with pytest.raises(EnginesFileError, match="'other' is no kind of engine"):
         parse_engines("[{url: http://a:1, engine: other}]")

@@ -432,6 +432,7 @@ async def test_a_rank_that_is_gone_when_it_is_asked_to_prepare_is_missed_and_loo
         ({"random_seed": 8}, "no plugin answers for it"),
         ({"port": 30001}, "no plugin answers for it"),
         ({"pp_size": 2}, "the plugin stands aside: pipeline parallelism"),
+        ({"fault": "REFITD_SGLANG_STAGE is 'on'"}, "the plugin stands aside: REFITD_SGLANG_STAGE is 'on'"),
     ],
 )
 async def test_an_engine_without_a_plugin_of_its_own_says_so(root: Path, args: dict[str, Any], reason: str) -> None:

@@ -3,17 +3,23 @@
 import asyncio
 import gc
 import socket
+import tracemalloc
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from refitd.engine import http
 from refitd.engine.connections import PlainConnection
-from refitd.engine.exchange import Exchange, HttpAnswer, NotHttpError, Request, TooLargeError
+from refitd.engine.exchange import USUAL_BYTES, Exchange, HttpAnswer, NotHttpError, Request, TooLargeError
 from refitd.engine.http import CallFailure, NoReply, Reply, Transport
+from refitd.engine.sglang.info import ModelInfo
+from refitd.memory import BodyMemory
+from support.endless_server import CHUNK, CHUNKED, answering
 from support.fuzz import FUZZ
 from support.scripted_server import answer, serve
 
@@ -132,7 +138,7 @@ async def test_a_connection_carries_one_request_and_is_closed_in_any_case() -> N
 
 
 async def test_a_call_leaves_nothing_to_the_garbage_collector() -> None:
-    """A rollout to a thousand engines is five thousand calls: looking for what is left of them stops everything."""
+    """An update of a thousand engines is five thousand calls: looking for what is left of them stops everything."""
     with serve(*[answer(200, {})] * 6) as server, _kept_garbage() as garbage:
         transport = Transport(server.url, api_key=None, admin_key=None)
         for _ in range(5):
@@ -170,3 +176,73 @@ async def test_a_port_where_nothing_listens_never_got_the_call() -> None:
         reply = await Transport(f"http://127.0.0.1:{port}", api_key=None, admin_key=None).post("/load", {}, 5.0)
     assert isinstance(reply, NoReply)
     assert (reply.lost, reply.nothing_listens) == (CallFailure.NEVER_SENT, True)
+
+
+@pytest.mark.parametrize("lengths", [b"Content-Length: 8\r\nTransfer-Encoding: chunked"])
+async def test_an_answer_of_two_lengths_is_none(lengths: bytes) -> None:
+    with pytest.raises(NotHttpError, match="both"):
+        await read([b"HTTP/1.1 200 OK\r\n" + lengths + b"\r\n\r\n0\r\n\r\n"])
+
+
+@pytest.mark.parametrize(
+    "endless", [b"HTTP/1.1 100 Continue\r\n\r\n", b"1\r\n \r\n"], ids=["100 Continue", "chunks of one byte"]
+)
+async def test_an_answer_in_pieces_without_end_is_given_up_before_it_takes_the_loop(endless: bytes) -> None:
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" if endless[:1] == b"1" else b""
+
+    async def receive() -> bytes:
+        return parts.pop() if parts else endless * 1000
+
+    parts = [head + endless]
+    with pytest.raises(TooLargeError):
+        await Exchange(REQUEST, 2**20).answer(receive)
+
+
+async def test_all_answers_that_come_in_have_one_memory_and_usual_ones_always_a_place_in_it() -> None:
+    memory, length, end = BodyMemory(most=3 * USUAL_BYTES), 2 * USUAL_BYTES, asyncio.Event()
+
+    async def ask(size: int, *, waits: bool = False) -> int:
+        parts = [b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size, bytes(size - 1), b"1"]
+
+        async def receive() -> bytes:
+            if waits and len(parts) == 1:
+                await end.wait()
+            return parts.pop(0)
+
+        return len((await Exchange(REQUEST, length, memory).answer(receive)).body)
+
+    async with asyncio.TaskGroup() as group:
+        slow = group.create_task(ask(length, waits=True))
+        await asyncio.sleep(0)
+        with pytest.raises(TooLargeError, match="together"):
+            await ask(length)
+        assert await ask(USUAL_BYTES) == USUAL_BYTES
+        end.set()
+    assert (slow.result(), await ask(length), memory.used) == (length, length, 0)
+
+
+async def test_a_call_is_told_that_all_answers_together_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "ANSWERS", BodyMemory(most=2**17))
+    with answering(CHUNKED, CHUNK) as url:
+        reply = await Transport(url, api_key=None, admin_key=None).get("/model_info", within=30)
+    assert isinstance(reply, NoReply)
+    assert "all answers together" in reply.reason
+
+
+def test_what_a_type_does_not_know_of_an_answer_is_not_made() -> None:
+    reply = Reply(200, b'{"model_path":"m","weight_version":"1","x":[' + b"[]," * 2**20 + b"[]]}")
+    reply.read_as(ModelInfo)  # the type is known from then on
+    tracemalloc.start()
+    try:
+        assert reply.read_as(ModelInfo).model_path == "m"
+        assert (reply.data, reply.message[:14]) == (None, '{"model_path":')
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"<html>", b"[" * 100_000, b'{"model_path":"\xff"}', b'{"x":' * 100_000])
+def test_an_answer_of_another_form_is_an_error_of_one_kind(body: bytes) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        Reply(200, body).read_as(ModelInfo)
+    assert Reply(200, body).data is None

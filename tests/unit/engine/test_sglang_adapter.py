@@ -279,14 +279,13 @@ async def test_redirects_are_not_followed_so_that_keys_go_nowhere_else() -> None
     assert other.calls == []
 
 
-async def test_a_body_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "MAX_BODY_BYTES", 1000)
+async def test_a_body_without_end_is_cut_off() -> None:
     with scripted_sglang() as sglang:
-        sglang.on("/model_info", answer(200, b" " * 100_000))
+        sglang.on("/model_info", answer(200, b" " * (http.MAX_BODY_BYTES + 1)))
         async with speaking_to(sglang) as engine:
             seen = await engine.probe()
     assert isinstance(seen, Unreached)
-    assert "more than 1000 bytes" in seen.reason
+    assert f"more than {http.MAX_BODY_BYTES} bytes" in seen.reason
 
 
 async def test_files_that_are_rewritten_during_the_load_leave_contents_that_nobody_vouches_for() -> None:
@@ -449,8 +448,8 @@ async def test_a_server_that_would_die_of_the_load_is_let_go_on_instead(monkeypa
     assert sglang.calls[-1] == RESUME
 
 
-async def test_a_step_that_was_done_again_ends_running_answers_because_both_have_one_label() -> None:
-    again = Target(path="/root/v7.g2", label="7")
+async def test_the_same_step_of_another_run_ends_running_answers_because_both_have_one_label() -> None:
+    again = Target(path="/root/other/v7", label="7")
     with scripted_sglang() as sglang:
         async with speaking_to(sglang) as engine:
             for target in (TARGET, again, again):
@@ -458,15 +457,15 @@ async def test_a_step_that_was_done_again_ends_running_answers_because_both_have
     assert [body["mode"] for body in sglang.bodies(PAUSE)] == ["retract", "abort", "retract"]
 
 
-async def test_a_service_that_was_restarted_ends_running_answers_of_a_step_that_was_done_again_as_well() -> None:
-    with scripted_sglang(served={"model_path": "/root/v7.g1", "weight_version": "7"}) as sglang:
+async def test_a_service_that_was_restarted_ends_running_answers_of_the_same_step_of_another_run_as_well() -> None:
+    with scripted_sglang(served={"model_path": "/root/other/v7", "weight_version": "7"}) as sglang:
         async with speaking_to(sglang) as engine:
             assert (await refit(engine)).outcome is Outcome.ACK
     assert [body["mode"] for body in sglang.bodies(PAUSE)] == ["abort"]
 
 
-async def test_a_step_that_was_done_again_is_not_loaded_where_running_answers_cannot_be_ended() -> None:
-    again = Target(path="/root/v7.g2", label="7")
+async def test_the_same_step_of_another_run_is_not_loaded_where_running_answers_cannot_be_ended() -> None:
+    again = Target(path="/root/other/v7", label="7")
     with scripted_sglang() as sglang:
         async with speaking_to(sglang) as engine:
             await refit(engine)

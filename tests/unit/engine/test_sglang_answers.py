@@ -1,5 +1,7 @@
 """What an update's reply means where the plugin has carried it out: its words count, and the worst rank's."""
 
+import json
+
 import pytest
 
 from refitd.engine.http import Reply
@@ -21,7 +23,7 @@ SERVED, REFUSED, RESTORED, UNKNOWN = (answer(outcome, "so it is") for outcome in
 
 def happened(status: int, *said: str, ranks: int | None = None) -> Loading:
     data = {"success": status == 200, "message": " | ".join(said)}
-    return what_happened(Reply(status, "", data), len(said) if ranks is None else ranks)
+    return what_happened(Reply(status, json.dumps(data).encode()), len(said) if ranks is None else ranks)
 
 
 def test_what_was_served_is_told_with_version_and_fingerprint() -> None:

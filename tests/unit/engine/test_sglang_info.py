@@ -17,7 +17,7 @@ SERVER_INFO = {
 
 
 def ok(data: dict[str, Any] | None, status: int = 200) -> Reply:
-    return Reply(status=status, text=json.dumps(data), data=data)
+    return Reply(status=status, body=json.dumps(data).encode())
 
 
 def test_what_is_served_is_read_whatever_else_the_server_tells() -> None:
@@ -90,7 +90,7 @@ def test_each_group_of_dp_attention_answers_an_update_however_the_release_counts
         (ok({}, 403), "--engine-key-file"),
         (ok({"detail": "Not Found"}, 404), "answered 404: Not Found"),
         (ok({"detail": "loading"}, 503), "answered 503: loading"),
-        (Reply(status=200, text="<html>", data=None), "no SGLang server"),
+        (Reply(status=200, body=b"<html>"), "no SGLang server"),
         (ok({}), "no SGLang server"),
         (ok({"model_path": 7, "version": 7}), "no SGLang server"),
     ],

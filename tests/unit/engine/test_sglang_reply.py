@@ -34,7 +34,7 @@ def said(status: int, message: str) -> Reply:
 
 
 def replied(status: int, data: dict[str, Any]) -> Reply:
-    return Reply(status=status, text=json.dumps(data), data=data)
+    return Reply(status=status, body=json.dumps(data).encode())
 
 
 @pytest.mark.parametrize(
@@ -65,10 +65,10 @@ def replied(status: int, data: dict[str, Any]) -> Reply:
         (replied(200, {"success": False, "message": "?"}), Unclear),
         (replied(200, {"success": "true"}), Unclear),
         (replied(500, {"detail": "Internal Server Error"}), Unclear),
-        (Reply(status=200, text="null", data=None), Unclear),
-        (Reply(status=200, text="<html>Welcome</html>", data=None), Unclear),
-        (Reply(status=302, text="", data=None), Unclear),
-        (Reply(status=502, text="<html>Bad Gateway</html>", data=None), Unclear),
+        (Reply(status=200, body=b"null"), Unclear),
+        (Reply(status=200, body=b"<html>Welcome</html>"), Unclear),
+        (Reply(status=302, body=b""), Unclear),
+        (Reply(status=502, body=b"<html>Bad Gateway</html>"), Unclear),
         (NoReply(CallFailure.NEVER_SENT, "http://e cannot be reached"), Untouched),
         (NoReply(CallFailure.NO_ANSWER, "http://e broke off"), Unclear),
         (NoReply(CallFailure.TIMED_OUT, "http://e did not answer within 600 s"), Unclear),
@@ -114,8 +114,8 @@ def test_the_reason_names_what_to_look_at(reply: Reply | NoReply, names: str) ->
         (replied(500, {"detail": "why"}), "why"),
         (replied(401, {"error": "why"}), "why"),
         (replied(400, {"error": {"message": "why"}}), '{"error": {"message": "why"}}'),
-        (Reply(status=502, text="  <html>\n", data=None), "<html>"),
-        (Reply(status=502, text="", data=None), "nothing"),
+        (Reply(status=502, body=b"  <html>\n"), "<html>"),
+        (Reply(status=502, body=b""), "nothing"),
         (said(400, "x" * 9000), "x" * 500),
     ],
 )

@@ -323,11 +323,11 @@ async def test_the_setting_says_what_becomes_of_requests_in_flight(asked: str, s
     assert vllm.changes[0] == f"/sleep?level=0&mode={sent}"
 
 
-async def test_no_answer_goes_on_through_a_step_that_was_done_again() -> None:
+async def test_no_answer_goes_on_through_the_same_step_of_another_run() -> None:
     with scripted_vllm() as vllm:
         async with speaking_to(vllm) as engine:
             await refit(engine)
-            await refit(engine, replace(TARGET, path="/root/v7.g2"))
+            await refit(engine, replace(TARGET, path="/root/other/v7"))
     assert vllm.changes == [*GOOD, "/sleep?level=0&mode=abort", *GOOD[1:]]
 
 

@@ -125,7 +125,7 @@ async def test_a_server_that_was_restarted_reads_no_folder_of_before() -> None:
     assert known.may_read == ()
 
 
-async def test_a_step_that_was_done_again_is_never_loaded_in_place_and_finds_an_empty_cache() -> None:
+async def test_the_same_step_of_another_run_is_never_loaded_in_place_and_finds_an_empty_cache() -> None:
     with scripted_vllm(told=lora()) as vllm:
         async with speaking_to(vllm) as engine:
             await refit(engine)

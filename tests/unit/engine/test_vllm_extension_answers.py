@@ -17,7 +17,7 @@ REFUSED = Answer(outcome=UpdateOutcome.REFUSED, reason="no such tensor")
 def replied(*answers: Answer | dict[str, Any] | None, status: int = 200) -> Reply:
     each = [{"ok": True, "message": a.message, "reason": ""} if isinstance(a, Answer) else a for a in answers]
     data = {"results": each}
-    return Reply(status=status, text=json.dumps(data), data=data)
+    return Reply(status=status, body=json.dumps(data).encode())
 
 
 def test_all_ranks_that_serve_it_are_one_fingerprint() -> None:
@@ -55,7 +55,7 @@ def test_what_would_be_accepted_instead_is_passed_on() -> None:
         replied(SERVED, {"ok": False, "message": "", "reason": "KeyError: 'weight'"}),
         replied(SERVED, {"ok": True, "message": "", "reason": ""}),
         replied(SERVED, SERVED, status=500),
-        Reply(status=200, text="null", data=None),
+        Reply(status=200, body=b"null"),
         NoReply(CallFailure.TIMED_OUT, "did not answer"),
         NoReply(CallFailure.NO_ANSWER, "broke off"),
     ],

@@ -27,13 +27,6 @@ HELLO: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    root = tmp_path / "root"
-    (root / ".refitd").mkdir(parents=True)
-    return root
-
-
 @asynccontextmanager
 async def speaking_to(vllm: ScriptedVllm, root: Path, **options: Any) -> AsyncIterator[VllmEngine]:
     engine = VllmEngine(vllm.url, **({"root": root, "leads": LEADS} | options))

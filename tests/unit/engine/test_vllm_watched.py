@@ -97,9 +97,9 @@ REFUSED = NoReply(CallFailure.NEVER_SENT, "connection refused", nothing_listens=
 @pytest.mark.parametrize(
     "looks",
     [
-        [Reply(503, "<html>of a proxy</html>", None)],
-        [Reply(404, "Not Found", None)],
-        [Reply(500, "", None)],
+        [Reply(503, b"<html>of a proxy</html>")],
+        [Reply(404, b"Not Found")],
+        [Reply(500, b"")],
         [NoReply(CallFailure.TIMED_OUT, "did not answer within 5 s")],
         [REFUSED, REFUSED, NoReply(CallFailure.NEVER_SENT, "its key's file cannot be read"), REFUSED, REFUSED],
     ],
@@ -115,7 +115,7 @@ async def test_a_load_that_takes_long_is_waited_for_unless_vllm_itself_says_that
             return await call(self, method, path, *rest)
         if not looks:
             let_go.set()
-        return looks.pop(0) if looks else Reply(200, "", None)
+        return looks.pop(0) if looks else Reply(200, b"")
 
     def late(handler: BaseHTTPRequestHandler) -> None:
         begun.set()

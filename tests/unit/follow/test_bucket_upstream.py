@@ -13,7 +13,7 @@ from refitd.follow.puller import Puller
 from refitd.follow.sources import FollowedSources
 from refitd.follow.upstream import FilePart, GoneError, UnreachableError, WrongError
 from refitd_client.bucket.pointer import FOLLOWERS_PREFIX, LEASE_SECONDS, version_prefix
-from refitd_client.contract.follow import FollowerReport
+from refitd_client.contract.follow import Following, HostReport
 from refitd_client.contract.naming import Order
 from support.buckets import NAME, RUN, ScriptedBucket, collected, keys, nth, publish_folder, unreachable
 from support.checkpoints import publish, tensors
@@ -120,7 +120,8 @@ def test_what_a_follower_says_that_it_pulls_is_not_collected(bucket: ScriptedBuc
     run = publish_folder(bucket, publish(tmp_path, RUN, 1, tensors(1)), keep=1)
     publish_folder(bucket, publish(tmp_path, RUN, 2, tensors(2)), run=run)
     bucket.later = LEASE_SECONDS + 1
-    answer = asyncio.run(BucketUpstream(bucket).report(FollowerReport(follower="host/1:8700", pulls=(V1,))))
+    told = Following(follower="host/1:8700", upstream="", upstreams=[])
+    answer = asyncio.run(BucketUpstream(bucket).report(HostReport(told=told, pulls=(V1,))))
     assert answer.lease_seconds == LEASE_SECONDS
     assert f"{FOLLOWERS_PREFIX}host%2F1%3A8700.json" in keys(bucket) or any(
         key.startswith(FOLLOWERS_PREFIX) for key in keys(bucket)
@@ -193,7 +194,7 @@ def test_a_moved_pointer_is_a_change(bucket: ScriptedBucket, tmp_path: Path, mon
     async def changed() -> None:
         await upstream.look(RUN)
         await asyncio.to_thread(publish_folder, bucket, publish(tmp_path, RUN, 2, tensors(2)), run=run)
-        async with asyncio.timeout(10), aclosing(upstream.changes()) as changes:  # type: ignore[type-var]
+        async with asyncio.timeout(10), aclosing(upstream.changes("f")) as changes:  # type: ignore[type-var]
             await anext(changes)
 
     asyncio.run(changed())

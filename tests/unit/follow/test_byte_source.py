@@ -5,7 +5,7 @@ import socket
 import threading
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -83,6 +83,51 @@ async def test_a_source_that_stalls_in_the_middle_of_a_part_is_unreachable(monke
         with pytest.raises(UnreachableError, match="stalled"):
             await filled(source)
         over.set()
+
+
+@pytest.mark.parametrize(
+    ("begin", "more"),
+    [(b"HTTP/1.1 206 OK\r\nX-Slow: ", b"a"), (b"", b"HTTP/1.1 100 Continue\r\n\r\n")],
+    ids=["a header a byte at a time", "100 Continue"],
+)
+async def test_an_exchange_has_one_deadline_however_often_a_byte_comes(
+    monkeypatch: pytest.MonkeyPatch, begin: bytes, more: bytes
+) -> None:
+    for name, seconds in (("CONNECT_SECONDS", 0.1), ("STALL_SECONDS", 0.2), ("_LOOK_SECONDS", 0.05)):
+        monkeypatch.setattr(byte_source, name, seconds)
+    over = threading.Event()
+
+    def drips(to: socket.socket) -> None:
+        to.sendall(begin)
+        with suppress(OSError):
+            while not over.wait(0.02):
+                to.sendall(more)
+
+    async with answering(drips) as source:
+        async with asyncio.timeout(30):
+            with pytest.raises(UnreachableError, match="in whole"):
+                await filled(source)
+        over.set()
+
+
+async def test_an_answer_that_goes_on_behind_its_part_is_read_no_further() -> None:
+    head = b"HTTP/1.1 206 P\r\nContent-Range: bytes 10-14/20\r\nConnection: close\r\n\r\n"
+
+    def goes_on(to: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                to.sendall(bytes(2**16))
+
+    async with answering(lambda to: (to.sendall(head + b"world"), goes_on(to))[-1]) as source:
+        with pytest.raises(WrongError, match="goes on"):
+            await filled(source)
+
+
+async def test_a_part_of_two_lengths_is_refused() -> None:
+    answer = HEAD[:-2] + b"Transfer-Encoding: chunked\r\n\r\n5\r\nworld\r\n0\r\n\r\n"
+    async with answering(lambda to: to.sendall(answer)) as source:
+        with pytest.raises(WrongError, match="two lengths"):
+            await filled(source)
 
 
 async def test_a_part_that_is_given_up_ends_at_once_and_writes_nothing_more() -> None:

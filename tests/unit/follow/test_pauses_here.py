@@ -1,4 +1,4 @@
-"""Rollouts that are paused on a host itself: its upstream's orders bring its engines to nothing newer."""
+"""Updates that are paused on a host itself: its upstream's orders bring its engines to nothing newer."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,11 +8,11 @@ import pytest
 
 from refitd.clock import SystemClock
 from refitd.follow.orders import Orders
-from refitd.rollout.targets import Targets
 from refitd.state.journal.journal import Journal
 from refitd.state.observer import Notifier
 from refitd.state.store import Store
-from refitd_client.contract.follow import HostOrder
+from refitd.update.targets import Targets
+from refitd_client.contract.follow import HostReply
 from support.records import engine, version
 
 V1, V2 = version(1).id, version(2).id
@@ -29,14 +29,15 @@ class PausedHost:
             self.store.put_version(version(step, served_at="2026-01-01T00:00:00Z"))
         self.store.put_engine(engine("a", serving=V1))
         self.order(V1)
-        self.store.start_rollout("run", V1, "newest good version")
+        self.store.start_update("run", V1, "newest good version")
         self.pause(True)
 
     def order(self, version: str) -> None:
-        self.orders.obey(HostOrder(run="run", version=version, leader="hub"), "http://hub")
+        reply = HostReply(lease_seconds=30, serve={"run": version}, leader="hub", knows={"run": "run~v000003"})
+        self.orders.obey(reply, "http://hub")
 
     def pause(self, paused: bool) -> None:
-        self.store.pause_rollouts(self.store.rollouts["run"], paused=paused)
+        self.store.pause_updates(self.store.updates["run"], paused=paused)
 
     @property
     def goes_to(self) -> str | None:

@@ -120,25 +120,24 @@ async def test_a_pull_whose_upstream_went_away_loses_only_the_parts_that_were_un
     assert len(again) < transfer.PARTS  # the one that broke was not among the first eight
 
 
-async def test_what_a_lying_relay_gave_before_a_restart_is_found_out_after_it(stage: Stage) -> None:
+async def test_wrong_bytes_of_before_a_restart_are_found_out_after_it(stage: Stage) -> None:
     with_right_digests(stage.hub, 1)
 
     async def lies(part: FilePart, data: bytes) -> bytes:
-        if len(relay.parts) > 3:
+        if len(stage.upstream.parts) > 3:
             await asyncio.Event().wait()
-        if len(relay.parts) == 3:
+        if len(stage.upstream.parts) == 3:
             came.set()
         return bytes(len(data))
 
     came = asyncio.Event()
-    relay = FakeSource(stage.hub, name="http://liar:8700", on_part=lies)
-    stage.sources.known = [relay]
+    stage.upstream.on_part = lies
     pulling = asyncio.create_task(stage.pull())
     await came.wait()
     pulling.cancel()
     with pytest.raises(asyncio.CancelledError):
         await pulling
-    stage.sources.known = []
+    stage.upstream.on_part = None
     await stage.pull()
     assert same(stage)
 

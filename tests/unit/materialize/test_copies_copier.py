@@ -14,9 +14,9 @@ from refitd.materialize.materializer import Materializer
 from refitd.policy.leases import DEAD_AFTER
 from refitd.policy.materialize import WriteCopy
 from refitd.reclaim.facts import StoreFacts
-from refitd.rollout.targets import Targets
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
+from refitd.update.targets import Targets
 from refitd_client.contract.states import EngineState
 from support.deltas import chain, training
 from support.records import engine

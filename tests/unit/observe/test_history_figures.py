@@ -46,7 +46,7 @@ def test_a_pause_counts_the_stages_in_which_an_engine_stands_still() -> None:
 
 
 def test_the_order_of_a_host_and_a_load_that_pauses_nothing_are_no_pause() -> None:
-    """A host pulls and rolls out within its order, and an adapter is loaded while the engine generates."""
+    """A host pulls, and its engines load, within its order, and an adapter is loaded while the engine generates."""
     host = load("host", timings={"load": 60_000.0, "verify": 1.0})
     assert past_update(version(1), [host]).pause is None
     found = past_update(version(1), [load("a"), host])

@@ -1,4 +1,4 @@
-"""Every line of the log says what it is about: version, rollout, attempt and engine, by the same names everywhere."""
+"""Every line of the log says what it is about: version, update, attempt and engine, by the same names everywhere."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ def about(lines: list[Any], text: str) -> list[dict[str, Any]]:
     return [line for line in lines if text in line["event"]]
 
 
-async def test_lines_of_a_load_name_engine_version_attempt_and_rollout(tmp_path: Path) -> None:
+async def test_lines_of_a_load_name_engine_version_attempt_and_update(tmp_path: Path) -> None:
     with capture_logs(processors=[merge_contextvars]) as lines:
         async with serving(tmp_path, names=("a", "b")) as stage:
             stage.engines["a"].script.append(Refit(outcome=Outcome.NACK, resumed=True, reason="no room"))
@@ -26,7 +26,7 @@ async def test_lines_of_a_load_name_engine_version_attempt_and_rollout(tmp_path:
     assert {line["engine"] for line in loads} == {"a:1", "b:1"}
     assert len({line["attempt"] for line in [*loads, refused]}) == 3
     (rolling,) = about(lines, ": COMPLETE")
-    assert (rolling["version"], rolling["rollout"]) == (id_, 1)
+    assert (rolling["version"], rolling["update"]) == (id_, 1)
 
 
 async def test_lines_of_a_verdict_name_the_version_and_nothing_of_another_task(tmp_path: Path) -> None:
@@ -38,4 +38,4 @@ async def test_lines_of_a_verdict_name_the_version_and_nothing_of_another_task(t
             await stage.rejected("run~v000001")
     (rejected,) = about(lines, "rejected:")
     assert rejected["version"] == "run~v000001"
-    assert not {"engine", "attempt", "rollout"} & rejected.keys()
+    assert not {"engine", "attempt", "update"} & rejected.keys()

@@ -24,14 +24,14 @@ def test_what_is_ready_and_what_libraries_log_is_json_where_the_log_is(
 ) -> None:
     monkeypatch.setattr(logging.root, "handlers", [])
     configure_logs("json")
-    structlog.get_logger("refitd").info("rollout 1", version="exp~v000001")
+    structlog.get_logger("refitd").info("update 1", version="exp~v000001")
     logging.getLogger("somebody.else").warning("Invalid %s", "request")
     announce("refitd ready on http://127.0.0.1:8700")
     out, err = capsys.readouterr()
     lines = [json.loads(line) for line in (out + err).splitlines()]
     assert [line["event"] for line in lines] == [
         "refitd ready on http://127.0.0.1:8700",
-        "rollout 1",
+        "update 1",
         "Invalid request",
     ]
     assert {line["level"] for line in lines} == {"info", "warning"}

@@ -103,7 +103,7 @@ def test_a_hand_over_between_gpus_is_not_chosen_since_no_plan_can_see_whether_th
     made = plan("sglang:d1+fsdp:d1", gpus_per_node=2, plugin=True)
     way = next(way for way in made.ways if way.transport is WeightTransport.HANDOVER)
     assert (way.chosen, way.carried_out) == (False, False)
-    assert (way.maybe, "which 'refitd bench transports' finds out" in str(way.hinders)) == (True, True)
+    assert (way.maybe, "which the first publish(transport='handover') finds out" in str(way.hinders)) == (True, True)
 
 
 @pytest.mark.parametrize("durable", ["always", "every=10"])

@@ -73,6 +73,31 @@ def test_a_line_without_end_is_cut_off(root: Path) -> None:
             assert replies.readline() == b""
 
 
+def test_a_request_has_a_time_to_come_in_whole_however_often_a_byte_comes(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "SILENT_SECONDS", 0.2)
+    path, over = opened(root, echo), threading.Event()
+    with socket.socket(socket.AF_UNIX) as line:
+        line.settimeout(30)
+        reach(line, path)
+
+        def drip() -> None:
+            with suppress(OSError):
+                while not over.wait(0.02):
+                    line.sendall(b" ")
+
+        dripping = threading.Thread(target=drip)
+        dripping.start()
+        try:
+            with suppress(ConnectionResetError):
+                assert line.recv(1000) == b""
+        finally:
+            over.set()
+            dripping.join()
+    assert ask(path, do="hello")["ok"]
+
+
 def test_a_handler_that_fails_is_an_answer(root: Path) -> None:
     def broken(request: PluginRequest) -> Reply:
         raise ZeroDivisionError(request.do)

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -22,10 +22,12 @@ from refitd_client.transport.ipc.offer import DevicePlace, OfferedTensor, OfferL
 from refitd_client.transport.ipc.offer_file import ExportedTensors, make_secret, read_secret
 from refitd_client.transport.ipc.shared import SharedTensors
 from refitd_plugin import offered
-from refitd_plugin.imported import OpenedMemory
+from refitd_plugin.imported import IpcHandleCache, OpenedMemory
 from refitd_plugin.offered import OfferedVersion
-from refitd_plugin.offered_memory import OfferedMemory, structure_of
-from refitd_plugin.source import SourceRefusedError
+from refitd_plugin.offered_memory import OfferedMemory, memory_of, structure_of
+from refitd_plugin.prefetch.findings import PlainBuffer
+from refitd_plugin.preparing import VersionInspector
+from refitd_plugin.source import SourceRefusedError, VersionPlace
 from support.exporting import exporting, fill, offer_of, shared
 from support.mini_sglang import tiny_weights
 from support.tiny_rank import Breaking, Rank, group, together, version
@@ -236,6 +238,27 @@ def test_an_offer_that_does_not_fit_the_model_is_refused_while_the_engine_serves
         with exporting(root, 5, made) as exported, pytest.raises(SourceRefusedError, match="does not fit the model"):
             prepare(rank, root, exported)
         made.close()
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_head_of_its_own_is_not_taken_from_memory_into_a_model_that_ties_it(
+    root: Path, startup: Path, tmp_path: Path, own: bool
+) -> None:
+    weights = tiny_weights(0)
+    weights["embed_tokens.weight"] = weights.pop("embed.weight")
+    save_file(weights, startup / "model.safetensors")
+    (startup / "config.json").write_text('{"tie_word_embeddings": true}')
+    inspector = VersionInspector(str(startup), None, PlainBuffer)
+    made = shared(weights | {"lm_head.weight": weights["embed_tokens.weight"] + own}, tmp_path)
+    with exporting(root, 5, made) as exported:
+        place, offer = VersionPlace(root, "run/v000005"), f"run/{exported.path.name}"
+        cache = IpcHandleCache()
+        imported, opened = cache.import_offer(root, offer)
+        with pytest.raises(SourceRefusedError, match=r"differs from embed_tokens\.weight") if own else nullcontext():
+            memory_of(place, imported.offer, imported.offer, opened, cache, inspector.known, on_device=False)
+        imported.close()
+        cache.close()
+    made.close()
 
 
 def test_an_offer_of_another_version_or_another_host_or_without_the_secret_is_refused(

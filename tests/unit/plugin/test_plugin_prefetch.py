@@ -3,8 +3,10 @@
 import json
 import os
 import socket
+import struct
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +228,30 @@ def test_a_delta_of_several_blocks_is_held_against_its_manifest(root: Path, monk
         else:
             with pytest.raises(SourceRefusedError, match="damaged"):
                 changes.open_changes(VersionPlace(root, "run/v000003"), check_bytes=True)
+
+
+def test_a_message_has_a_time_to_come_in_whole_however_often_a_byte_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "_BODY_SECONDS", 0.2)
+    mine, its = socket.socketpair()
+    over = threading.Event()
+
+    def drip() -> None:
+        with suppress(OSError):
+            mine.sendall(struct.pack("<QI", 2**20, 0))
+            while not over.wait(0.01):
+                mine.sendall(b"x")
+
+    dripping = threading.Thread(target=drip)
+    dripping.start()
+    try:
+        its.settimeout(30)
+        with pytest.raises(framed_socket.LineLostError, match="breaks off"):
+            framed_socket.receive(its, msgspec.msgpack.Decoder(messages.Reply))
+    finally:
+        over.set()
+        dripping.join()
+        mine.close()
+        its.close()
 
 
 def test_letters_carry_files_and_a_line_that_breaks_off_is_lost() -> None:

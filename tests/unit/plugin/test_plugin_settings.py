@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from refitd_plugin.settings import PluginSettings, SettingError, read_settings
+from refitd_client.contract.plugin import variable_meant
+from refitd_plugin.settings import PluginSettings, read_settings
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "plugin.md"
 
@@ -24,11 +25,53 @@ def test_each_setting_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("REFITD_SGLANG_CHECK", "some"), ("REFITD_SGLANG_WAIT", "-1"), ("REFITD_SGLANG_WAIT", "x")]
+    ("name", "value"),
+    [
+        ("REFITD_SGLANG", "offf"),
+        ("REFITD_SGLANG_CHECK", "some"),
+        ("REFITD_SGLANG_WAIT", "-1"),
+        ("REFITD_SGLANG_WAIT", "x"),
+        ("REFITD_SGLANG_PROVE", "gpu"),
+        ("REFITD_SGLANG_STAGE", "on"),
+    ],
 )
-def test_what_cannot_be_understood_is_named(name: str, value: str) -> None:
-    with pytest.raises(SettingError, match=name):
-        read_settings("REFITD_SGLANG", {name: value})
+def test_what_cannot_be_understood_is_named_and_leaves_the_root_that_the_channel_opens_in(
+    name: str, value: str
+) -> None:
+    settings = read_settings("REFITD_SGLANG", {name: value, "REFITD_SGLANG_ROOT": "/r"})
+    assert settings.fault is not None
+    assert settings.fault.startswith(f"{name} is {value!r}: it m")
+    assert (settings.on, settings.root) == (True, Path("/r"))
+
+
+@pytest.mark.parametrize("empty", ["", " "])
+def test_an_empty_variable_is_one_that_is_not_set(empty: str) -> None:
+    names = ["", "_ROOT", "_CHECK", "_WAIT", "_PROVE", "_STAGE"]
+    assert read_settings("REFITD_SGLANG", {f"REFITD_SGLANG{name}": empty for name in names}) == PluginSettings()
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("REFITD_SGLANG_ROOTT", "REFITD_SGLANG_ROOT"),
+        ("REFITD_VLLM_STAGING", "REFITD_VLLM_STAGE"),
+        ("REFITD_VLLM_CHEK", "REFITD_VLLM_CHECK"),
+        ("REFITD_SGLANG_ROOT", None),
+        ("REFITD_SGLANG_PORT", None),  # Kubernetes, of a service that is called refitd-sglang
+        ("REFITD_SGLANG_SERVICE_HOST", None),
+        ("REFITD_SGLANG_PORT_30000_TCP_ADDR", None),
+        ("REFITD_ROOTT", None),
+    ],
+)
+def test_a_variable_with_a_slip_in_its_name_is_known_by_the_one_that_was_meant(name: str, meant: str | None) -> None:
+    assert variable_meant(name) == meant
+
+
+def test_a_variable_with_a_slip_in_its_name_is_warned_about_by_name(caplog: pytest.LogCaptureFixture) -> None:
+    settings = read_settings("REFITD_SGLANG", {"REFITD_SGLANG_ROOTT": "/secret", "REFITD_VLLM_ROOTT": "/r"})
+    assert (settings.on, settings.fault, settings.root) == (True, None, None)
+    (line,) = caplog.messages
+    assert line == "refitd does not read REFITD_SGLANG_ROOTT: did you mean REFITD_SGLANG_ROOT?"
 
 
 def test_every_setting_is_documented() -> None:

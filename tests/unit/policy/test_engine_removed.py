@@ -15,12 +15,12 @@ from refitd.policy.leases import DEAD_AFTER, EngineView, Load, Views, leases
 from refitd.policy.materialize import readers_of
 from refitd.policy.spare_slots import why_not
 from refitd.reclaim.facts import StoreFacts
-from refitd.rollout import fleet
-from refitd.rollout.targets import Targets
 from refitd.root.scan import FoundFolder, Listing
 from refitd.state.copy import Copy
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
+from refitd.update import fleet
+from refitd.update.targets import Targets
 from refitd_client.contract.states import EngineState, Kind, VersionState
 from refitd_client.contract.wire import NewEngine
 from support.fleets import Stage, running

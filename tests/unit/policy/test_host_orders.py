@@ -8,60 +8,70 @@ import pytest
 from refitd.engine.fingerprints import ANSWERED, NOT_COMPARED, proof_by, what_was_compared
 from refitd.policy.hosts import (
     engines_of_host,
-    is_late,
     order_state,
-    overtaken,
     proof_of_host,
     refusal_of,
     what_it_does,
     why_it_waits,
+    why_not_served,
 )
-from refitd.state.records import AttemptRecord, EngineRecord, HostLead, RolloutRecord
-from refitd_client.contract.follow import HostOrder
+from refitd.state.records import AttemptRecord, EngineRecord, HostLead, UpdateRecord
+from refitd_client.contract.follow import HostReply
 from refitd_client.contract.hosts import MAX_HOST_ENGINES, HostEngines, OrderState
 from refitd_client.contract.states import EngineState, VersionState
 from support.records import engine, version
 
 V1, V2 = version(1).id, version(2).id
-LED = HostLead(leads=True, leader="hub", fence=5, told_by="the refitd of new")
+LED = HostLead(leader="hub", heard={"hub": 5, "before": 7}, told_by="the refitd of new")
 
 
-def order(**fields: object) -> HostOrder:
-    return HostOrder(**({"run": "run", "version": V2, "leader": "hub", "told_by": "the refitd of old"} | fields))  # pyright: ignore[reportArgumentType]
+def reply(epoch: int, leader: str = "hub") -> HostReply:
+    return HostReply(lease_seconds=30, leader=leader, epoch=epoch, told_by="the refitd of old")
 
 
-def test_an_order_of_an_older_lead_is_refused_by_name_and_one_of_the_same_or_a_newer_lead_obeyed() -> None:
-    why = refusal_of(order(fence=4), LED, "hub", "http://hub")
+def test_a_reply_of_an_older_lead_is_not_obeyed_by_name_and_one_of_the_same_or_a_newer_lead_is() -> None:
+    why = refusal_of(reply(4), LED, "http://hub")
     assert why is not None
-    assert "the refitd of old, by its epoch 4; the refitd of new leads with epoch 5" in why
-    assert refusal_of(order(fence=4, leader=""), LED, "hub", "http://hub") is not None
-    assert refusal_of(order(fence=5), LED, "hub", "http://hub") is None
-    assert refusal_of(order(fence=6), LED, "", "http://hub") is None
+    assert "the refitd of old leads with epoch 4; the refitd of new has led with epoch 5 since" in why
+    assert refusal_of(reply(5), LED, "http://hub") is refusal_of(reply(6), LED, "http://hub") is None
 
 
-def test_an_order_of_another_service_than_the_one_that_is_followed_is_refused() -> None:
-    why = refusal_of(order(leader="stranger", fence=9), LED, "hub", "http://hub")
+def test_a_reply_of_another_hub_that_this_host_follows_now_is_obeyed() -> None:
+    assert refusal_of(reply(0, "another"), LED, "http://hub") is None
+
+
+def test_a_hub_that_led_before_another_one_is_obeyed_by_no_epoch_below_its_own() -> None:
+    assert refusal_of(reply(7, "before"), LED, "http://hub") is None
+    why = refusal_of(reply(6, "before"), LED, "http://hub")
     assert why is not None
-    assert "this host follows http://hub" in why
+    assert "another service has led with epoch 7 since" in why
 
 
-def test_an_order_that_was_made_before_another_one_was_obeyed_is_late_and_the_sentence_says_so() -> None:
-    known = HostLead(leads=True, leader="hub", orders=7)
-    why = overtaken(order(after=6), known, is_desired=False)
-    assert why is not None
-    assert f"the order to serve {V2} comes from the refitd of old, and another order came in between" in why
-    assert overtaken(order(after=8), known, is_desired=False) is not None  # the host has lost its journal since
-    assert overtaken(order(after=7), known, is_desired=False) is None
+def why_not(wanted: str, *stands: str, knows: str | None = "", digest: str | None = None) -> str:
+    here = version(1, digest="d1") if wanted == V1 else version(2, digest="d2")
+    return why_not_served(wanted, here, stands, knows=knows, digest=digest) or ""
 
 
-def test_a_late_order_of_what_is_desired_already_is_no_fault_unless_it_is_to_be_loaded_again() -> None:
-    known = HostLead(leads=True, leader="hub", orders=7)
-    assert overtaken(order(after=6), known, is_desired=True) is None
-    assert overtaken(order(after=6, again=True), known, is_desired=True) is not None
+def test_a_host_goes_back_from_nothing_that_its_hub_does_not_know_and_says_what_has_it_go() -> None:
+    assert why_not(V1, V2, knows=V1) == (
+        f"wants {V1}, and does not know {V2}, as after a loss of what it knew: engines stay there; "
+        f"'refitd rollback run --to {V1}' at the hub has hosts obey it"
+    )
+    assert why_not(V1, V1, V2)
+    assert not why_not(V1, V2, knows=V2)
+    assert not why_not(V1, V2, knows=version(3).id)
+    assert not why_not(V1, V2, knows=None), "a store has a pointer, which its owner sets back"
+    assert not why_not(V2, V1)
+    assert not why_not(V1, "other~v000009")
+    assert not why_not(V1)
 
 
-def test_an_order_of_a_hub_that_knows_of_no_number_is_never_late() -> None:
-    assert not is_late(order(), HostLead(leads=True, orders=7))
+def test_a_host_takes_no_other_version_for_one_that_has_its_name() -> None:
+    assert "has another run~v000001 than this host, of the same name" in why_not(V1, V1, digest="other")
+    assert not why_not(V1, V1, digest="d1")
+    assert why_not_served(V1, None, [], knows="", digest="other") is None
+    lost = version(1, state=VersionState.LOST, digest="d1")
+    assert why_not_served(V1, lost, [], knows="", digest="other") is None, "it is pulled anew"
 
 
 def state_of(*engines: EngineRecord, ordered: str | None = V2, refused: str | None = None) -> tuple[OrderState, str]:
@@ -84,20 +94,20 @@ def test_an_order_comes_until_all_engines_serve_it() -> None:
 
 def test_an_order_that_waits_for_a_pause_of_the_host_says_so() -> None:
     held = engine(serving=V1)
-    rollout = RolloutRecord(number=1, run="run", version=V1, cause="", started_at="", paused_since="2026-01-01")
-    paused = why_it_waits(rollout)
+    update = UpdateRecord(number=1, run="run", version=V1, cause="", started_at="", paused_since="2026-01-01")
+    paused = why_it_waits(update)
 
     def why(ordered: str, here: VersionState = VersionState.SEALED) -> tuple[OrderState, str | None]:
         return order_state(V2, ordered, version(2, state=here), [held], quorum=1, paused=paused)
 
-    waits = (OrderState.COMES, "rollouts of run are paused on that host since 2026-01-01: refitd resume run there")
+    waits = (OrderState.COMES, "updates of run are paused on that host since 2026-01-01: refitd resume run there")
     assert why(V1) == why(V2) == waits
     assert why(V1, VersionState.VALIDATING) == (OrderState.COMES, f"{V2} is pulled and checked there")
     served = order_state(V2, V2, version(2), [engine(serving=V2)], quorum=1, paused=paused)
     back = order_state(V1, V1, version(1), [engine(serving=V2), engine("b", serving=V1)], quorum=2, paused=paused)
     assert back == (OrderState.COMES, "its engines are being loaded"), "a pause holds none where it goes back"
     assert served == (OrderState.SERVED, None)
-    assert why_it_waits(None) is why_it_waits(replace(rollout, paused_since=None)) is None
+    assert why_it_waits(None) is why_it_waits(replace(update, paused_since=None)) is None
 
 
 def test_an_order_is_refused_in_the_words_of_what_refuses_it() -> None:

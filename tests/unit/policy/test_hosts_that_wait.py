@@ -1,4 +1,4 @@
-"""What becomes of a rollout while the operator of one of its hosts has paused that host: a pause is no verdict."""
+"""What becomes of an update while the operator of one of its hosts has paused that host: a pause is no verdict."""
 
 from dataclasses import replace
 
@@ -9,16 +9,16 @@ from refitd.policy.goals import goals_of_engine
 from refitd.policy.next_action import Agenda, Goals, RefitTo, next_action, stays
 from refitd.policy.observe import after_refit
 from refitd.policy.strategy import Strategy, StrategyName, canary_of, fault_found, finished_first, released, why_waiting
-from refitd.state.records import AttemptRecord, EngineRecord, RolloutRecord
+from refitd.state.records import AttemptRecord, EngineRecord, UpdateRecord
 from refitd_client.contract.hosts import HostEngines
-from refitd_client.contract.states import EngineState, RolloutState
+from refitd_client.contract.states import EngineState, UpdateState
 from support.records import engine, version
 
 ONE, TWO, THREE = version(1, served_at="t"), version(2), version(3)
-WHY = "rollouts of run are paused on that host since 10:00: refitd resume run there"
+WHY = "updates of run are paused on that host since 10:00: refitd resume run there"
 ROLLING = Strategy(name=StrategyName.ROLLING)
 CANARY = Strategy(name=StrategyName.CANARY)
-ROLLOUT = RolloutRecord(number=1, run="run", cause="", started_at="t", state=RolloutState.ROLLING, version=TWO.id)
+UPDATE = UpdateRecord(number=1, run="run", cause="", started_at="t", state=UpdateState.ROLLING, version=TWO.id)
 REFUSED = Refit(outcome=Outcome.NACK, resumed=True, reason=f"a does not go to {TWO.id} now: {WHY}", waits=True)
 
 
@@ -54,7 +54,7 @@ def test_an_order_that_its_pause_has_ended_counts_as_no_failure_of_the_host_nor_
     for _ in range(5):
         after = after_refit(after, TWO.id, REFUSED, 0.0)
     assert (after.state, after.failures, after.reason) == (EngineState.BEHIND, 0, None)
-    assert fault_found(CANARY, TWO, ROLLOUT, [after]) is None
+    assert fault_found(CANARY, TWO, UPDATE, [after]) is None
 
 
 def test_a_host_with_unknown_contents_stays_so_whatever_it_waits_for_and_that_bars_no_version() -> None:
@@ -62,7 +62,7 @@ def test_a_host_with_unknown_contents_stays_so_whatever_it_waits_for_and_that_ba
     for _ in range(4):
         after = replace(after_refit(after, TWO.id, REFUSED, 0.0), last_attempt=ATTEMPT)
     assert (after.state, after.failures) == (EngineState.TAINTED, 4)
-    assert fault_found(CANARY, TWO, ROLLOUT, [after]) is None
+    assert fault_found(CANARY, TWO, UPDATE, [after]) is None
 
 
 def test_another_load_that_an_operator_asked_for_is_not_asked_of_it_again_and_again() -> None:
@@ -95,14 +95,14 @@ def test_rolling_the_others_go_before_it() -> None:
 
 @pytest.mark.parametrize("strategy", [ROLLING, CANARY])
 def test_a_newer_version_does_not_wait_until_it_is_resumed(strategy: Strategy) -> None:
-    assert finished_first(strategy, ROLLOUT, HOSTS) is None
-    assert finished_first(strategy, ROLLOUT, HOSTS[1:]) == TWO.id
-    assert finished_first(strategy, ROLLOUT, [host("a", serving=TWO.id), *HOSTS[1:]]) == TWO.id
+    assert finished_first(strategy, UPDATE, HOSTS) is None
+    assert finished_first(strategy, UPDATE, HOSTS[1:]) == TWO.id
+    assert finished_first(strategy, UPDATE, [host("a", serving=TWO.id), *HOSTS[1:]]) == TWO.id
 
 
 def test_a_pause_keeps_no_engine_on_what_was_rolled_back_from_nor_takes_it_further_back() -> None:
     """What an operator goes back to need not have been served before."""
-    paused = replace(ROLLOUT, paused_since="t")
+    paused = replace(UPDATE, paused_since="t")
     goals = Goals(target=TWO, loadable=TWO, last_good=ONE)
     assert goals_of_engine(goals, engine("a", serving=THREE.id), Strategy(), paused, []).loadable == TWO
     for serving in (ONE.id, None):

@@ -134,7 +134,7 @@ def steps(stage: Stage, name: str) -> list[str]:
     return [path.removeprefix(f"{stage.root}/") for path in stage.engines[name].loads]
 
 
-async def test_with_the_plugin_a_delta_is_given_as_it_is_and_others_get_a_copy_in_the_same_rollout(
+async def test_with_the_plugin_a_delta_is_given_as_it_is_and_others_get_a_copy_in_the_same_update(
     tmp_path: Path,
 ) -> None:
     async with followed(tmp_path, "a", names=("a", "b")) as (stage, trainer):
@@ -204,14 +204,14 @@ async def test_an_engine_that_was_restarted_is_brought_back_by_the_full_version_
 
 
 @pytest.mark.parametrize("plugin", ["0.1.0", None])
-async def test_an_engine_that_restarts_while_rollouts_are_paused_is_brought_back_to_the_last_delta_that_was_served(
+async def test_an_engine_that_restarts_while_updates_are_paused_is_brought_back_to_the_last_delta_that_was_served(
     tmp_path: Path, plugin: str | None
 ) -> None:
     """By steps where it has the plugin, else by a copy of what nobody needed a copy of before; and no further."""
     async with followed(tmp_path, "a", names=("a",)) as (stage, trainer):
         for _ in range(3):
             await served(stage, trainer)
-        answer = await stage.http.post("/v1/rollouts/pause", json={"run": "run"})
+        answer = await stage.http.post("/v1/updates/pause", json={"run": "run"})
         assert answer.status_code == 200
         four = (await trainer.follow()).version_id
         await stage.until(four, lambda version: version.state is VersionState.SEALED)
@@ -224,5 +224,5 @@ async def test_an_engine_that_restarts_while_rollouts_are_paused_is_brought_back
         if plugin is not None:
             assert steps(stage, "a") == ["run/v000001", "run/v000002", "run/v000003"]
         assert engine_a.label == "3"
-        assert (await stage.http.post("/v1/rollouts/resume", json={"run": "run"})).status_code == 200
+        assert (await stage.http.post("/v1/updates/resume", json={"run": "run"})).status_code == 200
         await stage.until(four, lambda version: version.served_at is not None)

@@ -72,6 +72,37 @@ def test_of_a_run_that_is_closed_the_newest_good_version_stays_and_every_nth() -
     assert verdicts[0].reasons == ("run a is closed, and it is not needed",)
 
 
+def closed_beside_an_open_run(budget: int, **more: object) -> list[str]:
+    versions = [version(step, run=run) for run in ("a", "b") for step in (1, 2)]
+    rules = KeepRules(last=2, disk_budget=budget)
+    verdicts = keep(versions, {}, rules, listing=LISTED, ages={}, closed={"a"}, **more)  # type: ignore[arg-type]
+    return [v.record.id for v in verdicts if v.keep]
+
+
+def test_the_disk_budget_takes_the_last_version_of_a_closed_run_after_what_it_takes_of_open_runs() -> None:
+    assert closed_beside_an_open_run(30) == ["a~v000002", "b~v000001", "b~v000002"]
+    assert closed_beside_an_open_run(20) == ["a~v000002", "b~v000002"]
+    assert closed_beside_an_open_run(10) == ["b~v000002"]
+
+
+def test_the_disk_budget_takes_nothing_that_engines_follow_or_that_has_a_lease_or_a_pin() -> None:
+    assert closed_beside_an_open_run(10, followed={"a"}) == ["a~v000002", "b~v000002"]
+    rules, only = KeepRules(disk_budget=1), [version(1)]
+    assert kept_steps(keep(only, {only[0].id: lease()}, rules, listing=LISTED, ages={}, closed={"exp"})) == [1]
+    pinned = [version(1, pinned=True)]
+    assert kept_steps(keep(pinned, {}, rules, listing=LISTED, ages={}, closed={"exp"})) == [1]
+    (verdict,) = keep(only, {}, rules, listing=LISTED, ages={}, closed={"exp"})
+    assert verdict.reasons == (
+        "given up for the disk budget of 1 bytes; it was kept because: newest good version of run exp, which is closed",
+    )
+
+
+def test_an_empty_root_is_no_doubt_where_all_that_is_known_is_retired() -> None:
+    empty = Listing((), frozenset())
+    assert kept_steps(decide([version(1, RETIRED)], listing=empty)) == []
+    assert kept_steps(decide([version(1, RETIRED), version(2)], listing=empty)) == [1, 2]
+
+
 def test_of_a_run_that_is_closed_versions_without_a_verdict_go_but_for_one_that_is_newer_than_all_good_ones() -> None:
     states = {1: UNKNOWN, 2: SEALED, 3: UNKNOWN, 4: UNKNOWN}
     versions = [version(step, state, run=run) for run in ("a", "b") for step, state in states.items()]

@@ -48,7 +48,7 @@ def test_of_a_thousand_engines_those_that_are_not_at_rest_are_looked_at_as_often
     assert 8.0 <= until_look(2.0, 1000, _At(chance)) < 12.1  # unless they are all of them
 
 
-def test_looks_are_spread_also_right_after_a_rollout_that_ended_everywhere_at_once() -> None:
+def test_looks_are_spread_also_right_after_an_update_that_ended_everywhere_at_once() -> None:
     chance = random.Random(1)
     looks: list[float] = []
     for _ in range(1000):

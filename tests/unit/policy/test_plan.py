@@ -119,6 +119,13 @@ def test_a_version_never_goes_backwards_but_for_a_rollback() -> None:
     assert next_action(engine(serving=version(7).id), rolled_back, LATER, NOW) == RefitTo(version(6))
 
 
+def test_an_engine_leaves_what_was_rejected_when_it_was_read_again() -> None:
+    """Its trainer had not written all of it when it was loaded."""
+    rejected = version(7, state=VersionState.REJECTED, served_at="t")
+    goals = Goals(target=version(6), loadable=version(6), serving=rejected)
+    assert next_action(engine(serving=rejected.id), goals, LATER, NOW) == RefitTo(version(6))
+
+
 def test_an_engine_stays_where_nothing_that_it_could_load_is_newer() -> None:
     waits = Goals(target=version(8), loadable=version(6), serving=version(7))
     assert stays(engine(state=EngineState.BEHIND, serving=version(7).id), waits)

@@ -1,4 +1,4 @@
-"""Engines that are other refitds: what the rollout asks of them, and what counts as a change there."""
+"""Engines that are other refitds: what the reconciler asks of them, and what counts as a change there."""
 
 from dataclasses import replace
 from typing import Any
@@ -52,9 +52,12 @@ def test_engines_of_a_host_that_were_restarted_are_no_other_writer() -> None:
     assert "not all of the host's engines" in (after.reason or "")
 
 
-def test_a_host_that_carried_out_an_order_of_which_nothing_was_heard_serves_it_and_is_not_ordered_back() -> None:
-    """With a strategy by which hosts go in turn it may not be its turn any more when it is heard again."""
-    order = AttemptRecord(id="1", engine="host", version=NEWEST.id, started_at="", outcome="UNREACHABLE")
+@pytest.mark.parametrize("outcome", ["UNREACHABLE", "NACK"])
+def test_a_host_that_carried_out_an_order_after_all_serves_it_and_is_not_ordered_back(outcome: str) -> None:
+    """Nothing was heard of it, or it did not obey before a later reply. With a strategy by which hosts go in turn it
+    may not be its turn any more then.
+    """
+    order = AttemptRecord(id="1", engine="host", version=NEWEST.id, started_at="", outcome=outcome)
     seen = host_says(
         model_path="/root/run/v000003",
         weight_version="3",
@@ -66,8 +69,11 @@ def test_a_host_that_carried_out_an_order_of_which_nothing_was_heard_serves_it_a
         assert (after.state, after.serving, after.reason) == (EngineState.IN_SYNC, NEWEST.id, None)
         assert after.last_attempt is not None
         assert after.last_attempt.outcome == "ACK", "the journal keeps the attempt as it ended"
-    refused = replace(host, last_attempt=replace(order, outcome="NACK"))
-    after = after_probe(refused, seen, Expected(path="/root/run/v000001", label="1"), NEWEST.id, 0.0)
+    contested = replace(host, last_attempt=order, contest="another leads it", contests=3, contested_at=0.0)
+    after = after_probe(contested, seen, Expected(path="/root/run/v000001", label="1"), NEWEST.id, 0.0)
+    assert (after.state, after.contest) == (EngineState.IN_SYNC, None)
+    tainted = replace(host, last_attempt=replace(order, outcome="TAINTED"))
+    after = after_probe(tainted, seen, Expected(path="/root/run/v000001", label="1"), NEWEST.id, 0.0)
     assert (after.state, after.serving) == (EngineState.BEHIND, None)
 
 

@@ -10,11 +10,12 @@ import pytest
 
 from refitd.engine.port import Outcome, Refit
 from refitd.policy import next_action as backoff
-from refitd.policy.strategy import Strategy, StrategyName, finished_first, released
-from refitd.rollout import canary
-from refitd.rollout.canary import OperatorCheck
-from refitd.state.records import CheckState, EngineRecord, RolloutRecord
-from refitd_client.contract.states import EngineState, RolloutState
+from refitd.policy.strategy import Strategy, StrategyName, fault_found, finished_first, released
+from refitd.state.records import AttemptRecord, CheckState, EngineRecord, UpdateRecord
+from refitd.update import canary
+from refitd.update.canary import OperatorCheck
+from refitd_client.contract.states import EngineState, UpdateState
+from support.endless_server import answering
 from support.fleets import Stage, running
 from support.records import engine, version
 from support.scripted_server import answer, serve, silence
@@ -27,9 +28,9 @@ BROKEN = Refit(outcome=Outcome.TAINTED, resumed=False, reason="the reply was los
 GOOD = Refit(outcome=Outcome.ACK, resumed=True)
 
 
-def rollout(**fields: Any) -> RolloutRecord:
-    defaults: dict[str, Any] = {"state": RolloutState.ROLLING, "version": NEW.id}
-    return RolloutRecord(number=1, run="run", cause="", started_at="t", **(defaults | fields))
+def update(**fields: Any) -> UpdateRecord:
+    defaults: dict[str, Any] = {"state": UpdateState.ROLLING, "version": NEW.id}
+    return UpdateRecord(number=1, run="run", cause="", started_at="t", **(defaults | fields))
 
 
 def fleet(**states: EngineState) -> list[EngineRecord]:
@@ -43,14 +44,14 @@ BEHIND, IN_SYNC, TAINTED = EngineState.BEHIND, EngineState.IN_SYNC, EngineState.
 
 def test_all_go_at_once_whatever_becomes_of_one() -> None:
     engines = fleet(a=TAINTED, b=BEHIND, c=BEHIND)
-    assert released(Strategy(), NEW, rollout(), engines) == {"a", "b", "c"}
+    assert released(Strategy(), NEW, update(), engines) == {"a", "b", "c"}
 
 
 def test_rolling_sends_no_more_than_may_be_unavailable() -> None:
     engines = fleet(a=BEHIND, b=BEHIND, c=BEHIND)
-    assert released(ROLLING, NEW, rollout(), engines) == {"a"}
+    assert released(ROLLING, NEW, update(), engines) == {"a"}
     two = Strategy(name=StrategyName.ROLLING, max_unavailable=2)
-    assert released(two, NEW, rollout(), engines) == {"a", "b"}
+    assert released(two, NEW, update(), engines) == {"a", "b"}
 
 
 @pytest.mark.parametrize(
@@ -58,47 +59,55 @@ def test_rolling_sends_no_more_than_may_be_unavailable() -> None:
 )
 def test_rolling_the_others_wait_while_one_is_out_of_service(state: EngineState) -> None:
     engines = fleet(a=BEHIND, b=state, c=BEHIND)
-    assert released(ROLLING, NEW, rollout(), engines) == {"b"}
+    assert released(ROLLING, NEW, update(), engines) == {"b"}
 
 
 def test_rolling_a_dead_engine_holds_up_nobody() -> None:
     engines = fleet(a=EngineState.UNREACHABLE, b=BEHIND, c=BEHIND)
-    assert released(ROLLING, NEW, rollout(), engines) == {"b"}
+    assert released(ROLLING, NEW, update(), engines) == {"b"}
 
 
 def test_a_canary_goes_first_and_the_others_only_after_its_check() -> None:
     engines = fleet(a=BEHIND, b=BEHIND)
-    assert released(CANARY, NEW, rollout(), engines) == {"a"}
-    assert released(CANARY, NEW, rollout(check=CheckState.FAILED), engines) == {"a"}
-    assert released(CANARY, NEW, rollout(check=CheckState.PASSED), engines) == {"a", "b"}
+    assert released(CANARY, NEW, update(), engines) == {"a"}
+    assert released(CANARY, NEW, update(check=CheckState.FAILED), engines) == {"a"}
+    assert released(CANARY, NEW, update(check=CheckState.PASSED), engines) == {"a", "b"}
 
 
 def test_a_version_that_was_served_before_needs_no_canary() -> None:
-    assert released(CANARY, OLD, rollout(version=OLD.id), fleet(a=BEHIND, b=BEHIND)) == {"a", "b"}
+    assert released(CANARY, OLD, update(version=OLD.id), fleet(a=BEHIND, b=BEHIND)) == {"a", "b"}
 
 
 def test_the_named_engine_is_the_canary_and_another_one_where_it_is_away() -> None:
     named = Strategy(name=StrategyName.CANARY, canary="b")
-    assert released(named, NEW, rollout(), fleet(a=BEHIND, b=BEHIND)) == {"b"}
-    assert released(named, NEW, rollout(), fleet(a=BEHIND, b=EngineState.UNREACHABLE)) == {"a"}
+    assert released(named, NEW, update(), fleet(a=BEHIND, b=BEHIND)) == {"b"}
+    assert released(named, NEW, update(), fleet(a=BEHIND, b=EngineState.UNREACHABLE)) == {"a"}
 
 
-def test_a_rollout_in_progress_is_finished_before_a_newer_version_starts() -> None:
+def test_a_canary_that_fails_what_another_engine_serves_has_nothing_barred() -> None:
+    """Its checksums may be wrong: engines that came through a load speak for the version."""
+    went = AttemptRecord(id="1", engine="a", version=NEW.id, started_at="t")
+    struck = engine("a", state=TAINTED, strikes={NEW.id: 2}, last_attempt=went)
+    assert fault_found(CANARY, NEW, update(), [struck, *fleet(b=BEHIND)]) is not None
+    assert fault_found(CANARY, NEW, update(), [struck, *fleet(b=IN_SYNC)]) is None
+
+
+def test_an_update_in_progress_is_finished_before_a_newer_version_starts() -> None:
     engines = fleet(a=IN_SYNC, b=BEHIND)
-    assert finished_first(ROLLING, rollout(), engines) == NEW.id
-    assert finished_first(Strategy(), rollout(), engines) is None
-    assert finished_first(ROLLING, rollout(state=RolloutState.COMPLETE), engines) is None
+    assert finished_first(ROLLING, update(), engines) == NEW.id
+    assert finished_first(Strategy(), update(), engines) is None
+    assert finished_first(ROLLING, update(state=UpdateState.COMPLETE), engines) is None
 
 
-def test_a_rollout_that_an_engine_fails_again_and_again_is_not_waited_for() -> None:
-    assert finished_first(ROLLING, rollout(), [engine("a", state=EngineState.NACKED, failures=3)]) is None
+def test_an_update_that_an_engine_fails_again_and_again_is_not_waited_for() -> None:
+    assert finished_first(ROLLING, update(), [engine("a", state=EngineState.NACKED, failures=3)]) is None
 
 
-def test_a_rollout_that_an_engine_has_given_up_is_not_waited_for() -> None:
+def test_an_update_that_an_engine_has_given_up_is_not_waited_for() -> None:
     """The engine went back to the version before, which has ended its failures in a row; the others wait for it."""
     gave_up = engine("a", state=BEHIND, serving=OLD.id, strikes={NEW.id: 3})
-    assert finished_first(ROLLING, rollout(), [gave_up, *fleet(b=BEHIND)]) is None
-    assert finished_first(ROLLING, rollout(version="run~v000009"), [gave_up, *fleet(b=BEHIND)]) == "run~v000009"
+    assert finished_first(ROLLING, update(), [gave_up, *fleet(b=BEHIND)]) is None
+    assert finished_first(ROLLING, update(version="run~v000009"), [gave_up, *fleet(b=BEHIND)]) == "run~v000009"
 
 
 def three() -> dict[str, SimulatedEngine]:
@@ -170,7 +179,7 @@ async def test_a_good_canary_lets_the_others_follow(tmp_path: Path) -> None:
     async with on_the_first(tmp_path, engines, CANARY) as stage:
         stage.store.put_version(version(2))
         await stage.until(lambda: served(stage, 2))
-        assert stage.store.rollouts["run"].check is CheckState.PASSED
+        assert stage.store.updates["run"].check is CheckState.PASSED
 
 
 async def test_a_bad_canary_goes_back_and_no_other_engine_ever_hears_of_the_version(tmp_path: Path) -> None:
@@ -245,6 +254,12 @@ async def test_a_check_that_does_not_answer_in_time_names_no_secret(monkeypatch:
         fault = await OperatorCheck(url)(NEW, engine("a"), lambda _: None) or ""
     assert f"{server.url}/judge said nothing within" in fault
     assert "hush" not in fault
+
+
+async def test_of_an_operator_s_check_without_end_the_beginning_is_read() -> None:
+    with answering(b"HTTP/1.1 422 No\r\nTransfer-Encoding: chunked\r\n\r\n", b"10\r\nit fell by 12 %.\r\n") as url:
+        fault = await OperatorCheck(url)(NEW, engine("a"), lambda _: None) or ""
+    assert "it fell by 12 %" in fault
 
 
 async def test_an_operator_s_check_that_is_down_is_a_no_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,13 +7,10 @@ import pytest
 from refitd.api.overview import RunFacts, glance
 from refitd.clock import SystemClock
 from refitd.follow.hearing import Hearing
-from refitd.follow.orders import Orders
 from refitd.follow.upstream import UpstreamRun, UpstreamVersion
 from refitd.policy.strategy import Strategy
 from refitd.policy.upstream import decided_by, decides_end, decides_pin, decides_run
-from refitd.rollout.targets import Targets
 from refitd.state.journal.journal import Journal
-from refitd.state.observer import Notifier
 from refitd.state.store import Store
 from refitd.state.upstream import UpstreamWord
 from refitd_client.contract.naming import Order
@@ -71,8 +68,7 @@ def test_what_the_upstream_has_said_last_says_whether_the_run_has_ended_and_what
     hearing = Hearing(store.clock)
     if is_heard:
         hearing.answered()
-    orders = Orders(store, Targets(store), Notifier(), run="run")
-    said = hearing.word(HUB, "run", offered, orders, wanted=None, pulling=None)
+    said = hearing.word(HUB, "run", offered, leads=True, wanted=None, pulling=None)
     assert (said.has_ended, said.listed) == (has_ended, listed)
 
 
@@ -86,7 +82,7 @@ def test_a_refusal_names_the_upstream_and_for_a_store_who_can_do_it() -> None:
 def test_a_run_that_the_host_does_not_follow_is_not_said_to_want_its_engines() -> None:
     held = engine("a", run="run")
     facts: dict[str, Any] = {"run": "mine", "target": None, "versions": [version(1, run="mine")], "engines": []}
-    found = glance(RunFacts(**facts, rollout=None, strategy=Strategy(), others=[held], elsewhere=HUB))
+    found = glance(RunFacts(**facts, update=None, strategy=Strategy(), others=[held], elsewhere=HUB))
     assert found.reasons == [
         f"This service follows {HUB}, which decides where engines go: none is brought to mine here. Publish it there; "
         "'refitd runs close mine' says here that it has ended"

@@ -27,7 +27,7 @@ def said(here: int = 2, serving: int = 1, state: EngineState = EngineState.IN_SY
         target=version(serving),
         versions=versions,
         engines=[held],
-        rollout=None,
+        update=None,
         strategy=Strategy(),
         upstream=word,
     )
@@ -56,7 +56,6 @@ def test_a_host_that_hears_its_upstream_and_has_the_newest_is_current() -> None:
     ("word", "why"),
     [
         ({"leads": True}, f"engines load it when {HUB} orders it, which may bring other hosts there first"),
-        ({"is_untold": True}, f"{HUB} has not said yet whether it leads this host"),
         ({"elsewhere": ONE.id}, f"{HUB} wants {ONE.id} to be served"),
     ],
 )
@@ -93,7 +92,7 @@ def test_what_waits_on_a_host_for_its_own_pause_and_what_waits_for_its_hub_are_t
         word = UpstreamWord(name=HUB, run="run", wanted=version(wanted).id, leads=leads)
         return waits_for(word, ONE, TWO, is_paused=is_paused)
 
-    resumed = "Step 2 is here and good: engines load it when rollouts are resumed here (refitd resume run)"
+    resumed = "Step 2 is here and good: engines load it when updates are resumed here (refitd resume run)"
     assert why(2, is_paused=True) == resumed
     assert why(2, is_paused=False) is None, "it is on its way"
     assert why(1, is_paused=True) == f"{resumed}, and {HUB} orders it then"

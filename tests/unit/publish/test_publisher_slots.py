@@ -47,7 +47,7 @@ def test_what_a_failed_publication_leaves_is_said_with_what_to_do_where_it_canno
         publisher.publish({"a": np.ones(4, np.float32)}, step=1)
     (told,) = [record.getMessage() for record in caplog.records]
     assert "could not be removed ([Errno 13] Permission denied): it is no version, nothing reads it" in told
-    assert "Delete it, or the service of this root does" in told
+    assert "Delete it, or the run's next publisher or the service of this root does" in told
 
 
 def inodes(folder: Path) -> set[int]:
@@ -192,7 +192,7 @@ def test_a_slot_that_a_dead_publisher_had_locked_is_a_slot(root: Path, publisher
     expect(path, 2)
 
 
-def test_a_checkpoint_s_folder_goes_into_a_slot_as_well(root: Path, publisher: WeightPublisher, tmp_path: Path) -> None:
+def test_a_checkpoint_s_folder_goes_into_a_slot_as_well(root: Path, tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     saved.mkdir()
     for number, (name, tensor) in enumerate(durable_effects.weights(4).items(), start=1):
@@ -200,7 +200,8 @@ def test_a_checkpoint_s_folder_goes_into_a_slot_as_well(root: Path, publisher: W
         (saved / f"model-{number:05d}-of-00002.safetensors").write_bytes(head + tensor.tobytes())
     slot = durable_effects.make_slot(root)
     before = inodes(slot)
-    path = publisher.publish(saved, step=4).path
+    with WeightPublisher(root, "run") as publisher:
+        path = publisher.publish(saved, step=4).path
     expect(path, 4)
     assert inodes(path) == before
 

@@ -34,7 +34,7 @@ def _loaded(folder: Path) -> dict[str, torch.Tensor]:
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     def bits(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        return tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
 
     return one.dtype == other.dtype and one.shape == other.shape and torch.equal(bits(one), bits(other))
 
@@ -355,3 +355,64 @@ def test_a_model_that_peft_wraps_is_refused_with_what_to_do(tmp_path: Path) -> N
         publisher.publish(model, step=1)
     with WeightPublisher(tmp_path, "run", rename=lambda name: f"model.{name}") as publisher:
         assert publisher.publish(model, step=1).path.is_dir()
+
+
+ODD = {
+    "every second": torch.arange(10.0)[::2],
+    "every second, large": torch.arange(200000.0)[::2],
+    "every second int8": torch.arange(100, dtype=torch.int8)[::2],
+    "every second bool": (torch.arange(100) % 3 == 0)[::2],
+    "every second fp8": torch.arange(100.0).to(torch.float8_e4m3fn)[::2],
+    "column": torch.arange(25.0).reshape(5, 5)[:, 2],
+    "column of fp8": torch.arange(900.0).reshape(300, 3).to(torch.float8_e5m2)[:, 1:2],
+    "diagonal": torch.arange(25.0).reshape(5, 5).diagonal(),
+    "expanded": torch.ones(1).expand(5, 5),
+    "one element with a stride": torch.arange(10.0).as_strided((1,), (7,)),
+    "one element of two dimensions": torch.arange(10.0).as_strided((1, 1), (3, 5)),
+    "one of a column": torch.arange(12.0).reshape(4, 3).t()[1, 2],
+    "empty with strides": torch.arange(12.0).reshape(4, 3)[:0, ::2],
+    "negated": torch.view_as_complex(torch.arange(8.0).reshape(4, 2)).conj().imag,
+}
+
+
+@pytest.mark.parametrize("way", ["committed", "staged", "delta"])
+def test_tensors_with_any_strides_come_back_element_by_element(publisher: WeightPublisher, way: str) -> None:
+    state = {**ODD, "plain": torch.arange(6.0)}
+    if way == "delta":
+        folder = publisher.publish(state, step=1, delta="auto").path
+    elif way == "staged":
+        folder = publisher.publish(state, step=1, block="staged").committed().path
+    else:
+        folder = publisher.publish(state, step=1).path
+    _assert_published(folder, state)
+
+
+def test_arrays_with_any_strides_come_back_element_by_element(publisher: WeightPublisher) -> None:
+    numbers = np.arange(12, dtype=np.float32).reshape(4, 3)
+    arrays = {
+        "reversed": numbers[::-1],
+        "column": numbers[:, 1],
+        "big-endian": numbers.astype(">f4"),
+        "transposed": numbers.T,
+        "broadcast": np.broadcast_to(numbers[:1], (5, 3)),
+        "empty": numbers[:0, ::2],
+    }
+    folder = publisher.publish(arrays, step=1).path
+    _assert_published(folder, {name: torch.tensor(array.astype("<f4")) for name, array in arrays.items()})
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        (np.ma.masked_array(np.ones(3), [True, False, False]), "masked array"),
+        (np.array([object()]), "dtype object"),
+        (np.ones(3, dtype=np.complex64), "dtype complex64"),
+        (torch.ones(3, dtype=torch.complex64).conj(), "dtype complex64"),
+        (torch.ones(3).to_sparse(), "to_dense"),
+        (torch.ones(3, device="meta"), "meta device"),
+    ],
+)
+def test_what_has_no_plain_bytes_is_refused_by_its_name(publisher: WeightPublisher, value: Any, named: str) -> None:
+    with pytest.raises(InvalidWeightsError, match=f"tensor the.one .*{named}") as refused:
+        publisher.publish({"fine": torch.ones(2), "the.one": value}, step=1)
+    assert refused.value.tensor == "the.one"

@@ -159,13 +159,13 @@ def test_followers_do_not_go_on_to_a_version_that_was_lost_before_they_were_told
     bucket, root = ScriptedBucket(), tmp_path / "root"
     with opened(tmp_path) as store:
         began(store, root, bucket)
-        rollout = store.start_rollout(RUN, id_of(3), "newest good version")
-        store.put_rollout(replace(rollout, paused_since="now"), "paused")
+        update = store.start_update(RUN, id_of(3), "newest good version")
+        store.put_update(replace(update, paused_since="now"), "paused")
         has(store, root, 4)
         assert is_on(pushed(store, root, bucket), 3)
         lost(store, 4)
         then(store, 4)
-        store.put_rollout(rollout, "resumed")
+        store.put_update(update, "resumed")
         assert is_on(pushed(store, root, bucket), 3)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from refitd.policy.strategy import Strategy, StrategyName
 from refitd.push.plan import for_followers, left_behind, missing_there, to_push, wanted_there
-from refitd.state.records import CheckState, EngineRecord, RolloutRecord
+from refitd.state.records import CheckState, EngineRecord, UpdateRecord
 from refitd.state.version import VersionRecord
 from refitd_client.bucket.pointer import BucketVersion, Pointer
 from refitd_client.contract.naming import Order, version_id
@@ -74,13 +74,13 @@ def pointer(*versions: VersionRecord, desired: int | None = None) -> Pointer:
 
 CANARY = Strategy(name=StrategyName.CANARY)
 HERE = [engine()]
-BEGUN = RolloutRecord(number=1, run=RUN, version=id_of(2), cause="newest", started_at="")
+BEGUN = UpdateRecord(number=1, run=RUN, version=id_of(2), cause="newest", started_at="")
 PASSED = replace(BEGUN, check=CheckState.PASSED)
 PAUSED = replace(BEGUN, paused_since="now")
 
 
 @pytest.mark.parametrize(
-    ("rollout", "strategy", "engines", "step"),
+    ("update", "strategy", "engines", "step"),
     [
         (BEGUN, Strategy(), HERE, 2),
         (None, Strategy(), HERE, 2),
@@ -94,19 +94,19 @@ PAUSED = replace(BEGUN, paused_since="now")
     ],
 )
 def test_a_newer_version_waits_for_a_pause_here_and_for_the_check_of_a_canary_here(
-    rollout: RolloutRecord | None, strategy: Strategy, engines: list[EngineRecord], step: int
+    update: UpdateRecord | None, strategy: Strategy, engines: list[EngineRecord], step: int
 ) -> None:
     there = pointer(version(2), version(1), desired=1)
-    assert wanted_there(there, version(2), rollout, strategy, engines) == id_of(step)
+    assert wanted_there(there, version(2), update, strategy, engines) == id_of(step)
 
 
-@pytest.mark.parametrize("rollout", [PAUSED, BEGUN])
-def test_the_way_back_waits_for_nothing(rollout: RolloutRecord) -> None:
+@pytest.mark.parametrize("update", [PAUSED, BEGUN])
+def test_the_way_back_waits_for_nothing(update: UpdateRecord) -> None:
     there = pointer(version(3), version(2), version(1))
-    assert wanted_there(there, version(2), rollout, CANARY, HERE) == id_of(2)
+    assert wanted_there(there, version(2), update, CANARY, HERE) == id_of(2)
     barred = pointer(replace(version(3), barred=True))
-    assert wanted_there(barred, version(2), rollout, CANARY, HERE) == id_of(2)
-    assert wanted_there(there, None, rollout, CANARY, HERE) is None
+    assert wanted_there(barred, version(2), update, CANARY, HERE) == id_of(2)
+    assert wanted_there(there, None, update, CANARY, HERE) is None
 
 
 def test_what_is_wanted_here_and_is_not_in_the_store_is_said_with_what_to_do() -> None:

@@ -9,7 +9,7 @@ import pytest
 from refitd.clock import SystemClock
 from refitd.push.pusher import _as_here
 from refitd.state.journal.journal import Journal
-from refitd.state.records import RolloutRecord
+from refitd.state.records import UpdateRecord
 from refitd.state.store import Store
 from refitd_client.bucket.pointer import BucketVersion, advanced
 from refitd_client.contract.naming import Order
@@ -99,12 +99,12 @@ def test_versions_that_are_pushed_in_a_pause_are_wanted_when_it_ends(store: Stor
     bucket = ScriptedBucket()
     has(store, tmp_path / "root", 1)
     pushed(store, tmp_path / "root", bucket)
-    rollout = RolloutRecord(number=1, run=RUN, version="exp~trial~v000001", cause="newest", started_at="")
-    store.put_rollout(replace(rollout, paused_since="now"), "paused")
+    update = UpdateRecord(number=1, run=RUN, version="exp~trial~v000001", cause="newest", started_at="")
+    store.put_update(replace(update, paused_since="now"), "paused")
     has(store, tmp_path / "root", 2)
     pointer = pushed(store, tmp_path / "root", bucket)
     assert (pointer.newest, pointer.target) == (Order(1, 2), "exp~trial~v000001")
-    store.put_rollout(rollout, "goes on")
+    store.put_update(update, "goes on")
     assert pushed(store, tmp_path / "root", bucket).target == "exp~trial~v000002"
 
 
@@ -130,13 +130,13 @@ def test_where_all_in_the_store_is_barred_the_next_version_waits_there_as_long_a
     for step in (2, 3):  # a rollback to step 1, which the store has no more
         store.put_version(replace(store.versions[f"exp~trial~v{step:06d}"], barred=True))
     assert pushed(store, root, bucket).target is None
-    first = store.start_rollout(RUN, "exp~trial~v000001", "rolled back")
-    store.put_rollout(replace(first, paused_since="now"), "paused")
+    first = store.start_update(RUN, "exp~trial~v000001", "rolled back")
+    store.put_update(replace(first, paused_since="now"), "paused")
     has(store, root, 4)
     pointer = pushed(store, root, bucket)
     assert pointer.newest == Order(1, 4)
     assert pointer.target is None, "followers stay"
-    store.put_rollout(first, "resumed")
+    store.put_update(first, "resumed")
     assert pushed(store, root, bucket).target == "exp~trial~v000004"
 
 

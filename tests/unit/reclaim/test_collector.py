@@ -6,12 +6,12 @@ from pathlib import Path
 from refitd.catalog.files import DiskFiles, Unreadable
 from refitd.clock import SystemClock
 from refitd.reclaim.facts import StoreFacts
-from refitd.rollout.targets import Targets
 from refitd.root.scan import FoundFolder, Listing, ListingFailed
 from refitd.state.journal.journal import Journal
-from refitd.state.records import RolloutRecord
+from refitd.state.records import UpdateRecord
 from refitd.state.store import Store
-from refitd_client.contract.states import RolloutState
+from refitd.update.targets import Targets
+from refitd_client.contract.states import UpdateState
 from support.records import version
 
 
@@ -67,10 +67,10 @@ def test_a_run_goes_back_only_from_something_newer(tmp_path: Path) -> None:
     store = Store(Journal(tmp_path), SystemClock())
     store.put_version(version(1, barred=True))
     store.put_version(version(2))
-    rolling = RolloutRecord(
-        number=1, run="run", version=version(2).id, cause="notice", started_at="now", state=RolloutState.ROLLING
+    rolling = UpdateRecord(
+        number=1, run="run", version=version(2).id, cause="notice", started_at="now", state=UpdateState.ROLLING
     )
-    store.put_rollout(rolling, "rolling")
+    store.put_update(rolling, "rolling")
     assert not held_back(store)
     store.put_version(version(3, barred=True))
     assert held_back(store)

@@ -20,12 +20,6 @@ PATH = "run/v000001"
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    (tmp_path / "root" / ".refitd").mkdir(parents=True)
-    return tmp_path / "root"
-
-
-@pytest.fixture
 def handle(root: Path) -> Iterator[int]:
     with root_at(root) as opened:
         yield opened

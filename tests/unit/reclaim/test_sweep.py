@@ -359,6 +359,18 @@ async def test_two_versions_in_one_folder_take_its_room_once(world: World) -> No
     assert plan.kept_bytes == 4 * SIZE
 
 
+async def test_a_folder_that_its_trainer_has_deleted_does_not_keep_its_run(world: World) -> None:
+    """A rejected version whose folder was deleted is no lost one, and was refused for ever."""
+    (world.root / "exp/step-9").mkdir()
+    record = VersionRecord(
+        run="exp", order=Order(1, 9), path="exp/step-9", state=VersionState.REJECTED, created_at="", noticed=True
+    )
+    world.records[record.id] = record
+    assert "exp/step-9" in (await sweeper(world).why_not_deleted("exp") or "")
+    (world.root / "exp/step-9").rmdir()
+    assert "exp/step-9" not in (await sweeper(world).why_not_deleted("exp") or "")
+
+
 async def test_what_lies_where_a_version_was_deleted_is_told(world: World) -> None:
     await sweeper(world).run()
     (world.root / "exp" / "v000001").mkdir()
@@ -561,3 +573,20 @@ def restarted(base: Path) -> World:
             )
             world.records[record.id] = record
     return world
+
+
+async def test_what_dead_publishers_left_goes_before_what_a_rollback_needs(tmp_path: Path) -> None:
+    """Three were killed in the middle of a version. The budget has room for what is served, and what was before."""
+    world = World(tmp_path, steps=2)
+    for step in (1, 2):
+        world.records[v(step)] = replace(world.records[v(step)], served_at="2026-01-01T00:00:00Z")
+    for number in range(3):
+        left = tmp_path / f"exp/.incoming-{number}"
+        left.mkdir()
+        (left / ".lock").touch()
+        (left / "model.safetensors").write_bytes(bytes(SIZE))
+    rules = KeepRules(last=2, disk_budget=2 * SIZE)
+    sweeper = Sweeper(DiskFolders(tmp_path), world, world, SystemClock(), rules=rules, incoming_ttl=3600.0)  # type: ignore[arg-type]
+    await sweeper.run()
+    assert world.on_disk() == [1, 2]
+    assert list((tmp_path / "exp").glob(".incoming-*")) == []

@@ -11,8 +11,8 @@ TOLD = [{"version": "6", "start": 0, "end": 3}, {"version": "7", "start": 3, "en
 SGLANG = {"text": "", "output_ids": [1, 2, 3, 4, 5], "meta_info": {"weight_version": "7", "weight_versions": TOLD}}
 OPENAI = {"choices": [{"text": "five"}], "metadata": {"weight_version": "7", "weight_versions": TOLD}}
 VLLM = {"request_id": "r", "choices": [{"index": 0, "token_ids": [1, 2, 3, 4, 5], "weight_versions": TOLD}]}
-SIX = TokenSpan(label="6", step=6, run="run", version="run~v000006", start=0, end=3)
-SEVEN = TokenSpan(label="7", step=7, run="run", version="run~v000007", start=3, end=5)
+SIX = TokenSpan(label="6", step=6, generation=1, run="run", version="run~v000006", start=0, end=3)
+SEVEN = TokenSpan(label="7", step=7, generation=1, run="run", version="run~v000007", start=3, end=5)
 
 
 @pytest.mark.parametrize("answer", [SGLANG, OPENAI, VLLM, VLLM["choices"][0]])
@@ -21,15 +21,16 @@ def test_both_kinds_of_engines_say_which_version_generated_which_tokens(answer: 
     assert [span.tokens for span in spans(answer)] == [3, 2]
 
 
-def test_a_version_has_an_id_where_its_run_and_generation_are_named() -> None:
-    assert [span.version for span in spans(SGLANG, "exp/trial", 2)] == ["exp~trial~v000006.g2", "exp~trial~v000007.g2"]
+def test_a_version_has_an_id_where_its_run_is_named() -> None:
+    assert [span.version for span in spans(SGLANG, "exp/trial")] == ["exp~trial~v000006", "exp~trial~v000007"]
     assert [(span.step, span.run, span.version) for span in spans(SGLANG)] == [(6, None, None), (7, None, None)]
 
 
-@pytest.mark.parametrize("label", ["default", "v7", "7.0", "\u0667", "-1", "9" * 14, ""])
+@pytest.mark.parametrize("label", ["default", "v7", "7.0", "7.g1", "7.g", "7.g02", "07", "\u0667", "-1", "9" * 14, ""])
 def test_tokens_of_weights_that_refitd_did_not_load_have_no_step(label: str) -> None:
     told = {"meta_info": {"weight_versions": [{"version": label, "start": 0, "end": 2}]}}
-    assert spans(told, "run") == [TokenSpan(label=label, step=None, run="run", version=None, start=0, end=2)]
+    unknown = TokenSpan(label=label, step=None, generation=None, run="run", version=None, start=0, end=2)
+    assert spans(told, "run") == [unknown]
 
 
 @pytest.mark.parametrize(
@@ -52,6 +53,17 @@ def test_tokens_of_weights_that_refitd_did_not_load_have_no_step(label: str) -> 
 def test_an_answer_that_does_not_say_it_is_an_error_and_no_guess(answer: dict[str, Any]) -> None:
     with pytest.raises(UnlabelledAnswerError):
         spans(answer)
+
+
+RESUMED = [{"version": "31", "start": 0, "end": 3}, {"version": "29.g2", "start": 3, "end": 5}]
+
+
+def test_an_answer_that_runs_into_a_resumed_training_names_versions_that_exist_and_no_negative_staleness() -> None:
+    found = spans({"meta_info": {"weight_versions": RESUMED}}, run="run")
+    assert [span.version for span in found] == ["run~v000031", "run~v000029.g2"]
+    counts = TokenCounts()
+    counts.add(found, step=29, generation=2)
+    assert counts.by_staleness == {None: 3, 0: 2}
 
 
 def test_tokens_are_counted_by_version_and_by_how_stale_they_were() -> None:

@@ -22,13 +22,6 @@ DISK, MEMORY, BENEATH = Mount("/weights", "ext4"), Mount("/weights", "tmpfs"), M
 MOUNTS = "tmpfs / tmpfs rw 0 0\n"
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    root = tmp_path / "root"
-    (root / SERVICE_FOLDER).mkdir(parents=True)
-    return root
-
-
 def marked(root: Path) -> RootMark:
     mark = mark_root(root, None, has_versions=False, mounts=MOUNTS)
     assert mark is not None

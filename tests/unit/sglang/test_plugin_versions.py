@@ -77,13 +77,18 @@ def test_a_layout_that_is_known_is_wrapped_once(sglang: SimpleNamespace) -> None
     assert [name.rsplit(".", 1)[1] for name in sglang.registered] == [FUNCTION, "__init__"]
 
 
-@pytest.mark.parametrize("setting", [("REFITD_SGLANG", "off"), ("REFITD_SGLANG_WAIT", "soon")])
-def test_nothing_is_wrapped_when_it_is_off_or_cannot_be_understood(
-    sglang: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, setting: tuple[str, str]
-) -> None:
-    monkeypatch.setenv(*setting)
+def test_nothing_is_wrapped_when_it_is_off(sglang: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REFITD_SGLANG", "off")
     plugin.register()
     assert sglang.registered == []
+
+
+def test_a_variable_that_is_not_understood_is_for_the_channel_to_say(
+    sglang: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REFITD_SGLANG_WAIT", "soon")
+    plugin.register()
+    assert [name.rsplit(".", 1)[1] for name in sglang.registered] == [FUNCTION, "__init__"]
 
 
 def test_nothing_is_wrapped_in_an_unknown_release_and_it_is_said_once(

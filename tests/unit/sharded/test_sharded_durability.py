@@ -4,19 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from refitd_client.contract.receivers import Receiver, Receivers, StockReceiver
-from refitd_client.errors import PublishError, TransportRefusedError
+from refitd_client.contract.receivers import Receiver, Receivers
+from refitd_client.errors import PublishError
 from refitd_client.http import publisher_client
 from refitd_client.http.connection import Connection
 from refitd_client.http.publisher_client import ReceiversQuery
-from refitd_client.publish.durability import DurabilityPolicy
 from refitd_client.publish.route import PublishRoute
 from refitd_client.sharded.agreement import LeadOptions, agree
 from refitd_client.sharded.rank_group import Opening
 from refitd_client.sharded.routing import Asked, route_of_ranks
 from refitd_client.transport.group.choice import TrainerPlace, Transport
 
-STOCK = StockReceiver(engine="a", url="http://a", ranks=1, device="cpu")
 INSIDE = Receiver(engine="c", rank=0, name="c-0", host="h", boot="b", backends=["gloo"])
 PLACES = [TrainerPlace(host="h", boot="b", devices=frozenset(), shared=False, backends=frozenset({"gloo"}))] * 2
 
@@ -24,7 +22,7 @@ PLACES = [TrainerPlace(host="h", boot="b", devices=frozenset(), shared=False, ba
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> Receivers:
     """What the service says there is; tests change it."""
-    there = Receivers(receivers=[], others=["a"], stock=[STOCK])
+    there = Receivers(receivers=[], others=["a"])
 
     class Client:
         def __enter__(self) -> "Client":
@@ -39,22 +37,21 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Receivers:
     return there
 
 
-def of(transport: Transport, durable: str) -> PublishRoute:
-    asked = Asked(transport=transport, places=PLACES, durable=DurabilityPolicy.of(durable))
+def of(transport: Transport) -> PublishRoute:
+    asked = Asked(transport=transport, places=PLACES)
     return route_of_ranks(asked, ReceiversQuery(Connection(url="http://s:1"), "run"))
 
 
-@pytest.mark.parametrize("durable", ["never", "every=2"])
-def test_to_engines_without_refitd_inside_it_is_refused_as_from_one_process(found: Receivers, durable: str) -> None:
-    with pytest.raises(TransportRefusedError, match=rf"durable='{durable}' writes none .* use durable='always', or"):
-        of("gloo", durable)
-    assert of("gloo", "always").choice.transport == "disk"  # ranks send nothing to them: files go
-    assert of("auto", durable).choice.transport == "disk"
+@pytest.mark.parametrize("transport", ["auto", "gloo"])
+def test_to_engines_without_refitd_inside_ranks_send_nothing_and_files_go(
+    found: Receivers, transport: Transport
+) -> None:
+    assert of(transport).choice.transport == "disk"
 
 
 def test_where_an_engine_has_refitd_inside_no_files_are_needed(found: Receivers) -> None:
     found.receivers.append(INSIDE)
-    assert of("gloo", "never").choice.transport == "gloo"
+    assert of("gloo").choice.transport == "gloo"
 
 
 def test_ranks_that_do_not_say_the_same_are_both_named(tmp_path: Path) -> None:

@@ -62,6 +62,11 @@ def test_an_error_in_one_thread_ends_the_others_before_it_is_raised(reader: Read
     reader.close()
 
 
+def test_what_is_not_finite_is_not_advised_to_be_published_all_the_same() -> None:
+    """The service rejects it as well."""
+    assert "check_finite" not in str(not_finite_here("w", 1))
+
+
 @pytest.mark.parametrize(("count", "said"), [(1, "1 value that is"), (2, "2 values that are")])
 def test_a_part_that_is_not_finite_is_counted_in_words_that_fit(count: int, said: str) -> None:
     assert f"tensor w holds {said} NaN or infinite in this rank's part: " in str(not_finite_here("w", count))

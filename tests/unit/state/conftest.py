@@ -16,6 +16,12 @@ Place = Callable[[], Path | JournalDatabase]
 
 
 @pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """Where the journal of a service is to be."""
+    return tmp_path / "state"
+
+
+@pytest.fixture
 def database(postgres: PostgresServer) -> PostgresAddress:
     """A new, empty database."""
     return PostgresAddress(postgres.database())

@@ -1,9 +1,11 @@
-"""Followers on hosts that have one host name, and so one name at the hub."""
+"""Reports that come late, and hosts that have one name."""
+
+from contextlib import suppress
 
 import pytest
 
-from refitd.state.followers import LEASE_SECONDS, MOST, Followers
-from refitd_client.contract.follow import FollowerReport
+from refitd.state.followers import LEASE_SECONDS, MOST, Followers, SupersededError, TooManyFollowersError
+from refitd_client.contract.follow import Following, HostReport
 
 V1, V2 = "run~v000001", "run~v000002"
 
@@ -20,8 +22,9 @@ class Clock:
         return self.seconds
 
 
-def report(process: str, *pulls: str) -> FollowerReport:
-    return FollowerReport(follower="node", process=process, url=f"http://{process}:8700", pulls=pulls)
+def report(process: str, number: int = 1, *pulls: str, name: str = "node") -> HostReport:
+    told = Following(follower=name, upstream="", upstreams=[], process=process)
+    return HostReport(told=told, number=number, pulls=pulls)
 
 
 @pytest.fixture
@@ -34,35 +37,45 @@ def followers(clock: Clock) -> Followers:
     return Followers(clock)
 
 
-def test_two_followers_of_one_name_are_told_of_once(followers: Followers) -> None:
-    assert followers.reported(report("a")) is None
-    assert followers.reported(report("b")) is None, "the first may have been restarted"
-    told = followers.reported(report("a"))
-    assert told == (
-        "two followers call themselves node (at http://a:8700 and http://b:8700): "
-        "give each a name of its own, --follower"
-    )
-    assert followers.reported(report("b")) is None, "it was said"
+def test_a_report_that_comes_twice_or_after_a_later_one_counts_for_nothing(followers: Followers) -> None:
+    assert followers.reported(report("a", 1))
+    assert followers.reported(report("a", 3, V1))
+    assert not followers.reported(report("a", 3, V2))
+    assert not followers.reported(report("a", 2, V2))
+    assert list(followers.pulled()) == [("node", V1)]
 
 
-def test_a_follower_that_was_restarted_is_no_second_one(followers: Followers) -> None:
-    for process in ("a", "a", "b", "b", "c"):
-        assert followers.reported(report(process)) is None
+def test_a_report_of_an_earlier_process_of_a_host_is_refused_however_late_it_comes(followers: Followers) -> None:
+    for process in ("a", "b", "c"):
+        assert followers.reported(report(process))
+    for process in ("a", "b"):
+        with pytest.raises(SupersededError, match="give each host a name of its own, --follower"):
+            followers.reported(report(process, 9))
+    assert followers.reported(report("c", 2))
 
 
-def test_what_either_of_two_followers_of_one_name_pulls_is_kept(followers: Followers, clock: Clock) -> None:
-    followers.reported(report("a", V1))
-    followers.reported(report("b", V2))
-    assert sorted(followers.pulled()) == [("node", V1), ("node", V2)]
-    followers.reported(report("a"))
-    assert list(followers.pulled()) == [("node", V2)]
+@pytest.mark.parametrize("late", [report("b", 2, V2), report("a", 9, V2)])
+def test_a_report_that_is_late_by_a_minute_counts_for_nothing_though_the_host_was_silent_since(
+    followers: Followers, clock: Clock, late: HostReport
+) -> None:
+    followers.reported(report("a", 1))
+    followers.reported(report("b", 3, V1))
+    clock.seconds += 60
+    with suppress(SupersededError):
+        assert not followers.reported(late)
+    assert (list(followers.pulled()), dict(followers.known)) == ([], {})
+    assert followers.reported(report("b", 4, V1))
+    assert list(followers.pulled()) == [("node", V1)]
+
+
+def test_what_a_host_pulls_is_kept_until_its_lease_ends(followers: Followers, clock: Clock) -> None:
+    followers.reported(report("a", 1, V1))
     clock.seconds += LEASE_SECONDS + 1
     assert list(followers.pulled()) == []
 
 
-def test_one_that_reports_as_ever_other_processes_takes_no_more_memory_than_all_followers_may(
-    followers: Followers,
-) -> None:
-    for number in range(2 * MOST + 10):
-        followers.reported(report(f"p{number}", V1))
-    assert len(list(followers.pulled())) == 2 * MOST
+def test_there_are_at_most_so_many(followers: Followers) -> None:
+    for number in range(MOST):
+        followers.reported(report("p", name=f"host-{number}"))
+    with pytest.raises(TooManyFollowersError):
+        followers.reported(report("p", name="one more"))

@@ -15,8 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refitd.clock import SystemClock
-from refitd.rollout.targets import Targets
-from refitd.state.delivery import DeliveryRecord
 from refitd.state.journal import journal as journal_module
 from refitd.state.journal import reads, writes
 from refitd.state.journal.copies import keep_copy
@@ -26,16 +24,12 @@ from refitd.state.journal.schema import metadata
 from refitd.state.journal.sqlite_file import JOURNAL_NAME, SqliteFile
 from refitd.state.records import AttemptRecord
 from refitd.state.store import Store
-from refitd_client.contract.states import DeliveryState, EngineState, VersionState
+from refitd.update.targets import Targets
+from refitd_client.contract.states import EngineState, VersionState
 from support.fuzz import FUZZ
 from support.records import engine, version
 
 Place = Callable[[], Path | JournalDatabase]  # of a journal, in a file and in PostgreSQL
-
-
-def _sent(number: int) -> DeliveryRecord:
-    state = DeliveryState.DELIVERED
-    return DeliveryRecord(id=f"msg_{number}", topic="t", url="http://a", body="{}", created_at="now", state=state)
 
 
 @asynccontextmanager
@@ -60,7 +54,7 @@ async def test_what_is_durable_is_read_back_by_the_next_process(place: Place) ->
 
 
 async def test_a_journal_is_for_its_owner_alone_also_in_a_folder_that_everybody_may_look_into(tmp_path: Path) -> None:
-    """Webhooks' URLs are in it, and many receivers know their senders by a path that nobody can guess."""
+    """Addresses of servers and what went wrong with them are in it."""
     before = os.umask(0)
     try:
         Path.touch(tmp_path / JOURNAL_NAME, mode=0o644)  # as an earlier refitd made it
@@ -190,7 +184,7 @@ async def test_a_store_is_read_back_as_it_was_but_trusts_no_engine(place: Place)
         store.put_version(version(0, state=VersionState.DELETED))
         store.put_engine(engine(serving=version(1).id))
         store.record_fingerprint(version(1).id, "c", "f")
-        store.start_rollout("run", version(2).id, "newest good version")
+        store.start_update("run", version(2).id, "newest good version")
         await store.durable()
     async with written(place()) as journal:
         again = Store(journal, SystemClock())
@@ -201,7 +195,7 @@ async def test_a_store_is_read_back_as_it_was_but_trusts_no_engine(place: Place)
         assert again.engines["a"].state is EngineState.PROBING
         assert again.engines["a"].serving == version(1).id
         assert again.fingerprint(version(1).id, "c") == "f"
-        assert again.rollouts["run"].version == version(2).id
+        assert again.updates["run"].version == version(2).id
         assert again.last_event == store.last_event
 
 
@@ -250,17 +244,12 @@ async def test_attempts_are_read_in_the_order_in_which_they_began_whatever_was_w
         ]
 
 
-async def test_webhooks_and_fingerprints_are_written_once_and_dropped_from_the_oldest(place: Place) -> None:
+async def test_a_fingerprint_is_written_once_and_the_last_one_counts(place: Place) -> None:
     async with written(place()) as journal:
-        for number in range(4):
-            journal.append(*[writes.put_delivery(_sent(number))] * 2)
-        journal.append(writes.drop_deliveries(2))
         for found in ("first", "second"):
             journal.append(writes.put_fingerprint("v", "c", found))
         await journal.durable()
-        kept = journal.read(lambda connection: reads.read_deliveries(connection, before=None, limit=10))
-        assert [record.id for _, record in kept] == ["msg_3", "msg_2"]
-        assert journal.read(reads.read_fingerprints) == [("v", "c", "first")]
+        assert journal.read(reads.read_fingerprints) == [("v", "c", "second")]
 
 
 async def test_engines_are_dropped_and_numbers_beyond_32_bits_are_kept(place: Place) -> None:

@@ -32,13 +32,6 @@ def upgrade():
 """
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    root = tmp_path / "root"
-    (root / ".refitd").mkdir(parents=True)
-    return root
-
-
 def later_schema(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> int:
     """A refitd whose schema is one further, by a step that does `body`."""
     now, later = SCHEMA_VERSION, SCHEMA_VERSION + 1

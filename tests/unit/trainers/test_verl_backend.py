@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from refitd_client import PublishError
 from support.published import shards, versions
+from support.renamed_models import llava, mixtral
 from support.verl_backend import REGISTERED, backend, stand_in
 
 WEIGHTS = {"w": torch.arange(6.0).reshape(2, 3), "b": torch.ones(3), "steps": torch.tensor([3])}
@@ -110,6 +111,22 @@ def test_a_wait_that_cannot_be_one_is_refused(tmp_path: Path) -> None:
     for wrong in ({"wait": 0}, {"delta": "always"}, {"dtype": "int8"}):
         with pytest.raises(ValueError, match=r"wait|delta|int8"):
             make(1, root=tmp_path, run="exp", service_url="http://127.0.0.1:9", **wrong)
+
+
+@pytest.mark.parametrize("make", [llava, mixtral])
+def test_with_a_base_model_the_names_and_the_form_are_those_of_its_checkpoint(tmp_path: Path, make: Any) -> None:
+    model = make()
+    model.save_pretrained(tmp_path / "saved")
+    place: dict[str, Any] = {"root": tmp_path / "root", "run": "exp", "service_url": "http://127.0.0.1:9"}
+    engine = backend().RefitCheckpointEngine(1, base_model=tmp_path / "saved", dtype="float32", **place)
+    for step in (0, 1):
+        send(engine, dict(model.state_dict()), step)
+    engine.close()
+    saved = {name: each for file in shards(tmp_path / "saved") for name, each in load_file(file).items()}
+    for version in ("v000000", "v000001"):
+        found = published(tmp_path / "root", version)
+        assert found.keys() == saved.keys() != model.state_dict().keys()
+        assert all(torch.equal(found[name], saved[name]) for name in saved)
 
 
 class Actors:

@@ -23,7 +23,7 @@ from refitd_client.validation.delta import Base
 from refitd_client.validation.examine import examine, glance, structure
 from refitd_client.validation.validate import Invalid, Options, Valid, Verdict, validate
 from support.catalogs import Stage, watching
-from support.checkpoints import tensors
+from support.checkpoints import tensors, write_model
 from support.deltas import Trainer, chain, training
 
 ONE, TWO, THREE = (f"run~v{step:06d}" for step in (1, 2, 3))
@@ -102,6 +102,26 @@ async def test_a_notice_that_comes_after_the_watch_says_the_same(tmp_path: Path)
         assert found.noticed
 
 
+@pytest.mark.parametrize("both", [True, False])
+async def test_a_delta_on_a_model_that_ties_its_head_changes_both_or_is_rejected(tmp_path: Path, both: bool) -> None:
+    embedding = np.ones((4, 3), np.float32)
+    weights = {"model.embed_tokens.weight": embedding, "lm_head.weight": embedding.copy()}
+    base = write_model(tmp_path / "tied", weights)
+    (base / "config.json").write_text('{"tie_word_embeddings": true}')
+    changed = {name: array + np.eye(4, 3, dtype=np.float32) for name, array in weights.items()}
+    if not both:
+        changed |= {"lm_head.weight": weights["lm_head.weight"]}
+    async with watching(tmp_path, model=base) as stage:
+        with training(tmp_path / "elsewhere") as trainer:
+            trainer.publisher.publish(weights, step=1, delta="auto")
+            trainer.base = lambda: ONE
+            assert trainer.publisher.publish(changed, step=2, delta="auto").why_full is None
+        arrive(stage, tmp_path, 1, 2)
+        await stage.verdict(ONE, VersionState.SEALED)
+        found = await stage.verdict(TWO, VersionState.SEALED if both else VersionState.REJECTED)
+        assert found.code is (None if both else Code.NO_COPY)
+
+
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[VersionRecord]]:
     root = tmp_path_factory.mktemp("root")
@@ -134,6 +154,18 @@ def spoilt(
 
 def test_what_was_published_is_valid(published: tuple[Path, list[VersionRecord]]) -> None:
     assert isinstance(judged(published[0]), Valid)
+
+
+def test_a_change_that_ends_the_likeness_of_a_tied_head_is_refused(published: tuple[Path, list[VersionRecord]]) -> None:
+    root, _ = published
+    fingerprints = parse_manifest((root / "run/v000001/refit.json").read_bytes()).fingerprints
+    changed, *others = sorted(read_delta(root / "run/v000002" / DELTA).changes)
+    same = [name for name in fingerprints if name not in {changed, *others}]
+    base = Base(ONE, MODEL, fingerprints, pairs={changed: next(iter([*others, *same]))})
+    found = judged(root, base)
+    assert isinstance(found, Invalid)
+    assert found.code is Code.NO_COPY
+    assert f"{changed} differs from" in found.reason
 
 
 def _all(delta: Delta, **fields: object) -> Delta:

@@ -103,6 +103,23 @@ def test_a_stray_shard_without_an_index_counts(root: Path, judged: Judged) -> No
     refused(judged(), Code.DUPLICATE_TENSOR, NORM, WEIGHTS, "stray.safetensors")
 
 
+def test_old_shards_and_their_index_beside_a_newer_single_file_are_refused(root: Path, judged: Judged) -> None:
+    one_file(two_shards(root), model())
+    refused(judged(), Code.TWO_SAVES, INDEX_NAME, WEIGHTS, " UTC)")
+
+
+def test_an_index_whose_shards_are_gone_is_said_to_be_of_another_save(root: Path, judged: Judged) -> None:
+    folder = one_file(two_shards(root), model())
+    for name in (ONE, TWO):
+        (folder / name).unlink()
+    refused(judged(), Code.TWO_SAVES, INDEX_NAME, WEIGHTS, "Remove the index")
+
+
+def test_a_file_that_only_vllm_would_read_is_refused(root: Path, judged: Judged) -> None:
+    (two_shards(root) / "consolidated.safetensors").write_bytes(b"unread")
+    refused(judged(), Code.TWO_SAVES, "consolidated.safetensors")
+
+
 def test_an_empty_folder_is_refused(root: Path, judged: Judged) -> None:
     (root / PATH).mkdir(parents=True)
     refused(judged(), Code.NO_WEIGHTS)

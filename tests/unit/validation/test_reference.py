@@ -9,7 +9,7 @@ import pytest
 
 from refitd_client.checkpoint.inventory import Tensor
 from refitd_client.validation.reference import ReferenceRefusedError, read_reference
-from support.rawfiles import EMBED, HEAD, NORM, bf16, model, one_file, sharded
+from support.rawfiles import EMBED, HEAD, NORM, Spec, bf16, model, one_file, safetensors, shard_name, sharded
 
 TIED = {name: spec for name, spec in model().items() if name != HEAD}
 
@@ -39,6 +39,8 @@ def test_links_are_followed_as_the_hugging_face_cache_has_them(tmp_path: Path) -
         ({"tie_word_embeddings": False}, TIED, False),
         ({"text_config": {"tie_word_embeddings": True}}, model(), True),
         ({"tie_word_embeddings": False, "text_config": {"tie_word_embeddings": True}}, model(), False),
+        ({"thinker_config": {"text_config": {"tie_word_embeddings": True}}}, model(), True),
+        ({"tie_word_embeddings": True, "time_step_limit": [0.0, float("inf")]}, model(), True),
         ({"text_config": {}}, model(), False),
         ({}, model(), False),
         ({}, TIED, True),
@@ -54,6 +56,39 @@ def test_the_config_says_whether_the_head_is_tied_else_the_tensors_do(
     else:
         (folder / "config.json").write_text(json.dumps(config))
     assert read_reference(folder).tied is tied
+
+
+@pytest.mark.parametrize(("value", "copies"), [(0x3F80, {HEAD}), (0x4000, set())])
+def test_a_head_beside_the_embedding_that_it_is_tied_to_is_a_copy_by_its_bytes(
+    tmp_path: Path, value: int, copies: set[str]
+) -> None:
+    folder = sharded(tmp_path / "base", {EMBED: bf16(8, 4)}, {HEAD: bf16(8, 4, value=value)})
+    (folder / "config.json").write_text('{"tie_word_embeddings": true}')
+    assert read_reference(folder).copies == copies
+
+
+def test_faults_of_a_model_on_a_hub_that_loaders_pass_over_are_warnings(tmp_path: Path) -> None:
+    folder = sharded(tmp_path / "base", {EMBED: bf16(8, 4)}, {NORM: bf16(4)})
+    index = json.loads((folder / "model.safetensors.index.json").read_bytes())
+    index["weight_map"]["mtp.fc.weight"] = shard_name(2, 2)
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    twice: dict[str, Spec] = {EMBED: bf16(8, 4), NORM: bf16(4)}
+    (folder / shard_name(2, 2)).write_bytes(safetensors(twice))
+    found = read_reference(folder)
+    assert set(found.inventory.tensors) == {EMBED, NORM}
+    assert found.unstored == {"mtp.fc.weight"}
+    assert any("mtp.fc.weight" in warning for warning in found.warnings)
+    assert any(f"tensor {EMBED} is in {shard_name(1, 2)} and in {shard_name(2, 2)}" in each for each in found.warnings)
+
+
+def test_the_index_of_an_earlier_save_of_the_model_is_a_warning(tmp_path: Path) -> None:
+    folder = sharded(tmp_path / "base", {EMBED: bf16(8, 4)}, {NORM: bf16(4)})
+    for number in (1, 2):
+        (folder / shard_name(number, 2)).unlink()
+    one_file(folder, model())
+    found = read_reference(folder)
+    assert set(found.inventory.tensors) == set(model())
+    assert "earlier save" in found.warnings[0]
 
 
 def test_a_folder_that_cannot_be_looked_at_is_an_error_and_not_a_missing_one(

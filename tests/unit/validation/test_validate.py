@@ -124,7 +124,7 @@ def test_a_version_under_other_names_is_not_told_to_leave_the_engines_on_their_o
     assert found.code is Code.MISSING_TENSOR
     assert f"{len(tensors)} tensors that it has are none of the model's, the first of them policy." in found.reason
     assert "rename=" in found.reason
-    assert "allow_missing=True" not in found.reason
+    assert "allow_missing" not in found.reason
 
 
 UP, SCALES = "mlp.up_proj.weight", "mlp.up_proj.weight_scale_inv"
@@ -134,7 +134,9 @@ FP8 = Inventory(
 )
 
 
-@pytest.mark.parametrize("options", [EXPECTED, Options(allow_missing=True, allow_extra=True, allow_dtype_cast=True)])
+@pytest.mark.parametrize(
+    "options", [EXPECTED, Options(allow_missing=("*.*",), allow_extra=True, allow_dtype_cast=True)]
+)
 @pytest.mark.parametrize(
     ("checkpoint", "served", "advice"),
     [
@@ -159,7 +161,7 @@ def test_a_checkpoint_in_fp8_blocks_is_valid_for_a_model_in_fp8_blocks_and_a_par
     reference = Reference(FP8, tied=False, source="/base")
     assert judge(replace(STRUCTURE, inventory=FP8), reference, EXPECTED) is None
     norm = replace(STRUCTURE, inventory=Inventory({NORM: Tensor("BF16", (4,))}))
-    assert judge(norm, reference, Options(allow_missing=True)) is None
+    assert judge(norm, reference, Options(allow_missing=("*.*",))) is None
 
 
 def test_scales_that_are_not_above_zero_are_invalid() -> None:
@@ -170,9 +172,10 @@ def test_scales_that_are_not_above_zero_are_invalid() -> None:
 
 def test_what_was_allowed_to_differ_is_noted() -> None:
     inventory = Inventory({NORM: Tensor("F32", (4,)), "bogus": Tensor("U8", (1,))})
-    found = verdict(Options(allow_missing=True, allow_extra=True, allow_dtype_cast=True), inventory=inventory)
+    found = verdict(Options(allow_missing=("*.*",), allow_extra=True, allow_dtype_cast=True), inventory=inventory)
     assert isinstance(found, Valid)
-    assert all(name in found.notes[0] for name in (NORM, HEAD, "bogus"))
+    assert found.left_out == (HEAD,)
+    assert all(name in found.notes[0] for name in (NORM, "bogus"))
 
 
 def test_values_that_are_not_finite_are_invalid() -> None:

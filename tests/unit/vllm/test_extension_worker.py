@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from refitd_client.contract.plugin import setting_fault
+from refitd_plugin import rank_plugin
 from refitd_vllm import plugin
 from refitd_vllm.process import VllmProcess
 from refitd_vllm.reloading import UnknownReleaseError, packed_at_start, processed, through_layers, undone
@@ -33,6 +35,12 @@ class Info:
 
     def reset(self) -> None:
         self.apart, self.kernel_tensors, self.collected = False, None, []
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is busy starts a thread late."""
+    monkeypatch.setattr(rank_plugin, "_OPENING_SECONDS", 30.0)
 
 
 @pytest.fixture
@@ -159,10 +167,6 @@ def test_the_entry_point_never_raises(monkeypatch: pytest.MonkeyPatch, caplog: p
     plugin.register()  # no vLLM is installed here
     assert "refitd stands aside" in caplog.text
     caplog.clear()
-    monkeypatch.setenv("REFITD_VLLM_CHECK", "everything")
-    plugin.register()
-    assert "REFITD_VLLM_CHECK" in caplog.text
-    caplog.clear()
     monkeypatch.setenv("REFITD_VLLM", "off")
     plugin.register()
     assert not caplog.text
@@ -222,6 +226,28 @@ def test_a_channel_that_is_opened_late_is_that_of_the_server_and_in_the_root_tha
     assert opened(worker, instance="17", root=str(tmp_path)) == {"ok": True, "reason": ""}
     (name,) = os.listdir(tmp_path / ".refitd/engines")
     assert ask(tmp_path / ".refitd/engines" / name, do="hello")["seed"] == 17
+
+
+@pytest.mark.parametrize("named", [None, "/nowhere"])
+def test_the_class_opens_its_channel_in_the_root_that_the_service_names_where_no_variable_names_one(
+    infos: dict[Any, Info], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str | None
+) -> None:
+    """Also beside the entry point, which the installed package always has, and where the variable names no root."""
+    worker = type("Extended", (Extensible,), {"load_model": lambda _: None})("17")
+    mine = type("Worker", (), {name: vars(Worker)[name] for name in METHODS})
+    monkeypatch.setattr(plugin, "Worker", mine)
+    plugin.extend(type(worker))
+    if named is not None:
+        monkeypatch.setenv("REFITD_VLLM_ROOT", named)
+    worker.load_model()
+    missing = worker.refitd_open(instance="17", root=str(tmp_path))
+    assert missing["ok"] is False
+    assert (setting_fault(f"rank 0 says: {missing['reason']}") is not None) == (named is not None)
+    assert named is None or missing["reason"].startswith("REFITD_VLLM_ROOT is '/nowhere', and")
+    (tmp_path / ".refitd").mkdir()
+    assert worker.refitd_open(instance="17", root=str(tmp_path)) == {"ok": True, "reason": ""}
+    (name,) = os.listdir(tmp_path / ".refitd/engines")
+    assert ask(tmp_path / ".refitd/engines" / name, do="hello")["state"] == "on"
 
 
 def test_a_rank_that_stands_aside_or_is_switched_off_says_so_when_it_is_asked_for_a_channel(

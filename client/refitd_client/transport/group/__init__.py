@@ -12,11 +12,4 @@ host          what this host and this process's torch have
 sender        the sender process's work; `receiver` the receiver's
 child         such a process as its parent has it, and its own loop: `python -m refitd_client.transport.group`
 sending       the trainer's sender process: begun, asked, ended
-
-An engine without refitd inside has no receiver: its own processes join the group, where both sides ask for it (ADR 24).
-
-stock_words      what service and sender say to one another about one such engine, and the buckets: pure
-stock_rules      which tensors its parameters are made of: pure; `stock_checksum`, the checksums that it gives of them
-stock_sender     the sender process's work for it; `stock_line`, its connection to the service
-stock_sending    the trainer's sender processes, one for each such engine
 """

@@ -1,4 +1,4 @@
-"""`python -m refitd_client.transport.group send|receive|deliver|join FD`: such a process, with its end of a socket."""
+"""`python -m refitd_client.transport.group send|receive|join FD`: such a process, with its end of a socket."""
 
 import socket
 import sys
@@ -7,9 +7,8 @@ from refitd_client.transport.group.child import serve
 from refitd_client.transport.group.member import MemberProcess
 from refitd_client.transport.group.receiver import ReceiverProcess
 from refitd_client.transport.group.sender import SenderProcess
-from refitd_client.transport.group.stock_sender import DeliveryProcess
 
-_ROLES = {"send": SenderProcess, "receive": ReceiverProcess, "deliver": DeliveryProcess, "join": MemberProcess}
+_ROLES = {"send": SenderProcess, "receive": ReceiverProcess, "join": MemberProcess}
 
 if __name__ == "__main__":
     process = _ROLES[sys.argv[1]]()

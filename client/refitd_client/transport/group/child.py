@@ -234,10 +234,10 @@ class GroupChild:
         if self._process is not None and self._process.poll() is not None:
             self._end()  # it was killed since the last order: another one carries this out
         line = self._line or self._spawn()
+        deadline, data, told = time.monotonic() + within + _GRACE_SECONDS, bytearray(), False
         line.settimeout(within + _GRACE_SECONDS)  # an order with many names is more than a socket takes at once
         line.sendall(msgspec.json.encode(order) + b"\n")
         line.settimeout(_TURN_SECONDS)
-        deadline, data, told = time.monotonic() + within + _GRACE_SECONDS, bytearray(), False
         while not data.endswith(b"\n"):
             with suppress(TimeoutError):
                 part = line.recv(MAX_LINE)
@@ -247,7 +247,9 @@ class GroupChild:
             if stop is not None and stop.is_set() and not told:
                 line.sendall(msgspec.json.encode(StopWaiting()) + b"\n")
                 deadline, told = min(deadline, time.monotonic() + _STOP_SECONDS), True
-            if time.monotonic() > deadline or len(data) > MAX_LINE:
+            if len(data) > MAX_LINE:
+                raise ChildLostError(f"it answered with more than {MAX_LINE} bytes")
+            if time.monotonic() > deadline:
                 raise ChildLostError("it did not stop" if told else f"it did not answer in {within:g} s")
         return _REPLIES.decode(data)
 

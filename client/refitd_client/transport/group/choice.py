@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from refitd_client.contract.receivers import Receiver, Receivers, StockReceiver
+from refitd_client.contract.receivers import Receiver, Receivers
 
 Transport = Literal["auto", "disk", "delta", "handover", "nccl", "gloo"]
 TRANSPORTS: tuple[str, ...] = get_args(Transport)
@@ -71,31 +71,12 @@ def hinders(transport: Transport, trainer: TrainerPlace, found: Receivers) -> st
         return None
     receivers = found.receivers
     if not receivers:
-        return _none_receives(found, may_be_stock=transport != "handover")
+        return _none_receives(found)
     if transport == "handover":
         return _hinders_handover(trainer, receivers)
     return _hinders_group(transport, trainer, receivers) or (
         _hinders_nccl(trainer, receivers) if transport == "nccl" else None
     )
-
-
-def hinders_stock(backend: str, trainer: TrainerPlace, engines: Sequence[StockReceiver]) -> str | None:
-    """Why a group with the ranks of engines without refitd inside cannot work; None where nothing is known against it.
-
-    Such an engine does not say which GPU it has, so that NCCL may refuse one that both have only when it is tried.
-
-    Args:
-        backend: `nccl` or `gloo`.
-        trainer: where the tensors are.
-        engines: those engines.
-    """
-    if backend not in trainer.backends:
-        return _without_backend(backend)
-    if backend == "gloo":
-        return None
-    if (lacks := next((each for each in engines if each.device != "cuda"), None)) is not None:
-        return f"{lacks.engine} is on {lacks.device}, and NCCL joins GPUs: use gloo"
-    return _hinders_nccl(trainer, ())
 
 
 def why_files_alone(trainer: TrainerPlace, found: Receivers) -> str | None:
@@ -106,11 +87,11 @@ def why_files_alone(trainer: TrainerPlace, found: Receivers) -> str | None:
         found: as in `choose`.
     """
     if not found.receivers:
-        return _none_receives(found, may_be_stock=False)
+        return _none_receives(found)
     return None if trainer.devices or trainer.shared else _OWN_MEMORY
 
 
-def _none_receives(found: Receivers, *, may_be_stock: bool) -> str:
+def _none_receives(found: Receivers) -> str:
     others = found.others
     if not others:
         return (
@@ -119,11 +100,7 @@ def _none_receives(found: Receivers, *, may_be_stock: bool) -> str:
         )
     more = len(others) - _NAMED
     names = ", ".join(others[:_NAMED]) + (f" and {more} more" if more > 0 else "")
-    stock = ", or let stock SGLang receive (refitd serve --sglang-stock-transfers)" if may_be_stock else ""
-    if may_be_stock and found.refusals:  # the operator lets it
-        engine, why = min(found.refusals.items())
-        stock = f"; without it {engine} takes no version over a process group: {why}"
-    return f"no engine of the run ({names}) has refitd inside: install it there (docs/plugin.md){stock}"
+    return f"no engine of the run ({names}) has refitd inside: install it there (docs/plugin.md)"
 
 
 def _without_backend(backend: str) -> str:

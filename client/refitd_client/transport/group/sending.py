@@ -43,15 +43,13 @@ class NoTransferError(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destination:
     """Whom a version is sent to: the `receivers` by name, through `backend`; `service_host` is the service's. `needs`
-    are the digests of what receivers need that do not need everything. `engines` are the URLs of engines without refitd
-    inside, which receive by endpoints of their own (`stock_sending`).
+    are the digests of what receivers need that do not need everything.
     """
 
     backend: Backend
     receivers: tuple[str, ...]
     service_host: str
     needs: Mapping[str, str] = field(default_factory=dict[str, str])
-    engines: tuple[str, ...] = ()
 
 
 class GroupSender:

@@ -30,7 +30,7 @@ _OF_RANKS = ".lender-*.lock"  # `offered_parts.is_lock_name`
 _KINDS = ((SET_FILE_LOCK, GET_FILE_LOCK), (fcntl.F_SETLK, fcntl.F_GETLK))
 _LOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
 _HELD: dict[Path, int] = {}  # by the file
-_TURN = threading.Lock()
+_TURN = threading.RLock()  # a signal handler or a finalizer may interrupt who holds it, and ask for it
 
 
 def begin(folder: Path) -> None:

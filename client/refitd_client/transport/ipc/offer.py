@@ -8,9 +8,8 @@
 
 (bytes in base64). The first line is the layout, and the same at each step as long as tensors stay where they are. It is
 in every offer, so that none depends on another; but a trainer writes it, and an engine reads it, once. `transfer` is
-there where the trainer also sends the tensors over a process group, to ranks that cannot open its memory, and `stock`
-where it sends them to engines without refitd inside. `"files": false` is there where no files are to follow if all
-engines take the tensors.
+there where the trainer also sends the tensors over a process group, to ranks that cannot open its memory.
+`"files": false` is there where no files are to follow if all engines take the tensors.
 
 Where each rank of a trainer lends its shards, a tensor has `parts`: strips of its bytes, each with a place of its own;
 its own place means nothing then. `lenders` are the locks that the other ranks hold while they live and lend
@@ -168,34 +167,20 @@ class GroupTransfer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     slices: dict[str, bytes] = {}
 
 
-class StockTransfer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How engines without refitd inside receive the tensors by their own endpoints, which the service calls.
-
-    `name` is drawn anew for each transfer, and is a secret of those that read the offer. `host` is the sender's
-    address, and `ports` where the service meets it, by the URLs of the engines.
-    """
-
-    name: str
-    backend: Literal["gloo", "nccl"]
-    host: str
-    ports: dict[str, int]
-
-
 class _Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """The second line. Releases that know of no transfers, and none without files, read it where it says neither."""
 
     version: str
     fingerprints: bytes
     transfer: GroupTransfer | None = None
-    stock: StockTransfer | None = None
     files: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
     """All tensors of a version. `fingerprints` are as manifests have them, in the layout's order; `line` is the layout
-    as the file has it; `transfer` says how ranks elsewhere receive them, `stock` how engines without refitd inside do,
-    None where they are not sent there. `files`: the version's files are to follow, also where all engines take it.
+    as the file has it; `transfer` says how ranks elsewhere receive them, None where they are not sent.
+    `files`: the version's files are to follow, also where all engines take it.
     """
 
     version: str
@@ -203,7 +188,6 @@ class Offer:
     fingerprints: tuple[int, ...]
     line: bytes = field(repr=False)
     transfer: GroupTransfer | None = None
-    stock: StockTransfer | None = None
     files: bool = True
 
     @property
@@ -233,7 +217,6 @@ def seal(offer: Offer, secret: bytes) -> bytes:
         version=offer.version,
         fingerprints=numbers,
         transfer=offer.transfer,
-        stock=offer.stock,
         files=offer.files,
     )
     body = b"\n".join((offer.line, msgspec.json.encode(contents)))
@@ -268,7 +251,6 @@ def unseal(data: bytes, secret: bytes, known: Offer | None = None) -> Offer:
         fingerprints=numbers,
         line=line,
         transfer=contents.transfer,
-        stock=contents.stock,
         files=contents.files,
     )
 

@@ -20,6 +20,7 @@ from refitd.diagnose.doctor.engines import (
     judge_places,
     judge_sharing,
     judge_start_up_model,
+    judge_variables_inside,
     sighting,
 )
 from refitd.diagnose.doctor.finding import CheckName, CheckVerdict, Finding, failed, warning
@@ -45,6 +46,7 @@ from refitd.discovery.place import EnginesFound
 from refitd.engine.http import NoReply
 from refitd.engine.port import Unreached
 from refitd.settings import Settings
+from refitd_client.contract.wire import Keeping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,12 +98,12 @@ async def _check(
     asked = await ask_engines(roster_of(settings, journal.engines, found))
     here = Listeners()
     processes = {one.name: await asyncio.to_thread(here.engine_at, one.spec.url) for one in asked}
-    findings = [*judge_root(facts, settings), *judge_service(settings, journal, running)]
+    told, keeps = await _ask_service(settings, here, running, url)
+    findings = [*judge_root(facts, settings, keeps), *judge_service(settings, journal, running)]
     if settings.database is not None:
         from refitd.diagnose.doctor.group import judge_group  # its driver is an extra
 
         findings += await asyncio.to_thread(lambda: list(judge_group(settings)))
-    told = await _ask_service(settings, here, running, url)
     findings += [*judge_durability(journal, settings.push), *told, *judge_places(answers)]
     findings += [finding for asked in await ask_stores(settings) for finding in judge_store(asked)]
     findings += [finding for hub in await ask_hubs(settings) for finding in judge_hub(hub, settings.run)]
@@ -117,8 +119,10 @@ async def _check(
     return findings
 
 
-async def _ask_service(settings: Settings, here: Listeners, running: str | None, named: str | None) -> list[Finding]:
-    """What the service answers: whether it takes the token, and what it says of its engines.
+async def _ask_service(
+    settings: Settings, here: Listeners, running: str | None, named: str | None
+) -> tuple[list[Finding], Keeping | None]:
+    """What the service answers: whether it takes the token, what it says of its engines, and what it keeps.
 
     Args:
         settings: with its address, if no other is named.
@@ -129,17 +133,18 @@ async def _ask_service(settings: Settings, here: Listeners, running: str | None,
     url = url_of(settings) if named is None else named
     stranger = await asyncio.to_thread(service_of_other_root, url, running, here)
     if stranger is not None:
-        return [stranger]
+        return [stranger], None
     if running is None and named is None:
-        return []
+        return [], None
     reply = await ask_service(settings, url)
     notice = judge_notice(url, reply)
     if isinstance(reply, NoReply) or notice.check is CheckName.LOCK:
-        return [notice]
+        return [notice], None
     overview = await ask_overview(settings, url)
     if isinstance(overview, Finding):
-        return [notice, overview]
-    return [notice, *judge_service_engines(overview.engines), *judge_faults(overview.faults)]
+        return [notice, overview], None
+    findings = [notice, *judge_service_engines(overview.engines), *judge_faults(overview.faults)]
+    return findings, overview.keeps
 
 
 async def _without_root(settings: Settings) -> list[Finding]:
@@ -159,7 +164,8 @@ def _of_engine(
     if isinstance(asked.seen, Unreached) or asked.seen.pulls:  # a host reads its own root, and loads nothing itself
         return list(judge_engine(asked))
     found = sighting(nonce, asked, process, journal.engines.get(asked.name))
-    return [*judge_engine(asked), judge_sharing(asked, nonce, found), judge_hugging_face(asked.name, process)]
+    inside = judge_variables_inside(asked, process, nonce)
+    return [*judge_engine(asked), *inside, judge_sharing(asked, nonce, found), judge_hugging_face(asked.name, process)]
 
 
 def _of_gpus(processes: Mapping[str, LocalProcess | None], trainer: int | None) -> list[Finding]:

@@ -22,6 +22,7 @@ from refitd.diagnose.doctor.finding import CheckName, CheckVerdict, Finding, fai
 from refitd.diagnose.doctor.processes import LocalProcess
 from refitd.diagnose.doctor.root import Nonce
 from refitd.diagnose.roster import Roster
+from refitd.diagnose.variables import unread
 from refitd.discovery.asking import ask
 from refitd.discovery.place import Answer, EnginesFound, Silent, parse_place
 from refitd.engine.engines_file import EngineSpec
@@ -32,12 +33,15 @@ from refitd.policy.contest import is_one_server
 from refitd.root.threads import RootThreads
 from refitd.settings import Settings
 from refitd.state.records import EngineRecord
+from refitd_client.contract.plugin import ASIDE, setting_fault
 from refitd_client.validation.reference import ReferenceRefusedError, read_reference
 
 _OFFLINE = "HF_HUB_OFFLINE"
 _TRUE = frozenset({"1", "true", "yes", "on"})
 SKEW_SECONDS = 5.0  # a Date header has whole seconds, and the call takes its time
+_PLAIN_TOO = " (of checkpoints without refit.json as well)"
 _UNTOLD = frozenset({"None", "?"})  # as they stand in a configuration, which is made to be compared
+ASIDE_FIX = "mend what it names in the server's environment or command; restart it"
 LOADS_WHOLE_FIX = "the runbook's RefitdLoadsThroughLoader says for which models that is so, and what to do about others"
 
 
@@ -152,15 +156,17 @@ def judge_start_up_model(asked: EngineAnswers) -> Iterator[Finding]:
         return
     fix = "name the same model in a folder that the service's user can read: --base-model DIR"
     try:
-        read_reference(Path(path))
+        found = read_reference(Path(path))
     except (FileNotFoundError, ReferenceRefusedError) as error:
         verdict, text = CheckVerdict.WARNING, f"without --base-model versions are rejected: {error}"
     except OSError as error:
         verdict = CheckVerdict.FAILED
         text = f"without --base-model no version has a verdict: user id {os.geteuid()} cannot read {path}: {error}"
     else:
-        yield good(CheckName.START_UP_MODEL, asked.name, f"versions are held against {path}")
-        return
+        if not found.warnings:
+            yield good(CheckName.START_UP_MODEL, asked.name, f"versions are held against {path}")
+            return
+        verdict, text = CheckVerdict.WARNING, f"versions are held against what is in {path}: {found.warnings[0]}"
     yield Finding(check=CheckName.START_UP_MODEL, subject=asked.name, verdict=verdict, text=text, fix=fix)
 
 
@@ -174,17 +180,23 @@ def _started_as(seen: Reached) -> str:
 
 def _plugin(name: str, seen: Reached) -> Finding:
     if seen.plugin is not None and seen.loader is not None and seen.loader.whole:
-        text = f"refitd {seen.plugin} inside it carries out its loads, {loads_whole(seen.server)}: {seen.loader.reason}"
+        whole = f"{loads_whole(seen.server)}: {seen.loader.reason}"
+        text = f"refitd {seen.plugin} inside it carries out its loads{_PLAIN_TOO}, {whole}"
         return warning(CheckName.PLUGIN, name, text, LOADS_WHOLE_FIX)
     if seen.plugin is not None:
-        text = f"refitd {seen.plugin} inside it carries out its loads, and takes deltas in place"
+        text = f"refitd {seen.plugin} inside it carries out its loads{_PLAIN_TOO}, and takes deltas in place"
         return good(CheckName.PLUGIN, name, text)
     if seen.stock_reason is None:  # none was looked for, as with adapters
         return good(CheckName.PLUGIN, name, f"its loads are {seen.server}'s own")
     if seen.stock_reason == NO_PLUGIN:
-        text = f"none speaks for it: its loads are {seen.server}'s own, and deltas reach it as copies"
+        text = f"none speaks for it: its loads are {seen.server}'s own{_PLAIN_TOO}, and deltas reach it as copies"
         return good(CheckName.PLUGIN, name, f"{text}; for updates as transactions, {_inside(seen)}")
-    text = f"its loads are {seen.server}'s own, though a plugin may be there: {seen.stock_reason}"
+    fault = setting_fault(seen.stock_reason)
+    if seen.stock_reason.startswith(ASIDE) or fault is not None:
+        text = f"refitd is inside it, and yet its loads are {seen.server}'s own{_PLAIN_TOO}: {seen.stock_reason}"
+        judge = warning if fault is None else failed
+        return judge(CheckName.PLUGIN, name, text, ASIDE_FIX)
+    text = f"its loads are {seen.server}'s own{_PLAIN_TOO}, though a plugin may be there: {seen.stock_reason}"
     return warning(CheckName.PLUGIN, name, text, _inside(seen))
 
 
@@ -255,6 +267,21 @@ def judge_sharing(asked: EngineAnswers, nonce: Nonce, found: Sighting) -> Findin
     text = "it cannot be proved before the first load: without a plugin an engine cannot say what it sees"
     fix = "run doctor on the engine's host, or install refitd into its environment (the plugin answers)"
     return unknown(CheckName.SHARED_FILES, asked.name, text, fix)
+
+
+def judge_variables_inside(asked: EngineAnswers, process: LocalProcess | None, nonce: Nonce) -> Iterator[Finding]:
+    """Whether refitd's variables in an engine's environment are called as they should be, and name this root."""
+    if process is None or process.environment is None or not isinstance(asked.seen, Reached):
+        return
+    for name, meant in unread(process.environment).items():
+        if meant is not None:
+            text = f"{name} stands in its environment, and nothing reads it"
+            yield warning(CheckName.PLUGIN, asked.name, text, f"did you mean {meant}?")
+    variable = f"REFITD_{asked.seen.server.upper()}_ROOT"
+    root = process.environment.get(variable, "").strip()
+    if root.startswith("/") and process.can_be_seen and process.reads(f"{root}/{nonce.path}") != nonce.text:
+        text = f"{variable} is '{root}', and its process does not see this root there"
+        yield failed(CheckName.PLUGIN, asked.name, text, "name the root as the server sees it, and restart the server")
 
 
 def judge_hugging_face(name: str, process: LocalProcess | None) -> Finding:

@@ -15,9 +15,11 @@ import httpx
 import psutil
 
 from refitd.engine.registry import KINDS
+from refitd_client.files.plain_file import read_plain
 
 PROC = Path("/proc")
 _ENGINES = re.compile("|".join(kind.programs for kind in KINDS))
+_MOST_BYTES = 2**20  # of a file
 _TAKES_A_WORD = frozenset({"-X", "-W"})  # options of Python
 
 
@@ -29,9 +31,9 @@ class LocalProcess:
     environment: Mapping[str, str] | None
 
     def reads(self, path: str) -> str | None:
-        """Read a file as the process sees it; None where there is none, or this user may not read it."""
+        """Read a small file as the process sees it; None where there is none, or this user may not read it."""
         with suppress(OSError, UnicodeDecodeError):
-            return (PROC / str(self.pid) / "root" / path.lstrip("/")).read_text()
+            return read_plain(PROC / str(self.pid) / "root" / path.lstrip("/"), _MOST_BYTES).decode()
         return None
 
     @property

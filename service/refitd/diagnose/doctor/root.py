@@ -5,6 +5,7 @@ A nonce is a random text in a file of the root: a process that can read it sees 
 
 import errno
 import logging
+import os
 import secrets
 import shutil
 import threading
@@ -22,6 +23,8 @@ from refitd.root.file_systems import Watch, root_file_system, wants_polling
 from refitd.settings import Settings
 from refitd.text import size_of
 from refitd_client.contract.naming import SERVICE_FOLDER
+from refitd_client.contract.wire import Keeping
+from refitd_client.validation.sealed import MANIFESTS
 
 NONCE_NAME = "nonce"
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -88,6 +91,7 @@ class RootFacts:
         event: whether a write gave an event.
         skew: the file system's clock less this host's, in seconds.
         free: room that is left.
+        keeps_manifests: whether the service's manifests, of folders that have none, can be written.
         version: size of the largest version; None without one.
         held: size of all versions, slots and copies on it.
     """
@@ -97,6 +101,7 @@ class RootFacts:
     event: bool
     skew: float
     free: int
+    keeps_manifests: bool
     version: int | None
     held: int
 
@@ -107,6 +112,7 @@ def look_at_root(root: Path, nonce: Nonce, base_model: Path | None) -> RootFacts
     file = root / nonce.path
     file.write_text(nonce.text)
     skew = file.stat().st_mtime - time.time()  # first: to wait for an event takes longer than a clock may be off
+    manifests = root / SERVICE_FOLDER / MANIFESTS
     models = [] if base_model is None else [weights for weights in [_weights(base_model)] if weights]
     return RootFacts(
         path=root,
@@ -114,6 +120,7 @@ def look_at_root(root: Path, nonce: Nonce, base_model: Path | None) -> RootFacts
         event=_gives_event(file),
         skew=skew,
         free=shutil.disk_usage(root).free,
+        keeps_manifests=not manifests.exists() or (manifests.is_dir() and os.access(manifests, os.W_OK | os.X_OK)),
         version=max([*sizes, *models], default=None),
         held=sum(sizes),
     )
@@ -166,13 +173,23 @@ def _weights(folder: Path) -> int:
 SKEW_SECONDS = 2.0
 
 
-def judge_root(facts: RootFacts, settings: Settings) -> Iterator[Finding]:
-    """What the observations mean."""
+def judge_root(facts: RootFacts, settings: Settings, keeps: Keeping | None = None) -> Iterator[Finding]:
+    """What the observations mean.
+
+    Args:
+        facts: the observations.
+        settings: doctor's own.
+        keeps: what the service that runs on the root says that it keeps; None where it does not say it.
+    """
     subject = str(facts.path)
     yield good(CheckName.ROOT, subject, f"can be written; it is on {facts.kind or 'a file system of unknown kind'}")
+    if not facts.keeps_manifests:
+        kept = f"{SERVICE_FOLDER}/{MANIFESTS}"
+        text = f"{kept} cannot be written: engines load checkpoints without refit.json as servers do by themselves"
+        yield failed(CheckName.ROOT, subject, text, f"let the service's user write {kept}")
     yield _events(facts, settings, subject)
     yield _clock(facts, subject)
-    yield _space(facts, settings, subject)
+    yield _space(facts, settings, keeps, subject)
 
 
 def _events(facts: RootFacts, settings: Settings, subject: str) -> Finding:
@@ -194,22 +211,24 @@ def _clock(facts: RootFacts, subject: str) -> Finding:
     return warning(CheckName.ROOT_CLOCK, subject, text, fix)
 
 
-def _space(facts: RootFacts, settings: Settings, subject: str) -> Finding:
+def _space(facts: RootFacts, settings: Settings, told: Keeping | None, subject: str) -> Finding:
     if facts.version is None:
         text = "how much room versions need is not known: there is none yet"
         fix = "name --base-model, whose size a version has"
         return unknown(CheckName.SPACE, subject, text, fix)
     what = "versions" if settings.lora is None else "adapters"
-    copies = settings.copies if settings.takes_deltas and settings.copies_folder is None else 0
-    kept = settings.keep_last + settings.slots + 1 + copies
+    keeps = told or settings.keeping
+    copies, budget = keeps.copies, keeps.disk_budget
+    kept = keeps.last + keeps.slots + 1 + copies
     needed, there = kept * facts.version, facts.free + facts.held
     of_deltas = f", {copies} copies for deltas" if copies else ""
+    whose = "as the service keeps them" if told is not None else "by doctor's own settings"
     text = (
-        f"{kept} {what} of {size_of(facts.version)} ({settings.keep_last} kept, {settings.slots} slots, 1 being written"
-        f"{of_deltas}) take {size_of(needed)}; there are {size_of(there)}"
+        f"{kept} {what} of {size_of(facts.version)} ({keeps.last} kept, {keeps.slots} slots, 1 being written"
+        f"{of_deltas}; {whose}) take {size_of(needed)}; there are {size_of(there)}"
     )
-    if settings.disk_budget is not None and needed > settings.disk_budget:
-        text, there = f"{text}, and --disk-budget is {size_of(settings.disk_budget)}", settings.disk_budget
+    if budget is not None and needed > budget:
+        text, there = f"{text}, and --disk-budget is {size_of(budget)}", budget
     if needed <= there:
         return good(CheckName.SPACE, subject, text)
     fix = "make room, or keep fewer: --keep-last, --slots" + (", --copies or --copies-folder" if copies else "")

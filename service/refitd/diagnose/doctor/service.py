@@ -22,16 +22,16 @@ import msgspec
 from refitd.api.options import LOOPBACK
 from refitd.api.tls import TlsFiles, expiry_fault
 from refitd.catalog.refusals import DOCTORS_RUN
-from refitd.diagnose.doctor.engines import LOADS_WHOLE_FIX, loads_whole
+from refitd.diagnose.doctor.engines import ASIDE_FIX, LOADS_WHOLE_FIX, loads_whole
 from refitd.diagnose.doctor.finding import CheckName, CheckVerdict, Finding, failed, good, unknown, warning
 from refitd.diagnose.doctor.processes import Listeners, is_service
 from refitd.diagnose.journal import JournalFacts
 from refitd.diagnose.preflight import faults_of
-from refitd.engine.http import NoReply, Reply, Transport
+from refitd.engine.http import OVERVIEW_BYTES, NoReply, Reply, Transport
 from refitd.settings import Settings
 from refitd.state.journal.condition import Corrupt, Missing, Newer, Sound, UnreadableJournal
 from refitd.state.journal.schema import SCHEMA_VERSION
-from refitd_client.contract.decoding import converted
+from refitd_client.contract.plugin import setting_fault
 from refitd_client.contract.states import EngineState
 from refitd_client.contract.wire import Engine, Faults, Overview
 from refitd_client.http.publisher_client import root_name
@@ -51,19 +51,11 @@ _OF_FAULTS: Mapping[str, tuple[CheckName, str]] = {
         "make room on the disk of the state folder; one that is being rebuilt needs nothing",
     ),
     "disk": (CheckName.SPACE, "unpin versions, close runs that have ended, or raise --disk-budget"),
-    "routers": (
-        CheckName.ENGINES,
-        "start the router, or mend --router: until then it sends requests to the engines that it listed last",
-    ),
     "folders": (CheckName.ROOT, "remove folders that are no versions, and close runs that have ended"),
     "upstream": (CheckName.UPSTREAM, "start the upstream, or name another one (--follow)"),
     "tls": (
         CheckName.TLS,
         "replace the files of --tls-cert, --tls-key, --tls-client-ca: no restart is needed",
-    ),
-    "relays": (
-        CheckName.ROOT,
-        "look at that host's memory, disk and link; others pull from it again once its refitd has been restarted",
     ),
     "push": (CheckName.STORE, "mend what the sentence names; refitd doctor tries the object store"),
 }
@@ -113,7 +105,7 @@ def _certificate(files: TlsFiles) -> Iterator[Finding]:
 
 
 def _secret_files(settings: Settings) -> Iterator[Finding]:
-    """Files that hold a token, a key, or a webhook's URL, which can be a secret too."""
+    """Files that hold a token or a key."""
     tokens = (
         settings.token_file,
         settings.read_token_file,
@@ -122,7 +114,7 @@ def _secret_files(settings: Settings) -> Iterator[Finding]:
     )
     keys = (settings.engine_key_file, settings.engine_admin_key_file)
     keys = (*keys, settings.tls_key, settings.client_key)
-    for file in (*tokens, *keys, settings.webhooks_file, settings.webhook_secret_file):
+    for file in (*tokens, *keys):
         if file is None:
             continue
         try:
@@ -223,10 +215,10 @@ async def ask_overview(settings: Settings, url: str) -> Overview | Finding:
     """Return what the service says of its engines and of itself, or why it does not."""
     tokens = settings.tokens()
     token = next(iter([*tokens.read, *tokens.write]), None)
-    reply = await service_at(url, token).get(_OVERVIEW, CALL_SECONDS)
+    reply = await service_at(url, token).get(_OVERVIEW, CALL_SECONDS, most=OVERVIEW_BYTES)
     try:
         if isinstance(reply, Reply) and reply.ok:
-            return converted(reply.data, Overview)
+            return reply.read_as(Overview)
         why = reply.reason if isinstance(reply, NoReply) else f"{_OVERVIEW} was answered with {reply.status}"
     except msgspec.ValidationError as error:
         why = f"{_OVERVIEW} was answered with something else: {error}"
@@ -268,6 +260,8 @@ def _verdict(engine: Engine) -> tuple[CheckVerdict, str | None]:
             return CheckVerdict.FAILED, f"{fix}; then 'refitd engines resync {engine.id}'"
         case EngineState.TAINTED | EngineState.NACKED:
             return CheckVerdict.WARNING, f"'refitd explain {engine.id}' says what was tried, and what comes next"
+        case _ if setting_fault(engine.stock_reason) is not None:
+            return CheckVerdict.FAILED, ASIDE_FIX
         case _ if engine.loads_whole:
             return CheckVerdict.WARNING, LOADS_WHOLE_FIX
         case _:

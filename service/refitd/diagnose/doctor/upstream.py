@@ -11,16 +11,15 @@ from dataclasses import dataclass
 import msgspec
 
 from refitd.diagnose.doctor.finding import CheckName, Finding, failed, good, unknown, warning
-from refitd.engine.http import NoReply, Reply, Transport
+from refitd.engine.http import OVERVIEW_BYTES, NoReply, Reply, Transport
 from refitd.settings import Settings
 from refitd_client.bucket.address import is_bucket_url
-from refitd_client.contract.decoding import converted
 from refitd_client.contract.wire import Overview, RunGlance
 
 CALL_SECONDS = 5.0
 _UNAUTHORISED = frozenset({401, 403})
 _INCOMPLETE = frozenset({400, 422})
-_REPORT = "/v1/followers/doctor"
+_REPORT = "/v1/hosts/doctor"
 _FIX = "give --follow-token-file a token of its --followers-token-file: followers are refused without it"
 
 
@@ -41,7 +40,7 @@ async def ask_hubs(settings: Settings) -> list[HubAnswers]:
 
 async def _ask(url: str, settings: Settings) -> HubAnswers:
     hub = Transport(url, api_key=settings.follow_token_file, admin_key=None, server="hub")
-    look = await hub.get("/v1/overview", CALL_SECONDS)
+    look = await hub.get("/v1/overview", CALL_SECONDS, most=OVERVIEW_BYTES)
     return HubAnswers(url=url, look=look, report=await hub.put(_REPORT, {}, CALL_SECONDS))
 
 
@@ -61,7 +60,7 @@ def judge_hub(asked: HubAnswers, run: str | None) -> Iterator[Finding]:
         yield failed(CheckName.UPSTREAM, url, f"the hub does not take this token for following ({refused})", _FIX)
         return
     try:
-        overview = converted(asked.look.data, Overview) if asked.look.ok else None
+        overview = asked.look.read_as(Overview) if asked.look.ok else None
     except msgspec.ValidationError:
         overview = None
     if overview is None:

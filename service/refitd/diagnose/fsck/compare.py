@@ -84,7 +84,7 @@ def _condition(journal: JournalFacts, disk: DiskFacts) -> Iterator[Disagreement]
                 yield note(
                     FsckKind.JOURNAL_REBUILDING,
                     str(journal.path),
-                    f"an empty journal was begun and is to be rebuilt: {origin.cause}",
+                    f"a journal was begun anew and is to be rebuilt: {origin.cause}",
                     "run the service: nothing is collected until it has listed the root and asked every engine",
                 )
         case Missing():
@@ -94,7 +94,7 @@ def _condition(journal: JournalFacts, disk: DiskFacts) -> Iterator[Disagreement]
             advice += f"the root's note of this one: {FORGOTTEN}"
             yield error(FsckKind.JOURNAL_CORRUPT, str(journal.path), f"corrupt: {reason}", advice)
         case Corrupt(reason):
-            advice = f"--repair moves it aside and begins an empty one: {FORGOTTEN}"
+            advice = f"--repair moves it aside and begins one with what can be read of it: {FORGOTTEN}"
             yield error(
                 FsckKind.JOURNAL_CORRUPT, str(journal.path), f"corrupt: {reason}", advice, Repair.REBUILD_JOURNAL
             )

@@ -40,7 +40,7 @@ class FsckKind(StrEnum):
     ENGINE_PAUSED = "engine-paused"
     ENGINE_UNPROVEN = "engine-unproven"
     LEASE_DANGLING = "lease-dangling"
-    ROLLOUT_DANGLING = "rollout-dangling"
+    UPDATE_DANGLING = "update-dangling"
     INCOMING_ABANDONED = "incoming-abandoned"
     INCOMING_UNREADABLE = "incoming-unreadable"
     TRASH_LEFT = "trash-left"
@@ -56,7 +56,7 @@ class FsckKind(StrEnum):
 class Repair(StrEnum):
     """What `--repair` does. The finding's subject says to what."""
 
-    REBUILD_JOURNAL = "rebuild-journal"  # moves what is there aside, and begins an empty one
+    REBUILD_JOURNAL = "rebuild-journal"  # moves what is there aside, and begins one with what can be read of it
     MARK_LOST = "mark-lost"
     FINISH_RECLAIM = "finish-reclaim"
     CLOSE_ATTEMPT = "close-attempt"  # its engine counts as TAINTED

@@ -17,8 +17,7 @@ from refitd.root.outcome import Incoming, Slot
 from refitd.root.scan import MAX_DEPTH, Listing, ListingFailed
 from refitd.state.copy import Copy
 from refitd.state.version import VersionRecord
-from refitd_client.checkpoint.opening import ChangedError, FileStat, Folder, OpeningRefusedError
-from refitd_client.contract.manifest import digest_of_files
+from refitd_client.checkpoint.opening import FileStat
 from refitd_client.contract.naming import (
     INCOMING_PREFIX,
     SERVICE_FOLDER,
@@ -29,8 +28,7 @@ from refitd_client.contract.naming import (
 )
 from refitd_client.contract.states import VersionState
 from refitd_client.fingerprint import to_text
-from refitd_client.validation.contents import read_contents
-from refitd_client.validation.examine import structure, to_read
+from refitd_client.validation.examine import read_again, structure
 
 TRASH_PATH = f"{SERVICE_FOLDER}/{TRASH}"
 
@@ -123,7 +121,7 @@ async def look_at_disk(
     progress.say("listing the root")
     listing = await files.scan()
     signatures = await files.signatures(sorted({version.path for version in versions}))
-    sealed = [v for v in versions if v.state is VersionState.SEALED and signatures[v.path] == v.signature]
+    sealed = [v for v in versions if v.state is VersionState.SEALED and isinstance(signatures[v.path], str)]
     digests: dict[str, str | Unreadable] = {}
     if deep:
         progress.expect(sum(version.bytes or 0 for version in sealed))
@@ -159,17 +157,10 @@ async def look_at_disk(
 
 async def _digest(root: Path, path: str, progress: CheckProgress) -> str | Unreadable:
     stop = Event()
-
-    def read() -> str:
-        seen = structure(root, path)
-        with Folder(root, path) as folder:
-            files = to_read(seen)
-            digests = read_contents(folder, files, seen.headers, stop=stop, on_read=progress.read).digests
-        return digest_of_files({name: (files[name].size, digest) for name, digest in digests.items()})
-
     try:
-        return await asyncio.to_thread(read)
-    except (OSError, OpeningRefusedError, ChangedError) as error:
+        found = await asyncio.to_thread(read_again, root, path, stop=stop, on_read=progress.read)
+        return found.digest or Unreadable(found.fault or path)
+    except OSError as error:
         return Unreadable(str(error))
     finally:
         stop.set()  # when this is cancelled, the thread would read on to the end

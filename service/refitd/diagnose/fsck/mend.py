@@ -19,12 +19,12 @@ from refitd.policy.holdings import Holdings
 from refitd.policy.leases import leases
 from refitd.reclaim.facts import StoreFacts
 from refitd.reclaim.folders import DiskFolders
-from refitd.rollout.targets import Targets
 from refitd.root.outcome import Refused
 from refitd.settings import Settings
 from refitd.state.journal.journal import JournalError
 from refitd.state.records import EngineRecord
 from refitd.state.store import Store
+from refitd.update.targets import Targets
 from refitd_client.contract.states import EngineState, VersionState
 
 

@@ -29,7 +29,7 @@ def compare_versions(journal: JournalFacts, disk: DiskFacts) -> Iterator[Disagre
         yield from _of_sealed(version, disk)
         yield from _baseless(version, journal)
     yield from _reclaimed(journal, disk)
-    yield from _rollouts(journal)
+    yield from _updates(journal)
     if isinstance(journal.condition, Sound):
         yield from _unknown(journal, disk.listing)
 
@@ -45,7 +45,7 @@ def _of_sealed(version: VersionRecord, disk: DiskFacts) -> Iterator[Disagreement
         yield warning(FsckKind.VERSION_UNREADABLE, version.id, text, advice)
     elif found is None:
         yield _lost(version, FsckKind.VERSION_GONE, f"{version.path} is gone, and the journal says SEALED")
-    elif found != version.signature:
+    elif found != version.signature and digest != version.digest:
         yield _lost(version, FsckKind.VERSION_CHANGED, f"{version.path} has changed since it was sealed")
     elif isinstance(digest, Unreadable):
         text = f"{version.path} cannot be read to its end: {digest.reason}"
@@ -90,13 +90,13 @@ def _reclaimed(journal: JournalFacts, disk: DiskFacts) -> Iterator[Disagreement]
             )
 
 
-def _rollouts(journal: JournalFacts) -> Iterator[Disagreement]:
-    for rollout in journal.rollouts:
-        if rollout.version not in journal.versions:
+def _updates(journal: JournalFacts) -> Iterator[Disagreement]:
+    for update in journal.updates:
+        if update.version not in journal.versions:
             yield warning(
-                FsckKind.ROLLOUT_DANGLING,
-                rollout.run,
-                f"rollout {rollout.number} goes to {rollout.version}, which the journal does not know",
+                FsckKind.UPDATE_DANGLING,
+                update.run,
+                f"update {update.number} goes to {update.version}, which the journal does not know",
                 "the service begins another one to the newest good version",
             )
 

@@ -18,11 +18,12 @@ from collections.abc import Collection, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from refitd.engine.plugin.rank_group import shown
+from refitd_client.contract.decoding import plain_json
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.plugin import ENGINES_FOLDER, MAX_LINE, is_socket_name
 from refitd_client.files.plain_file import open_folder
@@ -31,6 +32,7 @@ _ROOT = 0
 _SO_PEERGROUPS = 59  # Linux 4.13; Python has no name for it
 _MOST_GROUPS = 65536
 _CREDENTIALS = struct.Struct("3i")
+_MOST_VALUES = 1000  # of a reply
 MOST_SOCKETS = 512  # the newest: the others are leftovers
 
 
@@ -173,9 +175,12 @@ async def _asked(
     if not line.endswith(b"\n"):
         raise ChannelError("broke off without an answer")
     try:
-        return msgspec.json.decode(line, type=dict[str, Any])
+        reply = plain_json(line, _MOST_VALUES)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise ChannelError("answered something that is no JSON object") from error
+        raise ChannelError("answered something that is no JSON object, or a large one") from error
+    if not isinstance(reply, dict):
+        raise ChannelError("answered something that is no JSON object")
+    return cast("dict[str, Any]", reply)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import msgspec
 
 from refitd.engine.port import LoaderUse
 from refitd_client.contract.decoding import converted
-from refitd_client.contract.plugin import PROTOCOL, Handshake
+from refitd_client.contract.plugin import ASIDE, PROTOCOL, Handshake
 from refitd_client.contract.receivers import Receiver
 
 _SHOWN = 200  # characters of a foreign text in a sentence
@@ -123,7 +123,7 @@ def rank_group_of(launch: Launch, found: Sequence[Member], faults: Sequence[str]
             "apart: give them different ports"
         )
     if aside := [member.handshake for member in mine if member.handshake.state != "on"]:
-        return Stock(f"the plugin stands aside: {shown(aside[0].reason)}")
+        return Stock(f"{ASIDE}: {shown(aside[0].reason)}")
     if len(mine) < launch.seats:
         few = f"only {len(mine)} of its {launch.seats} ranks answer for the plugin"
         return Stock("; ".join([few, *faults[:1]]))

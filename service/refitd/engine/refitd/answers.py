@@ -1,114 +1,29 @@
-"""What a host answers, and what it means for the rollout: no call is made here."""
+"""What a host's report means for the reconciler."""
 
-from dataclasses import dataclass, replace
-
-import msgspec
+from collections.abc import Callable
+from dataclasses import replace
 
 from refitd.engine.fingerprints import comparable
-from refitd.engine.http import NoReply, Reply
 from refitd.engine.port import Process as ServerProcess
 from refitd.engine.port import Reached, Unreached
-from refitd_client.contract.decoding import converted
-from refitd_client.contract.follow import Following, HostTrialResult
+from refitd_client.contract.follow import Following
 from refitd_client.contract.hosts import HostEngines, OrderState
-from refitd_client.contract.naming import parse_version_id, version_folder
+from refitd_client.contract.naming import parse_version_id, version_folder, version_label
 
 NOTHING_PROVED = "(nothing that is proved)"
-_UNAUTHORISED = frozenset({401, 403})
-_NOT_THERE = 404
-_LATER = frozenset({408, 429, 500, 502, 503, 504, 507})
-_OTHER_LEAD = "urn:refitd:problem:order-refused"
-_OVERTAKEN = "urn:refitd:problem:order-overtaken"
-_REFITD = "urn:refitd:problem:"
-_FIX = "start the service there with --follow and the URL of this one, and with --engine for its engines"
+FIX = "look at the service there: it reports to what its --follow names, and its --engine names its engines"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoAnswer:
-    """An answer that cannot be used: why, in a sentence, and what to do.
-
-    Attributes:
-        reason: a sentence.
-        advice: what an operator can do about it, "" for nothing.
-        recognised: a refitd is there.
-        later: asking again may help, since nothing was decided.
-        led: another service leads the host.
-        overtaken: an order, since which the host has obeyed another.
-    """
-
-    reason: str
-    advice: str = ""
-    recognised: bool = False
-    later: bool = True
-    led: bool = False
-    overtaken: bool = False
-
-
-def following(reply: Reply | NoReply, url: str) -> Following | NoAnswer:
-    """What a host says of itself.
-
-    Args:
-        reply: to `GET /v1/follow`, or to an order.
-        url: of the host.
-    """
-    if isinstance(reply, NoReply):
-        return NoAnswer(reason=reply.reason, advice="start it, or correct its URL, its token's file or --engine-allow")
-    if not reply.ok:
-        return _refused(reply, url)
-    try:
-        return converted(reply.data, Following)
-    except msgspec.ValidationError as error:
-        return NoAnswer(reason=f"{url}/v1/follow answered in another form: {error}", advice="is it a refitd?")
-
-
-def _refused(reply: Reply, url: str) -> NoAnswer:
-    kind = str((reply.data or {}).get("type", ""))
-    is_refitd = kind.startswith(_REFITD)
-    if reply.status in _UNAUTHORISED:
-        advice = "give the host's tokens: --engine-key-file opens what looks, --engine-admin-key-file what changes"
-        return NoAnswer(
-            reason=f"{url} answered {reply.status}: {reply.short_message}",
-            advice=advice,
-            recognised=is_refitd,
-            later=False,
-        )
-    if reply.status == _NOT_THERE and is_refitd:
-        return NoAnswer(reason=f"the refitd at {url} follows no upstream", advice=_FIX, recognised=True, later=False)
-    reason = f"{url} answered {reply.status}: {reply.short_message}"
-    overtaken = kind == _OVERTAKEN
-    return NoAnswer(
-        reason=reason,
-        recognised=is_refitd,
-        later=overtaken or reply.status in _LATER,
-        led=kind == _OTHER_LEAD,
-        overtaken=overtaken,
-        advice="see its log",
-    )
-
-
-def trial_fault(reply: Reply | NoReply) -> str | None:
-    """What is wrong with a host's trial; None where nothing is."""
-    if isinstance(reply, NoReply):
-        return reply.reason
-    if not reply.ok:
-        return f"the host answered {reply.status}: {reply.short_message}"
-    try:
-        return converted(reply.data, HostTrialResult).fault
-    except msgspec.ValidationError as error:
-        return f"the host answered in another form: {error}"
-
-
-def reached(told: Following, root: str, address: str | None) -> Reached | Unreached:
-    """What a probe says of a host that has answered.
+def reached(told: Following, root: str) -> Reached | Unreached:
+    """What a probe says of a host that reports.
 
     Args:
         told: what it says of itself.
         root: the root as engines of this kind are said to see it: versions are named by their paths in it.
-        address: where the connection went.
     """
     if told.order is OrderState.AWAY or told.host is None or not told.host.count:
         why = told.order_reason or "it has no engine"
-        return Unreached(reason=f"the host {told.follower} answers, and {why}", advice=_FIX, recognised=True)
+        return Unreached(reason=f"the host {told.follower} reports, and {why}", advice=FIX, recognised=True)
     path, label = named(told.serves, root)
     return Reached(
         model_path=path,
@@ -117,12 +32,31 @@ def reached(told: Following, root: str, address: str | None) -> Reached | Unreac
         configuration=told.configuration,
         startup_path=None,
         process=ServerProcess(started=told.process),
-        address=address,
         server="refitd",
         pulls=True,
         host=picture(told),
         serves=told.serves,
         desires=told.desired,
+    )
+
+
+def of_these(told: Following, digest_of: Callable[[str], str | None]) -> Following:
+    """What a host says, without the versions of which it has others than this service, by their digests.
+
+    Args:
+        told: what it says of itself.
+        digest_of: a version here, by its id; None where it is not known.
+    """
+    other = {id_ for id_, digest in told.digests.items() if digest_of(id_) not in {None, digest}}
+    if not other:
+        return told
+    serves = None if told.serves in other else told.serves
+    return replace(
+        told,
+        desired=None if told.desired in other else told.desired,
+        ordered=None if told.ordered in other else told.ordered,
+        serves=serves,
+        proof=None if serves is None else told.proof,
     )
 
 
@@ -147,12 +81,12 @@ def waits_itself(told: Following) -> bool:
 
 
 def named(version: str | None, root: str) -> tuple[str, str | None]:
-    """The path and label by which the rollout knows a version that a host serves."""
+    """The path and label by which the reconciler knows a version that a host serves."""
     parsed = parse_version_id(version or "")
     if parsed is None:
         return NOTHING_PROVED, None
     run, order = parsed
-    return f"{root}/{run}/{version_folder(order)}", str(order.step)
+    return f"{root}/{run}/{version_folder(order)}", version_label(order)
 
 
 def doubt(proof: str | None, expected: str | None, not_expected: str | None) -> str | None:

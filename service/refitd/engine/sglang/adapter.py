@@ -8,7 +8,7 @@ The transaction of one refit, and what is sent when it breaks off:
     pause     broke off → resume, contents are known
     load      refused → prove untouched → resume; unclear → nothing: the engine stays paused, its contents are unknown
     verify    doubt → nothing, likewise
-    resume    lost → reported in the result, and the rollout tries again
+    resume    lost → reported in the result, and the reconciler tries again
 
 A server that prefills for others, or decodes for them, takes these steps together with them (`unit.py`).
 
@@ -57,7 +57,7 @@ from refitd.engine.sglang.info import (
 from refitd.engine.sglang.obstacles import draft_of, obstacles, refusal
 from refitd.engine.sglang.reply import NotFlushed, fingerprint, what_happened
 from refitd.engine.sglang.stores import PrefixStores, clear
-from refitd.engine.sglang.verify import TRIAL, TRIAL_SECONDS, Says, doubt, trial_fault
+from refitd.engine.sglang.verify import OTHER_TENSORS, TRIAL, TRIAL_SECONDS, Says, doubt, trial_fault
 
 _NEVER_TOLD = (None, "default")  # labels of a server that was never given one
 
@@ -251,8 +251,8 @@ class SglangEngine:
         return recorded if recorded is not None and not recorded.startswith(BY_PLUGIN) else await self._contents()
 
     async def _pause(self, target: Target) -> NoReply | str | None:
-        # Answers say which part came from which label. Where a trainer did a step again the label stays as it is: no
-        # answer may continue through such a load, since its parts could not be told apart afterwards.
+        # Answers say which part came from which label. The same step of another run has the same label: no answer may
+        # continue through such a load, since its parts could not be told apart afterwards.
         says = self._last
         is_renewed = says is not None and says.weight_version == target.label and says.model_path != target.path
         mode = self._dialect.pause_mode("abort" if is_renewed else self._pause_mode)
@@ -354,7 +354,9 @@ class SglangEngine:
         if reason is not None:
             # A load of ours that fails leaves the old name or the new one.
             names = {target.path, None if self._last is None else self._last.model_path, self._startup_path}
-            return replace(_tainted(f"loaded, but {reason}", watch), overwritten=info.model_path not in names)
+            given = contents if reason == OTHER_TENSORS else None
+            tainted = _tainted(f"loaded, but {reason}", watch)
+            return replace(tainted, overwritten=info.model_path not in names, fingerprint=given)
         self._last = info
         with watch.during(Stage.RESUME):
             resumed = await self._resume_after_refit()

@@ -2,10 +2,10 @@
 
 import asyncio
 
-from refitd.engine.http import NoReply, Reply, Transport
+from refitd.engine.http import CHECKSUMS_BYTES, NoReply, Reply, Transport
 from refitd.engine.load_reply import Untouched
 from refitd.engine.sglang.reply import was_done, what_happened
-from refitd.engine.sglang.verify import digest_of
+from refitd.engine.sglang.verify import checksums_in, digest_of
 
 CALL_SECONDS = 30.0  # pause, resume, flush: seconds at most on a server that works
 FLUSH_EVERY_SECONDS = 0.05
@@ -47,10 +47,16 @@ async def resume(http: Transport) -> bool:
 
 async def contents(http: Transport) -> str | NoReply | None:
     """The fingerprint of what it holds, by its own checksums; None where it does not tell."""
-    reply = await http.post("/weights_checker", {"action": "checksum"}, CHECK_SECONDS)
+    reply = await checksums(http)
     if isinstance(reply, NoReply):
         return reply
-    return digest_of(reply.data.get("ranks")) if reply.ok and reply.data is not None else None
+    found = await asyncio.to_thread(checksums_in, reply)
+    return None if found is None else await asyncio.to_thread(digest_of, found)
+
+
+async def checksums(http: Transport) -> Reply | NoReply:
+    """Ask for the checksums of all tensors."""
+    return await http.post("/weights_checker", {"action": "checksum"}, CHECK_SECONDS, most=CHECKSUMS_BYTES)
 
 
 async def settle(http: Transport, within: float) -> str | None:

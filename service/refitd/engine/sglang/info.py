@@ -28,7 +28,6 @@ from refitd.engine.http import NoReply, Reply
 from refitd.engine.plugin.rank_group import Launch
 from refitd.engine.port import Process
 from refitd.engine.sglang.stores import PrefixStores, read_stores
-from refitd_client.contract.decoding import converted
 
 OLDEST = (0, 5, 7)
 LOADS_DRAFTS = (0, 5, 11)
@@ -190,7 +189,6 @@ class SglangServerInfo:
         drafts: whether a draft model proposes tokens, or draft layers do; `draft_path` is where it was loaded from.
         role: "prefill" or "decode" where these are apart, None for a server that does both.
         bootstrap_port: where a prefill server is asked for keys and values.
-        device: the kind that its tensors are on, such as "cuda" or "cpu"; "" where it does not say.
     """
 
     version: str
@@ -207,7 +205,6 @@ class SglangServerInfo:
     draft_path: str | None = None
     role: str | None = None
     bootstrap_port: int | None = None
-    device: str = ""
 
 
 def read_model_info(reply: Reply | NoReply, url: str) -> ModelInfo | str:
@@ -215,7 +212,7 @@ def read_model_info(reply: Reply | NoReply, url: str) -> ModelInfo | str:
     if isinstance(fault := _fault(reply, url, "/model_info"), str):
         return fault
     try:
-        return converted(fault.data, ModelInfo)
+        return fault.read_as(ModelInfo)
     except msgspec.ValidationError as error:
         return f"{url} is no SGLang server: its /model_info has another form ({error})"
 
@@ -225,7 +222,7 @@ def read_server_info(reply: Reply | NoReply, url: str) -> SglangServerInfo | str
     if isinstance(fault := _fault(reply, url, "/server_info"), str):
         return fault
     try:
-        launch = converted(fault.data, _Launch)
+        launch = fault.read_as(_Launch)
     except msgspec.ValidationError as error:
         return f"{url} is no SGLang server: its /server_info has another form ({error})"
     if launch.tokenizer_worker_num > 1:
@@ -246,7 +243,6 @@ def read_server_info(reply: Reply | NoReply, url: str) -> SglangServerInfo | str
         draft_path=launch.speculative_draft_model_path,
         role=None if launch.disaggregation_mode in {None, "null"} else launch.disaggregation_mode,
         bootstrap_port=launch.disaggregation_bootstrap_port,
-        device=launch.device or "",
     )
 
 

@@ -6,7 +6,6 @@ from refitd.engine.kind import EngineKind, EngineServer
 from refitd.engine.port import EnginePort
 from refitd.engine.sglang.adapter import SglangEngine
 from refitd.engine.sglang.adapters import SglangAdapters
-from refitd.engine.sglang.group_adapter import SglangGroupEngine
 from refitd.engine.sglang.info import PAUSE_MODES
 from refitd.engine.sglang.unit import SglangMember, SglangUnit
 
@@ -38,7 +37,7 @@ def _connect(server: EngineServer) -> EnginePort:
     }
     if server.pair:
         return SglangUnit([SglangMember(url, **options) for url in (server.url, *server.pair)])
-    return (SglangGroupEngine if access.sglang_stock_transfers else SglangEngine)(server.url, **options)
+    return SglangEngine(server.url, **options)
 
 
 # Modules, scripts, and what SGLang calls its own processes (sglang::tokenizer_worker); the embedded engine imitates it.

@@ -20,7 +20,6 @@ import msgspec
 
 from refitd.engine.http import NoReply, Reply, Transport
 from refitd.engine.port import Obstacle
-from refitd_client.contract.decoding import converted
 
 CLEAR_SECONDS = 120.0  # the file backend deletes one file for each page
 ROUTE, OLD_ROUTE = "/hicache/storage-backend/clear", "/clear_hicache_storage_backend"
@@ -66,7 +65,7 @@ class PrefixStores:
 def read_stores(server_info: Reply) -> PrefixStores:
     """What a server says of its stores; none where it says it in another form."""
     try:
-        flags = converted(server_info.data, _Flags)
+        flags = server_info.read_as(_Flags)
     except msgspec.ValidationError:
         return PrefixStores(unclearable="a cache of a kind that refitd does not know")
     hicache, backend = bool(flags.enable_hierarchical_cache), flags.hicache_storage_backend

@@ -1,7 +1,7 @@
 """Several SGLang servers that are updated as one: some prefill prompts, and hand the keys and values to others, which
 decode. Keys and values of one policy must never be decoded by another (ADR 17).
 
-To the rollout a unit is one engine, with one record and one proof. A refit of it:
+To the reconciler a unit is one engine, with one record and one proof. A refit of it:
 
     prepare   each member, while all serve
     pause     all, each with `abort`, until a flush shows that no request in it holds keys and values

@@ -14,8 +14,8 @@ import xxhash
 from refitd.engine.fingerprints import comparable
 from refitd.engine.http import NoReply, Reply
 from refitd.engine.port import Target
-from refitd_client.contract.decoding import converted
 
+OTHER_TENSORS = "its tensors are not those that a clean load of this version gave"
 TRIAL_SECONDS = 60.0
 TRIAL: dict[str, Any] = {
     "input_ids": [1, 2, 3],  # in every vocabulary, and no tokenizer is needed
@@ -50,7 +50,7 @@ def doubt(says: Says, target: Target, *, unchanged: bool) -> str | None:
         return None
     recorded = target.fingerprint if comparable(says.fingerprint, target.fingerprint) else None
     if recorded is not None and says.fingerprint != recorded:
-        return "its tensors are not those that a clean load of this version gave"
+        return OTHER_TENSORS
     if recorded is None and says.fingerprint == target.not_fingerprint:
         return "its tensors have not changed, and the files of the two versions differ"
     return None
@@ -60,20 +60,23 @@ class _Rank(msgspec.Struct):
     checksums: dict[str, str]
 
 
-def checksums_in(ranks: object) -> list[dict[str, str]] | None:
+class _Ranks(msgspec.Struct):
+    ranks: list[_Rank]
+
+
+def checksums_in(reply: Reply) -> list[dict[str, str]] | None:
     """The checksums of each rank's tensors, by their names; None where the reply has none. Ranks come in any order."""
+    if not reply.ok:
+        return None
     try:
-        checksums = [rank.checksums for rank in converted(ranks, list[_Rank])]
+        checksums = [rank.checksums for rank in reply.read_as(_Ranks).ranks]
     except msgspec.ValidationError:
         return None
     return checksums if checksums and all(checksums) else None
 
 
-def digest_of(ranks: object) -> str | None:
-    """One digest over all ranks' tensors; None where the reply has no checksums."""
-    checksums = checksums_in(ranks)
-    if checksums is None:
-        return None
+def digest_of(checksums: list[dict[str, str]]) -> str:
+    """One digest over all ranks' tensors."""
     each = sorted(msgspec.json.encode(rank, order="sorted") for rank in checksums)
     return f"xxh3:{xxhash.xxh3_128(b''.join(each)).hexdigest()}"
 
@@ -114,7 +117,7 @@ def _read_trial(reply: Reply | NoReply) -> _Meta | str:
     if not reply.ok:
         return f"a trial was answered {reply.status}: {reply.short_message}"
     try:
-        meta = converted(reply.data, _Answer).meta_info
+        meta = reply.read_as(_Answer).meta_info
     except msgspec.ValidationError as error:
         return f"the answer to a trial cannot be read: {error}"
     if not meta.output_token_logprobs:

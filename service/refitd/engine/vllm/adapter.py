@@ -12,7 +12,7 @@ The transaction of one refit, and what is sent when it breaks off:
               after a failure one that succeeds is followed by another
     verify    caches emptied and the label set, at once, digests compared; doubt → the engine stays paused, its contents
               are unknown
-    resume    lost → reported in the result, and the rollout tries again
+    resume    lost → reported in the result, and the reconciler tries again
     answers   only where its digests do not cover all parameters: a fixed prompt is scored, for which it has to run.
               Doubt → it is paused again, its contents are unknown
 
@@ -262,8 +262,8 @@ class VllmEngine:
         return None if recorded is None else replace(last, fingerprint=recorded)
 
     def _mode_for(self, target: Target) -> str:
-        # Where a trainer did a step again the label stays as it is: no answer may continue through such a load, since
-        # its parts could not be told apart afterwards.
+        # The same step of another run has the same label: no answer may continue through such a load, since its parts
+        # could not be told apart afterwards.
         renewed = self._last is not None and self._last.label == target.label and self._last.path != target.path
         return "abort" if renewed else self._mode
 
@@ -377,7 +377,7 @@ class VllmEngine:
             # While they were computed another program may have labelled what it has loaded: they are of that.
             doubt = await calls.relabelled(self._http, target.label)
         if doubt is not None:
-            return _doubted(doubt, watch)
+            return replace(_doubted(doubt, watch), fingerprint=found if doubt == proof.OTHER_PARAMETERS else None)
         with watch.during(Stage.RESUME):
             resumed = await asyncio.shield(self.resume())
         if found is None and resumed:

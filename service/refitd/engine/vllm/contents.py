@@ -20,7 +20,6 @@ import xxhash
 from refitd.engine.fingerprints import ANSWERED, BY_PLUGIN, CHECKED
 from refitd.engine.http import NoReply, Reply
 from refitd.engine.vllm.info import is_dead, said
-from refitd_client.contract.decoding import converted
 
 NEAR = 0.5  # natural logarithms: two log-probabilities of one token that differ by more are of different weights
 PROMPT = [*range(1, 17)]  # token ids in every vocabulary; no tokenizer is needed
@@ -54,7 +53,7 @@ def read_digests(reply: Reply | NoReply) -> Digests | NoReply | None:
     if isinstance(reply, NoReply):
         return reply
     try:
-        found = converted(reply.data, _Checksums).checksums if reply.ok else {}
+        found = reply.read_as(_Checksums).checksums if reply.ok else {}
     except msgspec.ValidationError:
         return None
     covered = {name: digest for name, digest in found.items() if digest != _OF_NOTHING}
@@ -91,7 +90,7 @@ def read_trial(reply: Reply | NoReply) -> Scores | str:
         what = "its engine has died" if is_dead(reply) else f"{reply.status}: {said(reply)}"
         return f"a trial was answered with an error: {what}"
     try:
-        choices = converted(reply.data, _Completion).choices
+        choices = reply.read_as(_Completion).choices
     except msgspec.ValidationError as error:
         return f"the answer to a trial cannot be read: {error}"
     found = choices[0].logprobs.token_logprobs[1:] if choices else []

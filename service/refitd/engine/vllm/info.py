@@ -20,7 +20,6 @@ from refitd.engine.http import NoReply, Reply
 from refitd.engine.plugin.rank_group import Launch
 from refitd.engine.port import Obstacle, Process
 from refitd.text import one_line
-from refitd_client.contract.decoding import converted
 
 DEV_MODE = "VLLM_SERVER_DEV_MODE=1"
 OLDEST = "0.27.1"
@@ -277,7 +276,7 @@ def _read(reply: Reply | NoReply, form: type[_Form], url: str, path: str) -> _Fo
     if not reply.ok:
         return f"{url}{path} answered {reply.status}: {said(reply)}"
     try:
-        return converted(reply.data, form)
+        return reply.read_as(form)
     except msgspec.ValidationError as error:
         return f"{url} is no vLLM server: its {path} has another form ({error})"
 

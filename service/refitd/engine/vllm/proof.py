@@ -1,6 +1,8 @@
 """Asking a vLLM server what it holds, and holding that against what it should. `contents` reads the answers."""
 
-from refitd.engine.http import CallFailure, NoReply, Reply, Transport
+import asyncio
+
+from refitd.engine.http import CHECKSUMS_BYTES, CallFailure, NoReply, Reply, Transport
 from refitd.engine.port import Target
 from refitd.engine.vllm.calls import CALL_SECONDS
 from refitd.engine.vllm.contents import TRIAL, Digests, agree, fingerprint, read_digests, read_trial
@@ -8,11 +10,15 @@ from refitd.engine.vllm.info import CHECKER, read_label
 
 CHECK_SECONDS = 120.0  # to hash all parameters
 TRIAL_SECONDS = 60.0
+OTHER_PARAMETERS = "its parameters are not those that a clean load of this version gave"
 
 
 async def digests_of(http: Transport, *, checker: bool) -> Digests | NoReply | None:
     """The server's digests of its parameters; None where it has none (`checker`: it has the route)."""
-    return read_digests(await http.post(CHECKER, {"action": "checksum"}, CHECK_SECONDS)) if checker else None
+    if not checker:
+        return None
+    reply = await http.post(CHECKER, {"action": "checksum"}, CHECK_SECONDS, most=CHECKSUMS_BYTES)
+    return await asyncio.to_thread(read_digests, reply)
 
 
 async def ask(http: Transport, adapter: str | None = None) -> Reply | NoReply:
@@ -90,7 +96,7 @@ def doubt(found: str | None, target: Target, *, unchanged: bool) -> str | None:
     """
     same = None if found is None or target.fingerprint is None else agree(found, target.fingerprint)
     if same is False:
-        return "its parameters are not those that a clean load of this version gave"
+        return OTHER_PARAMETERS
     if same is None and found is not None and found == target.not_fingerprint:
         return "its parameters have not changed, and the files of the two versions differ"
     if not unchanged and not same:

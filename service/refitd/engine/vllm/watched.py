@@ -11,7 +11,7 @@ before it may be starting again.
 import asyncio
 from typing import Any
 
-from refitd.engine.http import CallFailure, Key, NoReply, Reply, Transport
+from refitd.engine.http import MAX_BODY_BYTES, CallFailure, Key, NoReply, Reply, Transport
 
 LOOK_EVERY_SECONDS = 1.0
 LOOK_SECONDS = 5.0
@@ -22,12 +22,12 @@ class WatchedTransport(Transport):
     """A `Transport` that gives up a call that nothing will answer. While a long call is open, it looks each second."""
 
     async def _call(
-        self, method: str, path: str, body: dict[str, Any] | None, key: Key, within: float
+        self, method: str, path: str, body: dict[str, Any] | None, key: Key, within: float, most: int = MAX_BODY_BYTES
     ) -> Reply | NoReply:
         if within <= LOOK_SECONDS:  # as a probe, which may ask a server of another kind
-            return await super()._call(method, path, body, key, within)
+            return await super()._call(method, path, body, key, within, most)
         async with asyncio.TaskGroup() as tasks:
-            call = tasks.create_task(super()._call(method, path, body, key, within))
+            call = tasks.create_task(super()._call(method, path, body, key, within, most))
             end = tasks.create_task(self._end())
             await asyncio.wait({call, end}, return_when=asyncio.FIRST_COMPLETED)
             call.cancel()

@@ -42,7 +42,7 @@ def keep_copy(path: Path, schema: int) -> Path:
 
 
 def make_private(path: Path) -> None:
-    """Let the owner alone read and write a journal, which is made if there is none: webhooks' URLs are in it.
+    """Let the owner alone read and write a journal, which is made if there is none.
 
     SQLite gives the files that it makes beside a journal the journal's mode. Call it while this process has no
     connection to the journal: closing a descriptor of the file would release SQLite's locks on it.

@@ -8,7 +8,7 @@ The disk and the engines are the truth: the journal can be rebuilt from a scan a
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -170,6 +170,15 @@ class Journal:
         except (DatabaseError, OSError, LeadLostError) as error:
             return error
         return None
+
+    def write_now(self, writes: Sequence[JournalWrite]) -> None:
+        """Commit these, before `run`. Blocks.
+
+        Raises:
+            DatabaseError, OSError: they cannot be.
+        """
+        if (failure := self._commit(list(writes))) is not None:
+            raise failure
 
     def read(self, query: Callable[[sa.Connection], AnswerT]) -> AnswerT:
         """Run a query on a connection of its own.

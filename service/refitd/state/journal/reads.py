@@ -1,31 +1,31 @@
 """What can be asked of the journal. Each function takes a connection, so that a caller can ask several in one go.
 
-Each raises RecordDamagedError where a record is not what was written.
+Each raises RecordDamagedError where a record is not what was written; those of the log show it in its place.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import sqlalchemy as sa
 
-from refitd.state.delivery import DeliveryRecord
 from refitd.state.journal.schema import (
     RecordDamagedError,
     attempts,
-    deliveries,
     engines,
     events,
     fingerprints,
+    open_text,
     origin,
-    rollouts,
     runs,
     unpack,
+    updates,
     versions,
 )
 from refitd.state.log_entry import EVERYTHING, LogFilter
-from refitd.state.records import AttemptRecord, EngineRecord, Origin, RolloutRecord, RunRecord
+from refitd.state.records import AttemptRecord, EngineRecord, Origin, RunRecord, UpdateRecord
 from refitd.state.version import VersionRecord
 from refitd.state.version_index import Row
-from refitd_client.contract.states import DeliveryState, VersionState
+from refitd_client.contract.states import LogSeverity, VersionState
 from refitd_client.contract.wire import Event
 
 LOOKED_AT = 5000  # entries of the log that one page with a filter reads: a page takes tens of milliseconds at most
@@ -70,10 +70,25 @@ def read_version(connection: sa.Connection, version_id: str) -> VersionRecord | 
 
 def read_events(connection: sa.Connection, *, after: int, limit: int, subject: str | None = None) -> list[Event]:
     """The log behind `after`, oldest first."""
-    query = sa.select(events.c.record).where(events.c.seq > after).order_by(events.c.seq).limit(limit)
+    query = sa.select(events).where(events.c.seq > after).order_by(events.c.seq).limit(limit)
     if subject is not None:
         query = query.where(events.c.subject == subject)
-    return [unpack(row, Event) for row in connection.scalars(query)]
+    return [_entry(row) for row in connection.execute(query)]
+
+
+def _entry(row: sa.Row[Any]) -> Event:
+    """An entry of the log. The start does not read them, and one that is damaged must not hide all others."""
+    try:
+        return unpack(row.record, Event)
+    except RecordDamagedError as error:
+        return Event(
+            seq=row.seq,
+            at="1970-01-01T00:00:00Z",
+            kind="journal",
+            subject="journal",
+            text=f"this entry cannot be read: {error}",
+            severity=LogSeverity.WARNING,
+        )
 
 
 def read_log(
@@ -96,13 +111,13 @@ def read_log(
         wanted: which of these.
     """
     rows = limit + 1 if wanted == EVERYTHING else _ROWS
-    newest_first = sa.select(events.c.record).order_by(events.c.seq.desc()).limit(rows)
+    newest_first = sa.select(events).order_by(events.c.seq.desc()).limit(rows)
     if subject is not None:
         newest_first = newest_first.where(events.c.subject == subject)
     found, at = list[Event](), before
     for _ in range(0, LOOKED_AT, rows):
         query = newest_first if at is None else newest_first.where(events.c.seq < at)
-        looked_at = [unpack(row, Event) for row in connection.scalars(query)]
+        looked_at = [_entry(row) for row in connection.execute(query)]
         for event in looked_at:
             if wanted.fits(event):
                 if len(found) == limit:
@@ -161,33 +176,21 @@ def count_attempts(connection: sa.Connection, version_ids: Sequence[str]) -> dic
 def read_fingerprints(connection: sa.Connection) -> list[tuple[str, str, str]]:
     """What clean loads gave, as (version, configuration, fingerprint)."""
     rows = connection.execute(sa.select(fingerprints))
-    return [(row.version, row.configuration, row.fingerprint) for row in rows]
+    return [
+        (row.version, row.configuration, open_text(row.fingerprint, row.version, row.configuration)) for row in rows
+    ]
 
 
-def read_rollouts(connection: sa.Connection) -> list[RolloutRecord]:
-    """The newest rollout of each run."""
-    newest = sa.select(sa.func.max(rollouts.c.number)).group_by(rollouts.c.run)
-    query = sa.select(rollouts.c.record).where(rollouts.c.number.in_(newest))
-    return [unpack(row, RolloutRecord) for row in connection.scalars(query)]
+def read_updates(connection: sa.Connection) -> list[UpdateRecord]:
+    """The newest update of each run."""
+    newest = sa.select(sa.func.max(updates.c.number)).group_by(updates.c.run)
+    query = sa.select(updates.c.record).where(updates.c.number.in_(newest))
+    return [unpack(row, UpdateRecord) for row in connection.scalars(query)]
 
 
 def read_runs(connection: sa.Connection) -> list[RunRecord]:
     """The runs of which more is known than their versions."""
     return [unpack(row, RunRecord) for row in connection.scalars(sa.select(runs.c.record))]
-
-
-def read_waiting_deliveries(connection: sa.Connection) -> list[DeliveryRecord]:
-    """Webhooks that are not over, the oldest first."""
-    query = sa.select(deliveries.c.record).where(deliveries.c.state == DeliveryState.WAITING.value)
-    return [unpack(row, DeliveryRecord) for row in connection.scalars(query.order_by(deliveries.c.number))]
-
-
-def read_deliveries(connection: sa.Connection, *, before: int | None, limit: int) -> list[tuple[int, DeliveryRecord]]:
-    """Webhooks by number, the newest first: those before number `before`, or the newest."""
-    query = sa.select(deliveries.c.number, deliveries.c.record).order_by(deliveries.c.number.desc()).limit(limit)
-    if before is not None:
-        query = query.where(deliveries.c.number < before)
-    return [(row.number, unpack(row.record, DeliveryRecord)) for row in connection.execute(query)]
 
 
 def read_origin(connection: sa.Connection) -> Origin | None:

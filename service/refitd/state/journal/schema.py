@@ -14,7 +14,7 @@ from sqlalchemy import event
 
 from refitd_client.contract.decoding import from_json
 
-SCHEMA_VERSION = 3  # with each change of what follows one more, and a step to it in migrations/
+SCHEMA_VERSION = 4  # with each change of what follows one more, and a step to it in migrations/
 
 metadata = sa.MetaData()
 
@@ -70,13 +70,14 @@ fingerprints = sa.Table(
     sa.Column("fingerprint", sa.Text, nullable=False),
 )
 
-rollouts = sa.Table(
-    "rollouts",
+updates = sa.Table(
+    "rollouts",  # as the journals that are there have it
     metadata,
     sa.Column("number", Number, primary_key=True, autoincrement=False),
     sa.Column("run", sa.Text, nullable=False, index=True),
     sa.Column("version", sa.Text, nullable=False),
     sa.Column("record", sa.LargeBinary, nullable=False),
+    info={"called": "updates"},
 )
 
 runs = sa.Table(
@@ -91,15 +92,6 @@ events = sa.Table(
     metadata,
     sa.Column("seq", Number, primary_key=True, autoincrement=False),
     sa.Column("subject", sa.Text, nullable=False, index=True),
-    sa.Column("record", sa.LargeBinary, nullable=False),
-)
-
-deliveries = sa.Table(
-    "deliveries",
-    metadata,
-    sa.Column("number", Number, primary_key=True),
-    sa.Column("id", sa.Text, nullable=False, unique=True),
-    sa.Column("state", sa.Text, nullable=False, index=True),
     sa.Column("record", sa.LargeBinary, nullable=False),
 )
 
@@ -140,6 +132,32 @@ def unpack(row: object, kind: type[RecordT]) -> RecordT:
         return from_json(data, kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise RecordDamagedError(f"a record of {kind.__name__} cannot be read: {error}") from error
+
+
+def seal_text(text: str, *keys: str) -> str:
+    """The text of a column to write, with a checksum of itself and of the keys of its row."""
+    return f"{text}\n{_text_sum(text, *keys)}"
+
+
+def open_text(stored: object, *keys: object) -> str:
+    """The text that was written. One that an earlier refitd wrote has no checksum.
+
+    Raises:
+        RecordDamagedError: it is not what was written, or stands under other keys.
+    """
+    if not all(isinstance(each, str) for each in (stored, *keys)):
+        raise RecordDamagedError("a row of fingerprints is damaged: it holds no text")
+    text, found = str(stored)[:-_SUM_LENGTH], str(stored)[-_SUM_LENGTH:]
+    expected = _text_sum(text, *map(str, keys))
+    if found == f"\n{expected}":
+        return text
+    if "\n" in str(stored) or found[1:] == expected:
+        raise RecordDamagedError("a row of fingerprints is damaged: its checksum does not fit")
+    return str(stored)
+
+
+def _text_sum(*parts: str) -> str:
+    return xxhash.xxh3_64_hexdigest("\0".join(parts).encode(errors="surrogatepass"))
 
 
 def _sum(data: bytes) -> bytes:

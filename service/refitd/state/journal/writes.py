@@ -3,7 +3,7 @@
 "Insert, or update what is there" is no standard SQL: each statement is made for the dialect of its connection.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias
@@ -13,22 +13,22 @@ import sqlalchemy as sa
 from sqlalchemy import UpdateBase
 from sqlalchemy.dialects import postgresql, sqlite
 
-from refitd.state.delivery import DeliveryRecord
 from refitd.state.journal.schema import (
+    RecordDamagedError,
     attempts,
-    deliveries,
     engines,
     events,
     fingerprints,
     origin,
     pack,
-    rollouts,
     runs,
+    seal_text,
+    unpack,
+    updates,
     versions,
 )
-from refitd.state.records import AttemptRecord, EngineRecord, Origin, RolloutRecord, RunRecord
+from refitd.state.records import AttemptRecord, EngineRecord, Origin, RunRecord, UpdateRecord
 from refitd.state.version import VersionRecord
-from refitd_client.contract.states import DeliveryState
 from refitd_client.contract.wire import Event
 
 Insert: TypeAlias = sqlite.Insert | postgresql.Insert
@@ -44,8 +44,8 @@ class JournalWrite:
     Attributes:
         statement: makes it.
         values: its values.
-        is_told: whether followers, trainers and people act on it: a version, a rollout or a run. Engines are not waited
-            for by those who only read: in a rollout to a thousand, thousands of their writes wait for the disk.
+        is_told: whether followers, trainers and people act on it: a version, an update or a run. Engines are not waited
+            for by those who only read: in an update of a thousand, thousands of their writes wait for the disk.
         event: the number of the entry of the log that it writes.
     """
 
@@ -67,7 +67,7 @@ def in_few_statements(batch: Iterable[JournalWrite], dialect: str) -> Iterator[t
     """The same writes as statements with many values each, in what order leaves the database the same.
 
     What is written to one table stays in order; tables do not look at each other. A statement is a tenth of a
-    millisecond of a processor, whose values take a tenth of that: a rollout to a thousand engines is ten thousand.
+    millisecond of a processor, whose values take a tenth of that: an update of a thousand engines is ten thousand.
 
     Args:
         batch: the writes, in order. They are carried out in one transaction.
@@ -136,19 +136,15 @@ def _or_update(table: sa.Table, insert: Insert) -> UpdateBase:
     return insert.on_conflict_do_update(index_elements=list(table.primary_key), set_=others)
 
 
-_TOLD = frozenset({versions, rollouts, runs})
+_TOLD = frozenset({versions, updates, runs})
 
 
 def _upsert(table: sa.Table, **values: Any) -> JournalWrite:
     return JournalWrite(_upsert_into(table), values, is_told=table in _TOLD)
 
 
+_DROP_FINGERPRINTS = sa.delete(fingerprints).where(fingerprints.c.version == sa.bindparam("of_version"))
 _DROP_ENGINE = sa.delete(engines).where(engines.c.id == sa.bindparam("engine_id"))
-
-
-@cache
-def _first_fingerprint(dialect: str) -> UpdateBase:
-    return _INSERT[dialect](fingerprints).on_conflict_do_nothing()
 
 
 def put_version(record: VersionRecord, place: int) -> JournalWrite:
@@ -188,14 +184,19 @@ def put_attempt(record: AttemptRecord) -> JournalWrite:
 
 
 def put_fingerprint(version: str, configuration: str, fingerprint: str) -> JournalWrite:
-    """Record what a clean load of a version gave. The first record stays."""
-    values = {"version": version, "configuration": configuration, "fingerprint": fingerprint}
-    return JournalWrite(_first_fingerprint, values)
+    """Record what a clean load of a version gave."""
+    sealed = seal_text(fingerprint, version, configuration)
+    return _upsert(fingerprints, version=version, configuration=configuration, fingerprint=sealed)
 
 
-def put_rollout(record: RolloutRecord) -> JournalWrite:
-    """Write a rollout as it is now."""
-    return _upsert(rollouts, number=record.number, run=record.run, version=record.version, record=pack(record))
+def drop_fingerprints(version: str) -> JournalWrite:
+    """Forget what clean loads of a version gave."""
+    return JournalWrite(lambda _: _DROP_FINGERPRINTS, {"of_version": version})
+
+
+def put_update(record: UpdateRecord) -> JournalWrite:
+    """Write an update as it is now."""
+    return _upsert(updates, number=record.number, run=record.run, version=record.version, record=pack(record))
 
 
 def put_run(record: RunRecord) -> JournalWrite:
@@ -209,28 +210,41 @@ def put_event(record: Event) -> JournalWrite:
     return JournalWrite(_upsert_into(events), values, event=record.seq)
 
 
-@cache
-def _put_delivery(dialect: str) -> UpdateBase:
-    new = _INSERT[dialect](deliveries)
-    set_ = {"state": new.excluded.state, "record": new.excluded.record}
-    return new.on_conflict_do_update(index_elements=[deliveries.c.id], set_=set_)
-
-
-_OVER = deliveries.c.state != DeliveryState.WAITING.value
-_NEWEST = sa.select(deliveries.c.number).where(_OVER).order_by(deliveries.c.number.desc()).limit(sa.bindparam("kept"))
-_DROP_DELIVERIES = sa.delete(deliveries).where(_OVER, deliveries.c.number.not_in(_NEWEST))
-
-
-def put_delivery(record: DeliveryRecord) -> JournalWrite:
-    """Write a webhook as it is now."""
-    return JournalWrite(_put_delivery, {"id": record.id, "state": record.state.value, "record": pack(record)})
-
-
-def drop_deliveries(kept: int) -> JournalWrite:
-    """Forget webhooks that are over, but for the newest."""
-    return JournalWrite(lambda _: _DROP_DELIVERIES, {"kept": kept})
-
-
 def put_origin(record: Origin) -> JournalWrite:
     """Write how the journal began, and whether it is rebuilt."""
     return _upsert(origin, id=1, record=pack(record))
+
+
+def _put_version_row(record: VersionRecord, row: Mapping[str, Any]) -> JournalWrite:
+    if not isinstance(row["place"], int):
+        raise RecordDamagedError(f"a row of {VersionRecord.__name__} is damaged: its place is no number")
+    return put_version(record, row["place"])
+
+
+def _plain(put: Callable[[Any], JournalWrite]) -> Callable[[Any, Mapping[str, Any]], JournalWrite]:
+    return lambda record, _: put(record)
+
+
+# Of each table whose rows are records: of what kind they are, and what writes one again, with the columns that it has.
+RECORDS: Mapping[sa.Table, tuple[type, Callable[[Any, Mapping[str, Any]], JournalWrite]]] = {
+    versions: (VersionRecord, _put_version_row),
+    engines: (EngineRecord, _plain(put_engine)),
+    attempts: (AttemptRecord, _plain(put_attempt)),
+    updates: (UpdateRecord, _plain(put_update)),
+    runs: (RunRecord, _plain(put_run)),
+    events: (Event, _plain(put_event)),
+}
+
+
+def row_again(table: sa.Table, row: Mapping[str, Any]) -> JournalWrite:
+    """What writes a row of the journal again, after its record.
+
+    Raises:
+        RecordDamagedError: the row is not what was written: its record, or a column that says other than it.
+    """
+    kind, put = RECORDS[table]
+    write = put(unpack(row["record"], kind), row)
+    for name, value in write.values.items():
+        if name != "record" and row[name] != value:
+            raise RecordDamagedError(f"a record of {kind.__name__} says {value!r} where its row says {row[name]!r}")
+    return write

@@ -1,1 +1,0 @@
-"""Webhooks: an operator's URLs are told of what matters, signed, until they have taken it or it is given up."""

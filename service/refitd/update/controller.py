@@ -1,0 +1,119 @@
+"""The updates of all runs: which version each run is on its way to, and whether it has arrived.
+
+The controller decides nothing about single engines: reconcilers take the target from the same records by themselves. It
+binds engines to runs, records an update for each change of target and marks versions as served.
+"""
+
+from dataclasses import replace
+
+from refitd.policy.binding import bind, follows, why_unbound
+from refitd.policy.served import NOT_WAITED_FOR, is_proven
+from refitd.policy.strategy import fault_found, is_through
+from refitd.state.records import EngineRecord, UpdateRecord
+from refitd.state.store import Store
+from refitd.state.version import VersionRecord
+from refitd.update.targets import Targets
+from refitd_client.contract.states import EngineState, UpdateState
+
+_PROVEN = frozenset({UpdateState.COMPLETE, UpdateState.DEGRADED})
+
+
+class UpdateController:
+    """Makes bindings and updates current at each change in the store, until cancelled."""
+
+    def __init__(self, store: Store, targets: Targets, *, default_run: str | None, quorum: int) -> None:
+        self._store = store
+        self._targets = targets
+        self._default_run = default_run
+        self._quorum = quorum
+
+    async def run(self) -> None:
+        """Look at each change in the store."""
+        seen = -1
+        while True:
+            seen = await self._store.changed.wait_after(seen)
+            self.look()
+
+    def look(self) -> None:
+        """Make bindings and updates current, once."""
+        runs = set(self._store.index.runs)
+        for known in list(self._store.engines.values()):
+            if known.run is None or (self._default_run not in (None, known.run) and not known.run_named):
+                engine, choice = follows(known, None, named=False), runs - self._store.runs.closed.keys()
+                run = bind(engine.run, self._default_run, choice)
+                if run is not None:
+                    self._store.put_engine(follows(engine, run, named=False), f"follows run {run}")
+                elif choice and engine.reason != (why := why_unbound(choice)):
+                    self._store.put_engine(replace(engine, reason=why))
+        for run in sorted(runs):
+            self._advance(run)
+
+    def _advance(self, run: str) -> None:
+        target = self._targets.of_run(run).target
+        update = self._store.updates.get(run)
+        if target is None:
+            # With nothing to go back to, no other one begins. One that has arrived is not on its way again: where an
+            # upstream bars all that it has, a follower's engines stay where they are.
+            if update is not None and update.state not in _PROVEN and self._is_barred(update):
+                self._close(update, UpdateState.ROLLED_BACK)
+            return
+        if update is None or update.version != target.id:
+            cause = "newest good version" if update is None else self._end(update, target)
+            update = self._store.start_update(run, target.id, cause)
+        engines = self._store.engines_of(run)
+        fault = fault_found(self._targets.strategy, target, update, engines)
+        if fault is not None:
+            # The same as a rollback by hand: what is newer than the last good version is not gone to again.
+            self._store.put_version(replace(target, barred=True, reason=fault, given_up=fault), f"barred: {fault}")
+            return
+        state = self._state_of(update, target, engines)
+        if state is not update.state:
+            self._store.put_update(replace(update, state=state), f"update {update.number} to {target.id}: {state}")
+        if target.served_at is None and state in _PROVEN:
+            self._mark_served(target)
+
+    def _end(self, current: UpdateRecord, target: VersionRecord) -> str:
+        """Close the update that the target has moved away from; return why the next one begins."""
+        left = self._store.versions.get(current.version)
+        if self._is_barred(current):
+            self._close(current, UpdateState.ROLLED_BACK)
+            return f"rolled back from {current.version}"
+        if current.state in {UpdateState.PENDING, UpdateState.ROLLING}:
+            backwards = left is None or left.order > target.order
+            self._close(current, UpdateState.ABORTED if backwards else UpdateState.SUPERSEDED)
+            # The target may have moved on between the last engine's proof and this look: then the version was served.
+            engines = self._store.engines_of(current.run)
+            if left is not None and left.served_at is None and self._state_of(current, left, engines) in _PROVEN:
+                self._mark_served(left)
+        return "newest good version"
+
+    def _is_barred(self, update: UpdateRecord) -> bool:
+        version = self._store.versions.get(update.version)
+        return version is not None and version.barred
+
+    def _close(self, record: UpdateRecord, state: UpdateState) -> None:
+        if record.state is state:
+            return
+        text = f"update {record.number} to {record.version} is {state}"
+        self._store.put_update(replace(record, state=state), text)
+
+    def _state_of(self, update: UpdateRecord, target: VersionRecord, engines: list[EngineRecord]) -> UpdateState:
+        if not engines:  # nothing is on its way, and what was proved was proved
+            return update.state if update.state in _PROVEN else UpdateState.PENDING
+        through = is_through(self._targets.strategy, target, update)
+        if through and is_proven(target.id, engines, self._quorum):
+            degraded = any(engine.state in NOT_WAITED_FOR for engine in engines)
+            return UpdateState.DEGRADED if degraded else UpdateState.COMPLETE
+        if update.state is UpdateState.PENDING and not any(e.state is EngineState.UPDATING for e in engines):
+            return UpdateState.PENDING
+        return UpdateState.ROLLING
+
+    def _mark_served(self, target: VersionRecord) -> None:
+        timings = dict(target.timings)
+        for engine in self._store.engines.values():
+            attempt = engine.last_attempt
+            if attempt is not None and attempt.version == target.id:
+                for stage, milliseconds in attempt.timings.items():
+                    timings[stage] = max(milliseconds, timings.get(stage, 0.0))
+        served = replace(target, served_at=self._store.clock.now(), timings=timings)
+        self._store.put_version(served, f"served: step {target.order.step} is proven on every reachable engine")

@@ -1,0 +1,329 @@
+"""The engines: which there are, and a reconciler for each.
+
+Settings, the engines file, the API and discovery name them; the store remembers them.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import structlog
+
+from refitd.engine.address import AddressRefusedError, check_engine_id, check_url, engine_id
+from refitd.engine.engines_file import EnginesFile, EngineSpec, named_engines
+from refitd.engine.port import EnginePort
+from refitd.policy.proving import Prove
+from refitd.policy.roster import NamedEngine, reconcile
+from refitd.problem import ProblemError, Slug
+from refitd.state.records import EngineRecord, Source, given_back, unvouched
+from refitd.state.store import Store
+from refitd.state.version import VersionRecord
+from refitd.update.canary import Tell
+from refitd.update.proving import RankProofs
+from refitd.update.reconciler import EngineReconciler, FileAccess, FilesCheck
+from refitd.update.targets import Targets
+from refitd_client.contract.naming import InvalidNameError, check_run
+from refitd_client.contract.states import VersionState
+from refitd_client.contract.wire import NewEngine
+
+FILE_LOOK_SECONDS = 2.0
+
+log = structlog.get_logger("refitd")
+
+
+async def warm_already(_: VersionRecord) -> None:
+    """Do nothing: the files are in memory."""
+
+
+async def proved_already(_: VersionRecord) -> bool:
+    """Say that the service has read it."""
+    return True
+
+
+class Fleet:
+    """Owns a reconciler for each engine that is named."""
+
+    def __init__(
+        self,
+        store: Store,
+        targets: Targets,
+        *,
+        root: str,
+        urls: list[str],
+        engines_file: Path | None,
+        probe_interval: float,
+        connect: Callable[[EngineSpec], EnginePort],
+        check: FilesCheck,
+        chance: random.Random,
+        warm: Callable[[VersionRecord], Awaitable[None]] = warm_already,
+        prove: Callable[[VersionRecord], Awaitable[bool]] = proved_already,
+        proofs: RankProofs | None = None,
+        discovers: bool = False,
+    ) -> None:
+        """Do nothing yet.
+
+        Args:
+            store: what the service knows.
+            targets: what engines are to serve.
+            root: the root as engines see it.
+            urls: the engines that the settings name, as `URL` or `KIND=URL`.
+            engines_file: the engines file, None without one.
+            probe_interval: seconds from one probe to the next.
+            connect: makes an engine's adapter.
+            check: looks at a version's files right before a load.
+            chance: for jitter.
+            warm: reads a version into memory before a load.
+            prove: has the service read a version that GPUs of other engines have proved.
+            proofs: hears what engines' GPUs prove; None where they prove nothing.
+            discovers: whether `discovered` will be called with more engines.
+        """
+        self._store = store
+        self._targets = targets
+        self._root = root
+        self._discovers = discovers
+        self._has_found = not discovers
+        self._urls = urls
+        # After an error what was read before stays in force: a slip in an editor removes no engine.
+        self._file = None if engines_file is None else EnginesFile(engines_file, self._complain)
+        self._has_read = False
+        self._probe_interval = probe_interval
+        self._connect = connect
+        self._check = check
+        self._warm = warm
+        self._prove = prove
+        self._proofs = proofs or RankProofs(store, targets, Prove.SERVICE)
+        self._chance = chance
+        self._group: asyncio.TaskGroup | None = None
+        self._named: dict[str, NamedEngine] = {}
+        self._running: dict[str, EngineSpec] = {}
+        self._reconcilers: dict[str, EngineReconciler] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Run all reconcilers and follow the engines file, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            self._name(named_engines(self._urls), Source.SETTINGS)
+            added = [record for record in self._store.engines.values() if record.source is Source.API]
+            self._name({record.id: _spec_of(record) for record in added}, Source.API)
+            if self._file is None:
+                self._name({}, Source.FILE)
+                self._has_read = True
+            known = [r for r in self._store.engines.values() if self._discovers and r.source is Source.DISCOVERED]
+            self._name({record.id: _spec_of(record) for record in known}, Source.DISCOVERED)
+            while True:
+                await self._follow_file()
+                self._admit()
+                self._catch_up()
+                await asyncio.sleep(FILE_LOOK_SECONDS)
+
+    def _name(self, specs: dict[str, EngineSpec], source: Source) -> None:
+        """Replace what a source named before by what it names now."""
+        others = {name: entry for name, entry in self._named.items() if entry.source is not source}
+        mine = {name: NamedEngine(spec, source) for name, spec in specs.items()}
+        roster = reconcile(self._store.engines, mine, frozenset({source}))
+        self._named = others | mine
+        for name in roster.drop:
+            self._store.drop_engine(name)
+        for record in roster.keep:
+            self._take(record)
+        self._catch_up()
+
+    def _take(self, record: EngineRecord) -> None:
+        if record.id in self._store.engines:
+            self._store.put_engine(record)
+            return
+        record = given_back(record, self._store.removed.get(record.url))
+        if self._store.origin.lost and not self._store.origin.rebuilt:
+            record = unvouched(record)
+        self._store.put_engine(record, "added")
+
+    def _catch_up(self) -> None:
+        """Start what is named and does not run; stop, after its action, what runs by an older entry."""
+        for name, entry in self._named.items():
+            if name not in self._tasks:
+                self._start(name, entry.spec)
+            elif self._running[name] != entry.spec:
+                self._reconcilers[name].stop()
+
+    def _start(self, name: str, spec: EngineSpec) -> None:
+        if self._group is None:
+            raise ProblemError(Slug.NOT_READY, "the service is starting: try again")
+        adapter = self._connect(spec)
+        self._running[name] = spec
+        self._reconcilers[name] = EngineReconciler(
+            name,
+            adapter,
+            self._store,
+            self._targets,
+            files=FileAccess(
+                seen_path=partial(self._seen_path, spec), check=self._check, prove=self._prove, warm=self._warm
+            ),
+            proofs=self._proofs,
+            probe_interval=self._probe_interval,
+            chance=self._chance,
+        )
+        self._tasks[name] = self._group.create_task(self._keep(name, adapter), name=f"reconciler {name}")
+
+    def _seen_path(self, spec: EngineSpec, version: VersionRecord, *, in_place: bool = False) -> str | None:
+        """Where an engine finds a version's files; None for a delta that it does not take in place and no copy holds
+        now.
+        """
+        path = version.path if in_place else self._targets.carriage.path_of(version)
+        return path if path is None or path.startswith("/") else f"{spec.root or self._root}/{path}"
+
+    async def _keep(self, name: str, adapter: EnginePort) -> None:
+        try:
+            await self._reconcilers[name].run()
+        finally:
+            await adapter.aclose()
+            del self._reconcilers[name], self._running[name], self._tasks[name]
+
+    async def _follow_file(self) -> None:
+        if self._file is None:
+            return
+        specs = await asyncio.to_thread(self._file.news)
+        self._store.faults.set_engines_file(self._file.fault)
+        if specs is not None:
+            self._has_read = True
+            self._name({spec.id or engine_id(spec.url): spec for spec in specs}, Source.FILE)
+
+    def _admit(self) -> None:
+        """Clear the fault of the fleet once every source has named its engines."""
+        faults = self._store.faults
+        if not self._has_read and self._file is not None:
+            faults.set_fleet(self._file.fault)
+        elif not self._has_found:
+            faults.set_fleet(faults.discovery or "engines are being looked for")
+        else:
+            faults.set_fleet(None)
+
+    def discovered(self, urls: Collection[str], fault: str | None) -> None:
+        """Replace what was discovered before by `urls`. Engines that another source names stay as they are."""
+        self._store.faults.set_discovery(fault)
+        self._has_found = self._has_found or fault is None
+        if self._group is None:
+            return
+        self._found({engine_id(url): EngineSpec(url=url) for url in urls}, Source.DISCOVERED)
+        self._admit()
+
+    def reported(self, specs: dict[str, EngineSpec]) -> None:
+        """Replace the hosts that have named themselves, by id. Engines that another source names stay as they are."""
+        if self._group is not None:
+            self._found(specs, Source.REPORTED)
+
+    def _found(self, specs: dict[str, EngineSpec], source: Source) -> None:
+        others = {name: entry for name, entry in self._named.items() if entry.source is not source}
+        taken = {entry.spec.url for entry in others.values()}
+        new = {name: spec for name, spec in specs.items() if spec.url not in taken and name not in others}
+        if {name: entry.spec for name, entry in self._named.items() if entry.source is source} != new:
+            self._name(new, source)
+
+    def _complain(self, fault: str) -> None:
+        log.error("the engines file cannot be used", error=fault)
+
+    def add(self, engine: NewEngine) -> str:
+        """Take in an engine that the API names; return its id.
+
+        Raises:
+            ProblemError: the URL cannot be used, or the engine is known already.
+        """
+        try:
+            url = check_url(engine.url)
+            run = None if engine.run is None else check_run(engine.run)
+            name = engine_id(url) if engine.id is None else check_engine_id(engine.id)
+        except AddressRefusedError as error:
+            raise ProblemError(Slug.BAD_ENGINE_URL, str(error)) from error
+        except InvalidNameError as error:
+            raise ProblemError(Slug.BAD_NAME, str(error)) from error
+        if name in self._tasks or any(record.url == url for record in self._store.engines.values()):
+            raise ProblemError(Slug.ENGINE_EXISTS, f"engine {name} ({url}) is known already")
+        spec = EngineSpec(url=url, id=name, run=run)
+        if self._group is None:
+            raise ProblemError(Slug.NOT_READY, "the service is starting: try again")
+        self._named[name] = NamedEngine(spec, Source.API)
+        for record in reconcile(self._store.engines, {name: self._named[name]}, frozenset()).keep:
+            self._take(record)
+        self._start(name, spec)
+        return name
+
+    def remove(self, name: str) -> None:
+        """Remove an engine that the API named. An update that is under way ends first.
+
+        Raises:
+            ProblemError: there is none, or settings name it.
+        """
+        record = self._known(name)
+        if record.source is not Source.API:
+            where = "--engine / REFITD_ENGINES"
+            if self._file is not None and record.source is Source.FILE:
+                where = f"the engines file {self._file.path}"
+            if record.source is Source.DISCOVERED:
+                where = "a place of --discover / REFITD_DISCOVER"
+            if record.source is Source.REPORTED:
+                where = "its own reports (refitd serve --follow)"
+            raise ProblemError(Slug.ENGINE_NOT_REMOVABLE, f"engine {name} is named by {where}: take it out there")
+        self._named.pop(name, None)
+        self._store.drop_engine(name)
+
+    async def trial(self, version: VersionRecord, engine: EngineRecord, _: Tell) -> str | None:
+        """Ask an engine that serves a version for a few tokens; see `refitd.update.canary.CanaryCheck`."""
+        if engine.id not in self._reconcilers:
+            return f"engine {engine.id} was removed"
+        return await self._reconcilers[engine.id].trial(version)
+
+    def resync(self, name: str) -> None:
+        """Load an engine again.
+
+        Raises:
+            ProblemError: there is none, or its version's files are lost and a load would take it back.
+        """
+        record = self._known(name)
+        serving = self._store.versions.get(record.serving or "")
+        if record.known and serving is not None and serving.state is VersionState.LOST:
+            older = self._targets.of_engine(record).loadable
+            if older is None or older.order < serving.order:
+                back = "" if older is None else f"; a resync would take it back to {older.id}"
+                now = f"engine {name} serves {serving.id}, whose files are lost{back}"
+                raise ProblemError(Slug.VERSION_NOT_GOOD, f"{now}: publish a newer step, or roll back")
+        self._try_again(record.run)
+        if name in self._reconcilers:
+            self._reconcilers[name].resync()
+
+    def _try_again(self, run: str | None) -> None:
+        """Have what this host has given up tried once more, where its upstream goes on wanting it: no other command
+        would. A service that follows none has its trainer publish a newer version.
+        """
+        store = self._store
+        wanted = store.versions.get(store.runs.desired.get(run or "", ""))
+        if wanted is None or wanted.given_up is None or store.runs.upstream is None:
+            return
+        again = replace(wanted, barred=False, reason=None, given_up=None)
+        store.put_version(again, "is tried once more: a resync was asked for")
+        for engine in store.engines_of(wanted.run):  # what speaks against it is over: loads, and a check that failed
+            if wanted.id in engine.strikes:
+                store.put_engine(replace(engine, strikes={v: n for v, n in engine.strikes.items() if v != wanted.id}))
+        update = store.updates.get(wanted.run)
+        if update is not None and update.version == wanted.id:
+            store.start_update(wanted.run, wanted.id, "a resync was asked for")
+
+    def _known(self, name: str) -> EngineRecord:
+        if name not in self._store.engines:
+            raise ProblemError(Slug.UNKNOWN_ENGINE, f"no engine {name}: 'refitd engines' lists what there is")
+        return self._store.engines[name]
+
+    async def drain(self, grace: float) -> None:
+        """Start nothing new, and wait for updates that are under way, at most `grace` seconds."""
+        for reconciler in self._reconcilers.values():
+            reconciler.stop()
+        if tasks := set(self._tasks.values()):
+            await asyncio.wait(tasks, timeout=grace)
+
+
+def _spec_of(record: EngineRecord) -> EngineSpec:
+    """The engine as its source named it, as far as the journal knows. A move is not said by its source."""
+    said = record.said if record.moved else record.run if record.run_named else None
+    return EngineSpec(url=record.url, id=record.id, run=said)

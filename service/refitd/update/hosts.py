@@ -1,0 +1,163 @@
+"""Hosts that report to this service as their upstream: each is taken as one engine, and the replies say what it serves.
+
+A host stays an engine for `GONE_SECONDS` after its last report, also over a restart of the service, and then goes. It
+is called by nobody: its URL in the records is `host:` and its name.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from refitd.clock import Clock
+from refitd.engine.address import check_engine_id
+from refitd.engine.engines_file import EngineSpec
+from refitd.engine.kind import HOST_KIND
+from refitd.engine.plugin.leading import Leads
+from refitd.engine.port import EnginePort
+from refitd.engine.refitd.adapter import RefitdEngine
+from refitd.engine.refitd.answers import of_these
+from refitd.engine.refitd.line import HostLine
+from refitd.state.followers import LEASE_SECONDS
+from refitd.state.observer import Notifier
+from refitd.state.records import Source
+from refitd.state.store import Store
+from refitd_client.contract.follow import HostReply, HostReport
+from refitd_client.contract.states import EngineState
+
+GONE_SECONDS = 600.0
+LOOK_SECONDS = 5.0
+SCHEME = "host:"
+_SOON = frozenset({EngineState.PROBING, EngineState.UPDATING})
+
+
+def host_spec(name: str, run: str | None) -> EngineSpec:
+    """A host as an engine. It has no address, so that its URL is none that a setting could name."""
+    return EngineSpec.model_construct(url=f"{SCHEME}{name}", id=name, run=run, engine=HOST_KIND)
+
+
+class NameTakenError(Exception):
+    """An engine that is no host has the name."""
+
+
+@dataclass(slots=True)
+class _Reported:
+    """An engine as its first report names it, and when (monotonic seconds) the last one came."""
+
+    spec: EngineSpec
+    at: float
+
+
+class ReportedHosts:
+    """The hosts that have reported, and the line to each."""
+
+    def __init__(self, store: Store, clock: Clock, leads: Leads | None) -> None:
+        """Do nothing yet.
+
+        Args:
+            store: what the service knows.
+            clock: the time.
+            leads: the name and the epoch by which hosts know this service; None where it has none.
+        """
+        self._store = store
+        self._clock = clock
+        self._leads = leads
+        self._known: dict[str, _Reported] = {}
+        self._lines: dict[str, HostLine] = {}
+        self.tell: Callable[[dict[str, EngineSpec]], None] = lambda _: None  # hears which hosts there are
+
+    def connector(
+        self, others: Callable[[EngineSpec], EnginePort], *, root: str, load_timeout: float
+    ) -> Callable[[EngineSpec], EnginePort]:
+        """What makes the adapter of a host, and leaves the other engines to `others`.
+
+        Args:
+            others: makes their adapters.
+            root: hosts' versions are named by their paths in this folder.
+            load_timeout: seconds that a host's engines may take.
+        """
+
+        def connect(spec: EngineSpec) -> EnginePort:
+            if spec.engine != HOST_KIND:
+                return others(spec)
+            return RefitdEngine(self.line(spec.id or ""), root=root, load_timeout=load_timeout)
+
+        return connect
+
+    def line(self, name: str) -> HostLine:
+        """The line to a host."""
+        return self._lines.setdefault(name, HostLine(name, self._clock, Notifier()))
+
+    def reported(self, report: HostReport, *, is_newest: bool) -> HostReply:
+        """A host has reported: take it as an engine, if it has engines and does not decide for itself.
+
+        Args:
+            report: of the host.
+            is_newest: whether it says more than what was heard before.
+
+        Raises:
+            NameTakenError: see there.
+            InvalidNameError: its name cannot be an engine's.
+        """
+        name, (leader, epoch) = check_engine_id(report.told.follower), self.leader
+        if report.freely:
+            return HostReply(lease_seconds=LEASE_SECONDS)
+        line, record = self.line(name), self._store.engines.get(name)
+        if record is not None and record.source is not Source.REPORTED:
+            raise NameTakenError(
+                f"engine {name} of this service has the host's name: give the host another, --follower"
+            )
+        if is_newest:
+            line.take(replace(report, told=of_these(report.told, self._digest_of)))
+        known = self._known.get(name)
+        if known is not None:
+            known.at = self._clock.monotonic()
+        elif report.told.host is not None and report.told.host.count:
+            self._known[name] = _Reported(host_spec(name, report.told.run), self._clock.monotonic())
+            self._tell()
+        return HostReply(
+            lease_seconds=LEASE_SECONDS,
+            serve=dict(line.serve),
+            again=line.again,
+            leader=leader,
+            epoch=max([epoch, *(had[name][1] for had in self._store.runs.left.values() if name in had)]),
+            told_by=""
+            if self._leads is None
+            else f"the refitd of {self._leads.owner.root} on {self._leads.owner.host}",
+            trial=line.trial,
+            soon=record is None
+            or record.state in {EngineState.PROBING, EngineState.UPDATING}
+            or line.trial is not None,
+        )
+
+    def _digest_of(self, version: str) -> str | None:
+        known = self._store.versions.get(version)
+        if known is None:
+            return None
+        # Without a verdict nobody knows whether a host has the same: it must not count as served when that comes.
+        return "" if known.digest is None and known.state.is_open else known.digest
+
+    @property
+    def leader(self) -> tuple[str, int]:
+        """The name by which hosts know this service, "" where it has none, and the epoch of its lead."""
+        return ("", 0) if self._leads is None else (self._leads.owner.service, self._leads.owner.epoch)
+
+    async def run(self) -> None:
+        """Drop hosts that have not reported for long, until cancelled."""
+        now = self._clock.monotonic()
+        for record in self._store.engines.values():
+            if record.source is Source.REPORTED and record.url == f"{SCHEME}{record.id}":
+                said = record.said if record.moved else record.run if record.run_named else None
+                self._known.setdefault(record.id, _Reported(host_spec(record.id, said), now))
+        self._tell()
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            now = self._clock.monotonic()
+            gone = [name for name, known in self._known.items() if now - known.at > GONE_SECONDS]
+            for name in gone:
+                del self._known[name]
+                self._lines.pop(name, None)
+            if gone:
+                self._tell()
+
+    def _tell(self) -> None:
+        self.tell({name: known.spec for name, known in self._known.items()})

@@ -1,0 +1,94 @@
+"""Collects what the GPUs of engines prove of versions that wait for their verdict, for the one that judges them.
+
+The reconcilers have engines look at a version before its verdict; with what an engine prepares comes what its ranks
+have found in the tensors. The judge waits for the first engine that proves the version. It does not wait long for an
+engine that does not begin: another load may be under way there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from refitd.engine.port import RankProof
+from refitd.policy.proving import Prove, all_prove, fault_in
+from refitd.state.observer import Notifier
+from refitd.state.store import Store
+from refitd.state.version import VersionRecord
+from refitd.update.targets import Targets
+from refitd_client.validation.validate import Structure
+
+_BEGIN_SECONDS = 0.25  # until the first engine has been asked
+_PROVE_SECONDS = 30.0  # 1.6 TB over a bus of 55 GB/s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksFound:
+    """What engines' ranks say of a version: `by` are the engines that prove it, `faults` why others do not."""
+
+    by: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What engines were asked about one version, and what they answered: None until they have."""
+
+    found: dict[str, Sequence[RankProof] | None] = field(default_factory=dict[str, Sequence[RankProof] | None])
+
+
+class RankProofs:
+    """Who was asked to prove what, and what came of it. In memory alone: after a restart the service reads."""
+
+    def __init__(self, store: Store, targets: Targets, prove: Prove) -> None:
+        """`prove`: the operator's setting."""
+        self._store, self._targets, self._prove = store, targets, prove
+        self._asked: dict[str, _Asked] = {}
+        self._changed = Notifier()
+
+    def begin(self, version: VersionRecord, engine: str) -> bool:
+        """Whether this engine is to prove a version while it prepares it."""
+        if self._prove is Prove.SERVICE or not all_prove(version, self._store.engines_of(version.run)):
+            return False
+        self._asked = {id_: asked for id_, asked in self._asked.items() if id_ in self._store.open}
+        self._asked.setdefault(version.id, _Asked()).found[engine] = None
+        self._changed.notify()
+        return True
+
+    def end(self, version: str, engine: str, found: Sequence[RankProof]) -> None:
+        """Note what an engine's ranks have found; nothing where they did not come to an end."""
+        if (asked := self._asked.get(version)) is not None:
+            asked.found[engine] = tuple(found)
+            self._changed.notify()
+
+    async def of(self, version: VersionRecord, seen: Structure) -> RanksFound:
+        """Wait for what engines find in a version; no one where none is asked, or all have come to nothing.
+
+        Args:
+            version: the version, which ranks can prove.
+            seen: the service's look at its files.
+        """
+        if not self._expected(version):
+            return RanksFound()
+        clock = self._store.clock
+        begun = clock.monotonic()
+        while True:
+            count, now = self._changed.count, clock.monotonic()
+            found = self._asked.get(version.id, _Asked()).found
+            faults = {engine: fault_in(seen, proofs) for engine, proofs in found.items() if proofs is not None}
+            if by := tuple(engine for engine, fault in faults.items() if fault is None):
+                return RanksFound(by=by, faults=self._told(faults))
+            left = begun + (_PROVE_SECONDS if found else _BEGIN_SECONDS) - now
+            if left <= 0 or (found and len(faults) == len(found)):
+                return RanksFound(faults=self._told(faults))
+            await self._changed.wait_after(count, within=left)
+
+    def _expected(self, version: VersionRecord) -> bool:
+        """Whether an engine was asked, or will be at its next turn."""
+        if version.id in self._asked:
+            return True
+        engines = self._store.engines_of(version.run)
+        if self._prove is Prove.SERVICE or not all_prove(version, engines):
+            return False
+        return any(self._targets.of_engine(engine.to_load).coming == version.id for engine in engines)
+
+    def _told(self, faults: dict[str, str | None]) -> tuple[str, ...]:
+        return tuple(f"{engine}: {fault}" for engine, fault in faults.items() if fault is not None)

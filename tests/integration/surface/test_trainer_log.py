@@ -1,0 +1,57 @@
+"""What the SDK's requests leave in the log of a trainer that shows level INFO: nothing of httpx's."""
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from support.both_clients import Run, run_async, run_blocking
+from support.scripted_server import answer, serve
+
+QUIET = {"httpx", "httpcore"}
+
+
+@pytest.fixture(params=[run_blocking, run_async])
+def run(request: pytest.FixtureRequest) -> Run:
+    return request.param
+
+
+@pytest.fixture
+def at_info(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    with caplog.at_level(logging.INFO):
+        yield caplog
+
+
+def of_httpx(log: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in log.records if record.name.partition(".")[0] in QUIET]
+
+
+def test_requests_of_the_sdk_leave_no_line_and_the_trainer_s_own_keep_theirs(
+    run: Run, at_info: pytest.LogCaptureFixture
+) -> None:
+    with serve(answer(200, {"items": []}), answer(200, {"items": []}), answer(200, {"status": "ok"})) as server:
+        run(server.url, lambda client: client.engines())
+        assert of_httpx(at_info) == []
+        httpx.get(f"{server.url}/healthz", trust_env=False)
+        (line,) = of_httpx(at_info)
+        assert "/healthz" in line
+        at_info.clear()
+        logging.getLogger("httpx").setLevel(logging.DEBUG)
+        try:
+            run(server.url, lambda client: client.healthy())
+        finally:
+            logging.getLogger("httpx").setLevel(logging.NOTSET)
+        assert len(of_httpx(at_info)) == 1, "who asks for DEBUG gets it"
+
+
+def test_an_event_stream_leaves_no_line(at_info: pytest.LogCaptureFixture) -> None:
+    with serve(answer(204, b""), answer(204, b"")) as server:
+        assert run_blocking(server.url, lambda client: list(client.events())) == []
+        assert run_async(server.url, _all) == []
+    assert of_httpx(at_info) == []
+
+
+async def _all(client: Any) -> list[Any]:
+    return [event async for event in client.events()]

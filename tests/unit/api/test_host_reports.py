@@ -1,0 +1,169 @@
+"""What a host's report may do at its hub: it says what that host is at, and nothing else."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from refitd.api.host_names import FollowClaim, HostNames
+from refitd.state.records import Source
+from refitd.tokens import TokensRefusedError, digest_of, names_of, tokens_from
+from refitd.update.hosts import GONE_SECONDS
+from support.services import serving
+
+ENGINES = {"follower": "one", "states": {"IN_SYNC": 1}, "engines": []}
+
+
+def report(name: str = "one", number: int = 1, told: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    said = {"follower": name, "upstream": "http://hub", "upstreams": [], "process": "p", "run": "run"}
+    return {"told": said | {"host": ENGINES} | (told or {}), "number": number} | fields
+
+
+async def test_a_host_that_reports_is_an_engine_that_nobody_calls(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        answer = await stage.http.put("/v1/hosts/one", json=report())
+        assert answer.json() | {"leader": "", "told_by": ""} == {
+            "lease_seconds": 30.0,
+            "serve": {},
+            "again": 0,
+            "leader": "",
+            "epoch": 0,
+            "told_by": "",
+            "knows": {},
+            "digests": {},
+            "trial": None,
+            "soon": True,
+        }
+        record = stage.store.engines["one"]
+        assert (record.url, record.source) == ("host:one", Source.REPORTED)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("other", report()),
+        ("a b", report("a b")),
+        ("one", report(url="http://127.0.0.1:9")),
+        ("one", report(told={"url": "http://127.0.0.1:9"})),
+        ("one", report(wrong={"p": "a lie"})),
+        ("one", report(told={"order_reason": "x" * 501})),
+        ("one", report(holds=["v"] * 1001)),
+        ("one", report(told={"host": ENGINES | {"engines": [{"id": "e", "state": "IN_SYNC"}] * 17}})),
+    ],
+)
+async def test_a_report_that_says_more_than_it_may_is_refused(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
+    async with serving(tmp_path) as stage:
+        answer = await stage.http.put(f"/v1/hosts/{path}", json=body)
+        assert answer.status_code == 422, answer.text
+        assert "one" not in stage.store.engines
+
+
+async def test_a_host_cannot_take_the_name_of_an_engine_or_of_a_host_that_has_reported_since(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        (engine,) = stage.store.engines
+        taken = await stage.http.put(f"/v1/hosts/{engine}", json=report(engine))
+        assert (taken.status_code, taken.json()["type"]) == (409, "urn:refitd:problem:host-name-taken")
+        for process in ("first", "second"):
+            assert (await stage.http.put("/v1/hosts/one", json=report(told={"process": process}))).status_code == 200
+        late = await stage.http.put("/v1/hosts/one", json=report(number=9, told={"process": "first"}))
+        assert late.status_code == 409
+        assert "another host has reported as one since" in late.json()["detail"]
+
+
+class Clock:
+    """Stands still unless a test moves it."""
+
+    seconds = 0.0
+
+    def now(self) -> str:
+        return ""
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+def test_a_token_speaks_for_the_names_in_its_line_alone() -> None:
+    lines = ("node-1:secret", "gpu-*:several", "bare")
+    claim = FollowClaim(digest_of("secret"), names_of("secret", lines))
+    many = FollowClaim(digest_of("several"), names_of("several", lines))
+    names = HostNames(Clock())
+    assert names.refusal(claim, "node-1") is None
+    assert names.refusal(claim, "node-2") == "the token speaks for node-1, and not for node-2"
+    assert names.refusal(many, "gpu-7") is names.refusal(many, "gpu-8") is None
+    assert names.refusal(many, "cpu-1") is not None
+    assert names_of("bare", lines) is None
+
+
+def test_a_token_without_a_name_speaks_for_the_host_that_used_it_first_until_that_is_gone() -> None:
+    clock = Clock()
+    names, claim = HostNames(clock), FollowClaim(digest_of("bare"), None)
+    assert names.refusal(claim, "one") is None
+    why = names.refusal(claim, "other")
+    assert why is not None
+    assert "the token speaks for one, which used it first, and not for other" in why
+    clock.seconds += GONE_SECONDS - 1
+    assert names.refusal(claim, "one") is None
+    clock.seconds += GONE_SECONDS - 1
+    assert names.refusal(claim, "other") is not None
+    clock.seconds += 2
+    assert names.refusal(claim, "other") is None
+
+
+def test_a_file_of_tokens_that_follow_has_a_line_for_each_of_a_thousand_hosts(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("".join(f"node-{number}:token-{number}\n" for number in range(1000)))
+    lines = tokens_from("followers_token", None, file, 4096)
+    assert names_of("token-999", lines) == "node-999"
+    with pytest.raises(TokensRefusedError):
+        tokens_from("token", None, file)
+
+
+async def test_a_follow_token_reports_for_its_own_host_alone(tmp_path: Path) -> None:
+    for name, text in (("write", "W" * 20), ("follow", "one:" + "F" * 20)):
+        (tmp_path / name).write_text(text)
+    files = {"token_file": tmp_path / "write", "followers_token_file": tmp_path / "follow"}
+    async with serving(tmp_path / "service", **files) as stage:
+        mine = {"Authorization": f"Bearer {'F' * 20}"}
+        assert (await stage.http.put("/v1/hosts/one", json=report(), headers=mine)).status_code == 200
+        other = await stage.http.put("/v1/hosts/other", json=report("other"), headers=mine)
+        assert (other.status_code, other.json()["detail"]) == (403, "the token speaks for one, and not for other")
+        writes = {"Authorization": f"Bearer {'W' * 20}"}
+        assert (await stage.http.put("/v1/hosts/other", json=report("other"), headers=writes)).status_code == 200
+
+
+async def test_a_reply_says_what_this_service_knows_and_a_rollback_lets_each_host_leave_what_that_host_had(
+    tmp_path: Path,
+) -> None:
+    """What one of them says of itself is said to no other: it may lie."""
+    lies = {"desired": "run~v000999", "fence": 10**9}
+    async with serving(tmp_path) as stage:
+        version = await stage.served(1)
+        for name, number in (("liar", 1), ("free", 1), ("liar", 2), ("free", 2)):
+            told = lies if name == "liar" else {}
+            sent = report(name, number, told, freely=name == "free")
+            reply = (await stage.http.put(f"/v1/hosts/{name}", json=sent)).json()
+            assert reply["knows"] == {"run": version}
+        plan = (await stage.http.get("/v1/rollback", params={"run": "run", "to": version})).json()
+        assert plan["unknown"] == ["run~v000999"]
+        assert (await stage.http.post("/v1/rollback", json={"run": "run", "to": version})).status_code == 200
+        reply = (await stage.http.put("/v1/hosts/liar", json=report("liar", 3, lies))).json()
+        assert (reply["knows"], reply["epoch"]) == ({"run": "run~v000999"}, 10**9)
+        reply = (await stage.http.put("/v1/hosts/honest", json=report("honest"))).json()
+        assert (reply["knows"], reply["epoch"]) == ({"run": version}, 0)
+
+
+async def test_a_host_whose_contents_are_others_of_the_same_name_counts_as_one_that_serves_nothing(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path) as stage:
+        version = await stage.served(1)
+        has = dict.fromkeys(("desired", "ordered", "serves"), version)
+        host = {"order": "served", "proof": "host:c:1"} | has
+        for number, digest, serves in ((1, stage.store.versions[version].digest, version), (2, "xxh3:other", None)):
+            told = host | {"digests": {version: digest}}
+            answer = await stage.http.put("/v1/hosts/one", json=report("one", number, told))
+            assert answer.status_code == 200, answer.text
+            async with asyncio.timeout(10):
+                while stage.store.engines["one"].serving != serves:
+                    await stage.store.changed.wait_after(stage.store.changed.count, within=0.05)

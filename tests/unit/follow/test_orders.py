@@ -1,0 +1,117 @@
+"""Which hub's replies a host obeys, by the epochs that it has heard."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from refitd.clock import SystemClock
+from refitd.follow.orders import Orders
+from refitd.state.journal.journal import Journal
+from refitd.state.observer import Notifier
+from refitd.state.store import Store
+from refitd.update.targets import Targets
+from refitd_client.contract.follow import HostReply
+from support.records import version
+
+V1, V2 = version(1).id, version(2).id
+
+
+@asynccontextmanager
+async def host(folder: Path, run: str | None = None) -> AsyncIterator[Orders]:
+    """A host from its start to its end."""
+    store = Store(Journal(folder), SystemClock())
+    writing = asyncio.create_task(store.journal.run())
+    try:
+        yield Orders(store, Targets(store, follows=True), Notifier(), run=run)
+        await store.durable()
+    finally:
+        writing.cancel()
+        await asyncio.wait({writing})
+        store.journal.close()
+
+
+def reply(
+    epoch: int,
+    again: int = 0,
+    leader: str = "hub",
+    knows: dict[str, str] | None = None,
+    digests: dict[str, str] | None = None,
+    **serve: str | None,
+) -> HostReply:
+    known, contents = knows or {}, digests or {}
+    return HostReply(
+        lease_seconds=30, serve=serve, again=again, leader=leader, epoch=epoch, knows=known, digests=contents
+    )
+
+
+async def test_a_host_obeys_no_epoch_below_that_of_a_reply_which_ordered_nothing_also_after_its_restart(
+    tmp_path: Path,
+) -> None:
+    async with host(tmp_path) as orders:
+        orders.obey(reply(5, run=V2), "http://hub")
+        orders.obey(reply(6), "http://hub")
+        orders.obey(reply(5, run=V1), "http://hub")
+        assert orders.refused is not None
+    async with host(tmp_path) as orders:
+        orders.obey(reply(5, run=V1), "http://hub")
+        assert orders.refused is not None
+        assert (orders.lead.fence, orders._store.runs.desired) == (6, {"run": V2})
+
+
+async def test_a_host_that_was_never_ordered_anything_and_follows_no_run_yet_remembers_the_epoch(
+    tmp_path: Path,
+) -> None:
+    async with host(tmp_path) as orders:
+        orders.obey(reply(6), "http://hub")
+    async with host(tmp_path) as orders:
+        orders.obey(reply(5, run=V1), "http://hub")
+        assert orders.refused is not None
+        assert orders._store.runs.desired == {}
+
+
+async def test_a_hub_that_leads_again_after_another_one_is_obeyed_by_no_epoch_below_its_last(tmp_path: Path) -> None:
+    async with host(tmp_path) as orders:
+        orders.obey(reply(7, run=V1), "http://hub")
+        orders.obey(reply(0, leader="other", run=V1), "http://other")
+        orders.obey(reply(6, run=V2), "http://hub")
+        assert orders.refused is not None
+        assert orders.lead.leader == "other"
+        orders.obey(reply(8, run=V2), "http://hub")
+        assert (orders.refused, orders._store.runs.desired) == (None, {"run": V2})
+
+
+async def test_a_load_is_not_repeated_for_the_number_of_a_former_hub(tmp_path: Path) -> None:
+    async with host(tmp_path) as orders:
+        orders.obey(reply(7, again=3, a=V1, b=V1), "http://hub")
+        assert orders.obey(reply(0, again=1, leader="other", a=V1), "http://other") == "a"
+        assert orders.obey(reply(0, again=1, leader="other", a=V1), "http://other") is None
+        assert (orders.lead.leader, orders.lead.orders) == ("other", 1)
+
+
+@pytest.mark.parametrize("leader", ["hub", "another, after its root was emptied"])
+async def test_a_host_does_not_go_back_with_a_hub_that_has_lost_what_it_knew_also_after_its_restart(
+    tmp_path: Path, leader: str
+) -> None:
+    async with host(tmp_path) as orders:
+        for step in (1, 2):
+            orders._store.put_version(version(step))
+        orders.obey(reply(0, knows={"run": V2}, run=V2), "http://hub")
+    async with host(tmp_path) as orders:
+        orders.obey(reply(0, leader=leader, knows={"run": V1}, run=V1), "http://hub")
+        assert (orders._store.runs.desired, orders._store.runs.ordered) == ({"run": V2}, {"run": V2})
+        assert "http://hub wants run~v000001, and does not know run~v000002" in (orders.refused or "")
+        orders.obey(reply(0, leader=leader, knows={"run": V2}, run=V1), "http://hub")
+        assert (orders._store.runs.ordered, orders.refused) == ({"run": V1}, None), "it was rolled back there"
+
+
+async def test_a_version_of_the_same_name_with_other_contents_is_not_served(tmp_path: Path) -> None:
+    async with host(tmp_path) as orders:
+        orders._store.put_version(version(2, digest="here"))
+        orders.obey(reply(0, digests={V2: "there"}, run=V2), "http://hub")
+        assert "has another run~v000002 than this host" in (orders.refused or "")
+        assert orders._store.runs.desired == {}
+        assert not orders.desire("run", V2, "http://hub", knows=V2, digest="there")
+        assert orders._store.runs.desired == {}

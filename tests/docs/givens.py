@@ -29,13 +29,6 @@ HANDED = """\
 from refitd_client import WeightPublisher
 root, run, service_url, steps = "/mnt/weights", "grpo", "http://127.0.0.1:8700", 4
 """
-SIGNED = """\
-import datetime
-from standardwebhooks.webhooks import Webhook
-secret, body, now = "whsec_" + "c2VjcmV0" * 4, '{"type": "version.served"}', datetime.datetime.now(datetime.UTC)
-headers = {"webhook-id": "1", "webhook-timestamp": str(int(now.timestamp()))}
-headers["webhook-signature"] = Webhook(secret).sign("1", now, body)
-"""
 RUN, VERSION = "grpo-7b", "grpo-7b~v000003"
 
 
@@ -80,11 +73,19 @@ GIVENS: Mapping[str, Given] = {
         before=SERVICE + PUBLISHED,
         words={"--root DIR": "--root /mnt/weights", "--engine URL": "--engine http://127.0.0.1:30000", **RUNNING},
     ),
+    "docs/day-two.md": Given(
+        before=SERVICE + PUBLISHED,
+        words={
+            "runs close RUN": f"runs close {RUN} --yes",
+            "runs delete RUN": f"runs delete {RUN} --yes",
+            "engines remove ENGINE": "engines add http://127.0.0.1:30001 && refitd engines remove 127.0.0.1:30001",
+            **RUNNING,
+        },
+    ),
     "docs/trainers.md": Given(
-        before="mkdir -p /data/run/exp/trial\ncp -rL /models/tiny /data/run/exp/trial/weight_update\n"
+        before="mkdir -p /data/run/exp/trial\ncp -rL /models/tiny /data/run/exp/trial/weight_update_v12\n"
     ),
     "docs/areal.md": Given(before="mkdir -p /tmp/areal/name_resolve/$USER/exp/trial /data/checkpoints\n"),
-    "docs/webhooks.md": Given(before="mkdir -p /run/secrets\n", names=SIGNED),
     "docs/planning.md": Given(before=SERVICE.replace("/mnt", "/shared")),
 }
 # Models of which a page needs a configuration alone; all others are the tiny one that the engines serve.

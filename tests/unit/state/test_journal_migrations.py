@@ -15,6 +15,7 @@ from refitd.clock import SystemClock
 from refitd.diagnose.doctor.finding import CheckVerdict
 from refitd.diagnose.doctor.service import judge_service
 from refitd.diagnose.journal import read_journal
+from refitd.policy.hosts import refusal_of
 from refitd.root.ownership import StartRefusedError
 from refitd.settings import Settings
 from refitd.state.journal import migrate as migrating
@@ -27,6 +28,7 @@ from refitd.state.journal.recovery import open_journal
 from refitd.state.journal.schema import SCHEMA_VERSION, metadata, pack
 from refitd.state.journal.sqlite_file import JOURNAL_NAME
 from refitd.state.store import Store
+from refitd_client.contract.follow import HostReply
 from refitd_client.contract.states import EngineState, VersionState
 from support.journals import OLD, dump, old_journal, schema_of, shape
 from support.records import version
@@ -247,6 +249,24 @@ async def test_what_is_written_after_a_migration_is_found_again(root: Path, stat
     journal.close()
     store = Store(open_journal(state, root), SystemClock())
     assert version(7).id in store.versions
+    store.journal.close()
+
+
+def test_a_host_knows_after_an_upgrade_which_epochs_it_has_heard(root: Path, state: Path) -> None:
+    """Until schema 4 they were written with each run: a hub whose lead is over would be obeyed once more."""
+    path = old_journal("schema-3", state)
+    old = {"run": {"leads": True, "leader": "group", "fence": 7, "told_by": "the refitd of /root on b", "orders": 9}}
+    old["before"] = old["run"] | {"leader": "hub", "fence": 2, "orders": 4}
+    old["older"] = old["run"] | {"fence": 3, "orders": 5}
+    with closing(sqlite3.connect(path)) as connection:
+        for run, lead in old.items():
+            connection.execute("INSERT INTO runs VALUES (?, ?)", (run, pack({"run": run, "lead": lead})))
+        connection.commit()
+    store = Store(open_journal(state, root), SystemClock())
+    lead = store.origin.lead
+    assert (lead.leader, lead.fence, lead.heard) == ("group", 7, {"hub": 2, "group": 7})
+    stale = HostReply(lease_seconds=30.0, serve={"run": "run~v000001"}, leader="group", epoch=6)
+    assert "epoch 7" in (refusal_of(stale, lead, "the hub") or "")
     store.journal.close()
 
 

@@ -55,6 +55,11 @@ _VERSIONS: Mapping[VersionState, str] = {
     VersionState.LOST: "its files have changed or gone since they were checked",
 }
 
+_DESCRIBED = (
+    "Its trainer wrote no refit.json. The service keeps one: engines with refitd inside load it as they load a version "
+    "of the SDK."
+)
+
 _SOURCES = {
     Source.SETTINGS: "--engine",
     Source.FILE: "the engines file",
@@ -109,7 +114,9 @@ def explain_version(
         engines = listed(record.proved_by)
         sentences.append(f"Its tensors were proved by the GPUs of {engines}, and not read by the service itself.")
     sentences += [f"It {record.partly}."] if record.partly else []
-    sentences += [f"Of its files: {note}." for note in record.notes]
+    sentences += [f"About its files: {note}." for note in record.notes]
+    if record.described:
+        sentences.append(_DESCRIBED)
     sentences += _barred(record, store)
     if record.kind is Kind.DELTA:
         sentences += _as_delta(record, targets, waits_for)

@@ -52,7 +52,6 @@ class FileChecks:
         self._waiting = waiting
         self._judge = judge
         self._rewritten = rewritten
-        self._rejected_as: dict[str, str] = {}  # signatures of rejected folders when they were first checked again
         self._lost_as: dict[str, str] = {}  # signatures of lost folders that were read again, and had other contents
         self._due: dict[str, float] = {}  # when versions may be read again, in seconds of the monotonic clock
         self._changed = Notifier()
@@ -99,8 +98,7 @@ class FileChecks:
             case VersionState.LOST:
                 self._compare_lost(version, found)
             case VersionState.REJECTED:
-                if found is not None and self._rejected_as.setdefault(version.id, found) != found:
-                    del self._rejected_as[version.id]
+                if None not in {found, version.signature} and found != version.signature:
                     self._judge_again(version, f"looked at again: {version.path} has changed since it was rejected")
             case _:
                 if found is None and not version.handed:

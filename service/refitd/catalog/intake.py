@@ -178,7 +178,7 @@ class Intake:
                 raise ProblemError(Slug.VERSION_CONFLICT, reason)
             case Same(record):
                 self._bring_engines(notice)
-                return await self._again(record, notice), False
+                return await self._again(record, notice, seen), False
             case New():
                 self._bring_engines(notice)
                 return await self._take(self._new(notice, path, order), "announced", look), True
@@ -329,10 +329,11 @@ class Intake:
         await self._store.durable()
         return record
 
-    async def _again(self, known: VersionRecord, notice: Notice) -> VersionRecord:
+    async def _again(self, known: VersionRecord, notice: Notice, seen: SeenFolder) -> VersionRecord:
         if known.handed and known.state.is_open:
             self._nudge()  # its files are there now
-        noticed = _with_notice(known, notice)
+        is_mended = seen.there and known.signature is not None and seen.signature != known.signature
+        noticed = _with_notice(known, notice, is_mended=is_mended)
         if noticed.metadata != known.metadata:
             _check_metadata(noticed.metadata)
         if noticed == known:
@@ -347,12 +348,12 @@ def _publish_timing(notice: Notice) -> dict[str, float]:
     return {} if notice.publish_ms is None else {"publish": notice.publish_ms}
 
 
-def _with_notice(known: VersionRecord, notice: Notice) -> VersionRecord:
+def _with_notice(known: VersionRecord, notice: Notice, *, is_mended: bool) -> VersionRecord:
     """Return a known version with what a notice changes of it.
 
     A version that the scan found first is now announced: it need not settle, and may do what the notice allows, also
-    where it was rejected without, unless its bytes alone were the fault. After its verdict a notice only adds to its
-    metadata and timings.
+    where it was rejected without, unless its bytes alone were the fault. One that was rejected, and whose files have
+    changed since, is looked at again. After any other verdict a notice only adds to its metadata and timings.
     """
     if known.state in {VersionState.RETIRED, VersionState.DELETED}:
         return known
@@ -367,6 +368,6 @@ def _with_notice(known: VersionRecord, notice: Notice) -> VersionRecord:
         allow_extra=notice.allow_extra,
     )
     may_differ = noticed != described and known.code not in FOR_EVERY_NOTICE
-    if known.state is VersionState.REJECTED and (may_differ or known.code in AGAIN_WHEN_ANNOUNCED):
+    if known.state is VersionState.REJECTED and (may_differ or is_mended or known.code in AGAIN_WHEN_ANNOUNCED):
         return replace(noticed, state=VersionState.ANNOUNCED, reason=None, code=None)
     return noticed if known.state.is_open else described

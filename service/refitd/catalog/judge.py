@@ -45,7 +45,7 @@ RETRY_SECONDS = 0.5
 LONGEST_RETRY_SECONDS = 10.0
 _NOTHING_DUE_SECONDS = 3600.0
 _NAMED = 20  # tensors that a version leaves out, of which the record has the names
-NOT_KEPT = "no manifest can be kept for it"
+NOT_KEPT = "the service cannot keep a manifest of it"
 ANNOUNCE_AGAIN = "announce the version again (the same notice: POST /v1/versions) to have it validated once more"
 
 
@@ -245,7 +245,7 @@ class Judge:
                 self._waiting.at(record.id, until)
                 self._move(record.id, VersionState.SETTLING, reason)
             case NeverSettles(reason):
-                self.reject(record.id, reason)
+                self.reject(record.id, reason, signature=structure.signature)
             case Complete():
                 self._waiting.settling.pop(record.id, None)
                 await self._validate(record, structure)
@@ -334,7 +334,7 @@ class Judge:
         try:
             await self._files.keep_manifest(seen, manifest)
         except OSError as error:
-            note = f"{NOT_KEPT} ({error.strerror or error}), and engines load it as their servers do by themselves"
+            note = f"{NOT_KEPT} ({error.strerror or error}): engines load it as their servers do by themselves"
             return replace(verdict, notes=(*verdict.notes, note)), False
         return verdict, True
 
@@ -346,18 +346,19 @@ class Judge:
         verdict: Verdict,
         took: dict[str, float],
     ) -> None:
+        looked = None if evidence.structure is None else evidence.structure.signature
         match verdict:
             case Valid() if isinstance(reference, Base) and isinstance(self._bases.record_of(record), NoBase):
                 self._again(record.id)  # its base went meanwhile: the next look says so
             case Valid() if (late := too_late(record, self._store.versions_of(record.run), evidence)) is not None:
-                self.reject(record.id, late, Code.OLD_GENERATION)
+                self.reject(record.id, late, Code.OLD_GENERATION, signature=looked)
             case Valid():
                 self._seal(record, verdict, evidence, took)
             case Invalid(Code.NO_REFERENCE as code, reason):
                 why = reference.reason if isinstance(reference, NoReference) else reason
-                self.reject(record.id, why, code)
+                self.reject(record.id, why, code, signature=looked)
             case Invalid(code, reason):
-                self.reject(record.id, reason, code)
+                self.reject(record.id, reason, code, signature=looked)
             case Unknown(reason):
                 self._unknown(record.id, reason)
 
@@ -395,16 +396,19 @@ class Judge:
         self._waiting.later(id_)
         self._move(id_, VersionState.UNKNOWN, reason)
 
-    def reject(self, id_: str, reason: str, code: Code | None = None) -> None:
+    def reject(self, id_: str, reason: str, code: Code | None = None, signature: str | None = None) -> None:
         """Set REJECTED.
 
         Args:
             id_: the version.
             reason: what is wrong with it, a sentence.
             code: the kind of fault, None where it was never validated.
+            signature: how its files look; it is looked at again once they look otherwise. None where nobody looked.
         """
         record = self._store.versions[id_]
-        self._decide(replace(record, state=VersionState.REJECTED, reason=reason, code=code, unended=0))
+        self._decide(
+            replace(record, state=VersionState.REJECTED, reason=reason, code=code, signature=signature, unended=0)
+        )
 
     def _decide(self, record: VersionRecord) -> None:
         self._waiting.forget(record.id)

@@ -63,7 +63,7 @@ def fsck_summary(report: FsckReport) -> Text:
     did = f"{repaired} repaired, " if repaired else ""
     asked = "" if report.asked else " No engine was asked: --engine URL or --engines-file asks them too."
     if not report.open:
-        return Text(f"{did}nothing disagrees.{asked}", style="bold green")
+        return Text(f"{did}journal, disk and engines agree.{asked}", style="bold green")
     count = len(report.open)
     mendable = sum(finding.repair is not None and finding.outcome is None for finding in report.open)
     hint = f": --repair can mend {mendable}" if mendable else ""

@@ -36,7 +36,7 @@ def fsck(**flags: Any) -> None:
 
     Repairs move a corrupt journal aside and begin an empty one; mark versions whose files changed as lost; finish what
     a killed sweep began; and resume engines that are paused though they serve what they should. Nothing goes that is
-    not proved to be refitd's and unneeded. Ends with 0 where nothing disagrees (any more), else with 1.
+    not proved to be refitd's and unneeded. Ends with 0 where they agree (again), else with 1.
 
     \b
     refitd fsck --root /shared/weights --engine http://10.0.0.7:30000

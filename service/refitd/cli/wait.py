@@ -47,7 +47,7 @@ def wait(
     run: Run = None,
     step: Step = None,
     goal: For = Goal.SERVED,
-    timeout: Timeout = 60.0,
+    timeout: Timeout = 120.0,  # a folder that stays half written is rejected after --settle-timeout, 60 s
     url: Url = None,
     token_file: TokenFile = None,
     json: Json = False,

@@ -32,8 +32,9 @@ def why_not_deleted(
     if following := [each.id for each in views.engines if each.run == run and not each.is_removed]:
         verb = "follows" if len(following) == 1 else "follow"
         return (
-            f"{listed(following)} {verb} run {run}: bring engines to another run ('refitd engines move ID --run RUN'), "
-            "or remove them ('refitd engines remove ID')"
+            f"{listed(following)} {verb} run {run}: bring engines to another run, which need not have a version yet "
+            "('refitd engines move ID --run RUN'); delete this one when they serve that. An engine that is gone: "
+            "'refitd engines remove ID'"
         )
     held = leases(views)
     for version in versions:

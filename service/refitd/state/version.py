@@ -15,7 +15,8 @@ EVIDENCE = frozenset({VersionState.REJECTED, VersionState.LOST})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionRecord:
-    """One version. `path` is relative to the root; `signature` sums up names, sizes and times of its files at sealing.
+    """One version. `path` is relative to the root; `signature` sums up names, sizes and times of its files at its
+    verdict.
 
     `inventory` is the digest of tensor names, shapes and dtypes; `digest` that of all bytes, `weights`
     that of the weight files, `shards` that of their names and sizes, `fingerprints` that of its tensors' fingerprints
@@ -130,7 +131,7 @@ class VersionRecord:
     @property
     def was_good(self) -> bool:
         """Whether it was found good once."""
-        return self.signature is not None or self.is_lost
+        return self.digest is not None or self.is_lost
 
     @property
     def is_lost(self) -> bool:

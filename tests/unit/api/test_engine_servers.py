@@ -81,7 +81,7 @@ async def test_explain_says_which_way_checkpoints_without_a_manifest_take_and_wh
     stock = "It loads run~v000002 as SGLang does by itself: that has no manifest, and the service keeps none."
     assert stock in told
     assert stock.replace("000002", "000001") not in kept[0]
-    assert any("no manifest can be kept for it (File exists)" in sentence for sentence in version)
+    assert any("the service cannot keep a manifest of it (File exists)" in sentence for sentence in version)
 
 
 async def test_what_the_first_load_of_a_version_has_recorded_proves_later_loads_and_not_that_one(

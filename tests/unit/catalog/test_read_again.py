@@ -96,7 +96,7 @@ async def test_a_version_whose_manifest_cannot_be_kept_is_served_and_says_which_
         write_shards(stage.root / "run/v000001", tensors(1))
         sealed = await stage.verdict(V1, SEALED)
     assert not sealed.described
-    assert "no manifest can be kept for it (" in sealed.notes[-1]
+    assert "the service cannot keep a manifest of it (" in sealed.notes[-1]
     assert "File exists" in sealed.notes[-1]
 
 

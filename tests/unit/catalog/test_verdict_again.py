@@ -21,7 +21,9 @@ from refitd.state.version import VersionRecord
 from refitd_client.checkpoint.fault import Code
 from refitd_client.checkpoint.inventory import Reference
 from refitd_client.contract.states import EngineState, VersionState
+from refitd_client.contract.wire import Notice
 from refitd_client.validation.validate import Evidence
+from support import catalogs
 from support.catalogs import watching
 from support.checkpoints import publish, tensors, write_model
 from support.records import engine, version
@@ -168,3 +170,18 @@ async def test_a_nan_that_the_scan_found_is_rejected_once_though_its_notice_come
         assert answer.json()["metadata"] == {"loss": "nan"}
         told = (await stage.http.get("/v1/log", params={"severity": "warning"})).json()["items"]
         assert [entry["text"].partition(":")[0] for entry in told].count("rejected") == 1
+
+
+async def test_a_rejected_folder_that_was_mended_is_judged_again_when_it_is_announced_again(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "base", tensors(0))
+    async with catalogs.watching(tmp_path, model=model) as stage:
+        whole = tensors(1)
+        folder = write_model(stage.root / "run/output", {**whole, "stranger": whole["layer.0.weight"]})
+        notice = Notice(run="run", step=1, path="run/output")
+        await stage.intake.take(notice)
+        await stage.verdict(ID, VersionState.REJECTED)
+        unchanged, _ = await stage.intake.take(notice)
+        assert unchanged.state is VersionState.REJECTED  # the same files: the same verdict, without another reading
+        write_model(folder, whole)
+        await stage.intake.take(notice)
+        await stage.verdict(ID, VersionState.SEALED)

@@ -37,6 +37,7 @@ from refitd.diagnose.doctor.service import (
     ask_service,
     judge_faults,
     judge_notice,
+    judge_runs,
     judge_service_engines,
 )
 from refitd.diagnose.roster import roster_of
@@ -59,7 +60,7 @@ from support.scripted_server import answer, problem, serve
 from support.scripted_sglang import ScriptedSglang, scripted_sglang
 from support.services import serving
 from support.sockets import free_port
-from support.stand_in_service import StandIn, make_engine, make_overview
+from support.stand_in_service import StandIn, make_engine, make_overview, make_run
 
 GIB = 2**30
 SPEC = EngineSpec(url="http://10.0.0.7:30000")
@@ -292,6 +293,15 @@ async def test_the_running_service_says_the_state_of_each_engine_and_who_carries
         ),
     }
     assert len(list(judge_service_engines([make_engine(state=state) for state in EngineState]))) == len(EngineState)
+
+
+def test_a_run_whose_newest_step_was_rejected_is_a_finding_though_its_engines_are_well() -> None:
+    trouble = "Step 2 is REJECTED: layer.0.weight is missing"
+    runs = [make_run(run="well"), make_run(run="exp", trouble=trouble, newest="exp~v000002")]
+    (found,) = judge_runs(runs)
+    assert (found.check, found.subject, found.verdict) == (CheckName.RUNS, "exp", CheckVerdict.WARNING)
+    assert found.text == f"the service says: {trouble}"
+    assert "refitd explain exp~v000002" in (found.fix or "")
 
 
 def test_what_the_service_says_is_wrong_with_itself_is_a_finding_with_a_fix() -> None:

@@ -93,7 +93,10 @@ def v(job: Path, step: int) -> Path:
 def test_all_agrees(job: Path) -> None:
     assert found(job, "--deep") == (0, [])
     text = refitd("fsck", "--root", str(job / "root"), "--state", str(job / "state"), "--no-engines").stdout
-    assert text.strip() == "nothing disagrees. No engine was asked: --engine URL or --engines-file asks them too."
+    assert (
+        text.strip()
+        == "journal, disk and engines agree. No engine was asked: --engine URL or --engines-file asks them too."
+    )
 
 
 def test_a_check_changes_nothing(job: Path) -> None:

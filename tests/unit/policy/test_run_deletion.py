@@ -31,7 +31,10 @@ def test_a_run_that_nobody_needs_may_go_although_its_target_has_leases() -> None
     ("why", "told"),
     [
         (asked(is_published=True), "a publisher holds run run: end its trainer"),
-        (asked(view("run")), "a follows run run: bring engines to another run ('refitd engines move ID --run RUN')"),
+        (
+            asked(view("run")),
+            "a follows run run: bring engines to another run",
+        ),
         (asked(view(serving=ONE.id)), "run~v000001 is needed (engine a serves it)"),
         (asked(view(loads=(Load(version=ONE.id),))), "engine a loads it"),
         (asked(view(loads=(Load(version=ONE.id, unproven=True),))), "engine a may still be reading it"),

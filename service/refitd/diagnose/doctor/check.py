@@ -31,6 +31,7 @@ from refitd.diagnose.doctor.service import (
     ask_service,
     judge_faults,
     judge_notice,
+    judge_runs,
     judge_service,
     judge_service_engines,
     judge_settings,
@@ -143,8 +144,8 @@ async def _ask_service(
     overview = await ask_overview(settings, url)
     if isinstance(overview, Finding):
         return [notice, overview], None
-    findings = [notice, *judge_service_engines(overview.engines), *judge_faults(overview.faults)]
-    return findings, overview.keeps
+    engines, runs = judge_service_engines(overview.engines), judge_runs(overview.runs)
+    return [notice, *engines, *runs, *judge_faults(overview.faults)], overview.keeps
 
 
 async def _without_root(settings: Settings) -> list[Finding]:

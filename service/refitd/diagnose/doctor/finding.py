@@ -31,6 +31,7 @@ class CheckName(StrEnum):
     STORE = "store"
     UPSTREAM = "upstream"
     ENGINES = "engines"
+    RUNS = "runs"
     REACHABLE = "reachable"
     CHANGES = "changes"
     ENGINE_CLOCK = "engine-clock"

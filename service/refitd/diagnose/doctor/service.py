@@ -33,7 +33,7 @@ from refitd.state.journal.condition import Corrupt, Missing, Newer, Sound, Unrea
 from refitd.state.journal.schema import SCHEMA_VERSION
 from refitd_client.contract.plugin import setting_fault
 from refitd_client.contract.states import EngineState
-from refitd_client.contract.wire import Engine, Faults, Overview
+from refitd_client.contract.wire import Engine, Faults, Overview, RunGlance
 from refitd_client.http.publisher_client import root_name
 
 CALL_SECONDS = 5.0
@@ -247,6 +247,15 @@ def judge_service_engines(engines: Sequence[Engine]) -> Iterator[Finding]:
             yield good(CheckName.ENGINES, engine.id, text)
         else:
             yield Finding(CheckName.ENGINES, engine.id, verdict, text, fix)
+
+
+def judge_runs(runs: Sequence[RunGlance]) -> Iterator[Finding]:
+    """Name the runs in which something has failed: a version that was rejected is no engine's fault."""
+    for run in runs:
+        if run.trouble is not None:
+            text = f"the service says: {run.trouble}"
+            fix = f"'refitd explain {run.newest or run.target}' says what was decided, and why"
+            yield warning(CheckName.RUNS, run.run, text, fix)
 
 
 def _verdict(engine: Engine) -> tuple[CheckVerdict, str | None]:

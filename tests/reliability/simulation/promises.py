@@ -3,6 +3,7 @@
 The numbers are those of docs/promises.md.
 """
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -393,7 +394,8 @@ class Promises(Observer):
             return
         said = "; ".join(run.reasons)
         assert run.standing is Standing.TROUBLED, f"11: {target.id} has no files, and the run is {run.standing}"
-        assert f"{target.order.step:,} is LOST" in said, f"11: {target.id} has no files, and it is said: {said}"
+        named = rf"tep {target.order.step:,}( of generation {target.order.generation})? is LOST"
+        assert re.search(named, said), f"11: {target.id} has no files, and it is said: {said}"
         is_left = any(each.make.is_good for each in folders.values())
         assert is_left or "nothing left to load" in said, f"11: no version has files, and it is said: {said}"
         self.lost += 1

@@ -38,7 +38,8 @@ class HostEngines:
     `pulling` is the id of the version that the host pulls, of which `pulled_bytes` have arrived, `loading` of the one
     that its engines are being brought to. A host leaves these four to its hub, which takes them from `Following`.
     `waits` is why it goes to nothing newer, whatever is ordered, in a sentence: its own operator has paused it. None
-    where it goes.
+    where it goes. `unknown` is the id of the version it has that its hub does not know, or knows with other contents,
+    as after a loss of the hub's root; the hub says that.
     """
 
     follower: str
@@ -49,6 +50,7 @@ class HostEngines:
     pulled_bytes: int = 0
     loading: str | None = None
     waits: str | None = None
+    unknown: str | None = None
 
     @property
     def count(self) -> int:

@@ -14,7 +14,9 @@ class VersionPage(Page[Version]):
     `refuses` says why this service, which follows another, takes no notice of a version; None where it does. `barred`
     are, where good versions of one run are asked for, the ids of the newest ones that no engine goes to any more and
     whose files are gone, at most `MAX_BARRED`: a host that follows may have their files. `begins` is the generation
-    with which the next publisher of the run that was asked for begins, where that run was deleted.
+    with which the next publisher of the run that was asked for begins, where that run was deleted. `on_hosts` is the id
+    of the newest version of that run which hosts have and this service does not know, as after a loss of its root: a
+    publisher counts its name as used up, so that no two versions have one name.
     """
 
     items: list[Version]
@@ -23,3 +25,4 @@ class VersionPage(Page[Version]):
     refuses: str | None = None
     barred: list[str] = field(default_factory=list[str])
     begins: int | None = None
+    on_hosts: str | None = None

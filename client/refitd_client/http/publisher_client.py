@@ -12,7 +12,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from refitd_client.contract.naming import ROOT_NAME, SERVICE_FOLDER, Order
+from refitd_client.contract.naming import ROOT_NAME, SERVICE_FOLDER, Order, parse_version_id
 from refitd_client.contract.receivers import Receivers
 from refitd_client.contract.version_page import VersionPage
 from refitd_client.contract.wire import Problem
@@ -73,7 +73,8 @@ def no_token(error: OSError | ValueError) -> ServiceError:
 
 
 def newest_known(connection: Connection | None, run: str, root: Path | None = None) -> Order | None:
-    """The newest version of a run that the service ever knew, even if all of the run was deleted. Asks once.
+    """The newest version of a run that the service ever knew, even if all of the run was deleted, or that hosts have
+    which follow it. Asks once.
 
     None if the service knows none, and if it does not answer: then it refuses the notice of a step that was used
     before.
@@ -90,9 +91,11 @@ def newest_known(connection: Connection | None, run: str, root: Path | None = No
         return None
     if root is not None and (refused := _refused(page) or _other_root(root, page)) is not None:
         raise refused
+    known = [Order(each.generation, each.step) for each in page.items[:1]]
     if page.begins is not None:
-        return Order(page.begins, -1)  # the run was deleted: any step is after this one
-    return Order(page.items[0].generation, page.items[0].step) if page.items else None
+        known = [Order(page.begins, -1)]  # the run was deleted: any step is after this one
+    on_hosts = parse_version_id(page.on_hosts or "")
+    return max([*known, *([] if on_hosts is None or on_hosts[0] != run else [on_hosts[1]])], default=None)
 
 
 def _refused(page: VersionPage) -> ConflictError | None:

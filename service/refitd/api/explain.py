@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from refitd.api.present import host_does, left_on_barred, of_upstream
+from refitd.api.present import host_does, left_on_barred, of_upstream, unknown_on_host
 from refitd.api.version_on_engines import contents_of, on_engines, overtaken_by, paused_since
 from refitd.engine.port import Outcome
 from refitd.policy.binding import why_unbound
@@ -217,6 +217,7 @@ def explain_engine(engine: EngineRecord, store: Store, targets: Targets) -> list
         sentences.append(f"{failed} failed; the next one waits a while.")
     sentences += _its_server(engine, target)
     sentences += [] if engine.host is None else _its_host(engine, engine.host, order, host_does(engine, store))
+    sentences += [] if (has := unknown_on_host(engine, store, targets)) is None else [f"The host {has}."]
     if engine.last_attempt is not None:
         sentences.append(_last_load(engine.last_attempt))
     return _with_reason(sentences, engine, store.updates.get(engine.run))
@@ -225,6 +226,8 @@ def explain_engine(engine: EngineRecord, store: Store, targets: Targets) -> list
 def _what_it_means(engine: EngineRecord, order: AttemptRecord | None) -> str:
     if engine.host is not None and engine.state is EngineState.UPDATING and order is not None:
         return f"it was ordered to serve {order.version}"
+    if engine.pulls and engine.state is EngineState.CONTESTED:
+        return "the host does not do what this service says"
     return _ENGINES[engine.state]
 
 
@@ -287,7 +290,7 @@ def _not_there(each: HostEngine, goal: str | None) -> str:
 
 def _fought_over(engine: EngineRecord) -> list[str]:
     """Say what is known of another writer, and what ends that."""
-    if engine.taken is not None or not engine.contests:
+    if engine.taken is not None or not engine.contests or engine.pulls:  # a host says itself why it does not obey
         return []
     times = "once" if engine.contests == 1 else f"{engine.contests} times"
     counted = f"Another writer has changed its weights or its label {times} lately."

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Path, Request
 
 from refitd.api.auth import FOLLOWS_BY
 from refitd.api.context import Service, ServiceOf
+from refitd.policy.hosts import newest_on_hosts, stands_of
 from refitd.problem import ProblemError, Slug
 from refitd.state.followers import LEASE_SECONDS, SupersededError, TooManyFollowersError
 from refitd.state.store import Store
@@ -83,13 +84,23 @@ def take_report(name: str, report: HostReport, service: Service) -> HostReply:
 def _with_what_is_known(reply: HostReply, told: Following, store: Store) -> HostReply:
     """A reply with what this service knows of what the host is to serve, and of the run that it follows."""
     runs = {*reply.serve, told.run}
-    newest = {each: store.newest_known(each, told.follower, told.serves) for each in runs if each is not None}
+    stands = stands_of(told)
+    newest = {each: store.newest_known(each, told.follower, stands) for each in runs if each is not None}
     wanted = [store.versions.get(version or "") for version in reply.serve.values()]
     return replace(
         reply,
         knows={each: version for each, version in newest.items() if version is not None},
         digests={version.id: version.digest for version in wanted if version is not None and version.digest},
     )
+
+
+def newest_elsewhere(run: str, service: Service) -> str | None:
+    """The id of the newest version of a run that hosts have and this service does not know, as after a loss of its
+    root: its name is used up.
+    """
+    store = service.store
+    reports = (known.report for known in service.followers.known.values())
+    return newest_on_hosts(run, reports, lambda version: version in store.versions or version in store.gone)
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -14,13 +14,13 @@ from fastapi import APIRouter, Request, Response
 from refitd.api.context import ServiceOf
 from refitd.api.fragments import Fragments
 from refitd.api.health import faults_now
-from refitd.api.present import host_does, present_engine, upstream_of
+from refitd.api.present import host_does, present_engine, unknown_on_host, upstream_of
 from refitd.api.version_on_engines import what_is_left
 from refitd.policy.binding import how_to_bring
 from refitd.policy.contest import SAID_FOR, STOP_THE_OTHER
 from refitd.policy.goals import passed_over, question_about
 from refitd.policy.strategy import Strategy, has_given_up, released, why_waiting
-from refitd.policy.upstream import not_brought, pulls_newer, silence, waits_for
+from refitd.policy.upstream import disobeyed, not_brought, pulls_newer, silence, waits_for
 from refitd.state.records import EngineRecord, UpdateRecord
 from refitd.state.store import Store
 from refitd.state.upstream import UpstreamWord
@@ -60,6 +60,7 @@ class RunFacts:
         elsewhere: what sentences call the upstream, where this service follows one and not this run.
         loadable: what engines that do not serve the target are brought to.
         began: whether the run has ever had a version.
+        unknown: by their ids, what hosts have that this service does not, and what helps, without a subject.
     """
 
     run: str
@@ -76,6 +77,7 @@ class RunFacts:
     elsewhere: str | None = None
     loadable: VersionRecord | None = None
     began: bool = False
+    unknown: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def glance(seen: RunFacts) -> RunGlance:
@@ -186,8 +188,8 @@ def _unfollowed(seen: RunFacts) -> list[str]:
 
 def _trouble(seen: RunFacts, newest: VersionRecord | None) -> list[str]:
     """Say what an operator should look at."""
-    found = [*(_group(seen, state) for state in _TROUBLE), _contradictory(seen), _fought_over(seen)]
-    found.append(silence(seen.upstream))
+    found = [*(_group(seen, state) for state in _TROUBLE), _unknown(seen), _contradictory(seen), _fought_over(seen)]
+    found += [silence(seen.upstream), disobeyed(seen.upstream)]
     judged = newest_of(version for version in seen.versions if not _may_become_good(version, seen.target))
     if judged is not None and not _was_left(seen, judged):  # an operator who rolled back from it knows what is wrong
         found.append(_trouble_with(judged, seen.target))
@@ -207,6 +209,15 @@ def _may_become_good(version: VersionRecord, target: VersionRecord | None) -> bo
     """Return whether a version waits for its verdict: until it is good, what is wrong with the one before it stays."""
     is_judged = version.state is VersionState.UNKNOWN or version == target or _is_gone(version)
     return version.state.is_open and not is_judged
+
+
+def _unknown(seen: RunFacts) -> str | None:
+    """Name the hosts that have what this service does not. Why one does not obey is said of its state."""
+    mine = sorted(e.id for e in seen.engines if e.id in seen.unknown and e.state is not EngineState.CONTESTED)
+    if not mine:
+        return None
+    others = "" if len(mine) == 1 else f"; so it is with {listed(mine[1:])}"
+    return f"{mine[0]} {seen.unknown[mine[0]]}{others}"
 
 
 def _contradictory(seen: RunFacts) -> str | None:
@@ -449,5 +460,6 @@ def glance_at(store: Store, targets: Targets, run: str) -> RunGlance:
             loadable=targets.of_run(run).loadable,
             began=store.list_order.has(run),
             hosts={engine.id: does for engine in engines if (does := host_does(engine, store)) is not None},
+            unknown={each.id: has for each in engines if (has := unknown_on_host(each, store, targets)) is not None},
         )
     )

@@ -2,9 +2,9 @@
 
 from collections.abc import Collection, Mapping
 
-from refitd.policy.hosts import what_it_does
+from refitd.policy.hosts import what_it_does, why_unknown
 from refitd.policy.traffic import steps_from
-from refitd.policy.upstream import silence, waits_for
+from refitd.policy.upstream import disobeyed, silence, waits_for
 from refitd.state.records import AttemptRecord, EngineRecord, UpdateRecord
 from refitd.state.store import Store
 from refitd.state.upstream import UpstreamWord
@@ -102,8 +102,24 @@ def why_now(engine: EngineRecord, store: Store, targets: Targets) -> str | None:
     why, does = _why(engine, store.updates.get(engine.run or "")), host_does(engine, store)
     if engine.state in _LOADING:
         return does or why
+    why = why or unknown_on_host(engine, store, targets)
     left = left_on_barred(engine, store, targets) or _nothing_left(engine, targets)
     return why or does or left or of_upstream(engine, store)
+
+
+def unknown_on_host(engine: EngineRecord, store: Store, targets: Targets) -> str | None:
+    """Return that a host has a version which this service does not have, and what helps, without a subject.
+
+    Args:
+        engine: the host.
+        store: what the service knows.
+        targets: what engines are to serve.
+    """
+    unknown = None if engine.host is None or engine.state in _NOT_HEARD else engine.host.unknown
+    if unknown is None:
+        return None
+    target = None if engine.run is None else targets.of_run(engine.run).target
+    return why_unknown(unknown, is_other=unknown in store.versions, target=None if target is None else target.id)
 
 
 def left_on_barred(engine: EngineRecord, store: Store, targets: Targets) -> str | None:
@@ -150,7 +166,7 @@ def of_upstream(engine: EngineRecord, store: Store) -> str | None:
     serving, update = store.versions.get(engine.serving or ""), store.updates.get(engine.run)
     is_paused = update is not None and update.paused_since is not None
     newest = next(iter(store.versions_of(engine.run)), None)
-    return silence(word) or waits_for(word, serving, newest, is_paused=is_paused)
+    return silence(word) or disobeyed(word) or waits_for(word, serving, newest, is_paused=is_paused)
 
 
 def upstream_of(store: Store, run: str) -> UpstreamWord | None:

@@ -11,6 +11,7 @@ import msgspec
 from fastapi import APIRouter, Query, Request, Response
 
 from refitd.api.context import Service, ServiceOf, find_version, ids_of_step, leave_to_upstream
+from refitd.api.follow import newest_elsewhere
 from refitd.api.present import orders_of_hosts, present_attempt, present_version
 from refitd.api.waiting import WaitingRequests
 from refitd.policy.goals import passed_over, question_about
@@ -120,6 +121,7 @@ async def list_versions(
     page: dict[str, object] = {"items": items, "next_cursor": more, "root": root, "folder": folder, "refuses": refuses}
     if run is not None:
         page["begins"] = service.store.runs.begins(run, service.store.index.newest_of(run))
+        page["on_hosts"] = newest_elsewhere(run, service)
     if run is not None and wanted is VersionState.SEALED:  # as followers ask
         gone = VersionState.DELETED
         deleted = await pages.read(service.store.journal, run=run, state=gone, before=None, limit=MAX_BARRED)

@@ -29,6 +29,7 @@ from refitd.follow.upstream import (
     UpstreamRun,
     UpstreamVersion,
 )
+from refitd.policy.aside import others_of
 from refitd.policy.hosts import engines_of_host, order_state, proof_of_host, why_it_waits
 from refitd.policy.pulls import HELD, PullPlan, all_as_told, as_told, is_held_back, plan_pulls, pull_fault, why_not_good
 from refitd.policy.served import is_proven
@@ -214,7 +215,10 @@ class UpstreamFollower:
 
     def _answered(self, reply: HostReply) -> None:
         """The upstream has replied to a report."""
-        self._knows = self._sources.upstream.name, reply.knows
+        upstream = self._sources.upstream
+        self._knows = upstream.name, reply.knows
+        if upstream.leads:
+            self._orders.hear(self.run_followed, reply, upstream.name)
         if not self.is_led:
             return
         before = dict(self._store.runs.desired)
@@ -349,7 +353,12 @@ class UpstreamFollower:
         here = {version.id: version.state for version in self._store.versions_of(offered.run)}
         refused = {version for version, failure in self._failures.items() if failure.until > now}
         desired = self._store.runs.desired.get(offered.run)
-        self._plan = plan_pulls(offered.versions, desired, here, refused=refused)
+        others = self._others(offered)
+        here = {version: state for version, state in here.items() if version not in others}
+        plan = plan_pulls(offered.versions, desired, here, refused=refused | others)
+        self._plan = replace(plan, needs=plan.needs - others)
+        for version in sorted({*plan.needs, self._orders.asked or ""} & others):
+            self._orders.set_aside(self._store.versions[version])
         # One that the catalog has found already has its name: its pull is about to end by itself.
         kept = {*self._plan.pull, *(version for version, state in here.items() if state in HELD)}
         if self._pulling is not None and self._pulling[0] not in kept:
@@ -359,6 +368,10 @@ class UpstreamFollower:
             task = group.create_task(self._pull(wanted), name=f"pull {wanted.id}")
             self._pulling = wanted.id, task
             task.add_done_callback(lambda _: self._pull_ended())
+
+    def _others(self, offered: UpstreamRun) -> frozenset[str]:
+        """The ids of the versions of a hub of which this host has others."""
+        return others_of(offered.versions, self._store.versions) if self._sources.upstream.leads else frozenset()
 
     async def _tidy(self) -> None:
         """Remove what is left of pulls whose versions nobody wants any more."""
@@ -411,8 +424,15 @@ class UpstreamFollower:
         """Set the fault of the upstream, or clear it, and what is known of it."""
         name, pulling = self._sources.upstream.name, None if self._pulling is None else self._pulling[0]
         wanted = self._store.runs.desired.get(self.run_followed or "")
+        disobeyed = self._orders.refused or self._orders.lost
         word = self._hearing.word(
-            name, self.run_followed, self._offered, leads=self.is_led, wanted=wanted, pulling=pulling
+            name,
+            self.run_followed,
+            self._offered,
+            leads=self.is_led,
+            wanted=wanted,
+            pulling=pulling,
+            disobeyed=disobeyed,
         )
         self._store.runs.set_upstream(word)
         before, fault = self._store.faults.upstream, self._fault()
@@ -431,6 +451,7 @@ class UpstreamFollower:
             self._hearing.fault
             or self._reporter.fault
             or self._orders.refused
+            or self._orders.lost
             or not_pulled
             or self._plan.lacks
             or not_good

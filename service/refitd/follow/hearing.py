@@ -56,6 +56,7 @@ class Hearing:
         leads: bool,
         wanted: str | None,
         pulling: str | None,
+        disobeyed: str | None,
     ) -> UpstreamWord:
         """Return what is known of the upstream now.
 
@@ -66,6 +67,7 @@ class Hearing:
             leads: whether it says what is served here.
             wanted: the id of the version that this host is to serve.
             pulling: the id of the version that is pulled.
+            disobeyed: why engines here do not go where it wants.
         """
         return UpstreamWord(
             name=name,
@@ -78,6 +80,7 @@ class Hearing:
             pulling=pulling,
             has_ended=self.heard_at is not None and (offered is None or offered.is_closed),
             listed=self._listed(offered),
+            disobeyed=disobeyed,
         )
 
     def _listed(self, offered: UpstreamRun | None) -> frozenset[str] | None:

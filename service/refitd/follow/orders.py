@@ -6,11 +6,13 @@ after a restart and while its hub is gone. It serves on, and pulls what is seale
 
 from dataclasses import replace
 
-from refitd.policy.hosts import refusal_of, why_not_served
+from refitd.policy.aside import ANOTHER, is_other, standing_on, why_it_stays
+from refitd.policy.hosts import ANEW, IT_GOES, not_known_there, refusal_of, why_lost, why_not_served
 from refitd.policy.pulls import is_held_back
 from refitd.state.observer import Notifier
 from refitd.state.records import HostLead
 from refitd.state.store import Store
+from refitd.state.version import VersionRecord
 from refitd.update.targets import Targets
 from refitd_client.contract.follow import HostReply
 from refitd_client.contract.states import VersionState
@@ -20,7 +22,8 @@ _LEADERS = 16  # whose epochs are remembered
 
 class Orders:
     """The orders of one host. `wake` is notified when there is something new to pull. `refused` is why what the
-    upstream said last was not obeyed, in a sentence.
+    upstream said last was not obeyed, and `lost` that it wants nothing and does not know what engines here serve, in a
+    sentence. `asked` is the version that it wanted last, obeyed or not.
     """
 
     def __init__(self, store: Store, targets: Targets, wake: Notifier, *, run: str | None) -> None:
@@ -37,6 +40,8 @@ class Orders:
         self._wake = wake
         self.run = run
         self.refused: str | None = None
+        self.lost: str | None = None
+        self.asked: str | None = None
 
     @property
     def lead(self) -> HostLead:
@@ -55,13 +60,17 @@ class Orders:
         """
         before, by = self.lead, reply.told_by or upstream
         self.refused = refusal_of(reply, before, upstream)
-        for run, version in reply.serve.items():
-            digest = reply.digests.get(version or "")
-            self.refused = self.refused or self._why_not(run, version, by, reply.knows.get(run, ""), digest)
         if self.refused is not None:
             return None
         heard = {name: epoch for name, epoch in before.heard.items() if name != reply.leader}
         heard = dict([*heard.items(), (reply.leader, reply.epoch)][-_LEADERS:])
+        for run, version in reply.serve.items():
+            digest = reply.digests.get(version or "")
+            self.refused = self.refused or self._why_not(run, version, by, reply.knows.get(run, ""), digest)
+        if self.refused is not None:
+            if before.heard.get(reply.leader) != reply.epoch:  # its epoch ends earlier ones, whatever it says
+                self._store.put_lead(replace(before, heard=heard), None)
+            return None
         lead = HostLead(leader=reply.leader, told_by=reply.told_by, orders=reply.again or before.orders, heard=heard)
         if lead != before:  # also of a reply that orders nothing: an epoch ends the earlier ones
             is_other = (lead.leader, lead.fence) != (before.leader, before.fence)
@@ -70,6 +79,12 @@ class Orders:
             self._desire(run, version, f"{by} says")
         is_new = reply.again not in {0, before.orders}
         return next(iter(reply.serve), None) if is_new else None
+
+    def hear(self, run: str | None, reply: HostReply, upstream: str) -> None:
+        """Take what a hub knows of a run, which it may lead here or not."""
+        is_wanted = run is None or run in reply.serve or run in self._store.runs.closed
+        unknown = None if is_wanted or run is None else not_known_there(run, self._stands(run), reply.knows.get(run))
+        self.lost = None if unknown is None else f"{reply.told_by or upstream} {why_lost(unknown)}"
 
     def desire(self, run: str, version: str, upstream: str, *, knows: str | None, digest: str | None) -> bool:
         """An upstream that does not lead this host wants it to serve a version, of the run that it follows from now on.
@@ -88,9 +103,33 @@ class Orders:
     def _why_not(self, run: str, version: str | None, by: str, knows: str | None, digest: str | None) -> str | None:
         if version is None:
             return None
-        stands = [self._store.runs.ordered.get(run), *(engine.serving for engine in self._store.engines_of(run))]
-        why = why_not_served(version, self._store.versions.get(version), stands, knows=knows, digest=digest)
+        here = self._store.versions.get(version)
+        self.asked = version
+        if here is not None and is_other(here, digest):
+            return f"{by} has another {version} than this host, of the same name: {self.set_aside(here) or IT_GOES}"
+        why = why_not_served(version, self._stands(run), knows=knows)
         return None if why is None else f"{by} {why}"
+
+    def set_aside(self, version: VersionRecord) -> str | None:
+        """Retire a version of this host of whose name the upstream has another, with what stands on it. Return why it
+        stays, and what helps, in a sentence; None where it goes.
+        """
+        store = self._store
+        going = standing_on(version, store.versions_of(version.run))
+        goals = self._targets.of_run(version.run)
+        needed = {each.id for each in (goals.target, goals.wanted, goals.loadable, goals.last_good) if each is not None}
+        needed |= {store.runs.ordered.get(version.run, ""), *(attempt.version for attempt in store.loading.values())}
+        stays = why_it_stays(going, [*store.engines.values(), *store.removed.values()], needed)
+        if stays is not None:
+            return f"{stays}, and so goes nowhere. {ANEW}"
+        for each in going:
+            if each.state is not VersionState.RETIRED:
+                store.forget_contents(each, ANOTHER)
+        return None
+
+    def _stands(self, run: str) -> list[str | None]:
+        """What engines here serve of a run, or were to serve."""
+        return [self._store.runs.ordered.get(run), *(engine.serving for engine in self._store.engines_of(run))]
 
     def _desire(self, run: str, version: str | None, by: str) -> bool:
         """Write down what is wanted of a run, at once. Return whether it is another version."""

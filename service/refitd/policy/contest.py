@@ -112,8 +112,8 @@ def calmed(engine: EngineRecord, now: float, interval: float) -> EngineRecord:
     return replace(engine, contests=0, contested_at=None)
 
 
-def held(engine: EngineRecord, now: float, interval: float) -> EngineRecord:
-    """The same engine, CONTESTED where nothing is to be loaded into it now."""
+def held(engine: EngineRecord, target: str | None, now: float, interval: float) -> EngineRecord:
+    """The same engine, CONTESTED where nothing is to be loaded into it now. `target` is what it is to serve."""
     if engine.taken is not None:
         return replace(engine, state=EngineState.CONTESTED, reason=engine.taken)
     if engine.contest is None or not engine.known:
@@ -121,16 +121,21 @@ def held(engine: EngineRecord, now: float, interval: float) -> EngineRecord:
     if gives_up(engine):
         reason = f"{engine.contest}; nothing more is loaded: {STOP_THE_OTHER}, then 'refitd engines resync {engine.id}'"
         return replace(engine, state=EngineState.CONTESTED, reason=reason)
-    waited = now - (engine.contested_at or now)
+    last, waited = engine.last_attempt, now - (engine.contested_at or now)
+    if engine.pulls and last is not None and last.version != target:
+        return engine  # what a host has refused says nothing of another version
     nothing_to_load = engine.state is EngineState.IN_SYNC
-    if nothing_to_load or waited < WAITS[max(engine.contests, 1) - 1] * interval:
-        return replace(engine, state=EngineState.CONTESTED, reason=f"{engine.contest}: {STOP_THE_OTHER}")
+    if nothing_to_load or waited < WAITS[min(max(engine.contests, 1), len(WAITS)) - 1] * interval:
+        why = engine.contest if engine.pulls else f"{engine.contest}: {STOP_THE_OTHER}"  # a host says what helps
+        return replace(engine, state=EngineState.CONTESTED, reason=why)
     return engine
 
 
 def gives_up(engine: EngineRecord) -> bool:
-    """Whether nothing is loaded into it any more, until it is restarted or a resync is asked for."""
-    return engine.contest is not None and engine.contests > len(WAITS)
+    """Whether nothing is loaded into it any more, until it is restarted or a resync is asked for. A host is told again
+    and again: an order that it does not obey pauses no engine.
+    """
+    return engine.contest is not None and engine.contests > len(WAITS) and not engine.pulls
 
 
 def forgiven(engine: EngineRecord) -> EngineRecord:

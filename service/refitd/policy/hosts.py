@@ -16,7 +16,7 @@ from refitd.policy.served import is_proven
 from refitd.state.records import EngineRecord, HostLead, UpdateRecord
 from refitd.state.version import VersionRecord
 from refitd.text import size_of
-from refitd_client.contract.follow import Following, HostReply
+from refitd_client.contract.follow import Following, HostReply, HostReport
 from refitd_client.contract.hosts import MAX_HOST_ENGINES, HostEngine, HostEngines, OrderState
 from refitd_client.contract.naming import parse_version_id, version_id
 from refitd_client.contract.states import EngineState, VersionState
@@ -26,7 +26,15 @@ _BUSY = frozenset({EngineState.PROBING, EngineState.UPDATING, EngineState.VERIFY
 _FAILED = frozenset({"NACK", "TAINTED"})
 _CALM = frozenset({EngineState.IN_SYNC, EngineState.UPDATING, EngineState.VERIFYING})
 _LONGEST = 300  # characters of a reason
+_MOST_GENERATIONS = 10_000  # of a run, as far as hosts are believed
 _OBEYED = "'refitd rollback {run} --to {to}' at the hub has hosts obey it"
+_LOSS = "as after a loss of this service's root or journal"
+_AFTER = "a publisher that is opened now begins after it"
+ANEW = (
+    "Publish something newer: a publisher that is opened now begins a generation where it has to "
+    "('refitd publish --new-generation')"
+)
+IT_GOES = "nothing here serves it or needs it, so it is deleted, and then the upstream's is pulled"
 
 
 def refusal_of(reply: HostReply, known: HostLead, upstream: str) -> str | None:
@@ -46,38 +54,28 @@ def refusal_of(reply: HostReply, known: HostLead, upstream: str) -> str | None:
     return f"{reply.told_by or upstream} leads with epoch {reply.epoch}; {since}; {obeyed}"
 
 
-def why_not_served(
-    wanted: str, here: VersionRecord | None, stands: Collection[str | None], *, knows: str | None, digest: str | None
-) -> str | None:
+def why_not_served(wanted: str, stands: Collection[str | None], *, knows: str | None) -> str | None:
     """Why this host does not go to a version that an upstream wants, as the end of a sentence about the upstream; None
     where it goes.
 
     An upstream that was restored from a backup, or whose root was emptied, wants what it still knows. A host goes back
-    from nothing that its upstream does not know, and takes no other version for one that has its name.
+    from nothing that its upstream does not know.
 
     Args:
         wanted: the version's id.
-        here: what this host knows of it.
         stands: the ids of what engines here serve, or were to serve.
         knows: the id of the newest version that the upstream knows, "" for none; None where it may go back, as a store.
-        digest: of the version, as the upstream has it; None where it does not say.
     """
-    other = None if here is None or here.state is not VersionState.SEALED else here.digest
-    if other is not None and digest is not None and other != digest:
-        return (
-            f"has another {wanted} than this host, of the same name: engines do not go there. Publish under another "
-            "run's name, or empty this host's root while its service is stopped"
-        )
-    goal, limit = parse_version_id(wanted), parse_version_id(knows or "")
+    goal = parse_version_id(wanted)
     if goal is None or knows is None:
         return None
-    run, order = goal
-    newest = max((at[1] for at in map(parse_version_id, filter(None, stands)) if at and at[0] == run), default=order)
-    if newest <= order or (limit is not None and limit[1] >= newest):
+    newer = (id_ for id_ in stands if id_ is not None and (at := parse_version_id(id_)) and at[1] > goal[1])
+    unknown = not_known_there(goal[0], newer, knows)
+    if unknown is None:
         return None
     return (
-        f"wants {wanted}, and does not know {version_id(run, newest)}, as after a loss of what it knew: engines stay "
-        f"there; {_OBEYED.format(run=run, to=wanted)}"
+        f"wants {wanted}, and does not know {unknown}, as after a loss of what it knew: engines stay there; "
+        f"{_OBEYED.format(run=goal[0], to=wanted)}"
     )
 
 
@@ -94,13 +92,98 @@ def not_known(
     """
     newest, found = parse_version_id(known or ""), dict[str, tuple[str, int]]()
     for host in told:
-        ids = (id_ for id_ in (host.desired, host.ordered, host.serves) if id_ is not None)
-        orders = [at[1] for at in map(parse_version_id, ids) if at is not None and at[0] == run]
+        orders = [at[1] for at in map(parse_version_id, named_by(host)) if at is not None and at[0] == run]
         order = max((each for each in orders if newest is None or each > newest[1]), default=None)
         epoch = host.fence if (host.leader, host.fence) > leader and host.leader == leader[0] else 0
         if order is not None or epoch:
             found[host.follower] = "" if order is None else version_id(run, order), epoch
     return found
+
+
+def unknown_at_hub(told: Following, known: str | None, digest_of: Callable[[str], str | None]) -> str | None:
+    """The id of the version that a host has and its hub does not: a newer one than any that the hub knows, or one of
+    which the hub has another. None where there is none.
+
+    Args:
+        told: what the host says of itself.
+        known: the id of the newest version of its run that the hub knows, or that a rollback has left there.
+        digest_of: a version at the hub, by its id; "" while it has no verdict, None where it is not known.
+    """
+    if told.run is None:
+        return None
+    newest, _ = not_known(told.run, [told], known, ("", 0)).get(told.follower, ("", 0))
+    others = (id_ for id_ in named_by(told) if digest_of(id_) not in {None, "", told.digests.get(id_)})
+    return newest or next((id_ for id_ in others if id_ in told.digests), None)
+
+
+def why_unknown(unknown: str, *, is_other: bool, target: str | None) -> str:
+    """What a hub says of a version that a host has and the hub does not, and what helps: the end of a sentence about
+    the host.
+
+    Args:
+        unknown: the version's id.
+        is_other: whether the hub has another of that name.
+        target: the id of what the hub wants to be served; None where it has nothing.
+    """
+    if is_other:
+        return f"has another {unknown} than this service, of the same name, {_LOSS}: its engines stay there. {ANEW}"
+    parsed = parse_version_id(unknown)
+    run = "RUN" if parsed is None else parsed[0]
+    back = "" if target is None else f"; 'refitd rollback {run} --to {target}' has it go there"
+    return (
+        f"has {unknown}, which is not known here, {_LOSS}: its engines stay there until something newer is published "
+        f"({_AFTER}){back}"
+    )
+
+
+def not_known_there(run: str, stands: Iterable[str | None], knows: str | None) -> str | None:
+    """The id of the newest version that engines here serve, or were to serve, where the upstream does not know it.
+
+    Args:
+        run: the run.
+        stands: the ids of what engines here serve, or were to serve.
+        knows: the id of the newest version that the upstream knows, "" for none.
+    """
+    limit = parse_version_id(knows or "")
+    newest = max((at[1] for at in map(parse_version_id, filter(None, stands)) if at and at[0] == run), default=None)
+    return None if newest is None or (limit is not None and limit[1] >= newest) else version_id(run, newest)
+
+
+def why_lost(unknown: str) -> str:
+    """What a host says of an upstream that does not know what engines here serve, and wants nothing: the end of a
+    sentence about the upstream.
+    """
+    return (
+        f"does not know {unknown}, which engines here serve, as after a loss of what it knew: they stay there until "
+        f"something newer is published there ({_AFTER})"
+    )
+
+
+def newest_on_hosts(run: str, reports: Iterable[HostReport], knows: Callable[[str], bool]) -> str | None:
+    """The id of the newest version of a run that hosts have and their hub does not know; None where there is none.
+
+    A host that lies costs a trainer a new generation, and no more: generations that nobody comes to count for nothing.
+
+    Args:
+        run: of which versions are meant.
+        reports: of the hosts.
+        knows: whether the hub knows a version, or has deleted it.
+    """
+    found = (id_ for each in reports for id_ in (*named_by(each.told), *each.holds) if not knows(id_))
+    orders = (at[1] for at in map(parse_version_id, found) if at is not None and at[0] == run)
+    newest = max((order for order in orders if order.generation <= _MOST_GENERATIONS), default=None)
+    return None if newest is None else version_id(run, newest)
+
+
+def stands_of(told: Following) -> dict[str, str | None]:
+    """What a host's engines serve or were to serve, by the versions' ids, and the digests, None where it says none."""
+    own = () if told.host is None else (engine.version for engine in told.host.engines)
+    return {id_: told.digests.get(id_) for id_ in (told.serves, told.ordered, *own) if id_ is not None}
+
+
+def named_by(told: Following) -> list[str]:
+    """The ids of the versions that a host names as its own: what it serves, and what it is or was to serve."""
+    return [id_ for id_ in (told.serves, told.ordered, told.desired) if id_ is not None]
 
 
 def order_state(

@@ -94,7 +94,7 @@ def after_probe(
         engine = changed(before, engine, seen, before.model_path, now)
     else:
         engine = calmed(engine, now, interval)
-    return held(standing(_ordered_elsewhere(engine, seen, target), target), now, interval)
+    return held(standing(_ordered_elsewhere(engine, seen, target), target), target, now, interval)
 
 
 def after_word(engine: EngineRecord, host: HostEngines | None) -> EngineRecord:
@@ -228,7 +228,8 @@ def standing(engine: EngineRecord, target: str | None) -> EngineRecord:
     if engine.run is None:
         return replace(engine, state=EngineState.IN_SYNC)  # the controller says why
     if target is None or (engine.serving == target and not engine.reload):
-        reason = engine.doubted if engine.serving else "no version to serve yet"
+        is_elsewhere = engine.host is not None and engine.host.unknown is not None  # what it has is said of the host
+        reason = engine.doubted if engine.serving or is_elsewhere else "no version to serve yet"
         return replace(engine, state=EngineState.IN_SYNC, reason=reason)
     if engine.state is EngineState.NACKED:
         return engine
@@ -266,7 +267,10 @@ def after_refit(engine: EngineRecord, version: str, refit: Refit, now: float) ->
         case Outcome.NACK if refit.led:
             engine = refused(engine, refit.reason or "another service leads it", now)
             state = EngineState.CONTESTED if engine.known else EngineState.TAINTED
-            return replace(engine, state=state, reason=refit.reason, resume_owed=engine.known and not refit.resumed)
+            # A host is told again and again, later each time.
+            failures = engine.failures + (1 if engine.pulls and not engine.known else 0)
+            owed = engine.known and not refit.resumed
+            return replace(engine, state=state, reason=refit.reason, failures=failures, resume_owed=owed)
         case Outcome.NACK if refit.needs_full:
             owed = not refit.resumed
             return replace(engine, state=EngineState.BEHIND, wants_full=True, reason=refit.reason, resume_owed=owed)

@@ -160,13 +160,16 @@ def finished_first(strategy: Strategy, update: UpdateRecord | None, engines: Ite
     """The version whose update ends before a newer one starts, so that a fast trainer cannot starve it.
 
     None for one that an engine fails again and again, or has given up, or about which engines contradict each other: a
-    newer version may mend that. Nor where one waits for its own operator.
+    newer version may mend that. Nor where one waits for its own operator, or is a host that does not obey: it takes a
+    newer one, where this service has lost what it knew.
     """
     if strategy.name is StrategyName.ALL or update is None or update.state is not UpdateState.ROLLING:
         return None
     engines = list(engines)
     if not engines:
         return None  # the engines of this update follow another run now
+    if any(engine.pulls and engine.state is EngineState.CONTESTED for engine in engines):
+        return None
     reached = [engine for engine in engines if engine.state not in _AWAY]
     if any(engine.waits is not None and engine.serving != update.version for engine in reached):
         return None

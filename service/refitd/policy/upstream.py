@@ -22,6 +22,13 @@ def silence(word: UpstreamWord | None) -> str | None:
     return f"Nothing was heard from {word.name} {since}: whether it has anything newer is not known here"
 
 
+def disobeyed(word: UpstreamWord | None) -> str | None:
+    """Say why engines here do not go where the upstream wants; None where they do, or where it is not heard."""
+    if word is None or word.silent_since is not None or word.disobeyed is None:
+        return None
+    return word.disobeyed[0].upper() + word.disobeyed[1:]
+
+
 def waits_for(
     word: UpstreamWord | None, target: VersionRecord | None, newest: VersionRecord | None, *, is_paused: bool = False
 ) -> str | None:

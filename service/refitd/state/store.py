@@ -7,7 +7,9 @@ Everything happens on the event loop's thread.
 
 import asyncio
 import uuid
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import structlog
@@ -301,6 +303,17 @@ class Store:
             given = {id_: found for id_, found in engine.given.items() if id_ != version}
             self.put_engine(replace(engine, given=given))
 
+    def forget_contents(self, version: VersionRecord, why: str) -> None:
+        """A version is to be deleted, and another of its name may come: nothing that was found of its contents counts
+        then, nor what went wrong with loads of it.
+        """
+        retired = replace(version, state=VersionState.RETIRED, reason=why, state_before=None, reason_before=None)
+        self.put_version(retired, f"retired: {why}")
+        self.forget_fingerprints(version.id)
+        for engine in [engine for engine in self.engines.values() if version.id in engine.strikes]:
+            strikes = {id_: count for id_, count in engine.strikes.items() if id_ != version.id}
+            self.put_engine(replace(engine, strikes=strikes))
+
     def record_fingerprint(self, version: str, configuration: str, fingerprint: str) -> None:
         """Remember the fingerprint that a clean load of a version gave on a configuration."""
         if self._fingerprints.get((version, configuration)) != fingerprint:  # each of a thousand engines gives the same
@@ -394,21 +407,31 @@ class Store:
         if had:
             self.put_order(replace(known, left={**known.left, **had}), "a rollback: hosts leave what is not known here")
 
-    def newest_known(self, run: str, host: str | None = None, serves: str | None = None) -> str | None:
+    def newest_known(
+        self, run: str, host: str | None = None, stands: Mapping[str, str | None] = MappingProxyType({})
+    ) -> str | None:
         """The id of the newest version of a run that was good here, or that a rollback has left, there or on a host.
 
         Args:
             run: the run.
             host: of which host; None for what was left here.
-            serves: what the host serves. Where that is not known here, only what a rollback has left counts: a newer
-                version that is good here says nothing of what the host has.
+            stands: what the host's engines serve or were to serve, and the digests, None where it does not say. Where
+                one of these is not known here, only what a rollback has left counts: a newer version that is good here
+                says nothing of what the host has.
         """
         left = parse_version_id(self.runs.left.get(run, {}).get(host or "", ("", 0))[0])
-        at = parse_version_id(serves or "")
-        is_strange = at is not None and at[0] == run and serves not in self.versions
+        here = (at[1] for id_ in stands if (at := parse_version_id(id_)) is not None and at[0] == run)
+        is_strange = not all(self._has(id_of(run, order), stands.get(id_of(run, order))) for order in here)
         known = (None if is_strange else self.index.newest_known(run), None if left is None else left[1])
         newest = max((order for order in known if order is not None), default=None)
         return None if newest is None else id_of(run, newest)
+
+    def _has(self, version: str, digest: str | None) -> bool:
+        """Whether a version is known here, with these contents. Without a verdict that is not known yet."""
+        known = self.versions.get(version)
+        if known is None or digest is None:
+            return known is not None or version in self.gone
+        return not known.state.is_open if known.digest is None else known.digest == digest
 
     def run_records(self) -> list[records.RunRecord]:
         """What is known of runs beside their versions."""

@@ -13,7 +13,8 @@ class UpstreamWord:
     `wanted` is the id of the version that this host is to serve, `elsewhere` of the one that hosts
     are to serve which no hub leads, `pulling` of the one that is pulled now. `has_ended`: it has said that the run has
     ended, or that it has none of that name. `listed` are the ids of the versions of the run that it has named last,
-    None where it was not heard yet.
+    None where it was not heard yet. `disobeyed` is why engines here do not go where it wants, or that it does not know
+    what they serve, in a sentence; None where neither is so.
     """
 
     name: str
@@ -26,3 +27,4 @@ class UpstreamWord:
     pulling: str | None = None
     has_ended: bool = False
     listed: frozenset[str] | None = None
+    disobeyed: str | None = None

@@ -17,11 +17,12 @@ from refitd.engine.port import EnginePort
 from refitd.engine.refitd.adapter import RefitdEngine
 from refitd.engine.refitd.answers import of_these
 from refitd.engine.refitd.line import HostLine
+from refitd.policy.hosts import stands_of, unknown_at_hub
 from refitd.state.followers import LEASE_SECONDS
 from refitd.state.observer import Notifier
 from refitd.state.records import Source
 from refitd.state.store import Store
-from refitd_client.contract.follow import HostReply, HostReport
+from refitd_client.contract.follow import Following, HostReply, HostReport
 from refitd_client.contract.states import EngineState
 
 GONE_SECONDS = 600.0
@@ -107,7 +108,7 @@ class ReportedHosts:
                 f"engine {name} of this service has the host's name: give the host another, --follower"
             )
         if is_newest:
-            line.take(replace(report, told=of_these(report.told, self._digest_of)))
+            line.take(replace(report, told=self._as_known(report.told)))
         known = self._known.get(name)
         if known is not None:
             known.at = self._clock.monotonic()
@@ -128,6 +129,15 @@ class ReportedHosts:
             or record.state in {EngineState.PROBING, EngineState.UPDATING}
             or line.trial is not None,
         )
+
+    def _as_known(self, told: Following) -> Following:
+        """What a host says, without what this service does not have."""
+        unknown = None
+        if told.run is not None and self._store.faults.root is None:  # before it was listed, what there is may come
+            known = self._store.newest_known(told.run, told.follower, stands_of(told))
+            unknown = unknown_at_hub(told, known, self._digest_of)
+        host = told.host if told.host is None else replace(told.host, unknown=unknown)
+        return of_these(replace(told, host=host), self._digest_of)
 
     def _digest_of(self, version: str) -> str | None:
         known = self._store.versions.get(version)

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from refitd_client.contract.states import EngineState, WaitOutcome
-from support.checkpoints import tensors
+from support.checkpoints import publish, tensors
 from support.command_line import refitd
 from support.hosts import RUN, Host, Hosts, hosts, until
 
@@ -78,20 +78,92 @@ def test_a_host_does_not_go_back_with_a_hub_that_was_restored_from_a_backup_unti
         until(lambda: one.serves(3) and at_hub(hub) == (EngineState.IN_SYNC, third), hub, one)
 
 
-def test_a_host_serves_no_version_of_before_for_one_of_that_name_after_its_hub_was_emptied(tmp_path: Path) -> None:
+def said(*command: str, at: Host) -> str:
+    """What a command says, in one line."""
+    own = ("--root", str(at.root), "--state", str(at.folder / "state")) if command == ("doctor",) else ()
+    return " ".join(refitd(*command, *own, "--url", at.refitd.url).output.split())
+
+
+def test_a_hub_that_was_emptied_says_what_its_hosts_have_and_what_helps_before_anything_is_published(
+    tmp_path: Path,
+) -> None:
     with hosts(tmp_path) as all_:
         hub = all_.hub
         one = led(all_, 1, 2)
         empty(hub)
-        all_.publish(1, tensors(7))
-        stays(hub, one, f"has another {ONE} than this host")
-        all_.publish(2, tensors(8))
+        why = f"has {TWO}, which is not known here, as after a loss of this service's root or journal"
+        until(lambda: any(why in (each.reason or "") for each in hub.client.engines().items), hub, one)
+        for command in (("status",), ("engines",), ("explain", RUN), ("explain", "one"), ("doctor",)):
+            assert why in said(*command, at=hub), command
+        assert "something newer is published (a publisher that is opened now begins after it)" in said("status", at=hub)
+        there = f"does not know {TWO}, which engines here serve"
+        until(lambda: there in (one.following()["fault"] or ""), hub, one)
+        for command in (("status",), ("explain", RUN), ("doctor",)):
+            assert there in said(*command, at=one), command
+        assert one.serves(2)
+        third = all_.publish(3)
+        until(lambda: one.serves(3) and at_hub(hub) == (EngineState.IN_SYNC, third), hub, one)
+        assert "not known" not in said("status", at=hub)
+        assert "does not know" not in said("status", at=one)
+
+
+def test_a_trainer_that_begins_again_on_an_emptied_hub_begins_a_generation_and_hosts_go_there_by_themselves(
+    tmp_path: Path,
+) -> None:
+    with hosts(tmp_path) as all_:
+        hub = all_.hub
+        one = led(all_, 1, 2)
+        empty(hub)
+        until(lambda: hub.client.versions(RUN).on_hosts == TWO, hub, one)
+        first = all_.publish(1, tensors(7))
+        assert first == f"{RUN}~v000001.g2"
+        until(lambda: at_hub(hub) == (EngineState.IN_SYNC, first), hub, one)
+        assert [path.rpartition("/")[2] for path in one.engines[0].loaded] == ["v000001", "v000002", "v000001.g2"]
+
+
+def test_a_host_serves_no_version_of_before_for_one_of_that_name_after_its_hub_was_emptied(tmp_path: Path) -> None:
+    """The trainer's publisher could not ask the hub: names are used a second time."""
+    with hosts(tmp_path) as all_:
+        hub = all_.hub
+        one = led(all_, 1, 2)
+        empty(hub)
+        publish(hub.root, RUN, 2, tensors(8))
         stays(hub, one, f"has another {TWO} than this host")
+        assert "another writer" not in said("status", at=hub) + said("explain", "one", at=hub) + said("doctor", at=hub)
         waited = hub.client.wait(TWO, timeout=0).outcome
         assert waited is not WaitOutcome.SERVED, "the host serves another version of that name"
         assert one.following()["serves"] == TWO
         third = all_.publish(3, tensors(9))
         until(lambda: one.serves(3) and at_hub(hub) == (EngineState.IN_SYNC, third), hub, one)
+
+
+def test_a_name_that_is_used_again_after_a_rollback_is_pulled_anew_where_the_host_does_not_serve_its_own(
+    tmp_path: Path,
+) -> None:
+    """The hub is restored from a backup and rolled back, and its trainer does the step again without asking."""
+    with hosts(tmp_path) as all_:
+        hub = all_.hub
+        one = led(all_, 1)
+        hub.refitd.stop()
+        shutil.copytree(hub.folder, tmp_path / "backup")
+        hub.refitd.start()
+        all_.publish(2)
+        until(lambda: one.serves(2), hub, one)
+        hub.refitd.kill()
+        for name in ("root", "state"):
+            shutil.rmtree(hub.folder / name)
+            shutil.copytree(tmp_path / "backup" / name, hub.folder / name)
+        hub.refitd.start()
+        stays(hub, one, f"wants {ONE}, and does not know {TWO}")
+        hub.client.rollback(RUN, ONE)
+        until(lambda: one.serves(1) and at_hub(hub) == (EngineState.IN_SYNC, ONE), hub, one)
+        before = (one.root / RUN / "v000002" / "refit.json").read_bytes()
+        publish(hub.root, RUN, 2, tensors(8))
+        until(lambda: at_hub(hub) == (EngineState.IN_SYNC, TWO), hub, one)
+        now = (one.root / RUN / "v000002" / "refit.json").read_bytes()
+        assert now == (hub.root / RUN / "v000002" / "refit.json").read_bytes() != before
+        assert [path.rpartition("/")[2] for path in one.engines[0].loaded] == [f"v00000{step}" for step in (1, 2, 1, 2)]
+        assert "the upstream has another version of this name" in said("log", at=one)
 
 
 def test_a_newer_version_takes_no_host_back_on_the_way_after_its_hub_was_emptied(tmp_path: Path) -> None:

@@ -263,6 +263,16 @@ class SimDisk:
             self.described.clear()
             self.trash.clear()
 
+    def copied(self) -> dict[str, SimFolder]:
+        """The runs in the root, as a backup has them."""
+        return {path: replace(folder) for path, folder in self.folders.items()}
+
+    def put_back(self, copied: Mapping[str, SimFolder]) -> None:
+        """The whole root comes from a backup: other inodes, the same bytes."""
+        self.clear(whole=True)
+        for path, folder in copied.items():
+            self.folders[path] = replace(folder, inode=next(self._inodes))
+
     def digest(self, path: str) -> str | None:
         """The manifest's, as its publisher knows it."""
         manifest = seen_at(path, self.folders[path]).structure.manifest

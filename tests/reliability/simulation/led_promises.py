@@ -3,13 +3,14 @@
 from typing import TYPE_CHECKING
 
 from refitd.engine.refitd.answers import NOTHING_PROVED
+from refitd.policy.aside import ANOTHER
 from refitd.policy.chain import NoBase, chain_of
 from refitd.state.records import AttemptRecord, EngineRecord
 from refitd.state.version import VersionRecord
 from refitd_client.contract.hosts import OrderState
 from refitd_client.contract.states import EngineState, VersionState
 
-from .hosts import HUB, HostPromises, HubPromises
+from .hosts import HostPromises, HubPromises
 from .promises import RUN
 from .server import SimServer
 
@@ -30,6 +31,11 @@ class LedHostPromises(HostPromises):
 
     _world: "LedHost"
 
+    def version_changed(self, before: VersionRecord | None, after: VersionRecord) -> None:
+        """See `Promises`. No rollback goes to a version whose name has other contents at the hub."""
+        if after.state is not VersionState.RETIRED or after.reason != ANOTHER:
+            super().version_changed(before, after)
+
     def served(self, server: SimServer) -> None:
         """See `Promises`. A host counts as an engine, so what its engines hold is what the hub's engines hold."""
         super().served(server)
@@ -46,10 +52,20 @@ class LedHostPromises(HostPromises):
             f"{name} is to serve {desired}, which its hub never ordered"
         )
         lead = self._life.store.origin.lead
-        newest = world.book.fences.get(name)
-        if newest is not None:
-            assert lead.leader == HUB, f"{name} is led by {lead.leader!r}"
-            assert lead.fence >= newest, f"{name} has forgotten epoch {newest}, and knows {lead.fence}"
+        for leader, newest in world.book.fences[name].items():
+            assert lead.leader, f"{name} is led by nobody"
+            known = lead.heard.get(leader, 0)
+            assert known >= newest, f"{name} has forgotten epoch {newest} of {leader}, and knows {known}"
+
+    def _holds(self, version: str, engine: str, server: SimServer) -> None:
+        """3: also where the hub has lost its root and publishes other bytes under a name: what an engine is called in
+        sync with are the bytes that this host has under the name.
+        """
+        super()._holds(version, engine, server)
+        record, folder = self._life.store.versions.get(version), self._world.disk.folders.get(self._path_of(version))
+        if record is not None and record.state is VersionState.SEALED and folder is not None:
+            holds, has = set(server.tensors), folder.content
+            assert holds == {has}, f"3: {engine} is called in sync with {version}, holds {holds}, and here lies {has}"
 
     def _is_wanted(self, version: str) -> bool:
         return version in self._world.world.book.given[self._world.name]
@@ -71,6 +87,33 @@ class LedHubPromises(HubPromises):
     def holds(self, server: SimServer) -> None:
         """An engine of a host holds something."""
         self._held.update(server.tensors)
+
+    @property
+    def notices(self) -> frozenset[str]:
+        """The versions whose notices were answered 2xx."""
+        return frozenset(self._noticed)
+
+    def is_another(self, notices: frozenset[str]) -> None:
+        """The hub's disk was lost: it knows what its backup has, and its own engines may go back with it. Its hosts
+        may not: what was promised of them stays.
+        """
+        self._noticed = set(notices)
+        self._served &= notices
+        self._restored.update(self._world.disk.folders)
+        for known in (self._taken, self._proofs, self._reached, self._aims, self._freed):
+            known.clear()
+
+    def rolled_back(self, goal: str | None) -> None:
+        """An operator has said where to go back to: from all that was ever published after it, known here or not."""
+        to = None if goal is None else self._orders[self._path_of(goal)]
+        self._world.was_left.update(id_ for id_, path in self._paths.items() if to is None or self._orders[path] > to)
+
+    def version_changed(self, before: VersionRecord | None, after: VersionRecord) -> None:
+        """3: what counts as served was held by an engine: these bytes, and none that had the name before."""
+        super().version_changed(before, after)
+        folder, was_served = self._world.disk.folders.get(after.path), before is not None and before.served_at
+        if after.served_at is not None and not was_served and folder is not None:
+            assert folder.content in self._held, f"3: {after.id} is called served, and no engine held {folder.content}"
 
     def attempt_changed(self, attempt: AttemptRecord) -> None:
         """A host is brought to nothing but its goal."""
@@ -111,8 +154,22 @@ class LedHubPromises(HubPromises):
             assert record.state is EngineState.IN_SYNC, f"11: {state}"
             assert record.serving == told.serves == told.desired == target.id, f"11: {state}"
             assert record.weight_version == target.label, f"11: {state}"
-            assert (told.order, told.leads, told.leader) == (OrderState.SERVED, True, HUB), f"11: {state}"
-            assert told.fence <= self._world.epoch, f"{host.name} is led by an epoch that never was: {state}"
+            assert (told.order, told.leads, told.leader) == (OrderState.SERVED, True, self._world.service), (
+                f"11: {state}"
+            )
+            assert told.fence <= self._world.highest, f"{host.name} is led by an epoch that never was: {state}"
+            self._holds_these_bytes(host, target, state)
+
+    def _holds_these_bytes(self, host: "LedHost", target: VersionRecord, state: str) -> None:
+        """3: a host that serves the target holds what lies at the hub, and nothing else that had the name."""
+        assert host.life is not None
+        content = self._world.disk.folders[target.path].content
+        for engine in host.life.store.engines.values():
+            server = host.server_of(engine)
+            if engine.state is EngineState.IN_SYNC and engine.serving == target.id and server.up:
+                assert set(server.tensors) == {content}, (
+                    f"3: {engine.id} holds {server.tensors}, not {content}: {state}"
+                )
 
     def _is_for_hosts(self, target: VersionRecord) -> bool:
         """Whether hosts can have it: its publisher is refitd's, and its trainer has deleted nothing beneath it."""

@@ -24,14 +24,14 @@ class OrderBook:
 
     Attributes:
         given: the versions that they were to serve; None among them for nothing new.
-        fences: the highest epoch of a reply that a host has heard.
+        fences: the highest epoch of a reply that a host has heard, by the names of hubs.
         back: versions from which a host may go back, since the hub has said that.
         counts: how many orders have come to a stage.
     """
 
     def __init__(self) -> None:
         self.given: defaultdict[str, set[str | None]] = defaultdict(set)
-        self.fences: dict[str, int] = {}
+        self.fences: defaultdict[str, dict[str, int]] = defaultdict(dict)
         self.back: defaultdict[str, set[str]] = defaultdict(set)
         self.counts: Counter[tuple[str, Stage]] = Counter()
         self._newest: dict[str, tuple[dict[str, str | None], int]] = {}
@@ -58,7 +58,7 @@ class OrderBook:
     def heard(self, host: str, reply: HostReply, *, is_new: bool) -> None:
         """The host has heard a reply."""
         if reply.serve or host in self.fences:
-            self.fences[host] = max(reply.epoch, self.fences.get(host, 0))
+            self.fences[host][reply.leader] = max(reply.epoch, self.fences[host].get(reply.leader, 0))
         if is_new:
             self._is_heard[host] = True
             self._comes_to(host, Stage.ARRIVED)

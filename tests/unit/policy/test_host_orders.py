@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from refitd.engine.fingerprints import ANSWERED, NOT_COMPARED, proof_by, what_was_compared
+from refitd.policy.aside import is_other, standing_on, why_it_stays
 from refitd.policy.hosts import (
     engines_of_host,
     order_state,
@@ -47,9 +48,8 @@ def test_a_hub_that_led_before_another_one_is_obeyed_by_no_epoch_below_its_own()
     assert "another service has led with epoch 7 since" in why
 
 
-def why_not(wanted: str, *stands: str, knows: str | None = "", digest: str | None = None) -> str:
-    here = version(1, digest="d1") if wanted == V1 else version(2, digest="d2")
-    return why_not_served(wanted, here, stands, knows=knows, digest=digest) or ""
+def why_not(wanted: str, *stands: str, knows: str | None = "") -> str:
+    return why_not_served(wanted, stands, knows=knows) or ""
 
 
 def test_a_host_goes_back_from_nothing_that_its_hub_does_not_know_and_says_what_has_it_go() -> None:
@@ -67,11 +67,27 @@ def test_a_host_goes_back_from_nothing_that_its_hub_does_not_know_and_says_what_
 
 
 def test_a_host_takes_no_other_version_for_one_that_has_its_name() -> None:
-    assert "has another run~v000001 than this host, of the same name" in why_not(V1, V1, digest="other")
-    assert not why_not(V1, V1, digest="d1")
-    assert why_not_served(V1, None, [], knows="", digest="other") is None
-    lost = version(1, state=VersionState.LOST, digest="d1")
-    assert why_not_served(V1, lost, [], knows="", digest="other") is None, "it is pulled anew"
+    here = version(1, digest="d1")
+    assert is_other(here, "other")
+    assert is_other(replace(here, state=VersionState.RETIRED), "other"), "its files are there until it is deleted"
+    assert not is_other(here, "d1")
+    assert not is_other(here, None)
+    assert not is_other(None, "other")
+    assert not is_other(replace(here, state=VersionState.LOST), "other"), "it is pulled anew"
+
+
+def test_what_has_the_name_on_a_host_goes_only_where_nothing_there_serves_reads_or_needs_it() -> None:
+    one, delta, other = version(1), version(2, base=V1), version(3)
+    going = standing_on(one, [one, delta, other])
+    assert going == [one, delta], "with it goes what stands on it"
+    assert why_it_stays(going, [engine(serving=other.id)], [other.id, ""]) is None
+    reading = [engine(serving=V2), engine(serving=None, held=V1), engine(serving=None, unproven=(V2,))]
+    for each in (*reading, engine(serving=other.id, beneath=V1)):
+        assert "engine a serves run~v00000" in (why_it_stays(going, [each], []) or "")
+    away = engine(serving=V1, state=EngineState.UNREACHABLE)
+    assert why_it_stays(going, [away], []), "it may come back, and say by the name what it serves"
+    assert why_it_stays(going, [], [V2]) == f"engines here are to serve {V2}"
+    assert why_it_stays([replace(one, pinned=True)], [], []) == f"{V1} is pinned here"
 
 
 def state_of(*engines: EngineRecord, ordered: str | None = V2, refused: str | None = None) -> tuple[OrderState, str]:

@@ -68,7 +68,7 @@ def test_what_the_upstream_has_said_last_says_whether_the_run_has_ended_and_what
     hearing = Hearing(store.clock)
     if is_heard:
         hearing.answered()
-    said = hearing.word(HUB, "run", offered, leads=True, wanted=None, pulling=None)
+    said = hearing.word(HUB, "run", offered, leads=True, wanted=None, pulling=None, disobeyed=None)
     assert (said.has_ended, said.listed) == (has_ended, listed)
 
 

@@ -52,7 +52,7 @@ _OF_FAULTS: Mapping[str, tuple[CheckName, str]] = {
     ),
     "disk": (CheckName.SPACE, "unpin versions, close runs that have ended, or raise --disk-budget"),
     "folders": (CheckName.ROOT, "remove folders that are no versions, and close runs that have ended"),
-    "upstream": (CheckName.UPSTREAM, "start the upstream, or name another one (--follow)"),
+    "upstream": (CheckName.UPSTREAM, "do what the sentence says; else start the upstream, or name another (--follow)"),
     "tls": (
         CheckName.TLS,
         "replace the files of --tls-cert, --tls-key, --tls-client-ca: no restart is needed",
@@ -264,11 +264,15 @@ def _verdict(engine: Engine) -> tuple[CheckVerdict, str | None]:
             return CheckVerdict.FAILED, "start it, or mend the way to it: the service brings it to its target by itself"
         case EngineState.QUARANTINED:
             return CheckVerdict.FAILED, f"see its log, then restart it, or 'refitd engines resync {engine.id}'"
+        case EngineState.CONTESTED if engine.host is not None:
+            return CheckVerdict.FAILED, "do at this service what the sentence says: the host obeys then by itself"
         case EngineState.CONTESTED:
             fix = "stop the other service, trainer or script that loads it, or take one of its two names out"
             return CheckVerdict.FAILED, f"{fix}; then 'refitd engines resync {engine.id}'"
         case EngineState.TAINTED | EngineState.NACKED:
             return CheckVerdict.WARNING, f"'refitd explain {engine.id}' says what was tried, and what comes next"
+        case _ if engine.host is not None and engine.host.unknown is not None:
+            return CheckVerdict.WARNING, "do at this service what the sentence says, or restore its root and journal"
         case _ if setting_fault(engine.stock_reason) is not None:
             return CheckVerdict.FAILED, ASIDE_FIX
         case _ if engine.loads_whole:

@@ -5,7 +5,7 @@
 #   V=1                 what tests print, also of stages that pass
 #   ARGS='-k rollback -x'         further arguments of pytest, of the demo or of the benchmark
 .DEFAULT_GOAL := help
-.PHONY: help demo unit test reliability thorough check simulation fuzz soak chaos bench bench-paint bench-gpu bench-gpu2 bench-plan density sglang vllm areal trainers plugin-releases browser screenshots demo-svg docs docs-links reference clean
+.PHONY: help demo unit test reliability thorough check simulation fuzz soak chaos bench bench-paint bench-gpu bench-gpu2 bench-plan density sglang vllm lowest areal trainers plugin-releases browser screenshots demo-svg docs docs-links reference clean
 .DELETE_ON_ERROR:
 
 PYTHON ?=
@@ -29,7 +29,7 @@ SGLANG_PYTHON ?= python3
 BIN := .venv/bin
 # Tests are started near those that share an engine with them, and a worker that has none left takes some of another's.
 PYTEST = $(BIN)/python -m pytest -q --dist worksteal
-QUICK = not thorough and not sglang
+QUICK = not thorough and not sglang and not vllm
 READY := .venv/$(if $(LOCKED),.locked,.ready)
 DOCS := .venv/.docs
 
@@ -57,13 +57,14 @@ reliability: $(READY) ## run the tests of what refitd must survive: kills, fault
 thorough: $(READY) ## run what those two leave out: every crash point, mutants, sweeps of attacks, the commands of the pages
 	@tests/envoy/install .envoy || echo "Envoy is not tested: the tests say why"
 	@REFITD_EVERY_POINT=1 REFITD_SIMULATION_STEPS=3000 \
-	tests/stage thorough $(PYTEST) -n 3 -m '(thorough or points) and not sglang' \
+	tests/stage thorough $(PYTEST) -n 3 -m '(thorough or points) and not sglang and not vllm' \
 	  tests/repository tests/integration tests/docs tests/reliability tests/e2e $(ARGS)
 
-check: $(READY) ## lint, formatting, imports between packages, and types
+check: $(READY) ## lint, formatting, imports between packages and of what is declared, and types
 	@$(BIN)/ruff check client service tests docs examples
 	@$(BIN)/ruff format --check client service tests docs examples
 	@$(BIN)/lint-imports --no-cache --no-logo
+	@$(BIN)/deptry client service
 	@$(BIN)/pyright
 
 simulation: $(READY) ## 10,000 steps of the simulation, on one host and on several, from a seed that is drawn and shown (SEED=7 STEPS=1: that case again)
@@ -115,6 +116,10 @@ vllm: $(READY) ## run the contract tests against a real vLLM, on the CPU (3.4 GB
 	@REFITD_VLLM_VENV=.venv-vllm REFITD_AREAL_VENV=$(wildcard .venv-areal) $(BIN)/python -m pytest -m 'vllm and not thorough' \
 	  tests/integration/contract tests/reliability/crash tests/e2e $(ARGS)
 
+lowest: $(READY) ## run a service with the lowest versions that pyproject.toml takes
+	@tests/lowest/install .venv-lowest
+	@REFITD_LOWEST_VENV=.venv-lowest $(BIN)/python -m pytest tests/lowest $(ARGS)
+
 areal: $(READY) ## run the released AReaL's own client against a facade (1.7 GB the first time)
 	@tests/areal/install .venv-areal
 	@REFITD_AREAL_VENV=.venv-areal $(BIN)/python -m pytest tests/e2e -m areal $(ARGS)
@@ -163,7 +168,7 @@ reference: $(READY) ## write the pages of settings, commands, API and SDK in doc
 	@PYTHONPATH=docs $(BIN)/python -m generate
 
 clean: ## remove what these verbs made: environments and caches
-	@rm -rf .venv .venv-sglang .venv-vllm .venv-areal .venv-trainers .sglang .promtool .envoy .azurite .pytest_cache .ruff_cache .hypothesis build dist
+	@rm -rf .venv .venv-sglang .venv-vllm .venv-areal .venv-trainers .venv-lowest .sglang .promtool .envoy .azurite .pytest_cache .ruff_cache .hypothesis build dist
 	@find client service tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is made last, so that a half-built environment is never taken for a good one.

@@ -51,6 +51,7 @@ collect_ignore_glob = [
     *([] if VLLM_VENV else ["e2e/test_vllm_*.py"]),
     *([] if AREAL_VENV else ["e2e/test_areal_released.py"]),
     *([] if TRAINERS_VENV else ["e2e/test_trainers_*.py"]),
+    *([] if "REFITD_LOWEST_VENV" in os.environ else ["lowest/*.py"]),
 ]
 
 

@@ -17,7 +17,7 @@ def main() -> None:
         if package in _OURS or not package:
             raise
         extra = "embedded" if package in _EMBEDDED else "service"
-        print(f"refitd: this command needs the {extra} extra: pip install '.[{extra}]' in its clone", file=sys.stderr)
+        print(f"refitd: the module {package} is missing: pip install '.[{extra}]' in its clone", file=sys.stderr)
         sys.exit(2)
 
 

@@ -17,7 +17,12 @@ from packaging.utils import canonicalize_name
 TREE = Path(__file__).resolve().parents[2]
 LOCKS = TREE / "deploy/locks"
 # Which extras a lock is for. torch is in a lock of its own: its CPU build comes from another index.
-EXTRAS = {"service": ["service", "postgres"], "embedded": ["service", "embedded"], "dev": ["dev", "docs", "browser"]}
+EXTRAS = {
+    "service": ["service", "postgres"],
+    "lowest": ["service"],
+    "embedded": ["service", "embedded"],
+    "dev": ["dev", "docs", "browser"],
+}
 TESTED = ("sglang", "areal", "vllm", "trainers")  # what the contract is tested against, with environments of their own
 NAMES = (*EXTRAS, "build", "torch", *TESTED, *(f"{name}-alone" for name in TESTED))
 ENVIRONMENTS = [

@@ -28,7 +28,18 @@ VERBS = [
     "bench-gpu2",
     "bench-plan",
 ]
-VERBS += ["density", "sglang", "vllm", "areal", "trainers", "plugin-releases", "browser", "screenshots", "demo-svg"]
+VERBS += [
+    "density",
+    "sglang",
+    "vllm",
+    "lowest",
+    "areal",
+    "trainers",
+    "plugin-releases",
+    "browser",
+    "screenshots",
+    "demo-svg",
+]
 VERBS += ["docs", "docs-links", "reference", "clean"]
 
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
@@ -80,8 +91,8 @@ def test_make_thorough_runs_in_the_same_folders_what_make_test_and_make_reliabil
     assert not [file for file in (TREE / "tests/unit").rglob("*.py") if "pytest.mark.thorough" in file.read_text()]
     stages = [line for line in quick.splitlines() if "tests/stage " in line]
     assert all("-m '$(QUICK)'" in line for line in stages)
-    assert "QUICK = not thorough and not sglang\n" in (TREE / "Makefile").read_text()
-    assert "-m '(thorough or points) and not sglang'" in rest
+    assert "QUICK = not thorough and not sglang and not vllm\n" in (TREE / "Makefile").read_text()
+    assert "-m '(thorough or points) and not sglang and not vllm'" in rest
 
 
 def test_make_vllm_runs_in_all_folders_that_have_tests_of_a_real_vllm() -> None:
@@ -102,7 +113,7 @@ def test_ci_runs_the_verbs_that_a_person_runs() -> None:
         " ".join(re.findall(r'"([^"]+)"', line)) for line in re.findall(r"^beside .*$", script, re.MULTILINE)
     )
     verbs = {"check", "docs", "test", "reliability", "thorough", "simulation", "fuzz", "browser"}
-    others = {"sglang", "vllm", "areal", "trainers", "venv", "chromium", "environments"}
+    others = {"sglang", "vllm", "lowest", "areal", "trainers", "venv", "chromium", "environments"}
     assert set(lanes.split()) == verbs | others
     assert '*) make "$1" ;;' in script
 
@@ -110,7 +121,7 @@ def test_ci_runs_the_verbs_that_a_person_runs() -> None:
 def test_ci_takes_of_reliability_all_but_the_points_that_thorough_takes_whole() -> None:
     script = (TREE / ".ci/run").read_text()
     assert """reliability) make reliability "$again -m 'not (thorough or points or sglang)'" ;;""" in script
-    assert "-m '(thorough or points) and not sglang'" in (TREE / "Makefile").read_text()
+    assert "-m '(thorough or points) and not sglang and not vllm'" in (TREE / "Makefile").read_text()
 
 
 def test_the_workflow_runs_verbs_alone_each_with_the_python_of_its_job() -> None:
@@ -125,7 +136,7 @@ def test_the_workflow_runs_verbs_alone_each_with_the_python_of_its_job() -> None
 def test_ci_takes_what_simulation_and_fuzzers_find_the_first_time() -> None:
     arm = re.search(r"^ +(.+)\) make \"\$1\" \"\$again\"", (TREE / ".ci/run").read_text(), re.MULTILINE)
     assert arm is not None
-    assert arm[1].split(" | ") == ["test", "thorough", "browser", "sglang", "vllm", "areal", "trainers"]
+    assert arm[1].split(" | ") == ["test", "thorough", "browser", "sglang", "vllm", "areal", "trainers", "lowest"]
 
 
 def test_the_package_pins_torch_for_nobody() -> None:

@@ -22,6 +22,7 @@ KITS = {
     "azure",
     "envoy",
     "journals",
+    "lowest",
     "postgres",
     "prometheus",
     "s3",

@@ -35,23 +35,23 @@ def run_without(package: str, *args: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("package", "command"), [("typer", "status"), ("rich", "status"), ("pydantic_settings", "serve")]
 )
-def test_the_bare_sdk_says_in_one_line_what_to_install(package: str, command: str) -> None:
+def test_the_bare_sdk_says_in_one_line_what_is_missing_and_what_installs_it(package: str, command: str) -> None:
     done = run_without(package, command)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr == "refitd: this command needs the service extra: pip install '.[service]' in its clone\n"
+    assert done.stderr == f"refitd: the module {package} is missing: pip install '.[service]' in its clone\n"
 
 
 def test_serve_without_its_web_framework_says_the_same(tmp_path: object) -> None:
     done = run_without("fastapi", "serve", "--root", str(tmp_path), "--port", "0")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "refitd: this command needs the service extra: pip install '.[service]' in its clone\n"
+    assert done.stderr == "refitd: the module fastapi is missing: pip install '.[service]' in its clone\n"
 
 
 def test_a_demo_without_torch_asks_for_the_other_extra() -> None:
     done = run_without("torch", "demo", "--steps", "1")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "refitd: this command needs the embedded extra: pip install '.[embedded]' in its clone\n"
+    assert done.stderr == "refitd: the module torch is missing: pip install '.[embedded]' in its clone\n"
 
 
 def test_a_missing_part_of_refitd_is_a_bug_and_not_an_extra() -> None:

@@ -13,7 +13,7 @@ repeated instead. A switch is `1` or `0` in its variable. What other users could
 flag: tokens come from a variable or, better, from a file, which is read again when it changes
 ([security](../security.md)).
 
-`refitd doctor` and `refitd fsck` take those that concern them ([commands](cli.md)).
+`refitd doctor` takes those that concern it ([commands](cli.md)).
 """
 
 

@@ -44,7 +44,7 @@ def test_a_check_of_every_byte_shows_which_version_it_reads_and_how_much_there_i
     root.mkdir()
     publish(root, "run", 1, tensors(1))
     keep_a_journal_of(root, state)
-    words = ("fsck", "--root", str(root), "--state", str(state), "--deep", "--no-engines")
+    words = ("doctor", "--root", str(root), "--state", str(state), "--deep")
     with terminal(*REFITD, *words, COLUMNS="120") as shown:
         shown.until(r"reading run/v000001 \(1 of 1\)")
         assert shown.child.wait(10) == 0

@@ -119,9 +119,6 @@ class SimulatedEngine:
         self.paused = self.down
         return not self.down
 
-    async def generates(self) -> bool | None:
-        return not self.paused
-
     async def check_changes(self) -> ChangeCheck:
         return ChangeCheck()
 

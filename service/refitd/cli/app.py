@@ -26,8 +26,7 @@ MEANT: Mapping[str, str] = {
     **dict.fromkeys(("revert", "undo", "restore"), "rollback"),
     **dict.fromkeys(("push", "announce", "notify"), "publish"),
     **dict.fromkeys(("gc", "prune", "clean", "cleanup", "delete", "rm"), "reclaim"),
-    **dict.fromkeys(("check", "diagnose", "test"), "doctor"),
-    **dict.fromkeys(("repair", "verify", "scrub"), "fsck"),
+    **dict.fromkeys(("check", "diagnose", "test", "fsck", "repair", "verify", "scrub", "adopt"), "doctor"),
     **dict.fromkeys(("unpause", "continue"), "resume"),
     **dict.fromkeys(("keep", "hold"), "pin"),
 }
@@ -40,8 +39,6 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         "serve": "serve",
         "areal": "areal",
         "demo": "demo",
-        "fsck": "fsck",
-        "adopt": "serve",
     },
     "Look": {
         "status": "status",

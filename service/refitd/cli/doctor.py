@@ -1,17 +1,27 @@
-"""`refitd doctor`: live checks of root, service and engines, with a fix for each finding."""
+"""`refitd doctor`: live checks of root, service and engines, with a fix for each finding; and repairs."""
 
 import asyncio
+import logging
 import os
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections import Counter
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
 
+import structlog
 import typer
+from rich.text import Text
 
 from refitd.cli.exits import ExitCode
 from refitd.cli.flags import option, settings_from, takes_settings
-from refitd.cli.output import speaking
+from refitd.cli.output import bar, clean, speaking
+from refitd.cli.table import Table
+from refitd.diagnose.doctor.finding import CheckVerdict
 from refitd_client.http.connection import connect_to
 from refitd_client.http.tls import use
+
+if TYPE_CHECKING:
+    from refitd.diagnose.doctor.check import DoctorReport
 
 Url = Annotated[
     str | None,
@@ -21,6 +31,12 @@ Nccl = Annotated[bool, typer.Option("--nccl", help="A broadcast is planned: chec
 TrainerPid = Annotated[
     int | None, typer.Option("--trainer-pid", metavar="PID", min=1, help="The trainer's process, if it runs here")
 ]
+Deep = Annotated[
+    bool, typer.Option("--deep", help="Read every byte of every good version, and hold it against its digest")
+]
+Repair = Annotated[
+    bool, typer.Option("--repair", help="Begin a damaged journal anew; take a root that was emptied for the root again")
+]
 _SETTINGS = """
     root state host port token_file read_token_file publishers_token_file followers_token_file engines
     engines_file discover engine_allow engine_key_file
@@ -28,10 +44,21 @@ _SETTINGS = """
     disk_budget vllm_stock_ranks follow follow_token_file run push
     tls_cert tls_key tls_client_ca ca_file client_cert client_key
 """
+_STYLES: Mapping[CheckVerdict, str] = {
+    CheckVerdict.OK: "green",
+    CheckVerdict.WARNING: "yellow",
+    CheckVerdict.FAILED: "bold red",
+    CheckVerdict.UNKNOWN: "cyan",
+}
 
 
 @takes_settings(
-    option("url", Url), option("nccl", Nccl, default=False), option("trainer_pid", TrainerPid), only=_SETTINGS
+    option("url", Url),
+    option("nccl", Nccl, default=False),
+    option("trainer_pid", TrainerPid),
+    option("deep", Deep, default=False),
+    option("repair", Repair, default=False),
+    only=_SETTINGS,
 )
 def doctor(**flags: Any) -> None:
     """Check what a job will need, live: the root, the service's own files, each engine, and what they share.
@@ -43,26 +70,63 @@ def doctor(**flags: Any) -> None:
     object store of --follow and --push. What cannot be known from here is said to be unknown, never guessed. Ends with
     0, or with 1 where something has to be mended first.
 
+    With --repair it mends first what a service does not mend by itself. A damaged journal is moved aside, and one
+    begins that has the rows that are sound: this wants the service stopped. A root that was emptied is the service's
+    again: this is for files that are gone for good. Missing versions then count as LOST, a trainer that is started
+    again begins a new generation, and a running service goes on by itself. Nothing is deleted.
+
     \b
     refitd doctor --root /shared/weights --engine http://10.0.0.7:30000
     refitd doctor --root /shared/weights --engines-file engines.yaml --nccl --trainer-pid 4711
+    refitd doctor --root /shared/weights --deep
+    refitd doctor --root /shared/weights --state /var/lib/refitd --repair
     refitd doctor --root /dev/shm/weights --follow http://hub:8700 --follow-token-file token
     refitd doctor --root /dev/shm/weights --follow s3://bucket/prefix --engine http://127.0.0.1:30000
     refitd doctor --json | jq '.findings[] | select(.verdict != "ok")'
     """
     # Here, because only this command needs so much of the service.
-    from refitd.cli.findings import doctor_document, doctor_summary, doctor_table
     from refitd.diagnose.doctor.check import check
 
-    json, nccl, trainer = bool(flags.pop("json", False)), bool(flags.pop("nccl")), flags.pop("trainer_pid")
+    json, trainer = bool(flags.pop("json", False)), flags.pop("trainer_pid")
+    wanted: dict[str, bool] = {name: bool(flags.pop(name)) for name in ("nccl", "deep", "repair")}
     with speaking(json=json) as out:
         url = _service_url(flags.pop("url"), flags)
         settings = settings_from(flags)
         use(settings.client_tls)
-        report = asyncio.run(check(settings, nccl=nccl, trainer=trainer, url=url))
-        out.show(doctor_document(report), doctor_table(report), doctor_summary(report))
+        with _quiet(), bar(out, "doctor") as shown:
+            report = asyncio.run(check(settings, trainer=trainer, url=url, progress=shown, **wanted))
+        document = {"root": report.root, "healthy": not report.failed, "findings": report.findings}
+        out.show(document, _table(report), _summary(report))
         if report.failed:
             raise typer.Exit(ExitCode.FAILED)
+
+
+@contextmanager
+def _quiet() -> Generator[None]:
+    """Silence the logs of the service's parts: stdout is for the findings."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
+
+
+def _table(report: "DoctorReport") -> Table:
+    """One line a finding, with what to do behind an arrow."""
+    table = Table("", "CHECK", "SUBJECT", words="FOUND → TO DO")
+    for found in report.findings:
+        words = found.text if found.fix is None else f"{found.text} → {found.fix}"
+        verdict = Text(found.verdict, _STYLES[found.verdict])
+        table.add_row(verdict, clean(found.check), clean(found.subject), words=clean(words))
+    return table
+
+
+def _summary(report: "DoctorReport") -> Text:
+    """How many findings of each verdict there are."""
+    counts = Counter(finding.verdict for finding in report.findings)
+    counted = ", ".join(f"{counts[verdict]} {verdict}" for verdict in CheckVerdict if counts[verdict])
+    return Text(counted, style="bold red" if report.failed else "bold green")
 
 
 def _service_url(url: str | None, flags: Mapping[str, Any]) -> str | None:

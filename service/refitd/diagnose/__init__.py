@@ -1,1 +1,1 @@
-"""Diagnosis from outside a running service: `refitd doctor`, `refitd fsck`, and the checks before a start."""
+"""Diagnosis from outside a running service: `refitd doctor`, and the checks before a start."""

@@ -2,7 +2,7 @@
 
 import fcntl
 import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,12 +11,12 @@ import sqlalchemy as sa
 
 from refitd.settings import Settings
 from refitd.state.journal import reads
-from refitd.state.journal.address import PostgresAddress
+from refitd.state.journal.address import GROUP_NOTE, PostgresAddress
 from refitd.state.journal.condition import Condition, Corrupt, Sound, examine_journal, reading
 from refitd.state.journal.recovery import last_state_folder
 from refitd.state.journal.schema import RecordDamagedError
 from refitd.state.journal.sqlite_file import JOURNAL_NAME
-from refitd.state.records import AttemptRecord, EngineRecord, UpdateRecord
+from refitd.state.records import EngineRecord
 from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.files.plain_file import open_plain
@@ -34,9 +34,6 @@ class JournalFacts:
         elsewhere: whether another journal lies in `last_folder`.
         versions: all by id, the deleted among them.
         engines: all by id.
-        open_attempts: loads that began and did not end.
-        fingerprints: by version and configuration, what a clean load gave.
-        updates: all.
     """
 
     path: str
@@ -46,14 +43,6 @@ class JournalFacts:
     elsewhere: bool = False
     versions: Mapping[str, VersionRecord] = field(default_factory=dict[str, VersionRecord])
     engines: Mapping[str, EngineRecord] = field(default_factory=dict[str, EngineRecord])
-    open_attempts: Sequence[AttemptRecord] = ()
-    fingerprints: Mapping[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
-    updates: Sequence[UpdateRecord] = ()
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether it knows which engine reads what. By a journal that does not, nothing is deleted."""
-        return isinstance(self.condition, Sound) and self.condition.origin.rebuilt
 
 
 @contextmanager
@@ -93,7 +82,11 @@ def read_journal(settings: Settings, root: Path) -> JournalFacts:
     folder = settings.state_folder
     path = folder / JOURNAL_NAME
     before = last_state_folder(root)
-    elsewhere = before is not None and before != folder.resolve() and (before / JOURNAL_NAME).exists()
+    elsewhere = (
+        before is not None
+        and before != folder.resolve()
+        and (str(before).startswith(GROUP_NOTE) or (before / JOURNAL_NAME).exists())
+    )
     condition = examine_journal(path, thorough=True)
     facts = JournalFacts(path=str(path), condition=condition, last_folder=before, elsewhere=elsewhere)
     if not isinstance(condition, Sound):
@@ -123,7 +116,4 @@ def _with_records(facts: JournalFacts, connection: sa.Connection) -> JournalFact
         facts,
         versions={version.id: version for version in reads.read_versions(connection)},
         engines={engine.id: engine for engine in reads.read_engines(connection)},
-        open_attempts=reads.read_open_attempts(connection),
-        fingerprints={(v, configuration): found for v, configuration, found in reads.read_fingerprints(connection)},
-        updates=reads.read_updates(connection),
     )

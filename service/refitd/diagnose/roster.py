@@ -1,6 +1,5 @@
 """The engines that settings, engines file and journal name, and how to call each."""
 
-import asyncio
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,25 +7,9 @@ from pathlib import Path
 from refitd.engine.address import Address, engine_id, host_of, parse_allow_list, refusal
 from refitd.engine.connect import connector
 from refitd.engine.engines_file import EngineSpec, parse_engines
-from refitd.engine.port import EnginePort, Reached, Unreached
+from refitd.engine.port import EnginePort
 from refitd.settings import Settings
 from refitd.state.records import EngineRecord, Source
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineFacts:
-    """One engine. `root` is where it sees the root.
-
-    `generates` is False while it is paused, None where it does not say. `fingerprint` is None where it was not asked
-    or cannot tell.
-    """
-
-    id: str
-    url: str
-    root: str
-    seen: Reached | Unreached
-    fingerprint: str | None = None
-    generates: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,26 +32,6 @@ class Roster:
     def root_of(self, name: str) -> str:
         """Where an engine sees the root."""
         return self.specs[name].root or self.settings.path_map or str(self.settings.root.resolve())
-
-    async def ask(self, names: list[str], *, contents: bool) -> list[EngineFacts]:
-        """Ask engines, all at once, what they serve; with `contents` also for the digest of their tensors."""
-        return await asyncio.gather(*(self._ask(name, contents=contents) for name in names))
-
-    async def _ask(self, name: str, *, contents: bool) -> EngineFacts:
-        engine = self.connect(name)
-        try:
-            seen = await engine.probe()
-            reached = isinstance(seen, Reached)
-            return EngineFacts(
-                id=name,
-                url=self.specs[name].url,
-                root=self.root_of(name),
-                seen=seen,
-                fingerprint=await engine.fingerprint() if reached and contents else None,
-                generates=await engine.generates() if reached else None,
-            )
-        finally:
-            await engine.aclose()
 
     def is_named(self, url: str) -> bool:
         """Whether the engine gets the default keys."""

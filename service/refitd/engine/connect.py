@@ -148,10 +148,6 @@ class ProbedEngine:
         """See `EnginePort`."""
         return await (await self._adapter()).resume()
 
-    async def generates(self) -> bool | None:
-        """See `EnginePort`."""
-        return await (await self._adapter()).generates()
-
     async def check_changes(self) -> ChangeCheck:
         """See `EnginePort`."""
         return await (await self._adapter()).check_changes()

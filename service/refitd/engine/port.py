@@ -326,10 +326,6 @@ class EnginePort(Protocol):
         """Let it generate. Harmless on an engine that is not paused. False if the call did not succeed."""
         ...
 
-    async def generates(self) -> bool | None:
-        """Whether it takes requests, False while it is paused; None where it does not say."""
-        ...
-
     async def check_changes(self) -> ChangeCheck:
         """Find out whether its key opens changes, by a call that changes nothing."""
         ...

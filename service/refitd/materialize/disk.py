@@ -13,7 +13,6 @@ from typing import TypeVar
 from uuid import uuid4
 
 from refitd.catalog.files import Unreadable
-from refitd.materialize.files import CopyError, fingerprints_of, source_in
 from refitd.materialize.writing import CopyJob, invalidate, look, read_note, write_copy
 from refitd.policy.materialize import WriteCopy
 from refitd.reclaim.trash import condemn, empty, empty_one
@@ -69,14 +68,6 @@ class DiskCopies:
     async def discard(self, copy: Copy) -> Discarded | Gone | Refused:
         """Delete a copy."""
         return await self._in_thread(lambda _: self._discard(copy))
-
-    async def fingerprints(self, copy: Copy) -> dict[str, int] | Unreadable:
-        """Return the fingerprints of all tensors of a copy; reads every byte."""
-        return await self._in_thread(lambda stop: self._fingerprints(copy, stop))
-
-    async def disown(self, copy: Copy) -> None:
-        """Remove a copy's note: the copy is worth nothing from here on. Engines that read it are not disturbed."""
-        await self._in_thread(lambda _: self._disown(copy))
 
     async def _in_thread(self, work: Callable[[Event], AnswerT]) -> AnswerT:
         """Run in a thread. It cannot be cancelled, so a cancellation asks it to stop and waits: it writes no more."""
@@ -159,17 +150,6 @@ class DiskCopies:
             return None
         except OSError as error:
             return Unreadable(str(error))
-
-    def _fingerprints(self, copy: Copy, stop: Event) -> dict[str, int] | Unreadable:
-        try:
-            with self._opened(copy) as folder:
-                return fingerprints_of(source_in(folder), stop)
-        except (OSError, CopyError) as error:
-            return Unreadable(str(error))
-
-    def _disown(self, copy: Copy) -> None:
-        with self._copies(make=False) as copies, opened(run_slots(copy.run), copies) as run:
-            invalidate(run, copy.name)
 
     @contextmanager
     def _opened(self, copy: Copy) -> Generator[int]:

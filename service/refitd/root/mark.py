@@ -65,6 +65,16 @@ def mark_root(root: Path, known: RootMark | None, *, has_versions: bool, mounts:
     return known
 
 
+def is_taken_at_start(root: Path, known: RootMark, *, has_versions: bool, mounts: str) -> bool:
+    """Whether a service that starts takes what lies at the root's path now for the root of its journal.
+
+    Raises:
+        OSError: the root's name cannot be read.
+    """
+    found = _read(root)
+    return recognise(known, found, mount_of(root, mounts), has_versions=has_versions) in {found, None}
+
+
 def _read(root: Path) -> str | None:
     try:
         return read_plain(root / SERVICE_FOLDER / ROOT_NAME, _LONGEST).decode(errors="replace").strip()
@@ -86,26 +96,27 @@ class RootRefusedError(Exception):
     """A folder is not taken for the root of a journal; the message says why."""
 
 
-def adopt(root: Path, mark: RootMark) -> bool:
-    """Give a folder the name that a journal knows, at an operator's word; return False if it had it. Blocks.
+def adopt(root: Path, mark: RootMark, *, mounts: str) -> None:
+    """Give a folder that has no name the name that a journal knows, at an operator's word. Blocks.
 
     Raises:
-        RootRefusedError: it is no folder, or has a name of its own: that is another service's root.
+        RootRefusedError: it has a name of its own: that is another service's root. Or the file system is not mounted
+            on which the root lay.
         OSError: it cannot be written.
     """
-    if not root.is_dir():
-        raise RootRefusedError(f"{root} is no folder: mount its file system, or create it")
-    found, own = _read(root), root / SERVICE_FOLDER
-    if found == mark.name:
-        return False
-    if found is not None:
+    own, here = root / SERVICE_FOLDER, mount_of(root, mounts).point
+    if _read(root) is not None:
         raise RootRefusedError(
             f"{root} is another service's root, with a name of its own: give that service's --state, or take "
             f"{own / ROOT_NAME} away first if no service uses it any more"
         )
+    if here != mark.mount:
+        raise RootRefusedError(
+            f"{root} lay on the file system at {mark.mount}, and lies on the one at {here} now: mount the first, or "
+            f"write {mark.name} into {own / ROOT_NAME} if the root is to be here from now on"
+        )
     own.mkdir(mode=0o770, exist_ok=True)
     _name(own, mark.name)
-    return True
 
 
 class RootGuard:
@@ -143,8 +154,8 @@ class RootGuard:
         first = "" if found is None else f"take {own / ROOT_NAME} away, and "
         return (
             f"{self._root} {what}: {_ADVICE}. Nothing is lost or deleted meanwhile. If it is the right one all the "
-            f"same, or what was in it is gone for good, {first}run 'refitd adopt --root {self._root}' (with the "
-            "service's --state, if it has one)"
+            f"same, or what was in it is gone for good, {first}run 'refitd doctor --repair --root {self._root}' "
+            "(with the service's --state, if it has one)"
         )
 
 

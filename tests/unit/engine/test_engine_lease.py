@@ -206,7 +206,7 @@ async def test_a_plugin_that_knows_nothing_of_leases_is_told_nothing(
 
 
 async def test_who_only_looks_leads_nothing(root: Path, sglang: PluggedMini) -> None:
-    """As doctor and fsck do."""
+    """As doctor does."""
     async with speaking_to(sglang, root, None) as engine:
         assert (await probed(engine)).plugin is not None
     assert sglang.members[0].engine.lease.leader() is None

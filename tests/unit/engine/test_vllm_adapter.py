@@ -439,17 +439,13 @@ async def test_an_engine_that_sleeps_is_neither_loaded_nor_resumed() -> None:
             assert (await refit(engine, REPAIR)).outcome is Outcome.ACK
 
 
-async def test_an_engine_that_sleeps_is_not_resumed_by_a_refusal_either_and_does_not_count_as_paused() -> None:
+async def test_an_engine_that_sleeps_is_not_resumed_by_a_refusal_either() -> None:
     told = config(enable_eplb=True)
     told["vllm_config"]["model_config"]["enable_sleep_mode"] = True
     with scripted_vllm(told=told, paused=True) as vllm:
         async with speaking_to(vllm) as engine:
             done = await refit(engine)
             assert (done.outcome, vllm.changes) == (Outcome.UNREACHABLE, [])
-            # What repairs a journal would resume one that is paused, and this one has no weights.
-            assert await engine.generates() is None
-            vllm.paused = False
-            assert await engine.generates() is True
 
 
 async def test_a_draft_model_is_named_and_hinders_no_update() -> None:
@@ -530,14 +526,9 @@ async def test_a_trial_tells_the_version_that_answers() -> None:
             assert "nan" in (await engine.trial("7") or "")
 
 
-async def test_it_says_whether_it_generates_and_whether_it_can_be_changed() -> None:
+async def test_it_says_whether_it_can_be_changed() -> None:
     with scripted_vllm() as vllm:
         async with speaking_to(vllm) as engine:
-            assert await engine.generates() is True
-            vllm.paused = True
-            assert await engine.generates() is False
-            vllm.on("/is_paused", hang_up, answer(404, {"detail": "Not Found"}))
-            assert [await engine.generates() for _ in range(2)] == [None, None]
             checks = [await engine.check_changes()]
             vllm.on("get_supported_tasks", answer(403, {}), answer(404, {}), error(500, DEAD), hang_up, page(200))
             checks += [await engine.check_changes() for _ in range(5)]

@@ -11,10 +11,8 @@ from refitd.root.file_systems import Mount
 from refitd.root.mark import RootGuard, RootMark, RootRefusedError, adopt, mark_root, recognise
 from refitd.root.ownership import owned
 from refitd.root.scan import Listing, ListingFailed
-from refitd.state.journal.recovery import open_journal
 from refitd_client.contract.naming import SERVICE_FOLDER
 from support.checkpoints import publish, tensors
-from support.command_line import answer, refitd
 from support.services import serving
 
 KNOWN = RootMark(name="known", mount="/weights")
@@ -71,7 +69,7 @@ def test_a_root_gets_a_name_once_and_keeps_it(root: Path) -> None:
 def test_what_lies_in_the_place_of_the_root_is_named_with_what_to_do_until_the_root_is_back(root: Path) -> None:
     mark, guard = marked(root), RootGuard(root, marked(root))
     exchange(root)
-    assert all(word in (guard() or "") for word in ("has no .refitd/id", "unmounted", "refitd adopt"))
+    assert all(word in (guard() or "") for word in ("has no .refitd/id", "unmounted", "doctor --repair"))
     assert mark_root(root, mark, has_versions=True, mounts="/dev/x / ext4 rw 0 0\n") == mark
     assert not (root / SERVICE_FOLDER / "id").exists()
     marked(root)
@@ -84,31 +82,24 @@ def test_a_root_that_was_emptied_is_adopted_by_word_and_another_s_is_not(root: P
     mark = marked(root)
     shutil.rmtree(root)
     guard = RootGuard(root, mark)
-    with pytest.raises(RootRefusedError, match="is no folder"):
-        adopt(root, mark)
     root.mkdir()
     assert guard() is not None
-    assert [adopt(root, mark), adopt(root, mark)] == [True, False]
+    adopt(root, mark, mounts=MOUNTS)
     assert guard() is None, "a service that runs goes on by itself"
     exchange(root)
     other = marked(root)
     with pytest.raises(RootRefusedError, match="another service's root"):
-        adopt(root, mark)
+        adopt(root, mark, mounts=MOUNTS)
     assert RootGuard(root, other)() is None
 
 
-async def test_the_command_takes_the_name_from_the_journal(tmp_path: Path) -> None:
-    root, state = tmp_path / "root", tmp_path / "state"
-    (root / SERVICE_FOLDER).mkdir(parents=True)
-    state.mkdir()
-    flags = ["--root", str(root), "--state", str(state)]
-    assert "is no journal" in refitd("adopt", *flags).output
-    open_journal(state, root).close()
-    assert "already" in refitd("adopt", *flags).output
-    shutil.rmtree(root)
-    root.mkdir()
-    assert answer("adopt", *flags) == {"root": str(root), "adopted": True}
-    assert answer("adopt", *flags)["adopted"] is False
+def test_a_root_whose_file_system_is_seen_to_be_unmounted_is_not_adopted_by_word_either(root: Path) -> None:
+    mark = mark_root(root, None, has_versions=False, mounts=f"{MOUNTS}nfs {root.parent} nfs rw 0 0\n")
+    assert mark is not None
+    exchange(root)
+    with pytest.raises(RootRefusedError, match=f"write {mark.name} into"):
+        adopt(root, mark, mounts=MOUNTS)
+    assert not (root / SERVICE_FOLDER / "id").exists()
 
 
 def test_a_root_that_comes_late_is_locked_when_it_comes(root: Path) -> None:

@@ -24,8 +24,9 @@ from refitd.diagnose.doctor.engines import (
     sighting,
 )
 from refitd.diagnose.doctor.finding import CheckName, CheckVerdict, Finding, failed, warning
+from refitd.diagnose.doctor.mend import mend
 from refitd.diagnose.doctor.processes import Listeners, LocalProcess, environment_of, family_of
-from refitd.diagnose.doctor.root import Nonce, RootUnusableError, judge_root, look_at_root, probed
+from refitd.diagnose.doctor.root import Nonce, RootUnusableError, judge_mark, judge_root, look_at_root, probed
 from refitd.diagnose.doctor.service import (
     ask_overview,
     ask_service,
@@ -40,6 +41,7 @@ from refitd.diagnose.doctor.service import (
 )
 from refitd.diagnose.doctor.stores import ask_stores, judge_store
 from refitd.diagnose.doctor.upstream import ask_hubs, judge_hub
+from refitd.diagnose.doctor.versions import ReadProgress, read_versions
 from refitd.diagnose.journal import JournalFacts, read_journal, still
 from refitd.diagnose.roster import roster_of
 from refitd.diagnose.variables import judge_variables
@@ -63,7 +65,16 @@ class DoctorReport:
         return any(finding.verdict is CheckVerdict.FAILED for finding in self.findings)
 
 
-async def check(settings: Settings, *, nccl: bool, trainer: int | None, url: str | None = None) -> DoctorReport:
+async def check(
+    settings: Settings,
+    *,
+    nccl: bool,
+    trainer: int | None,
+    url: str | None = None,
+    deep: bool = False,
+    repair: bool = False,
+    progress: ReadProgress | None = None,
+) -> DoctorReport:
     """Check everything.
 
     Args:
@@ -71,6 +82,9 @@ async def check(settings: Settings, *, nccl: bool, trainer: int | None, url: str
         nccl: a broadcast is planned.
         trainer: the trainer's process on this host, if known.
         url: where the service is; None where the settings say it.
+        deep: read every byte of every good version.
+        repair: mend first what a service does not mend by itself.
+        progress: shows what is read.
 
     Raises:
         OSError, ValueError: the engines file, the token file or the lock cannot be used, or there is no such process.
@@ -80,27 +94,46 @@ async def check(settings: Settings, *, nccl: bool, trainer: int | None, url: str
     root = settings.root.resolve()
     try:
         with probed(root) as nonce:
-            findings = await _check(settings, root, nonce, nccl=nccl, trainer=trainer, url=url)
+            findings, journal = await _journal(settings, root, repair=repair)
+            findings += await _check(settings, root, nonce, journal, nccl=nccl, trainer=trainer, url=url)
+            if deep:
+                findings += await read_versions(root, journal.versions.values(), progress)
     except RootUnusableError as error:
         unusable = failed(CheckName.ROOT, str(root), str(error), error.fix)
         findings = [unusable, *await _without_root(settings)]
     return DoctorReport(root=str(root), findings=(*findings, *judge_variables(os.environ)))
 
 
+async def _journal(settings: Settings, root: Path, *, repair: bool) -> tuple[list[Finding], JournalFacts]:
+    """What was repaired, or could not be; and the journal after that."""
+    journal = await asyncio.to_thread(read_journal, settings, root)
+    if not repair:
+        return [], journal
+    mended = await asyncio.to_thread(lambda: list(mend(settings, root, journal)))
+    return mended, await asyncio.to_thread(read_journal, settings, root)
+
+
 async def _check(
-    settings: Settings, root: Path, nonce: Nonce, *, nccl: bool, trainer: int | None, url: str | None
+    settings: Settings,
+    root: Path,
+    nonce: Nonce,
+    journal: JournalFacts,
+    *,
+    nccl: bool,
+    trainer: int | None,
+    url: str | None,
 ) -> list[Finding]:
     facts = await asyncio.to_thread(look_at_root, root, nonce, None if settings.lora else settings.base_model)
     with still(root) as running:
         pass  # no longer: a service that starts while the lock is held is refused
-    journal = await asyncio.to_thread(read_journal, settings, root)
     answers = await ask_places(settings)
     found = {url for answer in answers if isinstance(answer, EnginesFound) for url in answer.urls}
     asked = await ask_engines(roster_of(settings, journal.engines, found))
     here = Listeners()
     processes = {one.name: await asyncio.to_thread(here.engine_at, one.spec.url) for one in asked}
     told, keeps = await _ask_service(settings, here, running, url)
-    findings = [*judge_root(facts, settings, keeps), *judge_service(settings, journal, running)]
+    findings = [*judge_root(facts, settings, keeps), *await asyncio.to_thread(list, judge_mark(root, journal))]
+    findings += judge_service(settings, journal, running)
     if settings.database is not None:
         from refitd.diagnose.doctor.group import judge_group  # its driver is an extra
 

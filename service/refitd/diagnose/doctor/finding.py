@@ -30,6 +30,7 @@ class CheckName(StrEnum):
     PLACES = "places"
     STORE = "store"
     UPSTREAM = "upstream"
+    VERSIONS = "versions"
     ENGINES = "engines"
     RUNS = "runs"
     REACHABLE = "reachable"

@@ -19,8 +19,11 @@ from watchdog.events import FileSystemEvent, FileSystemEventHandler
 from watchdog.observers import Observer
 
 from refitd.diagnose.doctor.finding import CheckName, Finding, failed, good, unknown, warning
-from refitd.root.file_systems import Watch, root_file_system, wants_polling
+from refitd.diagnose.journal import JournalFacts
+from refitd.root.file_systems import Watch, mounts_now, root_file_system, wants_polling
+from refitd.root.mark import RootGuard, RootMark, is_taken_at_start
 from refitd.settings import Settings
+from refitd.state.journal.condition import Sound
 from refitd.text import size_of
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.wire import Keeping
@@ -76,6 +79,31 @@ def probed(root: Path) -> Generator[Nonce]:
         if is_new:
             with suppress(OSError):  # another process has begun to use it
                 folder.parent.rmdir()
+
+
+def stranger(root: Path, journal: JournalFacts) -> RootMark | None:
+    """The root that the journal is about, where another folder lies at the root's path, and a start would wait for it.
+
+    Raises:
+        OSError: the root's name cannot be read.
+    """
+    condition = journal.condition
+    mark = condition.origin.root if isinstance(condition, Sound) else None
+    if mark is None or is_taken_at_start(root, mark, has_versions=bool(journal.versions), mounts=mounts_now()):
+        return None
+    return mark
+
+
+def judge_mark(root: Path, journal: JournalFacts) -> Iterator[Finding]:
+    """Say that the root is not the one that the journal is about."""
+    try:
+        mark = stranger(root, journal)
+    except OSError as error:
+        fix = "run doctor as the service's user"
+        yield unknown(CheckName.ROOT, str(root), f"its name cannot be read: {error.strerror}", fix)
+        return
+    if mark is not None and (fault := RootGuard(root, mark)()) is not None:
+        yield failed(CheckName.ROOT, str(root), fault, "mount its file system, or --repair")
 
 
 EVENT_SECONDS = 3.0

@@ -30,6 +30,7 @@ from refitd.diagnose.preflight import faults_of
 from refitd.engine.http import OVERVIEW_BYTES, NoReply, Reply, Transport
 from refitd.settings import Settings
 from refitd.state.journal.condition import Corrupt, Missing, Newer, Sound, UnreadableJournal
+from refitd.state.journal.recovery import FORGOTTEN
 from refitd.state.journal.schema import SCHEMA_VERSION
 from refitd_client.contract.plugin import setting_fault
 from refitd_client.contract.states import EngineState
@@ -126,22 +127,31 @@ def _secret_files(settings: Settings) -> Iterator[Finding]:
 
 
 def _journal(journal: JournalFacts) -> Finding:
-    subject, fix = str(journal.path), "refitd fsck says more, and --repair begins a new one"
+    subject = str(journal.path)
     match journal.condition:
+        case Sound(origin=origin) if not origin.rebuilt:
+            text = f"it was begun anew, and a service that runs rebuilds it: {origin.cause}; {FORGOTTEN}"
+            return warning(CheckName.JOURNAL, subject, text, "run the service: until then nothing is collected")
         case Sound(schema=schema):
             later = "" if schema == SCHEMA_VERSION else f"; the next start brings it to schema {SCHEMA_VERSION}"
             return good(CheckName.JOURNAL, subject, f"can be read to its end; schema {schema}{later}")
-        case Missing() if not journal.elsewhere:
+        case Missing() if journal.last_folder is None:
             return good(CheckName.JOURNAL, subject, "there is none yet: the service begins it")
-        case Missing():
+        case Missing() if journal.elsewhere:
             text = f"there is none, and the root's last one lies in {journal.last_folder}"
-            fix = f"--state {journal.last_folder}"
-            return warning(CheckName.JOURNAL, subject, text, fix)
+            return warning(CheckName.JOURNAL, subject, text, "name that one with --state")
+        case Missing():
+            text = f"there is none, and a service has run on this root before: the next start begins one; {FORGOTTEN}"
+            return warning(CheckName.JOURNAL, subject, text, "is --state right? Else start the service")
         case Newer(schema=schema):
             text = f"a later refitd wrote it (schema {schema}, and this one knows {SCHEMA_VERSION})"
             fix = "run that refitd"
+        case Corrupt(reason=reason) if journal.is_shared:
+            text, fix = f"it is corrupt: {reason}", "restore the database from its backup; without one give the group "
+            fix += f"an empty database, and delete the root's note of this one; {FORGOTTEN}"
         case Corrupt(reason=reason):
-            text = f"it is corrupt: {reason}"
+            text, fix = f"it is corrupt: {reason}", "restore it from a backup; or stop the service: --repair moves it "
+            fix += f"aside and begins one with what can be read of it; {FORGOTTEN}"
         case UnreadableJournal(reason=reason):
             text, fix = f"it cannot be read: {reason}", f"see who holds {journal.path} and who may read it"
     return failed(CheckName.JOURNAL, subject, text, fix)

@@ -34,7 +34,6 @@ from refitd.engine.refitd.line import HostLine
 from refitd_client.contract.follow import Following
 from refitd_client.contract.hosts import HostEngines, OrderState
 from refitd_client.contract.naming import parse_version_id
-from refitd_client.contract.states import EngineState
 
 TRIAL_SECONDS = 60.0
 TAKE_BACK_SECONDS = 60.0
@@ -158,13 +157,6 @@ class RefitdEngine:
     async def resume(self) -> bool:
         """See `Engine`. The host resumes its engines by itself."""
         return True
-
-    async def generates(self) -> bool | None:
-        """See `Engine`. Whether at least one of its engines does, as far as it names them."""
-        told = self._line.here
-        if told is None or told.host is None:
-            return None
-        return any(not engine.paused and engine.state is not EngineState.UNREACHABLE for engine in told.host.engines)
 
     async def check_changes(self) -> ChangeCheck:
         """See `Engine`. It asks by itself."""

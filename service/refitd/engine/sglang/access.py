@@ -1,6 +1,6 @@
-"""What doctor and fsck ask of an SGLang server: whether the keys open it, and whether it generates. Nothing is changed.
+"""Whether the keys of an SGLang server open it, by calls that change nothing.
 
-Whether the key opens changes is found out by an update that names no model: SGLang checks the key first, and then
+Whether a key opens changes is found out by an update that names no model: SGLang checks the key first, and then
 refuses the request as incomplete (400 or 422). Nothing is paused and nothing is loaded.
 """
 
@@ -13,7 +13,6 @@ _INCOMPLETE = frozenset({400, 422})
 _UNAUTHORISED = frozenset({401, 403})
 _NO_ROUTE = frozenset({404, 405})
 _BROKEN = 500  # this status and those above: the server's own fault, or a proxy's
-_PAUSED = 503
 
 
 def way_in(read: Reply | NoReply) -> str:
@@ -50,11 +49,3 @@ async def check_changes(http: Transport) -> ChangeCheck:
         text = f"an update that names no model was answered with {reply.status}: {reply.short_message}"
         advice = "is this SGLang itself, of a release that refitd knows?"
     return ChangeCheck(fault=text, advice=advice, date=reply.date)
-
-
-async def generates(http: Transport) -> bool | None:
-    """See `EnginePort`. SGLang's /ready is 503 while it is paused."""
-    reply = await http.get("/ready", SECONDS)
-    if isinstance(reply, NoReply):
-        return None
-    return True if reply.ok else False if reply.status == _PAUSED else None

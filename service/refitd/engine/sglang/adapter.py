@@ -213,10 +213,6 @@ class SglangEngine:
         """See `Engine`."""
         return await calls.resume(self._http)
 
-    async def generates(self) -> bool | None:
-        """See `Engine`."""
-        return await access.generates(self._http)
-
     async def check_changes(self) -> ChangeCheck:
         """See `Engine`."""
         return await access.check_changes(self._http)

@@ -94,10 +94,6 @@ class SglangAdapters(NamedAdapters):
         fault = trial_fault(reply, label)
         return None if fault is not None and fault.startswith("a trial was answered by version") else fault
 
-    async def generates(self) -> bool | None:
-        """See `Engine`."""
-        return await access.generates(self._http)
-
     async def check_changes(self) -> ChangeCheck:
         """See `Engine`."""
         return await access.check_changes(self._http)

@@ -243,11 +243,6 @@ class SglangUnit:
         """See `EnginePort`."""
         return all(await asyncio.gather(*(member.resume() for member in self._members)))
 
-    async def generates(self) -> bool | None:
-        """See `EnginePort`. A unit generates when all its members do."""
-        told = await asyncio.gather(*(member.generates() for member in self._members))
-        return False if False in told else None if None in told else True
-
     async def check_changes(self) -> ChangeCheck:
         """See `EnginePort`. The first one that does not open is the unit's."""
         found = await asyncio.gather(*(member.check_changes() for member in self._members))

@@ -1,4 +1,4 @@
-"""Whether a vLLM server can be changed, generates or sleeps, by calls that change nothing.
+"""Whether a vLLM server can be changed, and whether it sleeps, by calls that change nothing.
 
 vLLM asks for its key at /v1 alone, so its routes for weights are open to everybody who reaches them, unless a proxy
 stands before them. Whether one lets changes pass is asked by a method of the workers that changes nothing: with
@@ -63,13 +63,6 @@ async def check_changes(http: Transport) -> ChangeCheck:
         text = f"a call that changes nothing was answered with {reply.status}: {said(reply)}"
         advice = "is this vLLM itself, of a release that refitd knows?"
     return ChangeCheck(fault=text, advice=advice, date=reply.date)
-
-
-async def generates(http: Transport, *, sleeps: bool) -> bool | None:
-    """See `EnginePort`. One that `sleeps` may be asleep where it says that it is paused: that is not told apart."""
-    reply = await http.get("/is_paused", SECONDS)
-    paused = (reply.data or {}).get("is_paused") if isinstance(reply, Reply) and reply.ok else None
-    return None if not isinstance(paused, bool) or (paused and sleeps) else not paused
 
 
 async def asleep(http: Transport) -> str | None:

@@ -226,10 +226,6 @@ class VllmEngine:
         """See `Engine`."""
         return await calls.resume(self._http, at_once=self._can.pauses_at_once)
 
-    async def generates(self) -> bool | None:
-        """See `Engine`."""
-        return await access.generates(self._http, sleeps=self._can.sleeps)
-
     async def check_changes(self) -> ChangeCheck:
         """See `Engine`."""
         return await access.check_changes(self._http)

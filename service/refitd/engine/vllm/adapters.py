@@ -126,10 +126,6 @@ class VllmAdapters(NamedAdapters):
         answer = read_trial(await proof.ask(self._http, f"{self._name}-v{label}"))
         return answer if isinstance(answer, str) else None
 
-    async def generates(self) -> bool | None:
-        """See `Engine`."""
-        return await access.generates(self._http, sleeps=self._can.sleeps)
-
     async def check_changes(self) -> ChangeCheck:
         """See `Engine`."""
         return await access.check_changes(self._http)

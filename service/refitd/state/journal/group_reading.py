@@ -1,4 +1,4 @@
-"""The journal of a group, read by doctor, fsck and adopt: nothing is written, and no lead is needed."""
+"""The journal of a group, read by doctor: nothing is written, and no lead is needed."""
 
 from collections.abc import Generator
 from contextlib import contextmanager

@@ -78,15 +78,20 @@ NOTE_NAME = "journal"
 _LONGEST = 4096  # bytes of a path, PATH_MAX
 
 
-def open_journal(folder: Path, root: Path) -> Journal:
+def open_journal(folder: Path, root: Path, *, thorough: bool = False) -> Journal:
     """Open the journal in `folder` for the service of `root`, or begin one. Blocks.
+
+    Args:
+        folder: the folder of state.
+        root: the root.
+        thorough: a journal of which only entries of the log are damaged is salvaged too. A start leaves it as it is.
 
     Raises:
         StartRefusedError: it must not or cannot be used; the message says why and what to do.
     """
     path = folder / JOURNAL_NAME
     try:
-        journal = Journal(folder, _origin(path, root))
+        journal = Journal(folder, _origin(path, root, thorough=thorough))
         note_state_folder(root, folder)
     except (OSError, sqlite3.Error, DatabaseError) as error:
         why = error.orig if isinstance(error, DatabaseError) else error
@@ -96,7 +101,7 @@ def open_journal(folder: Path, root: Path) -> Journal:
     return journal
 
 
-def _origin(path: Path, root: Path) -> Origin:
+def _origin(path: Path, root: Path, *, thorough: bool) -> Origin:
     """What is written into a journal at `path` that begins now, about the root as it is."""
     before = last_state_folder(root)
     if before is not None and str(before).startswith(GROUP_NOTE):
@@ -105,7 +110,7 @@ def _origin(path: Path, root: Path) -> Origin:
             f"for good, delete {root / SERVICE_FOLDER / NOTE_NAME}, and the journal is rebuilt from what is on disk"
         )
     _finish_salvage(path)
-    origin = _began(path, root)
+    origin = _began(path, root, thorough=thorough)
     if path.exists():
         return origin  # it knows its root, which may be away now
     return _of_root(origin, root)
@@ -115,9 +120,9 @@ def _of_root(origin: Origin, root: Path) -> Origin:
     return replace(origin, root=mark_root(root, None, has_versions=False, mounts=mounts_now()))
 
 
-def _began(path: Path, root: Path) -> Origin:
+def _began(path: Path, root: Path, *, thorough: bool) -> Origin:
     """How a journal at `path` begins, should there be none when this returns."""
-    condition = _with_its_end(examine_journal(path, thorough=False), root)
+    condition = _with_its_end(examine_journal(path, thorough=thorough), root)
     match condition:
         case Sound(schema=schema):
             _bring_up(path, schema)

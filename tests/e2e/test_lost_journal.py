@@ -1,4 +1,4 @@
-"""A journal that was lost or damaged, on real processes: fsck says so, the service rebuilds it, nothing is deleted."""
+"""A service that was stopped, on real processes: its journal is damaged meanwhile, or its engine is meddled with."""
 
 import json
 from contextlib import closing
@@ -16,14 +16,11 @@ from support.servers import ADMIN_KEY, EmbeddedServer, refitd_ended
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 
-def fsck(folder: Path, engine: EmbeddedServer, *flags: str) -> tuple[int, dict[str, dict[str, Any]]]:
-    """Run it as an operator does; its exit code, and what it found by kind."""
-    keys = folder / "keys"
-    places = ["--root", str(folder / "root"), "--state", str(folder / "state"), "--engine", engine.url]
-    opens = ["--engine-key-file", str(keys / "--engine-key-file")]
-    opens += ["--engine-admin-key-file", str(keys / "--engine-admin-key-file")]
-    code, said = refitd_ended("fsck", *places, *opens, *flags, "--json")
-    return code, {finding["kind"]: finding for finding in json.loads(said)["findings"]}
+def doctor(folder: Path, *flags: str) -> tuple[int, dict[str, Any]]:
+    """Run it as an operator does; its exit code, and what it found of the journal."""
+    places = ["--root", str(folder / "root"), "--state", str(folder / "state")]
+    code, said = refitd_ended("doctor", *places, *flags, "--json")
+    return code, next(found for found in json.loads(said)["findings"] if found["check"] == "journal")
 
 
 def versions(job: Job) -> list[str]:
@@ -56,16 +53,14 @@ def test_a_corrupt_journal_is_moved_aside_and_rebuilt_and_nothing_is_deleted(mod
             job.serve(model, step)
         before = served_by(engine)
         job.refitd.stop()
-        assert fsck(tmp_path, engine, "--deep") == (0, {})
-
         journal = tmp_path / "state" / "journal.db"
         damaged = b"\xff" * 100 + journal.read_bytes()[100:]
         journal.write_bytes(damaged)
-        code, found = fsck(tmp_path, engine)
-        assert (code, found["journal-corrupt"]["severity"]) == (1, "error")
+        code, found = doctor(tmp_path)
+        assert (code, found["verdict"]) == (1, "failed")
         assert journal.read_bytes() == damaged
-        code, found = fsck(tmp_path, engine, "--repair")
-        assert (code, found["journal-corrupt"]["repaired"]) == (0, True)
+        code, found = doctor(tmp_path, "--repair")
+        assert (code, found["verdict"]) == (0, "warning")
         assert journal.with_name("journal.db.corrupt-1").read_bytes() == damaged
 
         job.refitd.start()
@@ -77,7 +72,8 @@ def test_a_corrupt_journal_is_moved_aside_and_rebuilt_and_nothing_is_deleted(mod
         assert not job.engine_now.paused
         rebuilt(job)
         job.refitd.stop()
-        assert fsck(tmp_path, engine, "--deep") == (0, {})
+        code, found = doctor(tmp_path, "--deep")
+        assert (code, found["verdict"]) == (0, "ok")
 
 
 def test_a_service_that_finds_its_journal_corrupt_says_so_and_collects_nothing_while_an_engine_is_away(
@@ -111,19 +107,18 @@ def tell(engine: EmbeddedServer, path: str, **body: Any) -> None:
     httpx.post(f"{engine.url}{path}", json=body, headers=opens, timeout=PATIENCE, trust_env=False).raise_for_status()
 
 
-def test_an_engine_that_was_left_paused_is_resumed_by_a_repair(models: Path, tmp_path: Path) -> None:
+def test_an_engine_that_was_left_paused_is_resumed_when_the_service_starts(models: Path, tmp_path: Path) -> None:
     with EmbeddedServer(tmp_path, models / "model_a") as engine, running(tmp_path, engine) as job:
         job.serve(models / "model_b", 1)
         before = served_by(engine)
         job.refitd.stop()
         tell(engine, "/pause_generation", mode="retract")
-        code, found = fsck(tmp_path, engine)
-        assert (code, found["engine-paused"]["repair"]) == (1, "resume")
-        assert fsck(tmp_path, engine, "--repair")[0] == 0
+        job.refitd.start()
+        in_sync(job, 1)
         assert served_by(engine) == before
 
 
-def test_an_engine_whose_contents_are_not_those_on_record_is_found_and_never_resumed(
+def test_an_engine_whose_contents_are_not_those_on_record_is_loaded_again_when_the_service_starts(
     models: Path, tmp_path: Path
 ) -> None:
     """The version label set by someone else: path and label are right, and the weights are others."""
@@ -138,9 +133,6 @@ def test_an_engine_whose_contents_are_not_those_on_record_is_found_and_never_res
         tell(engine, "/update_weights_from_disk", model_path=str(place), weight_version="1", load_format="auto")
         place.unlink()
         (tmp_path / "elsewhere").rename(place)
-        code, found = fsck(tmp_path, engine, "--repair")
-        assert (code, found["engine-contents-differ"]["repaired"]) == (0, True)
-        assert "engine-paused" not in found
         job.refitd.start()
         in_sync(job, 1)
         assert served_by(engine) == before

@@ -10,7 +10,6 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from refitd.engine.address import parse_allow_list
 from support.kubernetes_hosts import (
     FOLDER,
     FOLLOWERS,
@@ -58,19 +57,19 @@ def test_each_pod_says_a_name_by_which_the_others_reach_it_and_which_its_certifi
             text=True,
             check=True,
         ).stdout
-        service = "hubs" if name in HUBS else "hosts"
-        host = f"{dashed}.{service}.refitd.svc"
-        assert said == f"https://{host}:8700 serve\n"
-        assert f"*.{service}.refitd.svc" in names_of(tls_of(name))
-        (headless,) = [each for hub in HUBS for each in of_kind(hub, "Service") if each["metadata"]["name"] == service][
-            :1
-        ]
+        assert said == f"https://{dashed}.hubs.refitd.svc:8700 serve\n"
+        assert "*.hubs.refitd.svc" in names_of(tls_of(name))
+        (headless,) = [each for each in of_kind(name, "Service") if each["metadata"]["name"] == "hubs"]
         assert headless["spec"]["clusterIP"] == "None"
         assert headless["spec"]["publishNotReadyAddresses"] is True
         assert headless["spec"]["ports"][0]["port"] == 8700
         assert selects(refitd(name)[0]["metadata"]["labels"], headless["spec"]["selector"])
-        if name in FOLLOWERS:
-            assert parse_allow_list([settings_of("hub")["REFITD_ENGINE_ALLOW"]]).names(host)
+
+
+@pytest.mark.parametrize("name", FOLLOWERS)
+def test_no_host_says_where_it_is_and_no_certificate_has_a_name_by_which_a_hub_would_call_it(name: str) -> None:
+    assert "REFITD_ADVERTISE" not in settings_of(name)
+    assert names_of(tls_of(name)) == ["refitd-metrics", "127.0.0.1"], "Prometheus asks for that name, doctor calls this"
 
 
 def test_the_certificates_of_both_ways_have_the_names_that_services_are_called_by(tmp_path: Path) -> None:

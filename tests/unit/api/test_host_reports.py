@@ -1,6 +1,7 @@
 """What a host's report may do at its hub: it says what that host is at, and nothing else."""
 
 import asyncio
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,41 @@ async def test_a_reply_says_what_this_service_knows_and_a_rollback_lets_each_hos
         assert (reply["knows"], reply["epoch"]) == ({"run": "run~v000999"}, 10**9)
         reply = (await stage.http.put("/v1/hosts/honest", json=report("honest"))).json()
         assert (reply["knows"], reply["epoch"]) == ({"run": version}, 0)
+
+
+@pytest.mark.parametrize("named", ["ordered", "engine"])
+async def test_a_newer_version_at_the_hub_says_nothing_of_what_a_host_has_also_while_its_engines_are_restarted(
+    tmp_path: Path, named: str
+) -> None:
+    """The hub was restored from a backup, and something was published since: it does not know step 2 of before."""
+    async with serving(tmp_path) as stage:
+        await stage.served(1)
+        await stage.served(3)
+        old = {"ordered": "run~v000002"}
+        if named == "engine":
+            engines = [{"id": "e", "state": "IN_SYNC", "version": "run~v000002"}]
+            old = {"host": ENGINES | {"engines": engines}}
+        reply = (await stage.http.put("/v1/hosts/one", json=report(told=old))).json()
+        assert reply["knows"] == {}
+        known = report(number=2, told={"ordered": "run~v000001"})
+        assert (await stage.http.put("/v1/hosts/one", json=known)).json()["knows"] == {"run": "run~v000003"}
+
+
+async def test_a_publisher_hears_which_names_hosts_have_and_one_that_lies_costs_a_generation_at_most(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path) as stage:
+        version, numbers = await stage.served(1), count(1)
+
+        async def on_hosts(*holds: str) -> str | None:
+            sent = report(number=next(numbers), told={"serves": version}, holds=holds)
+            assert (await stage.http.put("/v1/hosts/one", json=sent)).status_code == 200
+            return (await stage.http.get("/v1/versions", params={"run": "run"})).json()["on_hosts"]
+
+        assert await on_hosts(version) is None
+        assert await on_hosts("other~v000009", "no version") is None
+        assert await on_hosts("run~v000004", "run~v000009", version) == "run~v000009"
+        assert await on_hosts("run~v000009", f"run~v000001.g{10**12}") == "run~v000009"
 
 
 async def test_a_host_whose_contents_are_others_of_the_same_name_counts_as_one_that_serves_nothing(

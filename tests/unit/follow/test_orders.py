@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from refitd.state.observer import Notifier
 from refitd.state.store import Store
 from refitd.update.targets import Targets
 from refitd_client.contract.follow import HostReply
-from support.records import version
+from refitd_client.contract.states import VersionState
+from support.records import engine, version
 
 V1, V2 = version(1).id, version(2).id
 
@@ -105,6 +107,57 @@ async def test_a_host_does_not_go_back_with_a_hub_that_has_lost_what_it_knew_als
         assert "http://hub wants run~v000001, and does not know run~v000002" in (orders.refused or "")
         orders.obey(reply(0, leader=leader, knows={"run": V2}, run=V1), "http://hub")
         assert (orders._store.runs.ordered, orders.refused) == ({"run": V1}, None), "it was rolled back there"
+
+
+async def test_a_host_remembers_an_epoch_also_where_it_does_not_do_what_the_reply_says(tmp_path: Path) -> None:
+    async with host(tmp_path) as orders:
+        for step in (1, 2):
+            orders._store.put_version(version(step))
+        orders.obey(reply(5, knows={"run": V2}, run=V2), "http://hub")
+        orders.obey(reply(7, knows={"run": V1}, run=V1), "http://hub")
+        assert "does not know" in (orders.refused or "")
+    async with host(tmp_path) as orders:
+        orders.obey(reply(6, knows={"run": V2}, run=V1), "http://hub")
+        assert "has led with epoch 7 since" in (orders.refused or "")
+        assert orders._store.runs.ordered == {"run": V2}
+
+
+async def test_a_host_says_that_its_hub_does_not_know_what_it_serves_also_where_that_wants_nothing(
+    tmp_path: Path,
+) -> None:
+    async with host(tmp_path) as orders:
+        orders._store.put_version(version(2))
+        orders.obey(reply(0, knows={"run": V2}, run=V2), "http://hub")
+        for knows, lost in (({"run": V2}, False), ({"run": V1}, True), ({}, True)):
+            orders.hear("run", reply(0, knows=knows), "http://hub")
+            assert ("http://hub does not know run~v000002" in (orders.lost or "")) is lost
+        orders.hear("run", reply(0, run=V2), "http://hub")
+        assert orders.lost is None, "what it wants says enough"
+
+
+async def test_a_version_of_the_same_name_with_other_contents_goes_where_nothing_needs_it_and_is_then_pulled(
+    tmp_path: Path,
+) -> None:
+    async with host(tmp_path) as orders:
+        store = orders._store
+        for step in (1, 2):
+            store.put_version(version(step, digest="here"))
+        store.record_fingerprint(V2, "c", "xxh3:here")
+        orders.obey(reply(0, digests={V1: "here"}, knows={"run": V2}, run=V1), "http://hub")
+        store.put_engine(engine("a", serving=V2, strikes={V2: 1}))
+        orders.obey(reply(0, digests={V2: "there"}, run=V2), "http://hub")
+        assert "engine a serves run~v000002, or may read it" in (orders.refused or "")
+        assert (store.versions[V2].state, store.fingerprint(V2, "c")) == (VersionState.SEALED, "xxh3:here")
+        store.put_engine(engine("a", serving=V1, strikes={V2: 1}))
+        orders.obey(reply(0, digests={V2: "there"}, run=V2), "http://hub")
+        assert "so it is deleted, and then the upstream's is pulled" in (orders.refused or "")
+        assert store.versions[V2].state is VersionState.RETIRED
+        assert (store.fingerprint(V2, "c"), store.engines["a"].strikes) == (None, {})
+        orders.obey(reply(0, digests={V2: "there"}, run=V2), "http://hub")
+        assert store.runs.desired == {"run": V1}, "its files are there until it is deleted"
+        store.put_version(replace(store.versions[V2], state=VersionState.DELETED))
+        orders.obey(reply(0, digests={V2: "there"}, run=V2), "http://hub")
+        assert (store.runs.desired, orders.refused) == ({"run": V2}, None)
 
 
 async def test_a_version_of_the_same_name_with_other_contents_is_not_served(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from refitd.engine.port import Outcome, Refit
+from refitd.policy.contest import held
 from refitd.policy.goals import goals_of_engine
 from refitd.policy.next_action import Agenda, Goals, RefitTo, next_action, stays
 from refitd.policy.observe import after_refit
@@ -98,6 +99,26 @@ def test_a_newer_version_does_not_wait_until_it_is_resumed(strategy: Strategy) -
     assert finished_first(strategy, UPDATE, HOSTS) is None
     assert finished_first(strategy, UPDATE, HOSTS[1:]) == TWO.id
     assert finished_first(strategy, UPDATE, [host("a", serving=TWO.id), *HOSTS[1:]]) == TWO.id
+
+
+@pytest.mark.parametrize("strategy", [ROLLING, CANARY])
+def test_a_newer_version_does_not_wait_for_an_update_that_a_host_does_not_obey(strategy: Strategy) -> None:
+    """Its hub has lost what it knew: the host takes nothing but a newer one."""
+    contested = engine("a", pulls=True, state=EngineState.CONTESTED, serving=None)
+    assert finished_first(strategy, UPDATE, [contested, *HOSTS[1:]]) is None
+    fought_over = engine("a", state=EngineState.CONTESTED, serving=None)
+    assert finished_first(strategy, UPDATE, [fought_over, *HOSTS[1:]]) == TWO.id
+
+
+def test_a_host_that_does_not_obey_is_told_again_in_its_own_words_and_of_another_version_at_once() -> None:
+    refused = Refit(outcome=Outcome.NACK, resumed=True, reason="the host says why", led=True)
+    told = replace(host("a", waits=False), last_attempt=ATTEMPT)
+    for _ in range(9):
+        told = after_refit(told, TWO.id, refused, 1.0)
+    at_once, later = (held(replace(told, state=EngineState.BEHIND), TWO.id, now, 2.0) for now in (2.0, 100.0))
+    assert (at_once.state, at_once.reason) == (EngineState.CONTESTED, "the host says why")
+    assert later.state is EngineState.BEHIND, "it is told again"
+    assert held(replace(told, state=EngineState.BEHIND), THREE.id, 2.0, 2.0).state is EngineState.BEHIND
 
 
 def test_a_pause_keeps_no_engine_on_what_was_rolled_back_from_nor_takes_it_further_back() -> None:

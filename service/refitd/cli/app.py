@@ -63,6 +63,9 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
 }
 """By the panel of --help that shows it: each command, and the module of `refitd.cli` that has it."""
 
+FIRST = frozenset({"serve", "publish", "status", "wait", "explain", "rollback", "doctor", "demo"})
+"""The commands that a user needs: --help shows these, and `refitd help all` shows all."""
+
 
 def _made(name: str, panel: str) -> Any:
     """The command of this name: a function of its module, or the module's `app`, which has commands of its own."""
@@ -111,6 +114,26 @@ class Commands(Group):
         """Made by Typer, which knows of none."""
         super().__init__(**given)
         self.commands = _OnDemand()
+        self._shown = frozenset(self.commands)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names of the commands, in the order of the panels."""
+        return [name for name in self.commands if name in self._shown]
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help: of the first commands, or of all where `refitd help all` asks for it."""
+        self._shown = frozenset(self.commands) if "all" in ctx.args else FIRST
+        super().format_help(ctx, formatter)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """What was typed. `refitd help COMMAND` is `refitd COMMAND --help`."""
+        if args[:1] == ["help"]:
+            if args[1:] == ["all"]:
+                ctx.args = ["all"]
+                typer.echo(ctx.get_help())
+                ctx.exit()
+            args = [*args[1:], "--help"]
+        return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: Any) -> Any:
         """The command that the first word names."""
@@ -147,6 +170,8 @@ def refitd(version: Version = False) -> None:
 
     \b
     refitd serve --root /shared/weights --engine http://127.0.0.1:30000
-    refitd publish out/checkpoint-123 --root /shared/weights --run exp --step 123 --wait
+    refitd publish out/checkpoint-123 --root /shared/weights --run exp --step 123
     refitd status
+
+    'refitd help all' lists every command.
     """

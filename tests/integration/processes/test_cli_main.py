@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from refitd.cli.app import COMMANDS
+from refitd.cli.app import COMMANDS, FIRST
 from refitd.cli.exits import ExitCode, failure_of
 from refitd_client.contract.wire import Problem
 from refitd_client.errors import (
@@ -84,6 +84,19 @@ def test_help_shows_options_for_machines_and_the_exit_codes(command: list[str]) 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in {"pin", "unpin"}])
 def test_help_has_examples_on_lines_of_their_own(name: str) -> None:
     assert re.search(rf"^ *refitd {name}\b", refitd(name, "--help").output, re.MULTILINE)
+
+
+def listed(*words: str) -> set[str]:
+    """The commands that a help lists."""
+    shown = refitd(*words, env={"COLUMNS": "80"}).output
+    return {name for name in NAMES if re.search(rf"^│ {name} ", shown, re.MULTILINE)}
+
+
+def test_help_shows_the_commands_that_a_user_needs_and_help_all_shows_every_command() -> None:
+    assert listed("--help") == listed() == FIRST
+    assert listed("help", "all") == set(NAMES)
+    assert refitd("help", "rollback").output == refitd("rollback", "--help").output
+    assert refitd("help", "stats").exit_code == 2
 
 
 def test_no_command_shows_the_help() -> None:

@@ -13,7 +13,7 @@ from typer.main import get_command
 
 from refitd.cli.app import app
 from refitd.cli.flags import flag
-from refitd.cli.options import Command, Group
+from refitd.cli.help import Command, Group
 from refitd.settings import Settings
 from support.checkpoints import write_model
 from support.sockets import free_port

@@ -16,7 +16,7 @@ from typer.main import get_command
 
 from refitd.api.health import router
 from refitd.cli.app import app
-from refitd.cli.options import Group
+from refitd.cli.help import Group
 from refitd.settings import Settings
 from support.checkpoints import write_model
 

@@ -3,15 +3,15 @@
 A command's module is imported when it is called: all of them take a second, most of which is the service's.
 """
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 from typer.main import get_command
 
-from refitd.cli.exits import EXIT_CODES_HELP
-from refitd.cli.options import Command, Group, help_of
+from refitd.cli.help import EXIT_CODES_HELP, Command, Group, help_of
 from refitd_client.contract.naming import installed_release
 
 MEANT: Mapping[str, str] = {
@@ -32,36 +32,36 @@ MEANT: Mapping[str, str] = {
 }
 
 
-COMMANDS: Mapping[str, Mapping[str, str]] = {
+COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Run it": {
-        "plan": "plan",
-        "doctor": "doctor",
-        "serve": "serve",
-        "areal": "areal",
-        "demo": "demo",
+        "plan": ("plan", "Plan a job: which way the weights go, and whether all fits."),
+        "doctor": ("doctor", "Check what a job will need, and repair what no start repairs."),
+        "serve": ("serve", "Run the service."),
+        "areal": ("areal", "Stand between AReaL and its engines."),
+        "demo": ("demo", "Watch two engines follow a trainer that really learns."),
     },
     "Look": {
-        "status": "status",
-        "top": "top",
-        "versions": "versions",
-        "explain": "versions",
-        "log": "log",
-        "wait": "wait",
-        "engines": "engines",
-        "runs": "runs",
+        "status": ("status", "Show runs, engines and versions at one glance."),
+        "top": ("top", "Watch them, live."),
+        "versions": ("versions", "List versions, newest first."),
+        "explain": ("versions", "Say why a run, a version or an engine is where it is."),
+        "log": ("log", "List what was decided, newest first, and why."),
+        "wait": ("wait", "Wait until engines serve a version."),
+        "engines": ("engines", "List engines, or change which there are."),
+        "runs": ("runs", "List runs, or say which have ended."),
     },
     "Change": {
-        "publish": "publish",
-        "rollback": "rollback",
-        "pause": "versions",
-        "resume": "versions",
-        "pin": "versions",
-        "unpin": "versions",
-        "reclaim": "reclaim",
-        "collect": "collect",
+        "publish": ("publish", "Publish a checkpoint, and tell the service."),
+        "rollback": ("rollback", "Bring a run's engines back to an earlier good version."),
+        "pause": ("versions", "Bring no engine of a run to a newer version for now."),
+        "resume": ("versions", "Let the updates of a run go on."),
+        "pin": ("versions", "Keep a version, whatever the keep rules say."),
+        "unpin": ("versions", "Leave a version to the keep rules again."),
+        "reclaim": ("reclaim", "Delete what nothing needs any more, now."),
+        "collect": ("collect", "Delete what nothing needs from an object store."),
     },
 }
-"""By the panel of --help that shows it: each command, and the module of `refitd.cli` that has it."""
+"""By the panel of --help: each command, the module of `refitd.cli` that has it, and what the list says of it."""
 
 FIRST = frozenset({"serve", "publish", "status", "wait", "explain", "rollback", "doctor", "demo"})
 """The commands that a user needs: --help shows these, and `refitd help all` shows all."""
@@ -69,7 +69,7 @@ FIRST = frozenset({"serve", "publish", "status", "wait", "explain", "rollback", 
 
 def _made(name: str, panel: str) -> Any:
     """The command of this name: a function of its module, or the module's `app`, which has commands of its own."""
-    module = import_module(f"refitd.cli.{COMMANDS[panel][name]}")
+    module = import_module(f"refitd.cli.{COMMANDS[panel][name][0]}")
     if hasattr(module, "app"):
         group = get_command(module.app)
         group.name, group.rich_help_panel, group.epilog = name, panel, EXIT_CODES_HELP  # pyright: ignore
@@ -114,16 +114,24 @@ class Commands(Group):
         """Made by Typer, which knows of none."""
         super().__init__(**given)
         self.commands = _OnDemand()
-        self._shown = frozenset(self.commands)
+        self._listed: Collection[str] | None = None  # while the help is written
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The names of the commands, in the order of the panels."""
-        return [name for name in self.commands if name in self._shown]
+        return [name for name in self.commands if self._listed is None or name in self._listed]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command; for the list of the help one with that line alone, because modules of commands take a second."""
+        if self._listed is None:
+            return super().get_command(ctx, cmd_name)
+        panel, line = next((panel, names[cmd_name][1]) for panel, names in COMMANDS.items() if cmd_name in names)
+        return TyperCommand(cmd_name, help=line, rich_help_panel=panel)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help: of the first commands, or of all where `refitd help all` asks for it."""
-        self._shown = frozenset(self.commands) if "all" in ctx.args else FIRST
+        self._listed = self.commands.keys() if "all" in ctx.args else FIRST
         super().format_help(ctx, formatter)
+        self._listed = None
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """What was typed. `refitd help COMMAND` is `refitd COMMAND --help`."""

@@ -6,8 +6,8 @@ import typer
 
 from refitd.cli import render
 from refitd.cli.by_need import by_need
-from refitd.cli.exits import EXIT_CODES_HELP
-from refitd.cli.options import Command, EngineId, Group, Json, TokenFile, Url, Yes, calls_service
+from refitd.cli.help import EXIT_CODES_HELP, Command, Group
+from refitd.cli.options import EngineId, Json, TokenFile, Url, Yes, calls_service
 from refitd.cli.output import Output, agree
 from refitd.clock import SystemClock
 from refitd.text import listed

@@ -29,12 +29,6 @@ class ExitCode(IntEnum):
     TIMED_OUT = 5
 
 
-EXIT_CODES_HELP = (
-    "Exit codes: 0 done · 1 failed or refused · 2 wrong usage, or no --yes and no terminal to ask on · "
-    "3 the service cannot be reached or is not ready · 4 not authorised · 5 timed out · 130 interrupted"
-)
-
-
 _HINTS: Mapping[ExitCode, str] = {
     ExitCode.UNREACHABLE: "Is it running ('refitd serve'), and is this its address? Say --url, or set REFITD_URL.",
     ExitCode.UNAUTHORISED: "Say --token-file, or set REFITD_TOKEN or REFITD_TOKEN_FILE.",

@@ -15,7 +15,8 @@ from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from rich.markup import escape
 
-from refitd.cli.options import Json, plainly
+from refitd.cli.help import plainly
+from refitd.cli.options import Json
 from refitd.engine.registry import PAUSE_MODES
 from refitd.settings import Settings, Size
 

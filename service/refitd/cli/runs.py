@@ -4,8 +4,8 @@ import typer
 from rich.console import RenderableType
 
 from refitd.cli import render
-from refitd.cli.exits import EXIT_CODES_HELP
-from refitd.cli.options import Command, Group, Json, RunArgument, TokenFile, Url, Yes, calls_service
+from refitd.cli.help import EXIT_CODES_HELP, Command, Group
+from refitd.cli.options import Json, RunArgument, TokenFile, Url, Yes, calls_service
 from refitd.cli.output import Output, agree, agree_by_name
 from refitd.cli.table import Table
 from refitd_client.contract.states import Standing

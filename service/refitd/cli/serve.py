@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 import typer
 
-from refitd.cli.exits import EXIT_CODES_HELP
 from refitd.cli.flags import settings_from, takes_settings
+from refitd.cli.help import EXIT_CODES_HELP
 from refitd.cli.output import speaking
 
 ENGINES_FILE_HELP = """\

@@ -6,7 +6,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from refitd.cli.options import Command
+from refitd.cli.help import Command
 
 
 @pytest.mark.parametrize(

@@ -71,8 +71,7 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
     )
     trainers: Annotated[list[Trainer], NoDecode, BeforeValidator(_split)] = Field(
         default=[],
-        description="Trainers whose own folders in the root are versions as well: slime, miles, prime-rl, grail, "
-        "openrlhf, transformers, areal",
+        description="Trainers whose own folders in the root are versions as well",
     )
     base_model: Path | None = Field(
         default=None,

@@ -51,12 +51,12 @@ class AccessSettings(BaseSettings):
     )
     token: SecretStr | None = Field(default=None, description="Bearer token for everything that changes anything")
     token_file: Path | None = Field(
-        default=None, description="File with that token; several, one per line, during a rotation"
+        default=None, description="File with the bearer token; several, one per line, during a rotation"
     )
     read_token: SecretStr | None = Field(
         default=None, description="Bearer token for reading (default: reading needs none)"
     )
-    read_token_file: Path | None = Field(default=None, description="File with that token, or several")
+    read_token_file: Path | None = Field(default=None, description="File with the token that only reads, or several")
     publishers_token_file: Path | None = Field(
         default=None, description="File with tokens that only publish, one a line, for trainers (docs/security.md)"
     )

@@ -39,8 +39,17 @@ def test_every_setting_is_placed_in_the_help() -> None:
     assert sorted(placed) == sorted(Settings.model_fields)
 
 
+def test_the_settings_that_matter_first_come_first() -> None:
+    panel, first = next(iter(PANELS.items()))
+    assert (panel, len(first)) == ("Begin with these", 14)
+    shown = refitd("serve", "--help", env={"COLUMNS": "120"}).output
+    assert max(shown.index(f"│ {flag(name)}") for name in first) < min(
+        shown.index(f"│ {flag(name)}") for name in Settings.model_fields if name not in {*first, *SECRETS}
+    )
+
+
 def test_help_shows_every_flag_with_its_description() -> None:
-    shown = " ".join(refitd("serve", "--help", env={"COLUMNS": "250"}).output.split())
+    shown = " ".join(refitd("serve", "--help", env={"COLUMNS": "400"}).output.split())
     for name, field in Settings.model_fields.items():
         if name not in SECRETS:
             assert flag(name) in shown

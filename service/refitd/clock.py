@@ -21,9 +21,7 @@ class SystemClock:
     """The machine's clocks."""
 
     def monotonic(self) -> float:
-        """See `Clock`."""
         return time.monotonic()
 
     def now(self) -> str:
-        """See `Clock`."""
         return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

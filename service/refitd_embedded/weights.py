@@ -70,7 +70,6 @@ class CarefulLoader:
         self._decoder = decoder
 
     def open(self, directory: Path) -> Write:
-        """See `CheckpointLoader`."""
         fitted = fit(self._decoder, read(directory))
 
         def write() -> WeightsLoaded:

@@ -28,23 +28,19 @@ class BufferCopy:
         self._begun = dict.fromkeys(self.layout, 0)
 
     def is_of(self, files: Files, layout: Layout) -> bool:
-        """See `Ahead`."""
         return self.layout == layout and all(self.files[name] is files[name] for name in layout)
 
     def advance(self, name: str, end: int) -> None:
-        """See `Ahead`."""
         begin, end = self._begun[name], min(end, self.layout[name].size)
         if end > begin:
             self.begin_move(MemoryMove(self.places[name].address + begin, begin, end - begin), self.files[name].address)
             self._begun[name] = end
 
     def finish(self) -> None:
-        """See `Ahead`."""
         for name, file in self.layout.items():
             self.advance(name, file.size)
 
     def drop(self) -> None:
-        """See `Ahead`."""
         self.taken()
 
     def taken(self) -> dict[str, FileOnDevice]:
@@ -54,12 +50,10 @@ class BufferCopy:
 
     @property
     def begun(self) -> int:
-        """See `Ahead`."""
         return sum(self._begun.values())
 
     @property
     def is_whole(self) -> bool:
-        """See `Ahead`."""
         return all(self._begun[name] >= file.size for name, file in self.layout.items())
 
 

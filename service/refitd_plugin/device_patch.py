@@ -48,11 +48,9 @@ class DevicePatch:
         return Shifts(found[: self._pieces], found[self._pieces :])
 
     def write(self) -> None:
-        """As `Patch`."""
         self._put(old=False)
 
     def undo(self) -> None:
-        """As `Patch`."""
         self._put(old=True)
 
     def _put(self, *, old: bool) -> None:

@@ -237,7 +237,6 @@ class _Secret:
         self._read = b""
 
     def of(self, root: Path) -> bytes:
-        """As `offer_file.read_secret`."""
         status = os.lstat(root / SERVICE_FOLDER / offer_file.NAME)
         seen = root, status.st_dev, status.st_ino, status.st_mode, status.st_ctime_ns
         if seen != self._seen:

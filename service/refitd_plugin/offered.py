@@ -61,12 +61,10 @@ class OfferedVersion(UpdateSource):
         self._fingerprints: list[tuple[str, int]] = []
 
     def is_unchanged(self) -> bool:
-        """See `UpdateSource`."""
         return self.imported.is_exported
 
     @property
     def watches(self) -> bool:
-        """See `UpdateSource`."""
         ready = self.readied
         self._fits = ready is not None and self.loading.has(ready.plan)
         return self._fits and ready is not None and ready.schedule.watch is not None
@@ -119,7 +117,6 @@ class OfferedVersion(UpdateSource):
             self._over()
 
     def put_back(self, call: UpdateCall, previous: ServedState | None, path: str) -> tuple[TensorFeed, str | None]:
-        """See `UpdateSource`."""
         self.source.handle_cache.close()  # what was opened may not be what the trainer has there now
         return super().put_back(call, previous, path)
 

@@ -60,7 +60,6 @@ class OfferedMemory(VersionSource):
 
     @property
     def is_on_device(self) -> bool:
-        """As `VersionSource`."""
         return self.opened.is_on_device
 
     def registered(self, registry: Any, device: int) -> dict[str, Any] | None:
@@ -80,7 +79,6 @@ class OfferedMemory(VersionSource):
 
     @property
     def cut(self) -> object:
-        """As `VersionSource`."""
         return self.opened.layout if self.opened.is_in_parts else None
 
     def copies_of(self, copies: "Sequence[PlanCopy]") -> "Sequence[PlanCopy]":

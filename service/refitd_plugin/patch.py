@@ -66,7 +66,6 @@ class HostPatch:
         self._olds: list[Bits] = []
 
     def look(self) -> Shifts:
-        """As `Patch`."""
         self._olds = [self._bits[piece.holder][piece.places] for piece in self._pieces]
         tensors, holders = [0] * len(self._pieces), [0] * self._count
         for piece, old in zip(self._pieces, self._olds, strict=True):
@@ -75,12 +74,10 @@ class HostPatch:
         return Shifts(tensors, [each & MASK for each in holders])
 
     def write(self) -> None:
-        """As `Patch`."""
         for piece in self._pieces:
             self._bits[piece.holder][piece.places] = piece.values
 
     def undo(self) -> None:
-        """As `Patch`."""
         for piece, old in zip(self._pieces, self._olds, strict=True):
             self._bits[piece.holder][piece.places] = old
 

@@ -85,7 +85,6 @@ class HostReader:
     """Reads with the processors. The class is a `TensorReader`."""
 
     def read(self, source: VersionSource, names: Sequence[str]) -> Reading | None:
-        """See `TensorReader`."""
         tensors, specs = source.tensors(), source.structure.inventory.tensors
         return Reading(scan(ScanInput(tensors[name], rule_of(specs[name].dtype), is_view=True) for name in names))
 
@@ -122,7 +121,6 @@ class DeviceReader:
         self._batches: list[tuple[Layout, dict[str, int], Mapping[str, Sequence[ScanBatch]]]] = []
 
     def read(self, source: VersionSource, names: Sequence[str]) -> Reading | None:
-        """See `TensorReader`."""
         files = source.registered(self._registry, self._device.index or 0)
         if files is None:
             return None

@@ -43,11 +43,9 @@ class TensorsAhead:
         self._begun = dict.fromkeys(self.layout, 0)
 
     def is_of(self, files: Files, layout: Layout) -> bool:
-        """See `Ahead`."""
         return self.layout == layout and all(self.files[name] is files[name] for name in layout)
 
     def advance(self, name: str, end: int) -> None:
-        """See `Ahead`."""
         for batch in self.batches[name][len(self._ends[name]) :]:
             if batch.end > end:
                 break
@@ -55,7 +53,6 @@ class TensorsAhead:
             self._begun[name] = batch.end
 
     def finish(self) -> None:
-        """See `Ahead`."""
         for name, file in self.layout.items():
             self.advance(name, file.size)
 
@@ -64,12 +61,10 @@ class TensorsAhead:
 
     @property
     def begun(self) -> int:
-        """See `Ahead`."""
         return sum(self._begun.values())
 
     @property
     def is_whole(self) -> bool:
-        """See `Ahead`."""
         return all(len(self._ends[name]) == len(batches) for name, batches in self.batches.items())
 
     def scans(self) -> dict[str, Scan]:

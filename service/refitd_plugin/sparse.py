@@ -144,7 +144,6 @@ class DeltaInPlace(UpdateSource):
         return signature(self.changes.place.root, self.changes.place.path)
 
     def is_unchanged(self) -> bool:
-        """See `UpdateSource`."""
         return self.changes.is_unchanged()
 
     def look(self, served_state: ServedState | None) -> None:
@@ -156,7 +155,6 @@ class DeltaInPlace(UpdateSource):
         self._fitted = fit_delta(self.changes, served_state, self.loading)
 
     def fit(self, served_state: ServedState | None, contents: dict[str, str]) -> None:
-        """See `UpdateSource`."""
         if served_state is not None and contents != served_state.contents:
             raise FullNeededError(f"the weights in memory are not those of {served_state.label} any more")
         ready = self._fitted
@@ -164,12 +162,10 @@ class DeltaInPlace(UpdateSource):
             self.look(served_state)
 
     def write(self, call: UpdateCall) -> tuple[TensorFeed, str | None]:
-        """See `UpdateSource`."""
         patch = self._ready.patch
         return self.loading.apply(call, call.path, call.load_format, write_nothing if patch is None else patch.write)
 
     def check(self, contents: dict[str, str]) -> str | None:
-        """See `UpdateSource`."""
         if contents != self._ready.contents:
             wrong = next(name for name, found in contents.items() if self._ready.contents.get(name) != found)
             return f"the model's {wrong} is not what the delta should have made of it"
@@ -184,7 +180,6 @@ class DeltaInPlace(UpdateSource):
         return self.loading.apply(call, path, "auto", write_nothing if patch is None else patch.undo)
 
     def served_state(self, contents: dict[str, str]) -> ServedState | None:
-        """See `UpdateSource`."""
         ready = self._ready
         source, deltas = ready.served_state.source, ready.served_state.followed_by(self.changes.handle)
         check, prints = ready.slice_check, ready.fingerprints

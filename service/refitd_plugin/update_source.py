@@ -109,17 +109,14 @@ class FullVersion(UpdateSource):
 
     @property
     def signature(self) -> str:
-        """See `UpdateSource`."""
         return self.source.structure.signature
 
     @property
     def watches(self) -> bool:
-        """See `UpdateSource`."""
         ready = self.readied
         return ready is not None and ready.schedule.watch is not None and self.loading.has(ready.plan)
 
     def is_unchanged(self) -> bool:
-        """See `UpdateSource`."""
         return self.source.is_unchanged()
 
     def fit(self, served_state: ServedState | None, contents: dict[str, str]) -> None:
@@ -137,7 +134,6 @@ class FullVersion(UpdateSource):
         self.must_prove = True
 
     def write(self, call: UpdateCall) -> tuple[TensorFeed, str | None]:
-        """See `UpdateSource`."""
         feed, fault = self.loading.load(call, self.source, partial=self.partial, readied=self.readied)
         self._others = feed.others
         return feed, fault
@@ -152,7 +148,6 @@ class FullVersion(UpdateSource):
         return first_difference(self._fingerprints, expected)
 
     def served_state(self, contents: dict[str, str]) -> ServedState | None:
-        """See `UpdateSource`."""
         if self.partial:
             return None
         sums = None if self.slice_check is None else self.slice_check.found
@@ -180,30 +175,24 @@ class ServedAgain(UpdateSource):
         return ""
 
     def is_unchanged(self) -> bool:
-        """See `UpdateSource`."""
         return True
 
     def fit(self, served_state: ServedState | None, contents: dict[str, str]) -> None:
-        """See `UpdateSource`."""
         if served_state is not self._served_state or contents != self._served_state.contents:
             raise FullNeededError(f"the weights in memory are not those of {self.label} any more")
 
     def write(self, call: UpdateCall) -> tuple[TensorFeed, str | None]:
-        """See `UpdateSource`."""
         return self.loading.apply(call, call.path, call.load_format, write_nothing)
 
     def check(self, contents: dict[str, str]) -> str | None:
-        """See `UpdateSource`."""
         if contents != self._served_state.contents:
             return "the weights have changed, though the update wrote nothing"
         return None
 
     def put_back(self, call: UpdateCall, previous: ServedState | None, path: str) -> tuple[TensorFeed, str | None]:
-        """See `UpdateSource`."""
         return self.loading.apply(call, path, "auto", write_nothing)
 
     def served_state(self, contents: dict[str, str]) -> ServedState | None:
-        """See `UpdateSource`."""
         return self._served_state
 
 

@@ -37,17 +37,14 @@ class SglangProcess:
 
     @property
     def name(self) -> str:
-        """See `EngineProcess`."""
         return "sglang"
 
     @property
     def release(self) -> str:
-        """See `EngineProcess`."""
         return sglang_version()
 
     @property
     def port(self) -> int | None:
-        """See `EngineProcess`."""
         return getattr(self._args, "port", None)
 
     @property
@@ -58,12 +55,10 @@ class SglangProcess:
 
     @property
     def rank(self) -> int:
-        """See `EngineProcess`."""
         return int(self.updater.tp_rank)
 
     @property
     def size(self) -> int:
-        """See `EngineProcess`."""
         return int(getattr(self._args, "tp_size", 1) or 1)
 
     @property
@@ -81,17 +76,14 @@ class SglangProcess:
 
     @property
     def model(self) -> Any:
-        """See `EngineProcess`."""
         return runner_of(self.updater).model
 
     @property
     def model_path(self) -> str:
-        """See `EngineProcess`."""
         return str(self.updater.model_config.model_path)
 
     @property
     def revision(self) -> str | None:
-        """See `EngineProcess`."""
         return getattr(self.updater.model_config, "revision", None)
 
     @property
@@ -100,11 +92,9 @@ class SglangProcess:
         return bool(getattr(self._args, "enable_memory_saver", False))
 
     def set_model_path(self, path: str) -> None:
-        """See `EngineProcess`."""
         self.updater.model_config.model_path = path
 
     def aside(self) -> str | None:
-        """See `EngineProcess`."""
         if (getattr(self._args, "pp_size", 1) or 1) > 1:
             return "pipeline parallelism: SGLang updates one stage after the other, and no stage can wait for the next"
         if getattr(self._args, "enable_eplb", False):
@@ -115,12 +105,10 @@ class SglangProcess:
         return None
 
     def loaded_once(self) -> str | None:
-        """See `EngineProcess`."""
         return loaded_once(self.model, self.updater.model_config)
 
     @contextmanager
     def feeding(self, feed: TensorFeed) -> Iterator[None]:
-        """See `EngineProcess`."""
         passes = shortened(self.loader, type(self.updater), self.model, is_copied=feed.is_copied)
         with feeding(self.loader, feed), passes:
             yield

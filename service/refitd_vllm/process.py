@@ -24,12 +24,10 @@ class VllmProcess:
 
     @property
     def name(self) -> str:
-        """See `EngineProcess`."""
         return "vllm"
 
     @property
     def release(self) -> str:
-        """See `EngineProcess`."""
         try:
             return importlib.metadata.version("vllm")
         except importlib.metadata.PackageNotFoundError:
@@ -47,33 +45,27 @@ class VllmProcess:
 
     @property
     def rank(self) -> int:
-        """See `EngineProcess`."""
         return int(self._worker.rank)
 
     @property
     def size(self) -> int:
-        """See `EngineProcess`."""
         return int(self._config.parallel_config.world_size)
 
     @property
     def dp_rank(self) -> int | None:
-        """See `EngineProcess`."""
         parallel = self._config.parallel_config
         return int(parallel.data_parallel_index) if parallel.data_parallel_size > 1 else None
 
     @property
     def model(self) -> Any:
-        """See `EngineProcess`."""
         return self._worker.model_runner.get_model()
 
     @property
     def model_path(self) -> str:
-        """See `EngineProcess`."""
         return str(self._config.model_config.model)
 
     @property
     def revision(self) -> str | None:
-        """See `EngineProcess`."""
         return self._config.model_config.revision
 
     @property
@@ -82,11 +74,9 @@ class VllmProcess:
         return bool(self._config.model_config.enable_sleep_mode)
 
     def set_model_path(self, path: str) -> None:
-        """See `EngineProcess`."""
         self._config.model_config.model = path
 
     def aside(self) -> str | None:
-        """See `EngineProcess`."""
         config = self._config
         if config.parallel_config.pipeline_parallel_size > 1:
             return "pipeline parallelism: no stage holds the whole model, and what they hold together is not compared"
@@ -108,7 +98,6 @@ class VllmProcess:
 
     @contextmanager
     def feeding(self, feed: TensorFeed) -> Iterator[None]:
-        """See `EngineProcess`."""
         dtype = torch.get_default_dtype()
         self._feed = feed
         try:

@@ -35,7 +35,6 @@ class DeviceShadow:
         self._lists: AddressCache[list[Listed]] = AddressCache()
 
     def keep(self, sources: Sequence[TensorSource]) -> dict[str, int]:
-        """As `Shadow`."""
         self._copies = {source.entry.name: torch_ops.flat_bits(source.tensor()).clone() for source in sources}
         self._lists = AddressCache()
         if self._parts is not None:
@@ -70,7 +69,6 @@ class DeviceShadow:
         return gathered
 
     def close(self) -> None:
-        """As `Shadow`."""
         self._copies.clear()
 
     def _device(self) -> Any:

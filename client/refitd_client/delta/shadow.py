@@ -173,7 +173,6 @@ class HostShadow:
         self._places: dict[str, tuple[_Copies, int]] = {}
 
     def keep(self, sources: Sequence[TensorSource]) -> dict[str, int]:
-        """As `Shadow`."""
         self._sources = sources
         self._copies = [_Copies(run) for run in runs_of(sources)]
         self._places = {
@@ -184,7 +183,6 @@ class HostShadow:
         return {name: each for copies in self._copies for name, each in copies.fingerprints().items()}
 
     def find(self, sources: Sequence[TensorSource], most: int) -> ShadowDiff:
-        """As `Shadow`."""
         if any(now is not before for now, before in zip(sources, self._sources, strict=True)):
             now = {source.entry.name: source for source in sources}
             for copies in self._copies:
@@ -196,7 +194,6 @@ class HostShadow:
         return diff
 
     def gather(self, wanted: Mapping[str, Indices]) -> dict[str, Bits]:
-        """As `Shadow`."""
         found: dict[str, Bits] = {}
         for name, indices in wanted.items():
             copies, number = self._places[name]
@@ -204,7 +201,6 @@ class HostShadow:
         return found
 
     def close(self) -> None:
-        """As `Shadow`."""
         self._copies, self._places, self._sources = [], {}, ()
 
 
@@ -267,17 +263,11 @@ class VersionShadows(Protocol):
         """Why these cannot be compared with it; None where they are the same tensors in the same places."""
         ...
 
-    def find(self, sources: Any, most: int) -> ShadowDiff:
-        """As `Shadow.find`."""
-        ...
+    def find(self, sources: Any, most: int) -> ShadowDiff: ...
 
-    def gather(self, wanted: Mapping[str, Indices]) -> dict[str, Bits]:
-        """As `Shadow.gather`."""
-        ...
+    def gather(self, wanted: Mapping[str, Indices]) -> dict[str, Bits]: ...
 
-    def close(self) -> None:
-        """As `Shadow.close`."""
-        ...
+    def close(self) -> None: ...
 
 
 @runtime_checkable
@@ -290,9 +280,7 @@ class SelfCompared(Protocol):
         ...
 
     @property
-    def tensors(self) -> dict[str, list[Entry]]:
-        """As `Weights`."""
-        ...
+    def tensors(self) -> dict[str, list[Entry]]: ...
 
     def shadows(self) -> VersionShadows:
         """Copy all of them."""

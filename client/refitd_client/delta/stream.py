@@ -53,7 +53,6 @@ class StreamShadow:
         self._chunks: AddressCache[list[Chunked]] = AddressCache()
 
     def keep(self, sources: Sequence[TensorSource]) -> dict[str, int]:
-        """As `Shadow`."""
         sizes = [_aligned(source.entry.nbytes) for source in sources]
         self._region = _Region(sum(sizes), sources)
         self._chunks = AddressCache()
@@ -67,7 +66,6 @@ class StreamShadow:
         return {name: found.fingerprint for name, found in zip(self._copies, scan(scan_inputs(sources)), strict=True)}
 
     def find(self, sources: Sequence[TensorSource], most: int) -> ShadowDiff:
-        """As `Shadow`."""
         if self._region is None:
             return ShadowDiff()
         device = self._region.device
@@ -88,12 +86,10 @@ class StreamShadow:
             return comparison.changes([source.entry.name for source in sources])
 
     def gather(self, wanted: Mapping[str, Indices]) -> dict[str, Bits]:
-        """As `Shadow`."""
         copies = {name: self._copies[name].numpy() for name in wanted}
         return {name: copies[name].view(f"u{copies[name].itemsize}")[indices] for name, indices in wanted.items()}
 
     def close(self) -> None:
-        """As `Shadow`."""
         self._copies.clear()
         if self._region is not None:
             self._region.close()

@@ -16,7 +16,6 @@ from refitd_client.fingerprint.rows import Rows, bits_at
 
 
 def count(rows: Rows, begin: int, end: int, counts: Any) -> None:
-    """As `kernel.count`."""
     for _, low, high, new, old in _parts(rows, begin, end):
         flags = new != old
         padded = torch.nn.functional.pad(flags, (0, -flags.numel() % ROW))
@@ -24,7 +23,6 @@ def count(rows: Rows, begin: int, end: int, counts: Any) -> None:
 
 
 def report(starts: Any, begins: Any, out: Any) -> None:
-    """As `kernel.report`."""
     out.copy_(starts[begins])
 
 

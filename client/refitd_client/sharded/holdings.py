@@ -128,7 +128,6 @@ class HoldingsReader:
         self._claims: list[tuple[str, Claim, tuple[Any, ...] | None]] = []
 
     def read(self, weights: Any, sharded: Mapping[str, Sharded]) -> dict[str, Holding]:
-        """As `holdings_of`."""
         state, patterns, known = _state(weights)
         names = published_names(state.keys(), after(known, self._options.rename))
         with sys.modules["torch"].no_grad():

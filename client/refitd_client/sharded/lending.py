@@ -152,7 +152,6 @@ class LentShards:
         return {name: Scan(*each) for name, each in found.items()}
 
     def offer(self, version: str, fingerprints: Sequence[int]) -> Offer:
-        """As `Exported`."""
         layout, line = self._lent.offer(self._shards.agreed, self._replies)
         return offer_with(layout, version, fingerprints, line)
 

@@ -110,7 +110,6 @@ class TensorsHere:
         self._prepared: PreparedOffer | None = None
 
     def scan(self) -> Mapping[str, Scan]:
-        """As `Exported`."""
         sources, state = self._weights.sources, self._state
         if cast := next((source.entry.name for source in sources if not source.is_view), None):
             raise NoTransferError(f"tensor {cast} would be exported as it lies, and is not published as it lies")
@@ -122,7 +121,6 @@ class TensorsHere:
         return dict(zip(self._tensors, self._prepared.scan(), strict=True))
 
     def offer(self, version: str, fingerprints: Sequence[int]) -> Offer:
-        """As `Exported`."""
         if self._prepared is None:
             raise NoTransferError("the tensors were not scanned")
         offer = self._prepared.offer(version, fingerprints)
@@ -131,7 +129,6 @@ class TensorsHere:
         return self._state.sends(offer, self._destination, self._tensors)
 
     def send(self, root: Path, offer: str) -> Sending | None:
-        """As `Exported`."""
         if self._destination is None:
             return None
         return Sending(partial(self._state.sender.send, root, offer))

@@ -91,7 +91,6 @@ class _Fingerprinting:
         return position - (base - begin) % (ROW * width)
 
     def look(self, data: memoryview, position: int) -> None:
-        """See `StretchSearch`."""
         self._search.look(data, position)
         base, at = position - self._data, self._first(position)
         while at < len(self._tensors) and self._tensors[at][0] < base + len(data):

@@ -115,7 +115,6 @@ class DiskFiles:
         self._threads = threads or RootThreads()
 
     async def scan(self) -> Listing | ListingFailed:
-        """See `Files`."""
         try:
             return await self._threads.run("listing the root", self._scan, within=LISTING_SECONDS)
         except RootHangsError as error:
@@ -128,7 +127,6 @@ class DiskFiles:
         return listing if fault is None else ListingFailed(fault)
 
     async def signatures(self, paths: Sequence[str]) -> dict[str, str | Unreadable | None]:
-        """See `Files`."""
         if not paths:
             return {}
         look = partial(self._signatures, paths)
@@ -153,11 +151,9 @@ class DiskFiles:
             return Unreadable(str(error))
 
     async def structure(self, path: str) -> Structure:
-        """See `Files`."""
         return await self._look(structure, path)
 
     async def glance(self, path: str) -> Structure:
-        """See `Files`."""
         return await self._look(glance, path)
 
     async def _look(self, look: Callable[[Path, str], Structure], path: str) -> Structure:
@@ -177,7 +173,6 @@ class DiskFiles:
         beside: bool = False,
         fingerprinted: bool = False,
     ) -> Evidence:
-        """See `Files`."""
         stop = Event()
         reading = partial(examine, seen=seen, stop=stop, beside=beside, fingerprinted=fingerprinted)
         try:
@@ -187,7 +182,6 @@ class DiskFiles:
             stop.set()  # a cancellation does not end the thread, which would read on to the end
 
     async def read_again(self, path: str) -> ReadAgain:
-        """See `Files`."""
         stop = Event()
 
         def guarded() -> ReadAgain:
@@ -203,9 +197,7 @@ class DiskFiles:
             stop.set()
 
     async def keep_manifest(self, seen: Structure, manifest: Manifest) -> None:
-        """See `Files`."""
         await self._threads.run(f"describing {seen.path}", partial(keep_manifest, self._root, seen, manifest))
 
     async def sign_manifest(self, path: str, signature: str) -> None:
-        """See `Files`."""
         await self._threads.run(f"describing {path}", partial(sign_manifest, self._root, path, signature))

@@ -171,7 +171,6 @@ class NamedAdapters(ABC):
                 await self._unloading
 
     async def refit(self, target: Target, on_stage: Callable[[Stage], None]) -> Refit:
-        """See `Engine`."""
         watch, name = Stopwatch(on_stage), f"{self._name}-v{target.label}"
         if (refused := await self._refusal()) is not None:
             return refused
@@ -209,7 +208,7 @@ class NamedAdapters(ABC):
         return ()
 
     async def cancel_prefetch(self) -> None:  # noqa: B027 - it is all that there is to do
-        """See `Engine`."""
+        ...
 
     async def resume(self) -> bool:
         """See `Engine`. It was never paused."""

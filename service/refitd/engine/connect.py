@@ -97,7 +97,6 @@ class ProbedEngine:
         self._was_reached = False  # the picked one: what others say of its server is of no use while it is away
 
     async def probe(self) -> Reached | Unreached:
-        """See `EnginePort`."""
         seen = await self._picked.probe()
         if isinstance(seen, Reached):
             self._was_reached = True
@@ -125,33 +124,25 @@ class ProbedEngine:
         return self._picked
 
     async def refit(self, target: Target, on_stage: Callable[[Stage], None]) -> Refit:
-        """See `EnginePort`."""
         return await (await self._adapter()).refit(target, on_stage)
 
     async def prefetch(self, version: Coming | Offered) -> Sequence[RankProof]:
-        """See `EnginePort`."""
         return await (await self._adapter()).prefetch(version)
 
     async def cancel_prefetch(self) -> None:
-        """See `EnginePort`."""
         await self._picked.cancel_prefetch()
 
     async def fingerprint(self, alike: str | None = None) -> str | None:
-        """See `EnginePort`."""
         return await (await self._adapter()).fingerprint(alike)
 
     async def trial(self, label: str) -> str | None:
-        """See `EnginePort`."""
         return await (await self._adapter()).trial(label)
 
     async def resume(self) -> bool:
-        """See `EnginePort`."""
         return await (await self._adapter()).resume()
 
     async def check_changes(self) -> ChangeCheck:
-        """See `EnginePort`."""
         return await (await self._adapter()).check_changes()
 
     async def aclose(self) -> None:
-        """See `EnginePort`."""
         await asyncio.gather(*(adapter.aclose() for adapter in self._adapters))

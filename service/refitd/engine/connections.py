@@ -48,19 +48,15 @@ class PlainConnection:
         self._loop = asyncio.get_running_loop()
 
     async def send(self, data: bytes) -> None:
-        """See `EngineConnection`."""
         await self._loop.sock_sendall(self._socket, data)
 
     async def receive(self) -> bytes:
-        """See `EngineConnection`."""
         return await self._loop.sock_recv(self._socket, _AT_ONCE)
 
     def ends(self) -> tuple[Any, Any]:
-        """See `EngineConnection`."""
         return self._socket.getpeername(), self._socket.getsockname()
 
     def close(self) -> None:
-        """See `EngineConnection`."""
         self._socket.close()
 
 
@@ -72,23 +68,19 @@ class TlsConnection:
         self._writer = writer
 
     async def send(self, data: bytes) -> None:
-        """See `EngineConnection`."""
         self._writer.write(data)
         await self._writer.drain()
 
     async def receive(self) -> bytes:
-        """See `EngineConnection`."""
         return await self._reader.read(_AT_ONCE)
 
     def ends(self) -> tuple[Any, Any]:
-        """See `EngineConnection`."""
         there = self._writer.get_extra_info("peername")
         if there is None:
             raise OSError("it closed the connection at once")
         return there, self._writer.get_extra_info("sockname")
 
     def close(self) -> None:
-        """See `EngineConnection`."""
         self._writer.transport.abort()
 
 

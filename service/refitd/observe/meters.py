@@ -152,7 +152,6 @@ class Meters(Observer):
             self._published.labels(kind.value)
 
     def version_changed(self, before: VersionRecord | None, after: VersionRecord) -> None:
-        """See `Observer`."""
         state = None if before is None else before.state
         known = {} if before is None else before.timings
         for stage in _BEFORE_LOADS & (after.timings.keys() - known.keys()):
@@ -171,7 +170,6 @@ class Meters(Observer):
                 pass
 
     def attempt_changed(self, attempt: AttemptRecord) -> None:
-        """See `Observer`."""
         if attempt.outcome is None:
             return
         self._loads.labels(_word(attempt.outcome)).inc()
@@ -182,7 +180,6 @@ class Meters(Observer):
             self._stages.labels(stage).observe(milliseconds / 1000)
 
     def decided(self, event: Event) -> None:
-        """See `Observer`."""
         self._decisions.labels(event.kind, str(event.data.get("state", ""))).inc()
 
     def served(self, version: VersionRecord, milliseconds: float) -> None:

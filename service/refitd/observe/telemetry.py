@@ -45,7 +45,6 @@ class Unserved(Observer):
             self.update_changed(update)
 
     def update_changed(self, update: UpdateRecord) -> None:
-        """See `Observer`."""
         if update.state in _THROUGH or update.paused_since is not None:
             self._since.pop(update.run, None)
         else:
@@ -126,7 +125,6 @@ class _FirstServed(Observer):
         self._meters = meters
 
     def version_changed(self, before: VersionRecord | None, after: VersionRecord) -> None:
-        """See `Observer`."""
         if before is None or before.served_at is not None or after.served_at is None:
             return
         if (milliseconds := self._store.since_seen(after.id)) is not None:

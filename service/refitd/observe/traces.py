@@ -51,7 +51,6 @@ class Traces(Observer):
         self._loads: dict[str, Span] = {}
 
     def version_changed(self, before: VersionRecord | None, after: VersionRecord) -> None:
-        """See `Observer`."""
         if before is None:
             self._seen[after.id] = _Seen(time.time_ns())
         seen = self._seen.get(after.id)
@@ -104,7 +103,6 @@ class Traces(Observer):
         self._seen.clear()
 
     def update_changed(self, update: UpdateRecord) -> None:
-        """See `Observer`."""
         seen = self._seen.get(update.version)
         if seen is None or seen.span is None:
             return
@@ -115,7 +113,6 @@ class Traces(Observer):
             seen.span = None
 
     def attempt_changed(self, attempt: AttemptRecord) -> None:
-        """See `Observer`."""
         if attempt.outcome is None:
             facts = {"refitd.engine": attempt.engine, "refitd.version": attempt.version, "refitd.attempt": attempt.id}
             self._loads[attempt.id] = self._tracer.start_span(

@@ -145,12 +145,10 @@ class DecisionFile(Observer):
         self._fault: str | None = None
 
     def version_changed(self, before: VersionRecord | None, after: VersionRecord) -> None:
-        """See `Observer`."""
         if is_decided(before) or is_decided(after):
             self._change()
 
     def update_changed(self, update: UpdateRecord) -> None:
-        """See `Observer`."""
         if update.paused_since is not None or update.run in self._paused:
             self._paused.discard(update.run)
             if update.paused_since is not None:
@@ -158,7 +156,6 @@ class DecisionFile(Observer):
             self._change()
 
     def decided(self, event: Event) -> None:
-        """See `Observer`."""
         if event.kind == "run":
             self._change()
 

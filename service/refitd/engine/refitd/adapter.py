@@ -63,12 +63,10 @@ class RefitdEngine:
         return f"the host {self._line.name} does not report"
 
     async def probe(self) -> Reached | Unreached:
-        """See `Engine`."""
         told = self._line.here
         return Unreached(reason=self._silence, advice=FIX) if told is None else reached(told, self._root)
 
     async def refit(self, target: Target, on_stage: Callable[[Stage], None]) -> Refit:
-        """See `Engine`."""
         watch = Stopwatch(on_stage)
         if target.files is None:
             reason = "a host pulls only what refitd's publisher wrote, and this version has no manifest"
@@ -132,11 +130,9 @@ class RefitdEngine:
         """See `Engine`. A host pulls what is sealed by itself."""
         return ()
 
-    async def cancel_prefetch(self) -> None:
-        """See `Engine`."""
+    async def cancel_prefetch(self) -> None: ...
 
     async def fingerprint(self, alike: str | None = None) -> str | None:
-        """See `Engine`."""
         told = self._line.here
         return None if told is None else told.proof
 
@@ -162,8 +158,7 @@ class RefitdEngine:
         """See `Engine`. It asks by itself."""
         return ChangeCheck()
 
-    async def aclose(self) -> None:
-        """See `Engine`."""
+    async def aclose(self) -> None: ...
 
     def _is_taken(self, told: Following, version: str | None) -> bool:
         """Whether the host has heard what was ordered last."""

@@ -33,7 +33,6 @@ def way_in(read: Reply | NoReply) -> str:
 
 
 async def check_changes(http: Transport) -> ChangeCheck:
-    """See `EnginePort`."""
     reply = await http.post(_UPDATE, {}, SECONDS)
     if isinstance(reply, NoReply):
         return ChangeCheck(fault=reply.reason, advice="see the engine's log: it answers reads and not this")

@@ -155,7 +155,6 @@ class SglangEngine:
         )
 
     async def refit(self, target: Target, on_stage: Callable[[Stage], None]) -> Refit:
-        """See `Engine`."""
         watch = Stopwatch(on_stage)
         if self._server is None and isinstance(seen := await self.probe(), Unreached):
             return Refit(outcome=Outcome.UNREACHABLE, resumed=True, reason=seen.reason)
@@ -191,30 +190,24 @@ class SglangEngine:
         return await self._load(target, before, watch)
 
     async def prefetch(self, version: Coming | Offered) -> Sequence[RankProof]:
-        """See `Engine`."""
         return await self._plugin.prefetch(version)
 
     async def cancel_prefetch(self) -> None:
-        """See `Engine`."""
         await self._plugin.forget()
 
     async def fingerprint(self, alike: str | None = None) -> str | None:
-        """See `Engine`."""
         if self._plugin.release is not None and (alike is None or alike.startswith(BY_PLUGIN)):
             return fingerprint(await self._plugin.contents())
         contents = await self._contents()
         return None if isinstance(contents, NoReply) else contents
 
     async def trial(self, label: str) -> str | None:
-        """See `Engine`."""
         return trial_fault(await self._http.ask("/generate", TRIAL, TRIAL_SECONDS), label)
 
     async def resume(self) -> bool:
-        """See `Engine`."""
         return await calls.resume(self._http)
 
     async def check_changes(self) -> ChangeCheck:
-        """See `Engine`."""
         return await access.check_changes(self._http)
 
     @property

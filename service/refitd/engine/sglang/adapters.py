@@ -95,7 +95,6 @@ class SglangAdapters(NamedAdapters):
         return None if fault is not None and fault.startswith("a trial was answered by version") else fault
 
     async def check_changes(self) -> ChangeCheck:
-        """See `Engine`."""
         return await access.check_changes(self._http)
 
     async def _refusal(self) -> Refit | None:

@@ -161,7 +161,6 @@ class SglangUnit:
         )
 
     async def refit(self, target: Target, on_stage: Callable[[Stage], None]) -> Refit:
-        """See `EnginePort`."""
         are_known = all(member.was_reached for member in self._members)
         if not are_known and isinstance(seen := await self.probe(), Unreached):
             return Refit(outcome=Outcome.UNREACHABLE, resumed=True, reason=seen.reason)
@@ -219,11 +218,9 @@ class SglangUnit:
         return ()
 
     async def cancel_prefetch(self) -> None:
-        """See `EnginePort`."""
         await asyncio.gather(*(member.cancel_prefetch() for member in self._members))
 
     async def fingerprint(self, alike: str | None = None) -> str | None:
-        """See `EnginePort`."""
         parts = _parts(alike, len(self._members))
         found = (member.fingerprint(part) for member, part in zip(self._members, parts, strict=True))
         return _joined(await asyncio.gather(*found))
@@ -240,7 +237,6 @@ class SglangUnit:
         return None
 
     async def resume(self) -> bool:
-        """See `EnginePort`."""
         return all(await asyncio.gather(*(member.resume() for member in self._members)))
 
     async def check_changes(self) -> ChangeCheck:
@@ -249,7 +245,6 @@ class SglangUnit:
         return next((each for each in found if each.fault is not None), found[0])
 
     async def aclose(self) -> None:
-        """See `EnginePort`."""
         await asyncio.gather(*(member.aclose() for member in self._members))
 
     def _roles(self) -> Iterator[Obstacle]:

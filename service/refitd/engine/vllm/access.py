@@ -47,7 +47,6 @@ def unreached(fault: Obstacle | str, read: Reply | NoReply) -> Unreached:
 
 
 async def check_changes(http: Transport) -> ChangeCheck:
-    """See `EnginePort`."""
     reply = await http.post(_CALL, {"method": CONTROL}, SECONDS)
     if isinstance(reply, NoReply):
         return ChangeCheck(fault=reply.reason, advice="see the engine's log: it answers reads and not this")

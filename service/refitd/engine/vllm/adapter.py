@@ -160,7 +160,6 @@ class VllmEngine:
         )
 
     async def refit(self, target: Target, on_stage: Callable[[Stage], None]) -> Refit:
-        """See `Engine`."""
         watch = Stopwatch(on_stage)
         if (self._server is None or self._last is None) and isinstance(seen := await self.probe(), Unreached):
             return Refit(outcome=Outcome.UNREACHABLE, resumed=True, reason=seen.reason)
@@ -207,7 +206,6 @@ class VllmEngine:
         return await self._plugin.prefetch(version)
 
     async def cancel_prefetch(self) -> None:
-        """See `Engine`."""
         await self._plugin.forget()
 
     async def fingerprint(self, alike: str | None = None) -> str | None:
@@ -219,15 +217,12 @@ class VllmEngine:
         return await proof.fingerprint_of(self._http, alike, checker=self._can.checker)
 
     async def trial(self, label: str) -> str | None:
-        """See `Engine`."""
         return await proof.tried(self._http, label)
 
     async def resume(self) -> bool:
-        """See `Engine`."""
         return await calls.resume(self._http, at_once=self._can.pauses_at_once)
 
     async def check_changes(self) -> ChangeCheck:
-        """See `Engine`."""
         return await access.check_changes(self._http)
 
     @property

@@ -127,7 +127,6 @@ class VllmAdapters(NamedAdapters):
         return answer if isinstance(answer, str) else None
 
     async def check_changes(self) -> ChangeCheck:
-        """See `Engine`."""
         return await access.check_changes(self._http)
 
     @property

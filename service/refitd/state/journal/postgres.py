@@ -94,7 +94,6 @@ class PostgresDatabase:
             connection.execute(sa.text("UPDATE leadership SET schema = :schema"), {"schema": SCHEMA_VERSION})
 
     def check_lead(self, connection: sa.Connection) -> None:
-        """See `JournalDatabase`."""
         self._lead.check(connection)
 
 

@@ -30,7 +30,7 @@ from refitd.follow.upstream import (
     UpstreamVersion,
 )
 from refitd.policy.aside import others_of
-from refitd.policy.hosts import engines_of_host, order_state, proof_of_host, why_it_waits
+from refitd.policy.hosts import engines_of_host, not_known_there, order_state, proof_of_host, why_it_waits
 from refitd.policy.pulls import HELD, PullPlan, all_as_told, as_told, is_held_back, plan_pulls, pull_fault, why_not_good
 from refitd.policy.served import is_proven
 from refitd.state.observer import Notifier
@@ -312,8 +312,18 @@ class UpstreamFollower:
                 self._sources.next()
                 continue
             self._hearing.answered()
+            if self._would_go_back(runs):
+                self._knows = "", {}  # it may have lost since what it knew when it replied last
+                await self._reporter.report()
             self._take(runs)
             return
+
+    def _would_go_back(self, runs: Sequence[UpstreamRun]) -> bool:
+        """Whether a hub that does not lead this host wants something older than what engines here serve."""
+        wanted = next((run for run in runs if run.run == self.run_followed), None)
+        if self.is_led or not self._sources.upstream.leads or wanted is None or wanted.desired is None:
+            return False
+        return not_known_there(wanted.run, self._orders.stands(wanted.run), wanted.desired) is not None
 
     def _take(self, runs: Sequence[UpstreamRun]) -> None:
         mine = [run for run in runs if run.run == self.run_followed] or list(runs)

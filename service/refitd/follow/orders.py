@@ -83,7 +83,7 @@ class Orders:
     def hear(self, run: str | None, reply: HostReply, upstream: str) -> None:
         """Take what a hub knows of a run, which it may lead here or not."""
         is_wanted = run is None or run in reply.serve or run in self._store.runs.closed
-        unknown = None if is_wanted or run is None else not_known_there(run, self._stands(run), reply.knows.get(run))
+        unknown = None if is_wanted or run is None else not_known_there(run, self.stands(run), reply.knows.get(run))
         self.lost = None if unknown is None else f"{reply.told_by or upstream} {why_lost(unknown)}"
 
     def desire(self, run: str, version: str, upstream: str, *, knows: str | None, digest: str | None) -> bool:
@@ -107,7 +107,7 @@ class Orders:
         self.asked = version
         if here is not None and is_other(here, digest):
             return f"{by} has another {version} than this host, of the same name: {self.set_aside(here) or IT_GOES}"
-        why = why_not_served(version, self._stands(run), knows=knows)
+        why = why_not_served(version, self.stands(run), knows=knows)
         return None if why is None else f"{by} {why}"
 
     def set_aside(self, version: VersionRecord) -> str | None:
@@ -127,7 +127,7 @@ class Orders:
                 store.forget_contents(each, ANOTHER)
         return None
 
-    def _stands(self, run: str) -> list[str | None]:
+    def stands(self, run: str) -> list[str | None]:
         """What engines here serve of a run, or were to serve."""
         return [self._store.runs.ordered.get(run), *(engine.serving for engine in self._store.engines_of(run))]
 

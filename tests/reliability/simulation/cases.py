@@ -11,8 +11,8 @@ from typing import Any
 
 from refitd.policy.strategy import StrategyName
 
-from .host_steps import HOST_RULES, HostStory
-from .hosts import Hosts
+from .forgetting import ForgettingHosts
+from .forgetting_steps import FORGETTING_RULES, ForgettingStory
 from .led_hosts import LedHosts
 from .led_steps import LED_RULES, LedStory
 from .steps import RULES, Draw, Story
@@ -75,7 +75,7 @@ class Case:
             return World, Story
         if self.store:
             return StoreWorld, StoreStory
-        return (LedHosts, LedStory) if self.led else (Hosts, HostStory)
+        return (LedHosts, LedStory) if self.led else (ForgettingHosts, ForgettingStory)
 
 
 def _said(value: Any) -> str:
@@ -97,7 +97,7 @@ def drawn(seed: int) -> Case:
 def drawn_of_hosts(seed: int) -> Case:
     """The same of several hosts, which their hub leads or does not."""
     led, chance = random.Random(~seed).random() < LED, random.Random(seed)
-    case = _drawn(chance, LED_RULES if led else HOST_RULES)
+    case = _drawn(chance, LED_RULES if led else FORGETTING_RULES)
     return replace(case, followers=chance.randint(1, MOST_FOLLOWERS), led=led)
 
 

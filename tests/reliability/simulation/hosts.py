@@ -17,11 +17,12 @@ from refitd.follow.follower import UpstreamFollower
 from refitd.follow.puller import Puller
 from refitd.follow.sources import FollowedSources
 from refitd.follow.upstream import FollowerIdentity
+from refitd.policy.aside import ANOTHER
 from refitd.policy.chain import NoBase, chain_of
 from refitd.policy.strategy import StrategyName
 from refitd.state.version import VersionRecord
 from refitd_client.contract.follow import Following
-from refitd_client.contract.naming import Order
+from refitd_client.contract.naming import Order, version_id
 from refitd_client.contract.states import VersionState
 from refitd_client.write import version_folder
 
@@ -129,11 +130,24 @@ class HostPromises(Promises):
         self._contents, self._lent, self._orders, self._paths = hub._contents, hub._lent, hub._orders, hub._paths
 
     def version_changed(self, before: VersionRecord | None, after: VersionRecord) -> None:
-        """Nothing is good on a host that never was at the hub."""
-        super().version_changed(before, after)
+        """Nothing is good on a host that never was at the hub. No rollback goes to a version whose name has other
+        contents there.
+        """
+        if after.state is not VersionState.RETIRED or after.reason != ANOTHER:
+            super().version_changed(before, after)
         if after.state is VersionState.SEALED and (before is None or before.state is not VersionState.SEALED):
             is_known = after.id in self._world.world.was_good
             assert is_known, f"2: {after.id} is SEALED at {self._world.name} and never was at the hub"
+
+    def _holds(self, version: str, engine: str, server: SimServer) -> None:
+        """3: also where the hub has lost its root and publishes other bytes under a name: what an engine is called in
+        sync with are the bytes that this host has under the name.
+        """
+        super()._holds(version, engine, server)
+        record, folder = self._life.store.versions.get(version), self._world.disk.folders.get(self._path_of(version))
+        if record is not None and record.state is VersionState.SEALED and folder is not None:
+            holds, has = set(server.tensors), folder.content
+            assert holds == {has}, f"3: {engine} is called in sync with {version}, holds {holds}, and here lies {has}"
 
     def _is_proven(self, version: str, engine: str, server: SimServer) -> None:
         """Nor is anything served there that the hub has not wanted to be served."""
@@ -260,8 +274,15 @@ class HubPromises(Promises):
 
     _world: Hosts
 
+    def __init__(self, world: Hosts) -> None:
+        super().__init__(world)
+        self.beneath: dict[str, set[str]] = {}  # by the ids of deltas, what they have ever stood on
+
     def published(self, path: str, order: Order, folder: SimFolder) -> None:
         super().published(path, order, folder)
+        if folder.base is not None:
+            beneath = self.beneath.setdefault(version_id(RUN, order), set())
+            beneath.update({folder.base}, self.beneath.get(folder.base, ()))
         if (manifest := seen_at(path, folder).structure.manifest) is not None:
             self._world.known.note(path, manifest, folder)
 

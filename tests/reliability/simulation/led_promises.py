@@ -3,14 +3,14 @@
 from typing import TYPE_CHECKING
 
 from refitd.engine.refitd.answers import NOTHING_PROVED
-from refitd.policy.aside import ANOTHER
 from refitd.policy.chain import NoBase, chain_of
 from refitd.state.records import AttemptRecord, EngineRecord
 from refitd.state.version import VersionRecord
 from refitd_client.contract.hosts import OrderState
 from refitd_client.contract.states import EngineState, VersionState
 
-from .hosts import HostPromises, HubPromises
+from .forgetting import ForgettingHubPromises
+from .hosts import HostPromises
 from .promises import RUN
 from .server import SimServer
 
@@ -30,11 +30,6 @@ class LedHostPromises(HostPromises):
     """What holds on a host that is led: it goes where its hub has ordered it, and nowhere by itself."""
 
     _world: "LedHost"
-
-    def version_changed(self, before: VersionRecord | None, after: VersionRecord) -> None:
-        """See `Promises`. No rollback goes to a version whose name has other contents at the hub."""
-        if after.state is not VersionState.RETIRED or after.reason != ANOTHER:
-            super().version_changed(before, after)
 
     def served(self, server: SimServer) -> None:
         """See `Promises`. A host counts as an engine, so what its engines hold is what the hub's engines hold."""
@@ -57,25 +52,17 @@ class LedHostPromises(HostPromises):
             known = lead.heard.get(leader, 0)
             assert known >= newest, f"{name} has forgotten epoch {newest} of {leader}, and knows {known}"
 
-    def _holds(self, version: str, engine: str, server: SimServer) -> None:
-        """3: also where the hub has lost its root and publishes other bytes under a name: what an engine is called in
-        sync with are the bytes that this host has under the name.
-        """
-        super()._holds(version, engine, server)
-        record, folder = self._life.store.versions.get(version), self._world.disk.folders.get(self._path_of(version))
-        if record is not None and record.state is VersionState.SEALED and folder is not None:
-            holds, has = set(server.tensors), folder.content
-            assert holds == {has}, f"3: {engine} is called in sync with {version}, holds {holds}, and here lies {has}"
-
     def _is_wanted(self, version: str) -> bool:
-        return version in self._world.world.book.given[self._world.name]
+        """An order that is taken back while engines are brought to a delta leaves them on what that stands on."""
+        given, beneath = self._world.world.book.given[self._world.name], self._world.world.promises.beneath
+        return version in given or any(version in beneath.get(each or "", ()) for each in given)
 
     def _may_go_back(self, version: str) -> bool:
         """So does who was ordered back: what it was ordered to was refused, or its contents were in doubt."""
         return version in self._world.world.book.back[self._world.name] or super()._may_go_back(version)
 
 
-class LedHubPromises(HubPromises):
+class LedHubPromises(ForgettingHubPromises):
     """What holds at a hub that leads: each order is one of its update, and in the end each host serves the target."""
 
     _world: "LedHosts"
@@ -84,36 +71,10 @@ class LedHubPromises(HubPromises):
         super().__init__(world)
         self._aims: dict[str, str] = {}  # by engine, what a host is being brought to
 
-    def holds(self, server: SimServer) -> None:
-        """An engine of a host holds something."""
-        self._held.update(server.tensors)
-
-    @property
-    def notices(self) -> frozenset[str]:
-        """The versions whose notices were answered 2xx."""
-        return frozenset(self._noticed)
-
     def is_another(self, notices: frozenset[str]) -> None:
-        """The hub's disk was lost: it knows what its backup has, and its own engines may go back with it. Its hosts
-        may not: what was promised of them stays.
-        """
-        self._noticed = set(notices)
-        self._served &= notices
-        self._restored.update(self._world.disk.folders)
-        for known in (self._taken, self._proofs, self._reached, self._aims, self._freed):
-            known.clear()
-
-    def rolled_back(self, goal: str | None) -> None:
-        """An operator has said where to go back to: from all that was ever published after it, known here or not."""
-        to = None if goal is None else self._orders[self._path_of(goal)]
-        self._world.was_left.update(id_ for id_, path in self._paths.items() if to is None or self._orders[path] > to)
-
-    def version_changed(self, before: VersionRecord | None, after: VersionRecord) -> None:
-        """3: what counts as served was held by an engine: these bytes, and none that had the name before."""
-        super().version_changed(before, after)
-        folder, was_served = self._world.disk.folders.get(after.path), before is not None and before.served_at
-        if after.served_at is not None and not was_served and folder is not None:
-            assert folder.content in self._held, f"3: {after.id} is called served, and no engine held {folder.content}"
+        """See `ForgettingHubPromises`."""
+        super().is_another(notices)
+        self._aims.clear()
 
     def attempt_changed(self, attempt: AttemptRecord) -> None:
         """A host is brought to nothing but its goal."""

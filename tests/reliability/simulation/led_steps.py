@@ -3,24 +3,24 @@
 from collections.abc import Callable
 
 from .fault import Call, Fault
-from .host_steps import ENGINE, HOST, HOST_RULES, MOMENT, HostStory
+from .forgetting_steps import FORGETTING_RULES, ForgettingStory
+from .host_steps import ENGINE, HOST, MOMENT
 from .led_hosts import LedHosts
 from .links import Damage
 from .orders import Stage
 from .steps import DISK_FAULTS, FAILURES, INDEX, Draw, may, one_of, several
 
-LED_RULES: dict[str, dict[str, Draw]] = dict(HOST_RULES)
+LED_RULES: dict[str, dict[str, Draw]] = dict(FORGETTING_RULES)
 STAGE = one_of(Stage)
 DELTA = one_of([False, True])
 SECONDS = one_of([0.0, 0.5, 3.0, 20.0])
-TRAINER = one_of(["goes on", "begins first", "begins then"])
 # SLOW: most of these come when the hub has given up on them, and many after a newer one.
 ORDERS = [Damage.CUT, Damage.STALL, Damage.LOST, Damage.SLOW]
 GIVEN_UP = 5.2  # seconds after which a hub waits for the answer to an order no longer
 SLOW = one_of([0.0, 0.05, 1.0])  # of the link, so that there is time between an order and its answer
 
 
-class LedStory(HostStory):
+class LedStory(ForgettingStory):
     """Anything may happen while a hub orders, and the promises are looked at after each step."""
 
     world: LedHosts
@@ -100,24 +100,6 @@ class LedStory(HostStory):
     def somebody_orders_who_does_not_lead(self, host: int, number: int, behind: int) -> None:
         """A service of the hub's group whose lead is over."""
         self.do(lambda world: world.order_as_another(host, number, behind=behind))
-
-    @may(LED_RULES, steps=one_of(range(4)), seconds=one_of([0.0, 2.0, 20.0]))
-    def hub_is_copied_and_goes_on(self, steps: int, seconds: float) -> None:
-        """So that a backup is older than what hosts serve."""
-        self.do(lambda world: world.back_up())
-        for _ in range(steps):
-            self._publish(delta=False)
-            self.do(lambda world: world.wait(seconds))
-
-    @may(LED_RULES, emptied=one_of([False, True]), trainer=TRAINER, seconds=SECONDS, delta=DELTA)
-    def hub_loses_its_disk(self, emptied: bool, trainer: str, seconds: float, delta: bool) -> None:
-        """It is restored from a backup, or empty, while its hosts go on."""
-        self.do(lambda world: world.lose_disk(emptied=emptied, begins=trainer == "begins first"))
-        self.do(lambda world: world.wait(seconds))
-        if trainer == "begins then":
-            self.do(lambda world: world.begin_training_again())
-        self._publish(delta=delta)
-        self.do(lambda world: world.wait(seconds))
 
     @may(LED_RULES, host=HOST, stage=STAGE, slow=SLOW, after=MOMENT, emptied=one_of([False, True]), delta=DELTA)
     def hub_loses_its_disk_in_an_order(

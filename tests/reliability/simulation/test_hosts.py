@@ -14,6 +14,7 @@ from refitd.policy.strategy import StrategyName
 from refitd_client.contract.states import EngineState
 from simulation.cases import drawn_of_hosts
 from simulation.disk import Make
+from simulation.forgetting import ForgettingHosts
 from simulation.hosts import Host, Hosts
 from simulation.led_hosts import LedHosts
 from simulation.links import Damage
@@ -363,3 +364,46 @@ def test_a_host_whose_reports_are_not_answered_goes_nowhere_though_it_has_pulled
         assert served(world) == [None]
         world.heal()
         assert served(world) == ["run~v000001"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("world_of", [ForgettingHosts, LedHosts])
+def test_hosts_do_not_go_back_with_a_hub_that_is_restored_from_a_backup_until_its_operator_rolls_back(
+    world_of: type[ForgettingHosts], seed: int
+) -> None:
+    with closing(world_of(seed, followers=2)) as world:
+        world.publish(Make.GOOD, announce=True)
+        world.wait(20.0)
+        world.back_up()
+        world.publish(Make.GOOD, announce=True)
+        world.wait(20.0)
+        world.lose_disk(emptied=False, begins=False)
+        for host in world.hosts:
+            for engine in host.servers:
+                host.start_engine(engine)
+        world.wait(60.0)
+        assert served(world) == ["run~v000002", "run~v000002"]
+        world.roll_back("run~v000001")
+        world.wait(60.0)
+        assert served(world) == ["run~v000001", "run~v000001"]
+        world.heal()
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("world_of", [ForgettingHosts, LedHosts])
+def test_a_trainer_that_begins_again_after_its_hub_was_emptied_is_followed_by_hosts_without_an_operator(
+    world_of: type[ForgettingHosts], seed: int
+) -> None:
+    with closing(world_of(seed, followers=2)) as world:
+        for _ in range(3):
+            world.publish(Make.GOOD, announce=True)
+            world.wait(20.0)
+        world.lose_disk(emptied=True, begins=False)
+        world.wait(20.0)
+        world.begin_training_again()
+        for step in (1, 2):
+            world.publish(Make.GOOD, announce=True)
+            world.wait(90.0)
+            assert served(world) == [f"run~v00000{step}.g2"] * 2
+        assert not [what for what in world.counts if what.startswith("operator")]
+        world.heal()

@@ -1,6 +1,10 @@
-"""The states of a version, an update and an engine, and the kinds of version. docs/promises.md draws them."""
+"""The states of a version, an update and an engine, and the kinds of version. docs/promises.md draws them.
+
+A set of states is a property of each: worked out once, as thousands of engines and versions are asked at a time.
+"""
 
 from enum import StrEnum
+from functools import cached_property
 
 
 class Kind(StrEnum):
@@ -37,13 +41,40 @@ class VersionState(StrEnum):
     UNKNOWN = "UNKNOWN"  # could not be read: tried again, never deleted
     LOST = "LOST"  # was sealed, and its files have changed or gone
 
-    @property
+    @cached_property
     def is_open(self) -> bool:
         """Whether it has no verdict yet."""
-        return self in _OPEN
+        return self.awaits_verdict or self is VersionState.UNKNOWN
 
+    @cached_property
+    def awaits_verdict(self) -> bool:
+        """Whether its verdict is to come, as nothing hinders reading it."""
+        return self in {VersionState.ANNOUNCED, VersionState.SETTLING, VersionState.VALIDATING}
 
-_OPEN = frozenset({VersionState.ANNOUNCED, VersionState.SETTLING, VersionState.VALIDATING, VersionState.UNKNOWN})
+    @cached_property
+    def may_be_target(self) -> bool:
+        """Whether it was proven good and is still needed, also where it has lost its files."""
+        return self in {VersionState.SEALED, VersionState.LOST}
+
+    @cached_property
+    def may_have_good_files(self) -> bool:
+        """Whether files that were proven good may lie there, also where they are about to be deleted."""
+        return self in {VersionState.SEALED, VersionState.RETIRED}
+
+    @cached_property
+    def is_bad(self) -> bool:
+        """Whether its last verdict is against it."""
+        return self in {VersionState.REJECTED, VersionState.LOST}
+
+    @cached_property
+    def is_over(self) -> bool:
+        """Whether it is not needed any more: its files are gone or go."""
+        return self in {VersionState.RETIRED, VersionState.DELETED}
+
+    @cached_property
+    def is_gone(self) -> bool:
+        """Whether its files have changed, are gone or go."""
+        return self.is_over or self is VersionState.LOST
 
 
 class UpdateState(StrEnum):
@@ -56,6 +87,16 @@ class UpdateState(StrEnum):
     ABORTED = "ABORTED"
     ROLLED_BACK = "ROLLED_BACK"
     DEGRADED = "DEGRADED"
+
+    @cached_property
+    def is_under_way(self) -> bool:
+        """Whether engines are still to be brought to its version."""
+        return self in {UpdateState.PENDING, UpdateState.ROLLING}
+
+    @cached_property
+    def is_proven(self) -> bool:
+        """Whether engines were proved to serve its version."""
+        return self in {UpdateState.COMPLETE, UpdateState.DEGRADED}
 
 
 class EngineState(StrEnum):
@@ -71,6 +112,52 @@ class EngineState(StrEnum):
     UNREACHABLE = "UNREACHABLE"
     QUARANTINED = "QUARANTINED"  # could not be repaired: stays paused, counted, alerted
     CONTESTED = "CONTESTED"  # another writer loads weights into it: nothing is loaded for a while, then not at all
+
+    @classmethod
+    def by_need(cls) -> "tuple[EngineState, ...]":
+        """All states, those that need an operator first."""
+        in_trouble = (cls.CONTESTED, cls.QUARANTINED, cls.TAINTED, cls.NACKED, cls.UNREACHABLE)
+        return (*in_trouble, cls.PROBING, cls.UPDATING, cls.VERIFYING, cls.BEHIND, cls.IN_SYNC)
+
+    @cached_property
+    def is_in_trouble(self) -> bool:
+        """Whether something has failed, or another writer interferes."""
+        return self.stays_paused or self in {EngineState.NACKED, EngineState.UNREACHABLE, EngineState.CONTESTED}
+
+    @cached_property
+    def is_away(self) -> bool:
+        """Whether it does not answer, or has not been asked yet."""
+        return self in {EngineState.PROBING, EngineState.UNREACHABLE}
+
+    @cached_property
+    def is_out_of_reach(self) -> bool:
+        """Whether nothing can be loaded into it just now, and what it serves may be another writer's."""
+        return self.is_away or self is EngineState.CONTESTED
+
+    @cached_property
+    def is_at_rest(self) -> bool:
+        """Whether it serves what it is known to serve, and nothing is being loaded."""
+        return self in {EngineState.IN_SYNC, EngineState.BEHIND, EngineState.NACKED}
+
+    @cached_property
+    def is_loading(self) -> bool:
+        """Whether a load of it is under way, or being verified."""
+        return self in {EngineState.UPDATING, EngineState.VERIFYING}
+
+    @cached_property
+    def stays_paused(self) -> bool:
+        """Whether a load has left it with unknown contents."""
+        return self in {EngineState.TAINTED, EngineState.QUARANTINED}
+
+    @cached_property
+    def is_out_of_service(self) -> bool:
+        """Whether it serves nothing because of a load."""
+        return self.is_loading or self.stays_paused
+
+    @cached_property
+    def is_waited_for(self) -> bool:
+        """Whether a version is served only when this engine serves it too."""
+        return self not in {EngineState.UNREACHABLE, EngineState.QUARANTINED, EngineState.CONTESTED}
 
 
 class LogSeverity(StrEnum):

@@ -5,11 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from refitd_client.contract.naming import parse_version_id
-from refitd_client.contract.states import EngineState
 from refitd_client.contract.wire import Engine
 from refitd_client.delta.change import Indices, union
-
-_NOT_COUNTED = frozenset({EngineState.UNREACHABLE, EngineState.QUARANTINED, EngineState.CONTESTED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +78,7 @@ def last_served(engines: Iterable[Engine], run: str) -> str | Full:
 
     A delta from it lists what changed in any version since, so it also fits the engines that serve a newer one.
     """
-    counted = [engine for engine in engines if engine.run == run and engine.state not in _NOT_COUNTED]
+    counted = [engine for engine in engines if engine.run == run and engine.state.is_waited_for]
     if not counted:
         return Full(f"no engine of run {run} can be reached")
     found: dict[str, tuple[int, int]] = {}

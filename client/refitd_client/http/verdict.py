@@ -15,9 +15,6 @@ from refitd_client.errors import (
     WaitTimeoutError,
 )
 
-_FAILED = frozenset(
-    {EngineState.NACKED, EngineState.TAINTED, EngineState.UNREACHABLE, EngineState.QUARANTINED, EngineState.CONTESTED}
-)
 _NAMED = 3  # engines that an error names; `laggards` has all of them
 _ROLLED_BACK = "it was rolled back from; what the trainer publishes next is served as usual"
 
@@ -73,7 +70,7 @@ def _failure(version: Version) -> RefitError:
         return VersionFailedError(f"version {version.id} will not be served: {version.reason or _ROLLED_BACK}")
     if version.state is VersionState.LOST:
         return VersionLostError(f"version {version.id} was good, and its files have changed or gone: {reason}")
-    failed = tuple(engine for engine in version.engines if engine.state in _FAILED)
+    failed = tuple(engine for engine in version.engines if engine.state.is_in_trouble)
     if not failed:
         return VersionFailedError(f"version {version.id} will not be served: {reason}")
     return EngineFailedError(
@@ -84,7 +81,7 @@ def _failure(version: Version) -> RefitError:
 def _timeout(version: Version, waited: float) -> WaitTimeoutError:
     if version.state.is_open:
         reason = f" ({version.reason})" if version.reason else ""
-        failed = tuple(engine for engine in version.engines if engine.state in _FAILED)
+        failed = tuple(engine for engine in version.engines if engine.state.is_in_trouble)
         states = f"; {_states_of(failed, version)}" if failed else ""
         return WaitTimeoutError(
             f"version {version.id} is still {version.state} after {waited:g} s{reason}{states}", laggards=failed

@@ -37,7 +37,6 @@ from refitd_client.trainers.transformers import RefitCallback
 
 _PAUSE = 0.5  # seconds before engines are asked for once more
 _MOST_BYTES = 2**29  # of an answer: a token takes some forty
-_ANSWERS = {EngineState.IN_SYNC, EngineState.BEHIND}  # such an engine is there, and serves what the service says
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +215,9 @@ class RefitRollouts(RefitCallback):
     def _serving(self, version: str) -> Sequence[str]:
         if self._engine_urls is not None:
             return self._engine_urls
+        there = {EngineState.IN_SYNC, EngineState.BEHIND}  # such an engine serves what the service says
         engines = self._service.engines().items
-        return [engine.url for engine in engines if engine.version == version and engine.state in _ANSWERS]
+        return [engine.url for engine in engines if engine.version == version and engine.state in there]
 
     def _generate(
         self, url: str, prompts: Mapping[int, list[int]], sampling: Mapping[str, Any], label: str

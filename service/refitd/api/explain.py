@@ -120,7 +120,7 @@ def explain_version(
     sentences += _barred(record, store)
     if record.kind is Kind.DELTA:
         sentences += _as_delta(record, targets, waits_for)
-    if record.state in {VersionState.SEALED, VersionState.LOST} or record.in_memory:
+    if record.state.may_be_target or record.in_memory:
         sentences += on_engines(record, store, targets)
         if (newer := overtaken_by(record, store, targets)) is not None:
             step = f"step {newer.order.step:,}" if newer.order.generation == record.order.generation else newer.id
@@ -193,7 +193,7 @@ def explain_engine(engine: EngineRecord, store: Store, targets: Targets) -> list
     left = left_on_barred(engine, store, targets)
     means = _what_it_means(engine, order) if left is None else f"it {left}"
     sentences = [f"{engine.id} is {engine.state}: {means}."]
-    if engine.reload and engine.state in {EngineState.PROBING, EngineState.UNREACHABLE}:
+    if engine.reload and engine.state.is_away:
         sentences.append("A resync was asked for: it will be loaded again when it is reachable.")
     if engine.run is None:
         runs = set(store.index.runs) - store.runs.closed.keys()

@@ -30,16 +30,6 @@ from refitd.update.targets import Targets
 from refitd_client.contract.states import EngineState, Standing, VersionState
 from refitd_client.contract.wire import Engine, Faults, GroupLead, Keeping, Overview, RunGlance
 
-_TROUBLE = (
-    EngineState.CONTESTED,
-    EngineState.QUARANTINED,
-    EngineState.TAINTED,
-    EngineState.NACKED,
-    EngineState.UNREACHABLE,
-)
-_BUSY = (EngineState.UPDATING, EngineState.VERIFYING, EngineState.PROBING)
-_OVER = frozenset({VersionState.RETIRED, VersionState.DELETED})
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
@@ -107,7 +97,7 @@ def glance(seen: RunFacts) -> RunGlance:
 
 def newest_of(versions: Iterable[VersionRecord]) -> VersionRecord | None:
     """Return the version that the trainer published last in the newest generation, whatever became of it."""
-    left = (version for version in versions if version.state not in _OVER)
+    left = (version for version in versions if not version.state.is_over)
     return max(left, key=lambda version: version.order, default=None)
 
 
@@ -188,7 +178,8 @@ def _unfollowed(seen: RunFacts) -> list[str]:
 
 def _trouble(seen: RunFacts, newest: VersionRecord | None) -> list[str]:
     """Say what an operator should look at."""
-    found = [*(_group(seen, state) for state in _TROUBLE), _unknown(seen), _contradictory(seen), _fought_over(seen)]
+    found = [_group(seen, state) for state in EngineState.by_need() if state.is_in_trouble]
+    found += [_unknown(seen), _contradictory(seen), _fought_over(seen)]
     found += [silence(seen.upstream), disobeyed(seen.upstream)]
     judged = newest_of(version for version in seen.versions if not _may_become_good(version, seen.target))
     if judged is not None and not _was_left(seen, judged):  # an operator who rolled back from it knows what is wrong
@@ -246,7 +237,7 @@ def _trouble_with(newest: VersionRecord, target: VersionRecord | None) -> str | 
     if target is not None and newest.id == target.id:
         is_alone = newest.in_memory and not newest.state.is_open
         return f"{step} is served from memory alone: {newest.reason}" if is_alone else None
-    if newest.state in {VersionState.REJECTED, VersionState.LOST}:
+    if newest.state.is_bad:
         return f"{step} is {newest.state}: {newest.doubt or newest.reason or 'for no known reason'}"
     if _is_gone(newest) and not newest.barred:
         return f"{step} was in memory alone (durable={newest.durability}), and no engine has it any more"
@@ -265,7 +256,7 @@ def _group(seen: RunFacts, state: EngineState) -> str | None:
     mine = sorted((engine for engine in seen.engines if engine.state is state), key=lambda engine: engine.id)
     if not mine:
         return None
-    why = next((f"{e.id} {seen.hosts[e.id]}" for e in mine if e.id in seen.hosts), None) if state in _BUSY else None
+    why = next((f"{e.id} {seen.hosts[e.id]}" for e in mine if e.id in seen.hosts and not state.is_in_trouble), None)
     why = why or next((engine.reason for engine in mine if engine.reason), None)
     return f"{_names([engine.id for engine in mine])} {state}" + (f": {why}" if why else "")
 
@@ -294,11 +285,11 @@ def _waiting(seen: RunFacts, newest: VersionRecord | None) -> list[str]:
         found.append(f"{step} was handed over from its trainer's memory: {newest.files_to_come}")
     elif newest is not None and newest.state is VersionState.SEALED and newest.doubt is not None:
         found.append(f"{_step(newest, seen.target).capitalize()} is SEALED: {newest.doubt}")
-    elif newest is not None and newest.state.is_open and newest.state is not VersionState.UNKNOWN:
+    elif newest is not None and newest.state.awaits_verdict:
         why = f": {newest.reason}" if newest.reason else ""
         found.append(f"{_step(newest, seen.target).capitalize()} is {newest.state}{why}")
-    busy = (_group(seen, state) for state in _BUSY)
-    found += [sentence for sentence in busy if sentence is not None]
+    busy = (EngineState.UPDATING, EngineState.VERIFYING, EngineState.PROBING)
+    found += [sentence for state in busy if (sentence := _group(seen, state)) is not None]
     return [*found, *_turn(seen)]
 
 

@@ -14,10 +14,6 @@ from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import EngineState, Kind, VersionState
 from refitd_client.contract.wire import Attempt, Engine, EngineOnVersion, Version
 
-_LOADING = frozenset({EngineState.UPDATING, EngineState.VERIFYING})
-_NOT_HEARD = frozenset({EngineState.PROBING, EngineState.UNREACHABLE})
-_NOT_GOOD = frozenset({VersionState.REJECTED, VersionState.LOST})
-
 
 def present_version(
     record: VersionRecord,
@@ -49,7 +45,7 @@ def present_version(
         state=record.state,
         reason=record.doubt or record.reason or refused or waits_for,
         base=record.base,
-        needs_full=refused is not None or (record.kind is Kind.DELTA and record.state in _NOT_GOOD),
+        needs_full=refused is not None or (record.kind is Kind.DELTA and record.state.is_bad),
         path=record.path,
         bytes=record.bytes,
         digest=record.digest,
@@ -100,7 +96,7 @@ def why_now(engine: EngineRecord, store: Store, targets: Targets) -> str | None:
         targets: what engines are to serve.
     """
     why, does = _why(engine, store.updates.get(engine.run or "")), host_does(engine, store)
-    if engine.state in _LOADING:
+    if engine.state.is_loading:
         return does or why
     why = why or unknown_on_host(engine, store, targets)
     left = left_on_barred(engine, store, targets) or _nothing_left(engine, targets)
@@ -115,7 +111,7 @@ def unknown_on_host(engine: EngineRecord, store: Store, targets: Targets) -> str
         store: what the service knows.
         targets: what engines are to serve.
     """
-    unknown = None if engine.host is None or engine.state in _NOT_HEARD else engine.host.unknown
+    unknown = None if engine.host is None or engine.state.is_away else engine.host.unknown
     if unknown is None:
         return None
     target = None if engine.run is None else targets.of_run(engine.run).target
@@ -182,7 +178,7 @@ def host_does(engine: EngineRecord, store: Store) -> str | None:
         engine: the engine.
         store: what the service knows.
     """
-    if engine.state in _NOT_HEARD:
+    if engine.state.is_away:
         return None
     order = store.loading.get(engine.id)
 
@@ -201,7 +197,7 @@ def orders_of_hosts(engines: Collection[EngineRecord], store: Store) -> dict[str
         engines: those to look at, whatever they are.
         store: what the service knows.
     """
-    carrying = (engine for engine in engines if engine.host is not None and engine.state in _LOADING)
+    carrying = (engine for engine in engines if engine.host is not None and engine.state.is_loading)
     waiting = (engine for engine in engines if engine.waits is not None and engine.state is EngineState.BEHIND)
     return {engine.id: does for engine in (*carrying, *waiting) if (does := host_does(engine, store)) is not None}
 

@@ -231,7 +231,7 @@ async def _set_pin(service: Service, version_id: str, *, pinned: bool) -> Versio
     record = await find_version(service, _meant(service.store, version_id))
     decides = decides_pin(service.store.runs.upstream, record)
     leave_to_upstream(service, f"{'pin' if pinned else 'unpin'} {record.id}", decides=decides)
-    if record.state in {VersionState.DELETED, VersionState.RETIRED} and pinned:
+    if record.state.is_over and pinned:
         raise ProblemError(Slug.VERSION_NOT_GOOD, f"{record.id} is {record.state}: it is too late to keep it")
     if record.pinned is not pinned:
         record = replace(record, pinned=pinned)

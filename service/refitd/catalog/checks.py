@@ -28,7 +28,6 @@ from refitd_client.contract.states import VersionState
 from refitd_client.validation.conventions import is_foreign
 from refitd_client.validation.examine import ReadAgain
 
-_CHECKED = frozenset({VersionState.SEALED, VersionState.LOST})
 _PAUSES = 9  # times as long as a reading took, the same version is not read again
 _AFTER_LOAD = 5  # times `settle_for`: so long after its first load a version without a manifest is read once more
 
@@ -77,7 +76,7 @@ class FileChecks:
         versions = [
             each
             for each in self._store.versions.values()
-            if each.state in _CHECKED
+            if each.state.may_be_target
             or each.state.is_open
             # A rejected folder of a trainer's own format: no notice says that it was mended.
             or (each.state is VersionState.REJECTED and is_foreign(each.path) and not each.noticed)
@@ -166,7 +165,7 @@ class FileChecks:
                 await self._changed.wait_after(seen, within=None if soonest is None else soonest - now)
 
     def _is_wanted(self, version: VersionRecord) -> bool:
-        if version.state not in _CHECKED:
+        if not version.state.may_be_target:
             return False
         return version.in_doubt or (_is_to_confirm(version) and version.id in self._due)
 
@@ -184,7 +183,7 @@ class FileChecks:
         now = self._store.clock.monotonic()
         self._due[version.id] = now + max(retry, _PAUSES * (now - began))
         current = self._store.versions.get(version.id)
-        if current is None or found is None or current.state not in _CHECKED or current.digest != version.digest:
+        if current is None or found is None or not current.state.may_be_target or current.digest != version.digest:
             return  # what happened to it meanwhile counts
         if is_kept:
             self._conclude(current, found)

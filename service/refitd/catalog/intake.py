@@ -355,7 +355,7 @@ def _with_notice(known: VersionRecord, notice: Notice, *, is_mended: bool) -> Ve
     where it was rejected without, unless its bytes alone were the fault. One that was rejected, and whose files have
     changed since, is looked at again. After any other verdict a notice only adds to its metadata and timings.
     """
-    if known.state in {VersionState.RETIRED, VersionState.DELETED}:
+    if known.state.is_over:
         return known
     timings = _publish_timing(notice) | known.timings  # the first notice counts
     described = replace(known, metadata=known.metadata | notice.metadata, timings=timings)

@@ -13,7 +13,6 @@ from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd_client.checkpoint.inventory import Reference
 from refitd_client.checkpoint.strict_header import BoundedCache
-from refitd_client.contract.states import EngineState
 from refitd_client.validation.delta import Base
 from refitd_client.validation.reference import ReferenceRefusedError, read_reference
 from refitd_client.validation.validate import Structure
@@ -133,7 +132,7 @@ class References:
                 f"how to bring one here, or {_SETTING}",
                 final=False,
             )
-        if any(engine.state in {EngineState.PROBING, EngineState.UNREACHABLE} for engine in engines) or not engines:
+        if any(engine.state.is_away for engine in engines) or not engines:
             return NoReference(
                 f"no engine has said yet which model it serves: wait for one, or {_SETTING}", final=False
             )

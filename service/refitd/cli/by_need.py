@@ -6,26 +6,14 @@ from collections.abc import Collection, Iterable
 from refitd_client.contract.states import EngineState
 from refitd_client.contract.wire import Engine
 
-NEED = (
-    EngineState.CONTESTED,
-    EngineState.QUARANTINED,
-    EngineState.TAINTED,
-    EngineState.NACKED,
-    EngineState.UNREACHABLE,
-    EngineState.PROBING,
-    EngineState.UPDATING,
-    EngineState.VERIFYING,
-    EngineState.BEHIND,
-    EngineState.IN_SYNC,
-)
-
 
 def by_need(engines: Iterable[Engine]) -> list[Engine]:
     """The engines, those that need an operator first, the healthy ones last; of a state in the order of their names."""
-    return sorted(engines, key=lambda engine: (NEED.index(engine.state), engine.id))
+    order = EngineState.by_need()
+    return sorted(engines, key=lambda engine: (order.index(engine.state), engine.id))
 
 
 def counted(engines: Collection[Engine]) -> str:
     """How many engines are in each state, as "3 TAINTED, 997 IN_SYNC"."""
     counts = Counter(engine.state for engine in engines)
-    return ", ".join(f"{counts[state]:,} {state}" for state in NEED if counts[state])
+    return ", ".join(f"{counts[state]:,} {state}" for state in EngineState.by_need() if counts[state])

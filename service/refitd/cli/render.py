@@ -208,9 +208,6 @@ def why_there(engine: Engine, now: str | None) -> str | None:
 
 
 # What these serve has not been seen yet, or was loaded by another writer.
-_NOT_OURS = frozenset({EngineState.PROBING, EngineState.UNREACHABLE, EngineState.CONTESTED})
-
-
 def _address(engine: Engine) -> str:
     return engine.url.removeprefix("host:").rpartition("://")[2]
 
@@ -291,7 +288,7 @@ def steps_behind(engine: Engine, target: str | None) -> str:
     if engine.step is None:
         if not engine.known:
             return "unknown contents"
-        return NOTHING if engine.state in _NOT_OURS or engine.host is not None else "start-up weights"
+        return NOTHING if engine.state.is_out_of_reach or engine.host is not None else "start-up weights"
     served = parse_version_id(engine.version or "")
     if served is not None and served[0] != aim[0]:
         return "other run"

@@ -22,7 +22,7 @@ from refitd.cli.by_need import by_need, counted
 from refitd.cli.options import calls_service
 from refitd.cli.output import Output
 from refitd.cli.table import Table
-from refitd_client.contract.states import Standing, UpdateState, VersionState
+from refitd_client.contract.states import Standing
 from refitd_client.contract.wire import Event, Overview, RunGlance, Version
 from refitd_client.errors import ServiceError, UnauthorizedError
 from refitd_client.http.client import RefitClient
@@ -47,8 +47,6 @@ STAGES: Mapping[str, tuple[str, str]] = {
 # Of an update that pauses nothing: an adapter's, or that of hosts, which pause their engines themselves for a while.
 _UNPAUSED: Mapping[str, str] = {"load": "l", "verify": "y", "resume": "r"}
 _OTHER = ("?", "dim")
-_EXAMINED = frozenset({VersionState.ANNOUNCED, VersionState.SETTLING, VersionState.VALIDATING})
-_ROLLING = frozenset({UpdateState.PENDING, UpdateState.ROLLING})
 _NUMBERS = frozenset({"STEP", "TOOK", "ENGINES", "SIZE"})
 Once = Annotated[bool, typer.Option("--once", help="Look once and end, as when stdout is no terminal")]
 Interval = Annotated[float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="Time between two looks")]
@@ -257,10 +255,11 @@ def took(version: Version, overview: Overview) -> str:
 
 def _is_under_way(version: Version, run: RunGlance | None) -> bool:
     """Whether a version is examined, or brought to engines for the first time: what a rollback goes to was served."""
-    if version.state in _EXAMINED and not version.in_memory:
+    if version.state.awaits_verdict and not version.in_memory:
         return True
-    is_rolling = run is not None and run.target == version.id and run.update in _ROLLING and run.paused_since is None
-    return is_rolling and "load" not in version.timings and len(version.engines) > 0
+    if run is None or run.target != version.id or run.update is None or run.paused_since is not None:
+        return False
+    return run.update.is_under_way and "load" not in version.timings and len(version.engines) > 0
 
 
 def bar(timings: Mapping[str, float], longest: float, width: int = BAR) -> Text:

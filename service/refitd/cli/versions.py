@@ -67,8 +67,7 @@ def pin(out: Output, client: RefitClient, version_id: VersionId) -> None:
 def unpin(out: Output, client: RefitClient, version_id: VersionId) -> None:
     """Leave a version to the keep rules again. A host that follows refuses it as it refuses a pin."""
     version = client.unpin(version_id)
-    is_gone = version.state in {VersionState.DELETED, VersionState.RETIRED}
-    kept = f"it is {version.state}, and nothing is left to keep" if is_gone else "the keep rules decide"
+    kept = f"it is {version.state}, and nothing is left to keep" if version.state.is_over else "the keep rules decide"
     out.show(version, render.sentence(f"{version.id} is no longer pinned: {kept}."))
 
 

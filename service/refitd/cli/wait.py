@@ -15,7 +15,7 @@ from refitd.cli.output import Output, speaking
 from refitd.cli.render import engines_on, sentence
 from refitd.text import listed
 from refitd_client.contract.naming import Order, version_id
-from refitd_client.contract.states import VersionState, WaitOutcome
+from refitd_client.contract.states import WaitOutcome
 from refitd_client.contract.wire import Version, WaitResult
 from refitd_client.errors import NotFoundError, RefitError, VersionFailedError, WaitTimeoutError
 from refitd_client.http.client import RefitClient
@@ -26,7 +26,6 @@ from refitd_client.http.verdict import judge
 _LOOK = 1.0  # seconds between two looks, for the line to stay true
 _FIND_PAUSE = 0.5  # seconds before a version that is not known yet is looked for again
 _PAGE = 200
-_PAST = frozenset({VersionState.REJECTED, VersionState.RETIRED, VersionState.DELETED, VersionState.LOST})
 VersionIdOrNone = Annotated[str | None, typer.Argument(metavar="[ID]", help="A version's id; or else --run and --step")]
 Run = Annotated[str | None, typer.Option("--run", metavar="RUN", envvar="REFITD_RUN", help="The version's run")]
 Step = Annotated[int | None, typer.Option("--step", metavar="N", min=0, help="The version's step")]
@@ -163,7 +162,8 @@ def look_for(client: RefitClient, run: str, step: int) -> Version | None:
     past: Version | None = None
     for version in _newest_first(client, run):
         newest = version.generation if newest is None else newest
-        if version.step == step and (version.generation == newest or version.state not in _PAST):
+        is_past = version.state.is_bad or version.state.is_over
+        if version.step == step and (version.generation == newest or not is_past):
             return version
         if version.step == step and past is None:
             past = version

@@ -16,9 +16,6 @@ from refitd_client.contract.states import EngineState, Kind
 from refitd_client.contract.wire import Event
 
 STANDSTILL = tuple(stage.value for stage in (Stage.PAUSE, Stage.LOAD, Stage.VERIFY, Stage.RESUME))
-_UNKNOWN = frozenset({EngineState.TAINTED, EngineState.QUARANTINED})
-_AWAY = _UNKNOWN | {EngineState.UNREACHABLE, EngineState.CONTESTED}
-_REPAIR = frozenset({EngineState.UPDATING, EngineState.VERIFYING})
 
 
 def spread(values: Iterable[float]) -> Spread | None:
@@ -127,11 +124,13 @@ def outages(events: Iterable[Event]) -> list[Outage]:
     found: list[Outage] = []
     current: Outage | None = None
     for event in events:
-        state = event.data.get("state")
-        goes_on = current is not None and (state == current.state or (current.state in _UNKNOWN and state in _REPAIR))
-        if goes_on:
+        state = EngineState.__members__.get(event.data.get("state", ""))
+        is_repair = state is not None and state.is_loading
+        if current is not None and (state is current.state or (current.state.stays_paused and is_repair)):
             continue
         if current is not None:
             found.append(replace(current, until=event.at))
-        current = Outage(state=EngineState(state), since=event.at, reason=event.text) if state in _AWAY else None
+        current = None
+        if state is not None and state.is_in_trouble and state is not EngineState.NACKED:
+            current = Outage(state=state, since=event.at, reason=event.text)
     return found if current is None else [*found, current]

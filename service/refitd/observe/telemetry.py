@@ -17,14 +17,11 @@ from refitd.state.records import UpdateRecord
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import installed_release
-from refitd_client.contract.states import UpdateState
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
     from refitd.observe.traces import Traces
-
-_THROUGH = frozenset({UpdateState.COMPLETE, UpdateState.DEGRADED})
 
 
 class Unserved(Observer):
@@ -45,7 +42,7 @@ class Unserved(Observer):
             self.update_changed(update)
 
     def update_changed(self, update: UpdateRecord) -> None:
-        if update.state in _THROUGH or update.paused_since is not None:
+        if update.state.is_proven or update.paused_since is not None:
             self._since.pop(update.run, None)
         else:
             self._since.setdefault(update.run, self._clock.monotonic())

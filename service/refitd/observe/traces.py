@@ -23,10 +23,8 @@ from refitd.state.observer import Observer
 from refitd.state.records import AttemptRecord, UpdateRecord
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
-from refitd_client.contract.states import UpdateState, VersionState
+from refitd_client.contract.states import VersionState
 
-_OVER = frozenset({VersionState.REJECTED, VersionState.LOST, VersionState.RETIRED, VersionState.DELETED})
-_PASSED_OVER = frozenset({UpdateState.SUPERSEDED, UpdateState.ABORTED, UpdateState.ROLLED_BACK})
 _STAGES = {Stage.LOAD: "load-weights"}  # beside refitd.load, which is all of it
 _MS = 1_000_000  # nanoseconds
 
@@ -63,7 +61,7 @@ class Traces(Observer):
         if before is not None and COPY_STAGE not in before.timings and COPY_STAGE in after.timings:
             now = time.time_ns()
             self._part(COPY_STAGE, seen.context, now - int(after.timings[COPY_STAGE] * _MS), now)
-        if after.served_at is not None or after.barred or after.state in _OVER:
+        if after.served_at is not None or after.barred or after.state.is_bad or after.state.is_over:
             self._close(seen, after)
         if after.state is VersionState.DELETED:
             del self._seen[after.id]
@@ -107,7 +105,7 @@ class Traces(Observer):
         if seen is None or seen.span is None:
             return
         seen.span.add_event(f"update {update.state.value}", {"refitd.update": update.number})
-        if update.state in _PASSED_OVER:
+        if not (update.state.is_under_way or update.state.is_proven):
             seen.span.set_attribute("refitd.outcome", update.state.value.lower())
             seen.span.end()
             seen.span = None

@@ -33,7 +33,6 @@ from refitd_client.validation.validate import Evidence, Structure
 MAX_ENTRIES = 64
 MAX_CHARACTERS = 16 * 2**10
 LIMITS = f"{MAX_ENTRIES} entries and {MAX_CHARACTERS} characters"
-_FILES_GONE = frozenset({VersionState.RETIRED, VersionState.DELETED})
 _ZEROS = 10  # times as long a folder is waited for whose last bytes may not have been written yet
 _SAY_SO = "its trainer says that it is (POST /v1/versions), or 'refitd publish' publishes it"
 _ABANDONED_SECONDS = 10.0  # between two looks at a folder that has stopped changing
@@ -104,7 +103,7 @@ def admit(notice: Notice, seen: SeenFolder, known: VersionRecord | None) -> New 
     is_other = notice.digest is not None and known.digest is not None and notice.digest != known.digest
     # Without a manifest another look says nothing of the bytes: the files are read again (catalog/checks.py).
     differs = None not in {known.digest, seen.digest} and known.digest != seen.digest
-    if is_other or (known.state not in _FILES_GONE and differs):
+    if is_other or (not known.state.is_over and differs):
         return NoticeConflict(f"the files of {step} are not those that were published first: {advice}")
     return _other_digest(notice, seen) or Same(known)
 

@@ -13,7 +13,6 @@ from refitd.state.version import VersionRecord
 from refitd_client.contract.states import VersionState
 
 ANOTHER = "the upstream has another version of this name"  # why one goes
-_THERE = frozenset({VersionState.SEALED, VersionState.RETIRED})
 
 
 def is_other(here: VersionRecord | None, digest: str | None) -> bool:
@@ -23,7 +22,7 @@ def is_other(here: VersionRecord | None, digest: str | None) -> bool:
         here: what the host knows of its own.
         digest: of the upstream's, None where that is not known.
     """
-    if here is None or here.state not in _THERE or here.digest is None:
+    if here is None or not here.state.may_have_good_files or here.digest is None:
         return False
     return digest is not None and here.digest != digest
 

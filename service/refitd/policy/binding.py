@@ -29,7 +29,6 @@ class EngineWriter(Protocol):
         ...
 
 
-_STANDS = frozenset({EngineState.IN_SYNC, EngineState.BEHIND, EngineState.NACKED})
 _NAMED = 3  # engines that a sentence names; the others it counts
 
 
@@ -38,7 +37,7 @@ def follows(engine: EngineRecord, run: str | None, *, named: bool) -> EngineReco
     engine = replace(engine, run_named=named)
     if engine.run == run:
         return engine
-    if engine.state in _STANDS:  # any other state, and its reason, are the engine's own
+    if engine.state.is_at_rest:  # any other state, and its reason, are the engine's own
         engine = replace(engine, state=engine.state if run is None else EngineState.BEHIND, reason=None)
     return replace(engine, run=run, failures=0, strikes={})
 

@@ -24,8 +24,6 @@ from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import Order, parse_version_id
 from refitd_client.contract.states import Kind, VersionState
 
-_OVER = frozenset({VersionState.RETIRED, VersionState.DELETED})
-
 
 @dataclass(frozen=True, slots=True)
 class NoBase:
@@ -40,7 +38,7 @@ def base_of(delta: VersionRecord, versions: Mapping[str, VersionRecord], *, gone
     name, base = delta.base or "", versions.get(delta.base or "")
     if base is None and not gone:
         return NoBase(f"its base {name} has not been seen yet", final=False)
-    if base is None or base.state in _OVER:
+    if base is None or base.state.is_over:
         return NoBase(f"its base {name} was deleted: publish in full", final=True)
     if base.run != delta.run or base.order >= delta.order:
         return NoBase(f"its base {name} is no earlier version of run {delta.run}: publish in full", final=True)

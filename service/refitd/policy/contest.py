@@ -36,8 +36,6 @@ SAID_FOR = (
     f"this is said for {CALM_PROBES:g} probe intervals after the last change, 10 minutes unless --probe-interval is set"
 )
 
-_AWAY = frozenset({EngineState.PROBING, EngineState.UNREACHABLE})
-
 
 class Cause(Enum):
     """Why an engine does not serve what it was proved to serve."""
@@ -56,7 +54,7 @@ def cause_of(engine: EngineRecord, seen: Reached) -> Cause:
     if startup is not None and seen.model_path != startup:
         return Cause.ANOTHER_WRITER
     # A seed that the operator gives is the same after a restart.
-    if engine.state in _AWAY and (same is None or seen.process.started is None):
+    if engine.state.is_away and (same is None or seen.process.started is None):
         return Cause.RESTARTED
     return Cause.UNEXPLAINED if same is None else Cause.ANOTHER_WRITER
 
@@ -158,7 +156,7 @@ def twin_of(engine: EngineRecord, seen: Reached, engines: Iterable[EngineRecord]
     The one that serves something already loads it, else the first by name.
     """
     for other in engines:
-        if other.id == engine.id or other.state in _AWAY or other.taken is not None:
+        if other.id == engine.id or other.state.is_away or other.taken is not None:
             continue
         if _is_one(seen, other) and _rank(other) < _rank(engine):
             names = f"{other.id} ({other.url})"

@@ -24,7 +24,7 @@ from refitd.policy.next_action import Goals
 from refitd.policy.strategy import Strategy, StrategyName, finished_first, has_given_up, released
 from refitd.state.records import EngineRecord, UpdateRecord
 from refitd.state.version import VersionRecord
-from refitd_client.contract.states import EngineState, Kind, VersionState
+from refitd_client.contract.states import Kind, VersionState
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,14 +175,6 @@ def skipped_between(
     return [v for v in versions if v.state is VersionState.SEALED and serving.order < v.order < target.order]
 
 
-_AWAY = frozenset(
-    {EngineState.PROBING, EngineState.UNREACHABLE, EngineState.TAINTED, EngineState.QUARANTINED, EngineState.CONTESTED}
-)
-
-
-_SERVES = frozenset({EngineState.IN_SYNC, EngineState.BEHIND, EngineState.NACKED})
-
-
 def goals_of_run(
     strategy: Strategy,
     update: UpdateRecord | None,
@@ -211,9 +203,6 @@ def goals_of_run(
     )
 
 
-_HELD = frozenset({VersionState.SEALED, VersionState.LOST})
-
-
 def _in_progress(finish: str | None, versions: Sequence[VersionRecord], held: Collection[str]) -> str | None:
     """The version that is finished first; None where an engine serves a newer good one.
 
@@ -224,7 +213,7 @@ def _in_progress(finish: str | None, versions: Sequence[VersionRecord], held: Co
     for version in versions:  # the newest first
         if version.id == finish:
             return finish
-        if version.id in held and version.state in _HELD and not version.barred:
+        if version.id in held and version.state.may_be_target and not version.barred:
             return None
     return finish
 
@@ -344,7 +333,7 @@ def looks_ahead(
     """
     if strategy.name is not StrategyName.ALL or paused:
         return False
-    if engine.plugin is None or not engine.known or engine.state not in _SERVES:
+    if engine.plugin is None or not engine.known or not engine.state.is_at_rest:
         return False
     if is_past(engine, version, versions):
         return False
@@ -398,4 +387,4 @@ def offered_to(
 
 
 def _can_take(engine: EngineRecord) -> bool:
-    return engine.takes_offers and engine.known and engine.state not in _AWAY
+    return engine.takes_offers and engine.known and not (engine.state.is_out_of_reach or engine.state.stays_paused)

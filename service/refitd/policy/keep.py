@@ -44,7 +44,7 @@ from refitd.policy.needs import Need, needs_of
 from refitd.policy.readiness import Withheld
 from refitd.root.handle import parts_below
 from refitd.root.scan import Listing, ListingFailed
-from refitd.state.version import EVIDENCE, VersionRecord
+from refitd.state.version import VersionRecord
 from refitd.text import spoken
 from refitd_client.contract.states import VersionState
 from refitd_client.validation.conventions import is_foreign
@@ -54,7 +54,6 @@ KEEP_LAST = (  # the help of the setting, beside the rule
 )
 SPARED = "its folder is its trainer's own: refitd deletes it only with --reclaim-foreign (REFITD_RECLAIM_FOREIGN)"
 _NO_MORE = "and nothing else may go"
-_AWAITED = frozenset({VersionState.ANNOUNCED, VersionState.SETTLING, VersionState.VALIDATING})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +170,7 @@ def keep(
         [*_evidence(proven, rules, ages), *_wishes(proven, rules, closed, followed, left)],
         key=lambda wish: (wish.rank, wish.record.order, wish.record.run),
     )
-    awaited = {version.run for version in versions if version.state in _AWAITED}
+    awaited = {version.run for version in versions if version.state.awaits_verdict}
     for wish in wishes:
         if wish.rank >= _Rank.UNFOLLOWED_ROLLBACK and wish.record.run in awaited:
             firm.setdefault(wish.record.id, []).append(wish.reason)
@@ -250,7 +249,7 @@ def _unproven(versions: Sequence[VersionRecord], weights: Weights, ended: Collec
     refusals = {
         version.id: weights.get(version.id, _NOTHING).refusal
         for version in versions
-        if version.state in EVIDENCE or version.id in ended
+        if version.state.is_bad or version.id in ended
     }
     return {version: refusal for version, refusal in refusals.items() if refusal is not None}
 
@@ -275,7 +274,7 @@ def _unready(version: VersionRecord, closed: Collection[str]) -> str | None:
 
 def _evidence(versions: Sequence[VersionRecord], rules: KeepRules, ages: Mapping[str, float]) -> Iterator[_Wish]:
     """Rule 5."""
-    left = {v.id: rules.rejected_for - ages.get(v.id, 0.0) for v in versions if v.state in EVIDENCE}
+    left = {v.id: rules.rejected_for - ages.get(v.id, 0.0) for v in versions if v.state.is_bad}
     unless = "" if rules.disk_budget is None else " unless the disk budget wants it"
     for _, group in _by_run(version for version in versions if left.get(version.id, 0.0) > 0):
         for version in group:
@@ -392,7 +391,7 @@ def _by_run(versions: Iterable[VersionRecord]) -> Iterator[tuple[str, list[Versi
 
 
 def _why_dropped(version: VersionRecord, rules: KeepRules, superseded: Collection[str], closed: Collection[str]) -> str:
-    if version.state in EVIDENCE:
+    if version.state.is_bad:
         return f"{version.state} more than {spoken(rules.rejected_for)} ago, and it is not needed"
     if version.state is VersionState.RETIRED:
         return "RETIRED: it is not needed"

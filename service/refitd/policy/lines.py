@@ -11,7 +11,7 @@ from refitd.policy.holdings import Holdings, Weight
 from refitd.policy.keep import KeepVerdict
 from refitd.policy.leases import Lease, LeaseKind
 from refitd.root.outcome import Incoming, Refused
-from refitd.state.version import EVIDENCE, VersionRecord
+from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import INCOMING_PREFIX, SERVICE_FOLDER, SLOTS, TRASH
 from refitd_client.contract.states import VersionState
 from refitd_client.contract.wire import Reclaimable, ReclaimPlan
@@ -182,6 +182,6 @@ def _why(record: VersionRecord, leases: Sequence[Lease]) -> KeptFor:
         return KeptFor.PINNED
     if record.state.is_open:
         return KeptFor.UNDECIDED
-    if record.state in EVIDENCE:
+    if record.state.is_bad:
         return KeptFor.EVIDENCE
     return KeptFor.RULE if record.state is VersionState.SEALED else KeptFor.GOING

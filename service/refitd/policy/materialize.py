@@ -31,7 +31,6 @@ from dataclasses import dataclass
 
 from refitd.policy.chain import NoBase, chain_of, way_from
 from refitd.policy.leases import DEAD_AFTER, EngineView, Lease, LeaseKind, Views, leases
-from refitd.policy.served import NOT_WAITED_FOR
 from refitd.state.copy import Copy
 from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import Order
@@ -88,7 +87,7 @@ def _sentences(held: Sequence[Lease], naming: Sequence[EngineView]) -> Iterator[
 
 def _counts(engine: EngineView | None) -> bool:
     """Whether the service waits for a reader. One that was removed during a load (None) reads until that ends."""
-    return engine is None or engine.state not in NOT_WAITED_FOR
+    return engine is None or engine.state.is_waited_for
 
 
 @dataclass(frozen=True, slots=True)

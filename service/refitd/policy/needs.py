@@ -7,8 +7,6 @@ from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import version_folder
 from refitd_client.contract.states import VersionState
 
-NEVER_CARRIED_OUT = frozenset({VersionState.REJECTED, VersionState.LOST, VersionState.DELETED})
-
 
 @dataclass(frozen=True, slots=True)
 class Need:
@@ -29,7 +27,7 @@ def needs_of(versions: Sequence[VersionRecord]) -> dict[str, list[Need]]:
     needs: dict[str, list[Need]] = {}
     for version in versions:
         base = by_name.get((version.run, version.base)) if version.base is not None else None
-        if base is not None and version.state not in NEVER_CARRIED_OUT:
+        if base is not None and not (version.state.is_bad or version.state is VersionState.DELETED):
             needs.setdefault(version.id, []).append(Need(base, f"base of {version.id}, which is kept"))
     for one, other in _overlaps(versions):
         needs.setdefault(one.id, []).append(_overlapping(other, one))

@@ -51,7 +51,7 @@ def after_probe(
         seen = seen.expecting(expected.path, expected.label)
     before, moved = engine, engine.model_path not in {None, seen.model_path}
     engine = after_word(engine, seen.host)
-    was_away = engine.known and engine.state in {EngineState.PROBING, EngineState.UNREACHABLE}
+    was_away = engine.known and engine.state.is_away
     engine = replace(
         engine,
         reason=None if was_away else engine.reason,

@@ -19,8 +19,6 @@ from refitd_client.contract.states import EngineState, Kind
 from refitd_client.validation.proof import proof_digest, share_of
 from refitd_client.validation.validate import Structure
 
-_AWAY = frozenset({EngineState.PROBING, EngineState.UNREACHABLE, EngineState.QUARANTINED})
-
 
 class Prove(StrEnum):
     """The setting. BOTH: the service reads as well, and where they disagree the version is read again."""
@@ -37,7 +35,7 @@ def all_prove(version: VersionRecord, engines: Iterable[EngineRecord]) -> bool:
         version: the version.
         engines: those of its run.
     """
-    there = [engine for engine in engines if engine.state not in _AWAY]
+    there = [each for each in engines if not (each.state.is_away or each.state is EngineState.QUARANTINED)]
     return version.kind is Kind.FULL and bool(there) and all(engine.proves for engine in there)
 
 

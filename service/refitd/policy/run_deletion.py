@@ -9,10 +9,8 @@ from collections.abc import Collection, Iterable, Sequence
 from refitd.policy.leases import LeaseKind, Views, leases, reasons_of
 from refitd.state.version import VersionRecord
 from refitd.text import listed
-from refitd_client.contract.states import VersionState
 
 _OF_THE_RUN = frozenset({LeaseKind.TARGET, LeaseKind.LAST_GOOD, LeaseKind.NEXT, LeaseKind.ROLLBACK})
-_NO_VERDICT = frozenset({VersionState.ANNOUNCED, VersionState.SETTLING, VersionState.VALIDATING})
 
 
 def why_not_deleted(
@@ -42,7 +40,7 @@ def why_not_deleted(
             return f"{version.id} is needed ({needed[0]}): delete the run when that is over"
     if pinned := _ids(version for version in versions if version.pinned):
         return f"pinned: {listed(pinned)}. Take the pins away first ('refitd unpin ID')"
-    if without := _ids(version for version in versions if version.state in _NO_VERDICT):
+    if without := _ids(version for version in versions if version.state.awaits_verdict):
         return f"no verdict yet: {listed(without)}. Wait for it ('refitd wait ID --for sealed')"
     if spared:
         return (

@@ -4,17 +4,14 @@ from collections.abc import Iterable
 
 from refitd.state.records import EngineRecord
 from refitd.state.version import VersionRecord
-from refitd_client.contract.states import EngineState, VersionState, WaitOutcome
-
-_FILES_GONE = frozenset({VersionState.LOST, VersionState.RETIRED, VersionState.DELETED})
-NOT_WAITED_FOR = frozenset({EngineState.UNREACHABLE, EngineState.QUARANTINED, EngineState.CONTESTED})
+from refitd_client.contract.states import VersionState, WaitOutcome
 
 
 def is_proven(version: str, engines: Iterable[EngineRecord], quorum: int) -> bool:
     """Whether every reachable engine that is not quarantined serves `version`, and at least `quorum` do."""
     count = 0
     for engine in engines:
-        if engine.state in NOT_WAITED_FOR:
+        if not engine.state.is_waited_for:
             continue
         # An engine that may still be paused holds it and does not serve it; one that is to be reloaded does not count.
         if not engine.known or engine.serving != version or engine.reload or engine.resume_owed:
@@ -70,7 +67,7 @@ def _holds(version: VersionRecord, target: VersionRecord | None, wait_for: WaitO
         return not version.handed or version.digest is not None
     if target is not None and target.id == version.id:
         return proven
-    return version.state not in _FILES_GONE
+    return not version.state.is_gone
 
 
 def _is_overtaken(version: VersionRecord, target: VersionRecord | None) -> bool:

@@ -82,7 +82,7 @@ def why_not(record: VersionRecord, views: Views) -> str | None:
     """
     if not record.owned or record.kind is not Kind.FULL:
         return "its files were not written by refitd as a full version"
-    if record.weights is None or record.state not in {VersionState.SEALED, VersionState.RETIRED}:
+    if record.weights is None or not record.state.may_have_good_files:
         return "it was never found good"
     held = leases(views, dead_after=float("inf")).get(record.id)
     return str(held[0]) if held else None

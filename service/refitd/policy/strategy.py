@@ -25,9 +25,6 @@ from refitd_client.contract.states import EngineState, UpdateState
 GIVE_UP_AFTER = 3  # refusals of a canary, failures for which a newer version is kept waiting, strikes of a version
 CANARY_STRIKES = 2
 
-_OUT_OF_SERVICE = frozenset({EngineState.UPDATING, EngineState.VERIFYING, EngineState.TAINTED, EngineState.QUARANTINED})
-_AWAY = frozenset({EngineState.PROBING, EngineState.UNREACHABLE, EngineState.CONTESTED})
-
 
 class StrategyName(StrEnum):
     """How a version goes to the engines of its run."""
@@ -77,16 +74,16 @@ def _in_turn(places: int, goals: Collection[str], engines: Sequence[EngineRecord
 
     The result depends on what is true now alone, so engines that ask one after the other get the same answer.
     """
-    out = {engine.id for engine in engines if engine.state in _OUT_OF_SERVICE}
+    out = {engine.id for engine in engines if engine.state.is_out_of_service}
     there = {engine.id for engine in engines if engine.to_load.serving in goals}
-    waiting = [engine for engine in engines if engine.id not in out | there and engine.state not in _AWAY]
+    waiting = [engine for engine in engines if engine.id not in out | there and not engine.state.is_out_of_reach]
     waiting.sort(key=lambda engine: (engine.waits is not None, engine.id))
     return frozenset(out | there | {engine.id for engine in waiting[: max(places - len(out), 0)]})
 
 
 def canary_of(strategy: Strategy, target: VersionRecord, engines: Iterable[EngineRecord]) -> EngineRecord | None:
     """The engine that goes first: the named one, else one that is there already, else the first by name."""
-    able = [e for e in engines if e.state not in _AWAY and e.state is not EngineState.QUARANTINED]
+    able = [e for e in engines if not e.state.is_out_of_reach and e.state is not EngineState.QUARANTINED]
     named = [engine for engine in able if engine.id == strategy.canary]
     able = [engine for engine in able if engine.waits is None or engine.serving == target.id]
     return min(named or able, key=lambda engine: (not _went(engine, target), engine.id), default=None)
@@ -107,7 +104,7 @@ def fault_found(
     if target.served_at is not None:
         return None
     if strategy.name is not StrategyName.CANARY:
-        able = [engine for engine in engines if engine.state not in _AWAY]
+        able = [engine for engine in engines if not engine.state.is_out_of_reach]
         if not able or not all(has_given_up(engine, target) for engine in able):
             return None
         return f"no engine came through a load of it: {', '.join(sorted(engine.id for engine in able))}"
@@ -170,7 +167,7 @@ def finished_first(strategy: Strategy, update: UpdateRecord | None, engines: Ite
         return None  # the engines of this update follow another run now
     if any(engine.pulls and engine.state is EngineState.CONTESTED for engine in engines):
         return None
-    reached = [engine for engine in engines if engine.state not in _AWAY]
+    reached = [engine for engine in engines if not engine.state.is_out_of_reach]
     if any(engine.waits is not None and engine.serving != update.version for engine in reached):
         return None
     if any(engine.doubted is not None for engine in reached):
@@ -188,5 +185,5 @@ def why_waiting(strategy: Strategy, target: VersionRecord, engines: Sequence[Eng
         if canary.waits is not None and canary.serving != target.id:
             return f"the canary {canary.id} goes first, and waits: {canary.waits}"
         return f"the canary {canary.id} goes first and is checked"
-    out = sorted(f"{engine.id} ({engine.state})" for engine in engines if engine.state in _OUT_OF_SERVICE)
+    out = sorted(f"{engine.id} ({engine.state})" for engine in engines if engine.state.is_out_of_service)
     return f"at most {strategy.max_unavailable} may be out of service, and {', '.join(out) or 'others'} are first"

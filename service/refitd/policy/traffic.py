@@ -15,7 +15,6 @@ _PASSING = {
     EngineState.UPDATING: "is being updated",
     EngineState.VERIFYING: "is being updated",
 }
-_UPDATED = frozenset({EngineState.UPDATING, EngineState.VERIFYING})
 _OUT = {
     EngineState.UNREACHABLE: "does not answer",
     EngineState.TAINTED: "has unknown contents",
@@ -61,7 +60,7 @@ def _out_of_service(engine: EngineRecord) -> str | None:
         return f"{word}: {engine.reason}" if engine.reason else word
     if not engine.known:
         return "has unknown contents, and is being repaired"
-    if engine.resume_owed and engine.state not in _UPDATED:
+    if engine.resume_owed and not engine.state.is_loading:
         return "may still be paused"
     if (others := engine.of_others) is not None:
         return f"serves {others}"

@@ -17,9 +17,6 @@ from refitd.state.records import EngineRecord
 from refitd.text import listed
 from refitd_client.contract.states import EngineState
 
-_AT_REST = frozenset({EngineState.IN_SYNC, EngineState.BEHIND, EngineState.NACKED})
-_GIVEN_UP = frozenset({EngineState.TAINTED, EngineState.QUARANTINED})
-
 
 def agreed(given: Iterable[str]) -> str | None:
     """The fingerprint that at least two engines give, and more than give any other; None where there is none.
@@ -79,11 +76,11 @@ def judged(engine: EngineRecord, version: str, given: Mapping[str, str], *, was:
         was: the fingerprint that was believed before; None where none was.
     """
     right, found = agreed(given.values()), given[engine.id]
-    if engine.state in _GIVEN_UP and found == right != was:
+    if engine.state.stays_paused and found == right != was:
         strikes = {name: count for name, count in engine.strikes.items() if name != version}
         reason = f"most engines hold of {version} what it has loaded: it is loaded again"
         return replace(engine, state=EngineState.TAINTED, taints=0, failures=0, strikes=strikes, reason=reason)
-    if not engine.known or engine.serving != version or engine.state not in _AT_REST:
+    if not engine.known or engine.serving != version or not engine.state.is_at_rest:
         return engine
     if right is not None and found != right:
         reason = f"its contents are not those of {version} that most engines hold"

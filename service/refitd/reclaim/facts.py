@@ -11,10 +11,10 @@ from refitd.policy.readiness import Withheld, waits_for
 from refitd.root.scan import FoundFolder, Listing, ListingFailed
 from refitd.state.records import EngineRecord
 from refitd.state.store import Store
-from refitd.state.version import EVIDENCE, VersionRecord
+from refitd.state.version import VersionRecord
 from refitd.update.targets import Targets
 from refitd_client.contract.naming import version_folder
-from refitd_client.contract.states import EngineState, UpdateState, VersionState
+from refitd_client.contract.states import EngineState, VersionState
 
 
 class StoreFacts:
@@ -89,7 +89,7 @@ class StoreFacts:
         goals = self._targets.of_run(run)
         target, next_, good = goals.wanted, goals.loadable, last_good(self._store.versions_of(run))
         update = self._store.updates.get(run)
-        rolling = update is not None and update.state in {UpdateState.PENDING, UpdateState.ROLLING}
+        rolling = update is not None and update.state.is_under_way
         return RunView(
             run=run,
             target=None if target is None else target.id,
@@ -159,7 +159,7 @@ class StoreWriter:
     def retire(self, record: VersionRecord, why: str) -> None:
         """Make a version RETIRED: no update, rollback or delta begins to use it."""
         # The files of a bad version go; the reason why it was bad stays.
-        was_bad = record.state in EVIDENCE | {VersionState.UNKNOWN} and record.reason is not None
+        was_bad = (record.state.is_bad or record.state is VersionState.UNKNOWN) and record.reason is not None
         reason = f"{why}; it was {record.state}: {record.reason}" if was_bad else why
         retired = replace(
             record,

@@ -54,14 +54,13 @@ from refitd.root.outcome import Discarded, Gone, Incoming, Refused
 from refitd.root.scan import Listing, ListingFailed
 from refitd.state.journal.journal import JournalError
 from refitd.state.store import Store
-from refitd.state.version import EVIDENCE, VersionRecord
+from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import version_id
 from refitd_client.contract.states import VersionState
 from refitd_client.contract.wire import Reclaimable, ReclaimPlan
 from refitd_client.validation.conventions import is_foreign
 
 PACE_SECONDS = 1.0  # between two sweeps
-_SIZED_HERE = frozenset({VersionState.REJECTED, VersionState.UNKNOWN})
 OVER_BUDGET_FOR = 60.0  # seconds before that is said: while a version has no verdict the root may be over its budget
 AGE_STEP = 600.0  # seconds by which evidence grows older before that is written down
 
@@ -229,7 +228,8 @@ class Sweeper:
         ages = self._ages(versions)
         for version in versions:
             size = self._seen.weight(version).bytes
-            if version.state in _SIZED_HERE and size is not None and size != version.bytes:
+            is_sized_here = version.state in {VersionState.REJECTED, VersionState.UNKNOWN}
+            if is_sized_here and size is not None and size != version.bytes:
                 self._writer.sized(version.id, size)
             age = ages.get(version.id, 0.0)
             if age - version.bad_for >= AGE_STEP or age < version.bad_for:
@@ -273,7 +273,7 @@ class Sweeper:
         """
         now = self._clock.monotonic()
         seen = self._evidence_since
-        self._evidence_since = {v.id: seen.get(v.id, now - v.bad_for) for v in versions if v.state in EVIDENCE}
+        self._evidence_since = {v.id: seen.get(v.id, now - v.bad_for) for v in versions if v.state.is_bad}
         return {version: now - since for version, since in self._evidence_since.items()}
 
     def _verdict_of(self, version: str, listing: Listing | ListingFailed | Withheld) -> KeepVerdict | None:

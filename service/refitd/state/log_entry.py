@@ -12,18 +12,6 @@ from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import EngineState, LogSeverity, VersionState
 from refitd_client.contract.wire import Event
 
-_GRAVE = frozenset(
-    {
-        VersionState.REJECTED,
-        VersionState.LOST,
-        EngineState.NACKED,
-        EngineState.TAINTED,
-        EngineState.QUARANTINED,
-        EngineState.CONTESTED,
-        EngineState.UNREACHABLE,
-    }
-)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFilter:
@@ -53,7 +41,8 @@ EVERYTHING = LogFilter()
 
 def severity_of(data: Mapping[str, Any]) -> LogSeverity:
     """How grave it is that something came to the state that an entry's data names."""
-    return LogSeverity.WARNING if data.get("state") in _GRAVE else LogSeverity.INFO
+    grave = (*(v for v in VersionState if v.is_bad), *(e for e in EngineState if e.is_in_trouble))
+    return LogSeverity.WARNING if data.get("state") in grave else LogSeverity.INFO
 
 
 def run_of(kind: str, subject: str) -> str | None:

@@ -10,7 +10,6 @@ from refitd_client.contract.wire import left_out_clause
 
 _WHY_LENGTH = 300  # characters of a foreign text that are kept
 _READ_AGAIN = "its files look otherwise than they did: they are read again, and nothing is loaded from them meanwhile"
-EVIDENCE = frozenset({VersionState.REJECTED, VersionState.LOST})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,14 +118,13 @@ class VersionRecord:
     @property
     def doubt(self) -> str | None:
         """Why nothing is loaded from it just now, though its files may be good."""
-        is_read = self.in_doubt and self.state in {VersionState.SEALED, VersionState.LOST}
+        is_read = self.in_doubt and self.state.may_be_target
         return _READ_AGAIN if is_read else None
 
     @property
     def is_deleted_evidence(self) -> bool:
         """Whether it was REJECTED or LOST, and its files are deleted or about to be."""
-        is_over = self.state in {VersionState.RETIRED, VersionState.DELETED}
-        return is_over and self.state_before in EVIDENCE
+        return self.state.is_over and self.state_before is not None and self.state_before.is_bad
 
     @property
     def was_good(self) -> bool:

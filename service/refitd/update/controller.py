@@ -7,15 +7,13 @@ binds engines to runs, records an update for each change of target and marks ver
 from dataclasses import replace
 
 from refitd.policy.binding import bind, follows, why_unbound
-from refitd.policy.served import NOT_WAITED_FOR, is_proven
+from refitd.policy.served import is_proven
 from refitd.policy.strategy import fault_found, is_through
 from refitd.state.records import EngineRecord, UpdateRecord
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd.update.targets import Targets
 from refitd_client.contract.states import EngineState, UpdateState
-
-_PROVEN = frozenset({UpdateState.COMPLETE, UpdateState.DEGRADED})
 
 
 class UpdateController:
@@ -54,7 +52,7 @@ class UpdateController:
         if target is None:
             # With nothing to go back to, no other one begins. One that has arrived is not on its way again: where an
             # upstream bars all that it has, a follower's engines stay where they are.
-            if update is not None and update.state not in _PROVEN and self._is_barred(update):
+            if update is not None and not update.state.is_proven and self._is_barred(update):
                 self._close(update, UpdateState.ROLLED_BACK)
             return
         if update is None or update.version != target.id:
@@ -69,7 +67,7 @@ class UpdateController:
         state = self._state_of(update, target, engines)
         if state is not update.state:
             self._store.put_update(replace(update, state=state), f"update {update.number} to {target.id}: {state}")
-        if target.served_at is None and state in _PROVEN:
+        if target.served_at is None and state.is_proven:
             self._mark_served(target)
 
     def _end(self, current: UpdateRecord, target: VersionRecord) -> str:
@@ -78,12 +76,12 @@ class UpdateController:
         if self._is_barred(current):
             self._close(current, UpdateState.ROLLED_BACK)
             return f"rolled back from {current.version}"
-        if current.state in {UpdateState.PENDING, UpdateState.ROLLING}:
+        if current.state.is_under_way:
             backwards = left is None or left.order > target.order
             self._close(current, UpdateState.ABORTED if backwards else UpdateState.SUPERSEDED)
             # The target may have moved on between the last engine's proof and this look: then the version was served.
             engines = self._store.engines_of(current.run)
-            if left is not None and left.served_at is None and self._state_of(current, left, engines) in _PROVEN:
+            if left is not None and left.served_at is None and self._state_of(current, left, engines).is_proven:
                 self._mark_served(left)
         return "newest good version"
 
@@ -99,10 +97,10 @@ class UpdateController:
 
     def _state_of(self, update: UpdateRecord, target: VersionRecord, engines: list[EngineRecord]) -> UpdateState:
         if not engines:  # nothing is on its way, and what was proved was proved
-            return update.state if update.state in _PROVEN else UpdateState.PENDING
+            return update.state if update.state.is_proven else UpdateState.PENDING
         through = is_through(self._targets.strategy, target, update)
         if through and is_proven(target.id, engines, self._quorum):
-            degraded = any(engine.state in NOT_WAITED_FOR for engine in engines)
+            degraded = any(not engine.state.is_waited_for for engine in engines)
             return UpdateState.DEGRADED if degraded else UpdateState.COMPLETE
         if update.state is UpdateState.PENDING and not any(e.state is EngineState.UPDATING for e in engines):
             return UpdateState.PENDING

@@ -17,8 +17,6 @@ from refitd.update.targets import Targets
 from refitd_client.contract.hosts import HostEngines
 from refitd_client.contract.states import EngineState, VersionState
 
-AWAY = frozenset({EngineState.PROBING, EngineState.UNREACHABLE})
-
 
 class RemovedError(Exception):
     """The engine was removed."""
@@ -158,7 +156,7 @@ class EngineEntry:
         record = replace(record, reload=record.known)  # one with unknown contents is loaded in any case
         if record.state is EngineState.QUARANTINED:
             record = replace(record, state=EngineState.TAINTED)
-        elif record.known and record.state not in AWAY and record.taken is None:
+        elif record.known and not record.state.is_away and record.taken is None:
             record = replace(record, state=EngineState.BEHIND, reason="a resync was asked for")
         when = " when it is reachable" if record.state is EngineState.UNREACHABLE else ""
         self.store.put_engine(record, f"resync was asked for: it will be loaded again{when}")

@@ -39,7 +39,7 @@ from refitd.state.records import NOT_SENT, AttemptRecord, EngineRecord
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd.turns import in_turn_to_pause
-from refitd.update.entry import AWAY, EngineEntry, RemovedError
+from refitd.update.entry import EngineEntry, RemovedError
 from refitd.update.look_ahead import look_ahead
 from refitd.update.proving import RankProofs
 from refitd.update.targets import Targets
@@ -181,7 +181,7 @@ class EngineReconciler:
         after = after_probe(
             entry.record, seen, self._expected(), entry.target_id, entry.now, interval=interval, twin=twin
         )
-        if isinstance(seen, Reached) and after.serving not in (None if before.state in AWAY else before.serving, None):
+        if isinstance(seen, Reached) and after.serving not in (None if before.state.is_away else before.serving, None):
             after = await self._adopted(after)
         entry.put(before, after)
         is_first = not isinstance(seen, Reached) and before.state is EngineState.PROBING

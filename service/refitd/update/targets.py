@@ -26,8 +26,6 @@ from refitd_client.contract.states import VersionState
 
 _ALL = Strategy()
 
-_GOALS = frozenset({VersionState.SEALED, VersionState.LOST})
-
 
 class Targets(Observer):
     """The goals of runs and engines, from the strategy, the versions, the engines and the updates.
@@ -249,4 +247,4 @@ def _is_paused(update: UpdateRecord | None) -> bool:
 
 def _may_be_aimed_at(version: VersionRecord) -> bool:
     """Whether a version can be a goal of its run: it was found good, or was handed over from its trainer's memory."""
-    return version.state in _GOALS or version.handed
+    return version.state.may_be_target or version.handed

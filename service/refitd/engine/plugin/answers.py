@@ -7,8 +7,6 @@ import xxhash
 from refitd.engine.fingerprints import BY_PLUGIN
 from refitd_client.contract.plugin import Answer, UpdateOutcome
 
-_OF_BEFORE = frozenset({UpdateOutcome.REFUSED, UpdateOutcome.RESTORED})
-
 
 def worst(answers: Sequence[Answer], ranks: int) -> Answer:
     """Return one answer for the engine. `ranks` is the number of data-parallel ranks that should have answered."""
@@ -21,7 +19,7 @@ def worst(answers: Sequence[Answer], ranks: int) -> Answer:
         return Answer(outcome=UpdateOutcome.UNKNOWN, reason=heard)
     if outcomes == {UpdateOutcome.SERVED}:
         return answers[0]
-    if outcomes <= _OF_BEFORE:
+    if outcomes <= {UpdateOutcome.REFUSED, UpdateOutcome.RESTORED}:
         return next((each for each in answers if each.outcome is UpdateOutcome.RESTORED), answers[0])
     mixed = next(answer for answer in answers if answer.outcome is not UpdateOutcome.SERVED)
     return Answer(

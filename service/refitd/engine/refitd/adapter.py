@@ -38,7 +38,6 @@ from refitd_client.contract.naming import parse_version_id
 TRIAL_SECONDS = 60.0
 TAKE_BACK_SECONDS = 60.0
 FAULT_SECONDS = 60.0  # a host that cannot pull a version asks again all the time; a newer version may be there by then
-_BACK = frozenset({OrderState.SERVED, OrderState.NONE})
 Hears = Callable[[HostEngines], None]
 
 
@@ -121,7 +120,7 @@ class RefitdEngine:
         back = await self._settled(goal, TAKE_BACK_SECONDS, hears)
         if back is None:
             return Refit(outcome=Outcome.UNREACHABLE, resumed=True, reason=f"{reason}; then {self._silence}")
-        if back.order in _BACK:
+        if back.order in {OrderState.SERVED, OrderState.NONE}:
             return Refit(outcome=Outcome.NACK, resumed=True, reason=reason, waits=waits_itself(told))
         text = f"{reason}; and not all of its engines serve what they served before: {back.order_reason}"
         return Refit(outcome=Outcome.TAINTED, resumed=False, reason=text)

@@ -326,6 +326,8 @@ def compose(
         port=port,
     )
     hosts.tell = fleet.reported
+    if pusher is not None:
+        hosts.store_with = pusher.store_with
     checks: list[CanaryCheck] = [fleet.trial]
     if settings.canary_check is not None:
         checks.append(OperatorCheck(settings.canary_check))

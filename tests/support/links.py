@@ -22,13 +22,15 @@ Passing = Callable[[bytes], bytes]
 
 
 class Link:
-    """Listens on a port of its own and passes bytes on to `upstream`, a port on loopback.
+    """Listens on a port of its own and passes bytes on to `upstream`, a port. Both are on loopback, unless `at` is
+    where it listens, or `to` where that port is.
 
     `down` are the bytes that have come from there, `up` those that went there.
     """
 
-    def __init__(self, upstream: int) -> None:
+    def __init__(self, upstream: int, *, at: str = "127.0.0.1", to: str = "127.0.0.1") -> None:
         self.port = 0
+        self._at, self._to = at, to
         self.down = 0
         self.up = 0
         self.passing: Passing = lambda data: data
@@ -40,7 +42,7 @@ class Link:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self._at}:{self.port}"
 
     def away(self) -> None:
         """Cut all connections, and each new one, until `back`."""
@@ -54,7 +56,7 @@ class Link:
         self._is_away = False
 
     def __enter__(self) -> Self:
-        self._listener = socket.create_server(("127.0.0.1", self.port), backlog=128)
+        self._listener = socket.create_server((self._at, self.port), backlog=128)
         self.port = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
         return self
@@ -77,7 +79,7 @@ class Link:
 
     def _serve(self, client: socket.socket) -> None:
         """One connection of a client's, with one of its own to the server."""
-        with client, suppress(OSError), socket.create_connection(("127.0.0.1", self._upstream)) as server:
+        with client, suppress(OSError), socket.create_connection((self._to, self._upstream)) as server:
             if self._is_away:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 return

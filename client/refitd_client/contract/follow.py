@@ -18,8 +18,11 @@ class Following:
     `upstreams`; `heard_at` is when that last answered, None where it has not since the start. `run` is the run that it
     follows, None where it has none yet. `desired` is the id of the version that the upstream wants it to serve,
     `ordered` of the last such version that was good here, `serves` of the one that its engines are proved to serve.
-    `pulling` is the id of the version that it pulls, of which `pulled_bytes` have arrived. `fault` is what keeps it
-    from what it is to serve, in a sentence, None where nothing does.
+    `pulling` is the id of the version that it pulls, of which `pulled_bytes` have arrived, and `source` the URL of what
+    they come from: the upstream's, or that of an object store which the upstream has named; "" while it waits for its
+    turn, and `ahead` hosts pull before it then, as the upstream said last (0: it has not said yet). `store_fault` is
+    why it does not pull from the store that the upstream names, in a sentence. `fault` is what keeps it from what it is
+    to serve, in a sentence, None where nothing does.
 
     `process` is drawn at each start of the service, `release` its release. `leads`: the upstream decides what is served
     here and when; `leader` and `fence` are the name and the epoch of the hub whose reply was obeyed last, `again` is
@@ -42,6 +45,9 @@ class Following:
     serves: str | None = None
     pulling: str | None = None
     pulled_bytes: int = 0
+    source: str = ""
+    ahead: int | None = None
+    store_fault: str | None = None
     fault: str | None = None
     process: str = ""
     release: str = ""
@@ -99,6 +105,19 @@ class HostReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostPull:
+    """How a host is to pull `version`, of which it said that it pulls it, or waits to.
+
+    `store` is the URL of an object store that has the same contents, "" where none has. Else it pulls from the
+    upstream, once `ahead` is 0: so many hosts pull before it.
+    """
+
+    version: str
+    ahead: int = 0
+    store: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostReply:
     """What the upstream says to a report.
 
@@ -109,8 +128,9 @@ class HostReply:
     below one that it has heard. `knows` is the newest good version that the hub knows of a run, or that an operator has
     rolled back from there: a host goes back from nothing newer, since a hub that has lost its memory orders what it
     still knows. `digests` are those of what is to be served: one that a host has with other contents is another
-    version. `trial` is a question that the next reports are to answer. `soon`: something is about
-    to be decided, so that the next report is wanted within a second.
+    version. `trial` is a question that the next reports are to answer. `pull` says how to pull; None of an upstream
+    that gives no turns. `soon`: something is about to be decided, so that the next report is wanted within
+    `busy_seconds`, as while the host is at something: more seconds where there are more hosts.
     """
 
     lease_seconds: float
@@ -122,4 +142,6 @@ class HostReply:
     knows: Mapping[str, str] = field(default_factory=dict[str, str])
     digests: Mapping[str, str] = field(default_factory=dict[str, str])
     trial: HostTrial | None = None
+    pull: HostPull | None = None
     soon: bool = False
+    busy_seconds: float = 1.0

@@ -35,8 +35,8 @@ class HostEngines:
     """The engines of a host: how many are in each state, and at most 16 of them, those that need a look first.
 
     `follower` is the name of the service there, `upstream` the upstream that it follows, "" where that is not known.
-    `pulling` is the id of the version that the host pulls, of which `pulled_bytes` have arrived, `loading` of the one
-    that its engines are being brought to. A host leaves these four to its hub, which takes them from `Following`.
+    `pulling`, `pulled_bytes`, `source`, `ahead` and `store_fault` are as in `Following`, and `loading` is the id of the
+    version that its engines are being brought to. A host leaves these to its hub.
     `waits` is why it goes to nothing newer, whatever is ordered, in a sentence: its own operator has paused it. None
     where it goes. `unknown` is the id of the version it has that its hub does not know, or knows with other contents,
     as after a loss of the hub's root; the hub says that.
@@ -48,6 +48,9 @@ class HostEngines:
     upstream: str = ""
     pulling: str | None = None
     pulled_bytes: int = 0
+    source: str = ""
+    ahead: int | None = None
+    store_fault: str | None = None
     loading: str | None = None
     waits: str | None = None
     unknown: str | None = None

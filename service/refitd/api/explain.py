@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 
-from refitd.api.present import host_does, left_on_barred, of_upstream, unknown_on_host
+from refitd.api.present import host_does, left_on_barred, of_upstream, unknown_on_host, upstream_of
 from refitd.api.version_on_engines import contents_of, on_engines, overtaken_by, paused_since
 from refitd.engine.port import Outcome
 from refitd.policy.binding import why_unbound
 from refitd.policy.contest import SAID_FOR, STOP_THE_OTHER, gives_up
 from refitd.policy.strategy import Strategy, has_given_up, released, why_waiting
+from refitd.policy.upstream import without_store
 from refitd.state.records import NOT_SENT, AttemptRecord, EngineRecord, Source, UpdateRecord
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
@@ -202,6 +203,7 @@ def explain_engine(engine: EngineRecord, store: Store, targets: Targets) -> list
     sentences.append(_against(engine, engine.run, target))
     sentences += _about_its_run(engine, store)
     sentences += [] if (waits := of_upstream(engine, store)) is None else [f"{waits}."]
+    sentences += [] if (word := upstream_of(store, engine.run)) is None else without_store(word.store_fault)
     held = store.versions.get(engine.serving or "")
     if held is not None and held.in_memory:
         sentences.append(f"It has that from its trainer's memory. {_without_files(held, targets)}")
@@ -264,6 +266,7 @@ def _its_host(engine: EngineRecord, host: HostEngines, order: AttemptRecord | No
         f"The host {host.follower} pulls each version{source} and updates its own {own}.",
         "This service only says which version, and waits until the host has proved that it serves it.",
         *([] if does is None else [f"Now the host {does}."]),
+        *without_store(host.store_fault),
         f"When the host last reported, its engines were: {counted or 'none'}.",
     ]
     goal = engine.serving if order is None else order.version

@@ -2,6 +2,7 @@
 
     look      the upstream's versions, when it says that something changed, and at intervals as the truth
     plan      `policy/pulls.py`: what to pull, and what must stay here
+    turn      from where and when, as the upstream says (`pull_turn.py`)
     pull      one version at a time; one that is not wanted any more is given up
     report    what this host is at (`reporting.py`); a hub that leads it replies what it is to serve
     order     once the catalog has found it good, what is wanted becomes the run's target on this host (`orders.py`)
@@ -18,12 +19,15 @@ import structlog
 
 from refitd.follow.hearing import Hearing
 from refitd.follow.orders import Orders
-from refitd.follow.puller import Puller, PullRefusedError
+from refitd.follow.pull_turn import PullTurn, StoreSources
+from refitd.follow.puller import Puller, PullRefusedError, PullTotals
 from refitd.follow.reporting import UpstreamReporter
 from refitd.follow.sources import FollowedSources
 from refitd.follow.upstream import (
+    DamagedError,
     FollowerIdentity,
     GoneError,
+    StoreError,
     UnreachableError,
     UpstreamError,
     UpstreamRun,
@@ -112,7 +116,10 @@ class UpstreamFollower:
         self._quorum = quorum
         self._wake = Notifier()
         self._orders = Orders(store, targets, self._wake, run=run)
-        self._reporter = UpstreamReporter(sources, self._as_report, self._answered, self._is_busy)
+        self._turn = PullTurn(sources, store.clock)
+        self._reporter = UpstreamReporter(
+            sources, self._as_report, self._answered, self._is_busy, refused=lambda name: self._turn.heard(name, None)
+        )
         self._release = installed_release()
         self._planned: str | None = None  # what was to be served when the look began that the plan was made of
         self._offered: UpstreamRun | None = None
@@ -171,7 +178,10 @@ class UpstreamFollower:
             ordered=store.runs.ordered.get(run),
             serves=serves,
             pulling=None if self._pulling is None else self._pulling[0],
-            pulled_bytes=self._puller.arrived if self._pulling is not None else 0,
+            pulled_bytes=self._puller.arrived if self._pulling is not None and self._turn.ahead is None else 0,
+            source=self._turn.source,
+            ahead=self._turn.ahead,
+            store_fault=self._turn.store_fault,
             fault=store.faults.upstream,
             process=self._identity.process,
             release=self._release,
@@ -219,6 +229,7 @@ class UpstreamFollower:
         self._knows = upstream.name, reply.knows
         if upstream.leads:
             self._orders.hear(self.run_followed, reply, upstream.name)
+        self._turn.heard(upstream.name, reply.pull)
         if not self.is_led:
             return
         before = dict(self._store.runs.desired)
@@ -375,6 +386,7 @@ class UpstreamFollower:
             self._pulling[1].cancel()
         if self._pulling is None and self._plan.pull:
             wanted = next(version for version in offered.versions if version.id == self._plan.pull[0])
+            self._turn.begin(wanted.id)
             task = group.create_task(self._pull(wanted), name=f"pull {wanted.id}")
             self._pulling = wanted.id, task
             task.add_done_callback(lambda _: self._pull_ended())
@@ -392,6 +404,7 @@ class UpstreamFollower:
 
     def _pull_ended(self) -> None:
         self._pulling = None
+        self._turn.end()
         self._wake.notify()
         self._sources.told.notify()
 
@@ -401,7 +414,7 @@ class UpstreamFollower:
         await self._puller.keep_only(version.run, self._plan.needs | {version.id})
         began = self._store.clock.monotonic()
         try:
-            took = await self._puller.pull(version.id, version.digest or "")
+            took = await self._pulled(version)
         except (UpstreamError, PullRefusedError) as error:
             if isinstance(error, UnreachableError):
                 self._sources.next()
@@ -418,6 +431,19 @@ class UpstreamFollower:
             anew = anew if known is None else replace(anew, given_up=known.given_up)
             self._store.put_version(as_told(anew, version))
         self._nudge()
+
+    async def _pulled(self, version: UpstreamVersion) -> PullTotals:
+        """Pull it from the store that the upstream names, and where that does not give it from the upstream in turn."""
+        while True:
+            sources = await self._turn.taken()
+            try:
+                return await self._puller.pull(version.id, version.digest or "", sources)
+            except (StoreError, DamagedError) as error:
+                if not isinstance(sources, StoreSources):
+                    raise
+                text = f"is pulled from {self._sources.upstream.name}, and not from the store that it names: {error}"
+                self._store.say("version", version.id, text, of_run=version.run, is_fault=True)
+                self._turn.leave(sources.name, error)
 
     def _failed(self, version: str, error: Exception) -> None:
         known = self._failures.get(version)
@@ -444,6 +470,8 @@ class UpstreamFollower:
             pulling=pulling,
             disobeyed=disobeyed,
         )
+        turn = self._turn
+        word = replace(word, source=turn.source, ahead=turn.ahead, store_fault=turn.store_fault)
         self._store.runs.set_upstream(word)
         before, fault = self._store.faults.upstream, self._fault()
         self._store.faults.set_upstream(fault)

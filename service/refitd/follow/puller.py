@@ -23,7 +23,7 @@ import structlog
 from refitd.follow.resuming import PullJournal, drop_others
 from refitd.follow.tasks import in_thread
 from refitd.follow.transfer import Sources, Transfer, again
-from refitd.follow.upstream import FilePart, UnreachableError, WrongError
+from refitd.follow.upstream import FilePart, StoreError, UnreachableError, WrongError
 from refitd_client.checkpoint.strict_header import MAX_HEADER_BYTES
 from refitd_client.contract.manifest import Manifest, ManifestRefusedError, parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME, Order, ShardLayout, slots_path, version_id
@@ -113,12 +113,13 @@ class Puller:
             log.info("what was pulled of a version is removed: it is not wanted any more", version=version)
         return not left
 
-    async def pull(self, version: str, digest: str) -> PullTotals:
+    async def pull(self, version: str, digest: str, sources: Sources | None = None) -> PullTotals:
         """Pull a version; when this returns, its folder is there and durable.
 
         Args:
             version: its id.
             digest: of its manifest, as the upstream lists it.
+            sources: from where this one is pulled; None for the upstreams.
 
         Raises:
             PullRefusedError: it cannot be put here.
@@ -127,14 +128,14 @@ class Puller:
         self._transfer = None
         if (fault := await in_thread(self._guard)) is not None:
             raise PullRefusedError(f"{version} is not written there: {fault}")
-        laps = Laps()
-        data = await self._manifest(version)
-        manifest = _checked(data, version, digest, self._sources.upstream.name)
+        laps, sources = Laps(), sources or self._sources
+        data = await self._manifest(version, sources)
+        manifest = _checked(data, version, digest, sources.upstream.name)
         try:
             folder = await in_thread(self.folder_of, manifest.run)
             with laps.lap("layout"):
-                layout = await self._layout(manifest, version)
-            return await self._into(folder, manifest, version, data, layout, laps)
+                layout = await self._layout(manifest, version, sources)
+            return await self._into(folder, manifest, version, data, layout, laps, sources)
         except (RefitError, OSError) as error:
             raise PullRefusedError(f"{version} cannot be written to {self._root}: {error}") from error
 
@@ -146,6 +147,7 @@ class Puller:
         data: bytes,
         layout: Sequence[ShardLayout],
         laps: Laps,
+        sources: Sources,
     ) -> PullTotals:
         total = sum(file.size for file in manifest.files.values())
         journal = PullJournal(self._root, manifest)
@@ -153,12 +155,12 @@ class Puller:
         context = staged(folder.path, Meter(total, None), laps, take=take, mappings=self._mappings)
         try:
             staging = await in_thread(context.__enter__)
-            transfer = self._transfer = Transfer(self._sources, version, staging, journal, sleep=self._sleep)
+            transfer = self._transfer = Transfer(sources, version, staging, journal, sleep=self._sleep)
             with laps.lap("pull"):
                 await transfer.run(manifest)
             with laps.lap("commit"):
                 await in_thread(self._commit, folder, staging, manifest.order, data)
-        except (UnreachableError, asyncio.CancelledError):
+        except (UnreachableError, StoreError, asyncio.CancelledError):
             await in_thread(_leave, context, None)
             journal.close()
             raise
@@ -176,16 +178,16 @@ class Puller:
             resumed=transfer.resumed,
         )
 
-    async def _manifest(self, version: str) -> bytes:
+    async def _manifest(self, version: str, sources: Sources) -> bytes:
         """The bytes of the manifest, asked for twice: its digest is of the files that it names and of nothing else in
         it, so that a damaged fingerprint or base would not be seen.
 
         Raises:
             UnreachableError: they differ.
         """
-        once, twice = [await again(lambda: self._sources.upstream.manifest(version), self._sleep) for _ in range(2)]
+        once, twice = [await again(lambda: sources.upstream.manifest(version), self._sleep) for _ in range(2)]
         if once != twice:
-            name = self._sources.upstream.name
+            name = sources.upstream.name
             raise UnreachableError(f"{name} gave two manifests of {version} that differ: the link damages them")
         return once
 
@@ -196,27 +198,27 @@ class Puller:
             folder.note_known(order)
         staging.commit(manifest, MANIFEST_NAME, folder.folder_of(order))
 
-    async def _layout(self, manifest: Manifest, version: str) -> Sequence[ShardLayout]:
+    async def _layout(self, manifest: Manifest, version: str, sources: Sources) -> Sequence[ShardLayout]:
         """The layout of the version's shards, by their headers; none where there is no slot that it could fit."""
         shards = {name: file for name, file in manifest.files.items() if name.endswith(_SHARD)}
         if not shards or not await in_thread(_has_entries, self._root / slots_path(manifest.run)):
             return ()
         return [
-            ShardLayout(name=name, header=await self._header(version, name, file.size), size=file.size)
+            ShardLayout(name=name, header=await self._header(version, name, file.size, sources), size=file.size)
             for name, file in shards.items()
         ]
 
-    async def _header(self, version: str, name: str, size: int) -> bytes:
-        head = await self._bytes(version, name, min(size, _HEAD))
+    async def _header(self, version: str, name: str, size: int, sources: Sources) -> bytes:
+        head = await self._bytes(version, name, min(size, _HEAD), sources)
         length = 8 + min(int.from_bytes(head[:8], "little"), MAX_HEADER_BYTES)
         if len(head) < length <= size:
-            head = await self._bytes(version, name, length)
+            head = await self._bytes(version, name, length, sources)
         return head[:length]
 
-    async def _bytes(self, version: str, name: str, length: int) -> bytes:
+    async def _bytes(self, version: str, name: str, length: int, sources: Sources) -> bytes:
         buffer = bytearray(length)
         part = FilePart(version=version, file=name, start=0, length=length)
-        await again(lambda: self._sources.upstream.fill(part, memoryview(buffer)), self._sleep)
+        await again(lambda: sources.upstream.fill(part, memoryview(buffer)), self._sleep)
         return bytes(buffer)
 
 

@@ -12,7 +12,7 @@ from refitd.follow.upstream import UnreachableError, UpstreamError
 from refitd_client.contract.follow import HostReply, HostReport
 
 RESTS_SECONDS = 10.0  # between two reports
-BUSY_SECONDS = 1.0  # while something is under way, or the last report was not taken
+BUSY_SECONDS = 1.0  # while something is under way, or the last report was not taken; more where the upstream says so
 
 log = structlog.get_logger("refitd")
 
@@ -26,6 +26,7 @@ class UpstreamReporter:
         tell: Callable[[], HostReport],
         heard: Callable[[HostReply], None],
         is_busy: Callable[[], bool],
+        refused: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Send nothing yet.
 
@@ -34,12 +35,15 @@ class UpstreamReporter:
             tell: makes the report of this moment.
             heard: gets each reply to the newest report.
             is_busy: whether something is under way.
+            refused: gets the name of an upstream that takes no reports of this host.
         """
         self._sources = sources
         self._tell = tell
         self._heard = heard
         self._is_busy = is_busy
+        self._refused = refused
         self._is_soon = False
+        self._busy_seconds = BUSY_SECONDS
         self.fault: str | None = None
 
     async def run(self) -> None:
@@ -47,7 +51,7 @@ class UpstreamReporter:
         while True:
             seen = self._sources.told.count
             await self.report()
-            wait = BUSY_SECONDS if self._is_soon or self._is_busy() else RESTS_SECONDS
+            wait = self._busy_seconds if self._is_soon or self._is_busy() else RESTS_SECONDS
             await self._sources.told.wait_after(seen, within=wait)
 
     async def report(self) -> None:
@@ -58,7 +62,11 @@ class UpstreamReporter:
         except UpstreamError as error:
             log.debug("the upstream did not take a report", reason=str(error))
             self.fault, self._is_soon = None if isinstance(error, UnreachableError) else str(error), True
+            self._busy_seconds = BUSY_SECONDS
+            if self.fault is not None and upstream is self._sources.upstream:
+                self._refused(upstream.name)
             return
         self.fault, self._is_soon = None, reply.soon
+        self._busy_seconds = min(RESTS_SECONDS, max(BUSY_SECONDS, reply.busy_seconds))
         if upstream is self._sources.upstream:
             self._heard(reply)

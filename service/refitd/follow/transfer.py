@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from refitd.follow.resuming import PullJournal, lacking
 from refitd.follow.tasks import first_error, in_thread
-from refitd.follow.upstream import ByteSource, FilePart, UnreachableError, WrongError
+from refitd.follow.upstream import ByteSource, DamagedError, FilePart, UnreachableError
 from refitd_client.contract.manifest import BLOCK, Manifest, ManifestFile, digest_of_block, joined
 from refitd_client.files import durable
 from refitd_client.write.version_folder import StagedShard, Staging
@@ -156,14 +156,14 @@ class Transfer:
         """Seal a file whose digest is right; else the blocks that are to be pulled again.
 
         Raises:
-            WrongError: it was pulled again already.
+            DamagedError: it was pulled again already.
         """
         digests = [digest for digest in file.digests if digest is not None]
         if joined(digests) == file.entry.digest:
             await in_thread(self._staging.seal, file.shard, file.entry.size, file.entry.digest)
             return ()
         if file.is_again:
-            raise WrongError(
+            raise DamagedError(
                 f"{self._sources.upstream.name} gave wrong bytes of {file.name} of {self._version} again: its files "
                 "are not those that its manifest names, or the link damages them"
             )

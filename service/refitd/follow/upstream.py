@@ -36,6 +36,16 @@ class WrongError(UpstreamError):
     """
 
 
+class DamagedError(WrongError):
+    """The bytes of a file have another digest than the manifest says, twice."""
+
+
+class StoreError(UpstreamError):
+    """An object store that the upstream had named did not give what it was asked for. What has arrived stays, for the
+    pull from the upstream.
+    """
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamVersion:
     """A sealed version of an upstream.

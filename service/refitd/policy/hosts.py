@@ -13,9 +13,11 @@ from hashlib import blake2b
 
 from refitd.engine.fingerprints import ANSWERED, BY_HOST, names_of_means
 from refitd.policy.served import is_proven
+from refitd.policy.upstream import hosts_before
 from refitd.state.records import EngineRecord, HostLead, UpdateRecord
 from refitd.state.version import VersionRecord
 from refitd.text import size_of
+from refitd_client.bucket.address import is_bucket_url
 from refitd_client.contract.follow import Following, HostReply, HostReport
 from refitd_client.contract.hosts import MAX_HOST_ENGINES, HostEngine, HostEngines, OrderState
 from refitd_client.contract.naming import parse_version_id, version_id
@@ -297,10 +299,13 @@ def what_it_does(host: HostEngines | None, ordered: str | None, size: Callable[[
     """
     if host is None:
         return None
+    if host.pulling is not None and host.ahead is not None:
+        return f"waits to pull {host.pulling}: {hosts_before(host.ahead)}"
     if host.pulling is not None:
         whole = size(host.pulling)
         of = "" if whole is None else f" of {size_of(whole)}"
-        return f"pulls {host.pulling} ({size_of(host.pulled_bytes)}{of})"
+        there = f" from {host.source}" if is_bucket_url(host.source) else ""
+        return f"pulls {host.pulling}{there} ({size_of(host.pulled_bytes)}{of})"
     if host.loading is not None:
         return f"loads {host.loading}"
     if host.waits is not None:

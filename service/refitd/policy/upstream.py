@@ -48,7 +48,21 @@ def waits_for(
         why = _why_paused(word, newest) if is_paused else _why_not_yet(word)
         return f"Step {newest.order.step:,} is here and good: {why}"
     pulled = parse_version_id(word.pulling or "")
-    return None if pulled is None else f"Step {pulled[1].step:,} is pulled from {word.name}"
+    if pulled is not None and word.ahead is not None:
+        return f"Step {pulled[1].step:,} waits to be pulled from {word.name}: {hosts_before(word.ahead)}"
+    return None if pulled is None else f"Step {pulled[1].step:,} is pulled from {word.source or word.name}"
+
+
+def hosts_before(ahead: int) -> str:
+    """Say how many hosts pull before one that waits for its turn."""
+    if not ahead:
+        return "it asks for its turn"
+    return "1 host pulls before this one" if ahead == 1 else f"{ahead} hosts pull before this one"
+
+
+def without_store(store_fault: str | None) -> list[str]:
+    """Say why the object store is not asked that an upstream has named; nothing where it is."""
+    return [] if store_fault is None else [f"It pulls from its upstream, and not from the object store: {store_fault}."]
 
 
 def is_here(newest: VersionRecord | None, target: VersionRecord | None) -> bool:

@@ -22,7 +22,7 @@ from refitd_client.bucket.objects import Bucket
 from refitd_client.bucket.pointer import BucketVersion, Pointer
 from refitd_client.bucket.run import BucketRun
 from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, ManifestRefusedError, parse_manifest
-from refitd_client.contract.naming import MANIFEST_NAME
+from refitd_client.contract.naming import MANIFEST_NAME, parse_version_id
 from refitd_client.errors import PublishError, RunBusyError
 from refitd_client.files.plain_file import read_plain
 
@@ -57,6 +57,13 @@ class Pusher:
         self._lost: set[str] = set()
         self._without_files: set[str] = set()
         self.uploading: frozenset[str] = frozenset()
+
+    def store_with(self, version: str, digest: str) -> str:
+        """The store's URL where it has the version with this digest, else "". Another publisher may have the run."""
+        parsed = parse_version_id(version)
+        run = None if parsed is None or parsed[0] in self._lost else self._runs.get(parsed[0])
+        there = () if run is None or run.pointer is None else run.pointer.versions
+        return self._bucket.name if any(each.id == version and each.digest == digest for each in there) else ""
 
     async def run(self) -> None:
         """Push until cancelled."""

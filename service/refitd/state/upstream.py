@@ -11,7 +11,8 @@ class UpstreamWord:
     `silent_since` is when it was heard last (RFC 3339), "" where that was not since the start, None while it is heard.
     `is_paused`: updates of the run are paused there. `leads`: it says what is served here.
     `wanted` is the id of the version that this host is to serve, `elsewhere` of the one that hosts
-    are to serve which no hub leads, `pulling` of the one that is pulled now. `has_ended`: it has said that the run has
+    are to serve which no hub leads, `pulling` of the one that is pulled now. `source`, `ahead` and `store_fault` are as
+    in `Following`. `has_ended`: it has said that the run has
     ended, or that it has none of that name. `listed` are the ids of the versions of the run that it has named last,
     None where it was not heard yet. `disobeyed` is why engines here do not go where it wants, or that it does not know
     what they serve, in a sentence; None where neither is so.
@@ -25,6 +26,9 @@ class UpstreamWord:
     wanted: str | None = None
     elsewhere: str | None = None
     pulling: str | None = None
+    source: str = ""
+    ahead: int | None = None
+    store_fault: str | None = None
     has_ended: bool = False
     listed: frozenset[str] | None = None
     disobeyed: str | None = None

@@ -5,7 +5,7 @@ is called by nobody: its URL in the records is `host:` and its name.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from refitd.clock import Clock
@@ -22,12 +22,16 @@ from refitd.state.followers import LEASE_SECONDS
 from refitd.state.observer import Notifier
 from refitd.state.records import Source
 from refitd.state.store import Store
-from refitd_client.contract.follow import Following, HostReply, HostReport
+from refitd.state.version import VersionRecord
+from refitd.update.pull_turns import PullTurns, TurnGiven
+from refitd_client.contract.follow import Following, HostPull, HostReply, HostReport
 from refitd_client.contract.states import EngineState
 
 GONE_SECONDS = 600.0
 LOOK_SECONDS = 5.0
 SCHEME = "host:"
+REPORTS_A_SECOND = 200  # of all hosts that are at something
+MOST_BUSY_SECONDS = 5.0  # so that three reports get lost before a host counts as silent
 _SOON = frozenset({EngineState.PROBING, EngineState.UPDATING})
 
 
@@ -64,7 +68,9 @@ class ReportedHosts:
         self._leads = leads
         self._known: dict[str, _Reported] = {}
         self._lines: dict[str, HostLine] = {}
+        self._turns = PullTurns(clock)
         self.tell: Callable[[dict[str, EngineSpec]], None] = lambda _: None  # hears which hosts there are
+        self.store_with: Callable[[str, str], str] = lambda _id, _digest: ""  # the store that has a version's contents
 
     def connector(
         self, others: Callable[[EngineSpec], EnginePort], *, root: str, load_timeout: float
@@ -101,7 +107,7 @@ class ReportedHosts:
         """
         name, (leader, epoch) = check_engine_id(report.told.follower), self.leader
         if report.freely:
-            return HostReply(lease_seconds=LEASE_SECONDS)
+            return self._with_turn(HostReply(lease_seconds=LEASE_SECONDS), report, [report.told.desired])
         line, record = self.line(name), self._store.engines.get(name)
         if record is not None and record.source is not Source.REPORTED:
             raise NameTakenError(
@@ -115,7 +121,7 @@ class ReportedHosts:
         elif report.told.host is not None and report.told.host.count:
             self._known[name] = _Reported(host_spec(name, report.told.run), self._clock.monotonic())
             self._tell()
-        return HostReply(
+        reply = HostReply(
             lease_seconds=LEASE_SECONDS,
             serve=dict(line.serve),
             again=line.again,
@@ -129,6 +135,30 @@ class ReportedHosts:
             or record.state in {EngineState.PROBING, EngineState.UPDATING}
             or line.trial is not None,
         )
+        return self._with_turn(reply, report, line.serve.values())
+
+    def _with_turn(self, reply: HostReply, report: HostReport, serve: Iterable[str | None]) -> HostReply:
+        """The reply with how to pull what the host wants to pull, and how soon the next report is wanted.
+
+        Args:
+            reply: the rest of it.
+            report: of the host.
+            serve: the ids of what it is to serve.
+        """
+        version = self._store.versions.get(report.told.pulling or "")
+        is_needed = any(each is not None and each not in report.holds for each in serve)
+        turn = self._turns.reported(report.told, is_needed=is_needed, size=None if version is None else version.bytes)
+        busy_seconds = min(MOST_BUSY_SECONDS, max(1.0, len(self._known) / REPORTS_A_SECOND))
+        return replace(
+            reply,
+            pull=None if report.told.pulling is None else self._how_to_pull(report.told.pulling, version, turn),
+            soon=reply.soon or turn.is_near,
+            busy_seconds=1.0 if turn.is_near else busy_seconds,
+        )
+
+    def _how_to_pull(self, id_: str, version: VersionRecord | None, turn: TurnGiven) -> HostPull:
+        digest = None if version is None else version.digest
+        return HostPull(version=id_, ahead=turn.ahead, store="" if digest is None else self.store_with(id_, digest))
 
     def _as_known(self, told: Following) -> Following:
         """What a host says, without what this service does not have."""

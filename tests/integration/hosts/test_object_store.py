@@ -1,5 +1,6 @@
 """Real processes and a real S3 server: a trainer, a hub that pushes, and followers that share nothing but a bucket."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -85,6 +86,63 @@ def test_a_hub_pushes_and_a_follower_in_another_region_pushes_on(url: str, serve
         until(lambda: region.serves(1) and far.serves(1), all_.hub, region, far)
         assert counted(Bucket.at(there), RUN)[0] == "run~v000002"
         _says_no_secret(all_.hub)
+
+
+def test_led_hosts_pull_from_the_store_that_their_hub_pushes_into_and_one_without_credentials_from_the_hub(
+    url: str, tmp_path: Path
+) -> None:
+    with hosts(tmp_path, "--push", url) as all_:
+        hub = all_.hub
+        first = all_.publish(1)
+        until(lambda: "pushed" in said(hub, first), hub)
+        one = all_.led("one")
+        bare = all_.host("bare", "--follow", hub.refitd.url, "--follower", "bare", first=without_a_store)
+        with bare.refitd:
+            until(lambda: one.serves(1) and bare.serves(1), hub, one, bare)
+            assert f"s from {url}" in said(one, first)
+            assert f"s from {hub.refitd.url}" in said(bare, first)
+            assert check(one.root / RUN / "v000001").digest == check(bare.root / RUN / "v000001").digest
+            why = f"It pulls from its upstream, and not from the object store: {url} is not asked, since"
+            until(lambda: why in explained(hub, "bare"), hub, bare)
+            assert why in explained(bare, bare.client.engines().items[0].id)
+            assert "object store" not in explained(hub, "one")
+        _says_no_secret(one)
+
+
+def test_a_host_whose_store_is_damaged_pulls_from_its_hub_in_turn_and_says_so(url: str, tmp_path: Path) -> None:
+    with hosts(tmp_path, "--push", url) as all_:
+        hub = all_.hub
+        first = all_.publish(1)
+        until(lambda: "pushed" in said(hub, first), hub)
+        shard = next((hub.root / RUN / "v000001").glob("*.safetensors"))
+        key = f"{RUN}/versions/v000001/{shard.name}"
+        asyncio.run(Bucket.at(url).write(key, bytes(shard.stat().st_size)))
+        one = all_.led("one")
+        until(lambda: one.serves(1), hub, one)
+        assert f"s from {hub.refitd.url}" in said(one, first)
+        why = f"not from the object store: {url} gave wrong bytes of {shard.name}"
+        assert why in explained(one, one.client.engines().items[0].id)
+        until(lambda: why in explained(hub, "one"), hub, one)
+
+
+def without_a_store() -> None:
+    """The environment says nothing of S3."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        del os.environ[name]
+
+
+def said(host: Host, version: str) -> str:
+    """What a service has said of a version."""
+    return "\n".join(
+        entry["text"]
+        for entry in host.get("/v1/log", params={"limit": 200}).json()["items"]
+        if entry["subject"] == version
+    )
+
+
+def explained(host: Host, engine: str) -> str:
+    """The explanation of an engine."""
+    return " ".join(host.client.explain(engine).sentences)
 
 
 def test_where_a_hub_goes_back_to_what_the_store_has_no_more_hub_and_follower_say_so(url: str, tmp_path: Path) -> None:

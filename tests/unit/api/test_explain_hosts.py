@@ -79,6 +79,17 @@ def test_what_the_host_does_for_them_now_is_said(store: Store) -> None:
     assert not any("pulls v" in each or pulls in each for each in away), "that was before it was lost"
 
 
+def test_it_says_from_where_a_host_pulls_or_how_many_hosts_pull_before_it_and_why_not_from_the_store(
+    store: Store,
+) -> None:
+    more: dict[str, Any] = {"follower": "host-1", "states": HOSTS, "upstream": HUB, "pulling": TWO.id}
+    waits = explained(store, HostEngines(**more, ahead=3, store_fault="it is gone"))
+    assert f"Now the host waits to pull {TWO.id}: 3 hosts pull before this one." in waits
+    assert "It pulls from its upstream, and not from the object store: it is gone." in waits
+    pulls = explained(store, HostEngines(**more, source="s3://bucket/prefix"))
+    assert any(f"pulls {TWO.id} from s3://bucket/prefix (" in each for each in pulls)
+
+
 def test_a_host_that_waits_for_its_own_pause_is_said_to_wait_wherever_it_is_named(store: Store) -> None:
     store.open_attempt("host-1", TWO.id)
     said = "updates of run are paused on that host since 2026-01-01: refitd resume run there"

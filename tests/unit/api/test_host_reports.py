@@ -34,7 +34,9 @@ async def test_a_host_that_reports_is_an_engine_that_nobody_calls(tmp_path: Path
             "knows": {},
             "digests": {},
             "trial": None,
+            "pull": None,
             "soon": True,
+            "busy_seconds": 1.0,
         }
         record = stage.store.engines["one"]
         assert (record.url, record.source) == ("host:one", Source.REPORTED)

@@ -73,3 +73,17 @@ async def test_a_hub_that_does_not_answer_fails() -> None:
     (asked,) = await ask_hubs(Settings(root=Path("/root"), follow=[url, "s3://bucket/prefix"]))
     (gone,) = judge_hub(asked, None)
     assert (gone.verdict, "the hub does not answer" in gone.text) == ("failed", True)
+
+
+async def test_of_a_hub_that_does_not_answer_it_is_said_that_no_proxy_of_the_environment_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    settings = Settings(root=Path("/root"), follow=["http://127.0.0.1:9"])
+    (without,) = judge_hub((await ask_hubs(settings))[0], None)
+    assert "It is called directly" not in (without.fix or "")
+    monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
+    (named,) = judge_hub((await ask_hubs(settings))[0], None)
+    assert (named.fix or "").endswith("It is called directly, whatever HTTPS_PROXY says")

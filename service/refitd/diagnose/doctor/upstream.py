@@ -5,6 +5,7 @@ looked at the token: nothing of that stays there. Object stores are looked at in
 """
 
 import asyncio
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,17 +20,21 @@ from refitd_client.contract.wire import Overview, RunGlance
 CALL_SECONDS = 5.0
 _UNAUTHORISED = frozenset({401, 403})
 _INCOMPLETE = frozenset({400, 422})
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 _REPORT = "/v1/hosts/doctor"
 _FIX = "give --follow-token-file a token of its --followers-token-file: followers are refused without it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubAnswers:
-    """What a hub has answered: to the look that a follower begins with, and to a report without content."""
+    """What a hub has answered: to the look that a follower begins with, and to a report without content. `proxy` is the
+    variable of the environment that names a proxy, which is not asked; None where none does.
+    """
 
     url: str
     look: Reply | NoReply
     report: Reply | NoReply
+    proxy: str | None = None
 
 
 async def ask_hubs(settings: Settings) -> list[HubAnswers]:
@@ -41,7 +46,8 @@ async def ask_hubs(settings: Settings) -> list[HubAnswers]:
 async def _ask(url: str, settings: Settings) -> HubAnswers:
     hub = Transport(url, api_key=settings.follow_token_file, admin_key=None, server="hub")
     look = await hub.get("/v1/overview", CALL_SECONDS, most=OVERVIEW_BYTES)
-    return HubAnswers(url=url, look=look, report=await hub.put(_REPORT, {}, CALL_SECONDS))
+    proxy = next((name for name in _PROXIES if os.environ.get(name) or os.environ.get(name.lower())), None)
+    return HubAnswers(url=url, look=look, report=await hub.put(_REPORT, {}, CALL_SECONDS), proxy=proxy)
 
 
 def judge_hub(asked: HubAnswers, run: str | None) -> Iterator[Finding]:
@@ -54,6 +60,8 @@ def judge_hub(asked: HubAnswers, run: str | None) -> Iterator[Finding]:
     url = asked.url
     if isinstance(asked.look, NoReply):
         fix = "start it, or correct --follow: this host serves on what it has, and gets nothing new"
+        if asked.proxy is not None:
+            fix = f"{fix}. It is called directly, whatever {asked.proxy} says"
         yield failed(CheckName.UPSTREAM, url, f"the hub does not answer: {asked.look.reason}", fix)
         return
     if (refused := _refused(asked.look)) is not None:

@@ -189,7 +189,7 @@ class RefitdEngine:
             if answer is not None:
                 # A pull that fails and begins again looks as it did before: that is no progress.
                 state = answer.pulling, answer.pulled_bytes, answer.fault
-                if state not in seen:
+                if state not in seen or answer.ahead is not None:  # it waits for its turn, which this service gives
                     ends = clock.monotonic() + (patience if answer.fault is None else min(patience, FAULT_SECONDS))
                 seen.add(state)
             told, is_new = answer, True

@@ -71,6 +71,9 @@ def picture(told: Following) -> HostEngines | None:
         upstream=told.upstream,
         pulling=told.pulling,
         pulled_bytes=told.pulled_bytes,
+        source=told.source,
+        ahead=told.ahead,
+        store_fault=told.store_fault,
         loading=told.desired if is_loading else None,
     )
 

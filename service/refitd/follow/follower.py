@@ -35,7 +35,7 @@ from refitd.follow.upstream import (
 )
 from refitd.policy.aside import others_of
 from refitd.policy.hosts import engines_of_host, not_known_there, order_state, proof_of_host, why_it_waits
-from refitd.policy.pulls import HELD, PullPlan, all_as_told, as_told, is_held_back, plan_pulls, pull_fault, why_not_good
+from refitd.policy.pulls import PullPlan, all_as_told, as_told, is_held_back, plan_pulls, pull_fault, why_not_good
 from refitd.policy.served import is_proven
 from refitd.state.observer import Notifier
 from refitd.state.store import Store
@@ -58,7 +58,6 @@ LOOK_SECONDS = 2.0  # between two looks at the upstream
 LISTEN_AGAIN_SECONDS = 1.0
 RETRY_SECONDS = 2.0  # after a pull that failed, doubled with each failure
 LONGEST_RETRY_SECONDS = 60.0
-_COMES = frozenset({VersionState.LOST, VersionState.DELETED, VersionState.RETIRED})
 
 log = structlog.get_logger("refitd")
 
@@ -381,7 +380,7 @@ class UpstreamFollower:
         for version in sorted({*plan.needs, self._orders.asked or ""} & others):
             self._orders.set_aside(self._store.versions[version])
         # One that the catalog has found already has its name: its pull is about to end by itself.
-        kept = {*self._plan.pull, *(version for version, state in here.items() if state in HELD)}
+        kept = {*self._plan.pull, *(version for version, state in here.items() if not state.is_gone)}
         if self._pulling is not None and self._pulling[0] not in kept:
             self._pulling[1].cancel()
         if self._pulling is None and self._plan.pull:
@@ -426,7 +425,7 @@ class UpstreamFollower:
         text = f"{text}; {took.resumed} bytes were here" if took.resumed else text
         self._store.say("version", version.id, text, of_run=version.run)
         known = self._store.versions.get(version.id)
-        if known is None or known.state in _COMES:
+        if known is None or known.state.is_gone:
             anew = _announced(version, self._store.clock.now())
             anew = anew if known is None else replace(anew, given_up=known.given_up)
             self._store.put_version(as_told(anew, version))

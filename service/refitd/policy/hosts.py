@@ -23,10 +23,7 @@ from refitd_client.contract.hosts import MAX_HOST_ENGINES, HostEngine, HostEngin
 from refitd_client.contract.naming import parse_version_id, version_id
 from refitd_client.contract.states import EngineState, VersionState
 
-_AWAY = frozenset({EngineState.UNREACHABLE})
-_BUSY = frozenset({EngineState.PROBING, EngineState.UPDATING, EngineState.VERIFYING, EngineState.TAINTED})
 _FAILED = frozenset({"NACK", "TAINTED"})
-_CALM = frozenset({EngineState.IN_SYNC, EngineState.UPDATING, EngineState.VERIFYING})
 _LONGEST = 300  # characters of a reason
 _MOST_GENERATIONS = 10_000  # of a run, as far as hosts are believed
 _OBEYED = "'refitd rollback {run} --to {to}' at the hub has hosts obey it"
@@ -243,11 +240,11 @@ def why_it_waits(update: UpdateRecord | None) -> str | None:
 
 def _of_engines(desired: str, engines: Sequence[EngineRecord]) -> tuple[OrderState, str | None]:
     """How far engines are that do not all serve it."""
-    there = [engine for engine in engines if engine.state not in _AWAY]
+    there = [engine for engine in engines if engine.state is not EngineState.UNREACHABLE]
     if not there:
         why = "it has no engine" if not engines else f"none of its engines answers: {_told(engines[0])}"
         return OrderState.AWAY, why
-    if any(engine.state in _BUSY for engine in there):
+    if any(each.state.is_loading or each.state in {EngineState.PROBING, EngineState.TAINTED} for each in there):
         return OrderState.COMES, "its engines are being loaded"
     if lost := [engine for engine in there if not engine.known]:
         return OrderState.DOUBTFUL, _told(lost[0])
@@ -325,7 +322,7 @@ def engines_of_host(follower: str, engines: Collection[EngineRecord], waits: str
         engines: all of its engines.
         waits: why they are brought to nothing newer, None where they are.
     """
-    first = sorted(engines, key=lambda engine: (engine.state in _CALM, engine.id))
+    first = sorted(engines, key=lambda each: (each.state.is_loading or each.state is EngineState.IN_SYNC, each.id))
     shown = tuple(
         HostEngine(
             id=engine.id,

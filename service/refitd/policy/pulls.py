@@ -47,18 +47,6 @@ class Told(Protocol):
     def allow_extra(self) -> bool: ...
 
 
-HELD = frozenset(
-    {
-        VersionState.ANNOUNCED,
-        VersionState.SETTLING,
-        VersionState.VALIDATING,
-        VersionState.SEALED,
-        VersionState.UNKNOWN,
-        VersionState.REJECTED,
-    }
-)
-
-
 @dataclass(frozen=True, slots=True)
 class PullPlan:
     """`pull` are ids in the order in which to pull. `needs` are all that must stay on this host: what is wanted, and
@@ -91,7 +79,7 @@ def plan_pulls(
             continue
         chain, why = _chain(goal, by_id, here)
         needs.update(chain)
-        wanted = [each for each in chain if here.get(each) not in HELD]
+        wanted = [each for each in chain if not _holds(here, each)]
         if why is None and any(each in refused for each in wanted):
             why = f"{goal} is tried again later"
         if why is None:
@@ -164,7 +152,7 @@ def pull_fault(
         failures: by the ids of versions, why they could not be put here or be had.
     """
     chain, why = _chain(goal, {version.id: version for version in offered}, here)
-    failed = next((each for each in chain if each in failures and here.get(each) not in HELD), None)
+    failed = next((each for each in chain if each in failures and not _holds(here, each)), None)
     return why if failed is None else f"{failed} was not pulled: {failures[failed]}"
 
 
@@ -191,9 +179,14 @@ def _chain(
         chain.insert(0, link)
         version = offered.get(link)
         if version is None:
-            held = here.get(link) in HELD
-            return chain, None if held else f"the upstream does not have {link} any more, which {goal} needs"
-        if version.digest is None and here.get(link) not in HELD:
+            why = f"the upstream does not have {link} any more, which {goal} needs"
+            return chain, None if _holds(here, link) else why
+        if version.digest is None and not _holds(here, link):
             return chain, f"{link} has no manifest at the upstream: refitd's publisher did not write it"
         link = version.base
     return chain, None
+
+
+def _holds(here: Mapping[str, VersionState], version: str) -> bool:
+    state = here.get(version)
+    return state is not None and not state.is_gone

@@ -32,7 +32,6 @@ LOOK_SECONDS = 5.0
 SCHEME = "host:"
 REPORTS_A_SECOND = 200  # of all hosts that are at something
 MOST_BUSY_SECONDS = 5.0  # so that three reports get lost before a host counts as silent
-_SOON = frozenset({EngineState.PROBING, EngineState.UPDATING})
 
 
 def host_spec(name: str, run: str | None) -> EngineSpec:

@@ -104,7 +104,7 @@ MUTANTS = [
     Mutant(
         "serves a version that failed validation",
         "service/refitd/catalog/judge.py",
-        "Invalid(code, reason):\n                self.reject(record.id, reason, code)",
+        "Invalid(code, reason):\n                self.reject(record.id, reason, code, signature=looked)",
         "Invalid(code, reason):\n                self._move(record.id, VersionState.SEALED, reason)",
         "tests/reliability/simulation/test_simulation.py",
     ),
@@ -160,8 +160,8 @@ MUTANTS = [
     Mutant(
         "collects the base of a delta that is kept",
         "service/refitd/policy/needs.py",
-        "if base is not None and version.state",
-        "if base is None and version.state",
+        "if base is not None and not (version.state",
+        "if base is None and not (version.state",
         "tests/unit/policy/test_keep.py",
     ),
     Mutant(
@@ -181,7 +181,7 @@ MUTANTS = [
     Mutant(
         "calls served what no engine has any more",
         "service/refitd/policy/served.py",
-        "return version.state not in _FILES_GONE",
+        "return not version.state.is_gone",
         "return True",
         "tests/unit/policy/test_served.py",
     ),

@@ -187,6 +187,7 @@ class UpstreamFollower:
             leads=self.is_led,
             leader=self._orders.lead.leader,
             fence=self._orders.lead.fence,
+            heard=self._orders.lead.heard,
             again=self._orders.lead.orders,
             refused=self._orders.refused,
             order=order,

@@ -93,7 +93,8 @@ def not_known(
     for host in told:
         orders = [at[1] for at in map(parse_version_id, named_by(host)) if at is not None and at[0] == run]
         order = max((each for each in orders if newest is None or each > newest[1]), default=None)
-        epoch = host.fence if (host.leader, host.fence) > leader and host.leader == leader[0] else 0
+        heard = max(host.heard.get(leader[0], 0), host.fence if host.leader == leader[0] else 0)
+        epoch = heard if heard > leader[1] else 0
         if order is not None or epoch:
             found[host.follower] = "" if order is None else version_id(run, order), epoch
     return found

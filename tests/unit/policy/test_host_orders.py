@@ -9,6 +9,7 @@ from refitd.engine.fingerprints import ANSWERED, NOT_COMPARED, proof_by, what_wa
 from refitd.policy.aside import is_other, standing_on, why_it_stays
 from refitd.policy.hosts import (
     engines_of_host,
+    not_known,
     order_state,
     proof_of_host,
     refusal_of,
@@ -17,7 +18,7 @@ from refitd.policy.hosts import (
     why_not_served,
 )
 from refitd.state.records import AttemptRecord, EngineRecord, HostLead, UpdateRecord
-from refitd_client.contract.follow import HostReply
+from refitd_client.contract.follow import Following, HostReply
 from refitd_client.contract.hosts import MAX_HOST_ENGINES, HostEngines, OrderState
 from refitd_client.contract.states import EngineState, VersionState
 from support.records import engine, version
@@ -210,3 +211,13 @@ def test_what_a_host_does_for_its_engines_is_said_while_it_does_it() -> None:
     assert does(ordered=None, waits="it is paused") == "waits: it is paused"
     assert does(ordered=None) is None
     assert what_it_does(None, V2, lambda _: None) is None
+
+
+def test_a_rollback_at_a_hub_lets_hosts_obey_it_also_where_they_have_obeyed_another_one_since() -> None:
+    """An empty hub took its place, and then it was restored from a backup: its epoch is below what hosts have heard."""
+    told = Following(
+        follower="a", upstream="http://hub", upstreams=[], leader="new", fence=1, heard={"hub": 4, "new": 1}
+    )
+    assert not_known("run", [told], None, ("hub", 3)) == {"a": ("", 4)}
+    assert not_known("run", [told], None, ("hub", 4)) == {}
+    assert not_known("run", [told], None, ("new", 0)) == {"a": ("", 1)}

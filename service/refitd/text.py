@@ -78,10 +78,10 @@ def one_line(text: str) -> str:
 FEW = 3  # names that a sentence lists; the others it counts
 
 
-def listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str], most: int = FEW) -> str:
     """The first few of some names, and how many more there are."""
-    more = len(names) - FEW
-    return ", ".join(names[:FEW]) + (f" and {more:,} more" if more > 0 else "")
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def spoken(seconds: float) -> str:

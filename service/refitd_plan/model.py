@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import msgspec
 
+from refitd_client.checkpoint.opening import CONFIG_NAME
 from refitd_client.contract.decoding import from_python_json
 from refitd_client.errors import PlanRefusedError
 from refitd_plan.faults import check_positive
@@ -19,7 +20,6 @@ _BIASED = frozenset({"qwen2", "qwen2_moe"})  # biases on q, k and v that their c
 _NORMED = frozenset({"qwen3", "qwen3_moe"})  # a norm on each head of q and k
 KNOWN = _BIASED | _NORMED | {"llama", "mistral", "mixtral", "deepseek_v2", "deepseek_v3"}
 """The kinds whose parameters and caches are counted as they are."""
-CONFIG_NAME = "config.json"
 _MOST = 10**9
 
 

@@ -21,7 +21,6 @@ import logging
 import os
 import secrets
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
@@ -34,7 +33,7 @@ import msgspec
 
 from refitd_client.contract.decoding import from_json
 from refitd_client.contract.naming import SERVICE_FOLDER
-from refitd_client.contract.plugin import ENGINES_FOLDER, MAX_LINE, PluginRequest, socket_name
+from refitd_client.contract.plugin import ENGINES_FOLDER, MAX_LINE, PEER_CREDENTIALS, PluginRequest, socket_name
 from refitd_client.files.plain_file import open_folder
 from refitd_plugin.turns import listening_turns, short_turns
 
@@ -43,7 +42,6 @@ logger = logging.getLogger("refitd_plugin")
 MAX_CONNECTIONS = 8
 SILENT_SECONDS = 60.0  # for a whole request, from the end of the one before
 _RETRY_SECONDS = 2.0
-_CREDENTIALS = struct.Struct("3i")
 
 
 Reply = dict[str, Any]
@@ -143,8 +141,8 @@ class Channel:
         """One request and its reply; whether there may be another. `data` has come already."""
         line = _line(connection, data)
         if line:
-            raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            peer = _CREDENTIALS.unpack(raw)[0]
+            raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER_CREDENTIALS.size)
+            peer = PEER_CREDENTIALS.unpack(raw)[0]
             connection.sendall(msgspec.json.encode(self._answer(line, peer)) + b"\n")
         return 0 < len(line) <= MAX_LINE  # the rest of a longer one would be taken for a request
 

@@ -18,7 +18,7 @@ import torch
 from refitd_client.checkpoint.finite import rule_of
 from refitd_client.checkpoint.strict_header import Header, TensorSpec
 from refitd_client.contract.plugin import TensorProof
-from refitd_client.fingerprint.batch import AddressScan
+from refitd_client.fingerprint.batch import PROGRAMS_OVER_BUS, AddressScan
 from refitd_client.fingerprint.host import width_of
 from refitd_client.fingerprint.rows import TensorPart
 from refitd_client.fingerprint.tensors import Scan, ScanInput, has_triton, scan
@@ -35,7 +35,6 @@ from refitd_plugin.source import VersionSource
 from refitd_plugin.staging import FileOnDevice, StagingBuffer
 from refitd_plugin.trainer_follower import Ahead, FileLayout, Files, Layout, TrainerFollower
 
-_PROGRAMS = 32  # that share the reading over a bus: as fast as hundreds, and little of the GPU
 _KEPT = 8  # lists of addresses: one for each slot that the trainer writes in turns
 
 Staged = Mapping[str, FileOnDevice]
@@ -143,7 +142,7 @@ class DeviceReader:
                 scans = found.scans()
                 return Reading([scans[name] for name in names], ahead=ahead)
             places = {name: file.address for name, file in files.items()}
-            return Reading(self._scan(headers, names, places, programs=_PROGRAMS).begin()())
+            return Reading(self._scan(headers, names, places, programs=PROGRAMS_OVER_BUS).begin()())
 
     def _wants_files(self) -> bool:
         may_look = self._may_read if self._buffer is None else self._may_copy
@@ -207,7 +206,7 @@ class DeviceReader:
         for names in batches_of([(name, spec.end - spec.start) for name, spec in file.tensors.items()]):
             specs = [file.tensors[name] for name in names]
             parts = [_part(number, address + file.begin + spec.start, spec) for number, spec in enumerate(specs)]
-            scan = AddressScan(parts, len(parts), self._device, _PROGRAMS)
+            scan = AddressScan(parts, len(parts), self._device, PROGRAMS_OVER_BUS)
             yield ScanBatch(names, file.begin + max(spec.end for spec in specs), scan)
 
 

@@ -18,13 +18,13 @@ from weakref import finalize
 
 import numpy as np
 
+from refitd_client.files.durable import STAT_BLOCK
 from refitd_client.files.plain_file import is_tmpfs
 from refitd_client.write.cuda_driver import PORTABLE, READ_ONLY, pin, unpin
 
 logger = logging.getLogger("refitd_plugin")
 
 _KEPT = 8  # versions
-_BLOCK = 512  # bytes of a unit of st_blocks
 _Key = tuple[int, int, int]
 
 
@@ -75,7 +75,7 @@ class Registry:
     def of(self, fd: int, device: int) -> Registered | None:
         """An open file, registered; None where it cannot be. Logs the reason once."""
         status = os.fstat(fd)
-        is_whole = status.st_blocks * _BLOCK >= status.st_size > 0  # a hole is a page that is not there
+        is_whole = status.st_blocks * STAT_BLOCK >= status.st_size > 0  # a hole is a page that is not there
         if status.st_dev not in self._in_memory:
             self._in_memory[status.st_dev] = is_tmpfs(status.st_dev)
         if self._refused or not is_whole or not self._in_memory[status.st_dev]:

@@ -24,7 +24,7 @@ MAX_INDEX_BYTES = 64 * 2**20
 _REMEMBERED = 64  # indexes: those of the runs' layouts, which every version repeats
 _REMEMBERED_BYTES = 32 * 2**20  # of their text; parsed they take about twice as much
 SAFETENSORS = ".safetensors"
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _NUMBERED = re.compile(r"(.*)-(\d{5,7})-of-(\d{5,7})\.safetensors", re.DOTALL)
 _OF_A_MODEL = re.compile(r"((?:pytorch_)?model)(?:-\d{5,7}-of-(\d{5,7}))?(\.safetensors|\.bin)")
 _NOT_WEIGHTS = ("training_args.bin", "optimizer*", "scheduler*", "scaler*", "rng_state*")  # what a Trainer leaves
@@ -249,7 +249,7 @@ def _saves(times: Mapping[str, int]) -> list[_Save]:
 
 def _nothing(names: Collection[str]) -> Defect:
     for name in sorted(names):
-        if _matches(name, _PICKLES) and not _matches(name, _NOT_WEIGHTS):
+        if name.endswith(PICKLES) and not _matches(name, _NOT_WEIGHTS):
             return Defect(
                 Code.PICKLE,
                 f"{shown(name)} is a pickle, which can run code when it is loaded, and there is no safetensors file: "

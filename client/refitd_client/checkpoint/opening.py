@@ -17,12 +17,12 @@ from types import TracebackType
 import xxhash
 
 from refitd_client.checkpoint.fault import shown
+from refitd_client.contract.manifest import MAX_FILES
 from refitd_client.contract.naming import ADAPTER_CONFIG_NAME, DELTA_NAME, INDEX_NAME, MANIFEST_NAME
 from refitd_client.files.plain_file import NotPlainError, open_folder, open_plain
 
 CONFIG_NAME = "config.json"
 _COUNT = frozenset({INDEX_NAME, MANIFEST_NAME, CONFIG_NAME, ADAPTER_CONFIG_NAME, DELTA_NAME})
-MAX_FILES = 100_000
 
 
 class OpeningRefusedError(ValueError):

@@ -42,7 +42,7 @@ MAX_FILES = 100_000
 MAX_FINGERPRINTS = 200_000
 MAX_FINGERPRINTS_BYTES = 12 * 2**20  # what they may take of a manifest
 _HEX = frozenset("0123456789abcdef")
-_SHOWN = 200  # characters of a foreign text in a sentence
+FOREIGN_CHARACTERS = 200  # of a foreign text in a sentence
 
 
 class FileDigest:
@@ -320,4 +320,4 @@ def _typed(value: object) -> str:
 
 def _shown(text: str) -> str:
     """A foreign text for a sentence: a line of it at most, and no control characters."""
-    return ascii(text[:_SHOWN])[1:-1]
+    return ascii(text[:FOREIGN_CHARACTERS])[1:-1]

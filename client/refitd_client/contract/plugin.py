@@ -13,6 +13,7 @@ is found by its mark and read to its own end. The plugin writes answers, the ser
 
 import json
 import re
+import struct
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import StrEnum
@@ -157,6 +158,7 @@ def is_socket_name(name: str) -> bool:
     return _SOCKET.fullmatch(name) is not None
 
 
+PEER_CREDENTIALS = struct.Struct("3i")  # pid, uid and gid, as SO_PEERCRED gives them
 MARK = "refitd-plugin="
 MAX_REASON = 600  # characters
 

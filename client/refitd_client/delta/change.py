@@ -17,6 +17,7 @@ from refitd_client.lanes import in_lanes, lanes_for
 
 Indices = NDArray[np.unsignedinteger[Any]]
 
+MANY_CHANGES = 2**17  # from which on it is worth waking threads for them
 _CHUNK = 2**18  # elements compared at a time: the result is still in the processor's cache when it is searched
 
 

@@ -19,9 +19,8 @@ from refitd_client.delta.shadow import PartPlaces, ShadowDiff
 from refitd_client.fingerprint import Bits, ScanInput, fingerprints, scan, torch_ops, width_of
 from refitd_client.fingerprint.parts import ElementRows, PartPlace
 from refitd_client.fingerprint.rows import EVEN, Listed, Rows, TensorPart, grouped
+from refitd_client.fingerprint.tensors import CASTS_BYTES
 from refitd_client.tensors import TensorSource
-
-_BATCH = 2**28  # bytes of casts' results that are there at a time
 
 _MadeT = TypeVar("_MadeT")
 
@@ -134,7 +133,7 @@ def located(sources: Sequence[TensorSource]) -> Iterator[list[LocatedTensor]]:
     batch: list[LocatedTensor] = []
     made = 0
     for number, source in enumerate(sources):
-        if made >= _BATCH:
+        if made >= CASTS_BYTES:
             yield batch
             batch, made = [], 0
         if source.is_view:

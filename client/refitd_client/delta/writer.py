@@ -15,7 +15,7 @@ from refitd_client.checkpoint import header
 from refitd_client.checkpoint.header import Entry
 from refitd_client.contract.manifest import FileDigest
 from refitd_client.delta import wire
-from refitd_client.delta.change import Change, Delta, DeltaRefusedError, elements_of, index_type
+from refitd_client.delta.change import MANY_CHANGES, Change, Delta, DeltaRefusedError, elements_of, index_type
 from refitd_client.delta.layout import (
     DIGEST_ENTRY,
     ENCODING,
@@ -35,7 +35,6 @@ from refitd_client.lanes import in_lanes, lanes_for
 
 _CHUNK = 2**22  # bytes digested and written at a time
 _SMALL = 2**14  # bytes of an array that are copied faster than it is found out where they lie
-_MANY = 2**17  # changes from which on it is worth waking threads to pack them
 _OTHER_BYTES = 1000  # of a header, or of one tensor in it, beside names and shapes: over twice what it really takes
 
 
@@ -190,5 +189,6 @@ def _packed(changes: Mapping[str, Change], compression: Compression) -> dict[str
 
     largest_first = sorted(changes, key=lambda name: -len(changes[name].indices))  # else the others wait for it
     jobs = [partial(pack, name, is_index) for name in largest_first for is_index in (True, False)]
-    in_lanes(jobs, lanes=lanes_for(len(jobs)) if sum(len(each.indices) for each in changes.values()) >= _MANY else 1)
+    count = sum(len(each.indices) for each in changes.values())
+    in_lanes(jobs, lanes=lanes_for(len(jobs)) if count >= MANY_CHANGES else 1)
     return {name: (packed[name, True], packed[name, False]) for name in changes}

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from refitd_client.files import linux_calls, plain_file
 
-_BLOCK = 512  # bytes of a unit of st_blocks
+STAT_BLOCK = 512  # bytes of a unit of st_blocks
 _FICLONE = 0x40049409  # linux/fs.h: share the blocks of another file, copy on write
 
 
@@ -277,7 +277,7 @@ class Mappings:
     def may_map(self, fd: int) -> bool:
         """Whether an open file may be written through a mapping."""
         status = os.fstat(fd)
-        is_whole = 0 < status.st_size <= status.st_blocks * _BLOCK
+        is_whole = 0 < status.st_size <= status.st_blocks * STAT_BLOCK
         return is_whole and self._is_tmpfs(status.st_dev)
 
     def _is_tmpfs(self, device: int) -> bool:

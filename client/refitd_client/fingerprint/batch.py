@@ -16,6 +16,8 @@ from refitd_client.fingerprint.rows import Rows, TensorPart, grouped, whole_tens
 from refitd_client.fingerprint.tensors import Scan, ScanInput, fingerprints, has_triton
 from refitd_client.fingerprint.torch_ops import flat_bits
 
+PROGRAMS_OVER_BUS = 32  # that share the reading over a bus: as fast as hundreds, and little of the GPU
+
 
 class AddressScan:
     """The addresses of tensors as the kernel reads them, on one GPU. The caller ensures that the memory is there."""

@@ -22,6 +22,7 @@ from refitd_client.transport.group.sending import NoTransferError
 from refitd_client.transport.ipc.exported_memory import process_life
 from refitd_client.transport.ipc.offer import (
     FORMAT_OF_RANKS,
+    NOWHERE,
     DevicePlace,
     HostPlace,
     Offer,
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from refitd_client.sharded.agreement import AgreedLayout
     from refitd_client.sharded.shared_shards import SharedShards
     from refitd_client.transport.exported import UnderWay
-
-_NOWHERE = HostPlace(os.devnull, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,7 @@ def offered_layout(agreed: "AgreedLayout", places: Sequence[Sequence[LentPart]],
             entry.name,
             entry.dtype,
             entry.shape,
-            _NOWHERE,
+            NOWHERE,
             tuple(sorted(parts.get(entry.name, ()), key=lambda part: part.begin)),
         )
         for entry in entries_of(agreed.layout)

@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 
 from refitd_client.checkpoint.finite import rule_of
-from refitd_client.delta.change import Indices, elements_of, in_a_row
+from refitd_client.delta.change import MANY_CHANGES, Indices, elements_of, in_a_row
 from refitd_client.delta.plan import DeltaRules
 from refitd_client.delta.shadow import ChangedElements, ShadowDiff, Shadows
 from refitd_client.errors import PublishError
@@ -23,6 +23,7 @@ from refitd_client.fingerprint import Bits, width_of
 from refitd_client.fingerprint.host import MASK
 from refitd_client.fingerprint.parts import PartInput, PartPlace, part_scans
 from refitd_client.fingerprint.shifts import shifts_of
+from refitd_client.fingerprint.tensors import CASTS_BYTES
 from refitd_client.lanes import in_lanes, lanes_for
 from refitd_client.sharded.compared import IndexMap
 from refitd_client.sharded.holdings import Holding
@@ -38,9 +39,6 @@ from refitd_client.sharded.shadow_orders import (
 )
 from refitd_client.tensors import Casts, TensorSource, torch_source
 from refitd_client.write.plan import changes_not_finite
-
-_BATCH = 2**28  # bytes of casts' results that are there at a time
-_MANY = 2**17  # changes from which on it is worth waking threads to translate them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +229,7 @@ class RankShadow:
             self._parts[part].map.to_whole(found.indices, indices[places[number]])
 
         jobs = [partial(fill, number) for number in range(len(pieces))]
-        in_lanes(jobs, lanes=lanes_for(len(jobs)) if len(indices) >= _MANY else 1)
+        in_lanes(jobs, lanes=lanes_for(len(jobs)) if len(indices) >= MANY_CHANGES else 1)
         return indices
 
     def _by_tensor(self, numbers: Iterable[tuple[int, int]]) -> dict[str, int]:
@@ -263,7 +261,7 @@ def _batches(sources: Sequence[TensorSource]) -> Iterator[list[TensorSource]]:
     batch: list[TensorSource] = []
     made = 0
     for source in sources:
-        if batch and made >= _BATCH:
+        if batch and made >= CASTS_BYTES:
             yield batch
             batch, made = [], 0
         batch.append(source)

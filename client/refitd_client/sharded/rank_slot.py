@@ -32,12 +32,11 @@ from refitd_client.sharded.reading import each_part, not_finite_here, published
 from refitd_client.sharded.slot_gpu import SlotGpu, gpu_of
 from refitd_client.sharded.slot_pieces import SlotPart, SlotPiece, blocks_of
 from refitd_client.sharded.slot_plan import Scans, SlotPlan, made_plan
-from refitd_client.write.device_shards import CopiesAhead
+from refitd_client.write.device_shards import MOST_UNMARKED, CopiesAhead
 from refitd_client.write.progress import WriterProgress, open_progress, read_progress
 from refitd_client.write.version_folder import open_recycled
 
 _LOOK_SECONDS = 0.001  # between two looks at how far all are: a bus brings 55 MB in it
-_COPIES = 32  # of small parts, that are begun without a mark between them
 
 
 class SlotCopier:
@@ -261,7 +260,7 @@ class _Telling:
     def begun(self, name: str, piece: SlotPiece, *, is_last: bool) -> None:
         """A piece of a file was begun; `is_last` of the file's."""
         self._copies, self._bytes = self._copies + 1, self._bytes + piece.strip.nbytes
-        if self._bytes < BLOCK and self._copies < _COPIES and not is_last:
+        if self._bytes < BLOCK and self._copies < MOST_UNMARKED and not is_last:
             return
         arrived = self._gpu.mark()
         self._lane.add(partial(_tell, arrived, self._progress, name, piece.reached))

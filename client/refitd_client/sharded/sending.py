@@ -30,7 +30,14 @@ from refitd_client.sharded.rank_group import (
 )
 from refitd_client.transport.group.child import TransferSent
 from refitd_client.transport.group.sending import Destination, NoTransferError
-from refitd_client.transport.ipc.offer import GroupTransfer, HostPlace, Offer, OfferedTensor, OfferLayout, offer_with
+from refitd_client.transport.ipc.offer import (
+    NOWHERE,
+    GroupTransfer,
+    Offer,
+    OfferedTensor,
+    OfferLayout,
+    offer_with,
+)
 from refitd_client.transport.ipc.shared import boot_id, host_name
 from refitd_client.transport.shards.needs import NeedsRefusedError, RankNeeds, numbered, read_needs
 from refitd_client.transport.shards.script import ShardTable, held_numbers, needs_numbers
@@ -41,7 +48,6 @@ if TYPE_CHECKING:
     from refitd_client.sharded.agreement import AgreedLayout
     from refitd_client.sharded.shared_shards import SharedShards
 
-_NOWHERE = HostPlace(os.devnull, 0)
 _log = logging.getLogger("refitd_client")
 
 
@@ -84,7 +90,7 @@ class ShardsOnTheirWay:
             NoTransferError: rank 0's sender cannot be begun.
         """
         tensors = tuple(
-            OfferedTensor(entry.name, entry.dtype, entry.shape, _NOWHERE)
+            OfferedTensor(entry.name, entry.dtype, entry.shape, NOWHERE)
             for entry in entries_of(self._shards.agreed.layout)
         )
         layout = OfferLayout(host=host_name(), boot=boot_id(), pid=os.getpid(), life="", tensors=tensors)

@@ -29,7 +29,7 @@ from refitd_client.write.cuda import DeviceCopies, is_direct
 from refitd_client.write.plan import PIECE, Shard, ShardChecks, not_finite
 from refitd_client.write.version_folder import StagedShard, Staging
 
-_COPIES = 32  # of small tensors, that are begun without a mark between them
+MOST_UNMARKED = 32  # of small tensors, that are begun without a mark between them
 _MARKS_AHEAD = 40  # at 16 MiB each 12 ms of a bus of 55 GB/s
 _ENTRIES_AHEAD = 160
 
@@ -176,7 +176,7 @@ class DeviceShards:
             begun += 1
             if is_direct(opened):  # buffers are waited for in the end
                 complete = bisect_right(ends, piece.offset + piece.end - piece.begin)
-                if complete > sent or begun == _COPIES:
+                if complete > sent or begun == MOST_UNMARKED:
                     self._sent(file, range(sent, complete), begun)
                     sent, begun = max(sent, complete), 0
         if sent < len(ends):

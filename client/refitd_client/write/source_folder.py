@@ -14,13 +14,19 @@ from pathlib import Path
 
 from refitd_client.checkpoint import header
 from refitd_client.checkpoint.header import Entry
-from refitd_client.checkpoint.index import MAX_INDEX_BYTES, Index, IndexRefusedError, lay_out, parse_index, two_saves
+from refitd_client.checkpoint.index import (
+    MAX_INDEX_BYTES,
+    PICKLES,
+    Index,
+    IndexRefusedError,
+    lay_out,
+    parse_index,
+    two_saves,
+)
 from refitd_client.contract.naming import ADAPTER_NAME, INDEX_NAME, ShardLayout
 from refitd_client.errors import InvalidWeightsError
 from refitd_client.files.plain_file import read_plain
 from refitd_client.write.version_folder import Staging
-
-_PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +110,7 @@ def _shard_paths(folder: Path, index: Index | None) -> list[Path]:
         return [folder / name for name in shards]
     if found:  # an adapter alone: a version of its own kind
         return found
-    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLES)
+    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
     if pickles:
         raise InvalidWeightsError(
             f"{folder} holds no *.safetensors, but {pickles[0]}: pickles are not published, because loading one runs "

@@ -22,6 +22,7 @@ from refitd.state.log_entry import LogFilter
 from refitd.state.records import NOT_SENT
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
+from refitd.text import listed
 from refitd.update.targets import Targets
 from refitd_client.contract.states import LogSeverity
 from refitd_client.contract.wire import Event, Explanation, Page, ReclaimPlan
@@ -29,7 +30,6 @@ from refitd_client.contract.wire import Event, Explanation, Page, ReclaimPlan
 router = APIRouter(prefix="/v1", tags=["log"])
 log = structlog.get_logger("refitd")
 
-_NAMED = 5  # candidates that a message names; the others it counts
 _LOADS = 1000  # of a version that was overtaken; more than that tell nothing new
 _UNBUFFERED = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
@@ -147,8 +147,7 @@ def _unknown(subject: str, candidates: Sequence[str], store: Store) -> str:
 
 
 def _commands(ids: Sequence[str]) -> str:
-    more = f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else ""
-    return ", ".join(f"'refitd explain {id_}'" for id_ in ids[:_NAMED]) + more
+    return listed([f"'refitd explain {id_}'" for id_ in ids], most=5)
 
 
 def version_ids_of(word: str, store: Store, targets: Targets) -> list[str]:

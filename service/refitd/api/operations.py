@@ -15,6 +15,7 @@ from refitd.policy.readiness import unknown
 from refitd.policy.upstream import decides_end, decides_run
 from refitd.problem import ProblemError, Slug
 from refitd.state.version import VersionRecord
+from refitd.text import listed
 from refitd_client.contract.states import EngineState, VersionState
 from refitd_client.contract.wire import (
     DeletedRun,
@@ -28,7 +29,6 @@ from refitd_client.contract.wire import (
 )
 
 _LISTED = "'refitd runs' lists what there is"
-_NAMED = 5  # versions that a refusal offers; the others it counts
 
 rollback_routes = APIRouter(prefix="/v1/rollback", tags=["rollback"])
 run_routes = APIRouter(prefix="/v1/runs", tags=["runs"])
@@ -127,10 +127,9 @@ def _why_nowhere(current: VersionRecord, unserved: Sequence[VersionRecord]) -> s
             f"{text}, and no other good one is: publish weights that are good as the next step, which is loaded as "
             f"usual, or stop updates meanwhile with 'refitd pause {current.run}'"
         )
-    more = f" and {len(unserved) - _NAMED} more" if len(unserved) > _NAMED else ""
-    named = ", ".join(version.id for version in unserved[:_NAMED])
+    named = listed([version.id for version in unserved], most=5)
     return (
-        f"{text}; good, but never served: {named}{more}. "
+        f"{text}; good, but never served: {named}. "
         f"Name one: 'refitd rollback {current.run} --to {unserved[0].id}' ('to' in the API)"
     )
 

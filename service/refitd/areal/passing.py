@@ -22,7 +22,7 @@ from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from refitd.engine.http import Key, KeyRefusedError
+from refitd.engine.http import UNAUTHORISED, Key, KeyRefusedError
 
 # Seconds without an update. AReaL saves its checkpoint during the pause. To open too early breaks nothing: what is
 # generated meanwhile comes from the weights of before.
@@ -138,7 +138,6 @@ ABORTS: Mapping[str, Abort] = {
         needs="AReaL's backend is vllm, so the engine has to be a vLLM 0.32 or later with VLLM_SERVER_DEV_MODE=1",
     ),
 }
-_REFUSED = frozenset({401, 403})
 _HOPS = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"host"})
 _CREDENTIALS = frozenset({b"authorization", b"proxy-authorization", b"cookie"})
 
@@ -222,7 +221,7 @@ class EngineProxy:
             return await self._http.send(request, stream=True)
         request.headers.update(await key.headers())
         answer = await self._http.send(request, stream=True)
-        if answer.status_code in _REFUSED and await key.is_another_now():
+        if answer.status_code in UNAUTHORISED and await key.is_another_now():
             await answer.aclose()
             request.headers.update(await key.headers())
             answer = await self._http.send(request, stream=True)

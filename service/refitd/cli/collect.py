@@ -8,7 +8,7 @@ import typer
 from rich.text import Text
 
 from refitd.cli.options import Json, Yes
-from refitd.cli.output import agree, speaking
+from refitd.cli.output import OR_DRY_RUN, agree, speaking
 from refitd.cli.render import BAD, BUSY, GOOD, cell
 from refitd.cli.table import Table
 from refitd_client.bucket.address import is_bucket_url
@@ -30,7 +30,6 @@ Keep = Annotated[
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted, what stays, and why")]
-_SAY = "say --yes, or --dry-run to see what would go"
 
 
 def collect(
@@ -63,7 +62,7 @@ def collect(
                 out.show(plan, collection_table(plan, "delete"), _summary(plan, "would be deleted"))
                 return
             shown = (collection_table(plan, "delete"), _summary(plan, "would be deleted"))
-            agree(out, *shown, question="Delete them?", does="this deletes objects", say=_SAY)
+            agree(out, *shown, question="Delete them?", does="this deletes objects", say=OR_DRY_RUN)
         done = asyncio.run(_collected(bucket, runs, keep, dry=False))
         out.show(done, collection_table(done, "deleted"), _summary(done, "deleted"))
 

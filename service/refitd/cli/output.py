@@ -105,6 +105,9 @@ def speaking(*, json: bool) -> Generator[Output]:
         raise typer.Exit(failure.code) from error
 
 
+OR_DRY_RUN = "say --yes, or --dry-run to see what would go"
+
+
 def agree(out: Output, *shown: RenderableType, question: str, does: str, say: str = "say --yes") -> None:
     """Show what would be done and ask whether to go on.
 

@@ -7,14 +7,13 @@ import typer
 from rich.text import Text
 
 from refitd.cli.options import Yes, calls_service
-from refitd.cli.output import Output, agree, bar, watched
+from refitd.cli.output import OR_DRY_RUN, Output, agree, bar, watched
 from refitd.cli.render import BAD, GOOD, cell, size
 from refitd.cli.table import Table
 from refitd_client.contract.wire import ReclaimPlan
 from refitd_client.http.client import RefitClient
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted, what kept, and why")]
-_SAY = "say --yes, or --dry-run to see what would go"
 _HASH = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{8,}\b")
 
 
@@ -34,7 +33,7 @@ def reclaim(out: Output, client: RefitClient, dry_run: DryRun = False, yes: Yes 
             out.show(plan, reclaim_table(plan), reclaim_summary(plan))
             return
         shown = (reclaim_table(plan), reclaim_summary(plan))
-        agree(out, *shown, question="Delete them?", does="this deletes files", say=_SAY)
+        agree(out, *shown, question="Delete them?", does="this deletes files", say=OR_DRY_RUN)
     done = _carry_out(out, client)
     out.show(done, reclaim_table(done), reclaim_summary(done))
 

@@ -27,10 +27,9 @@ import msgspec
 
 from refitd.engine.applied import Scores, answered_instead, unexplained
 from refitd.engine.http import CallFailure, NoReply, Reply, Transport
+from refitd.engine.limits import PROBE_SECONDS
 from refitd.engine.port import Coming, Offered, Outcome, RankProof, Refit, Stage, Stopwatch, Target
 from refitd_client.contract.naming import Order, parse_version_label
-
-PROBE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)

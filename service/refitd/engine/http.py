@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 _PORTS = {"http": 80, "https": 443}
 _HEADERS = (("Accept", "application/json"), ("Content-Type", "application/json"), ("Connection", "close"))
-_REFUSED = frozenset({401, 403})  # the key was not right, and nothing was done
+UNAUTHORISED = frozenset({401, 403})  # the key was not right, and nothing was done
 _SHORT = 500  # characters
 MAX_BODY_BYTES = 4 * 2**20
 _MOST_VALUES = 20_000  # of an answer without a type
@@ -57,6 +57,21 @@ class Reply:
     def ok(self) -> bool:
         """A status of 2xx."""
         return 200 <= self.status < 300
+
+    @property
+    def is_unauthorised(self) -> bool:
+        """Whether a key lacks, or is not the right one."""
+        return self.status in UNAUTHORISED
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether the request got in, and lacks something."""
+        return self.status in {400, 422}
+
+    @property
+    def has_no_route(self) -> bool:
+        """Whether the server does not have what was asked for, or not with this method."""
+        return self.status in {404, 405}
 
     def read_as(self, kind: type[T]) -> T:
         """The body as an object of a type.
@@ -233,7 +248,7 @@ class Transport:
             await my_turn()
             async with asyncio.timeout(within):
                 reply = await self._send(method, path, body, key, most)
-                if reply.status in _REFUSED and await key.is_another_now():
+                if reply.is_unauthorised and await key.is_another_now():
                     reply = await self._send(method, path, body, key, most)
                 return reply
         except (KeyRefusedError, UnsendableError) as error:

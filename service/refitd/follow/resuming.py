@@ -43,11 +43,11 @@ from refitd_client.contract.naming import (
     version_id,
 )
 from refitd_client.files import durable
+from refitd_client.files.durable import STAT_BLOCK
 from refitd_client.files.plain_file import LOCK_PATIENCE, FileLock, LockHeldError, open_plain, read_plain
 from refitd_client.publish.run_folder import RunFolder
 
 _MAX_JOURNAL_BYTES = 64 * 2**20
-_BLOCK = 512  # bytes of a unit of st_blocks
 
 
 class PullJournal:
@@ -138,7 +138,7 @@ def lacking(folder: Path, sizes: Mapping[str, int]) -> int:
     there = 0
     for name, size in sizes.items():
         with suppress(OSError):
-            there += min(size, (folder / name).lstat().st_blocks * _BLOCK)
+            there += min(size, (folder / name).lstat().st_blocks * STAT_BLOCK)
     return sum(sizes.values()) - there
 
 

@@ -29,9 +29,6 @@ class EngineWriter(Protocol):
         ...
 
 
-_NAMED = 3  # engines that a sentence names; the others it counts
-
-
 def follows(engine: EngineRecord, run: str | None, *, named: bool) -> EngineRecord:
     """The engine with another run to follow. What it holds stays known; what it failed at was the old run's."""
     engine = replace(engine, run_named=named)
@@ -74,10 +71,9 @@ def how_to_bring(engines: Sequence[EngineRecord], run: str, closed: Collection[s
     free = sorted(free_engines(engines, closed), key=lambda engine: engine.id)
     kept = sorted((each for each in engines if each not in free), key=lambda engine: engine.id)
     first, *_ = both = [*free, *kept]
-    named = ", ".join(f"{e.id} (follows {'no run' if e.run is None else e.run})" for e in both[:_NAMED])
-    more = f" and {len(both) - _NAMED} more" if len(both) > _NAMED else ""
+    named = listed([f"{e.id} (follows {'no run' if e.run is None else e.run})" for e in both])
     command = f"refitd engines move {first.id} --run {run}" + ("" if free else " --yes")
-    told, there = f"'{command}' brings an engine here", f"there are {named}{more}"
+    told, there = f"'{command}' brings an engine here", f"there are {named}"
     if not kept:
         return f"{told}; {there}"
     loser = kept[0].run

@@ -18,6 +18,7 @@ from fnmatch import fnmatchcase
 from refitd.root.handle import Identity, parts_below
 from refitd.root.outcome import Gone, Refused
 from refitd.state.version import VersionRecord
+from refitd.text import listed
 from refitd_client.checkpoint.fault import shown
 from refitd_client.checkpoint.index import SAFETENSORS
 from refitd_client.contract.manifest import Manifest
@@ -50,7 +51,6 @@ _COMPANIONS = (
     "vocab.json",
     "vocab.txt",
 )
-_NAMED = 3  # names of others' files in a sentence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +93,8 @@ class Holdings:
         """What stays when the version's files go, None where that is nothing."""
         if not self.others:
             return None
-        named = ", ".join(shown(name) for name in self.others[:_NAMED])
-        more = f" and {len(self.others) - _NAMED} more" if len(self.others) > _NAMED else ""
-        return f"{named}{more} in its folder belong to no version: refitd may not delete them"
+        named = listed([shown(name) for name in self.others])
+        return f"{named} in its folder belong to no version: refitd may not delete them"
 
 
 def sort_out(

@@ -15,11 +15,11 @@ import xxhash
 
 from refitd.policy.holdings import FolderEntry
 from refitd.root.handle import opened
+from refitd_client.files.durable import STAT_BLOCK
 
 MAX_NAMES = 100_000  # at the top of a folder
 MAX_COUNTED = 10_000  # names in the folders within one folder; what lies beyond them is not counted
 _MAX_DEPTH = 16
-_BLOCK = 512  # bytes: the unit of st_blocks, whatever the file system
 
 
 def entries_of(folder: int) -> dict[str, FolderEntry]:
@@ -57,7 +57,7 @@ def seal_of(entries: Mapping[str, FolderEntry]) -> str:
 
 def room_of(status: os.stat_result) -> int:
     """The bytes that a file takes. Folders, links and devices count as nothing."""
-    return min(status.st_size, status.st_blocks * _BLOCK) if stat.S_ISREG(status.st_mode) else 0
+    return min(status.st_size, status.st_blocks * STAT_BLOCK) if stat.S_ISREG(status.st_mode) else 0
 
 
 def room_within(parent: int, name: str, left: list[int], depth: int = _MAX_DEPTH) -> int:

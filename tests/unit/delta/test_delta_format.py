@@ -78,7 +78,7 @@ def test_what_was_written_is_read(compression: Compression, tmp_path: Path) -> N
 @pytest.mark.parametrize("compression", FORMS)
 def test_threads_write_the_same_file(compression: Compression, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = encode(EXAMPLE, compression).to_bytes()
-    monkeypatch.setattr(writer, "_MANY", 0)
+    monkeypatch.setattr(writer, "MANY_CHANGES", 0)
     monkeypatch.setattr(writer, "lanes_for", lambda jobs: 4)
     assert encode(EXAMPLE, compression).to_bytes() == alone
 

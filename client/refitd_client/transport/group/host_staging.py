@@ -15,14 +15,13 @@ from typing import Any
 
 import torch
 
-from refitd_client.fingerprint.batch import AddressScan
+from refitd_client.fingerprint.batch import PROGRAMS_OVER_BUS, AddressScan
 from refitd_client.fingerprint.rows import whole_tensor
 from refitd_client.fingerprint.tensors import Scan, has_triton
 from refitd_client.fingerprint.torch_ops import flat_bits
 from refitd_client.transport.group.transfer import FlatLayout
 from refitd_client.write.cuda_driver import pin, unpin
 
-_PROGRAMS = 32  # that share the reading over a bus: as fast as hundreds, and little of the engine's GPU
 _log = logging.getLogger("refitd_client")
 
 
@@ -67,7 +66,8 @@ class ArrivalScan:
             if size:
                 self._of_block[bisect_left(ends, offset + size)].append(number)
         self._count, self._stream = len(tensors), torch.cuda.Stream()
-        scan = partial(AddressScan, device=torch.device("cuda", torch.cuda.current_device()), programs=_PROGRAMS)
+        device = torch.device("cuda", torch.cuda.current_device())
+        scan = partial(AddressScan, device=device, programs=PROGRAMS_OVER_BUS)
         self._scans = [
             scan([whole_tensor(at, flat_bits(tensors[number])) for at, number in enumerate(numbers)], len(numbers))
             for numbers in self._of_block

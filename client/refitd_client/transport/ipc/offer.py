@@ -20,6 +20,7 @@ any further. A code proves who wrote an offer, not that it still holds: `offer_f
 """
 
 import hmac
+import os
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +38,7 @@ FORMAT = 2
 FORMAT_OF_RANKS = 3
 MAX_OFFER_BYTES = 64 * 2**20
 _MARK = b"\nhmac-sha256:"
-_ALIGNED = 64  # bytes: where a tensor may begin in memory that holds several
+ALIGNED = 64  # bytes: where a tensor may begin in memory that holds several
 Allocation = tuple[bytes, int]
 """Handle and number of a GPU's memory, as a place has them."""
 
@@ -53,6 +54,9 @@ class HostPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
 
     path: str
     offset: int
+
+
+NOWHERE = HostPlace(os.devnull, 0)
 
 
 class DevicePlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="in", tag="device"):
@@ -260,7 +264,7 @@ def side_by_side(sizes: Iterable[int]) -> tuple[list[int], int]:
     offsets, end = list[int](), 0
     for size in sizes:
         offsets.append(end)
-        end += -(-size // _ALIGNED) * _ALIGNED
+        end += -(-size // ALIGNED) * ALIGNED
     return offsets, end
 
 

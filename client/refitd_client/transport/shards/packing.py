@@ -16,10 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from refitd_client.transport.group.transfer import FlatLayout
+from refitd_client.transport.ipc.offer import ALIGNED
 from refitd_client.transport.shards.script import BlockWord, MemberScript
 from refitd_client.transport.shards.strips import Strip
-
-_ALIGNED = 64  # bytes: tensors begin at multiples of it, as in memory that has all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +70,11 @@ def packed_layout(sizes: Sequence[int], needs: Mapping[int, Sequence[Strip]]) ->
     together = sorted(_together(sizes, needs), key=lambda each: each.begin - max(each.after, 0))
     places, end = list[int](), 0
     for each in together:
-        place = end + (each.begin - end) % _ALIGNED  # so that the tensors begin at multiples of `_ALIGNED`
+        place = end + (each.begin - end) % ALIGNED  # so that the tensors begin at multiples of `ALIGNED`
         places.append(place)
         end = place + each.extent
     lead = max((each.begin - place for each, place in zip(together, places, strict=True)), default=0)
-    lead = max(0, -(-lead // _ALIGNED) * _ALIGNED)
+    lead = max(0, -(-lead // ALIGNED) * ALIGNED)
     offsets = [0] * len(sizes)
     for each, place in zip(together, places, strict=True):
         for number, member in enumerate(each.members):
@@ -97,7 +96,7 @@ def _together(sizes: Sequence[int], needs: Mapping[int, Sequence[Strip]]) -> Ite
         begin = min(each.begin for each in strips)
         yield PackedTensors((number,), begin, max(each.end for each in strips) - begin, 0, size)
     for (columns, size), numbers in alike.items():
-        step = -(-columns.width // _ALIGNED) * _ALIGNED
+        step = -(-columns.width // ALIGNED) * ALIGNED
         most = 1 + (columns.pitch - columns.width) // step
         for first in range(0, len(numbers), most):
             members = tuple(numbers[first : first + most])

@@ -37,11 +37,9 @@ from refitd_client.contract.states import EngineState
 from refitd_client.contract.wire import Engine, Faults, Overview, RunGlance
 from refitd_client.http.publisher_client import root_name
 
-CALL_SECONDS = 5.0
+SERVICE_SECONDS = 5.0
 _ROUTE = "/v1/versions"
 _OVERVIEW = "/v1/overview"
-_UNAUTHORISED = frozenset({401, 403})
-_INCOMPLETE = frozenset({400, 422})
 _ADDRESS = "name its address: --url or REFITD_URL, or --host and --port"
 # Warnings: some are over by themselves a moment after a start. Doctor's own checks say what keeps a job from running.
 _OF_FAULTS: Mapping[str, tuple[CheckName, str]] = {
@@ -195,7 +193,7 @@ async def ask_service(settings: Settings, url: str) -> Reply | NoReply:
     """Send it a notice that it refuses."""
     token = next(iter(settings.tokens().write), None)
     notice = {"run": DOCTORS_RUN, "step": 0, "root": await asyncio.to_thread(root_name, settings.root.resolve())}
-    return await service_at(url, token).post(_ROUTE, notice, CALL_SECONDS)
+    return await service_at(url, token).post(_ROUTE, notice, SERVICE_SECONDS)
 
 
 def judge_notice(subject: str, reply: Reply | NoReply) -> Finding:
@@ -211,9 +209,9 @@ def judge_notice(subject: str, reply: Reply | NoReply) -> Finding:
         return failed(CheckName.LOCK, subject, text, fix)
     if kind.endswith(":run-followed"):
         return good(CheckName.TOKEN, subject, "the service follows an upstream, so it takes notices from no trainer")
-    if reply.status in _INCOMPLETE or kind.endswith(":run-not-followed"):
+    if reply.is_incomplete or kind.endswith(":run-not-followed"):
         return good(CheckName.TOKEN, subject, "the service takes notices with this token, or without one")
-    if reply.status in _UNAUTHORISED:
+    if reply.is_unauthorised:
         text = f"the service does not take this token for changes ({reply.status})"
         fix = "give trainers the token of its --token-file: notices are refused without it"
     else:
@@ -225,7 +223,7 @@ async def ask_overview(settings: Settings, url: str) -> Overview | Finding:
     """Return what the service says of its engines and of itself, or why it does not."""
     tokens = settings.tokens()
     token = next(iter([*tokens.read, *tokens.write]), None)
-    reply = await service_at(url, token).get(_OVERVIEW, CALL_SECONDS, most=OVERVIEW_BYTES)
+    reply = await service_at(url, token).get(_OVERVIEW, SERVICE_SECONDS, most=OVERVIEW_BYTES)
     try:
         if isinstance(reply, Reply) and reply.ok:
             return reply.read_as(Overview)

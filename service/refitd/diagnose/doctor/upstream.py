@@ -12,14 +12,12 @@ from dataclasses import dataclass
 import msgspec
 
 from refitd.diagnose.doctor.finding import CheckName, Finding, failed, good, unknown, warning
+from refitd.diagnose.doctor.service import SERVICE_SECONDS
 from refitd.engine.http import OVERVIEW_BYTES, NoReply, Reply, Transport
 from refitd.settings import Settings
 from refitd_client.bucket.address import is_bucket_url
 from refitd_client.contract.wire import Overview, RunGlance
 
-CALL_SECONDS = 5.0
-_UNAUTHORISED = frozenset({401, 403})
-_INCOMPLETE = frozenset({400, 422})
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 _REPORT = "/v1/hosts/doctor"
 _FIX = "give --follow-token-file a token of its --followers-token-file: followers are refused without it"
@@ -45,9 +43,9 @@ async def ask_hubs(settings: Settings) -> list[HubAnswers]:
 
 async def _ask(url: str, settings: Settings) -> HubAnswers:
     hub = Transport(url, api_key=settings.follow_token_file, admin_key=None, server="hub")
-    look = await hub.get("/v1/overview", CALL_SECONDS, most=OVERVIEW_BYTES)
+    look = await hub.get("/v1/overview", SERVICE_SECONDS, most=OVERVIEW_BYTES)
     proxy = next((name for name in _PROXIES if os.environ.get(name) or os.environ.get(name.lower())), None)
-    return HubAnswers(url=url, look=look, report=await hub.put(_REPORT, {}, CALL_SECONDS), proxy=proxy)
+    return HubAnswers(url=url, look=look, report=await hub.put(_REPORT, {}, SERVICE_SECONDS), proxy=proxy)
 
 
 def judge_hub(asked: HubAnswers, run: str | None) -> Iterator[Finding]:
@@ -82,14 +80,14 @@ def judge_hub(asked: HubAnswers, run: str | None) -> Iterator[Finding]:
 
 
 def _refused(reply: Reply | NoReply) -> int | None:
-    return reply.status if isinstance(reply, Reply) and reply.status in _UNAUTHORISED else None
+    return reply.status if isinstance(reply, Reply) and reply.is_unauthorised else None
 
 
 def _of_reports(url: str, reply: Reply | NoReply) -> Finding:
     if (refused := _refused(reply)) is not None:
         text = f"the hub answers, and does not take this token for a follower's reports ({refused})"
         return failed(CheckName.UPSTREAM, url, text, _FIX)
-    if isinstance(reply, Reply) and reply.status in _INCOMPLETE:
+    if isinstance(reply, Reply) and reply.is_incomplete:
         return good(CheckName.UPSTREAM, url, "the hub answers, and takes this token, or none")
     what = reply.reason if isinstance(reply, NoReply) else f"it answered {reply.status}"
     text = f"the hub answers, and whether it takes a follower's reports is not known: {what}"

@@ -25,13 +25,12 @@ import msgspec
 from refitd.engine.plugin.rank_group import shown
 from refitd_client.contract.decoding import plain_json
 from refitd_client.contract.naming import SERVICE_FOLDER
-from refitd_client.contract.plugin import ENGINES_FOLDER, MAX_LINE, is_socket_name
+from refitd_client.contract.plugin import ENGINES_FOLDER, MAX_LINE, PEER_CREDENTIALS, is_socket_name
 from refitd_client.files.plain_file import open_folder
 
 _ROOT = 0
 _SO_PEERGROUPS = 59  # Linux 4.13; Python has no name for it
 _MOST_GROUPS = 65536
-_CREDENTIALS = struct.Struct("3i")
 _MOST_VALUES = 1000  # of a reply
 MOST_SOCKETS = 512  # the newest: the others are leftovers
 
@@ -204,8 +203,8 @@ def distrust(peer: Peer, access: FolderAccess, own: int) -> str | None:
 
 
 def _peer(connection: socket.socket) -> Peer:
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, uid, gid = _CREDENTIALS.unpack(raw)
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER_CREDENTIALS.size)
+    _, uid, gid = PEER_CREDENTIALS.unpack(raw)
     return Peer(uid, {gid, *_groups(connection)})
 
 

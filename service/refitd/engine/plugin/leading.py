@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from refitd.engine.plugin.channels import Channels
-from refitd.engine.plugin.rank_group import EngineRankGroup, Member, Stock, shown
+from refitd.engine.plugin.rank_group import MOST_REASON, EngineRankGroup, Member, Stock, shown
 from refitd_client.contract.plugin import Owner
 from refitd_client.files.durable import replace_file
 from refitd_client.files.plain_file import read_plain
@@ -22,7 +22,6 @@ from refitd_client.files.plain_file import read_plain
 SECONDS = 30.0  # of a lease; longer where engines are asked more seldom
 PROBES = 5  # that a lease outlasts at least
 _WITHIN = 2.0  # seconds
-_MOST = 500  # characters of a rank's reason
 _NAME = "id"
 _LONGEST = 64  # bytes
 
@@ -111,5 +110,5 @@ class Leading:
         request = {"do": "lead", "owner": msgspec.to_builtins(self._leads.owner), "seconds": seconds}
         replies = await self._channels.ask_all(rank_group.members, request, _WITHIN)
         refused = [each for each in replies if isinstance(each, dict) and each.get("ok") is not True]
-        self.led_by = shown(str(refused[0].get("reason", "")), _MOST) if refused else None
+        self.led_by = shown(str(refused[0].get("reason", "")), MOST_REASON) if refused else None
         self._told, self._seconds, self._again_at = rank_group.members, seconds, now + seconds / 3

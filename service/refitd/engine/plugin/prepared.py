@@ -16,14 +16,13 @@ import msgspec
 
 from refitd.engine.plugin.channels import Channels
 from refitd.engine.plugin.exchange import ChannelError
-from refitd.engine.plugin.rank_group import EngineRankGroup, Member, shown
+from refitd.engine.plugin.rank_group import MOST_REASON, EngineRankGroup, Member, shown
 from refitd.engine.port import Coming, Offered, RankProof, VersionFiles
 from refitd_client.contract.decoding import converted
 from refitd_client.contract.plugin import TensorProof
 
 FORGET_SECONDS = 2.0
 _BUSY_SECONDS = 0.2  # between two tries while a rank still works on a version that was cancelled
-_MOST = 500  # characters of a rank's reason
 
 Replies = list[dict[str, Any] | ChannelError]
 
@@ -99,14 +98,14 @@ def _proof(member: Member, reply: dict[str, Any] | ChannelError) -> RankProof:
         proof = converted(said.get("proof"), TensorProof)
     except msgspec.ValidationError:
         reason = said.get("reason") or "it does not say what it found"
-        proof = TensorProof(fault=shown(str(reason), _MOST))
+        proof = TensorProof(fault=shown(str(reason), MOST_REASON))
     return RankProof(
         rank=rank,
         ranks=ranks,
         signature=str(said.get("signature", "")),
         tensors=proof.tensors,
         digest=proof.digest,
-        fault=shown(proof.fault, _MOST),
+        fault=shown(proof.fault, MOST_REASON),
     )
 
 
@@ -173,7 +172,7 @@ def judge(replies: Replies, files: VersionFiles) -> Preparation:
     """What the ranks' replies come to; the worst counts."""
     said = [reply for reply in replies if isinstance(reply, dict)]
     if refused := [reply for reply in said if reply.get("ok") is not True]:
-        reason = f"the engine refused, and serves on: {shown(str(refused[0].get('reason', '')), _MOST)}"
+        reason = f"the engine refused, and serves on: {shown(str(refused[0].get('reason', '')), MOST_REASON)}"
         return PrepareRefused(reason, needs_full=all(reply.get("needs") == "full" for reply in refused))
     if any(reply.get("digest") != files.digest for reply in said):
         return PrepareRefused(
@@ -221,7 +220,7 @@ def judge_offer(replies: Replies, offered: Offered) -> Preparation:
         if isinstance(reply, ChannelError):
             return PrepareRefused(f"a rank {reply}")
         if reply.get("ok") is not True:
-            return PrepareRefused(f"it was not taken from memory: {shown(str(reply.get('reason', '')), _MOST)}")
+            return PrepareRefused(f"it was not taken from memory: {shown(str(reply.get('reason', '')), MOST_REASON)}")
         if reply.get("version") != offered.version:
             return PrepareRefused(f"the offer is of {shown(str(reply.get('version')))}, not of {offered.version}")
     if len({reply.get("digest") for reply in replies if isinstance(reply, dict)}) > 1:

@@ -16,10 +16,11 @@ import msgspec
 
 from refitd.engine.port import LoaderUse
 from refitd_client.contract.decoding import converted
+from refitd_client.contract.manifest import FOREIGN_CHARACTERS
 from refitd_client.contract.plugin import ASIDE, PROTOCOL, Handshake
 from refitd_client.contract.receivers import Receiver
 
-_SHOWN = 200  # characters of a foreign text in a sentence
+MOST_REASON = 500  # of a rank, in a sentence
 NO_PLUGIN = "no plugin answers for it"
 
 
@@ -162,6 +163,6 @@ def read_handshake(reply: Mapping[str, Any]) -> Handshake | str:
     return handshake
 
 
-def shown(text: str, most: int = _SHOWN) -> str:
+def shown(text: str, most: int = FOREIGN_CHARACTERS) -> str:
     """Foreign text for a sentence: at most `most` characters, without control characters."""
     return ascii(text[:most])[1:-1]

@@ -16,6 +16,7 @@ Its engines are paused and resumed by the host alone.
 
 from collections.abc import Callable, Sequence
 
+from refitd.engine.limits import TRIAL_SECONDS
 from refitd.engine.port import (
     ChangeCheck,
     Coming,
@@ -35,7 +36,6 @@ from refitd_client.contract.follow import Following
 from refitd_client.contract.hosts import HostEngines, OrderState
 from refitd_client.contract.naming import parse_version_id
 
-TRIAL_SECONDS = 60.0
 TAKE_BACK_SECONDS = 60.0
 FAULT_SECONDS = 60.0  # a host that cannot pull a version asks again all the time; a newer version may be there by then
 Hears = Callable[[HostEngines], None]

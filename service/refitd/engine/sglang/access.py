@@ -5,22 +5,19 @@ refuses the request as incomplete (400 or 422). Nothing is paused and nothing is
 """
 
 from refitd.engine.http import CallFailure, NoReply, Reply, Transport
+from refitd.engine.limits import PROBE_SECONDS
 from refitd.engine.port import ChangeCheck
 
-SECONDS = 5.0
 _UPDATE = "/update_weights_from_disk"
-_INCOMPLETE = frozenset({400, 422})
-_UNAUTHORISED = frozenset({401, 403})
-_NO_ROUTE = frozenset({404, 405})
 _BROKEN = 500  # this status and those above: the server's own fault, or a proxy's
 
 
 def way_in(read: Reply | NoReply) -> str:
     """What to do about a server that cannot be driven, by its answer to /model_info."""
     match read:
-        case Reply(status=status) if status in _UNAUTHORISED:
+        case Reply(is_unauthorised=True):
             return "give it the key that it was started with (--api-key): --engine-key-file names its file"
-        case Reply(status=status) if status in _NO_ROUTE:
+        case Reply(has_no_route=True):
             return "is this an SGLang that refitd can drive? Name an engine's own address, not that of a gateway"
         case Reply(status=status) if status >= _BROKEN:
             return "see its log, and that of a proxy before it"
@@ -33,15 +30,15 @@ def way_in(read: Reply | NoReply) -> str:
 
 
 async def check_changes(http: Transport) -> ChangeCheck:
-    reply = await http.post(_UPDATE, {}, SECONDS)
+    reply = await http.post(_UPDATE, {}, PROBE_SECONDS)
     if isinstance(reply, NoReply):
         return ChangeCheck(fault=reply.reason, advice="see the engine's log: it answers reads and not this")
-    if reply.status in _INCOMPLETE:
+    if reply.is_incomplete:
         return ChangeCheck(date=reply.date)
-    if reply.status in _UNAUTHORISED:
+    if reply.is_unauthorised:
         text = f"the key that it got, if any, does not open changes ({reply.status})"
         advice = "--engine-admin-key-file holds its --admin-api-key"
-    elif reply.status in _NO_ROUTE:
+    elif reply.has_no_route:
         text = f"it has no {_UPDATE} ({reply.status}): a gateway or another front end"
         advice = "name each engine's own address: gateways have no routes for weights"
     else:

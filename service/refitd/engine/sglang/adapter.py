@@ -25,6 +25,7 @@ from typing import Any, assert_never
 from refitd.engine.dialing import Guard
 from refitd.engine.fingerprints import BY_PLUGIN
 from refitd.engine.http import CallFailure, NoReply, Reply, Transport
+from refitd.engine.limits import CALL_SECONDS, PROBE_SECONDS, TRIAL_SECONDS
 from refitd.engine.load_reply import Loaded, Unclear, Untouched
 from refitd.engine.plugin.channels import SocketList
 from refitd.engine.plugin.client import PluginClient
@@ -57,7 +58,7 @@ from refitd.engine.sglang.info import (
 from refitd.engine.sglang.obstacles import draft_of, obstacles, refusal
 from refitd.engine.sglang.reply import NotFlushed, fingerprint, what_happened
 from refitd.engine.sglang.stores import PrefixStores, clear
-from refitd.engine.sglang.verify import OTHER_TENSORS, TRIAL, TRIAL_SECONDS, Says, doubt, trial_fault
+from refitd.engine.sglang.verify import OTHER_TENSORS, TRIAL, Says, doubt, trial_fault
 
 _NEVER_TOLD = (None, "default")  # labels of a server that was never given one
 
@@ -116,12 +117,12 @@ class SglangEngine:
 
     async def probe(self) -> Reached | Unreached:
         """See `Engine`. Asks for the launch settings only when the server may be another process than before."""
-        reply = await self._http.get("/model_info", calls.PROBE_SECONDS)
+        reply = await self._http.get("/model_info", PROBE_SECONDS)
         info = read_model_info(reply, self._http.url)
         if isinstance(info, str):
             return Unreached(reason=info, advice=access.way_in(reply), nothing_listens=reply.nothing_listens)
         if self._server is None or info != self._last:
-            server = read_server_info(await self._http.get("/server_info", calls.CALL_SECONDS), self._http.url)
+            server = read_server_info(await self._http.get("/server_info", CALL_SECONDS), self._http.url)
             if isinstance(server, str):
                 return Unreached(reason=server, advice=access.way_in(reply))
             if not server.dialect.supported:
@@ -357,7 +358,7 @@ class SglangEngine:
             return kept.reason if isinstance(kept, NoReply) else kept, None
         if found is not None:
             return ModelInfo(model_path=target.path, weight_version=target.label), found
-        reply, contents = await asyncio.gather(self._http.get("/model_info", calls.PROBE_SECONDS), self._contents())
+        reply, contents = await asyncio.gather(self._http.get("/model_info", PROBE_SECONDS), self._contents())
         return read_model_info(reply, self._http.url), contents
 
     async def _untouched(

@@ -7,17 +7,16 @@ its own in the server, under which prefixes are cached: what an adapter of the s
 from pathlib import Path
 from uuid import uuid4
 
-from refitd.engine.adapters import PROBE_SECONDS, AdapterProof, ListedAdapter, NamedAdapters
+from refitd.engine.adapters import AdapterProof, ListedAdapter, NamedAdapters
 from refitd.engine.applied import Scores
 from refitd.engine.dialing import Guard
 from refitd.engine.http import CallFailure, NoReply, Reply, Transport
+from refitd.engine.limits import CALL_SECONDS, PROBE_SECONDS, TRIAL_SECONDS
 from refitd.engine.port import ChangeCheck, Outcome, Reached, Refit, Target, Unreached
 from refitd.engine.sglang import access
 from refitd.engine.sglang.info import SglangServerInfo, read_model_info, read_server_info
 from refitd.engine.sglang.obstacles import adapter_obstacles, refusal
-from refitd.engine.sglang.verify import TRIAL, TRIAL_SECONDS, read_scores, trial_fault
-
-CALL_SECONDS = 30.0
+from refitd.engine.sglang.verify import TRIAL, read_scores, trial_fault
 
 
 class SglangAdapters(NamedAdapters):

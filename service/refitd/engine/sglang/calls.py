@@ -3,14 +3,12 @@
 import asyncio
 
 from refitd.engine.http import CHECKSUMS_BYTES, NoReply, Reply, Transport
+from refitd.engine.limits import CALL_SECONDS, CHECK_SECONDS
 from refitd.engine.load_reply import Untouched
 from refitd.engine.sglang.reply import was_done, what_happened
 from refitd.engine.sglang.verify import checksums_in, digest_of
 
-CALL_SECONDS = 30.0  # pause, resume, flush: seconds at most on a server that works
 FLUSH_EVERY_SECONDS = 0.05
-PROBE_SECONDS = 5.0
-CHECK_SECONDS = 120.0  # to hash all tensors
 
 
 async def pause(http: Transport, mode: str, *, drains: bool) -> NoReply | str | None:

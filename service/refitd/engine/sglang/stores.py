@@ -23,7 +23,6 @@ from refitd.engine.port import Obstacle
 
 CLEAR_SECONDS = 120.0  # the file backend deletes one file for each page
 ROUTE, OLD_ROUTE = "/hicache/storage-backend/clear", "/clear_hicache_storage_backend"
-_NO_ROUTE = frozenset({404, 405})
 _NEVER_CLEARED = frozenset({"aibrix", "eic", "simm"})
 
 
@@ -91,7 +90,7 @@ async def clear(http: Transport, stores: PrefixStores) -> NoReply | str | None:
     if not stores.cleared:
         return None
     reply = await http.post(ROUTE, {}, CLEAR_SECONDS)
-    if isinstance(reply, Reply) and reply.status in _NO_ROUTE:
+    if isinstance(reply, Reply) and reply.has_no_route:
         reply = await http.post(OLD_ROUTE, {}, CLEAR_SECONDS)
     if isinstance(reply, NoReply):
         return reply

@@ -21,6 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from refitd.engine.http import NoReply, Reply
+from refitd.engine.limits import TRIAL_SECONDS
 from refitd.engine.port import (
     ChangeCheck,
     Coming,
@@ -39,7 +40,7 @@ from refitd.engine.port import (
 from refitd.engine.sglang import calls
 from refitd.engine.sglang.adapter import SglangEngine
 from refitd.engine.sglang.obstacles import refusal
-from refitd.engine.sglang.verify import TRIAL, TRIAL_SECONDS, trial_fault
+from refitd.engine.sglang.verify import TRIAL, trial_fault
 
 _AND = "+"  # between the fingerprints of members
 

@@ -16,7 +16,6 @@ from refitd.engine.http import NoReply, Reply
 from refitd.engine.port import Target
 
 OTHER_TENSORS = "its tensors are not those that a clean load of this version gave"
-TRIAL_SECONDS = 60.0
 TRIAL: dict[str, Any] = {
     "input_ids": [1, 2, 3],  # in every vocabulary, and no tokenizer is needed
     "sampling_params": {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True},

@@ -6,22 +6,20 @@ VLLM_SERVER_DEV_MODE=1 the server's log has a traceback of each call that it ref
 """
 
 from refitd.engine.http import CallFailure, NoReply, Reply, Transport
+from refitd.engine.limits import PROBE_SECONDS
 from refitd.engine.port import ChangeCheck, Obstacle, Unreached
 from refitd.engine.vllm.info import DEV_MODE, Label, is_dead, read_label, said
 from refitd.engine.vllm.reply import CONTROL, results
 
-SECONDS = 5.0
 _CALL = "/collective_rpc"
-_UNAUTHORISED = frozenset({401, 403})
-_NO_ROUTE = frozenset({404, 405})
 
 
 def way_in(read: Reply | NoReply) -> str:
     """What to do about a server that cannot be driven, by its answer to /weight_info."""
     match read:
-        case Reply(status=status) if status in _UNAUTHORISED:
+        case Reply(is_unauthorised=True):
             return "give it the key that the proxy before it wants: --engine-key-file names its file"
-        case Reply(status=status) if status in _NO_ROUTE:
+        case Reply(has_no_route=True):
             return f"start vLLM with {DEV_MODE} in its environment, and name its own address, not that of a gateway"
         case Reply() if is_dead(read):
             return "restart it: its log says of what its engine has died"
@@ -47,15 +45,15 @@ def unreached(fault: Obstacle | str, read: Reply | NoReply) -> Unreached:
 
 
 async def check_changes(http: Transport) -> ChangeCheck:
-    reply = await http.post(_CALL, {"method": CONTROL}, SECONDS)
+    reply = await http.post(_CALL, {"method": CONTROL}, PROBE_SECONDS)
     if isinstance(reply, NoReply):
         return ChangeCheck(fault=reply.reason, advice="see the engine's log: it answers reads and not this")
     if reply.ok and results(reply) is not None:
         return ChangeCheck(date=reply.date)
-    if reply.status in _UNAUTHORISED:
+    if reply.is_unauthorised:
         text = f"the key that it got, if any, does not open changes ({reply.status})"
         advice = "--engine-admin-key-file holds the key that the proxy before it wants"
-    elif reply.status in _NO_ROUTE:
+    elif reply.has_no_route:
         text = f"it has no {_CALL} ({reply.status})"
         advice = f"start vLLM with {DEV_MODE} in its environment"
     else:
@@ -66,7 +64,7 @@ async def check_changes(http: Transport) -> ChangeCheck:
 
 async def asleep(http: Transport) -> str | None:
     """Why an engine that can sleep is left alone: one that is resumed while it sleeps runs without its weights."""
-    reply = await http.get("/is_sleeping", SECONDS)
+    reply = await http.get("/is_sleeping", PROBE_SECONDS)
     if isinstance(reply, Reply) and (reply.data or {}).get("is_sleeping") is False:
         return None
     return "it is asleep, or paused by another: it is updated once it was woken up (POST /wake_up) or resumed"

@@ -31,6 +31,7 @@ from pathlib import Path
 from refitd.engine.dialing import Guard
 from refitd.engine.fingerprints import BY_PLUGIN
 from refitd.engine.http import CallFailure, NoReply, Reply
+from refitd.engine.limits import CALL_SECONDS, PROBE_SECONDS
 from refitd.engine.load_reply import Loaded, Unclear, Untouched
 from refitd.engine.plugin.answers import fingerprint as answered_fingerprint
 from refitd.engine.plugin.channels import SocketList
@@ -62,7 +63,6 @@ from refitd.engine.vllm.obstacles import obstacles, stock_reason
 from refitd.engine.vllm.reply import Failed, refusal, said_by_extension, what_happened
 from refitd.engine.vllm.watched import WatchedTransport
 
-PROBE_SECONDS = 5.0
 PAUSE_MODES = ("keep", "wait", "abort")
 """What a server does with requests in flight, the best first. It survives a load with each of them."""
 
@@ -259,7 +259,7 @@ class VllmEngine:
         return "abort" if renewed else self._mode
 
     async def _pause(self, mode: str) -> NoReply | str | None:
-        within = self._load_timeout if mode == "wait" else calls.CALL_SECONDS
+        within = self._load_timeout if mode == "wait" else CALL_SECONDS
         reply = await calls.pause(self._http, mode, within, at_once=self._can.pauses_at_once)
         if not isinstance(reply, Reply):
             return reply

@@ -22,10 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from refitd.engine.adapters import PROBE_SECONDS, AdapterProof, ListedAdapter, NamedAdapters
+from refitd.engine.adapters import AdapterProof, ListedAdapter, NamedAdapters
 from refitd.engine.applied import Scores
 from refitd.engine.dialing import Guard
 from refitd.engine.http import CallFailure, NoReply, Reply
+from refitd.engine.limits import PROBE_SECONDS
 from refitd.engine.port import ChangeCheck, Obstacle, Outcome, Reached, Refit, Target, Unreached
 from refitd.engine.vllm import access, proof
 from refitd.engine.vllm.calls import ask_how_started, empty_caches

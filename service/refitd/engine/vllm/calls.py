@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass
 
 from refitd.engine.http import NoReply, Reply, Transport
+from refitd.engine.limits import CALL_SECONDS
 from refitd.engine.port import Obstacle
 from refitd.engine.vllm.info import (
     CHECKER,
@@ -20,7 +21,6 @@ from refitd.engine.vllm.info import (
     said,
 )
 
-CALL_SECONDS = 30.0  # pause, resume, caches, label: seconds at most on a server that works
 RESET_EVERY_SECONDS = 0.05
 
 

@@ -7,10 +7,10 @@ knows both.
 """
 
 from refitd.engine.http import CallFailure, NoReply, Transport
+from refitd.engine.limits import CALL_SECONDS
 from refitd.engine.load_reply import Unclear
 from refitd.engine.plugin.client import PluginClient
 from refitd.engine.port import Process
-from refitd.engine.vllm.calls import CALL_SECONDS
 from refitd.engine.vllm.info import VllmServerInfo
 from refitd.engine.vllm.obstacles import EXTENSION
 from refitd.engine.vllm.reply import not_opened

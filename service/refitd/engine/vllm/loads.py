@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from refitd.engine.http import CallFailure, NoReply, Reply, Transport
+from refitd.engine.limits import CALL_SECONDS
 from refitd.engine.load_reply import Loaded, Unclear, Untouched
 from refitd.engine.port import never_change
-from refitd.engine.vllm.calls import CALL_SECONDS
 from refitd.engine.vllm.reply import CONTROL, Failed, Loading, not_aligned, what_happened
 
 TRIES = 4  # loads of one checkpoint after one that failed: most engines that come back have done so at the second

@@ -3,13 +3,11 @@
 import asyncio
 
 from refitd.engine.http import CHECKSUMS_BYTES, CallFailure, NoReply, Reply, Transport
+from refitd.engine.limits import CALL_SECONDS, CHECK_SECONDS, TRIAL_SECONDS
 from refitd.engine.port import Target
-from refitd.engine.vllm.calls import CALL_SECONDS
 from refitd.engine.vllm.contents import TRIAL, Digests, agree, fingerprint, read_digests, read_trial
 from refitd.engine.vllm.info import CHECKER, read_label
 
-CHECK_SECONDS = 120.0  # to hash all parameters
-TRIAL_SECONDS = 60.0
 OTHER_PARAMETERS = "its parameters are not those that a clean load of this version gave"
 
 

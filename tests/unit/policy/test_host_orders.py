@@ -214,7 +214,7 @@ def test_what_a_host_does_for_its_engines_is_said_while_it_does_it() -> None:
 
 
 def test_a_rollback_at_a_hub_lets_hosts_obey_it_also_where_they_have_obeyed_another_one_since() -> None:
-    """An empty hub took its place, and then it was restored from a backup: its epoch is below what hosts have heard."""
+    """An empty hub took its place, and then it was restored: its epoch is below what hosts have heard."""
     told = Following(
         follower="a", upstream="http://hub", upstreams=[], leader="new", fence=1, heard={"hub": 4, "new": 1}
     )

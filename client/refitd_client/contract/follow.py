@@ -30,7 +30,8 @@ class Following:
     says how far the host is with `desired`, and `order_reason` why, in a sentence. `configuration` is equal for hosts
     whose engines' fingerprints can be compared, and `proof` sums up the fingerprints of the engines that serve
     `serves`, None where they have none. `digests` are those of what it has by the ids that it names: of two versions
-    with one name, it has the one with that digest. `heard` are the highest epochs that it has heard, by the names of hubs.
+    with one name, it has the one with that digest. `heard` are the highest epochs that it has heard, by the names of
+    hubs.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT

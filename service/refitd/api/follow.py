@@ -1,6 +1,5 @@
 """Routes of following: hosts' reports at their upstream, and what a host says of itself."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated, Any, cast
 
@@ -56,7 +55,7 @@ def take_report(name: str, report: HostReport, service: Service) -> HostReply:
     host = report.told.host
     if host is not None and (len(host.engines) > MAX_HOST_ENGINES or len(host.states) > len(EngineState)):
         raise ProblemError(Slug.BAD_REQUEST, f"a report names at most {MAX_HOST_ENGINES} engines")
-    if any(len(text) > _MAX_TEXT for text in _texts(msgspec.to_builtins(report))):
+    if _has_long_text(msgspec.to_builtins(report)):
         raise ProblemError(Slug.BAD_REQUEST, f"each text of a report has at most {_MAX_TEXT} characters")
     if service.follower is not None and service.follower.is_led and not report.freely:
         # It would say what its own hub says, later, and two that follow each other would wait for each other for ever.
@@ -103,14 +102,19 @@ def newest_elsewhere(run: str, service: Service) -> str | None:
     return newest_on_hosts(run, reports, lambda version: version in store.versions or version in store.gone)
 
 
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        yield from _texts([*cast("dict[str, Any]", value).values()])
-    elif isinstance(value, list | tuple):
-        for each in cast("list[Any]", value):
-            yield from _texts(each)
+def _has_long_text(value: Any) -> bool:
+    left: list[Any] = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, str):
+            if len(each) > _MAX_TEXT:
+                return True
+        elif isinstance(each, dict):
+            left.extend(cast("dict[str, Any]", each))
+            left.extend(cast("dict[str, Any]", each).values())
+        elif isinstance(each, list | tuple):
+            left.extend(cast("list[Any]", each))
+    return False
 
 
 @router.get("/hosts")

@@ -165,18 +165,16 @@ class StoreSources:
 
     @property
     def upstream(self) -> ManifestSource:
-        """See `Sources`."""
         return self
 
     async def manifest(self, version: str) -> bytes:
-        """See `ManifestSource`."""
         return await self._sources.upstream.manifest(version)
 
     async def fill(self, part: FilePart, buffer: memoryview) -> None:
-        """See `ByteSource`.
+        """Fill it from the store, whose own library tries again.
 
         Raises:
-            StoreError: whatever went wrong. The store's own library has tried again.
+            StoreError: whatever went wrong.
         """
         try:
             async with asyncio.timeout(STALL_SECONDS + part.length / SLOWEST):
@@ -187,4 +185,4 @@ class StoreSources:
             raise StoreError(str(error)) from error
 
     async def aclose(self) -> None:
-        """See `ByteSource`."""
+        """Nothing: the library keeps its own connections."""

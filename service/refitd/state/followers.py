@@ -17,6 +17,7 @@ from refitd_client.contract.follow import HostReport
 
 LEASE_SECONDS = 30.0
 REMEMBERED_SECONDS = 600.0
+LOOK_SECONDS = 1.0  # between two looks at which are to be forgotten
 MOST = 4096  # hosts
 _PAST = 8  # earlier processes of a host that are remembered
 
@@ -45,6 +46,7 @@ class Followers:
         """None yet."""
         self._clock = clock
         self._known: dict[str, KnownFollower] = {}
+        self._looked = -LOOK_SECONDS
 
     def reported(self, report: HostReport) -> bool:
         """Take a host's report. Returns whether it is the newest of its process.
@@ -54,7 +56,11 @@ class Followers:
             SupersededError: see there.
         """
         now, name = self._clock.monotonic(), report.told.follower
-        self._forget(now, REMEMBERED_SECONDS if len(self._known) < MOST else LEASE_SECONDS)
+        if len(self._known) >= MOST and name not in self._known:
+            self._forget(now, LEASE_SECONDS)
+        elif now - self._looked >= LOOK_SECONDS:  # a look at each of a thousand hosts takes a part of a report's time
+            self._looked = now
+            self._forget(now, REMEMBERED_SECONDS)
         before = self._known.get(name)
         if before is None:
             if len(self._known) >= MOST:

@@ -160,6 +160,31 @@ async def test_a_host_that_makes_no_progress_is_told_to_go_back_in_the_end() -> 
     assert "made no progress" in (ended.reason or "")
 
 
+async def test_a_host_that_waits_for_its_turn_to_pull_is_waited_for() -> None:
+    line, clock = line_of(BEFORE), SteppedClock()
+    line.clock = clock
+    engine = RefitdEngine(line, root="/root", load_timeout=30)
+    waiting = asyncio.create_task(engine.refit(target(), lambda _: None))
+    for _ in range(10):
+        await asyncio.sleep(0)
+        clock.seconds += 10.0
+        line.take(told("comes", pulling=V2, ahead=7))
+    for report in (told("comes", ordered=V2), SERVED):
+        for _ in range(5):
+            await asyncio.sleep(0)
+        line.take(report)
+    assert (await waiting).outcome is Outcome.ACK
+
+
+class SteppedClock(SystemClock):
+    """Stands still unless a test moves it."""
+
+    seconds = 0.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
 async def test_a_pull_that_fails_and_begins_again_all_the_time_is_given_up_for_a_newer_version() -> None:
     """The upstream may hand out the version no more: the host asks again, and each time looks as it did before."""
     clock = SetClock()

@@ -19,15 +19,13 @@ import structlog
 
 from refitd.follow.hearing import Hearing
 from refitd.follow.orders import Orders
-from refitd.follow.pull_turn import PullTurn, StoreSources
-from refitd.follow.puller import Puller, PullRefusedError, PullTotals
+from refitd.follow.pull_turn import PullTurn
+from refitd.follow.puller import Puller, PullRefusedError
 from refitd.follow.reporting import UpstreamReporter
 from refitd.follow.sources import FollowedSources
 from refitd.follow.upstream import (
-    DamagedError,
     FollowerIdentity,
     GoneError,
-    StoreError,
     UnreachableError,
     UpstreamError,
     UpstreamRun,
@@ -414,7 +412,10 @@ class UpstreamFollower:
         await self._puller.keep_only(version.run, self._plan.needs | {version.id})
         began = self._store.clock.monotonic()
         try:
-            took = await self._pulled(version)
+            took = await self._turn.pulled(
+                lambda sources: self._puller.pull(version.id, version.digest or "", sources),
+                lambda why: self._store.say("version", version.id, why, of_run=version.run, is_fault=True),
+            )
         except (UpstreamError, PullRefusedError) as error:
             if isinstance(error, UnreachableError):
                 self._sources.next()
@@ -431,19 +432,6 @@ class UpstreamFollower:
             anew = anew if known is None else replace(anew, given_up=known.given_up)
             self._store.put_version(as_told(anew, version))
         self._nudge()
-
-    async def _pulled(self, version: UpstreamVersion) -> PullTotals:
-        """Pull it from the store that the upstream names, and where that does not give it from the upstream in turn."""
-        while True:
-            sources = await self._turn.taken()
-            try:
-                return await self._puller.pull(version.id, version.digest or "", sources)
-            except (StoreError, DamagedError) as error:
-                if not isinstance(sources, StoreSources):
-                    raise
-                text = f"is pulled from {self._sources.upstream.name}, and not from the store that it names: {error}"
-                self._store.say("version", version.id, text, of_run=version.run, is_fault=True)
-                self._turn.leave(sources.name, error)
 
     def _failed(self, version: str, error: Exception) -> None:
         known = self._failures.get(version)

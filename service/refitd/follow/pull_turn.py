@@ -11,15 +11,15 @@ environment says, as for a store that it follows. A host whose environment says 
 import asyncio
 import os
 import re
-
-import structlog
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from refitd.clock import Clock
 from refitd.follow.bucket import BucketUpstream
 from refitd.follow.byte_source import SLOWEST, STALL_SECONDS
 from refitd.follow.sources import FollowedSources
 from refitd.follow.transfer import ManifestSource, Sources
-from refitd.follow.upstream import ByteSource, FilePart, StoreError, UpstreamError
+from refitd.follow.upstream import ByteSource, DamagedError, FilePart, StoreError, UpstreamError
 from refitd.state.observer import Notifier
 from refitd_client.bucket.address import is_bucket_url, parse_bucket_url
 from refitd_client.bucket.objects import Bucket
@@ -44,7 +44,7 @@ _VARIABLES = {  # that say where a cloud's stores are, or what opens them
     "az": ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT"),
 }
 
-log = structlog.get_logger("refitd")
+PulledT = TypeVar("PulledT")
 
 
 class PullTurn:
@@ -89,6 +89,23 @@ class PullTurn:
             self.store_fault = self._why_not(pull.store) if pull.store else None
             self.ahead = None if self.ahead is None else pull.ahead
         self._heard.notify()
+
+    async def pulled(self, pull: Callable[[Sources | None], Awaitable[PulledT]], say: Callable[[str], None]) -> PulledT:
+        """Pull from the store that the upstream names, and where that does not give it from the upstream in turn.
+
+        Args:
+            pull: pulls from these sources; None are the upstreams.
+            say: hears why a store is left, a sentence without its subject.
+        """
+        while True:
+            sources = await self.taken()
+            try:
+                return await pull(sources)
+            except (StoreError, DamagedError) as error:
+                if not isinstance(sources, StoreSources):
+                    raise
+                say(f"is pulled from {self._sources.upstream.name}, and not from the store that it names: {error}")
+                self.leave(sources.name, error)
 
     async def taken(self) -> Sources | None:
         """Wait for what to pull the version from: a store, or None for the upstream that is followed."""

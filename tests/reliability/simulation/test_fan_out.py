@@ -18,11 +18,11 @@ import pytest
 
 from refitd.engine.refitd.line import SILENT_SECONDS
 from refitd.follow import pull_turn
-from refitd.follow.pull_turn import PullTurn, StoreSources
+from refitd.follow.pull_turn import PullTurn
 from refitd.follow.puller import Puller
 from refitd.follow.reporting import UpstreamReporter
 from refitd.follow.sources import FollowedSources
-from refitd.follow.upstream import DamagedError, FilePart, StoreError, Upstream
+from refitd.follow.upstream import FilePart, Upstream
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
@@ -161,6 +161,7 @@ class Host:
     done: float | None = None
     pulling: bool = False
     reports: int = 0
+    left: list[str] = field(default_factory=list[str])
     task: "asyncio.Task[None] | None" = None
     reporting: "asyncio.Task[None] | None" = None
     turn: PullTurn = field(init=False)
@@ -200,14 +201,8 @@ class Host:
         self.turn.begin(VERSION)
         self.pulling = True
         await self.reporter.report()
-        while self.done is None:
-            sources = await self.turn.taken()
-            try:
-                await self.puller.pull(VERSION, self.hub.digest, sources)
-                self.done = self.clock.monotonic()
-            except (StoreError, DamagedError) as error:
-                assert isinstance(sources, StoreSources)
-                self.turn.leave(sources.name, error)
+        await self.turn.pulled(lambda sources: self.puller.pull(VERSION, self.hub.digest, sources), self.left.append)
+        self.done = self.clock.monotonic()
         self.pulling = False
         self.turn.end()
         self.sources.told.notify()
@@ -315,5 +310,5 @@ def test_a_store_that_fails_leaves_hosts_to_the_hub_in_turn(tmp_path: Path, monk
         all_.loop.run_until_complete(all_.all_have_it())
         print(all_.figures)
         assert all_.hub.most <= PLACES
-        assert all(host.turn.store_fault is not None for host in all_.hosts)
+        assert all(host.turn.store_fault is not None and len(host.left) == 1 for host in all_.hosts)
         assert all_.hub.link.bytes == 50 * all_.hub.size

@@ -275,7 +275,7 @@ def row_major(tensor: Any) -> Any:
     return tensor if tensor.stride() == tuple(strides) else tensor.as_strided(tensor.shape, strides)
 
 
-_SMALL = 2**16  # bytes of a tensor from which a call for it alone is worth its while
+_SMALL_TENSOR = 2**16  # bytes of a tensor from which a call for it alone is worth its while
 
 
 def joins(one: TensorSource, other: TensorSource) -> bool:
@@ -288,7 +288,7 @@ def _is_small(source: TensorSource) -> bool:
     if torch is None or source.held is None or not source.is_view or source.place != HOST:
         return False
     plain = source.held.value.__class__ in {torch.Tensor, torch.nn.Parameter}
-    return plain and 0 < source.entry.nbytes <= _SMALL
+    return plain and 0 < source.entry.nbytes <= _SMALL_TENSOR
 
 
 def read_together(sources: Sequence[TensorSource]) -> NDArray[np.uint8]:

@@ -3,7 +3,7 @@
 import sys
 
 _EMBEDDED = frozenset({"torch"})
-_OURS = frozenset({"refitd", "refitd_client", "refitd_embedded", "refitd_plan"})
+_OUR_PACKAGES = frozenset({"refitd", "refitd_client", "refitd_embedded", "refitd_plan"})
 
 
 def main() -> None:
@@ -14,7 +14,7 @@ def main() -> None:
         app()
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package in _OURS or not package:
+        if package in _OUR_PACKAGES or not package:
             raise
         extra = "embedded" if package in _EMBEDDED else "service"
         print(f"refitd: the module {package} is missing: pip install '.[{extra}]' in its clone", file=sys.stderr)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from urllib.parse import unquote, urlsplit
 
 _BYTES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
-_SHORT = 4  # characters: a shorter part of a URL is no secret, and is in many words by chance
+_SHORT_SECRET = 4  # characters: a shorter part of a URL is no secret, and is in many words by chance
 
 
 def bytes_in(value: object) -> object:
@@ -57,7 +57,7 @@ def _secrets_in(url: str) -> set[str]:
     user, password = parts.username or "", parts.password or ""
     written = [user, password, *(pair.partition("=")[2] or pair for pair in parts.query.split("&"))]
     basic = base64.b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode()
-    return {each for each in [*written, *map(unquote, written), basic] if len(each) >= _SHORT}
+    return {each for each in [*written, *map(unquote, written), basic] if len(each) >= _SHORT_SECRET}
 
 
 _UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"
@@ -104,7 +104,7 @@ def size_of(count: int) -> str:
 
 
 # pydantic's words, by which settings, flags and the engines file are read, for what people wrote.
-_REFUSALS = tuple(
+_PLAINER = tuple(
     (re.compile(told), plain)
     for told, plain in (
         (r"Input should be a valid integer\b.*", "it is not a whole number"),
@@ -122,7 +122,7 @@ _REFUSALS = tuple(
 def plain_refusal(message: str) -> str:
     """Why a value is refused, in plain words, without the prefix of the library that found it."""
     told = message.removeprefix("Value error, ")
-    for pattern, plain in _REFUSALS:
+    for pattern, plain in _PLAINER:
         if (found := pattern.fullmatch(told)) is not None:
             return found.expand(plain)
     return told

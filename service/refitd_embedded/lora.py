@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-_NAME = re.compile(r"base_model\.model\.(.+)\.lora_A\.weight")
+_DOWN_NAME = re.compile(r"base_model\.model\.(.+)\.lora_A\.weight")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,7 +35,7 @@ def read_adapter(folder: Path, decoder: nn.Module) -> Adapter:
     tensors, layers = load_file(folder / "adapter_model.safetensors"), dict(_linear(decoder))
     pairs: dict[str, tuple[Tensor, Tensor]] = {}
     for name, first in tensors.items():
-        if (found := _NAME.fullmatch(name)) is None:
+        if (found := _DOWN_NAME.fullmatch(name)) is None:
             continue
         if (layer := layers.get(found[1])) is None:
             raise ValueError(f"the model has no linear layer {found[1]}")

@@ -14,7 +14,7 @@ from itertools import combinations
 from refitd_plan.host import host_memory, on_root
 from refitd_plan.job import JobSettings
 from refitd_plan.machine import GIB, Machine
-from refitd_plan.memory import HEADROOM, MemoryEstimate, memory_of
+from refitd_plan.memory import GPU_HEADROOM, MemoryEstimate, memory_of
 from refitd_plan.model import Model, lora_parameters
 from refitd_plan.placement import Placement
 from refitd_plan.plan import PlannedChange, PlannedMemory, PlannedProcess
@@ -252,7 +252,7 @@ def assumed_of_memory(transport: WeightTransport, host_has: float | None, *, fil
         unknown += "; that is not counted, as no files follow what goes from memory to memory"
     return [
         "engines start before trainers, on GPUs that no other program uses",
-        f"{HEADROOM:.0%} of each GPU stays free",
+        f"{GPU_HEADROOM:.0%} of each GPU stays free",
         "attention is fused: scores are not stored",
         f"with a root on a tmpfs the host's memory holds {on_root(transport)}{unknown}",
         "a critic or a reward model beside the trainer is not planned for",

@@ -13,7 +13,7 @@ from refitd_plan.machine import LEAST_MEMORY
 from refitd_plan.plan import PlannedChange
 from refitd_plan.transport import WeightTransport
 
-HEADROOM = 0.05
+HOST_HEADROOM = 0.05
 """The share that stays free: a tmpfs takes no page that the kernel does not have, and the job needs memory as well."""
 
 BY_FILES = frozenset({WeightTransport.DISK, WeightTransport.DISK_DELTA})
@@ -108,7 +108,7 @@ def host_memory(transport: WeightTransport, version: float, has: float | None, *
         return Host(needs=needs, has=has, fault=None, changes=())
     fault = (
         f"a root on a tmpfs would hold {held} of {version:.1f} GiB, {needs:.1f} GiB in all, and the host has {has:g}, "
-        f"of which {HEADROOM:.0%} is to stay free"
+        f"of which {HOST_HEADROOM:.0%} is to stay free"
     )
     fewer_kept = replace(held, keep_last=_FEWEST_KEPT)
     fewer = [fewer_kept]  # fewer of one kind before fewer of both
@@ -119,7 +119,7 @@ def host_memory(transport: WeightTransport, version: float, has: float | None, *
 
 
 def _fits(held: OnRoot, version: float, has: float) -> bool:
-    return held.versions * version <= has * (1 - HEADROOM)
+    return held.versions * version <= has * (1 - HOST_HEADROOM)
 
 
 def _changes(held: OnRoot, less: OnRoot, version: float) -> Iterator[PlannedChange]:

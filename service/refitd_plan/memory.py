@@ -24,7 +24,7 @@ from refitd_plan.rank_memory import (
 from refitd_plan.transport import WeightTransport
 from refitd_plan.vllm_memory import vllm_memory
 
-HEADROOM = 0.05
+GPU_HEADROOM = 0.05
 """The share of a GPU that stays free: a prediction can be wrong, and a GPU that is full fails at the next token."""
 
 _STAGING_BYTES = 2 * 2**26
@@ -152,10 +152,10 @@ def _faults_of_gpus(processes: tuple[RankProcess, ...], machine: Machine) -> Ite
         more = f" (and {len(over) - 1} more GPUs)" if len(over) > 1 else ""
         yield (
             f"GPU {gpu}{more} would hold {total:.1f} GiB, and has {machine.memory(gpu):.1f}, "
-            f"of which {HEADROOM:.0%} is to stay free"
+            f"of which {GPU_HEADROOM:.0%} is to stay free"
         )
 
 
 def usable(capacity: float) -> float:
     """What may be filled of a GPU, in GiB."""
-    return capacity * (1 - HEADROOM)
+    return capacity * (1 - GPU_HEADROOM)

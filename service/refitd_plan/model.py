@@ -20,7 +20,7 @@ _BIASED = frozenset({"qwen2", "qwen2_moe"})  # biases on q, k and v that their c
 _NORMED = frozenset({"qwen3", "qwen3_moe"})  # a norm on each head of q and k
 KNOWN = _BIASED | _NORMED | {"llama", "mistral", "mixtral", "deepseek_v2", "deepseek_v3"}
 """The kinds whose parameters and caches are counted as they are."""
-_MOST = 10**9
+_MOST_OF_CONFIG = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +237,7 @@ class _Fields:
             return default
         if not isinstance(value, int) or isinstance(value, bool):
             raise PlanRefusedError(f"{self.where}: {name!r} is {value!r}, which is no whole number")
-        check_positive(f"{self.where}: {name!r}", value, most=_MOST)
+        check_positive(f"{self.where}: {name!r}", value, most=_MOST_OF_CONFIG)
         return value
 
     def flag(self, name: str) -> bool:

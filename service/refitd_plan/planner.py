@@ -44,7 +44,7 @@ from refitd_plan.transport import (
     measured,
 )
 
-_PLUGINS = {SGLANG: ("sglang.srt.plugins", "refitd_sglang"), VLLM: ("vllm.general_plugins", "refitd_vllm")}
+_PLUGIN_ENTRIES = {SGLANG: ("sglang.srt.plugins", "refitd_sglang"), VLLM: ("vllm.general_plugins", "refitd_vllm")}
 ModelSource = str | os.PathLike[str] | Mapping[str, Any]
 
 
@@ -152,7 +152,7 @@ def has_plugin(engine: str = SGLANG) -> bool:
         distribution(engine)
     except PackageNotFoundError:
         return False
-    group, package = _PLUGINS[engine]
+    group, package = _PLUGIN_ENTRIES[engine]
     return any(point.module.startswith(package) for point in entry_points(group=group))
 
 

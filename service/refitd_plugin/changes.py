@@ -29,7 +29,7 @@ from refitd_plugin.laying_out import Allocate, in_memory, lay_out
 from refitd_plugin.layout import LaidOutDelta, Placements
 from refitd_plugin.source import SourceRefusedError, VersionPlace
 
-_FILES = (MANIFEST_NAME, DELTA_NAME)
+_DELTA_FILES = (MANIFEST_NAME, DELTA_NAME)
 
 
 class DeltaHandle:
@@ -109,7 +109,7 @@ class DeltaChanges:
                 listing = folder.list()
         except (OSError, OpeningRefusedError):
             return False
-        return tuple(listing.get(name) for name in _FILES) == self.files
+        return tuple(listing.get(name) for name in _DELTA_FILES) == self.files
 
 
 def is_delta(path: str) -> bool:
@@ -150,7 +150,7 @@ def open_changes(
     try:
         with Folder(place.root, place.path) as folder:
             listing = folder.list()
-            files = {name: listing[name] for name in _FILES}
+            files = {name: listing[name] for name in _DELTA_FILES}
             manifest = parse_manifest(bytes(_read(folder, MANIFEST_NAME, files, MAX_MANIFEST_BYTES, in_memory)[0]))
             head = _checked_head(folder, files, most)
             data, digest = _read(folder, DELTA_NAME, files, files[DELTA_NAME].size, allocate)

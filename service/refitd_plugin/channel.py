@@ -41,7 +41,7 @@ logger = logging.getLogger("refitd_plugin")
 
 MAX_CONNECTIONS = 8
 SILENT_SECONDS = 60.0  # for a whole request, from the end of the one before
-_RETRY_SECONDS = 2.0
+_CHANNEL_RETRY_SECONDS = 2.0
 
 
 Reply = dict[str, Any]
@@ -76,7 +76,7 @@ class Channel:
             try:
                 self._listen()
             except FileNotFoundError:  # the service has not made its folder yet, or the root is not mounted yet
-                self._given_up.wait(_RETRY_SECONDS)
+                self._given_up.wait(_CHANNEL_RETRY_SECONDS)
             except Exception as error:
                 logger.warning("refitd has no channel in %s: %s", self.root, error)
                 return

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from refitd_plugin.device_copies import COLUMNS
 
-_BLOCK = 4096  # words of 8 bytes that a program copies at a time: 128 bytes for each thread
+_COPIED_WORDS = 4096  # words of 8 bytes that a program copies at a time: 128 bytes for each thread
 
 
 def copy(table: Any) -> None:
@@ -20,7 +20,7 @@ def copy(table: Any) -> None:
         table: int64 on the GPU, a row for each stretch (`device_copies.py`). None may overlap what another one writes.
     """
     with torch.cuda.device(table.device):
-        _copy[(table.shape[0],)](table, COLUMNS=COLUMNS, BLOCK=_BLOCK, num_warps=8)
+        _copy[(table.shape[0],)](table, COLUMNS=COLUMNS, BLOCK=_COPIED_WORDS, num_warps=8)
 
 
 @triton.jit

@@ -26,7 +26,7 @@ from refitd_plugin.overlap import Overlap
 from refitd_plugin.spans import Span
 
 _BUFFER_BYTES = 32 * 2**20  # bytes of a pinned buffer
-_SHARE = 2**21  # bytes that are worth a thread
+_THREAD_SHARE = 2**21  # bytes that are worth a thread
 
 Step = Callable[[], object]
 _Order = Callable[[MemoryMove, int, int], None]
@@ -241,7 +241,7 @@ class _PinnedBuffers:
 
 def _fill(there: torch.Tensor, source: torch.Tensor) -> None:
     """Copy within host memory, on as many cores as that is worth."""
-    lanes = min(lanes_for(64), max(1, source.nbytes // _SHARE), source.shape[0] if source.dim() else 1)
+    lanes = min(lanes_for(64), max(1, source.nbytes // _THREAD_SHARE), source.shape[0] if source.dim() else 1)
     if lanes == 1:
         there.copy_(source)
         return

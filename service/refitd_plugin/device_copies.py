@@ -17,13 +17,13 @@ from refitd_plugin.moves import MemoryMove
 
 COLUMNS = 3
 WORD = 8  # bytes
-_ALIGNED = 16  # bytes: what a thread moves at once
+_COPY_ALIGNED = 16  # bytes: what a thread moves at once
 _STRETCH = 2**19  # bytes of one program
 
 
 def is_plain(move: MemoryMove) -> bool:
     """Whether a move, its source an address, is one that the kernel makes."""
-    return move.rows == 1 and not any(each % _ALIGNED for each in (move.target, move.source, move.width))
+    return move.rows == 1 and not any(each % _COPY_ALIGNED for each in (move.target, move.source, move.width))
 
 
 def stretches_of(moves: Sequence[MemoryMove]) -> NDArray[np.int64]:

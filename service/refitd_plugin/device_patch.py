@@ -22,7 +22,7 @@ from refitd_plugin.patch import Shifts
 
 BLOCK = 1024  # elements of one program
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_ALIGNED = 512
+_PATCH_ALIGNED = 512
 _SCRATCH = 24 * 2**20  # bytes on the device: indices, new and old values of a chunk
 
 
@@ -116,7 +116,7 @@ class _Group:
         for like in (self._indices, self._values, self._values):
             size = (chunk.end - chunk.begin) * like.element_size()
             found.append(memory[end : end + size].view(like.dtype))
-            end += -(-size // _ALIGNED) * _ALIGNED
+            end += -(-size // _PATCH_ALIGNED) * _PATCH_ALIGNED
         return found
 
 
@@ -158,7 +158,7 @@ def _warm(device: Any, width: int, index_width: int) -> None:
 
 def _chunks(table: NDArray[np.int64], nbytes: int) -> list[_Chunk]:
     """As many programs at a time as fit into the scratch memory: `nbytes` is what an element takes."""
-    step = max(1, (_SCRATCH - 3 * _ALIGNED) // (nbytes * BLOCK))
+    step = max(1, (_SCRATCH - 3 * _PATCH_ALIGNED) // (nbytes * BLOCK))
     ends = table[:, FIRST] + table[:, COUNT]
     return [
         _Chunk(slice(at, at + step), int(table[at, FIRST]), int(ends[min(at + step, len(table)) - 1]))

@@ -12,7 +12,7 @@ from refitd_client.files.plain_file import open_folder
 
 _MOVED_TO, _ONLY_FOLDERS, _IS_FOLDER = 0x00000080, 0x01000000, 0x40000000  # sys/inotify.h
 _EVENT = Struct("iIII")  # watch, what, cookie, length of the name that follows
-_ROOM = 64 * (_EVENT.size + 256)
+_EVENTS_ROOM = 64 * (_EVENT.size + 256)
 
 
 class FolderRenames:
@@ -48,7 +48,7 @@ class FolderRenames:
 
         A folder that has another name again by now is left out.
         """
-        data = os.read(self._fd, _ROOM)
+        data = os.read(self._fd, _EVENTS_ROOM)
         found: list[tuple[str, int]] = []
         at = 0
         while at < len(data):

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from refitd_plugin.loading import Readied
 
 
-_LOOK_SECONDS = 1.0  # between two looks whether a trainer is still there
+_LENDER_LOOK_SECONDS = 1.0  # between two looks whether a trainer is still there
 
 
 @dataclass(eq=False)
@@ -223,7 +223,7 @@ class IpcHandleCache:
 
     def _watch(self) -> None:
         while True:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_LENDER_LOOK_SECONDS)
             with self._turn:
                 if self._opened is not None and not self._opened.is_there:
                     self.close()

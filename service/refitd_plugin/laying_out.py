@@ -29,7 +29,7 @@ Allocate = Callable[[int], NDArray[np.uint8]]
 """Gives memory for a number of bytes."""
 
 _Item = TypeVar("_Item")
-_AT_A_TIME = 2**18  # elements that a thread takes at once: a megabyte of indices, so the lock is asked for seldom
+_LAID_OUT = 2**18  # elements that a thread takes at once: a megabyte of indices, so the lock is asked for seldom
 _MOST_LANES = 8  # with more, threads mostly wait for the interpreter's lock, and other ranks have work for the cores
 
 
@@ -119,8 +119,8 @@ def _piece(name: str, change: Change, route: Route) -> _Piece:
         indices, values = indices[begin:end], values[begin:end]
     size = len(indices)
     step, counts = size, [size]
-    if size > _AT_A_TIME:
-        cuts = -(-size // _AT_A_TIME)
+    if size > _LAID_OUT:
+        cuts = -(-size // _LAID_OUT)
         step = -(-size // cuts)
         counts = [*[step] * (cuts - 1), size - (cuts - 1) * step]
     marks = np.empty(size, np.bool_) if route.has_gaps else None
@@ -187,7 +187,7 @@ def _in_lanes(work: Callable[[_Item], None], items: Sequence[_Item], sizes: Sequ
     for number in sorted(range(len(items)), key=sizes.__getitem__, reverse=True):
         if room < sizes[number]:
             jobs.append([])
-            room = _AT_A_TIME
+            room = _LAID_OUT
         jobs[-1].append(items[number])
         room -= sizes[number]
 

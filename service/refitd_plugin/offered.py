@@ -30,7 +30,7 @@ from refitd_plugin.update_source import UpdateSource
 _UNLEARNED = (
     "it has not been seen yet how this model is loaded: from a GPU's memory it is taken after a load from files"
 )
-_ELSEWHERE = "it is on another GPU, and the model's loader computes with some of it: that needs files"
+_ON_ANOTHER_GPU = "it is on another GPU, and the model's loader computes with some of it: that needs files"
 
 
 class OfferedVersion(UpdateSource):
@@ -160,7 +160,7 @@ class OfferedVersion(UpdateSource):
         if any(place.device != uuid_of(self.device) for place in opened.places.values()) and (
             plan.residual or table_of(plan.copies, self.source.structure.headers).rest
         ):
-            raise SourceRefusedError(_ELSEWHERE)
+            raise SourceRefusedError(_ON_ANOTHER_GPU)
         return plan
 
     def _over(self) -> None:

@@ -35,7 +35,7 @@ from refitd_plugin.source import VersionSource
 from refitd_plugin.staging import FileOnDevice, StagingBuffer
 from refitd_plugin.trainer_follower import Ahead, FileLayout, Files, Layout, TrainerFollower
 
-_KEPT = 8  # lists of addresses: one for each slot that the trainer writes in turns
+_KEPT_ADDRESSES = 8  # lists of addresses: one for each slot that the trainer writes in turns
 
 Staged = Mapping[str, FileOnDevice]
 
@@ -189,7 +189,7 @@ class DeviceReader:
             if name in number
         ]
         found = AddressScan(parts, len(names), self._device, programs)
-        self._scans = [*self._scans[1 - _KEPT :], (headers, names, places, found)]
+        self._scans = [*self._scans[1 - _KEPT_ADDRESSES :], (headers, names, places, found)]
         return found
 
     def _batches_of(self, files: Files, layout: Layout) -> Mapping[str, Sequence[ScanBatch]]:
@@ -199,7 +199,7 @@ class DeviceReader:
             if known[1] == places and known[0] == layout:
                 return known[2]
         found = {name: list(self._batches_in(file, places[name])) for name, file in layout.items()}
-        self._batches = [*self._batches[1 - _KEPT :], (layout, places, found)]
+        self._batches = [*self._batches[1 - _KEPT_ADDRESSES :], (layout, places, found)]
         return found
 
     def _batches_in(self, file: FileLayout, address: int) -> Iterator[ScanBatch]:

@@ -17,7 +17,7 @@ from refitd_client.contract.decoding import from_json
 from refitd_client.contract.plugin import UpdateOutcome
 from refitd_plugin.transaction import Decision, RankReport, Reports
 
-_KEPT = 3  # rounds whose keys stay
+_KEPT_ROUNDS = 3  # rounds whose keys stay
 _READ_SECONDS = 10.0  # for a text that another rank keeps: it is there before the report that names it
 
 
@@ -45,8 +45,8 @@ class Ranks:
     def begin(self) -> None:
         """A new update. All ranks count alike, since SGLang gives each request to each of them."""
         self._round += 1
-        if self._store is not None and self._round > _KEPT:
-            old = f"{self._prefix}/{self._round - _KEPT}"
+        if self._store is not None and self._round > _KEPT_ROUNDS:
+            old = f"{self._prefix}/{self._round - _KEPT_ROUNDS}"
             keys = [f"{old}/{phase}/{self.rank}" for phase in ("prepare", "commit", "restore")]
             if self.rank == 0:
                 keys += [f"{old}/{phase}/next" for phase in ("prepare", "commit")]

@@ -18,7 +18,7 @@ from refitd_client.transport.ipc.device import uuid_of
 from refitd_client.transport.shards.needs import FOLDER
 from refitd_plugin.source import SourceRefusedError
 
-_MODE = 0o770
+_RECEIVERS_MODE = 0o770
 
 
 class RankReceiver:
@@ -87,7 +87,7 @@ def folder_of_receiver(root: Path, name: str) -> Path:
     for each in (above, above / name):
         with suppress(FileExistsError):
             each.mkdir()
-            each.chmod(_MODE)  # the group shares it, whatever the umask
+            each.chmod(_RECEIVERS_MODE)  # the group shares it, whatever the umask
     return above / name
 
 

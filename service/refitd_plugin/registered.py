@@ -24,7 +24,7 @@ from refitd_client.write.cuda_driver import PORTABLE, READ_ONLY, pin, unpin
 
 logger = logging.getLogger("refitd_plugin")
 
-_KEPT = 8  # versions
+_KEPT_VERSIONS = 8  # versions
 _Key = tuple[int, int, int]
 
 
@@ -69,7 +69,7 @@ class Registry:
             self._files = {
                 key: (file, last)
                 for key, (file, last) in self._files.items()
-                if not file.is_gone and self._version - last < _KEPT
+                if not file.is_gone and self._version - last < _KEPT_VERSIONS
             }
 
     def of(self, fd: int, device: int) -> Registered | None:

@@ -21,7 +21,7 @@ from refitd_plugin.served import ServedState
 from refitd_plugin.source import SourceRefusedError, folder_of, is_version, mapped, place_of, started_from
 from refitd_plugin.turns import short_turns
 
-_LOOK_SECONDS = 0.1
+_RESTORE_LOOK_SECONDS = 0.1
 _LESS_OFTEN = 2.0  # where opening them failed: it says why in the log, and the next prepare says it to the service
 logger = logging.getLogger("refitd_plugin")
 
@@ -53,7 +53,7 @@ class FileFollower:
                 except Exception as error:  # the thread goes on: the next versions need it
                     logger.warning("the files of what is served cannot be opened yet: %s", error)
                     time.sleep(_LESS_OFTEN)
-                time.sleep(_LOOK_SECONDS)
+                time.sleep(_RESTORE_LOOK_SECONDS)
 
 
 class RestorePoint:

@@ -11,8 +11,8 @@ from weakref import ref
 
 import torch
 
-_ALIGNMENT = 512  # bytes: where tensors begin, as torch's own do
-_SHARE = 0.5  # of the GPU's free memory: the engine needs some for long prompts
+_STAGED_ALIGNMENT = 512  # bytes: where tensors begin, as torch's own do
+_FREE_SHARE = 0.5  # of the GPU's free memory: the engine needs some for long prompts
 
 
 class StagingLease:
@@ -46,7 +46,7 @@ class StagingBuffer:
         places: dict[str, int] = {}
         end = 0
         for name, (size, begin) in files.items():
-            places[name] = -(-(end + begin) // _ALIGNMENT) * _ALIGNMENT - begin
+            places[name] = -(-(end + begin) // _STAGED_ALIGNMENT) * _STAGED_ALIGNMENT - begin
             end = places[name] + size
         memory = self._memory_of(end)
         if memory is None:
@@ -59,7 +59,7 @@ class StagingBuffer:
         if self._memory is None or self._memory.numel() < size:
             self._memory = None
             free, _ = torch.cuda.mem_get_info(self._device)
-            if size > free * _SHARE:
+            if size > free * _FREE_SHARE:
                 return None
             self._memory = torch.empty(size, dtype=torch.uint8, device=self._device)
         return self._memory

@@ -34,8 +34,8 @@ from refitd_plugin.turns import short_turns
 
 logger = logging.getLogger("refitd_plugin")
 
-_LOOK_SECONDS = 0.002  # a bus of 55 GB/s brings 110 MB in that time
-_BEGIN_SECONDS = 0.5  # from the rename until the trainer says how far it is
+_TRAINER_LOOK_SECONDS = 0.002  # a bus of 55 GB/s brings 110 MB in that time
+_FIRST_WORD_SECONDS = 0.5  # from the rename until the trainer says how far it is
 _SILENT_SECONDS = 10.0  # a trainer that says nothing new for so long has died
 
 
@@ -231,14 +231,14 @@ class TrainerFollower:
                     return
                 for name, end in zip(names, reached, strict=True) if not self._is_updated() else ():
                     ahead.advance(name, end)
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_TRAINER_LOOK_SECONDS)
 
 
 def _begun_progress(folder: int) -> int | None:
     """The open file that says how far the trainer is; None where there is none, as of tensors in host memory."""
-    given_up = time.monotonic() + _BEGIN_SECONDS
+    given_up = time.monotonic() + _FIRST_WORD_SECONDS
     while time.monotonic() < given_up:
         with suppress(FileNotFoundError):
             return open_progress(folder)
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_TRAINER_LOOK_SECONDS)
     return None

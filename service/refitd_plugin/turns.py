@@ -28,7 +28,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 logger = logging.getLogger("refitd_plugin")
-_LOOK_SECONDS = 1.0
+_TURN_LOOK_SECONDS = 1.0
 _SHORT_SECONDS = 0.000005
 _LISTENING_SECONDS = 0.00002  # shorter than what lies between two looks of the loop
 _SET_SLACK, _GET_SLACK = 29, 30  # prctl(2), of the calling thread, in nanoseconds
@@ -117,7 +117,7 @@ class Deadline:
 
     def _watch(self) -> None:
         while True:
-            time.sleep(min(_LOOK_SECONDS, self._slow_seconds, self._stop_seconds))
+            time.sleep(min(_TURN_LOOK_SECONDS, self._slow_seconds, self._stop_seconds))
             if (work := self._work) is not None:
                 self._look(work, time.monotonic() - work.began)
 

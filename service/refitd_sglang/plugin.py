@@ -18,7 +18,7 @@ from refitd_client.contract.plugin import UpdateOutcome
 from refitd_plugin.settings import PluginSettings, read_settings
 
 logger = logging.getLogger("refitd_sglang")
-_SETTINGS = "REFITD_SGLANG"  # and what begins with it
+_SGLANG_SETTINGS = "REFITD_SGLANG"  # and what begins with it
 _SCHEDULER = "sglang.srt.managers.scheduler"  # the processes that hold weights have it
 _RUNNER_INIT = "sglang.srt.model_executor.model_runner.ModelRunner.__init__"
 
@@ -26,7 +26,7 @@ _RUNNER_INIT = "sglang.srt.model_executor.model_runner.ModelRunner.__init__"
 def register() -> None:
     """Wrap SGLang's function, or say once why not. Never raises."""
     try:
-        settings = read_settings(_SETTINGS)
+        settings = read_settings(_SGLANG_SETTINGS)
         if settings.on and _SCHEDULER in sys.modules:
             _register(settings)
     except Exception:

@@ -22,7 +22,7 @@ from refitd_plugin.tensor_feed import TensorFeed
 from refitd_sglang.resident import shortened
 
 _ITERATOR = "_get_weights_iterator"
-_NO_DRAFT = {None, "", "NGRAM", "UNO"}  # speculation without a model of its own
+_NO_DRAFT_MODEL = {None, "", "NGRAM", "UNO"}  # speculation without a model of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def _decided(args: Any, name: str) -> Any:
 
 def has_draft(args: Any) -> bool:
     """Whether a server with these arguments has a draft model, or draft layers."""
-    return _decided(args, "speculative_algorithm") not in _NO_DRAFT
+    return _decided(args, "speculative_algorithm") not in _NO_DRAFT_MODEL
 
 
 def draft_is_apart(args: Any) -> bool:

@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 import torch
 
-_STAGING = "device_loading_context"
+_LOADING_CONTEXT = "device_loading_context"
 _QUESTION = "_unsupported_derived_weight_cache_error"
 _loadable: WeakSet[torch.nn.Module] = WeakSet()
 
@@ -36,9 +36,9 @@ def shortened(loader: type, updater: type, model: torch.nn.Module, *, is_copied:
     place, asker = sys.modules.get(loader.__module__), sys.modules.get(updater.__module__)
     if (question := getattr(asker, _QUESTION, None)) is not None:
         replaced.append((asker, _QUESTION, question))
-    if is_copied and (staging := getattr(place, _STAGING, None)) is not None and _is_resident(model):
-        replaced.append((place, _STAGING, staging))
-    shorter = {_STAGING: _unstaged, _QUESTION: _asked_once}
+    if is_copied and (staging := getattr(place, _LOADING_CONTEXT, None)) is not None and _is_resident(model):
+        replaced.append((place, _LOADING_CONTEXT, staging))
+    shorter = {_LOADING_CONTEXT: _unstaged, _QUESTION: _asked_once}
     for module, name, original in replaced:
         setattr(module, name, _in_this_thread(shorter[name](original, is_copied), original))
     try:

@@ -18,8 +18,8 @@ _COMPONENT = "sglang.srt.model_executor.model_runner_components.weight_updater"
 _RUNNER = "sglang.srt.model_executor.model_runner"
 _TARGETS = ((_COMPONENT, "WeightUpdater"), (_RUNNER, "ModelRunner"))
 _LOADER = ("sglang.srt.model_loader.loader", "DefaultModelLoader")
-_NEEDED = ("self", "model_path", "load_format")
-_KNOWN = {*_NEEDED, "weight_name_filter", "recapture_cuda_graph"}
+_NEEDED_ARGUMENTS = ("self", "model_path", "load_format")
+_KNOWN = {*_NEEDED_ARGUMENTS, "weight_name_filter", "recapture_cuda_graph"}
 _CALLED = ("_get_weights_iterator", "load_weights_and_postprocess")
 
 
@@ -83,7 +83,7 @@ def layout_of(module: str, owner: type, loader: type) -> SglangLayout | Aside:
     except (OSError, TypeError, ValueError) as error:
         return Aside(f"{FUNCTION} cannot be looked at: {error}")
     names = set(signature.parameters)
-    if not names.issuperset(_NEEDED) or names - _KNOWN:
+    if not names.issuperset(_NEEDED_ARGUMENTS) or names - _KNOWN:
         return Aside(f"{FUNCTION} takes other arguments than any release that is known: {', '.join(sorted(names))}")
     if absent := [name for name in _CALLED if name not in text]:
         return Aside(f"{FUNCTION} does not call {absent[0]}")

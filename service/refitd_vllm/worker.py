@@ -11,7 +11,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 logger = logging.getLogger("refitd_vllm")
-_SETTINGS = "REFITD_VLLM"  # and what begins with it
+_VLLM_SETTINGS = "REFITD_VLLM"  # and what begins with it
 _PLUGINS: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
@@ -49,7 +49,7 @@ def plugin_of(worker: Any) -> Any:
         from refitd_plugin.settings import read_settings
         from refitd_vllm.process import VllmProcess
 
-        rank = RankPlugin(VllmProcess(worker), read_settings(_SETTINGS))
+        rank = RankPlugin(VllmProcess(worker), read_settings(_VLLM_SETTINGS))
         if rank.aside is not None:
             logger.warning("refitd stands aside, updates are vLLM's own: %s", rank.aside)
         _PLUGINS[worker] = rank
@@ -59,8 +59,8 @@ def plugin_of(worker: Any) -> Any:
 def _opened(worker: Any, instance: str, root: str) -> str | None:
     from refitd_plugin.settings import read_settings
 
-    if not read_settings(_SETTINGS).on:
-        return f"it is switched off ({_SETTINGS}=off)"
+    if not read_settings(_VLLM_SETTINGS).on:
+        return f"it is switched off ({_VLLM_SETTINGS}=off)"
     rank = plugin_of(worker)
     rank.process.instance = instance or rank.process.instance
     return rank.open(Path(root)) if root else rank.aside

@@ -21,7 +21,7 @@ from refitd_client.trainers import trl_rollouts
 from refitd_client.trainers.trl_rollouts import RefitRollouts
 
 root, asked = sys.argv[1], []
-trl_rollouts._PAUSE = 0.01
+trl_rollouts._ASK_PAUSE = 0.01
 def answer(ids, kind="stop", label="4"):
     pairs = [[-0.5, ids[0], None], [None, 9, None]]
     return {"meta_info": {"finish_reason": {"type": kind}, "output_token_logprobs": pairs, "weight_version": label}}
@@ -119,7 +119,7 @@ else:
 
 OTHER_FORM = """
 bodies = [b"<html>", b"[" * 5000, b"[]", b'[{"meta_info": {}}]', b"[" + b" " * 2**20 + b"]"]
-trl_rollouts._MOST_BYTES = 2**20
+trl_rollouts._ANSWER_BYTES = 2**20
 for body in bodies:
     def handler(request):
         asked.append(request.url.host)

@@ -131,7 +131,7 @@ def test_a_shadow_finds_what_changed(kind: type[Shadow], share: float, monkeypat
     monkeypatch.setattr(stream, "CHUNK", 2**20)
     monkeypatch.setattr(device, "LONGEST", 2**16)
     monkeypatch.setattr(compare, "ROOM", 2**20)
-    monkeypatch.setattr(stream, "_ROOM", 2**14)
+    monkeypatch.setattr(stream, "_CHANGES_ROOM", 2**14)
     state = changing_state()
     shadow, host = kind(), HostShadow()
     known = shadow.keep(sources_of(state))

@@ -31,7 +31,7 @@ _BY_PATH = "A folder of such a name is named by its absolute path"
 RETRIES = 5  # of a request that failed
 _REQUEST_SECONDS = 60  # for one request, a part of 16 MiB at most: 280 KB/s
 _END_SECONDS = 0.1
-_RETRY_SECONDS = 30  # in which a request that failed is tried again
+_STORE_RETRY_SECONDS = 30  # in which a request that failed is tried again
 _ENDPOINTS = {  # the variables in which obstore finds each store's server, if it is another than the cloud's own
     "s3": ("AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
     "gs": ("GOOGLE_BASE_URL",),
@@ -139,7 +139,7 @@ def open_store(address: BucketAddress) -> "ObjectStore":
     _let_threads_end()
     prefix = address.prefix or None
     client: store.ClientConfig = {"timeout": f"{_REQUEST_SECONDS}s", "connect_timeout": "5s"}
-    retry: store.RetryConfig = {"max_retries": RETRIES, "retry_timeout": timedelta(seconds=_RETRY_SECONDS)}
+    retry: store.RetryConfig = {"max_retries": RETRIES, "retry_timeout": timedelta(seconds=_STORE_RETRY_SECONDS)}
     if _given(_ENDPOINTS[address.scheme]).startswith("http://"):  # the operator's own word: no TLS there
         client["allow_http"] = True
     try:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PART = 16 * 2**20  # bytes of an object that one request uploads
 _PARTS_AT_ONCE = 4  # of one object
 _DEADLINE = 120.0  # seconds for a call of a few requests, with the library's own tries
-_LOOK_SECONDS = 8.0  # for a look whether something small has changed, so that a store that stalls is soon known to
+_PEEK_SECONDS = 8.0  # for a look whether something small has changed, so that a store that stalls is soon known to
 _TOKEN = re.compile(r"token request|://169\.254\.169\.254/")  # asked for before the store is: a host's identity
 _NO_BUCKET = re.compile(r"<Code>(NoSuchBucket|ContainerNotFound)</Code>")
 _STATUS = re.compile(r"status(?: code)?:? (\d{3})|\(code: (\d{3})\)|<Code>([A-Za-z]{1,64})</Code>")
@@ -83,7 +83,7 @@ class Bucket:
         import obstore.exceptions
 
         try:
-            return await self._read(key, most, None if seen is None else seen.e_tag, within=_LOOK_SECONDS)
+            return await self._read(key, most, None if seen is None else seen.e_tag, within=_PEEK_SECONDS)
         except obstore.exceptions.NotModifiedError:
             return "same"
 

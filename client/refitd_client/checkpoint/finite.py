@@ -40,7 +40,7 @@ _RULES: dict[str, tuple[type[np.unsignedinteger[Any]], int, int]] = {
     "C64": (np.uint32, 0x7F80_0000, 0x7F80_0000),  # each of the two numbers that an element is
     _SCALES: (np.uint32, 0x7F80_0000, 0x7F80_0000),
 }
-_NUMBERS = {"C64": 2}  # numbers in an element, where these are more than one
+_NUMBERS_IN = {"C64": 2}  # numbers in an element, where these are more than one
 
 _SIGNED: dict[type[np.unsignedinteger[Any]], type[np.signedinteger[Any]]] = {
     np.uint64: np.int64,
@@ -151,7 +151,7 @@ class Search:
             start, stop = max(run.start, position), min(run.end, end)
             block = np.frombuffer(data[start - position : stop - position], np.uint8)
             if any_nonfinite(run.dtype, block):
-                width = run.width * _NUMBERS.get(run.dtype, 1)
+                width = run.width * _NUMBERS_IN.get(run.dtype, 1)
                 for number in np.flatnonzero(where_nonfinite(run.dtype, block)).tolist():
                     value = start + number * run.width
                     tensor = bisect_right(self._starts, value) - 1

@@ -21,8 +21,8 @@ from refitd_client.contract.decoding import from_json
 from refitd_client.contract.naming import INDEX_NAME
 
 MAX_INDEX_BYTES = 64 * 2**20
-_REMEMBERED = 64  # indexes: those of the runs' layouts, which every version repeats
-_REMEMBERED_BYTES = 32 * 2**20  # of their text; parsed they take about twice as much
+_REMEMBERED_INDEXES = 64  # indexes: those of the runs' layouts, which every version repeats
+_INDEXES_BYTES = 32 * 2**20  # of their text; parsed they take about twice as much
 SAFETENSORS = ".safetensors"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _NUMBERED = re.compile(r"(.*)-(\d{5,7})-of-(\d{5,7})\.safetensors", re.DOTALL)
@@ -58,7 +58,7 @@ class WeightFiles:
     faults: tuple[Defect, ...]
 
 
-_parsed: BoundedCache[bytes, Index] = BoundedCache(_REMEMBERED, _REMEMBERED_BYTES)
+_parsed: BoundedCache[bytes, Index] = BoundedCache(_REMEMBERED_INDEXES, _INDEXES_BYTES)
 
 
 class _Document(msgspec.Struct):

@@ -16,7 +16,7 @@ from refitd_client.checkpoint.strict_header import BoundedCache, Header
 from refitd_client.contract.manifest import TensorsSummary
 
 MOST_OF_A_KIND = 3  # faults: one tensor in the wrong place often means all of them
-_REMEMBERED = 16  # layouts: of each a service needs one for a run's full versions
+_REMEMBERED_LAYOUTS = 16  # layouts: of each a service needs one for a run's full versions
 _REMEMBERED_TENSORS = 500_000  # in all of them; one takes up to 200 bytes
 
 
@@ -55,7 +55,7 @@ class CheckpointLayout:
         return same_names and self.index is index and all(self.headers[name] is headers[name] for name in headers)
 
 
-_known: BoundedCache[tuple[object, ...], CheckpointLayout] = BoundedCache(_REMEMBERED, _REMEMBERED_TENSORS)
+_known: BoundedCache[tuple[object, ...], CheckpointLayout] = BoundedCache(_REMEMBERED_LAYOUTS, _REMEMBERED_TENSORS)
 
 
 def layout_of(headers: Mapping[str, Header], index: Index | None) -> CheckpointLayout:

@@ -26,7 +26,7 @@ from refitd_client.files.plain_file import read_at
 # Publishers write no larger one. The format allows 100 MB; 200,000 tensors take 20 MB.
 MAX_HEADER_BYTES = 32 * 2**20
 MAX_TENSORS = 200_000
-_SHOWN = 200  # characters of a name in a sentence
+_NAME_SHOWN = 200  # characters of a name in a sentence
 MAX_METADATA_BYTES = 2**20
 _MAX_ENTRY_BYTES = 4096
 _MAX_SIZE = 2**63 - 1  # of a file, in bytes
@@ -34,8 +34,8 @@ _QUOTES = 8  # around three keys and a dtype; more means that a key comes twice
 METADATA_KEY = "__metadata__"
 SCALES_END = "weight_scale_inv"
 """How the names of scales end, by which the blocks of a weight in fp8 are multiplied: float32, and above 0."""
-_REMEMBERED = 1024  # headers
-_REMEMBERED_BYTES = 16 * 2**20  # of their text; parsed they take two to four times as much
+_REMEMBERED_HEADERS = 1024  # headers
+_HEADERS_BYTES = 16 * 2**20  # of their text; parsed they take two to four times as much
 _PAIR_BYTES = 256  # at most, for a pair of the metadata whose text takes seven
 
 _DTYPES = {
@@ -144,7 +144,7 @@ class BoundedCache(Generic[K, V]):
         self._weight -= weight
 
 
-_parsed: BoundedCache[tuple[bytes, int], Header] = BoundedCache(_REMEMBERED, _REMEMBERED_BYTES)
+_parsed: BoundedCache[tuple[bytes, int], Header] = BoundedCache(_REMEMBERED_HEADERS, _HEADERS_BYTES)
 
 
 def read_header(fd: int, size: int) -> Header:
@@ -222,7 +222,7 @@ def _metadata(value: bytes) -> dict[str, str]:
         return metadata
     for key, string in pairs(value, STRINGS):
         if key in metadata:
-            raise HeaderRefusedError(f"its {METADATA_KEY} has {key[:_SHOWN]!a} twice")
+            raise HeaderRefusedError(f"its {METADATA_KEY} has {key[:_NAME_SHOWN]!a} twice")
         metadata[key] = text(string)
     return metadata
 
@@ -236,7 +236,7 @@ def _spec(name: str, value: bytes) -> TensorSpec:
         entry = from_json(value, _Entry)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         # The parser's message quotes the file: no more of it than a line, and no control characters.
-        quoted = ascii(str(error)[:_SHOWN])[1:-1]
+        quoted = ascii(str(error)[:_NAME_SHOWN])[1:-1]
         raise HeaderRefusedError(f"{_named(name)} is not described as the format asks: {quoted}") from error
     if b"-" in value:
         raise HeaderRefusedError(f"{_named(name)} has a negative number in its shape or data_offsets")
@@ -263,4 +263,4 @@ def _check_extent(name: str, entry: _Entry) -> None:
 
 
 def _named(name: str) -> str:
-    return f"tensor {name[:_SHOWN]!a}"
+    return f"tensor {name[:_NAME_SHOWN]!a}"

@@ -18,7 +18,7 @@ from refitd_client.lanes import in_lanes, lanes_for
 Indices = NDArray[np.unsignedinteger[Any]]
 
 MANY_CHANGES = 2**17  # from which on it is worth waking threads for them
-_CHUNK = 2**18  # elements compared at a time: the result is still in the processor's cache when it is searched
+_COMPARED = 2**18  # elements compared at a time: the result is still in the processor's cache when it is searched
 
 
 class DeltaRefusedError(ValueError):
@@ -87,8 +87,8 @@ def changed(old: Bits, new: Bits) -> Indices:
         raise ValueError(f"{old.dtype} of shape {old.shape} cannot be compared with {new.dtype} of shape {new.shape}")
     kind = index_type(len(new))
     found = [
-        (np.flatnonzero(old[begin : begin + _CHUNK] != new[begin : begin + _CHUNK]) + begin).astype(kind)
-        for begin in range(0, len(new), _CHUNK)
+        (np.flatnonzero(old[begin : begin + _COMPARED] != new[begin : begin + _COMPARED]) + begin).astype(kind)
+        for begin in range(0, len(new), _COMPARED)
     ]
     return np.concatenate(found) if found else np.empty(0, kind)
 
@@ -141,7 +141,7 @@ def _memory_owner(array: NDArray[Any]) -> int:
     return id(base.obj) if isinstance(base, memoryview) else id(cast("object", base))
 
 
-_AT_A_TIME = 2**20  # values that one thread checks at a time
+_CHECKED_AT_ONCE = 2**20  # values that one thread checks at a time
 
 Targets = Mapping[str, tuple[Entry, NDArray[np.uint8]]]
 """Tensors to change: the header entry of each, and its bytes in row-major order, writable."""
@@ -222,11 +222,11 @@ def nonfinite_in(changes: Mapping[str, Change]) -> dict[str, int]:
 
 def _has_nonfinite(kind: str, values: NDArray[Any]) -> bool:
     """Whether any value is NaN or infinite, checked on as many cores as that is worth."""
-    begins = range(0, len(values), _AT_A_TIME)
+    begins = range(0, len(values), _CHECKED_AT_ONCE)
     found = [False] * len(begins)
 
     def check(number: int, _: Event) -> None:
-        found[number] = any_nonfinite(kind, _bytes(values[begins[number] : begins[number] + _AT_A_TIME]))
+        found[number] = any_nonfinite(kind, _bytes(values[begins[number] : begins[number] + _CHECKED_AT_ONCE]))
 
     in_lanes([partial(check, number) for number in range(len(begins))], lanes=lanes_for(len(begins)))
     return any(found)

@@ -24,7 +24,7 @@ from refitd_client.delta.layout import INDICES, VALUES, Compression
 from refitd_client.fingerprint import width_of
 from refitd_client.lanes import in_lanes, lanes_for
 
-_PIECE = 2**22  # bytes that one thread looks at at a time
+_CHECK_PIECE = 2**22  # bytes that one thread looks at at a time
 _Span = tuple[int, int, int]  # where a tensor's indices begin and end in the file, and how many elements it has
 
 
@@ -35,7 +35,7 @@ def in_order(head: Head, file: NDArray[np.uint8]) -> bool:
     def look(begin: int, end: int, _: Event) -> None:
         search.look(file[begin:end].data, begin)
 
-    edges = [search.boundary(at) for at in range(search.begin, search.end, _PIECE)]
+    edges = [search.boundary(at) for at in range(search.begin, search.end, _CHECK_PIECE)]
     pieces = list(pairwise([*edges, search.end]))
     in_lanes([partial(look, *piece) for piece in pieces], lanes=lanes_for(len(pieces)))
     return search.is_sound

@@ -43,8 +43,8 @@ from refitd_client.fingerprint import width_of
 
 DIGEST_BYTES = DIGEST_ENTRY.nbytes
 _FINGERPRINTS = re.compile(r"[0-9a-f]{16} [0-9a-f]{16}")
-_AT_ONCE = 2**20  # bytes of JSON: at most some hundred thousand keys, 40 MB
-_SHOWN = 100  # characters of foreign text that an error message repeats
+_JSON_AT_ONCE = 2**20  # bytes of JSON: at most some hundred thousand keys, 40 MB
+_FOREIGN_SHOWN = 100  # characters of foreign text that an error message repeats
 _WIDTHS = {name: width for width, name in UNSIGNED.items()}
 
 _KindT = TypeVar("_KindT")
@@ -119,7 +119,7 @@ def head_in(view: memoryview) -> Head:
 
 def named(name: str) -> str:
     """A tensor's name as error messages show it."""
-    return f"tensor {name[:_SHOWN]!a}"
+    return f"tensor {name[:_FOREIGN_SHOWN]!a}"
 
 
 def _header_length(begin: bytes, size: int) -> int:
@@ -148,7 +148,7 @@ def _parse(data: bytes, size: int) -> Head:
 
 
 def _places(data: bytes) -> tuple[dict[str, _Place], Metadata]:
-    if len(data) <= _AT_ONCE and (found := _places_at_once(data)) is not None:
+    if len(data) <= _JSON_AT_ONCE and (found := _places_at_once(data)) is not None:
         return found
     places: dict[str, _Place] = {}
     metadata: Metadata | None = None
@@ -189,7 +189,7 @@ def _typed_at_once(data: bytes, kind: type[_KindT]) -> dict[str, _KindT] | None:
 
 
 def _metadata(value: bytes) -> Metadata:
-    texts = _typed_at_once(value, str) if len(value) <= _AT_ONCE else None
+    texts = _typed_at_once(value, str) if len(value) <= _JSON_AT_ONCE else None
     if texts is None:
         texts = {name: text(string) for name, string in _unique(value, STRINGS)}
     try:
@@ -214,7 +214,7 @@ def _metadata(value: bytes) -> Metadata:
 
 def _rows(metadata: Metadata) -> dict[str, TensorRecord]:
     data = metadata.tensors.encode()
-    if len(data) <= _AT_ONCE and (found := _typed_at_once(data, TensorRecord)) is not None:
+    if len(data) <= _JSON_AT_ONCE and (found := _typed_at_once(data, TensorRecord)) is not None:
         for name, row in found.items():
             _check_row(name, row)
         return found
@@ -334,4 +334,4 @@ def _packed_length(name: str, places: Mapping[str, _Place], unpacked: int) -> in
 
 def _shown(what: object) -> str:
     """Foreign text in a message: one line of it at most, and no control characters that a terminal would obey."""
-    return ascii(str(what)[:_SHOWN])[1:-1]
+    return ascii(str(what)[:_FOREIGN_SHOWN])[1:-1]

@@ -37,10 +37,10 @@ from refitd_client.write.content import Content, PlannedContent, TensorShards
 from refitd_client.write.plan import changes_not_finite
 from refitd_client.write.version_folder import Staging
 
-_NOTHING = "nothing to compare with: "
-FIRST = f"{_NOTHING}the publisher's first version, or its first after one without delta='auto'"
-AFTER_FOLDER = f"{_NOTHING}the version before it was made of a folder"
-AFTER_FAILURE = f"{_NOTHING}the publication before it failed"
+_NOTHING_BEFORE = "nothing to compare with: "
+FIRST = f"{_NOTHING_BEFORE}the publisher's first version, or its first after one without delta='auto'"
+AFTER_FOLDER = f"{_NOTHING_BEFORE}the version before it was made of a folder"
+AFTER_FAILURE = f"{_NOTHING_BEFORE}the publication before it failed"
 
 # Seconds for the service to say what engines serve, from the begin of the comparison on. After them a version goes out
 # in full. Each of the two requests is tried for as long, in a thread that may outlive the question.

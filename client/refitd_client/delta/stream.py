@@ -39,7 +39,7 @@ CHUNK = 24 * 2**20
 With chunks of half a millisecond the bus never waits for what is begun from Python; with smaller ones it would.
 """
 
-_ROOM = 2**21  # bytes of a buffer for changes; a chunk's fit into it when 2 % of 16-bit elements changed
+_CHANGES_ROOM = 2**21  # bytes of a buffer for changes; a chunk's fit into it when 2 % of 16-bit elements changed
 
 
 class StreamShadow:
@@ -70,7 +70,7 @@ class StreamShadow:
             return ShadowDiff()
         device = self._region.device
         with on(device):
-            comparison = Comparison(device, len(sources), most, expected=self._expected, room=_ROOM)
+            comparison = Comparison(device, len(sources), most, expected=self._expected, room=_CHANGES_ROOM)
             lane = _Lane(device)
             for batch in located(sources):
                 try:

@@ -33,8 +33,8 @@ from refitd_client.errors import InvalidWeightsError
 from refitd_client.fingerprint import to_text, width_of
 from refitd_client.lanes import in_lanes, lanes_for
 
-_CHUNK = 2**22  # bytes digested and written at a time
-_SMALL = 2**14  # bytes of an array that are copied faster than it is found out where they lie
+_WRITTEN_AT_ONCE = 2**22  # bytes digested and written at a time
+_SMALL_ARRAY = 2**14  # bytes of an array that are copied faster than it is found out where they lie
 _OTHER_BYTES = 1000  # of a header, or of one tensor in it, beside names and shapes: over twice what it really takes
 
 
@@ -55,7 +55,7 @@ class EncodedDelta:
         found = [memoryview(self.head)]
         for array in _joined(self.arrays):
             data = array.data
-            found += [data[begin : begin + _CHUNK] for begin in range(0, len(data), _CHUNK)]
+            found += [data[begin : begin + _WRITTEN_AT_ONCE] for begin in range(0, len(data), _WRITTEN_AT_ONCE)]
         return found
 
     def to_bytes(self) -> bytes:
@@ -138,7 +138,7 @@ def _joined(arrays: Iterable[NDArray[Any]]) -> Iterator[NDArray[np.uint8]]:
     small: list[NDArray[np.uint8]] = []
     size = 0
     for row in _rows(arrays):
-        if row.nbytes < _SMALL and size < _CHUNK:
+        if row.nbytes < _SMALL_ARRAY and size < _WRITTEN_AT_ONCE:
             small.append(row)
             size += row.nbytes
             continue

@@ -29,7 +29,7 @@ from refitd_client.contract.decoding import from_json
 from refitd_client.errors import InvalidWeightsError
 
 _ALWAYS = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_AS_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class NotPlainError(OSError):
@@ -120,7 +120,7 @@ def open_folder(path: str | os.PathLike[str], *, within: int | None = None, foll
         NotADirectoryError: it is no folder, or a link that is not to be followed.
         OSError: it cannot be opened.
     """
-    return os.open(path, _FOLDER | (0 if follow else os.O_NOFOLLOW), dir_fd=within)
+    return os.open(path, _AS_FOLDER | (0 if follow else os.O_NOFOLLOW), dir_fd=within)
 
 
 def _not_plain(number: int, path: str | os.PathLike[str]) -> NotPlainError:
@@ -168,13 +168,13 @@ def _ended(at: int, end: int) -> OSError:
     return OSError(f"the file ended at byte {at} while it was read up to {end}")
 
 
-_HELD: "weakref.WeakSet[FileLock]" = weakref.WeakSet()
+_HELD_LOCKS: "weakref.WeakSet[FileLock]" = weakref.WeakSet()
 _UNSUPPORTED = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 LOCK_PATIENCE = 5.0  # seconds for a lock that nobody has but a collector, which looks whether its holder is gone
-_LOOK_SECONDS = 0.005  # between two tries of a lock that is waited for
+_LOCK_LOOK_SECONDS = 0.005  # between two tries of a lock that is waited for
 
 
-_OWN = frozenset({"tmpfs", "ramfs", "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "overlay"})
+_LOCAL = frozenset({"tmpfs", "ramfs", "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "overlay"})
 
 
 def is_tmpfs(device: int) -> bool:
@@ -184,7 +184,7 @@ def is_tmpfs(device: int) -> bool:
 
 def is_own(device: int) -> bool:
     """Whether a device number is that of a file system that this kernel alone writes: its locks are seen by all."""
-    return _file_system(device) in _OWN
+    return _file_system(device) in _LOCAL
 
 
 def _file_system(device: int) -> str | None:
@@ -292,7 +292,7 @@ class FileLock:
         except BaseException:
             self.release()
             raise
-        _HELD.add(self)
+        _HELD_LOCKS.add(self)
 
     @property
     def held(self) -> bool:
@@ -316,7 +316,7 @@ class FileLock:
             while not _is_taken(fd):
                 if time.monotonic() >= until:
                     raise LockHeldError(path, _holder_in(fd))
-                time.sleep(_LOOK_SECONDS)
+                time.sleep(_LOCK_LOOK_SECONDS)
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 raise
@@ -336,7 +336,7 @@ def _is_taken(fd: int) -> bool:
 
 
 def _forget_in_child() -> None:
-    for lock in list(_HELD):
+    for lock in list(_HELD_LOCKS):
         lock.release()
 
 

@@ -70,8 +70,8 @@ def width_of(dtype: str) -> int:
 Bits = NDArray[np.unsignedinteger[Any]]
 
 AT_ONCE = 2**18  # changes that `TrackedWrites` computes with together; they take 11 MiB for 16-bit elements
-_LISTED = 2  # bytes of an element at most, of which a list has all that m gives
-_ROWS = 256  # in a block: 2 MiB of 16-bit elements, and 8 MiB of their places in that list
+_LISTED_BYTES = 2  # bytes of an element at most, of which a list has all that m gives
+_LISTED_ROWS = 256  # in a block: 2 MiB of 16-bit elements, and 8 MiB of their places in that list
 _blocks = local()  # a thread's blocks: allocating them for each call costs as much as the computation
 _TYPES: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
@@ -92,12 +92,12 @@ def fingerprint(bits: Bits, *, first: int = 0) -> int:
     if first % ROW:
         raise ValueError(f"first is {first}: parts begin at a multiple of {ROW} elements")
     if not hasattr(_blocks, "room"):
-        _blocks.room = np.empty((2, _ROWS * ROW), np.uint64)
+        _blocks.room = np.empty((2, _LISTED_ROWS * ROW), np.uint64)
     out, spare = cast("NDArray[np.uint64]", _blocks.room)
-    table = _all_mixed(bits.itemsize) if bits.itemsize <= _LISTED else None
+    table = _all_mixed(bits.itemsize) if bits.itemsize <= _LISTED_BYTES else None
     keys, rows, total = column_keys(), len(bits) // ROW, 0
-    for row in range(0, rows, _ROWS):
-        count = min(_ROWS, rows - row)
+    for row in range(0, rows, _LISTED_ROWS):
+        count = min(_LISTED_ROWS, rows - row)
         block = bits[row * ROW : (row + count) * ROW]
         mixed = out.view(bits.dtype)[: len(block)]
         if table is None:
@@ -125,8 +125,8 @@ def _all_mixed(width: int) -> Bits:
 def share(indices: NDArray[np.unsignedinteger[Any]], bits: Bits) -> int:
     """What the elements at some flat indices add to a tensor's fingerprint."""
     total = 0
-    for begin in range(0, len(indices), _ROWS * ROW):
-        part = slice(begin, begin + _ROWS * ROW)
+    for begin in range(0, len(indices), _LISTED_ROWS * ROW):
+        part = slice(begin, begin + _LISTED_ROWS * ROW)
         total += int(terms(indices[part], bits[part]).sum())
     return total & MASK
 

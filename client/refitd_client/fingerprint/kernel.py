@@ -19,8 +19,8 @@ from refitd_client.fingerprint.host import COLUMN_SEED, MIXES, ROW, ROW_SEED, SP
 from refitd_client.fingerprint.rows import FIELDS, Rows
 from refitd_client.fingerprint.strips import STRIP_FIELDS, TALL, TILE_COLUMNS, TILE_ROWS, StripList
 
-_PROGRAMS = 1056  # eight for each of an H200's 132 processors
-_LONGEST = 64  # rows of one program, 512 KiB of 16-bit elements: so that none is late when the others are done
+_MOST_PROGRAMS = 1056  # eight for each of an H200's 132 processors
+_MOST_ROWS = 64  # rows of one program, 512 KiB of 16-bit elements: so that none is late when the others are done
 
 UNSIGNED = {1: tl.uint8, 2: tl.uint16, 4: tl.uint32, 8: tl.uint64}
 
@@ -36,7 +36,7 @@ def add_scan(rows: Rows, out: Any, programs: int | None = None) -> None:
         programs: how many share the rows. By default as many as read the GPU's memory at its full speed; far fewer read
             as fast as a bus brings bytes, and leave room for other work.
     """
-    programs = programs or max(min(len(rows), _PROGRAMS), triton.cdiv(len(rows), _LONGEST))
+    programs = programs or max(min(len(rows), _MOST_PROGRAMS), triton.cdiv(len(rows), _MOST_ROWS))
     with torch.cuda.device(rows.device):
         _scan[(programs,)](
             rows.table, out, len(rows.listed.parts), len(rows),

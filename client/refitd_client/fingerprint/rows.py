@@ -30,7 +30,7 @@ from refitd_client.fingerprint.torch_ops import INTEGERS, signed
 FIELDS = 11
 _BASE = 1  # of the fields
 EVEN = 16  # bytes that a thread takes at a time, and elements of a count, where all addresses allow it
-_SHORT = 2**32  # elements whose flat indices take 32 bits
+_SHORT_INDICES = 2**32  # elements whose flat indices take 32 bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class TensorPart:
         and whether they are of larger tensors.
         """
         is_aligned = self.is_even and not (self.now % EVEN or self.base % EVEN or self.elements % EVEN)
-        return self.width, self.elements > _SHORT, is_aligned, self.strip is not None
+        return self.width, self.elements > _SHORT_INDICES, is_aligned, self.strip is not None
 
     def fields(self, begin: int) -> tuple[int, ...]:
         """Its line of the table, if its first row is row `begin` of the list."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from refitd_client.fingerprint.host import Bits, terms
 from refitd_client.lanes import in_lanes, lanes_for
 
-_BLOCK = 2**18  # elements that a thread takes at a time
+_SHIFTED = 2**18  # elements that a thread takes at a time
 
 
 def shifts_of(counts: Sequence[int], indices: NDArray[Any], after: Bits, before: Bits) -> list[int]:
@@ -26,7 +26,7 @@ def shifts_of(counts: Sequence[int], indices: NDArray[Any], after: Bits, before:
     if not counts:
         return []
     begins = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    blocks = [(first, min(first + _BLOCK, len(indices))) for first in range(0, len(indices), _BLOCK)]
+    blocks = [(first, min(first + _SHIFTED, len(indices))) for first in range(0, len(indices), _SHIFTED)]
     found: list[NDArray[np.uint64]] = [np.empty(0, np.uint64)] * len(blocks)
     places = [_pieces(begins, *block) for block in blocks]
 

@@ -16,7 +16,7 @@ from refitd_client.checkpoint.finite import NO_RULE, Rule
 from refitd_client.fingerprint import host
 
 CASTS_BYTES = 2**28  # bytes of casts' results that are there at a time
-_BATCH = 2**30  # bytes of tensors that one launch reads: it takes 1/2048 of them beside the tensors
+_LAUNCH_BYTES = 2**30  # bytes of tensors that one launch reads: it takes 1/2048 of them beside the tensors
 
 
 class ScanInput(NamedTuple):
@@ -79,7 +79,7 @@ def has_triton() -> bool:
 
 
 def _batches(inputs: Iterable[ScanInput]) -> Iterator[list[tuple[int, Any, Rule]]]:
-    """Numbered bits, of `_BATCH` bytes together or little more, and of `CASTS_BYTES` that take memory of their own."""
+    """Numbered bits, of `_LAUNCH_BYTES` together or little more, and of `CASTS_BYTES` that take memory of their own."""
     from refitd_client.fingerprint import torch_ops
 
     batch: list[tuple[int, Any, Rule]] = []
@@ -89,7 +89,7 @@ def _batches(inputs: Iterable[ScanInput]) -> Iterator[list[tuple[int, Any, Rule]
         batch.append((number, bits, rule))
         size += bits.nbytes
         made += 0 if is_view else bits.nbytes
-        if size >= _BATCH or made >= CASTS_BYTES:
+        if size >= _LAUNCH_BYTES or made >= CASTS_BYTES:
             yield batch
             batch, size, made = [], 0, 0
     yield batch

@@ -12,7 +12,7 @@ import torch
 from refitd_client.checkpoint.finite import NO_RULE, Rule
 from refitd_client.fingerprint.host import COLUMN_SEED, MIXES, ROW, ROW_SEED, SPLITMIX, WEYL
 
-_ROWS = 4096  # in a block: 16 M elements
+_BLOCK_ROWS = 4096  # in a block: 16 M elements
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -50,8 +50,8 @@ def nonfinite(bits: Any, rule: Rule) -> Any:
 def fingerprint(bits: Any) -> Any:
     """The fingerprint as an int64 scalar on the device of `bits` (from `flat_bits`). Does not wait for the GPU."""
     total = torch.zeros((), dtype=torch.int64, device=bits.device)
-    for begin in range(0, bits.numel(), _ROWS * ROW):
-        part = bits[begin : begin + _ROWS * ROW]
+    for begin in range(0, bits.numel(), _BLOCK_ROWS * ROW):
+        part = bits[begin : begin + _BLOCK_ROWS * ROW]
         total += share(torch.arange(begin, begin + part.numel(), device=bits.device), part)
     return total
 

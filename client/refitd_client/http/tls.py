@@ -21,7 +21,7 @@ import httpx
 
 from refitd_client.http.bounds import ONE_CALL_EACH, BoundedTransport
 
-_EXPIRED, _OTHER_NAME, _OTHER_ADDRESS = 10, 62, 64  # X509_V_ERR_* (openssl/x509_vfy.h)
+_EXPIRED, _NOT_ITS_NAME, _OTHER_ADDRESS = 10, 62, 64  # X509_V_ERR_* (openssl/x509_vfy.h)
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"})
 
 
@@ -44,8 +44,8 @@ class ClientTls:
         Raises:
             ValueError: the files cannot be used, and never could be since this process began.
         """
-        with _LOCK:
-            stamp, kept = stamp_of(self.ca_file, self.cert, self.key), _KEPT.get(self)
+        with _CONTEXTS_LOCK:
+            stamp, kept = stamp_of(self.ca_file, self.cert, self.key), _KEPT_CONTEXTS.get(self)
             if kept is not None and kept[0] == stamp:
                 return kept[1]
             try:
@@ -54,7 +54,7 @@ class ClientTls:
                 if kept is None:
                     raise
                 return kept[1]
-            _KEPT[self] = (stamp, made)
+            _KEPT_CONTEXTS[self] = (stamp, made)
             return made
 
     def _made(self) -> ssl.SSLContext:
@@ -72,8 +72,8 @@ class ClientTls:
 
 
 Stamp = tuple[tuple[int, int, int] | None, ...]
-_LOCK = threading.RLock()  # a signal handler may interrupt who holds it, and ask for it
-_KEPT: dict[ClientTls, tuple[Stamp, ssl.SSLContext]] = {}
+_CONTEXTS_LOCK = threading.RLock()  # a signal handler may interrupt who holds it, and ask for it
+_KEPT_CONTEXTS: dict[ClientTls, tuple[Stamp, ssl.SSLContext]] = {}
 _own: ClientTls | None = None
 
 
@@ -158,7 +158,7 @@ def why_refused(error: BaseException | None) -> str | None:
 
 def _told(error: ssl.SSLError) -> str | None:
     if isinstance(error, ssl.SSLCertVerificationError):
-        if error.verify_code in {_OTHER_NAME, _OTHER_ADDRESS}:
+        if error.verify_code in {_NOT_ITS_NAME, _OTHER_ADDRESS}:
             return f"its certificate is for other names ({error.verify_message.rstrip('.')}): call it by one of them"
         if error.verify_code == _EXPIRED:
             return "its certificate has expired: its operator has to replace it"

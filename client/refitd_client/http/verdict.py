@@ -15,7 +15,7 @@ from refitd_client.errors import (
     WaitTimeoutError,
 )
 
-_NAMED = 3  # engines that an error names; `laggards` has all of them
+_ENGINES_NAMED = 3  # engines that an error names; `laggards` has all of them
 _ROLLED_BACK = "it was rolled back from; what the trainer publishes next is served as usual"
 
 
@@ -96,8 +96,8 @@ def _timeout(version: Version, waited: float) -> WaitTimeoutError:
 def _states_of(engines: Iterable[EngineOnVersion], version: Version) -> str:
     """Say where a few of the engines are, those that are not in sync first, and count the others."""
     ordered = sorted(engines, key=lambda engine: engine.state is EngineState.IN_SYNC)
-    more = len(ordered) - _NAMED
-    few = "; ".join(_state_of(engine, version) for engine in ordered[:_NAMED])
+    more = len(ordered) - _ENGINES_NAMED
+    few = "; ".join(_state_of(engine, version) for engine in ordered[:_ENGINES_NAMED])
     return few + (f"; and {more:,} more" if more > 0 else "")
 
 

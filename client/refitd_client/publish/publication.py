@@ -180,7 +180,7 @@ def _log_errors(begun: list[PendingPublication]) -> None:
 
 
 NOTICE_DEADLINE = 2.5  # seconds in which new tries to send the notice begin; the last may take as long again
-_PAUSE = 0.5  # seconds before a service that said "not now" is asked again
+_NOT_NOW_SECONDS = 0.5  # seconds before a service that said "not now" is asked again
 
 _log = logging.getLogger("refitd_client")
 
@@ -261,7 +261,7 @@ class Publication:
                 if left <= 0 or not ((is_unknown and not self.in_memory) or error.fault is Fault.SERVICE):
                     raise
                 announce_first = announce_first or is_unknown
-            time.sleep(min(_PAUSE, left))
+            time.sleep(min(_NOT_NOW_SECONDS, left))
 
     async def wait_async(self, timeout: float = 60.0, wait_for: WaitFor = "served") -> Served:  # noqa: ASYNC109
         """As `wait`, in a thread, for a trainer with an event loop. Cancelling leaves the thread to its timeout."""

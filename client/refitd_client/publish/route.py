@@ -29,7 +29,7 @@ from refitd_client.write.content import Content
 
 _EVERYWHERE = Choice(transport="disk", why="files go everywhere")
 _log = logging.getLogger("refitd_client")
-_MOST = 500  # characters of a reason in a manifest: it may quote an error
+_REASON = 500  # characters of a reason in a manifest: it may quote an error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class PublishRoute:
     @property
     def metadata(self) -> dict[str, str]:
         """What the version's metadata says of it."""
-        return {"transport": self.choice.transport, "transport_why": (self.instead or self.choice.why)[:_MOST]}
+        return {"transport": self.choice.transport, "transport_why": (self.instead or self.choice.why)[:_REASON]}
 
 
 @runtime_checkable

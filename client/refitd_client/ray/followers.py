@@ -11,7 +11,7 @@ from typing import Any, Self
 from refitd_client.errors import FollowerStartError
 from refitd_client.ray.process import FollowerProcess
 
-_OURS = frozenset({"--root", "--state", "--follow", "--engine", "--host", "--port"})
+_OWN_OPTIONS = frozenset({"--root", "--state", "--follow", "--engine", "--host", "--port"})
 _MARGIN = 30.0  # seconds beyond the follower's own time: Ray starts a process for the actor first
 
 
@@ -181,7 +181,7 @@ def _check_arguments(upstreams: Sequence[str], engines: Mapping[str, Sequence[st
         raise ValueError("name an upstream to follow, such as http://hub:8700")
     if not engines or not all(engines.values()) or any(isinstance(urls, str) for urls in engines.values()):
         raise ValueError("name the engines of each node: {node_id: [URL, …]}")
-    if taken := sorted({word.partition("=")[0] for word in flags} & _OURS):
+    if taken := sorted({word.partition("=")[0] for word in flags} & _OWN_OPTIONS):
         raise ValueError(f"{', '.join(taken)} in flags: arguments of start_followers stand for it")
 
 

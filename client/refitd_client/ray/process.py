@@ -19,13 +19,13 @@ _READY = re.compile(r"refitd ready on (https?://\S+?:(\d+))(?=$|[\s\"'])")
 _TAIL = 20  # lines of its output that an error shows
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # seconds before it is started again, twice as long each time
 _STEADY = 60.0  # seconds after which a process that ends counts as the first one again
-_LOOK = 0.1  # seconds between two questions whether it is ready
+_READY_LOOK_SECONDS = 0.1  # seconds between two questions whether it is ready
 _DRAIN = 60.0  # seconds for updates that are under way
 
 # The kernel ends it with the thread that has started it (prctl(2), PR_SET_PDEATHSIG), also when this process is killed,
 # which may have happened by then: the first word is its number. Asked for by the child itself, because a function
 # between fork and exec is not safe in a process of several threads.
-_BEGIN = """
+_PRELUDE = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 if os.getppid() == int(sys.argv[1]):
@@ -73,7 +73,7 @@ class FollowerProcess:
         while not self._failed and time.monotonic() < ends:
             if self._url and _is_ready(self._url):
                 return self._url
-            time.sleep(_LOOK)
+            time.sleep(_READY_LOOK_SECONDS)
         told = self._failed or f"it is not ready after {timeout:g} s"
         raise FollowerStartError(f"refitd serve: {told}. It has printed:\n" + "\n".join(self._tail))
 
@@ -108,7 +108,7 @@ class FollowerProcess:
         with self._changed:
             if self._stopping:
                 return None
-            words = (sys.executable, "-c", _BEGIN, str(os.getpid()), *self._command, "--port", str(self._port))
+            words = (sys.executable, "-c", _PRELUDE, str(os.getpid()), *self._command, "--port", str(self._port))
             self._process = subprocess.Popen(  # noqa: S603 - refitd itself, with the caller's settings
                 words,
                 stdin=subprocess.DEVNULL,

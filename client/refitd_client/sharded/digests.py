@@ -10,7 +10,7 @@ from refitd_client.contract.manifest import FileDigest, ManifestFile
 from refitd_client.files.plain_file import plain_file, read_at
 from refitd_client.write.plan import PIECE, ShardChecks
 
-_BUFFER_BYTES = 2**20
+_DIGESTED_AT_ONCE = 2**20
 
 # All ranks have written and synced the files. They are opened anew to be digested: on a network file system that is
 # what makes another host's bytes visible. So the manifest describes the bytes that are there.
@@ -20,7 +20,7 @@ def digested(path: Path) -> tuple[ManifestFile, dict[str, int]]:
     """A file's entry in the manifest."""
     with plain_file(path) as fd:
         found, size = FileDigest(), 0
-        buffer = memoryview(bytearray(_BUFFER_BYTES))
+        buffer = memoryview(bytearray(_DIGESTED_AT_ONCE))
         while count := os.readv(fd, [buffer]):
             found.update(buffer[:count])
             size += count

@@ -194,7 +194,7 @@ def _length(held: Sequence[Interval]) -> int:
 # Below this a box is not split: opening another range costs more than writing it.
 _SPLIT_BYTES = 2**18
 # Parts end at whole pages as seen from the box, so that two ranks seldom write to one page.
-_PAGE = 4096
+_PAGE_OF_PARTS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -382,7 +382,7 @@ def shared_out(wholes: Sequence[WholeTensor], ranks: int) -> list[list[WritePart
                 cuts = [(min(holders, key=lambda holder: (load[holder.rank], holder.rank)), 0, box.count)]
             else:
                 step = -(-box.count // len(holders))
-                step = -(-step // _PAGE) * _PAGE
+                step = -(-step // _PAGE_OF_PARTS) * _PAGE_OF_PARTS
                 begins = range(0, box.count, step)
                 ends = [min(box.count, begin + step) for begin in begins]
                 cuts = list(zip(holders, begins, ends, strict=False))

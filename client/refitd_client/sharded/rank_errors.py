@@ -13,7 +13,7 @@ from refitd_client.errors import (
 )
 
 _SOURCE = re.compile(r"^\[[^\]\s]*\]\s*")
-_ADVICE = re.compile(r"[.\s]*(This is typically|This means|Check the logs|GLHF).*")
+_TORCH_ADVICE = re.compile(r"[.\s]*(This is typically|This means|Check the logs|GLHF).*")
 
 
 def ranks_named(ranks: Collection[int]) -> str:
@@ -25,7 +25,7 @@ def ranks_named(ranks: Collection[int]) -> str:
 def reason_of(error: RuntimeError) -> str:
     """What gloo says of a connection, without its line of source and its advice to gloo's developers."""
     first = (str(error).splitlines() or [""])[0]
-    return _ADVICE.sub("", _SOURCE.sub("", first)) or type(error).__name__
+    return _TORCH_ADVICE.sub("", _SOURCE.sub("", first)) or type(error).__name__
 
 
 def error_of_rank(rank: int, error: Exception) -> PublishError:

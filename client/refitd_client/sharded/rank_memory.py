@@ -29,10 +29,10 @@ from refitd_client.files.plain_file import open_plain
 from refitd_client.lanes import in_lanes, lanes_for
 from refitd_client.transport.ipc.shared import boot_id
 
-_PIECE = 2**22  # bytes that a thread copies at a time
-_HEAD = 64  # bytes: the file's name, how many messages were put into it, and how many of these were freed
-_NAME, _PUT, _FREED = range(3)
-_SHOWN = "refitd-message"  # in /proc
+_COPY_PIECE = 2**22  # bytes that a thread copies at a time
+_HEAD_BYTES = 64  # bytes: the file's name, how many messages were put into it, and how many of these were freed
+_NUMBER_OF, _PUT, _FREED = range(3)
+_MESSAGE_NAME = "refitd-message"  # in /proc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,19 +78,19 @@ class SentMemory:
         Raises:
             OSError: there is no such memory.
         """
-        begins = list(accumulate((len(part) for part in parts), initial=_HEAD))
+        begins = list(accumulate((len(part) for part in parts), initial=_HEAD_BYTES))
         file = self._file
         if file is None or begins[-1] > len(self._memory) or not self._is_free:
             file = self._make(begins[-1])
 
         def copy(begin: int, part: memoryview, at: int, _: Event) -> None:
-            some = np.frombuffer(part[at : at + _PIECE], np.uint8)
+            some = np.frombuffer(part[at : at + _COPY_PIECE], np.uint8)
             self._memory[begin + at : begin + at + len(some)] = some
 
         jobs = [
             partial(copy, begin, part, at)
             for begin, part in zip(begins, parts, strict=False)
-            for at in range(0, len(part), _PIECE)
+            for at in range(0, len(part), _COPY_PIECE)
         ]
         in_lanes(jobs, lanes=lanes_for(len(jobs)))
         _numbers(self._memory)[_PUT] += 1
@@ -109,12 +109,12 @@ class SentMemory:
 
     def _make(self, size: int) -> FileOfRank:
         self.close()  # a receiver has it mapped as long as it needs it
-        descriptor, name = memory_file(_SHOWN), secrets.randbits(62)
+        descriptor, name = memory_file(_MESSAGE_NAME), secrets.randbits(62)
         self._file = FileOfRank(descriptor=descriptor, name=name)
         size += size // 8  # the next message is about as long; pages that are not written take nothing
         os.ftruncate(descriptor, size)
         self._memory = np.frombuffer(mmap.mmap(descriptor, size), np.uint8)
-        _numbers(self._memory)[_NAME] = name
+        _numbers(self._memory)[_NUMBER_OF] = name
         return self._file
 
 
@@ -153,7 +153,7 @@ class SeenMemory:
         """
         if file.name != self._name:
             self._open(file)
-        begins = list(accumulate(lengths, initial=_HEAD))
+        begins = list(accumulate(lengths, initial=_HEAD_BYTES))
         if begins[-1] > len(self._memory):
             raise ValueError(f"process {self._pid} has put less into its file than it says")
         # Arrays keep what they were made of alive. numpy would take an array for this apart, and keep another one.
@@ -164,16 +164,16 @@ class SeenMemory:
     def _open(self, file: FileOfRank) -> None:
         path = Path(f"/proc/{self._pid}/fd/{file.descriptor}")
         # To open and close another file would end this process's locks on it, if it has any.
-        if not str(path.readlink()).startswith(f"/memfd:{_SHOWN}"):
+        if not str(path.readlink()).startswith(f"/memfd:{_MESSAGE_NAME}"):
             raise ValueError(f"process {self._pid} has another file as {file.descriptor}")
         descriptor = open_plain(path, os.O_RDWR, follow=True)
         try:
-            if (size := os.fstat(descriptor).st_size) < _HEAD:
+            if (size := os.fstat(descriptor).st_size) < _HEAD_BYTES:
                 raise ValueError(f"process {self._pid} has another file as {file.descriptor}")
             memory: Any = np.frombuffer(mmap.mmap(descriptor, size), np.uint8)
         finally:
             os.close(descriptor)
-        if _numbers(memory)[_NAME] != file.name:
+        if _numbers(memory)[_NUMBER_OF] != file.name:
             raise ValueError(f"process {self._pid} has another file as {file.descriptor}")
         self._name, self._memory = file.name, memory
 
@@ -190,4 +190,4 @@ def _processes() -> str:
 
 
 def _numbers(memory: NDArray[np.uint8]) -> NDArray[np.int64]:
-    return memory[:_HEAD].view(np.int64)
+    return memory[:_HEAD_BYTES].view(np.int64)

@@ -36,7 +36,7 @@ from refitd_client.write.device_shards import MOST_UNMARKED, CopiesAhead
 from refitd_client.write.progress import WriterProgress, open_progress, read_progress
 from refitd_client.write.version_folder import open_recycled
 
-_LOOK_SECONDS = 0.001  # between two looks at how far all are: a bus brings 55 MB in it
+_COPIED_LOOK_SECONDS = 0.001  # between two looks at how far all are: a bus brings 55 MB in it
 
 
 class SlotCopier:
@@ -172,7 +172,7 @@ class SlotShare:
                         still.append((number, block))
                 waiting = still
                 if waiting:
-                    self._are_there.wait(_LOOK_SECONDS)
+                    self._are_there.wait(_COPIED_LOOK_SECONDS)
             digesting.close()
 
         watching.add(watch)

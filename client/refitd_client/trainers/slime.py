@@ -48,7 +48,7 @@ from refitd_client.trainers.publisher_options import check_options
 from refitd_client.write.source_folder import open_checkpoint
 
 Bytes = NDArray[np.uint8]
-_VERSION = re.compile(r"weight_v(\d{6,13})")
+_SLIME_VERSION = re.compile(r"weight_v(\d{6,13})")
 
 
 class _Facts(msgspec.Struct):
@@ -119,7 +119,7 @@ class DiskUpdates:
         if torch.distributed.is_initialized() and torch.distributed.get_rank() != 0:
             return
         place = Path(folder)
-        named = _VERSION.fullmatch(place.name)
+        named = _SLIME_VERSION.fullmatch(place.name)
         if named is None:
             return
         if self._publisher is None:

@@ -35,8 +35,8 @@ from refitd_client.http.client import RefitClient
 from refitd_client.http.tls import no_certificates
 from refitd_client.trainers.transformers import RefitCallback
 
-_PAUSE = 0.5  # seconds before engines are asked for once more
-_MOST_BYTES = 2**29  # of an answer: a token takes some forty
+_ASK_PAUSE = 0.5  # seconds before engines are asked for once more
+_ANSWER_BYTES = 2**29  # of an answer: a token takes some forty
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ class RefitRollouts(RefitCallback):
                     why = f"{url}: {wrong}"
                     failed.add(url)
             if len(answers) < len(prompts):
-                time.sleep(_PAUSE)
+                time.sleep(_ASK_PAUSE)
         return [answers[number] for number in range(len(prompts))]
 
     def _serving(self, version: str) -> Sequence[str]:
@@ -231,7 +231,7 @@ class RefitRollouts(RefitCallback):
         try:
             asking = self._http.stream("POST", f"{url.rstrip('/')}/generate", json=body)
             with ending_within(self._timeout), asking as reply:
-                data = body_of(reply, _MOST_BYTES)
+                data = body_of(reply, _ANSWER_BYTES)
             if reply.status_code == HTTPStatus.BAD_REQUEST:
                 raise ServiceError(f"{url} refuses the prompts: {data[:500].decode(errors='replace')}")
             reply.raise_for_status()

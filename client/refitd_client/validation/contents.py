@@ -37,7 +37,7 @@ from refitd_client.lanes import MAX_LANES, in_lanes, lanes_for
 
 CHUNK_BYTES = 2**20
 MAX_THREADS = MAX_LANES
-_CALM = 4  # threads that read such chunks without waiting for each other
+_CALM_THREADS = 4  # threads that read such chunks without waiting for each other
 _PIECE = 2**21  # bytes that a thread of `read_whole` reads at a time
 
 
@@ -250,7 +250,7 @@ def same_bytes(one: int, other: int, first: TensorPlace, second: TensorPlace, st
 
 def chunk_bytes(threads: int) -> int:
     """The bytes that each of so many threads reads at a time."""
-    return CHUNK_BYTES * max(1, threads // _CALM)
+    return CHUNK_BYTES * max(1, threads // _CALM_THREADS)
 
 
 def read_whole(fd: int, data: NDArray[np.uint8], *, stop: Event | None = None) -> str:

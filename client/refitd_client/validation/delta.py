@@ -33,7 +33,7 @@ from refitd_client.delta.layout import MAX_HEADER_BYTES, TensorRecord
 from refitd_client.lanes import in_lanes, lanes_for
 from refitd_client.validation.contents import ReadingStoppedError
 
-_FEW = 3
+_TENSORS_TOLD = 3
 _ADVICE = "publish in full, and start the publisher anew"
 
 
@@ -135,7 +135,7 @@ def content_faults(manifest: Manifest, delta: DeltaContents, base: Base) -> Iter
     for copy, first in base.pairs.items():  # they were equal in the base: if neither has changed, they still are
         if delta.rows.keys() & {copy, first} and known.get(copy) != known.get(first):
             yield Defect(Code.NO_COPY, not_a_copy(copy, first))
-    for name, count in list(delta.non_finite.items())[:_FEW]:
+    for name, count in list(delta.non_finite.items())[:_TENSORS_TOLD]:
         values = "1 new value that is" if count == 1 else f"{count} new values that are"
         text = f"tensor {shown(name)} has {values} NaN or infinite"
         text += ", or scales not above 0" * name.endswith(SCALES_END)

@@ -59,7 +59,7 @@ from refitd_client.validation.validate import Evidence, Options, Structure, judg
 T = TypeVar("T")
 MAX_BESIDE_BYTES = 2**30  # of a configuration or a tokenizer. Every byte is read, also of a hole in a sparse file
 NO_LAYOUT = CheckpointLayout({}, None)  # of what has no weight files of its own
-_PAGE = 4096  # bytes at the end of a file, of which one that is filled from its begin on has none yet
+_PAGE_BYTES = 4096  # bytes at the end of a file, of which one that is filled from its begin on has none yet
 MAX_HEADERS_BYTES = 2**26  # of all files of a version; 200,000 tensors take 20 MB
 
 
@@ -362,7 +362,7 @@ class _Examination:
         header = read_header(fd, size)
         if (hole := hole_in(fd, header.data_start)) is not None and self._hole is None:
             self._hole = f"{shown(name)} has a hole at byte {hole}"
-        begin = max(header.data_start, size - _PAGE)
+        begin = max(header.data_start, size - _PAGE_BYTES)
         if begin < size and self._zeros is None and not any(read_at(fd, size - begin, begin)):
             self._zeros = shown(name)
         return header

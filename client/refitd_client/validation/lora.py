@@ -23,7 +23,7 @@ from refitd_client.contract.naming import ADAPTER_CONFIG_NAME, ADAPTER_NAME
 
 MAX_CONFIG_BYTES = 2**20
 MOST_FAULTS = 3
-_NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
+_PAIR_NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 _OTHER_NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.[^.]+)?\.weight")  # of peft's module
 _PARTS = frozenset({"model", "language_model"})  # of a name, which transformers 5 puts elsewhere than checkpoints do
 _FLOATS = frozenset({"F32", "F16", "BF16"})
@@ -54,7 +54,7 @@ _PLAIN_INITS = frozenset({"gaussian", "eva", "orthogonal", "mica"})
 """The ways to begin that leave the base model as it is."""
 
 _MERGE = "merge it (merge_and_unload) and publish the whole model"
-_REFUSED = {
+_REFUSED_OPTIONS = {
     "use_dora": "engines would add it as a plain LoRA",
     "use_rslora": "engines would scale it by lora_alpha / r and not by its root: multiply lora_alpha by sqrt(r) and "
     "save use_rslora=false",
@@ -106,13 +106,13 @@ def parse_adapter(data: bytes) -> AdapterConfig:
             raise AdapterRefusedError(what)
     for name in sorted(said.keys() - _UNDERSTOOD - _OF_TRAINING):
         if said[name]:  # peft saves what is not used as null, false or empty
-            why = _REFUSED.get(name, "which this release of refitd does not know, and engines may ignore")
+            why = _REFUSED_OPTIONS.get(name, "which this release of refitd does not know, and engines may ignore")
             raise AdapterRefusedError(_setting(name, why))
     return config
 
 
 def _setting(name: str, why: str) -> str:
-    if name not in _REFUSED:
+    if name not in _REFUSED_OPTIONS:
         return f"it sets {name[:60]!a}, {why}: leave that out if it is of the training alone, or {_MERGE}"
     return f"it says {name}: {why}" + ("" if name == "use_rslora" else f"; {_MERGE}")
 
@@ -134,7 +134,7 @@ def adapter_faults(config: AdapterConfig, found: Inventory, reference: Reference
     pairs: dict[str, dict[str, Tensor]] = {}
     extra: list[str] = []
     for name, tensor in found.tensors.items():
-        if (match := _NAME.fullmatch(name)) is None:
+        if (match := _PAIR_NAME.fullmatch(name)) is None:
             extra.append(name)
         else:
             pairs.setdefault(match[1], {})[match[2]] = tensor

@@ -26,7 +26,7 @@ NO_REFERENCE = (
     "there is no model to hold the checkpoint against: set --base-model (REFITD_BASE_MODEL) to the folder of the model "
     "that the engines serve"
 )
-_SHOWN = 3  # tensors or files that a sentence names
+_TENSORS_SHOWN = 3  # tensors or files that a sentence names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,7 +250,7 @@ def _tensor_faults(structure: Structure, reference: Reference, options: Options)
     )
     yield from _quantisation_faults(differences, structure.inventory, reference)
     strangers = [each for each in differences if each.kind is Difference.EXTRA]
-    for kind, (code, advice) in _ADVICE.items():
+    for kind, (code, advice) in _ADVICE_ON.items():
         found = [difference for difference in differences if difference.kind is kind]
         if found:
             what_to_do = advice
@@ -278,7 +278,7 @@ def _quantisation_faults(differences: list[Different], checkpoint: Inventory, re
         return
 
 
-_ADVICE = {
+_ADVICE_ON = {
     Difference.SHAPE: (
         Code.WRONG_SHAPE,
         "publish full tensors in the names and shapes of save_pretrained, of the model that the engines serve",
@@ -323,9 +323,9 @@ def _content_faults(
             f"tensor {each.tensor} in {each.file} has {each.count} non-finite value{'s' * (each.count > 1)} (NaN or "
             f"infinity{', or a scale not above 0' * each.tensor.endswith(SCALES_END)}), the first at flat index "
             f"{each.index}"
-            for each in contents.non_finite[:_SHOWN]
+            for each in contents.non_finite[:_TENSORS_SHOWN]
         ]
-        more = len(contents.non_finite) - _SHOWN
+        more = len(contents.non_finite) - _TENSORS_SHOWN
         sentences += [f"and {more} more tensors"] if more > 0 else []
         yield Defect(Code.NON_FINITE, f"{'; '.join(sentences)}: the trainer has diverged or wrote damage")
     for copy, first in pairs_of(structure, reference).items():
@@ -346,7 +346,7 @@ def _digest(structure: Structure, digests: Mapping[str, str]) -> str:
 def _notes(structure: Structure, reference: Reference | None) -> Iterator[str]:
     stray = sorted(name for name in structure.files if name.endswith(".safetensors") and name not in structure.headers)
     if stray:
-        yield f"not read by loaders, as the index does not name it: {', '.join(stray[:_SHOWN])}"
+        yield f"not read by loaders, as the index does not name it: {', '.join(stray[:_TENSORS_SHOWN])}"
     if reference is None or structure.adapter is not None:
         return
     for copy, first in pairs_of(structure, reference).items():

@@ -43,9 +43,9 @@ from refitd_client.write.plan import (
 from refitd_client.write.source_folder import open_checkpoint
 from refitd_client.write.version_folder import StagedShard, Staging
 
-_COMPANIONS = frozenset({".json", ".txt", ".model", ".jinja", ".tiktoken", ".py"})
+_COMPANION_SUFFIXES = frozenset({".json", ".txt", ".model", ".jinja", ".tiktoken", ".py"})
 _NO_COMPANIONS = frozenset({MANIFEST_NAME, "trainer_state.json"})
-_THREADS_FROM = 8 * 2**20  # bytes that are worth starting threads for
+_START_THREADS_FROM = 8 * 2**20  # bytes that are worth starting threads for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +126,7 @@ class TensorShards:
         return ShardChecks(shard.header, check_finite=self.check_finite, fingerprinted=names)
 
     def _share_out(self, staging: Staging, jobs: Sequence[Callable[[Event], None]]) -> None:
-        lanes = lanes_for(len(jobs)) if self.size >= _THREADS_FROM else 1
+        lanes = lanes_for(len(jobs)) if self.size >= _START_THREADS_FROM else 1
         in_lanes(jobs, lanes=lanes, idle=staging.meter.report if staging.meter.is_watched else None)
 
     def _write_checked(self, staging: Staging, shard: Shard, stop: Event) -> None:
@@ -179,7 +179,7 @@ def companions_of(folder: Path) -> list[Path]:
 
 def is_companion(name: str) -> bool:
     """Whether a file of this name belongs to a model beside its weights, by its ending."""
-    return PurePath(name).suffix in _COMPANIONS and not name.startswith(".") and name not in _NO_COMPANIONS
+    return PurePath(name).suffix in _COMPANION_SUFFIXES and not name.startswith(".") and name not in _NO_COMPANIONS
 
 
 class BaseModel:

@@ -17,7 +17,7 @@ from refitd_client.tensors import TensorSource
 from refitd_client.write import cuda_driver
 from refitd_client.write.version_folder import StagedShard
 
-_PIECE = 32 * 2**20
+_CUDA_PIECE = 32 * 2**20
 
 _log = logging.getLogger("refitd_client")
 
@@ -56,9 +56,9 @@ class DeviceCopies:
                     mapped.tensor[offset : offset + flat.numel()].copy_(flat, non_blocking=True)
                     return
                 self._buffers = self._buffers or [_Buffer(self._torch), _Buffer(self._torch)]
-                for start in range(0, flat.numel(), _PIECE):
+                for start in range(0, flat.numel(), _CUDA_PIECE):
                     self._buffers.reverse()
-                    self._buffers[0].take(flat[start : start + _PIECE], file, offset + start)
+                    self._buffers[0].take(flat[start : start + _CUDA_PIECE], file, offset + start)
 
     def mark(self) -> Callable[[], None]:
         """Return what waits until all copies that were begun have arrived. Partly filled buffers are written for it."""
@@ -97,7 +97,7 @@ class _Buffer:
     """Pinned memory that a piece of a tensor goes through."""
 
     def __init__(self, torch: Any) -> None:
-        self._memory = pinned(_PIECE)
+        self._memory = pinned(_CUDA_PIECE)
         self._torch = torch
         self._arrived: Any = None
         self._write: Callable[[], None] | None = None

@@ -36,7 +36,7 @@ LARGEST = 448.0  # of float8_e4m3fn
 
 _WEIGHT, _SCALE = ".weight", SCALES_END.removeprefix("weight")
 _WIDE = frozenset({"F64", "F32", "F16", "BF16"})
-_AT_ONCE = 2**24  # elements: with what is computed from them they take 200 MB
+_SCALED_AT_ONCE = 2**24  # elements: with what is computed from them they take 200 MB
 _STAY = (
     "embed", "norm", "lm_head", "router", ".gate.", "shared_expert_gate", "eh_proj", "weights_proj", "visual", "vision",
 )  # fmt: skip
@@ -155,7 +155,7 @@ def elements_of(weight: Any) -> Any:
 def _slabs(weight: Any) -> Iterator[Any]:
     """Some rows of blocks at a time in float32: (rows of blocks, 128, blocks of a row, 128), filled up with zeros."""
     rows, columns = weight.shape
-    step = max(1, _AT_ONCE // (columns * BLOCK)) * BLOCK
+    step = max(1, _SCALED_AT_ONCE // (columns * BLOCK)) * BLOCK
     for begin in range(0, rows, step):
         slab = weight[begin : begin + step].float()
         slab = sys.modules["torch"].nn.functional.pad(slab, (0, -columns % BLOCK, 0, -len(slab) % BLOCK))

@@ -120,7 +120,7 @@ def without_second_names(
 
 
 # Digests and page faults of one file are one thread's work: that many files keep that many processors busy.
-_FILES = 16
+_LEAST_FILES = 16
 _LEAST_SHARD, _MOST_SHARD = 64 * 10**6, 5 * 10**9
 
 PIECE = 2**20
@@ -223,7 +223,7 @@ def cut(sources: Sequence[TensorSource], *, max_shard_bytes: int | None) -> list
     """
     if max_shard_bytes is None:
         total = sum(source.entry.nbytes for source in sources)
-        max_shard_bytes = min(max(-(-total // _FILES), _LEAST_SHARD), _MOST_SHARD)
+        max_shard_bytes = min(max(-(-total // _LEAST_FILES), _LEAST_SHARD), _MOST_SHARD)
     parts: list[list[TensorSource]] = []
     room = 0
     for source in sources:

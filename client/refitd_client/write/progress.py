@@ -21,7 +21,7 @@ from refitd_client.contract.naming import STAGING_PROGRESS
 from refitd_client.files import durable
 from refitd_client.files.plain_file import open_plain
 
-_NUMBER = 8  # bytes
+_NUMBER_BYTES = 8  # bytes
 _MOST_WRITERS = 4096  # that are read of
 
 
@@ -38,7 +38,7 @@ class WriterProgress:
         """
         self._fd, shards = fd, sorted(names)
         first = writer * len(shards)
-        self._place = {name: (first + number) * _NUMBER for number, name in enumerate(shards)}
+        self._place = {name: (first + number) * _NUMBER_BYTES for number, name in enumerate(shards)}
         self._reached = dict.fromkeys(self._place, 0)
         self._turn = Lock()
 
@@ -66,7 +66,7 @@ class WriteProgress(WriterProgress):
         """
         self._path, shards = folder / STAGING_PROGRESS, list(names)
         super().__init__(durable.create(self._path), shards)
-        durable.write_at(self._fd, bytes(writers * len(shards) * _NUMBER), 0)
+        durable.write_at(self._fd, bytes(writers * len(shards) * _NUMBER_BYTES), 0)
 
     def remove(self) -> None:
         """Take its name away. Those who have it open still read what it said last."""
@@ -88,7 +88,7 @@ def open_progress(folder: int, flags: int = os.O_RDONLY) -> int:
 
 def read_progress(fd: int, count: int) -> tuple[int, ...]:
     """The bytes that are there of each of `count` shards, in the order of their names; 0 where it does not say yet."""
-    row = count * _NUMBER
+    row = count * _NUMBER_BYTES
     data = os.pread(fd, max(row, min(os.fstat(fd).st_size, _MOST_WRITERS * row)), 0)
     rows = [data[at : at + row].ljust(row, b"\0") for at in range(0, max(len(data), 1), max(row, 1))]
     return tuple(min(each) for each in zip(*(unpack(f"<{count}Q", each) for each in rows), strict=True))

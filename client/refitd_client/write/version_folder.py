@@ -35,7 +35,7 @@ from refitd_client.write.progress import WriteProgress
 
 Take = Callable[[Path], FileLock | None]
 
-_CHUNK = 2**20  # bytes that are copied at a time
+_COPIED = 2**20  # bytes that are copied at a time
 
 _log = logging.getLogger("refitd_client")
 
@@ -248,7 +248,7 @@ class Staging:
                 if not is_clone and not self.recycled:
                     self.require_space(before.st_size)
                 add, origin = (file.count, file.fd) if is_clone else (file.write, source)
-                while chunk := os.read(origin, _CHUNK):  # a clone is read itself: its digest is of what is published
+                while chunk := os.read(origin, _COPIED):  # a clone is read itself: its digest is of what is published
                     add(chunk)
             after = os.fstat(source)
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):

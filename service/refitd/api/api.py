@@ -34,7 +34,7 @@ from refitd_client.contract.wire import GroupLead, Problem
 
 _BEARER = {"type": "http", "scheme": "bearer", "description": "A write token, or a read token for what only looks."}
 _FASTAPIS_OWN = ("HTTPValidationError", "ValidationError")
-_REFUSED = {"401": "A token is needed, or another one", "403": "The token does not open this"}
+_REFUSED_ANSWERS = {"401": "A token is needed, or another one", "403": "The token does not open this"}
 
 
 def routes() -> FastAPI:
@@ -133,7 +133,7 @@ def _documented(app: FastAPI) -> dict[str, Any]:
             if path not in OPEN:
                 # Looking needs a token only where the operator has set one for it.
                 operation["security"] = [{"bearer": []}] if method.upper() not in LOOKS else [{}, {"bearer": []}]
-                problems |= _REFUSED
+                problems |= _REFUSED_ANSWERS
             operation["responses"] |= {status: _problem(text) for status, text in sorted(problems.items())}
     app.openapi_schema = document
     return document

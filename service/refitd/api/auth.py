@@ -29,7 +29,7 @@ from refitd.api.web_pages import API_PAGES, DASHBOARD
 from refitd.problem import ProblemError, Slug
 from refitd.tokens import Tokens, TokensRefusedError, digest_of, is_one_of, names_of, without_names
 
-_OWN = frozenset({"same-origin", "none"})  # "none": typed into the address bar
+_OWN_SITE = frozenset({"same-origin", "none"})  # "none": typed into the address bar
 
 
 def intrusion(headers: Mapping[str, str], *, changes: bool) -> ProblemError | None:
@@ -39,7 +39,7 @@ def intrusion(headers: Mapping[str, str], *, changes: bool) -> ProblemError | No
     """
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site is not None:
-        is_foreign = site not in _OWN
+        is_foreign = site not in _OWN_SITE
     else:
         is_foreign = origin is not None and _authority(origin) != headers.get("host")
     if changes and is_foreign:

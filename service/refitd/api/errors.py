@@ -30,7 +30,7 @@ def response(error: ProblemError, path: str) -> Response:
 log = structlog.get_logger("refitd")
 
 _NOT_JSON = "send the body with content-type: application/json (curl -H 'content-type: application/json' -d '{…}')"
-_BY_STATUS = {404: Slug.NOT_FOUND, 405: Slug.METHOD_NOT_ALLOWED, 413: Slug.TOO_LARGE}
+_SLUGS = {404: Slug.NOT_FOUND, 405: Slug.METHOD_NOT_ALLOWED, 413: Slug.TOO_LARGE}
 
 
 def answer(error: ProblemError, scope: Scope) -> Response:
@@ -73,7 +73,7 @@ async def _validation(request: Request, error: Exception) -> Response:
 async def _http(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
-    kind = _BY_STATUS.get(error.status_code, Slug.BAD_REQUEST)
+    kind = _SLUGS.get(error.status_code, Slug.BAD_REQUEST)
     return answer(ProblemError(kind, str(error.detail), error.headers), request.scope)
 
 

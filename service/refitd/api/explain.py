@@ -26,7 +26,7 @@ _ENDED: Mapping[str, str] = {
     NOT_SENT: "did not come about: nothing was sent",
 }
 
-_ENGINES: Mapping[EngineState, str] = {
+_ENGINE_MEANINGS: Mapping[EngineState, str] = {
     EngineState.PROBING: "it has not answered yet",
     EngineState.IN_SYNC: "it serves what it should",
     EngineState.BEHIND: "it serves something older than it should",
@@ -230,7 +230,7 @@ def _what_it_means(engine: EngineRecord, order: AttemptRecord | None) -> str:
         return f"it was ordered to serve {order.version}"
     if engine.pulls and engine.state is EngineState.CONTESTED:
         return "the host does not do what this service says"
-    return _ENGINES[engine.state]
+    return _ENGINE_MEANINGS[engine.state]
 
 
 def _its_server(engine: EngineRecord, target: VersionRecord | None) -> list[str]:

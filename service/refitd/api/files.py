@@ -26,11 +26,11 @@ from refitd_client.contract.states import VersionState
 from refitd_client.files.plain_file import open_plain, read_at
 
 router = APIRouter(prefix="/v1/versions/{version_id}", tags=["files"])
-_CHUNK = 2**20  # bytes that are read and sent at a time where the server has no sendfile, as with TLS
+_SENT_AT_ONCE = 2**20  # bytes that are read and sent at a time where the server has no sendfile, as with TLS
 _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{0,18})")
 _OBJECT: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
 _OCTETS: dict[str, Any] = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-_PARTS: dict[int | str, dict[str, Any]] = {
+_FILE_ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"content": _OCTETS, "description": "All of the file"},
     206: {"content": _OCTETS, "description": "The part that `Range` names"},
 }
@@ -48,7 +48,7 @@ async def get_manifest(version_id: str, service: ServiceOf) -> Response:
     return Response(data, media_type="application/json")
 
 
-@router.get("/files/{name}", response_class=Response, responses=_PARTS)
+@router.get("/files/{name}", response_class=Response, responses=_FILE_ANSWERS)
 async def get_file(
     version_id: str,
     name: str,
@@ -151,7 +151,7 @@ class FileResponse(Response):
             await send({"type": EXTENSION, "file": self._fd, "offset": at, "count": end - at, "more_body": False})
             return
         while at < end:
-            data = await asyncio.to_thread(read_at, self._fd, min(_CHUNK, end - at), at)
+            data = await asyncio.to_thread(read_at, self._fd, min(_SENT_AT_ONCE, end - at), at)
             at += len(data)
             await send({"type": "http.response.body", "body": data, "more_body": at < end})
         if not self._part.count:

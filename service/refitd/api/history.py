@@ -26,7 +26,7 @@ MOST_UPDATES = 1000
 _LOADS = 50_000  # loads that one request reads; about half a second
 _LOADS_OF_ONE = 4000  # of one version: the newest
 _EVENTS_A_LOAD = 4  # entries of the log about an engine: loads, verifies, serves, and one more
-_REMEMBERED = 4 * MOST_UPDATES
+_REMEMBERED_LOADS = 4 * MOST_UPDATES
 
 router = APIRouter(prefix="/v1/history", tags=["history"])
 
@@ -51,7 +51,7 @@ class PastUpdates:
         """
         versions = reads.read_versions(connection, run=run, limit=limit)
         counts = reads.count_attempts(connection, [version.id for version in versions])
-        if len(self._known) > _REMEMBERED:
+        if len(self._known) > _REMEMBERED_LOADS:
             self._known.clear()
         updates: list[PastUpdate] = []
         left, complete = _LOADS, True

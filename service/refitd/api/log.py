@@ -30,7 +30,7 @@ from refitd_client.contract.wire import Event, Explanation, Page, ReclaimPlan
 router = APIRouter(prefix="/v1", tags=["log"])
 log = structlog.get_logger("refitd")
 
-_LOADS = 1000  # of a version that was overtaken; more than that tell nothing new
+_LOADS_TOLD = 1000  # of a version that was overtaken; more than that tell nothing new
 _UNBUFFERED = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
@@ -129,7 +129,7 @@ async def _was_never_sent(record: VersionRecord, service: Service) -> bool:
     try:
         await store.durable()  # a load that has just begun counts too
         loads = await asyncio.to_thread(
-            store.journal.read, lambda connection: reads.read_attempts(connection, version=record.id, limit=_LOADS)
+            store.journal.read, lambda connection: reads.read_attempts(connection, version=record.id, limit=_LOADS_TOLD)
         )
     except JournalError:
         return False

@@ -28,7 +28,7 @@ from refitd_client.contract.wire import (
     Version,
 )
 
-_LISTED = "'refitd runs' lists what there is"
+_RUNS_LISTED = "'refitd runs' lists what there is"
 
 rollback_routes = APIRouter(prefix="/v1/rollback", tags=["rollback"])
 run_routes = APIRouter(prefix="/v1/runs", tags=["runs"])
@@ -81,7 +81,7 @@ async def _planned(service: Service, order: Rollback) -> _Plan:
     decides = decides_run(service.store.runs.upstream, order.run)
     leave_to_upstream(service, f"roll run {order.run} back", decides=decides)
     if not service.store.published_of(order.run):  # before a version is blamed that is named with it
-        raise unknown(service.store, Slug.UNKNOWN_RUN, f"no version of run {order.run} is known: {_LISTED}")
+        raise unknown(service.store, Slug.UNKNOWN_RUN, f"no version of run {order.run} is known: {_RUNS_LISTED}")
     goal = None if order.to is None else await _sealed(service, order.run, order.to)
     # Nothing is awaited from here on: what is decided is still true where it is done.
     versions = service.store.published_of(order.run)
@@ -185,7 +185,7 @@ async def delete(run: str, service: ServiceOf) -> DeletedRun:
 
 def _check_run(service: Service, run: str) -> None:
     if run not in runs_of(service.store):
-        raise ProblemError(Slug.UNKNOWN_RUN, f"no run {run} is known: {_LISTED}")
+        raise ProblemError(Slug.UNKNOWN_RUN, f"no run {run} is known: {_RUNS_LISTED}")
 
 
 async def _seen(service: Service, run: str) -> RunGlance:

@@ -5,7 +5,7 @@ from typing import Any
 
 from refitd.text import clean, one_line, plain_refusal
 
-_SHOWN = 60  # characters of a text that came
+_TEXT_SHOWN = 60  # characters of a text that came
 _MOST_BITS = 128  # of a number that is shown
 
 # By pydantic's names of faults: what is wanted, with what pydantic knows of it.
@@ -33,7 +33,7 @@ _WANTED: Mapping[str, str] = {
     "string_too_long": "a text of at most {max_length} characters",
     "string_type": "a text",
 }
-_FORMS = {"allow_missing": " of patterns of names, such as 'mtp.*'"}
+_FORM_OF = {"allow_missing": " of patterns of names, such as 'mtp.*'"}
 
 
 def fault_sentence(fault: Mapping[str, Any]) -> str:
@@ -53,7 +53,7 @@ def fault_sentence(fault: Mapping[str, Any]) -> str:
         case "unexpected_keyword_argument" | "extra_forbidden":
             return f"{field} is no field of this request"
         case kind if (wanted := _WANTED.get(kind)) is not None:
-            form = _FORMS.get(path[-1] if path else "", "")
+            form = _FORM_OF.get(path[-1] if path else "", "")
             return f"{field} is {_came(fault['input'])}: it has to be {_filled(wanted, fault.get('ctx', {}))}{form}"
         case _:
             return f"{field} is {_came(fault['input'])}: {plain_refusal(fault['msg'])}"
@@ -72,7 +72,7 @@ def _came(value: Any) -> str:
         case bool():
             return str(value).lower()
         case str():
-            return repr(clean(value if len(value) <= _SHOWN else value[:_SHOWN] + "…"))
+            return repr(clean(value if len(value) <= _TEXT_SHOWN else value[:_TEXT_SHOWN] + "…"))
         case int() if value.bit_length() > _MOST_BITS:
             return "a number of too many digits"
         case int() | float():

@@ -14,7 +14,7 @@ from socket import socket
 
 PIECE = 8 * 2**20  # bytes that are handed to the kernel at a time
 EXTENSION = "http.response.zerocopysend"
-_LOOK_SECONDS = 0.5  # how often a thread that waits for its client looks whether the connection is closed
+_CLOSED_LOOK_SECONDS = 0.5  # how often a thread that waits for its client looks whether the connection is closed
 _SENDERS = ThreadPoolExecutor(64, "refitd-send")  # two for each of some thirty followers that pull at a time
 
 
@@ -62,7 +62,7 @@ def _send(to: int, file: int, offset: int, count: int, patience: float, is_close
             try:
                 sent = os.sendfile(to, file, offset, min(count, PIECE))
             except BlockingIOError:
-                poll.poll(_LOOK_SECONDS * 1000)
+                poll.poll(_CLOSED_LOOK_SECONDS * 1000)
                 if is_closed() or time.monotonic() >= until:
                     raise NotSentError("its client is gone, or too slow") from None
                 continue

@@ -17,7 +17,7 @@ import structlog
 
 from refitd_client.http.tls import load_authorities, load_pair, stamp_of
 
-LOOK_SECONDS = 2.0
+CERTIFICATE_LOOK_SECONDS = 2.0
 SOON_DAYS = 14
 _NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME (openssl/x509_vfy.h): it is read to see when it expires
 _DAY = 86400.0
@@ -143,4 +143,4 @@ class ServerTls:
         while True:
             await asyncio.to_thread(self.look)
             report(self.fault)
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CERTIFICATE_LOOK_SECONDS)

@@ -30,7 +30,7 @@ from refitd_client.contract.wire import Attempt, Notice, Page, Version, WaitResu
 
 MANY_ENGINES = 100
 _PAGES_KEPT = 4
-_LOOK_SECONDS = 1.0  # between looks at whether a client still waits
+_CLIENT_LOOK_SECONDS = 1.0  # between looks at whether a client still waits
 
 router = APIRouter(prefix="/v1", tags=["versions"])
 
@@ -182,7 +182,7 @@ async def wait(
                 waiting: WaitingRequests = request.app.state.waiting
                 held.enter_context(waiting.slot(request))
                 is_held = True
-            seen = await service.store.changed.wait_after(seen, within=min(left, _LOOK_SECONDS))
+            seen = await service.store.changed.wait_after(seen, within=min(left, _CLIENT_LOOK_SECONDS))
             if await request.is_disconnected():
                 break  # its place is another's
     await service.store.durable()  # a trainer that hears "served" may delete what it wrote

@@ -20,11 +20,11 @@ from starlette.types import Scope
 
 FOLDER = Path(__file__).parent.parent / "dashboard"
 _SWAGGER = Path(__file__).parent.parent / "swagger"
-_KINDS = frozenset({".html", ".css", ".js", ".svg"})
+_PAGE_KINDS = frozenset({".html", ".css", ".js", ".svg"})
 
 
 def _dashboard() -> dict[str, str]:
-    names = (path.relative_to(FOLDER).as_posix() for path in sorted(FOLDER.rglob("*")) if path.suffix in _KINDS)
+    names = (path.relative_to(FOLDER).as_posix() for path in sorted(FOLDER.rglob("*")) if path.suffix in _PAGE_KINDS)
     files = {f"/assets/{name}": name for name in names}
     return files | {"/": files.pop("/assets/index.html")}
 
@@ -44,7 +44,7 @@ _POLICY = (
 )
 _DASHBOARD_POLICY = _POLICY.format(images="", more="; require-trusted-types-for 'script'; trusted-types lit-html")
 _API_POLICY = _POLICY.format(images=" data:", more="")  # Swagger UI's style sheet has icons written into it
-_HEADERS = {
+_PAGE_HEADERS = {
     "Cache-Control": "no-cache",  # browsers ask each time, and get a file again only after an upgrade
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -61,7 +61,7 @@ class _Pages(StaticFiles):
     ) -> None:
         super().__init__(directory=folder, packages=packages)
         self._files = files
-        self._headers = _HEADERS | {"Content-Security-Policy": policy}
+        self._headers = _PAGE_HEADERS | {"Content-Security-Policy": policy}
 
     def get_path(self, scope: Scope) -> str:
         return self._files[scope["path"]]

@@ -53,8 +53,8 @@ from refitd.problem import ProblemError, Slug
 from refitd.tokens import FacadeTokens
 from refitd_client.contract.decoding import from_json
 
-_SEGMENT = rb"(?!\.{1,2}(?:/|$))[A-Za-z0-9._~-]+"
-_PLAIN = re.compile(rb"/(?:%b(?:/%b)*)?" % (_SEGMENT, _SEGMENT))
+_PATH_SEGMENT = rb"(?!\.{1,2}(?:/|$))[A-Za-z0-9._~-]+"
+_PLAIN = re.compile(rb"/(?:%b(?:/%b)*)?" % (_PATH_SEGMENT, _PATH_SEGMENT))
 METHODS = ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"]
 _WRITES = (
     *("/update_weights_from_tensor", "/update_weights_from_ipc"),
@@ -79,7 +79,7 @@ REFUSED: Mapping[str, str] = {
 }
 HEALTH = frozenset({"/health", "/ping"})  # orchestrators ask these, without a token
 DRAIN_SECONDS = 30.0
-AGAIN_SECONDS = 0.5
+PAUSE_AGAIN_SECONDS = 0.5
 MAX_GENERATE_BYTES = 32 * 2**20  # a prompt may hold images
 MEMORY = BodyMemory(most=2**30)  # for the bodies of all facades of the process
 
@@ -183,7 +183,7 @@ class Facade:
         while not self._gate.is_idle:
             await self._engine.end_all(abort, self._changes)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._gate.idle(), AGAIN_SECONDS)
+                await asyncio.wait_for(self._gate.idle(), PAUSE_AGAIN_SECONDS)
 
     async def _continue(self, _: Request) -> Response:
         fault = await self._groups.finish()

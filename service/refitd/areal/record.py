@@ -22,7 +22,7 @@ from refitd.root.threads import LOOK_TIMEOUT_SECONDS, RootThreads
 from refitd_client import RefitError
 
 EVERY_SECONDS = 0.2
-AGAIN_SECONDS = 5.0  # before a checkpoint that failed is tried again: a full disk, or a server that is away, may pass
+RECORD_AGAIN_SECONDS = 5.0  # before a checkpoint that failed is tried again: what fills a disk may go
 KEY = "update_weights_from_disk"
 METADATA = "areal-record"
 Entry = tuple[int, int]
@@ -47,7 +47,7 @@ class RecordWatch:
         """Look again and again, until cancelled."""
         while True:
             is_well = await self.look()
-            await asyncio.sleep(EVERY_SECONDS if is_well else AGAIN_SECONDS)
+            await asyncio.sleep(EVERY_SECONDS if is_well else RECORD_AGAIN_SECONDS)
 
     async def look(self) -> bool:
         """Publish the newest checkpoint since the last look: engines take no other.

@@ -96,7 +96,7 @@ def place_of(path: Path, root: Path) -> str:
     return place
 
 
-_FOLDER = re.compile(r"weight_update_v(\d{1,13})")
+_AREAL_FOLDER = re.compile(r"weight_update_v(\d{1,13})")
 _FolderId = tuple[str, int, int]
 
 log = structlog.get_logger("refitd")
@@ -229,7 +229,7 @@ class Updates:
 
     def _step_of(self, path: Path) -> int:
         """Return the number in the folder's name; in the old layout the one after the newest published step."""
-        if (named := _FOLDER.fullmatch(path.name)) is not None:
+        if (named := _AREAL_FOLDER.fullmatch(path.name)) is not None:
             return int(named[1])
         return self._next_step()
 

@@ -44,7 +44,7 @@ JUDGES = 2  # versions validated at the same time: each reads its files with sev
 RETRY_SECONDS = 0.5
 LONGEST_RETRY_SECONDS = 10.0
 _NOTHING_DUE_SECONDS = 3600.0
-_NAMED = 20  # tensors that a version leaves out, of which the record has the names
+_TENSORS_NAMED = 20  # tensors that a version leaves out, of which the record has the names
 NOT_KEPT = "the service cannot keep a manifest of it"
 ANNOUNCE_AGAIN = "announce the version again (the same notice: POST /v1/versions) to have it validated once more"
 
@@ -445,7 +445,7 @@ class Judge:
             metadata=metadata,
             timings=record.timings | took,
             lacks=digest if base is None else base.lacks,
-            left_out=names[:_NAMED] if base is None else base.left_out,
+            left_out=names[:_TENSORS_NAMED] if base is None else base.left_out,
             left_out_count=len(names) if base is None else base.left_out_count,
             notes=verdict.notes,
         )

@@ -17,7 +17,7 @@ from refitd_client.validation.delta import Base
 from refitd_client.validation.reference import ReferenceRefusedError, read_reference
 from refitd_client.validation.validate import Structure
 
-_REMEMBERED = 6  # of two runs: a full version that many deltas stand on, and the last two of them
+_REMEMBERED_VERSIONS = 6  # of two runs: a full version that many deltas stand on, and the last two of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Bases:
     def __init__(self, store: Store, files: Files) -> None:
         self._store = store
         self._files = files
-        self._remembered: BoundedCache[tuple[str, str | None], Structure] = BoundedCache(_REMEMBERED)
+        self._remembered: BoundedCache[tuple[str, str | None], Structure] = BoundedCache(_REMEMBERED_VERSIONS)
 
     def record_of(self, delta: VersionRecord) -> VersionRecord | NoBase:
         """Return the base's record as of now."""

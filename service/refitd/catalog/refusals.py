@@ -10,7 +10,7 @@ from refitd.state.store import Store
 from refitd_client.contract.naming import InvalidNameError, check_run
 from refitd_client.contract.wire import Notice
 
-AGAIN_SECONDS = 600.0  # until the same reason is written down again for a run
+SAID_AGAIN_SECONDS = 600.0  # until the same reason is written down again for a run
 DOCTORS_RUN = "refitd-doctor"  # which doctor names in its own
 MOST = 64  # reasons in that time: runs' names are the senders', and the log is kept
 _NO_REFUSALS = frozenset({Slug.NOT_READY})  # it is asked to come again
@@ -35,7 +35,7 @@ class RefusedNotices:
         if error.kind in _NO_REFUSALS or notice.run == DOCTORS_RUN:
             return
         now = self._store.clock.monotonic()
-        self._told = {key: since for key, since in self._told.items() if now - since < AGAIN_SECONDS}
+        self._told = {key: since for key, since in self._told.items() if now - since < SAID_AGAIN_SECONDS}
         key = (notice.run, error.kind)
         if key in self._told or len(self._told) >= MOST:
             self._untold += 1

@@ -43,7 +43,7 @@ _REFERENCE = re.compile(r"\$\{([A-Za-z0-9_.]+)\}")
 _MOST_REFERENCES = 16
 _SAME_WORD = 0.9  # a letter or two: AReaL has min_new_tokens beside max_new_tokens
 # Of settings that are no whole numbers: what they are, and what is said of anything else.
-_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
+_VALUE_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "gradient_checkpointing": ((bool,), "neither true nor false"),
     "mem_fraction_static": ((int, float), "which is no number"),
     "attention_backend": ((bool, object), ""),  # the planner names the words that it knows
@@ -180,7 +180,7 @@ def _checked(config: _Config, key: str, name: str, default: Any = None) -> Any:
     value = config.get(key)
     if value is None:
         return None if default is None else config.default(key, default)
-    kinds, fault = _KINDS.get(name, ((int,), "which is no whole number"))
+    kinds, fault = _VALUE_KINDS.get(name, ((int,), "which is no whole number"))
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         raise ValueError(f"{config.file}: {key} is {value!r}, {fault}")
     return value

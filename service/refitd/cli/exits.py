@@ -56,7 +56,7 @@ class Failure:
 
 
 # The exit code, and the problem's slug, title and status, of each kind of error; the first that fits.
-_ENDS: tuple[tuple[type[Exception], ExitCode, str, str, int], ...] = (
+_EXITS: tuple[tuple[type[Exception], ExitCode, str, str, int], ...] = (
     (ServiceUnreachableError, ExitCode.UNREACHABLE, "service-unreachable", "The service cannot be reached", 503),
     (WaitTimeoutError, ExitCode.TIMED_OUT, "timed-out", "The time is up", 504),
     (VersionFailedError, ExitCode.FAILED, "version-failed", "The version will not be served", 409),
@@ -75,7 +75,7 @@ def failure_of(error: RefitError | ValueError | OSError) -> Failure:
             code = ExitCode.UNAUTHORISED
         return Failure(code=code, problem=_with_what_stands(error))
     if not isinstance(error, PlanRefusedError):
-        for kind, code, slug, title, status in _ENDS:
+        for kind, code, slug, title, status in _EXITS:
             if isinstance(error, kind):
                 return Failure(code=code, problem=_problem(slug, title, status, str(error)))
     return usage(str(error))

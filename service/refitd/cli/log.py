@@ -19,7 +19,7 @@ from refitd_client.contract.wire import Event, Page
 from refitd_client.errors import ServiceUnreachableError
 from refitd_client.http.client import RefitClient
 
-_AGAIN_SECONDS = 1.0  # after which a service that went away is asked again
+_ASK_AGAIN_SECONDS = 1.0  # after which a service that went away is asked again
 Subject = Annotated[str | None, typer.Argument(metavar="[ID]", help="Of one version or engine only, by its id")]
 Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=500, help="The newest N")]
 Before = Annotated[
@@ -100,7 +100,7 @@ def _follow(out: Output, client: RefitClient, subject: str | None, wanted: LogFi
                         _print(out, event)
         except ServiceUnreachableError as error:
             out.remark(f"{error}; trying again", style="dim")
-            time.sleep(_AGAIN_SECONDS)
+            time.sleep(_ASK_AGAIN_SECONDS)
         else:
             return  # the service says that there will be no more
 

@@ -30,7 +30,7 @@ from refitd_client.errors import RefitError
 # Lines are not cut in a pipe: a table that is cut at 80 columns cannot be searched.
 _PIPE_WIDTH = 1000
 PAGE_WIDTH = 100  # columns of tables that are to be read from beginning to end, also into a pipe
-LOOK_SECONDS = 0.5
+WORK_LOOK_SECONDS = 0.5
 AnswerT = TypeVar("AnswerT")
 
 
@@ -198,7 +198,7 @@ def bar(out: Output, text: str) -> Generator[Bar | None]:
 
 
 def watched(work: Callable[[], AnswerT], look: Callable[[], None]) -> AnswerT:
-    """Do `work` in a thread, and call `look` every `LOOK_SECONDS`; a look that fails is ignored.
+    """Do `work` in a thread, and call `look` every `WORK_LOOK_SECONDS`; a look that fails is ignored.
 
     Ctrl-C ends the wait and not the work: nothing here must be stopped in the middle.
     """
@@ -211,7 +211,7 @@ def watched(work: Callable[[], AnswerT], look: Callable[[], None]) -> AnswerT:
             future.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
-    while not wait([future], timeout=LOOK_SECONDS).done:
+    while not wait([future], timeout=WORK_LOOK_SECONDS).done:
         with suppress(RefitError):
             look()
     return future.result()

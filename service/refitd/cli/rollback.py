@@ -18,7 +18,7 @@ To = Annotated[
     ),
 ]
 _BARS = "this bars versions for good"
-_SAY = "say --yes, and --to ID to be sure where it goes"
+_OR_TO = "say --yes, and --to ID to be sure where it goes"
 
 
 @calls_service
@@ -39,7 +39,7 @@ def rollback(out: Output, client: RefitClient, run: RunArgument, to: To = None, 
     plan = client.rollback_plan(run, to)
     if not yes:
         shown = (render.sentence(told) for told in what_it_does(plan))
-        agree(out, *shown, question="Roll back?", does=_BARS, say=_SAY)
+        agree(out, *shown, question="Roll back?", does=_BARS, say=_OR_TO)
     version = client.rollback(run, plan.goal)  # not one further back, even if another rollback came first
     did = f"{plan.run} rolls back to {version.id} (step {version.step}). What is newer is barred for good."
     out.show(version, *(render.sentence(told) for told in [did, *_unknown(plan), *_later(plan)]))

@@ -21,7 +21,7 @@ from refitd_client.contract.wire import Engine, Faults, GroupLead, RunGlance, Ve
 from refitd_client.http.client import RefitClient
 
 ENGINES = 24
-_PAGE = 500
+_STATUS_PAGE = 500
 Limit = Annotated[
     int, typer.Option("--limit", metavar="N", min=1, max=100, help="How many of the newest versions to list")
 ]
@@ -186,6 +186,6 @@ def _came_last(client: RefitClient) -> list[Version]:
     The service lists them by generation and step, with what an older generation still publishes below all others.
     """
     states = [state for state in VersionState if state is not VersionState.DELETED]
-    found = [version for state in states for version in client.versions(state=state, limit=_PAGE).items]
+    found = [version for state in states for version in client.versions(state=state, limit=_STATUS_PAGE).items]
     seconds = len("2026-11-27T16:27:33")
     return sorted(found, key=lambda each: (each.created_at[:seconds], each.generation, each.step), reverse=True)

@@ -31,7 +31,7 @@ BAR = 32  # characters, where there is room
 _LEAST_BAR = 8
 # Lines around each part: an empty one, the table's head, and what stands below it.
 _ENGINES_FRAME, _UPDATES_FRAME, _EVENTS_FRAME = 4, 5, 1
-_SMALL = 10  # lines that engines have for themselves
+_SMALL_SCREEN = 10  # lines that engines have for themselves
 # A letter for each stage, so that a bar can be read without colours. In the capitals the engine stands still.
 STAGES: Mapping[str, tuple[str, str]] = {
     "publish": ("p", "dim"),
@@ -47,7 +47,7 @@ STAGES: Mapping[str, tuple[str, str]] = {
 # Of an update that pauses nothing: an adapter's, or that of hosts, which pause their engines themselves for a while.
 _UNPAUSED: Mapping[str, str] = {"load": "l", "verify": "y", "resume": "r"}
 _OTHER = ("?", "dim")
-_NUMBERS = frozenset({"STEP", "TOOK", "ENGINES", "SIZE"})
+_NUMBER_COLUMNS = frozenset({"STEP", "TOOK", "ENGINES", "SIZE"})
 Once = Annotated[bool, typer.Option("--once", help="Look once and end, as when stdout is no terminal")]
 Interval = Annotated[float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="Time between two looks")]
 VERSIONS = 20
@@ -176,7 +176,7 @@ def _shares(room: int | None, engines: int, versions: int, events: int) -> tuple
     if room is None:
         return engines, versions, events
     wished = versions + _UPDATES_FRAME + events + _EVENTS_FRAME
-    first = min(engines, max(room // 2, room - wished, 1) if room > _SMALL else max(room, 1))
+    first = min(engines, max(room // 2, room - wished, 1) if room > _SMALL_SCREEN else max(room, 1))
     left = room - first - _UPDATES_FRAME
     second = min(versions, max(left // 2, left - events - _EVENTS_FRAME, 0))
     left = left - second if second else room - first
@@ -229,7 +229,7 @@ def _bars(versions: Sequence[Version], overview: Overview, width: int) -> Table:
     longest = max((sum(version.timings.values()) for version in versions), default=0.0)
     several = len({version.run for version in versions}) > 1
     columns = ("STEP", "STATE", "UPDATE", "TOOK", "ENGINES", "SIZE", *(("RUN",) if several else ()))
-    table = Table(*columns, right=_NUMBERS, cut=True)
+    table = Table(*columns, right=_NUMBER_COLUMNS, cut=True)
     for version in versions:
         table.add_row(
             f"{version.step:,}",

@@ -23,9 +23,9 @@ from refitd_client.http.exchange import RetryPolicy
 from refitd_client.http.routes import WaitFor
 from refitd_client.http.verdict import judge
 
-_LOOK = 1.0  # seconds between two looks, for the line to stay true
+_WAIT_LOOK_SECONDS = 1.0  # seconds between two looks, for the line to stay true
 _FIND_PAUSE = 0.5  # seconds before a version that is not known yet is looked for again
-_PAGE = 200
+_WAIT_PAGE = 200
 VersionIdOrNone = Annotated[str | None, typer.Argument(metavar="[ID]", help="A version's id; or else --run and --step")]
 Run = Annotated[str | None, typer.Option("--run", metavar="RUN", envvar="REFITD_RUN", help="The version's run")]
 Step = Annotated[int | None, typer.Option("--step", metavar="N", min=0, help="The version's step")]
@@ -113,8 +113,8 @@ def wait_for(client: RefitClient, version_id: str, goal: WaitFor, seconds: float
     with out.err.status(sentence(f"looking at {version_id}")) as line:
         while True:
             left = max(0.0, ends - time.monotonic())
-            result = client.wait(version_id, goal, min(left, _LOOK))
-            if result.outcome is not WaitOutcome.PENDING or left <= _LOOK:
+            result = client.wait(version_id, goal, min(left, _WAIT_LOOK_SECONDS))
+            if result.outcome is not WaitOutcome.PENDING or left <= _WAIT_LOOK_SECONDS:
                 return result
             line.update(sentence(progress_of(result.version, left)))
 
@@ -184,7 +184,7 @@ def _look_again(client: RefitClient, run: str, step: int) -> Version | None:
 def _newest_first(client: RefitClient, run: str) -> Generator[Version]:
     cursor: str | None = None
     while True:
-        page = client.versions(run=run, limit=_PAGE, cursor=cursor)
+        page = client.versions(run=run, limit=_WAIT_PAGE, cursor=cursor)
         yield from page.items
         cursor = page.next_cursor
         if cursor is None:

@@ -11,7 +11,7 @@ from refitd.diagnose.doctor.finding import CheckName, Finding, warning
 from refitd.settings import Settings
 from refitd_client.contract.plugin import HOOKS, VARIABLES, variable_meant
 
-_PREFIX = "REFITD_"
+_OURS_BEGIN = "REFITD_"
 _ELSEWHERE = re.compile(
     "REFITD_(URL|SPOOL"  # the SDK and the commands
     "|FACADE_TOKEN(_FILE)?"  # refitd areal
@@ -19,16 +19,16 @@ _ELSEWHERE = re.compile(
     "|DATA|MODEL|DOCS_URL|JOB_(ENGINES|TOKEN)"  # docker-compose.yml and deploy/
     "|([A-Z0-9_]+_)?(SERVICE_(HOST|PORT)(_.*)?|PORT(_[0-9]+_.*)?))"  # Kubernetes, of services whose names begin so
 )
-_SAME_WORD = 0.8
+_SAME_VARIABLE = 0.8
 
 
 def unread(environment: Mapping[str, str]) -> dict[str, str | None]:
     """The variables that nothing of refitd's reads, each with the setting that was probably meant, if any."""
-    known = [f"{_PREFIX}{name.upper()}" for name in Settings.model_fields]
+    known = [f"{_OURS_BEGIN}{name.upper()}" for name in Settings.model_fields]
     known += [f"{hook}_{variable}" for hook in HOOKS for variable in VARIABLES]
-    found = (name for name in sorted(environment) if name.upper().startswith(_PREFIX) and name.upper() not in known)
+    found = (name for name in sorted(environment) if name.upper().startswith(_OURS_BEGIN) and name.upper() not in known)
     others = (name for name in found if variable_meant(name) or not _ELSEWHERE.fullmatch(name.upper()))
-    return {name: next(iter(get_close_matches(name.upper(), known, 1, _SAME_WORD)), None) for name in others}
+    return {name: next(iter(get_close_matches(name.upper(), known, 1, _SAME_VARIABLE)), None) for name in others}
 
 
 def why_unread(environment: Mapping[str, str]) -> str | None:

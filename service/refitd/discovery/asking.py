@@ -24,7 +24,7 @@ from refitd.root.threads import LOOK_TIMEOUT_SECONDS, RootHangsError, RootThread
 from refitd_client.files.plain_file import open_plain
 
 SECONDS = 5.0
-_MOST_BYTES = 1024  # of an ENTRY
+_ENTRY_BYTES = 1024  # of an ENTRY
 _RANK = re.compile(r"@\d+$")  # a router that knows data-parallel ranks names one engine once for each
 
 
@@ -118,7 +118,7 @@ def _read_record(place: Areal) -> Answer:
             except (FileNotFoundError, NotADirectoryError):
                 continue  # removed just now, or being written: AReaL renames it into place
             try:
-                urls.add(check_url(f"http://{os.read(fd, _MOST_BYTES).decode().strip()}"))
+                urls.add(check_url(f"http://{os.read(fd, _ENTRY_BYTES).decode().strip()}"))
             finally:
                 os.close(fd)
     except (OSError, UnicodeDecodeError, AddressRefusedError) as error:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from refitd.engine.address import Address
 
-_AT_ONCE = 2**16  # bytes
+_READ_AT_ONCE = 2**16  # bytes
 
 
 class EngineConnection(Protocol):
@@ -51,7 +51,7 @@ class PlainConnection:
         await self._loop.sock_sendall(self._socket, data)
 
     async def receive(self) -> bytes:
-        return await self._loop.sock_recv(self._socket, _AT_ONCE)
+        return await self._loop.sock_recv(self._socket, _READ_AT_ONCE)
 
     def ends(self) -> tuple[Any, Any]:
         return self._socket.getpeername(), self._socket.getsockname()
@@ -72,7 +72,7 @@ class TlsConnection:
         await self._writer.drain()
 
     async def receive(self) -> bytes:
-        return await self._reader.read(_AT_ONCE)
+        return await self._reader.read(_READ_AT_ONCE)
 
     def ends(self) -> tuple[Any, Any]:
         there = self._writer.get_extra_info("peername")

@@ -26,11 +26,11 @@ from refitd_client.http.tls import in_use
 T = TypeVar("T")
 
 _PORTS = {"http": 80, "https": 443}
-_HEADERS = (("Accept", "application/json"), ("Content-Type", "application/json"), ("Connection", "close"))
+_ASK_HEADERS = (("Accept", "application/json"), ("Content-Type", "application/json"), ("Connection", "close"))
 UNAUTHORISED = frozenset({401, 403})  # the key was not right, and nothing was done
-_SHORT = 500  # characters
+_SHORT_MESSAGE = 500  # characters
 MAX_BODY_BYTES = 4 * 2**20
-_MOST_VALUES = 20_000  # of an answer without a type
+_UNTYPED_VALUES = 20_000  # of an answer without a type
 CHECKSUMS_BYTES = 16 * 2**20  # of a hundred thousand tensors they are half of this
 ANSWERS = BodyMemory(most=256 * 2**20)  # of all engines at once
 OVERVIEW_BYTES = 64 * 2**20  # refitd's own, of ten thousand engines
@@ -93,7 +93,7 @@ class Reply:
     def data(self) -> dict[str, Any] | None:
         """The JSON object in the body, for a few fields of a small answer; None where it is large or something else."""
         try:
-            data = plain_json(self.body, _MOST_VALUES)
+            data = plain_json(self.body, _UNTYPED_VALUES)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
         return cast("dict[str, Any]", data) if isinstance(data, dict) else None
@@ -110,7 +110,7 @@ class Reply:
     @property
     def short_message(self) -> str:
         """At most 500 characters of the message."""
-        return self.message[:_SHORT]
+        return self.message[:_SHORT_MESSAGE]
 
 
 class CallFailure(Enum):
@@ -216,7 +216,7 @@ class Transport:
         self._host, self._port = at.raw_host.decode(), at.port or _PORTS[at.scheme]
         self._is_tls = at.scheme == "https"
         self._prefix = at.raw_path.rstrip(b"/")
-        self._headers = (("Host", at.netloc.decode()), *_HEADERS)
+        self._headers = (("Host", at.netloc.decode()), *_ASK_HEADERS)
         self._guard = guard
 
     async def get(self, path: str, within: float, *, most: int = MAX_BODY_BYTES) -> Reply | NoReply:

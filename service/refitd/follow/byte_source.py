@@ -23,7 +23,7 @@ CONNECT_SECONDS = 5.0
 STALL_SECONDS = 10.0  # without a byte
 SLOWEST = 2**20  # bytes a second below which a part is given up
 _SLICE = 2**20  # bytes between two looks at the clock
-_LOOK_SECONDS = 1.0  # between two looks at whether an exchange has taken too long
+_SLOW_LOOK_SECONDS = 1.0  # between two looks at whether an exchange has taken too long
 _TOO_LATE = frozenset({404, 410})
 _NOT_NOW = frozenset({408, 429, 500, 502, 503, 504, 507})
 _MOST_TEXT = 500  # characters of a refusal
@@ -98,7 +98,7 @@ class HttpByteSource:
         call = _Call(self, path, headers, patience)
         asking = asyncio.get_running_loop().run_in_executor(self._threads, call.run, take)
         try:
-            while not (await asyncio.wait([asking], timeout=_LOOK_SECONDS))[0]:
+            while not (await asyncio.wait([asking], timeout=_SLOW_LOOK_SECONDS))[0]:
                 if call.is_late:
                     raise UnreachableError(f"{self.name} has not answered in whole after {call.within:g} s")
             return asking.result()

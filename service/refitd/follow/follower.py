@@ -52,10 +52,10 @@ from refitd_client.contract.hosts import OrderState
 from refitd_client.contract.naming import installed_release, version_folder
 from refitd_client.contract.states import Kind, VersionState
 
-LOOK_SECONDS = 2.0  # between two looks at the upstream
+PULL_LOOK_SECONDS = 2.0  # between two looks at the upstream
 LISTEN_AGAIN_SECONDS = 1.0
-RETRY_SECONDS = 2.0  # after a pull that failed, doubled with each failure
-LONGEST_RETRY_SECONDS = 60.0
+PULL_RETRY_SECONDS = 2.0  # after a pull that failed, doubled with each failure
+LONGEST_PULL_RETRY_SECONDS = 60.0
 
 log = structlog.get_logger("refitd")
 
@@ -279,7 +279,7 @@ class UpstreamFollower:
                     await self._tidy()
                     self._planned = desired
                     self._tell()
-                    await self._wake.wait_after(seen, within=LOOK_SECONDS)
+                    await self._wake.wait_after(seen, within=PULL_LOOK_SECONDS)
         finally:
             if self._trying is not None:
                 self._trying[1].cancel()
@@ -436,7 +436,7 @@ class UpstreamFollower:
     def _failed(self, version: str, error: Exception) -> None:
         known = self._failures.get(version)
         times = 1 if known is None else known.times + 1
-        wait = min(LONGEST_RETRY_SECONDS, RETRY_SECONDS * 2.0 ** (times - 1))
+        wait = min(LONGEST_PULL_RETRY_SECONDS, PULL_RETRY_SECONDS * 2.0 ** (times - 1))
         if isinstance(error, GoneError) and times == 1:
             wait = 0.0  # the upstream has gone on: look what it has now
         is_final = not isinstance(error, UnreachableError | GoneError)

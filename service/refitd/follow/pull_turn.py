@@ -27,7 +27,7 @@ from refitd_client.contract.follow import HostPull
 from refitd_client.errors import BucketError
 
 LEFT_SECONDS = 600.0  # for which a store is not asked that did not give what it was asked for
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{1,62}")  # of a bucket or container: nothing that a URL would read otherwise
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,62}")  # of a bucket or container: nothing that a URL would read otherwise
 _PREFIX = re.compile(r"[A-Za-z0-9._/=+~-]*")
 _VARIABLES = {  # that say where a cloud's stores are, or what opens them
     "s3": (
@@ -154,7 +154,7 @@ def named_wrong(store: str) -> str | None:
         address = parse_bucket_url(store) if is_bucket_url(store) else None
     except ValueError:
         address = None
-    if address is None or not _NAME.fullmatch(address.bucket) or not _PREFIX.fullmatch(address.prefix):
+    if address is None or not _BUCKET.fullmatch(address.bucket) or not _PREFIX.fullmatch(address.prefix):
         return "the upstream names an object store by what is no bucket's URL"
     if not any(os.environ.get(name) for name in _VARIABLES[address.scheme]):
         first = _VARIABLES[address.scheme][0]

@@ -24,13 +24,13 @@ from refitd_client.contract.states import Kind, VersionState
 from refitd_client.contract.wire import Event
 
 STOP_BUCKETS = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)  # seconds
-LOOK_SECONDS = 0.25
+LAG_LOOK_SECONDS = 0.25
 
 
 class Stops:
     """What stops everything else: how late the event loop is, and how long garbage collections take."""
 
-    def __init__(self, registry: CollectorRegistry, look_every: float = LOOK_SECONDS) -> None:
+    def __init__(self, registry: CollectorRegistry, look_every: float = LAG_LOOK_SECONDS) -> None:
         """Register both. Nothing is measured yet."""
         self._look_every = look_every
         self._lag = Histogram(

@@ -18,7 +18,7 @@ from refitd.state.records import EngineRecord, Origin
 from refitd.text import spoken
 from refitd_client.contract.states import EngineState
 
-_AGAIN = {"Retry-After": "1"}  # seconds; listing a root takes less
+_ASK_AGAIN = {"Retry-After": "1"}  # seconds; listing a root takes less
 
 
 class Known(Protocol):
@@ -127,4 +127,4 @@ def unknown(known: Known, kind: Slug, detail: str) -> ProblemError:
 
 def not_ready(why: str) -> ProblemError:
     """The problem to raise while the service cannot know yet. Clients wait and ask again."""
-    return ProblemError(Slug.NOT_READY, why, _AGAIN)
+    return ProblemError(Slug.NOT_READY, why, _ASK_AGAIN)

@@ -26,9 +26,9 @@ from refitd_client.contract.naming import MANIFEST_NAME, parse_version_id
 from refitd_client.errors import PublishError, RunBusyError
 from refitd_client.files.plain_file import read_plain
 
-LOOK_SECONDS = 2.0  # between two looks at what is to be pushed, if nothing changes
-RETRY_SECONDS = 2.0  # after an error, doubled with each
-LONGEST_RETRY_SECONDS = 60.0
+PUSH_LOOK_SECONDS = 2.0  # between two looks at what is to be pushed, if nothing changes
+PUSH_RETRY_SECONDS = 2.0  # after an error, doubled with each
+LONGEST_PUSH_RETRY_SECONDS = 60.0
 COLLECT_SECONDS = 60.0
 
 log = structlog.get_logger("refitd")
@@ -78,9 +78,9 @@ class Pusher:
             failures = failures + 1 if any(failed) else 0
             self._tell()
             if failures:
-                await asyncio.sleep(min(LONGEST_RETRY_SECONDS, RETRY_SECONDS * 2.0 ** (failures - 1)))
+                await asyncio.sleep(min(LONGEST_PUSH_RETRY_SECONDS, PUSH_RETRY_SECONDS * 2.0 ** (failures - 1)))
             else:
-                await self._store.changed.wait_after(seen, within=LOOK_SECONDS)
+                await self._store.changed.wait_after(seen, within=PUSH_LOOK_SECONDS)
 
     def _names(self) -> list[str]:
         runs = {version.run for version in self._store.versions.values()}

@@ -44,7 +44,7 @@ from refitd_client.contract.naming import (
 from refitd_client.files.plain_file import open_plain, read_at
 
 MAKING = ".making-"
-_SHARD = ".safetensors"
+_SHARD_SUFFIX = ".safetensors"
 
 
 class _NoSlotError(Exception):
@@ -137,7 +137,7 @@ def _look(mine: int, run: str, name: str) -> Slot:
         with opened(name, mine) as folder:
             files = [file for file in os.listdir(folder) if file != STAGING_LOCK]
             size = sum(_status(folder, file).st_size for file in files)
-            odd = [file for file in files if not file.endswith(_SHARD)]
+            odd = [file for file in files if not file.endswith(_SHARD_SUFFIX)]
     except _NoSlotError as refusal:
         return Slot(run=run, name=name, fault=str(refusal))
     except NotADirectoryError:
@@ -153,10 +153,10 @@ def _shards(folder: int) -> list[ShardLayout]:
     shards: list[ShardLayout] = []
     for name in os.listdir(folder):
         size = _status(folder, name).st_size
-        if name.endswith(_SHARD):
+        if name.endswith(_SHARD_SUFFIX):
             shards.append(ShardLayout(name=name, header=_header(folder, name, size), size=size))
     if not shards:
-        raise _NoSlotError(f"it has no *{_SHARD} to write another version into")
+        raise _NoSlotError(f"it has no *{_SHARD_SUFFIX} to write another version into")
     return shards
 
 

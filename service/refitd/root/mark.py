@@ -20,7 +20,7 @@ from refitd_client.contract.naming import ROOT_NAME, SERVICE_FOLDER
 from refitd_client.files.durable import replace_file
 from refitd_client.files.plain_file import read_plain
 
-_LONGEST = 64  # bytes
+_MARK_BYTES = 64  # bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ def is_taken_at_start(root: Path, known: RootMark, *, has_versions: bool, mounts
 
 def _read(root: Path) -> str | None:
     try:
-        return read_plain(root / SERVICE_FOLDER / ROOT_NAME, _LONGEST).decode(errors="replace").strip()
+        return read_plain(root / SERVICE_FOLDER / ROOT_NAME, _MARK_BYTES).decode(errors="replace").strip()
     except FileNotFoundError:
         return None
 
@@ -143,7 +143,7 @@ class RootGuard:
     def _stranger(self) -> str | None:
         own = self._root / SERVICE_FOLDER
         if self._mark is None:
-            return None if own.is_dir() else f"{self._root} has lost its {SERVICE_FOLDER} folder: {_ADVICE}"
+            return None if own.is_dir() else f"{self._root} has lost its {SERVICE_FOLDER} folder: {_MOUNT_IT}"
         try:
             found = _read(self._root)
         except OSError as error:
@@ -153,10 +153,10 @@ class RootGuard:
         what = f"has no {SERVICE_FOLDER}/{ROOT_NAME}" if found is None else "is another root"
         first = "" if found is None else f"take {own / ROOT_NAME} away, and "
         return (
-            f"{self._root} {what}: {_ADVICE}. Nothing is lost or deleted meanwhile. If it is the right one all the "
+            f"{self._root} {what}: {_MOUNT_IT}. Nothing is lost or deleted meanwhile. If it is the right one all the "
             f"same, or what was in it is gone for good, {first}run 'refitd doctor --repair --root {self._root}' "
             "(with the service's --state, if it has one)"
         )
 
 
-_ADVICE = "its file system may be unmounted; mount it, and this goes on by itself"
+_MOUNT_IT = "its file system may be unmounted; mount it, and this goes on by itself"

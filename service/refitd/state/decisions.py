@@ -20,7 +20,7 @@ from uuid import uuid4
 
 import msgspec
 
-from refitd.state.journal.journal import RETRY_SECONDS, JournalError
+from refitd.state.journal.journal import JOURNAL_RETRY_SECONDS, JournalError
 from refitd.state.journal.schema import pack, unpack
 from refitd.state.observer import Observer
 from refitd.state.records import RunRecord, UpdateRecord
@@ -34,7 +34,7 @@ from refitd_client.files.plain_file import read_plain
 DECISIONS_NAME = "decisions"
 ANSWER_SECONDS = 5.0  # that a request waits for a root that does not answer; the journal has what it asked for
 
-_LONGEST = 1 << 28  # bytes; one version is a thousand
+_DECISIONS_BYTES = 1 << 28  # bytes; one version is a thousand
 
 
 class Decisions(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +97,7 @@ def read_decisions(root: Path) -> Decisions | None:
         RecordDamagedError: it is not what was written.
     """
     try:
-        return unpack(read_plain(decisions_path(root), _LONGEST), Decisions)
+        return unpack(read_plain(decisions_path(root), _DECISIONS_BYTES), Decisions)
     except FileNotFoundError:
         return None
 
@@ -192,7 +192,7 @@ class DecisionFile(Observer):
                 self._tried = now
                 self._ended.notify_all()
             if self._fault is not None:
-                await asyncio.sleep(RETRY_SECONDS)
+                await asyncio.sleep(JOURNAL_RETRY_SECONDS)
                 self._due.set()
 
     def _tell(self, fault: str | None) -> None:

@@ -18,10 +18,10 @@ from refitd.text import one_line, without_secrets, without_secrets_of
 from refitd.update.targets import Targets
 from refitd_client.http.bounds import IDENTITY
 
-CHECK_SECONDS = 600.0  # an operator's check may run a small evaluation
-RETRY_SECONDS = 1.0
-_SHOWN = 200  # characters of an answer
-_READ = 2**16  # bytes of it
+CANARY_SECONDS = 600.0  # an operator's check may run a small evaluation
+CANARY_RETRY_SECONDS = 1.0
+_ANSWER_SHOWN = 200  # characters of an answer
+_ANSWER_READ = 2**16  # bytes of it
 
 Tell = Callable[[str], None]
 CanaryCheck = Callable[[VersionRecord, EngineRecord, Tell], Awaitable[str | None]]
@@ -121,8 +121,8 @@ class OperatorCheck:
         trouble = "it did not answer"
         try:
             async with (
-                asyncio.timeout(CHECK_SECONDS),
-                httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=CHECK_SECONDS) as http,
+                asyncio.timeout(CANARY_SECONDS),
+                httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=CANARY_SECONDS) as http,
             ):
                 while True:
                     try:
@@ -137,19 +137,19 @@ class OperatorCheck:
                         if reply.is_client_error:
                             return f"{self._shown} says no: {trouble}"
                     tell(f"{self._shown}: {trouble}")
-                    await asyncio.sleep(RETRY_SECONDS)
+                    await asyncio.sleep(CANARY_RETRY_SECONDS)
         except TimeoutError:
-            return f"{self._shown} said nothing within {CHECK_SECONDS:g} s: {trouble}"
+            return f"{self._shown} said nothing within {CANARY_SECONDS:g} s: {trouble}"
 
     def _quoted(self, text: str) -> str:
         """The first characters of a server's or library's text, without secrets."""
-        return one_line(without_secrets_of(self._url, text)[:_SHOWN])
+        return one_line(without_secrets_of(self._url, text)[:_ANSWER_SHOWN])
 
 
 async def _beginning(reply: httpx.Response) -> str:
     data = bytearray()
     async for piece in reply.aiter_raw():
         data += piece
-        if len(data) >= _READ:
+        if len(data) >= _ANSWER_READ:
             break
     return data.decode(errors="replace")

@@ -28,7 +28,7 @@ from refitd_client.contract.follow import Following, HostPull, HostReply, HostRe
 from refitd_client.contract.states import EngineState
 
 GONE_SECONDS = 600.0
-LOOK_SECONDS = 5.0
+HOSTS_LOOK_SECONDS = 5.0
 SCHEME = "host:"
 REPORTS_A_SECOND = 200  # of all hosts that are at something
 MOST_BUSY_SECONDS = 5.0  # so that three reports get lost before a host counts as silent
@@ -189,7 +189,7 @@ class ReportedHosts:
                 self._known.setdefault(record.id, _Reported(host_spec(record.id, said), now))
         self._tell()
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(HOSTS_LOOK_SECONDS)
             now = self._clock.monotonic()
             gone = [name for name, known in self._known.items() if now - known.at > GONE_SECONDS]
             for name in gone:

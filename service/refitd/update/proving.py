@@ -16,7 +16,7 @@ from refitd.state.version import VersionRecord
 from refitd.update.targets import Targets
 from refitd_client.validation.validate import Structure
 
-_BEGIN_SECONDS = 0.25  # until the first engine has been asked
+_FIRST_ASKED_SECONDS = 0.25  # until the first engine has been asked
 _PROVE_SECONDS = 30.0  # 1.6 TB over a bus of 55 GB/s
 
 
@@ -76,7 +76,7 @@ class RankProofs:
             faults = {engine: fault_in(seen, proofs) for engine, proofs in found.items() if proofs is not None}
             if by := tuple(engine for engine, fault in faults.items() if fault is None):
                 return RanksFound(by=by, faults=self._told(faults))
-            left = begun + (_PROVE_SECONDS if found else _BEGIN_SECONDS) - now
+            left = begun + (_PROVE_SECONDS if found else _FIRST_ASKED_SECONDS) - now
             if left <= 0 or (found and len(faults) == len(found)):
                 return RanksFound(faults=self._told(faults))
             await self._changed.wait_after(count, within=left)

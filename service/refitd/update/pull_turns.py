@@ -23,7 +23,7 @@ PLACES = 4  # so that the link is full while one host checks what it has, and th
 PLACE_BYTES = 8 * 2**30
 PLACE_SECONDS = 600.0  # after which a place counts no more: a host that lies, or is slow, holds no others up for long
 
-LOOK_SECONDS = 1.0  # between two looks at who has fallen silent
+TURNS_LOOK_SECONDS = 1.0  # between two looks at who has fallen silent
 
 
 @dataclass(slots=True, kw_only=True)
@@ -111,7 +111,7 @@ class PullTurns:
 
     def _forget(self, now: float) -> None:
         """Forget hosts that have fallen silent."""
-        if now - self._looked < LOOK_SECONDS:
+        if now - self._looked < TURNS_LOOK_SECONDS:
             return
         self._looked = now
         for known in (self._places, self._asking):

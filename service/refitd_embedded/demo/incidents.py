@@ -28,7 +28,7 @@ BROKEN = "model.layers.0.mlp.up_proj.weight"
 SHORTEST = 10
 """Steps of a run in which something is broken."""
 BACK_SECONDS = 60.0
-LOOK_SECONDS = 0.1
+INCIDENT_LOOK_SECONDS = 0.1
 
 
 @dataclass(slots=True)
@@ -115,7 +115,7 @@ class Incidents:
         while self._killed is not None and time.monotonic() < ends:
             self.stack.check()
             self.look(step)
-            time.sleep(LOOK_SECONDS)
+            time.sleep(INCIDENT_LOOK_SECONDS)
         if self._killed is not None:
             self._end_kill(step, f"not back after {BACK_SECONDS:g} s", is_back=False)
 

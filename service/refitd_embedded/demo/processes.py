@@ -23,7 +23,7 @@ from refitd_embedded.demo.table import is_live
 READY = re.compile(r" ready on (http://[^\s\"]+)")  # in a line of its own, or in a line of a log in JSON
 START_SECONDS = 180.0  # a busy machine takes a minute to import torch; a process that has ended is not waited for
 STOP_SECONDS = 15.0
-LOOK_SECONDS = 0.05
+PROCESS_LOOK_SECONDS = 0.05
 TAIL = 15  # lines
 NAME_WIDTH = 13  # characters
 Found = TypeVar("Found")
@@ -119,7 +119,7 @@ class Child:
             self.check()
             if time.monotonic() > ends:
                 raise ProcessError(f"{self.name} is not ready after {seconds:g} s.{self._tail()}")
-            time.sleep(LOOK_SECONDS)
+            time.sleep(PROCESS_LOOK_SECONDS)
         return found
 
     def check(self) -> None:

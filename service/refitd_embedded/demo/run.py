@@ -35,7 +35,7 @@ from refitd_embedded.demo import DemoOptions, policy, rollouts, vllm
 from refitd_embedded.demo.agreement import DisagreementError, VersionCopies, largest_difference, served_by
 from refitd_embedded.demo.incidents import Incidents
 from refitd_embedded.demo.policy import problems
-from refitd_embedded.demo.processes import LOOK_SECONDS, ProcessError, Stack, on_stderr, own_stack
+from refitd_embedded.demo.processes import PROCESS_LOOK_SECONDS, ProcessError, Stack, on_stderr, own_stack
 from refitd_embedded.demo.rollouts import Engines, Question, Rollout, RolloutError
 from refitd_embedded.demo.table import Counts, DemoSummary, StepRow, display, summarise
 from refitd_embedded.demo.trainer import PolicyTrainer, TrainingBatch, advantages
@@ -44,7 +44,7 @@ from refitd_embedded.weights import CheckpointError, load
 PROBLEMS = 64
 GROUP = 8
 SERVED_SECONDS = 60.0
-CHECK_SECONDS = 5.0
+SERVED_LOOK_SECONDS = 5.0
 RUN = "demo"
 
 
@@ -95,10 +95,10 @@ class Releases:
         while True:
             left = max(0.0, ends - time.monotonic())
             try:
-                publication.wait(min(left, CHECK_SECONDS))
+                publication.wait(min(left, SERVED_LOOK_SECONDS))
             except (WaitTimeoutError, ServiceUnreachableError):
                 self.check()
-                if left <= CHECK_SECONDS:
+                if left <= SERVED_LOOK_SECONDS:
                     raise
             else:
                 return
@@ -232,7 +232,7 @@ def _stay(stack: Stack) -> None:
     with suppress(KeyboardInterrupt):
         while True:
             stack.check()
-            time.sleep(LOOK_SECONDS)
+            time.sleep(PROCESS_LOOK_SECONDS)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from refitd_plugin.layout import PlacedTensor
 MOST_FILES = 200  # the kernel takes 253 in a message
 MOST_BYTES = 2**28
 _BODY_SECONDS = 30.0
-_HEAD = struct.Struct("<QI")
+_MESSAGE_HEAD = struct.Struct("<QI")
 
 
 class ReadOrder(msgspec.Struct, tag=True, kw_only=True):
@@ -129,7 +129,7 @@ def send(line: socket.socket, message: Any, files: Sequence[int] = ()) -> None:
         OSError: the other side is gone.
     """
     body = msgspec.msgpack.encode(message)
-    socket.send_fds(line, [_HEAD.pack(len(body), len(files))], files)
+    socket.send_fds(line, [_MESSAGE_HEAD.pack(len(body), len(files))], files)
     line.sendall(body)
 
 
@@ -142,7 +142,7 @@ def receive(line: socket.socket, decoder: msgspec.msgpack.Decoder[Any]) -> tuple
     """
     files: list[int] = []
     try:
-        head, files, _, _ = socket.recv_fds(line, _HEAD.size, MOST_FILES)
+        head, files, _, _ = socket.recv_fds(line, _MESSAGE_HEAD.size, MOST_FILES)
         return decoder.decode(_receive_all(line, _body_length(head, len(files)))), files
     except (TimeoutError, BlockingIOError):
         raise TimeoutError from None
@@ -153,9 +153,9 @@ def receive(line: socket.socket, decoder: msgspec.msgpack.Decoder[Any]) -> tuple
 
 
 def _body_length(head: bytes, files: int) -> int:
-    if len(head) < _HEAD.size:
+    if len(head) < _MESSAGE_HEAD.size:
         raise LineLostError("the other side is gone")
-    length, count = _HEAD.unpack(head)
+    length, count = _MESSAGE_HEAD.unpack(head)
     if length > MOST_BYTES or count != files:
         raise LineLostError("a message is too long, or its files did not come")
     return int(length)

@@ -46,8 +46,8 @@ from refitd_plugin.source import (
     reference_in,
 )
 
-_STEP = 2**24  # bytes: buffers are multiples of it, so that one a little larger is not needed next time
-_LOOK_SECONDS = 5
+_BUFFER_STEP = 2**24  # bytes: buffers are multiples of it, so that one a little larger is not needed next time
+_READER_LOOK_SECONDS = 5
 _ASKED: msgspec.msgpack.Decoder[messages.WorkerMessage] = msgpack_decoder(messages.WorkerMessage)
 
 
@@ -92,7 +92,7 @@ class SharedBuffers:
             if free:  # the rank sees it as one that grew; smaller ones are for smaller arrays
                 grown = max(free, key=lambda buffer: len(buffer.memory))
                 os.close(self._buffers.pop(grown.number).fd)
-            rounded = max(_STEP, -(-size // _STEP) * _STEP)
+            rounded = max(_BUFFER_STEP, -(-size // _BUFFER_STEP) * _BUFFER_STEP)
             fd = memory_file("refitd-delta")
             os.ftruncate(fd, rounded)
             self._last += 1
@@ -264,7 +264,7 @@ class PrefetchProcess:
         """Serve until the rank is gone; then the process ends, whatever it does."""
         threading.Thread(target=self._work, name="refitd-prefetch", daemon=True).start()
         # For receiving alone: the other thread sends, however long that takes.
-        self._line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _LOOK_SECONDS, 0))
+        self._line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _READER_LOOK_SECONDS, 0))
         stop = threading.Event()
         while (message := self._next()) is not None:
             match message:

@@ -19,8 +19,8 @@ from refitd_plugin.prefetch import messages as framed_socket
 logger = logging.getLogger("refitd_plugin")
 
 _TURN_SECONDS = 0.1  # between two looks at whether it is still wanted
-_STOP_SECONDS = 5.0  # until a prefetch worker that was sent a Stop has to reply
-_AGAIN_SECONDS = 30.0  # between two beginnings: one that dies at once costs a core
+_STOP_REPLY_SECONDS = 5.0  # until a prefetch worker that was sent a Stop has to reply
+_BEGIN_AGAIN_SECONDS = 30.0  # between two beginnings: one that dies at once costs a core
 _REPLY: msgspec.msgpack.Decoder[messages.Reply] = msgpack_decoder(messages.Reply)
 
 
@@ -31,13 +31,13 @@ class PrefetchWorker:
         self.generation = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
-        self._begun_at = -_AGAIN_SECONDS
+        self._begun_at = -_BEGIN_AGAIN_SECONDS
         self._turn = Lock()
 
     def begin(self) -> None:
         """Start the process, unless there is one or the last was started just now. Never raises."""
         with self._turn:
-            if self._line is not None or time.monotonic() - self._begun_at < _AGAIN_SECONDS:
+            if self._line is not None or time.monotonic() - self._begun_at < _BEGIN_AGAIN_SECONDS:
                 return
             self._begun_at = time.monotonic()
             try:
@@ -91,7 +91,7 @@ class PrefetchWorker:
             if stop.is_set() and told_at is None:
                 framed_socket.send(mine, messages.Stop())
                 told_at = time.monotonic()
-            if told_at is not None and time.monotonic() - told_at > _STOP_SECONDS:
+            if told_at is not None and time.monotonic() - told_at > _STOP_REPLY_SECONDS:
                 raise framed_socket.LineLostError("it does not stop")
 
     def _end(self) -> None:
@@ -102,7 +102,7 @@ class PrefetchWorker:
             with suppress(ProcessLookupError):
                 process.send_signal(signal.SIGKILL)
             with suppress(subprocess.TimeoutExpired):
-                process.wait(_STOP_SECONDS)
+                process.wait(_STOP_REPLY_SECONDS)
 
 
 def _process(line: int) -> subprocess.Popen[bytes]:

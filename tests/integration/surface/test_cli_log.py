@@ -66,7 +66,7 @@ class TestLog:
                 raise ServiceUnreachableError("connection refused")
 
         monkeypatch.setattr(RefitClient, "events", events)
-        monkeypatch.setattr("refitd.cli.log._AGAIN_SECONDS", 0.0)
+        monkeypatch.setattr("refitd.cli.log._ASK_AGAIN_SECONDS", 0.0)
         result = refitd("log", "--follow", "--url", service.url)
         assert (result.exit_code, asked) == (0, ["1", "2"])
         assert [line.split()[-1] for line in result.stdout.splitlines()] == ["BEHIND", "IN_SYNC"]

@@ -209,7 +209,7 @@ class TestProgress:
         assert "engines 1/2 · waiting for a IN_SYNC · " in progress_of(version, 12.4)
 
     def test_on_a_terminal_it_looks_again_and_again(self, service: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("refitd.cli.wait._LOOK", 0.0)
+        monkeypatch.setattr("refitd.cli.wait._WAIT_LOOK_SECONDS", 0.0)
         service.outcomes = [WaitOutcome.PENDING, WaitOutcome.PENDING, WaitOutcome.SERVED]
         result = refitd("wait", ID, "--url", service.url, env={"FORCE_COLOR": "1"})
         assert result.exit_code == 0

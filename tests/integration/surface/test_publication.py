@@ -250,7 +250,7 @@ def test_wait_waits_for_a_service_to_come_back(tmp_path: Path, monkeypatch: pyte
 
 def test_wait_tells_a_service_that_has_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its journal was lost, say. It is told once more and asked again."""
-    monkeypatch.setattr("refitd_client.publish.publication._PAUSE", 0.0)
+    monkeypatch.setattr("refitd_client.publish.publication._NOT_NOW_SECONDS", 0.0)
     answers = [problem(404, "not-found"), waited(WaitOutcome.SERVED)]
     with ScriptedService(_answers(ACCEPTED, lambda count: answers[count - 1])) as service:
         assert _publish(tmp_path, service.url).wait(30).outcome is WaitOutcome.SERVED
@@ -270,7 +270,7 @@ def test_wait_waits_for_a_service_that_does_not_know_the_version_yet(
 
 def test_wait_outlasts_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The service takes notices again by itself."""
-    monkeypatch.setattr("refitd_client.publish.publication._PAUSE", 0.0)
+    monkeypatch.setattr("refitd_client.publish.publication._NOT_NOW_SECONDS", 0.0)
     full = 3
 
     def answer(requests: list[Request]) -> Answer:

@@ -36,4 +36,4 @@ def test_an_engine_of_such_a_release_is_driven_carefully(version: str) -> None:
 def test_a_trainers_own_folder_with_such_a_number_is_none_of_its_steps() -> None:
     for name in ("checkpoint-", "step_", "weight_v", "weight_update_v"):
         assert recognise(f"run/{name}{DIGITS}") is None
-    assert updates._FOLDER.fullmatch(f"weight_update_v{DIGITS}") is None
+    assert updates._AREAL_FOLDER.fullmatch(f"weight_update_v{DIGITS}") is None

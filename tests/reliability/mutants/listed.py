@@ -60,8 +60,8 @@ MUTANTS = [
     Mutant(
         "follows a link",
         "client/refitd_client/files/plain_file.py",
-        "_FOLDER | (0 if follow else os.O_NOFOLLOW)",
-        "_FOLDER",
+        "_AS_FOLDER | (0 if follow else os.O_NOFOLLOW)",
+        "_AS_FOLDER",
         "tests/unit/reclaim/test_trash.py",
     ),
     Mutant(

@@ -303,7 +303,7 @@ class StoreWorld(World):
             self.hub.mend()
         self._publish_in_the_end()
         if self.hub is not None and not self.hub.is_lost:  # what it tries again so late may be in vain
-            self.wait(pusher.LONGEST_RETRY_SECONDS)
+            self.wait(pusher.LONGEST_PUSH_RETRY_SECONDS)
         self.wait(UPLOAD_SECONDS / HASTE + 5.0)
         last = None
         for _ in range(2):

@@ -65,7 +65,7 @@ async def test_after_a_while_the_reason_is_told_again_with_how_many_were_not(
         await stage.listed()
         await refuse(stage, "run", step=5)
         await refuse(stage, "run", step=6)
-        monkeypatch.setattr(refusals, "AGAIN_SECONDS", 0.0)
+        monkeypatch.setattr(refusals, "SAID_AGAIN_SECONDS", 0.0)
         await refuse(stage, "run", step=7)
         newest, oldest = await warnings(stage, "run")
     assert oldest["text"].startswith("the notice of step 5 was refused")

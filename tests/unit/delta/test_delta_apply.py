@@ -138,7 +138,7 @@ def test_each_shadow_finds_the_same(kind: type[Shadow], monkeypatch: pytest.Monk
     monkeypatch.setattr(stream, "CHUNK", 2**15)
     monkeypatch.setattr(device, "LONGEST", 2**12)
     monkeypatch.setattr(compare, "ROOM", 60)
-    monkeypatch.setattr(stream, "_ROOM", 60)
+    monkeypatch.setattr(stream, "_CHANGES_ROOM", 60)
     state = some_state()
     shadow = kind()
     known = shadow.keep(sources(state))

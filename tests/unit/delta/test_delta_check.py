@@ -61,7 +61,7 @@ def test_a_byte_that_is_changed_is_found_together_where_it_is_found_by_tensor(
     body = 8 + int.from_bytes(data[:8], "little")
     data[body + at % (len(data) - 16 - body)] = byte
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryFile() as file:
-        patch.setattr(check, "_PIECE", piece)
+        patch.setattr(check, "_CHECK_PIECE", piece)
         file.write(data)
         file.flush()
         delta = DeltaFile(file.fileno())
@@ -104,7 +104,7 @@ def test_a_compressed_delta_is_left_to_the_look_at_each_tensor(tmp_path: Path) -
 def outcome(data: bytes, at_once: int) -> Any:
     """The header of a file, or the sentence that refuses it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(head, "_AT_ONCE", at_once)
+        patch.setattr(head, "_JSON_AT_ONCE", at_once)
         try:
             return head.head_in(memoryview(data))
         except DeltaRefusedError as error:

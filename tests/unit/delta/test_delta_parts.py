@@ -40,7 +40,7 @@ def test_what_changed_in_a_part_is_said_by_the_whole_tensors_indices_and_fingerp
     monkeypatch.setattr(device, "LONGEST", 2**12)
     monkeypatch.setattr(stream, "CHUNK", 2**15)
     monkeypatch.setattr(compare, "ROOM", 60)
-    monkeypatch.setattr(stream, "_ROOM", 60)
+    monkeypatch.setattr(stream, "_CHANGES_ROOM", 60)
     torch.manual_seed(1)
     before = torch.randn(SHAPE).to(dtype)
     after = before.clone()

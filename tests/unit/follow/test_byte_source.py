@@ -93,7 +93,7 @@ async def test_a_source_that_stalls_in_the_middle_of_a_part_is_unreachable(monke
 async def test_an_exchange_has_one_deadline_however_often_a_byte_comes(
     monkeypatch: pytest.MonkeyPatch, begin: bytes, more: bytes
 ) -> None:
-    for name, seconds in (("CONNECT_SECONDS", 0.1), ("STALL_SECONDS", 0.2), ("_LOOK_SECONDS", 0.05)):
+    for name, seconds in (("CONNECT_SECONDS", 0.1), ("STALL_SECONDS", 0.2), ("_SLOW_LOOK_SECONDS", 0.05)):
         monkeypatch.setattr(byte_source, name, seconds)
     over = threading.Event()
 

@@ -165,7 +165,7 @@ def said_something(path: Path) -> bool:
 
 
 def test_it_waits_for_the_services_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(channel, "_CHANNEL_RETRY_SECONDS", 0.01)
     each = Channel(tmp_path, 0, echo)
     each.open()
     (tmp_path / ".refitd").mkdir()

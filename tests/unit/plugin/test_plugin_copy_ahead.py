@@ -240,7 +240,7 @@ def test_a_slot_whose_trainer_says_nothing_is_not_waited_for_long(
 ) -> None:
     """As one whose tensors are in host memory."""
     stand = Stand(tmp_path, follows=False)
-    monkeypatch.setattr(trainer_follower, "_BEGIN_SECONDS", 0.05)
+    monkeypatch.setattr(trainer_follower, "_FIRST_WORD_SECONDS", 0.05)
     trainer = SlotTrainer(stand.old, stand.wanted)
     trainer.progress.remove()
     folder = open_folder(trainer.folder)

@@ -142,7 +142,7 @@ def test_a_delta_is_laid_out_as_the_plain_way_does_it(case: Case, at_a_time: int
         allocated.append(np.full(size, 0xEE, np.uint8))
         return allocated[-1]
 
-    with mock.patch.multiple(laying_out, _AT_A_TIME=at_a_time, lanes_for=lambda jobs: min(jobs, lanes)):
+    with mock.patch.multiple(laying_out, _LAID_OUT=at_a_time, lanes_for=lambda jobs: min(jobs, lanes)):
         assert laid_out(*case, allocate) == plainly_laid_out(*case)
     assert all(len(memory) for memory in allocated)
 
@@ -211,7 +211,7 @@ def test_chosen_elements_are_written_to_the_memory_that_is_given_and_nowhere_els
 
 
 def test_one_large_tensor_is_shared_out_over_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(laying_out, "_AT_A_TIME", 8)
+    monkeypatch.setattr(laying_out, "_LAID_OUT", 8)
     monkeypatch.setattr(laying_out, "lanes_for", lambda jobs: min(jobs, 2))
     fill, met = laying_out._fill, threading.Barrier(2)
 
@@ -228,7 +228,7 @@ def test_one_large_tensor_is_shared_out_over_threads(monkeypatch: pytest.MonkeyP
 
 def test_what_a_thread_fails_at_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     """And no delta comes of it of which a part is missing."""
-    monkeypatch.setattr(laying_out, "_AT_A_TIME", 8)
+    monkeypatch.setattr(laying_out, "_LAID_OUT", 8)
     monkeypatch.setattr(laying_out, "lanes_for", lambda jobs: min(jobs, 2))
     monkeypatch.setattr(laying_out, "_fill", lambda _: 1 / 0)
     changes, _ = file_of((4, 8))

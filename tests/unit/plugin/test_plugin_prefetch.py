@@ -204,7 +204,7 @@ def test_rooms_are_used_again_and_grow() -> None:
 
 def test_a_larger_array_takes_the_place_of_the_largest_and_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each buffer was registered with the GPU, which takes longer than to fill it."""
-    monkeypatch.setattr(process, "_STEP", 2**12)
+    monkeypatch.setattr(process, "_BUFFER_STEP", 2**12)
     buffers = SharedBuffers()
     buffers.begin([])
     first = [buffers.place(np.arange(count)).buffer for count in (2**10, 2**13)]

@@ -13,7 +13,7 @@ from support.tiny_rank import Rank, version
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(channel, "_CHANNEL_RETRY_SECONDS", 0.01)
 
 
 def rank_with(startup: Path, root: Path) -> Any:

@@ -248,7 +248,7 @@ async def test_what_an_answer_repeats_of_a_check_s_secrets_is_left_out_before_th
 
 
 async def test_a_check_that_does_not_answer_in_time_names_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(canary, "CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(canary, "CANARY_SECONDS", 0.05)
     with serve(silence) as server:
         url = server.url.replace("http://", "http://user:hush@") + "/judge?token=hush"
         fault = await OperatorCheck(url)(NEW, engine("a"), lambda _: None) or ""
@@ -263,7 +263,7 @@ async def test_of_an_operator_s_check_without_end_the_beginning_is_read() -> Non
 
 
 async def test_an_operator_s_check_that_is_down_is_a_no_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(canary, "CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(canary, "CANARY_SECONDS", 0.05)
     fault = await OperatorCheck("http://127.0.0.1:9/")(NEW, engine("a"), lambda _: None)
     assert "said nothing within" in (fault or "")
 

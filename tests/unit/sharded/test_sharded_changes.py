@@ -58,7 +58,7 @@ def test_changes_of_many_tensors_move_their_fingerprints_by_what_they_add(
     monkeypatch: pytest.MonkeyPatch, kind: type[np.unsignedinteger]
 ) -> None:
     """Pieces end within blocks, fill several, and begin with one."""
-    monkeypatch.setattr(shifts, "_BLOCK", 1000)
+    monkeypatch.setattr(shifts, "_SHIFTED", 1000)
     chance, counts = np.random.default_rng(1), [1, 999, 1, 3500, 499, 7]
     olds = [chance.integers(0, 255, 20_000).astype(kind) for _ in counts]
     ats = [np.sort(chance.choice(20_000, count, replace=False)).astype(np.uint32) for count in counts]

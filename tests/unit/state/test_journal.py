@@ -107,7 +107,7 @@ async def test_commits_are_synced_to_the_disk(tmp_path: Path) -> None:
 async def test_a_journal_that_cannot_be_written_says_so_and_goes_on_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(journal_module, "JOURNAL_RETRY_SECONDS", 0.01)
     async with written(tmp_path) as journal:
         other = sqlite3.connect(tmp_path / JOURNAL_NAME, isolation_level=None)
         journal.read(lambda connection: connection.exec_driver_sql("PRAGMA busy_timeout=1"))

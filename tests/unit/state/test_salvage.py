@@ -310,7 +310,7 @@ async def test_where_the_root_cannot_be_written_the_answer_comes_and_the_log_say
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("refitd.state.decisions.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("refitd.state.decisions.JOURNAL_RETRY_SECONDS", 0.0)
     with monkeypatch.context() as patch:
         patch.setattr("refitd.state.decisions.replace_file", full)
         writing = [asyncio.create_task(task()) for task in (journal.run, decisions.run)]

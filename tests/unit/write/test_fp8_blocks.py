@@ -108,8 +108,8 @@ def test_elements_and_scales_are_those_of_the_reference_bit_for_bit(
     weight: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = reference(weight)
-    for at_once in (fp8_blocks._AT_ONCE, 1):  # all of it, and one row of blocks after the other
-        monkeypatch.setattr(fp8_blocks, "_AT_ONCE", at_once)
+    for at_once in (fp8_blocks._SCALED_AT_ONCE, 1):  # all of it, and one row of blocks after the other
+        monkeypatch.setattr(fp8_blocks, "_SCALED_AT_ONCE", at_once)
         for found, wanted in zip(quantised(weight), expected, strict=True):
             np.testing.assert_array_equal(found, wanted)
     scales = expected[1]

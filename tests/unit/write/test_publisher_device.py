@@ -50,7 +50,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     trainer_gpu(monkeypatch)
     monkeypatch.setattr(cuda_driver, "pin", driver.register)
     monkeypatch.setattr(cuda_driver, "unpin", driver.unregister)
-    monkeypatch.setattr(cuda, "_PIECE", 1000)
+    monkeypatch.setattr(cuda, "_CUDA_PIECE", 1000)
     return driver
 
 

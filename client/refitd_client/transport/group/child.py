@@ -25,8 +25,8 @@ from refitd_client.transport.ipc.offer import GroupTransfer, OfferLayout
 
 MAX_LINE = 2**20  # bytes
 PROGRAM = "refitd_client.transport.group"
-_TURN_SECONDS = 0.1
-_LOOK_SECONDS = 1.0
+_CHILD_TURN_SECONDS = 0.1
+_CHILD_LOOK_SECONDS = 1.0
 _STOP_SECONDS = 5.0  # until a process that was told to stop is ended
 _GRACE_SECONDS = 5.0  # beyond the time of an order, until it is ended
 
@@ -237,7 +237,7 @@ class GroupChild:
         deadline, data, told = time.monotonic() + within + _GRACE_SECONDS, bytearray(), False
         line.settimeout(within + _GRACE_SECONDS)  # an order with many names is more than a socket takes at once
         line.sendall(msgspec.json.encode(order) + b"\n")
-        line.settimeout(_TURN_SECONDS)
+        line.settimeout(_CHILD_TURN_SECONDS)
         while not data.endswith(b"\n"):
             with suppress(TimeoutError):
                 part = line.recv(MAX_LINE)
@@ -268,7 +268,7 @@ class GroupChild:
         except BaseException:
             mine.close()
             raise
-        mine.settimeout(_TURN_SECONDS)
+        mine.settimeout(_CHILD_TURN_SECONDS)
         self._line, self.begun = mine, self.begun + 1
         return mine
 
@@ -331,7 +331,7 @@ def _messages(line: socket.socket) -> Iterator[Order | StopWaiting]:
     poll = select.poll()
     poll.register(line, select.POLLIN | select.POLLHUP)
     while os.getppid() == parent:
-        if not poll.poll(_LOOK_SECONDS * 1000):
+        if not poll.poll(_CHILD_LOOK_SECONDS * 1000):
             continue
         part = line.recv(MAX_LINE)
         if not part:

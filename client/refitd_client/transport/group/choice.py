@@ -12,7 +12,7 @@ from refitd_client.contract.receivers import Receiver, Receivers
 
 Transport = Literal["auto", "disk", "delta", "handover", "nccl", "gloo"]
 TRANSPORTS: tuple[str, ...] = get_args(Transport)
-_NAMED = 3  # engines in a sentence
+_OTHERS_NAMED = 3  # engines in a sentence
 _OWN_MEMORY = "the tensors are in this process's memory: put them into SharedTensors (docs/handover.md), or use gloo"
 
 
@@ -98,8 +98,8 @@ def _none_receives(found: Receivers) -> str:
             "no engine of the service follows the run yet: one that follows no run does so from the first version on, "
             "and of one that follows another 'refitd explain RUN' says how to bring it here"
         )
-    more = len(others) - _NAMED
-    names = ", ".join(others[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    more = len(others) - _OTHERS_NAMED
+    names = ", ".join(others[:_OTHERS_NAMED]) + (f" and {more} more" if more > 0 else "")
     return f"no engine of the run ({names}) has refitd inside: install it there (docs/plugin.md)"
 
 

@@ -38,7 +38,7 @@ from refitd_client.transport.ipc.shared import view
 
 c10d: Any = distributed.distributed_c10d  # torch's types leave out what makes a group beside the default one
 dist: Any = distributed
-_TRAINER = 0
+_TRAINER_RANK = 0
 
 
 class MemberProcess:
@@ -116,7 +116,7 @@ class MemberProcess:
     def _broadcast(self, tensor: torch.Tensor, waiting: WaitLimit) -> torch.Tensor:
         """Receive into a tensor. With NCCL only this process's stream waits for it."""
         waiting.left()
-        work = dist.broadcast(tensor, src=_TRAINER, group=self._group, async_op=True)
+        work = dist.broadcast(tensor, src=_TRAINER_RANK, group=self._group, async_op=True)
         if self._device == "cpu":
             work.wait(timedelta(seconds=waiting.left()))
         else:

@@ -32,7 +32,7 @@ from refitd_client.transport.ipc.offer import GroupTransfer, HostPlace, Offer, O
 from refitd_client.transport.ipc.offer_file import HandoverKeyRefusedError, ImportedTensors, read_secret
 from refitd_client.transport.shards.sender import ShardSending
 
-_REFUSALS = (TransferError, OfferRefusedError, HandoverKeyRefusedError, DriverError, OSError, ValueError)
+_SENDER_REFUSALS = (TransferError, OfferRefusedError, HandoverKeyRefusedError, DriverError, OSError, ValueError)
 
 
 class SenderProcess:
@@ -63,7 +63,7 @@ class SenderProcess:
                     return self._shards.send(order, self._store, stopped)
                 case _:
                     return OrderFailed("it is a sender, and receives nothing")
-        except _REFUSALS as error:
+        except _SENDER_REFUSALS as error:
             return OrderFailed(str(error) or type(error).__name__)
 
     def end(self) -> None:

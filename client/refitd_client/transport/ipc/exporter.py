@@ -27,9 +27,9 @@ MAKING = f".making{OFFERS}"
 _OF_RANKS = ".lender-*.lock"  # `offered_parts.is_lock_name`
 # (set, query): of an open file description; some kernels (gVisor's) have only those of a process, which do as well
 # where nothing else in the process opens the file.
-_KINDS = ((SET_FILE_LOCK, GET_FILE_LOCK), (fcntl.F_SETLK, fcntl.F_GETLK))
-_LOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
-_HELD: dict[Path, int] = {}  # by the file
+_LOCK_CALLS = ((SET_FILE_LOCK, GET_FILE_LOCK), (fcntl.F_SETLK, fcntl.F_GETLK))
+_FLOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
+_HELD_FILES: dict[Path, int] = {}  # by the file
 _TURN = threading.RLock()  # a signal handler or a finalizer may interrupt who holds it, and ask for it
 
 
@@ -42,7 +42,7 @@ def begin(folder: Path) -> None:
         OSError: the files cannot be made, or the file system has no such locks.
     """
     with _TURN:
-        if folder / NAME in _HELD:
+        if folder / NAME in _HELD_FILES:
             return
         for path in [*folder.glob(f"{OFFERS}*"), *folder.glob(f"{MAKING}*")]:
             if not path.is_symlink():
@@ -94,12 +94,12 @@ def _hold(path: Path) -> None:
     except BaseException:
         os.close(fd)
         raise
-    _HELD[path] = fd
+    _HELD_FILES[path] = fd
 
 
 def _release(path: Path) -> None:
     with _TURN:
-        fd = _HELD.pop(path, None)
+        fd = _HELD_FILES.pop(path, None)
     if fd is not None:
         os.close(fd)
 
@@ -115,24 +115,24 @@ def _is_held(path: Path) -> bool:
         return False
     finally:
         os.close(fd)
-    return _LOCK.unpack(found)[0] != fcntl.F_UNLCK
+    return _FLOCK.unpack(found)[0] != fcntl.F_UNLCK
 
 
 def _locked(fd: int, what: int) -> bytes:
     """Set the lock (0) or query it (1), of the first kind that the kernel has."""
-    for last, kind in enumerate(_KINDS, 1):
+    for last, kind in enumerate(_LOCK_CALLS, 1):
         try:
-            return fcntl.fcntl(fd, kind[what], _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
+            return fcntl.fcntl(fd, kind[what], _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
         except OSError as error:
-            if error.errno != errno.EINVAL or last == len(_KINDS):
+            if error.errno != errno.EINVAL or last == len(_LOCK_CALLS):
                 raise
     raise AssertionError
 
 
 def _forget_in_child() -> None:
     """Close the descriptors: a data loader's worker has copies, and would keep a dead trainer's lock."""
-    while _HELD:
-        os.close(_HELD.popitem()[1])
+    while _HELD_FILES:
+        os.close(_HELD_FILES.popitem()[1])
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

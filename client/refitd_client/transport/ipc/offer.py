@@ -37,7 +37,7 @@ from refitd_client.transport.ipc.offered_parts import fault_of_parts, is_lock_na
 FORMAT = 2
 FORMAT_OF_RANKS = 3
 MAX_OFFER_BYTES = 64 * 2**20
-_MARK = b"\nhmac-sha256:"
+_SIGNATURE_MARK = b"\nhmac-sha256:"
 ALIGNED = 64  # bytes: where a tensor may begin in memory that holds several
 Allocation = tuple[bytes, int]
 """Handle and number of a GPU's memory, as a place has them."""
@@ -224,7 +224,7 @@ def seal(offer: Offer, secret: bytes) -> bytes:
         files=offer.files,
     )
     body = b"\n".join((offer.line, msgspec.json.encode(contents)))
-    return body + _MARK + _code(body, secret)
+    return body + _SIGNATURE_MARK + _code(body, secret)
 
 
 def unseal(data: bytes, secret: bytes, known: Offer | None = None) -> Offer:
@@ -238,7 +238,7 @@ def unseal(data: bytes, secret: bytes, known: Offer | None = None) -> Offer:
     Raises:
         OfferRefusedError: it was not made with this secret, or is malformed.
     """
-    body, mark, code = data.rpartition(_MARK)
+    body, mark, code = data.rpartition(_SIGNATURE_MARK)
     if not mark or not hmac.compare_digest(code, _code(body, secret)):
         raise OfferRefusedError("the offer was not made with this root's secret: is it damaged, or another root's?")
     line, _, last = body.partition(b"\n")

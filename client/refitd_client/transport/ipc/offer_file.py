@@ -27,7 +27,7 @@ from refitd_client.transport.ipc.offer import MAX_OFFER_BYTES, Offer, OfferRefus
 
 NAME = "handover.key"
 BYTES = 32
-_MODE = 0o640
+_OFFER_MODE = 0o640
 
 
 class HandoverKeyRefusedError(Exception):
@@ -44,9 +44,9 @@ def make_secret(root: Path) -> None:
     if (folder / NAME).exists():
         return
     made = folder / f".{NAME}-{secrets.token_hex(8)}"
-    fd = open_plain(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
+    fd = open_plain(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _OFFER_MODE)
     try:
-        os.fchmod(fd, _MODE)  # whatever the umask
+        os.fchmod(fd, _OFFER_MODE)  # whatever the umask
         os.write(fd, secrets.token_bytes(BYTES))
         os.fsync(fd)
     finally:
@@ -80,7 +80,7 @@ def read_secret(root: Path) -> bytes:
     return secret
 
 
-_RETRY_SECONDS = 0.0005  # between the first two attempts to take the lock
+_LOCK_RETRY_SECONDS = 0.0005  # between the first two attempts to take the lock
 _LONGEST_RETRY_SECONDS = 0.02
 
 
@@ -212,7 +212,7 @@ def _read_offer(fd: int, name: str) -> bytes:
 
 def _lock_alone(fd: int, within: float) -> bool:
     """Take the exclusive lock, by attempts for `within` seconds: a wait in the kernel has no deadline."""
-    deadline, pause = time.monotonic() + within, _RETRY_SECONDS
+    deadline, pause = time.monotonic() + within, _LOCK_RETRY_SECONDS
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

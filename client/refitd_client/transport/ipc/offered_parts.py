@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from refitd_client.transport.ipc.offer import OfferedPart, OfferedTensor
 
 _MARK = "\0"
-_LOCK = re.compile(r"\.lender-[0-9a-f]{16}\.lock")
+_LENDER_LOCK = re.compile(r"\.lender-[0-9a-f]{16}\.lock")
 
 
 def piece_name(tensor: str, number: int) -> str:
@@ -25,7 +25,7 @@ def piece_name(tensor: str, number: int) -> str:
 
 def is_lock_name(name: str) -> bool:
     """Whether a rank of a trainer could have given its lock this name."""
-    return _LOCK.fullmatch(name) is not None
+    return _LENDER_LOCK.fullmatch(name) is not None
 
 
 def strips_of(parts: "Sequence[OfferedPart]") -> list[Strip]:

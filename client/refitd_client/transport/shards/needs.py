@@ -23,7 +23,7 @@ from refitd_client.transport.shards.strips import Strip, strip
 
 FOLDER = "receivers"
 PREFIX = "needs-"
-_MOST_BYTES = 64 * 2**20
+_NEEDS_BYTES = 64 * 2**20
 
 
 PartialNeeds = dict[str, tuple[Strip, ...]]
@@ -89,7 +89,7 @@ def read_needs(root: Path, receiver: str, digest: str) -> RankNeeds:
         raise NeedsRefusedError(f"{digest[:50]!a} is no digest")
     with plain_file(path_of(root, receiver, digest)) as fd:
         size = os.fstat(fd).st_size
-        data = read_at(fd, min(size, _MOST_BYTES), 0)
+        data = read_at(fd, min(size, _NEEDS_BYTES), 0)
     if xxhash.xxh3_128_hexdigest(data) != digest:
         raise NeedsRefusedError("the file is not what the rank has announced")
     try:

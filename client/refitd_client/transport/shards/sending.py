@@ -39,8 +39,8 @@ from refitd_client.transport.ipc.offer import GroupTransfer, OfferedTensor, Offe
 from refitd_client.transport.ipc.shared import PREFIX, SHARED_MEMORY, SharedTensors, boot_id, host_name
 from refitd_client.transport.shards.script import ShardTable
 
-_BEGIN_SECONDS = 60.0
-_NAME = "shards"
+_OPEN_SECONDS = 60.0
+_GROUP_NAME = "shards"
 
 
 class ShardSender:
@@ -75,8 +75,8 @@ class ShardSender:
         else:
             for left in SHARED_MEMORY.glob(f"{PREFIX}{self._owner}-*"):
                 left.unlink(missing_ok=True)
-            self._shared = SharedTensors({_NAME: ("U8", (nbytes,))}, owner=f"{self._owner}-")
-            self._memory = self._shared.tensors[_NAME]
+            self._shared = SharedTensors({_GROUP_NAME: ("U8", (nbytes,))}, owner=f"{self._owner}-")
+            self._memory = self._shared.tensors[_GROUP_NAME]
         return self._memory
 
     @property
@@ -102,7 +102,7 @@ class ShardSender:
         known = self._opened
         if known is None or known[:2] != (host, child.begun) or not child.is_running:
             try:
-                reply = child.ask(Open(host), _BEGIN_SECONDS)
+                reply = child.ask(Open(host), _OPEN_SECONDS)
             except ChildLostError as error:
                 raise NoTransferError(str(error)) from error
             if not isinstance(reply, Opened):
@@ -173,7 +173,7 @@ class ShardSender:
     def _layout(self) -> OfferLayout:
         memory = self._memory
         place = device.place_of(memory) if memory.is_cuda else shared.place_of(memory)
-        only = OfferedTensor(_NAME, "U8", tuple(memory.shape), place)
+        only = OfferedTensor(_GROUP_NAME, "U8", tuple(memory.shape), place)
         return OfferLayout(host=host_name(), boot=boot_id(), pid=os.getpid(), life="", tensors=(only,))
 
     def _free(self) -> None:

@@ -13,8 +13,8 @@ from refitd_client.errors import PlanRefusedError
 from refitd_plan.machine import Gpu
 from refitd_plan.nvml import opened, read_gpus
 
-_NAME = "libnccl.so"
-_VERSION = re.compile(rb"NCCL version (\d+\.\d+\.\d+)")  # what the library writes into its log
+_NCCL_LIBRARY = "libnccl.so"
+_NCCL_VERSION = re.compile(rb"NCCL version (\d+\.\d+\.\d+)")  # what the library writes into its log
 _CUMEM = "NCCL_CUMEM_ENABLE"
 _DEBUG = "NCCL_DEBUG"
 
@@ -107,7 +107,7 @@ def version_of(library: Path) -> str | None:
         library.open("rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
     ):
-        found = _VERSION.search(content)
+        found = _NCCL_VERSION.search(content)
         return None if found is None else found[1].decode()
     return None
 
@@ -117,7 +117,7 @@ def _loaded(pid: int) -> Iterator[Path]:
     with suppress(OSError):
         for line in (PROC / str(pid) / "maps").read_text().splitlines():
             path = line.partition("/")[2]
-            if _NAME in path:
+            if _NCCL_LIBRARY in path:
                 yield PROC / str(pid) / "root" / path
 
 

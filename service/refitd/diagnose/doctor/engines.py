@@ -39,7 +39,7 @@ from refitd_client.validation.reference import ReferenceRefusedError, read_refer
 _OFFLINE = "HF_HUB_OFFLINE"
 _TRUE = frozenset({"1", "true", "yes", "on"})
 SKEW_SECONDS = 5.0  # a Date header has whole seconds, and the call takes its time
-_PLAIN_TOO = " (of checkpoints without refit.json as well)"
+_OF_PLAIN_TOO = " (of checkpoints without refit.json as well)"
 _UNTOLD = frozenset({"None", "?"})  # as they stand in a configuration, which is made to be compared
 ASIDE_FIX = "mend what it names in the server's environment or command; restart it"
 LOADS_WHOLE_FIX = "the runbook's RefitdLoadsThroughLoader says for which models that is so, and what to do about others"
@@ -181,22 +181,22 @@ def _started_as(seen: Reached) -> str:
 def _plugin(name: str, seen: Reached) -> Finding:
     if seen.plugin is not None and seen.loader is not None and seen.loader.whole:
         whole = f"{loads_whole(seen.server)}: {seen.loader.reason}"
-        text = f"refitd {seen.plugin} inside it carries out its loads{_PLAIN_TOO}, {whole}"
+        text = f"refitd {seen.plugin} inside it carries out its loads{_OF_PLAIN_TOO}, {whole}"
         return warning(CheckName.PLUGIN, name, text, LOADS_WHOLE_FIX)
     if seen.plugin is not None:
-        text = f"refitd {seen.plugin} inside it carries out its loads{_PLAIN_TOO}, and takes deltas in place"
+        text = f"refitd {seen.plugin} inside it carries out its loads{_OF_PLAIN_TOO}, and takes deltas in place"
         return good(CheckName.PLUGIN, name, text)
     if seen.stock_reason is None:  # none was looked for, as with adapters
         return good(CheckName.PLUGIN, name, f"its loads are {seen.server}'s own")
     if seen.stock_reason == NO_PLUGIN:
-        text = f"none speaks for it: its loads are {seen.server}'s own{_PLAIN_TOO}, and deltas reach it as copies"
+        text = f"none speaks for it: its loads are {seen.server}'s own{_OF_PLAIN_TOO}, and deltas reach it as copies"
         return good(CheckName.PLUGIN, name, f"{text}; for updates as transactions, {_inside(seen)}")
     fault = setting_fault(seen.stock_reason)
     if seen.stock_reason.startswith(ASIDE) or fault is not None:
-        text = f"refitd is inside it, and yet its loads are {seen.server}'s own{_PLAIN_TOO}: {seen.stock_reason}"
+        text = f"refitd is inside it, and yet its loads are {seen.server}'s own{_OF_PLAIN_TOO}: {seen.stock_reason}"
         judge = warning if fault is None else failed
         return judge(CheckName.PLUGIN, name, text, ASIDE_FIX)
-    text = f"its loads are {seen.server}'s own{_PLAIN_TOO}, though a plugin may be there: {seen.stock_reason}"
+    text = f"its loads are {seen.server}'s own{_OF_PLAIN_TOO}, though a plugin may be there: {seen.stock_reason}"
     return warning(CheckName.PLUGIN, name, text, _inside(seen))
 
 

@@ -19,7 +19,7 @@ from refitd.settings import Settings
 from refitd.state.journal.condition import Corrupt
 from refitd.state.journal.recovery import open_journal
 
-_AGAIN = "do so, and run --repair again"
+_REPAIR_AGAIN = "do so, and run --repair again"
 
 
 def mend(settings: Settings, root: Path, journal: JournalFacts) -> Iterator[Finding]:
@@ -29,10 +29,10 @@ def mend(settings: Settings, root: Path, journal: JournalFacts) -> Iterator[Find
             with owned(root), state_owned(settings.state_folder):
                 open_journal(settings.state_folder, root, thorough=True).close()
         except StartRefusedError as error:
-            yield failed(CheckName.JOURNAL, str(journal.path), f"not repaired: {error}", _AGAIN)
+            yield failed(CheckName.JOURNAL, str(journal.path), f"not repaired: {error}", _REPAIR_AGAIN)
     try:
         if (mark := stranger(root, journal)) is not None:
             adopt(root, mark, mounts=mounts_now())
             yield good(CheckName.ROOT, str(root), "is the root of this journal from now on")
     except (OSError, RootRefusedError) as error:
-        yield failed(CheckName.ROOT, str(root), f"not repaired: {error}", _AGAIN)
+        yield failed(CheckName.ROOT, str(root), f"not repaired: {error}", _REPAIR_AGAIN)

@@ -18,8 +18,8 @@ from refitd.engine.registry import KINDS
 from refitd_client.files.plain_file import read_plain
 
 PROC = Path("/proc")
-_ENGINES = re.compile("|".join(kind.programs for kind in KINDS))
-_MOST_BYTES = 2**20  # of a file
+_ENGINE_PROGRAMS = re.compile("|".join(kind.programs for kind in KINDS))
+_PROCESS_FILE_BYTES = 2**20  # of a file
 _TAKES_A_WORD = frozenset({"-X", "-W"})  # options of Python
 
 
@@ -33,7 +33,7 @@ class LocalProcess:
     def reads(self, path: str) -> str | None:
         """Read a small file as the process sees it; None where there is none, or this user may not read it."""
         with suppress(OSError, UnicodeDecodeError):
-            return read_plain(PROC / str(self.pid) / "root" / path.lstrip("/"), _MOST_BYTES).decode()
+            return read_plain(PROC / str(self.pid) / "root" / path.lstrip("/"), _PROCESS_FILE_BYTES).decode()
         return None
 
     @property
@@ -88,7 +88,7 @@ def command_of(pid: int) -> list[str]:
 
 def is_engine(command: Sequence[str]) -> bool:
     """Whether a command line starts an engine of some kind."""
-    return _ENGINES.fullmatch(_program(command)) is not None
+    return _ENGINE_PROGRAMS.fullmatch(_program(command)) is not None
 
 
 def is_service(pid: int) -> bool:

@@ -13,7 +13,7 @@ from refitd_client.bucket.run import list_runs, require_conditions
 from refitd_client.errors import BucketError
 
 ANSWER_SECONDS = 15.0
-_FIX = (
+_CHECK_STORE = (
     "check the bucket's name, the variables for the store (AWS_ENDPOINT_URL, AWS_REGION, AZURE_STORAGE_ACCOUNT_NAME "
     "and so on) and what these credentials may do"
 )
@@ -64,7 +64,7 @@ async def look_at_store(bucket: Bucket, *, pushes: bool) -> StoreAnswers:
 def judge_store(asked: StoreAnswers) -> Iterator[Finding]:
     """Judge what a store did."""
     if asked.read is not None:
-        yield failed(CheckName.STORE, asked.name, asked.read, _FIX)
+        yield failed(CheckName.STORE, asked.name, asked.read, _CHECK_STORE)
     elif not asked.pushes and not asked.runs:
         yield warning(CheckName.STORE, asked.name, "it can be read, and holds no run", "publish into it, or push to it")
     else:
@@ -74,7 +74,7 @@ def judge_store(asked: StoreAnswers) -> Iterator[Finding]:
         text = "it can be written, and keeps conditions of writes" if asked.pushes else "it can be written"
         yield good(CheckName.STORE, asked.name, text)
     elif asked.pushes:
-        yield failed(CheckName.STORE, asked.name, asked.write, _FIX)
+        yield failed(CheckName.STORE, asked.name, asked.write, _CHECK_STORE)
     else:  # it can pull; its leases are missing
         fix = "let it write below followers/: its notes keep what it pulls from being collected"
         yield warning(CheckName.STORE, asked.name, asked.write, fix)

@@ -20,7 +20,7 @@ from refitd_client.contract.wire import Overview, RunGlance
 
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 _REPORT = "/v1/hosts/doctor"
-_FIX = "give --follow-token-file a token of its --followers-token-file: followers are refused without it"
+_LET_IN = "give --follow-token-file a token of its --followers-token-file: followers are refused without it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ def judge_hub(asked: HubAnswers, run: str | None) -> Iterator[Finding]:
         yield failed(CheckName.UPSTREAM, url, f"the hub does not answer: {asked.look.reason}", fix)
         return
     if (refused := _refused(asked.look)) is not None:
-        yield failed(CheckName.UPSTREAM, url, f"the hub does not take this token for following ({refused})", _FIX)
+        yield failed(CheckName.UPSTREAM, url, f"the hub does not take this token for following ({refused})", _LET_IN)
         return
     try:
         overview = asked.look.read_as(Overview) if asked.look.ok else None
@@ -86,7 +86,7 @@ def _refused(reply: Reply | NoReply) -> int | None:
 def _of_reports(url: str, reply: Reply | NoReply) -> Finding:
     if (refused := _refused(reply)) is not None:
         text = f"the hub answers, and does not take this token for a follower's reports ({refused})"
-        return failed(CheckName.UPSTREAM, url, text, _FIX)
+        return failed(CheckName.UPSTREAM, url, text, _LET_IN)
     if isinstance(reply, Reply) and reply.is_incomplete:
         return good(CheckName.UPSTREAM, url, "the hub answers, and takes this token, or none")
     what = reply.reason if isinstance(reply, NoReply) else f"it answered {reply.status}"

@@ -14,7 +14,7 @@ from refitd.text import size_of
 from refitd_client.contract.states import VersionState
 from refitd_client.validation.examine import read_again
 
-_FIX = (
+_MOVE_FOLDER = (
     "move its folder away: the service then takes it for LOST, and loads no engine with it; publish the step again, "
     "roll back, or put the files back from a backup"
 )
@@ -74,4 +74,4 @@ def _read(root: Path, version: VersionRecord, stop: Event, progress: ReadProgres
         return False
     why = "" if found.fault is None else f" ({found.fault})"
     text = f"the bytes in {path} are not those that were sealed, though names, sizes and times are{why}"
-    return failed(CheckName.VERSIONS, version.id, text, _FIX)
+    return failed(CheckName.VERSIONS, version.id, text, _MOVE_FOLDER)

@@ -31,7 +31,7 @@ from refitd_client.files.plain_file import open_folder
 _ROOT = 0
 _SO_PEERGROUPS = 59  # Linux 4.13; Python has no name for it
 _MOST_GROUPS = 65536
-_MOST_VALUES = 1000  # of a reply
+_REPLY_VALUES = 1000  # of a reply
 MOST_SOCKETS = 512  # the newest: the others are leftovers
 
 
@@ -174,7 +174,7 @@ async def _asked(
     if not line.endswith(b"\n"):
         raise ChannelError("broke off without an answer")
     try:
-        reply = plain_json(line, _MOST_VALUES)
+        reply = plain_json(line, _REPLY_VALUES)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise ChannelError("answered something that is no JSON object, or a large one") from error
     if not isinstance(reply, dict):

@@ -22,8 +22,8 @@ from refitd_client.files.plain_file import read_plain
 SECONDS = 30.0  # of a lease; longer where engines are asked more seldom
 PROBES = 5  # that a lease outlasts at least
 _WITHIN = 2.0  # seconds
-_NAME = "id"
-_LONGEST = 64  # bytes
+_ID_FILE = "id"
+_ID_BYTES = 64  # bytes
 
 
 def _often() -> float:
@@ -63,10 +63,10 @@ def leads_of(root: Path, state_folder: Path, probe_interval: float, apart: Calla
 
 
 def _name(folder: Path) -> str:
-    path = folder / _NAME
+    path = folder / _ID_FILE
     if not path.is_file():
-        replace_file(path, f"{os.urandom(16).hex()}\n".encode(), by=folder / f".{_NAME}-{os.getpid()}")
-    return read_plain(path, _LONGEST).decode(errors="replace").strip()
+        replace_file(path, f"{os.urandom(16).hex()}\n".encode(), by=folder / f".{_ID_FILE}-{os.getpid()}")
+    return read_plain(path, _ID_BYTES).decode(errors="replace").strip()
 
 
 def leads_of_group(

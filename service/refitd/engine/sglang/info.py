@@ -31,7 +31,7 @@ from refitd.engine.sglang.stores import PrefixStores, read_stores
 
 OLDEST = (0, 5, 7)
 LOADS_DRAFTS = (0, 5, 11)
-_CHECKSUMS = (0, 5, 12)
+_CHECKSUMS_SINCE = (0, 5, 12)
 _NAMES_STARTUP = (0, 5, 18)
 _RETRACT_FLUSHES = (0, 5, 21)
 _SURVIVES_FLUSH = (0, 5, 22)
@@ -91,7 +91,7 @@ def dialect_of(version: str) -> Dialect:
         supported=has(OLDEST),
         pause_modes=tuple(mode for mode, since in PAUSE_MODES.items() if mode == "abort" or has(since)),
         dies_of_flush=not has(_SURVIVES_FLUSH),
-        checksums=has(_CHECKSUMS),
+        checksums=has(_CHECKSUMS_SINCE),
         names_startup=has(_NAMES_STARTUP),
         release=release,
     )

@@ -22,7 +22,7 @@ _REFUSES = "Failed to get weights iterator"
 _TAKES_NONE = "Online weight updates "
 _IS_STALE = "cache was not flushed"
 _SUCCEEDED = "Succeeded to update model weights"
-_REFUSED = {
+_REFUSED_KEYS = {
     401: "the engine wants a key: set --engine-key-file and --engine-admin-key-file, and name the engine with "
     "--engine or in the engines file (one that the API named is sent no key)",
     403: "the engine does not accept the key: set --engine-admin-key-file to its admin key",
@@ -53,8 +53,8 @@ def what_happened(reply: Reply | NoReply, ranks: int = 1, *, drafts: bool = Fals
         if reply.lost is CallFailure.NEVER_SENT:
             return Untouched(reply.reason, reachable=False)
         return Unclear(f"{reply.reason}: it may have loaded, in part or in full")
-    if reply.status in _REFUSED:
-        return Untouched(_REFUSED[reply.status])
+    if reply.status in _REFUSED_KEYS:
+        return Untouched(_REFUSED_KEYS[reply.status])
     if reply.data is not None and (answers := answers_in(reply.message)):
         return _said_by_plugin(reply, answers, ranks)
     return _answered(reply, reply.message.split(" | "), drafts=drafts)

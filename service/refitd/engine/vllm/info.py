@@ -30,13 +30,13 @@ NEVER_LABELLED = "default"
 LORA = "/v1/load_lora_adapter"
 SLEEP, WAKE = "/sleep", "/wake_up"
 _SLEEP_PAUSES = ((0, 32), (0, 34))  # releases in which it was read that /sleep with level 0 pauses, and nothing else
-_NO_DRAFT = frozenset({"ngram", "ngram_gpu", "suffix"})  # methods of speculative decoding without a draft model
+_DRAFTLESS = frozenset({"ngram", "ngram_gpu", "suffix"})  # methods of speculative decoding without a draft model
 # They have no `reset_cache` (0.32.0), and vLLM takes that for success. Those that hand prefixes on, and keep none, are
 # not among them.
 _NEVER_RESET = frozenset(
     {"ExampleConnector", "FlexKVConnectorV1", "HF3FSKVConnector", "LMCacheConnectorV1", "LMCacheMPConnector"}
 )
-_MOST_DIGITS = 20  # of a number that a server's clock may tell, in nanoseconds
+_CLOCK_DIGITS = 20  # of a number that a server's clock may tell, in nanoseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ class _Config(msgspec.Struct, frozen=True):
         """Whether a draft model proposes tokens: some methods look them up in the prompt instead."""
         told = self.speculative_config
         method = cast("dict[str, Any]", told).get("method") if isinstance(told, dict) else None
-        return told is not None and method not in _NO_DRAFT
+        return told is not None and method not in _DRAFTLESS
 
     @property
     def keeps_prefixes(self) -> str | None:
@@ -155,7 +155,7 @@ class _Config(msgspec.Struct, frozen=True):
     @property
     def numbered(self) -> bool:
         number = self.instance_id
-        return number is not None and number.isascii() and number.isdecimal() and len(number) <= _MOST_DIGITS
+        return number is not None and number.isascii() and number.isdecimal() and len(number) <= _CLOCK_DIGITS
 
     def configuration(self, version: str) -> str:
         """All that decides which tensors a server holds, in what shape."""

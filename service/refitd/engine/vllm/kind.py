@@ -39,5 +39,5 @@ def _connect(server: EngineServer) -> EnginePort:
 
 
 # `vllm serve`, `python -m vllm.entrypoints…`, and what vLLM calls its own processes (VLLM::EngineCore).
-_PROGRAMS = r"(?:.*/)?vllm(?:\.\S+)?|VLLM::.*"
-VLLM = EngineKind(name="vllm", pause_modes=PAUSE_MODES, programs=_PROGRAMS, inside=INSIDE, connect=_connect)
+_VLLM_PROGRAMS = r"(?:.*/)?vllm(?:\.\S+)?|VLLM::.*"
+VLLM = EngineKind(name="vllm", pause_modes=PAUSE_MODES, programs=_VLLM_PROGRAMS, inside=INSIDE, connect=_connect)

@@ -14,7 +14,7 @@ from typing import Any
 from refitd.engine.http import MAX_BODY_BYTES, CallFailure, Key, NoReply, Reply, Transport
 
 LOOK_EVERY_SECONDS = 1.0
-LOOK_SECONDS = 5.0
+HEALTH_SECONDS = 5.0
 REFUSALS = 3  # of connections, one after the other, until the server counts as ended
 
 
@@ -24,7 +24,7 @@ class WatchedTransport(Transport):
     async def _call(
         self, method: str, path: str, body: dict[str, Any] | None, key: Key, within: float, most: int = MAX_BODY_BYTES
     ) -> Reply | NoReply:
-        if within <= LOOK_SECONDS:  # as a probe, which may ask a server of another kind
+        if within <= HEALTH_SECONDS:  # as a probe, which may ask a server of another kind
             return await super()._call(method, path, body, key, within, most)
         async with asyncio.TaskGroup() as tasks:
             call = tasks.create_task(super()._call(method, path, body, key, within, most))
@@ -39,7 +39,7 @@ class WatchedTransport(Transport):
         refused = 0
         while refused < REFUSALS:
             await asyncio.sleep(LOOK_EVERY_SECONDS)
-            seen = await super()._call("GET", "/health", None, self._read, LOOK_SECONDS)
+            seen = await super()._call("GET", "/health", None, self._read, HEALTH_SECONDS)
             if isinstance(seen, Reply) and seen.status == 503 and not seen.text:
                 return NoReply(CallFailure.DIED, "its engine has died: restart it")
             refused = refused + 1 if isinstance(seen, NoReply) and seen.nothing_listens else 0

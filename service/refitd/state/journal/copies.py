@@ -14,7 +14,7 @@ from refitd_client.files.durable import sync_folder
 from refitd_client.files.plain_file import open_plain
 
 KEPT = 2
-_NAME = re.compile(r"\.schema-(\d+)")
+_SCHEMA_COPY = re.compile(r"\.schema-(\d+)")
 
 
 def copy_of(path: Path, schema: int) -> Path:
@@ -76,6 +76,6 @@ def drop_old_copies(path: Path) -> None:
         OSError: one cannot be removed.
     """
     found = [file for file in path.parent.iterdir() if file.name.startswith(path.name)]
-    schemas = [int(match[1]) for file in found if (match := _NAME.fullmatch(file.name.removeprefix(path.name)))]
+    schemas = [int(match[1]) for file in found if (match := _SCHEMA_COPY.fullmatch(file.name.removeprefix(path.name)))]
     for schema in sorted(schemas)[:-KEPT]:
         copy_of(path, schema).unlink()

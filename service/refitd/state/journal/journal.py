@@ -21,7 +21,7 @@ from refitd.state.journal.sqlite_file import WHEN_THERE_IS_ROOM, SqliteFile
 from refitd.state.journal.writes import JournalWrite, in_few_statements
 from refitd.state.records import NEW, Origin
 
-RETRY_SECONDS = 1.0
+JOURNAL_RETRY_SECONDS = 1.0
 GATHERING_TURNS = 4  # of the loop: what one event sets off elsewhere goes to disk with it, by one sync instead of two
 AnswerT = TypeVar("AnswerT")
 
@@ -133,7 +133,7 @@ class Journal:
                 self._work.clear()
                 await self._commit_queued()
                 if self._failure is not None:
-                    await asyncio.sleep(RETRY_SECONDS)
+                    await asyncio.sleep(JOURNAL_RETRY_SECONDS)
                     self._work.set()
         finally:
             await asyncio.shield(self._commit_queued())

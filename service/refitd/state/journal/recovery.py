@@ -75,7 +75,7 @@ log = structlog.get_logger("refitd")
 
 NOTE_NAME = "journal"
 
-_LONGEST = 4096  # bytes of a path, PATH_MAX
+_PATH_MAX = 4096  # bytes of a path, PATH_MAX
 
 
 def open_journal(folder: Path, root: Path, *, thorough: bool = False) -> Journal:
@@ -282,7 +282,7 @@ def last_state_folder(root: Path) -> Path | None:
         OSError: the file cannot be read.
     """
     try:
-        return Path(os.fsdecode(read_plain(root / SERVICE_FOLDER / NOTE_NAME, _LONGEST)).strip())
+        return Path(os.fsdecode(read_plain(root / SERVICE_FOLDER / NOTE_NAME, _PATH_MAX)).strip())
     except FileNotFoundError:
         return None
 

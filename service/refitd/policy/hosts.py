@@ -26,7 +26,7 @@ from refitd_client.contract.states import EngineState, VersionState
 _FAILED = frozenset({"NACK", "TAINTED"})
 _LONGEST = 300  # characters of a reason
 _MOST_GENERATIONS = 10_000  # of a run, as far as hosts are believed
-_OBEYED = "'refitd rollback {run} --to {to}' at the hub has hosts obey it"
+_OBEYED = "after 'refitd rollback {run} --to {to}' at the hub hosts obey it"
 _LOSS = "as after a loss of this service's root or journal"
 _AFTER = "a publisher that is opened now begins after it"
 ANEW = (

@@ -56,7 +56,7 @@ def why_not(wanted: str, *stands: str, knows: str | None = "") -> str:
 def test_a_host_goes_back_from_nothing_that_its_hub_does_not_know_and_says_what_has_it_go() -> None:
     assert why_not(V1, V2, knows=V1) == (
         f"wants {V1}, and does not know {V2}, as after a loss of what it knew: engines stay there; "
-        f"'refitd rollback run --to {V1}' at the hub has hosts obey it"
+        f"after 'refitd rollback run --to {V1}' at the hub hosts obey it"
     )
     assert why_not(V1, V1, V2)
     assert not why_not(V1, V2, knows=V2)

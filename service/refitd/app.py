@@ -271,7 +271,7 @@ def compose(
     proofs = RankProofs(store, targets, settings.prove)
     references = References(store, settings.base_model, threads)
     catalog = Catalog(store, files, references, settings.catalog_rules, proofs)
-    copies = DiskCopies(root, settings.copies_folder, threads)
+    copies = DiskCopies(root, threads)
     followers, sent = Followers(store.clock), FilesSent()
     pusher = _pusher(settings, store, targets)
     decisions = DecisionFile(store, root, threads.run)
@@ -285,7 +285,7 @@ def compose(
         upstream=lambda: frozenset() if follower is None else follower.needs,
         pushing=frozenset if pusher is None else lambda: pusher.uploading,
     )
-    materializer = Materializer(store, targets, facts, copies, most=settings.copies)
+    materializer = Materializer(store, targets, facts, copies)
     warmer = Warmer(root, lambda: root_file_system(root), threads)
     before_load = BeforeLoad(catalog.check, materializer, warmer, targets.carriage)
     hosts = ReportedHosts(store, store.clock, leads)

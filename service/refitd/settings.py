@@ -135,16 +135,6 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
         description="Old versions' files of each run that its publisher may write the next versions into (0: none)",
     )
     slot_ttl: float = Field(default=3600.0, gt=0, description="Age at which a slot that no publisher takes is deleted")
-    copies: int = Field(
-        default=2,
-        ge=0,
-        description="Copies of each run's model that deltas are applied to, for engines that load whole checkpoints "
-        "(2: one is patched while the other is read; 0: deltas are refused)",
-    )
-    copies_folder: Path | None = Field(
-        default=None,
-        description="Folder for these copies, which engines see under the same path (default: in the root)",
-    )
     reclaim_interval: float = Field(
         default=10.0, gt=0, description="Longest time between two looks for what to reclaim"
     )
@@ -225,8 +215,8 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
 
     @property
     def takes_deltas(self) -> bool:
-        """Whether versions may be deltas as well: there is a copy to apply them to, and it is no adapter."""
-        return self.copies > 0 and self.lora is None
+        """Whether versions may be deltas as well: they may where they are no adapters."""
+        return self.lora is None
 
     @property
     def update_strategy(self) -> Strategy:
@@ -236,8 +226,7 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
     @property
     def keeping(self) -> Keeping:
         """What is kept on the root, as others are told."""
-        copies = self.copies if self.takes_deltas and self.copies_folder is None else 0
-        return Keeping(last=self.keep_last, slots=self.slots, copies=copies, disk_budget=self.disk_budget)
+        return Keeping(last=self.keep_last, slots=self.slots, disk_budget=self.disk_budget)
 
     @property
     def catalog_rules(self) -> CatalogRules:

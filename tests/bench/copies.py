@@ -1,13 +1,13 @@
-"""How long the service takes to write the copy that holds a delta, for engines that take none, beside `cp`.
+"""How long the service takes to make the copy of a delta, for engines that take none, beside `cp`.
 
     PYTHONPATH=tests python tests/bench/copies.py [--root DIR] [--megabytes 2944] [--tensors 338] [--share 0.01]
         [--rounds 5]
 
 A full version and two deltas of `share` of all elements are published into DIR, which is made for it and deleted at the
-end. In each round a copy is written anew from the full version, another from that copy, the first is brought up to date
-in place, and the second is written over. Before each round `cp` copies the full version's files, as many at a time as
-there are processors. Printed are the medians of wall-clock and processor seconds, and how many times as long as `cp`
-each took. The page cache has all of it if DIR is in memory (`/dev/shm`, as where none is named) or memory suffices.
+end. In each round a copy is made from the full version, and another from that copy. Before each round `cp` copies the
+full version's files, as many at a time as there are processors. Printed are the medians of wall-clock and processor
+seconds, and how many times as long as `cp` each took. The page cache has all of it if DIR is in memory (`/dev/shm`, as
+where none is named) or memory suffices.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from typing import TypeVar
 import numpy as np
 
 from refitd.materialize.disk import DiskCopies
-from refitd.policy.materialize import WriteCopy
+from refitd.policy.materialize import MakeCopy
 from refitd.state.copy import Copy
 from refitd.state.version import VersionRecord
 from refitd_client import WeightPublisher
@@ -88,20 +88,17 @@ def copied_by_cp(source: Path, target: Path) -> None:
 
 
 def one_round(root: Path, copies: DiskCopies, versions: list[VersionRecord], times: Times) -> None:
-    """Write copies in each of the ways that there are, and delete them."""
+    """Make copies in each of the ways that there are, and delete them."""
     full, second, third = versions
     times.take("cp", lambda: copied_by_cp(root / full.path, root / "by-cp"))
     shutil.rmtree(root / "by-cp")
 
-    def write(what: str, order: WriteCopy) -> Copy:
+    def make(what: str, source: Copy | VersionRecord, delta: VersionRecord) -> Copy:
+        order = MakeCopy(source=source, deltas=(delta,))
         return times.take(what, lambda: copies._write(order, Event()))
 
-    one = write("anew, from the full version", WriteCopy(target=second, source=full, deltas=(second,), into=None))
-    other = write("anew, from a copy", WriteCopy(target=third, source=one, deltas=(third,), into=None))
-    one = write("in place", WriteCopy(target=third, source=one, deltas=(third,), into=one))
-    other = write(
-        "over a copy, from the full version", WriteCopy(target=second, source=full, deltas=(second,), into=other)
-    )
+    one = make("from the full version", full, second)
+    other = make("from a copy", one, third)
     for copy in (one, other):
         copies._discard(copy)
 

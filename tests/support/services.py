@@ -120,7 +120,7 @@ async def serving(
 
     hosts = ReportedHosts(store, store.clock, None)
     facts = StoreFacts(store, targets, files, catalog.judging)
-    materializer = Materializer(store, targets, facts, DiskCopies(root, settings.copies_folder), most=settings.copies)
+    materializer = Materializer(store, targets, facts, DiskCopies(root))
     before_load = BeforeLoad(catalog.check, materializer, Warmer(root, lambda: "ext4"), targets.carriage)
     fleet = Fleet(
         store,

@@ -335,11 +335,10 @@ class GroupLead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keeping:
-    """What a service keeps on its root: its settings `keep_last`, `slots`, `copies` (on the root) and `disk_budget`."""
+    """What a service keeps on its root: its settings `keep_last`, `slots` and `disk_budget`."""
 
     last: int
     slots: int
-    copies: int
     disk_budget: int | None = None
 
 

@@ -55,7 +55,6 @@ PANELS: Mapping[str, tuple[str, ...]] = {
     "TLS": ("tls_cert", "tls_key", "tls_client_ca", "ca_file", "client_cert", "client_key"),
     "Journal, log and traces": ("advertise", "lease", "log_format", "otlp_endpoint"),
     "Keeping": ("keep_every", "reclaim_foreign", "reclaim_interval", "incoming_ttl", "slot_ttl"),
-    "Deltas": ("copies", "copies_folder"),
     "Looking": ("watch", "scan_interval", "settle", "settle_timeout", "allow_dtype_cast", "prove", "probe_interval"),
     "Loading": (
         "max_unavailable",

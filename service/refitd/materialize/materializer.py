@@ -1,14 +1,4 @@
-"""Keeps copies at the versions that engines are to serve: asks `decide`, writes, tells the store. One task a run.
-
-Each copy goes through the same steps, so that no engine begins to read what is about to be written:
-
-    decide           which copy, from what; nothing is awaited between this and the next step
-    release          no engine begins to load what the copy holds any more, and what it is made from has a lease
-    durable          all that was before is on disk: after a crash it is known which engine reads what
-    decide again     what came during that wait still counts
-    write            in threads; a kill leaves a copy that is worth nothing
-    carry            engines may go there
-"""
+"""Has copies made of the deltas that engines are to serve, tells the store, and has them deleted. One task a run."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -20,20 +10,16 @@ import structlog
 from refitd.materialize.disk import DiskCopies
 from refitd.materialize.files import CopyError, MisfitError, SourceChangedError
 from refitd.policy.chain import needs_copy
-from refitd.policy.goals import last_good
 from refitd.policy.materialize import (
     CopyReady,
     CopyVerdict,
     Decision,
+    MakeCopy,
     NoCopyPossible,
-    Readers,
     WaitForCopy,
-    WriteCopy,
     decide,
-    readers_of,
     spare,
 )
-from refitd.policy.next_action import stays
 from refitd.reclaim.facts import StoreFacts
 from refitd.root.outcome import Refused
 from refitd.state.copy import COPY_STAGE, Copy, doubted
@@ -58,20 +44,9 @@ class Refusals:
     def __init__(self, store: Store, targets: Targets) -> None:
         self._store = store
         self._targets = targets
-        self._misfits: dict[str, set[str]] = {}
         self._again_at: dict[str, float] = {}
         self._tries: dict[str, int] = {}
         self.waiting: dict[str, str] = {}
-
-    def misfits(self, target: VersionRecord) -> frozenset[str]:
-        """Return the ids of the versions from which a delta was not reached."""
-        return frozenset(self._misfits.get(target.id, ()))
-
-    def misfit(self, target: VersionRecord, order: WriteCopy, reason: str) -> None:
-        """Note that a copy did not come out as the delta promises: the next is made from something else."""
-        source = order.source.id if isinstance(order.source, VersionRecord) else order.source.holds or ""
-        self._misfits.setdefault(target.id, set()).add(source)
-        self._store.say("version", target.id, f"{reason}: the copy of {target.id} is made from others than {source}")
 
     def carried(self, target: VersionRecord) -> None:
         """Forget the trouble with a delta that a copy holds."""
@@ -91,40 +66,38 @@ class Refusals:
     ) -> VersionRecord | None:
         """Return the first refused delta that is to be tried again now. It stays refused until a copy holds it."""
         now = self._store.clock.monotonic()
-        for known in (self._misfits, self._again_at, self._tries, self.waiting):
+        for known in (self._again_at, self._tries, self.waiting):
             for gone in [version for version in known if version not in self._store.versions]:
                 del known[gone]
         for version in versions:
             is_refused = self._targets.carriage.is_refused(version) and version.state is VersionState.SEALED
             if is_refused and not version.barred and now >= self._again_at.get(version.id, now):
-                if isinstance(decide(version), CopyReady | WriteCopy):
+                if isinstance(decide(version), CopyReady | MakeCopy):
                     return version
                 self._again_at[version.id] = now + FIRST_RETRY_SECONDS
         return None
 
 
 class Materializer:
-    """Writes and removes the copies of one root.
+    """Has copies made and removed in one root.
 
     Args:
         store: versions, engines, updates.
         targets: what engines are to serve, and what they can load.
         facts: what is read by whom.
         folders: the copies on disk.
-        most: how many copies a run may have; with 0 existing ones are taken away and none is written.
     """
 
-    def __init__(self, store: Store, targets: Targets, facts: StoreFacts, folders: DiskCopies, *, most: int) -> None:
+    def __init__(self, store: Store, targets: Targets, facts: StoreFacts, folders: DiskCopies) -> None:
         self._store = store
         self._targets = targets
         self._facts = facts
         self._folders = folders
-        self._most = most
         self._refusals = Refusals(store, targets)
         self._copies: dict[str, Copy] = {}
         self._is_surveyed = False
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._needs: dict[str, frozenset[str]] = {}
+        self._needs: dict[str, frozenset[str]] = {}  # what is read, by run
         self._checks: dict[str, asyncio.Task[bool]] = {}
 
     async def run(self) -> None:
@@ -144,14 +117,13 @@ class Materializer:
 
         Engines that ask at the same time share one look.
         """
-        path = self._targets.carriage.path_of(version)
-        copy = next((copy for copy in self._copies.values() if copy.path == path), None)
+        copy = self._copies.get(self._targets.carriage.path_of(version) or "")
         if copy is None or copy.holds != version.id:
             return False
-        if copy.name not in self._checks:
-            self._checks[copy.name] = task = asyncio.create_task(self._is_unchanged(copy))
-            task.add_done_callback(lambda _: self._checks.pop(copy.name, None))
-        return await asyncio.shield(self._checks[copy.name])
+        if copy.path not in self._checks:
+            self._checks[copy.path] = task = asyncio.create_task(self._is_unchanged(copy))
+            task.add_done_callback(lambda _: self._checks.pop(copy.path, None))
+        return await asyncio.shield(self._checks[copy.path])
 
     def why_waiting(self, version: VersionRecord) -> str | None:
         """Return what a delta waits for that no copy holds, None where it waits for nothing."""
@@ -159,8 +131,8 @@ class Materializer:
 
     @property
     def bytes_on_root(self) -> int:
-        """Bytes of the root that copies take: none where they lie in a folder of their own."""
-        return sum(copy.bytes for copy in self._copies.values() if not copy.path.startswith("/"))
+        """Bytes of the root that copies take."""
+        return sum(copy.bytes for copy in self._copies.values())
 
     async def plan(self) -> list[Reclaimable]:
         """Return which copies would be taken away or kept, and why."""
@@ -177,10 +149,10 @@ class Materializer:
         except OSError as error:
             log.warning("the copies cannot be listed", error=str(error))
             return False
-        self._copies = {copy.name: copy for copy in found}
+        self._copies = {copy.path: copy for copy in found}
         for copy in found:
-            if copy.holds is None:  # where its note names a version, its files are not those that were written
-                self._say_changed(copy, copy.read_as)
+            if copy.holds is None:
+                self._say_changed(copy)
         self._is_surveyed = True
         self._carry_all()
         return True
@@ -188,15 +160,15 @@ class Materializer:
     async def _is_unchanged(self, copy: Copy) -> bool:
         found = await self._folders.signature(copy)
         if (found is None or isinstance(found, str)) and found != copy.signature:
-            self._say_changed(copy, copy.holds)
-            if self._copies.get(copy.name) == copy:
+            self._say_changed(copy)
+            if self._copies.get(copy.path) == copy:
                 self._release(copy)
         return found == copy.signature
 
-    def _say_changed(self, copy: Copy, version: str | None) -> None:
-        if version is not None:
-            text = f"its copy in {copy.path} was changed by another program: it is written anew before a load"
-            self._store.say("version", version, text)
+    def _say_changed(self, copy: Copy) -> None:
+        if copy.version is not None:
+            text = f"its copy in {copy.path} was changed by another program: it is made anew before a load"
+            self._store.say("version", copy.version, text)
 
     def _carry_all(self) -> None:
         """Let engines load from the copies what they hold."""
@@ -207,8 +179,6 @@ class Materializer:
 
     def _runs(self) -> list[str]:
         """Return the runs with deltas that could be carried out, but for closed ones that no engine follows."""
-        if not self._most:
-            return []
         versions, runs = self._store.versions.values(), self._store.runs
         deltas = {v.run for v in versions if v.kind is Kind.DELTA and v.state is VersionState.SEALED}
         return sorted(run for run in deltas if run not in runs.closed or run in runs.followed_since)
@@ -216,8 +186,7 @@ class Materializer:
     def _target(self, run: str) -> VersionRecord | None:
         """Return the delta that needs a copy now: what engines are to serve, or a newer one that was refused before.
 
-        In a paused run that is what engines go back to: no copy of it is given up for something newer, where no engine
-        goes now.
+        In a paused run that is what engines go back to: none goes to something newer now.
         """
         update = self._store.updates.get(run)
         if update is not None and update.paused_since is not None:
@@ -240,15 +209,15 @@ class Materializer:
         return not engines or any(needs_copy(each.to_load, version, versions, ordered=ordered) for each in engines)
 
     async def _work(self, run: str) -> None:
-        """Bring copies up to date until nothing more can be done now."""
+        """Make copies until nothing more can be done now."""
         target = None
         try:
             while (target := self._target(run)) is not None and await self._step(target):
                 pass
         except (OSError, JournalError) as error:
-            log.warning("no copy was written this time", run=run, error=str(error))
+            log.warning("no copy was made this time", run=run, error=str(error))
             if target is not None:
-                self._refusals.waiting[target.id] = f"a copy could not be written: {error}"
+                self._refusals.waiting[target.id] = f"a copy could not be made: {error}"
             await asyncio.sleep(PAUSE_SECONDS)
             await self._survey_again(run)
             self._store.changed.notify()
@@ -266,108 +235,65 @@ class Materializer:
                 return False
             case NoCopyPossible(reason):
                 self._refusals.refuse(target, reason)
-            case WriteCopy():
-                await self._prepare(target, decision)
+            case MakeCopy():
+                self._copy_from(target.run, decision.needs)
+                await self._make(target, decision)
         return True
 
-    async def _prepare(self, target: VersionRecord, order: WriteCopy) -> None:
-        for copy in (order.into, order.instead_of):
-            if copy is not None and copy.holds is not None:
-                self._targets.let_go(copy.holds, copy.run)
-        self._copy_from(target.run, frozenset(order.needs))
-        await self._store.durable()
-        if self._target(target.run) != target or self._decide(target) != order:
-            self._carry_all()  # something came during that wait
-            return
-        if order.instead_of is not None:
-            self._copies.pop(order.instead_of.name, None)
-            outcome = await self._folders.discard(order.instead_of)
-            if isinstance(outcome, Refused):  # its room is not free
-                self._copies[order.instead_of.name] = doubted(order.instead_of)
-                self._refusals.refuse(target, f"no copy could make room for another: {outcome.reason}")
-                return
-        await self._write(target, order)
-
-    async def _write(self, target: VersionRecord, order: WriteCopy) -> None:
-        if order.into is not None:
-            self._copies[order.into.name] = replace(doubted(order.into), read_as=None)  # no engine reads it
+    async def _make(self, target: VersionRecord, order: MakeCopy) -> None:
         started = self._store.clock.monotonic()
         try:
             copy = await self._folders.write(order)
-        except MisfitError as error:
-            self._refusals.misfit(target, order, str(error))
-        except SourceChangedError as error:
-            await self._survey_again(target.run)
-            source = order.source
-            if isinstance(source, Copy) and self._copies.get(source.name) != source:  # the next decision takes another
-                self._store.say("version", target.id, f"{error}: the copy of {target.id} is made from others")
-            else:
+        except (MisfitError, SourceChangedError) as error:
+            if not isinstance(order.source, Copy):
                 self._refusals.refuse(target, str(error))
+                return
+            text = f"{error}: the copy of {target.id} is made from another than {order.source.path}"
+            self._store.say("version", target.id, text)
+            self._release(order.source)
+            await self._folders.disbelieve(order.source)
         except CopyError as error:
             self._refusals.refuse(target, str(error))
         else:
-            self._copies[copy.name] = copy
+            self._copies[copy.path] = copy
             self._written(target, copy, (self._store.clock.monotonic() - started) * 1000)
 
     def _written(self, target: VersionRecord, copy: Copy, milliseconds: float) -> None:
         version = self._store.versions.get(target.id)
         if version is not None:
-            if version.served_at is None:  # a copy that is written later was not on its way to engines
+            if version.served_at is None:  # a copy that is made later was not on its way to engines
                 version = replace(version, timings={COPY_STAGE: milliseconds} | version.timings)
                 self._store.put_version(version)
             self._refusals.carried(version)
             self._targets.carry(version, copy.path)
 
     async def _survey_again(self, run: str) -> None:
-        """Find out what a run's copies are, after an error. Only this run's task writes them meanwhile."""
+        """Find out what a run's copies are, after an error. Only this run's task makes them meanwhile."""
         try:
-            found = {copy.name: copy for copy in await self._folders.survey() if copy.run == run}
+            found = {copy.path: copy for copy in await self._folders.survey() if copy.run == run}
         except OSError as error:
             log.warning("the copies cannot be listed", error=str(error))
             return
-        for copy in [copy for copy in self._copies.values() if copy.run == run and copy != found.get(copy.name)]:
+        for copy in [copy for copy in self._copies.values() if copy.run == run and copy != found.get(copy.path)]:
             self._release(copy)
-            if copy.name not in found:
-                del self._copies[copy.name]
+            if copy.path not in found:
+                del self._copies[copy.path]
+        self._copies = found | self._copies
 
     def _decide(self, target: VersionRecord) -> Decision:
-        if (waits_for := self._facts.rebuilding()) is not None:
-            return WaitForCopy(f"the journal was lost and is being rebuilt: {waits_for}")
-        # The root may have been emptied and the run begun anew: then a copy's version has another digest.
-        digests = {version.id: version.digest for version in self._store.versions_of(target.run)}
-        copies = [
-            copy if digests.get(copy.holds or "", copy.digest) == copy.digest else doubted(copy)
-            for copy in self._copies.values()
-            if copy.run == target.run and not copy.fault
-        ]
-        good = last_good(self._store.versions_of(target.run))
+        copies = [copy for copy in self._copies.values() if copy.run == target.run and self._is_of_known(copy)]
+        return decide(target, self._store.versions, copies)
 
-        def is_at_rest(engine_id: str) -> bool:
-            engine = self._store.engines.get(engine_id)
-            return engine is not None and stays(engine.to_load, self._targets.of_engine(engine.to_load))
-
-        return decide(
-            target,
-            self._store.versions,
-            copies,
-            self._readers(copies),
-            most=self._most,
-            last_good=None if good is None else good.id,
-            misfits=self._refusals.misfits(target),
-            stays=is_at_rest,
-        )
-
-    def _readers(self, copies: list[Copy]) -> dict[str, Readers]:
-        if not copies:
-            return {}
-        paths = {engine.id: engine.paths for engine in self._store.engines.values()}
-        return readers_of(copies, self._facts.views(), paths)
+    def _is_of_known(self, copy: Copy) -> bool:
+        """Whether it was made of the version that has its name: a run may have begun anew in an emptied root."""
+        version = self._store.versions.get(copy.holds or "")
+        return version is None or version.digest == copy.digest
 
     def _release(self, copy: Copy) -> None:
         """Let no engine begin to load a copy any more."""
         if copy.holds is not None:
             self._targets.let_go(copy.holds, copy.run)
-        self._copies[copy.name] = doubted(copy)
+        self._copies[copy.path] = doubted(copy)
 
     def _copy_from(self, run: str, needs: frozenset[str]) -> None:
         self._needs[run] = needs
@@ -376,8 +302,11 @@ class Materializer:
     def _verdicts(self) -> list[CopyVerdict]:
         if not self._is_surveyed or self._facts.rebuilding() is not None:
             return []
+        goals = [self._targets.of_run(run) for run in self._runs()]
+        wanted = {goal.id for each in goals for goal in (each.wanted, each.last_served) if goal is not None}
+        paths = {engine.id: engine.paths for engine in self._store.engines.values()}
         copies = list(self._copies.values())
-        return spare(copies, self._readers(copies), runs=self._runs(), busy=self._tasks.keys(), most=self._most)
+        return spare(copies, self._facts.views(), paths, busy=self._tasks.keys(), wanted=wanted)
 
     async def _settle(self, verdict: CopyVerdict) -> Reclaimable:
         """Take a copy away if the verdict still holds: others were deleted since, which takes time."""
@@ -386,11 +315,10 @@ class Materializer:
         if now is None or now.keep:
             return _line(now or verdict)
         self._release(copy)
-        del self._copies[copy.name]
         outcome = await self._folders.discard(copy)
         if isinstance(outcome, Refused):
-            self._copies[copy.name] = doubted(copy)
             return _line(CopyVerdict(copy, keep=True, reason=outcome.reason))
+        del self._copies[copy.path]
         return _line(now)
 
 

@@ -1,19 +1,17 @@
-"""Writes a copy. Its note goes first and comes back last, so that a copy is the version that it says, or nothing.
+"""Makes a copy: all of it is whole and proved before it gets its name.
 
-open the first deltas, see that they fit   until here the copy is what it was
-unlink the note, sync of the run's folder  from here on it is worth nothing, whatever stops us
-shards: read, patch, write                 in threads; each pass takes a few deltas, piece by piece
-digests, fingerprints                      what was read against what was known of it, and what each pass came to
-                                           against what its last delta promises
-sync of every file, of the folder, of the run's folder
-note: write, sync, rename, sync            from here on it is the version
+.v000007-<unique>/ made          worthless until it has its name, whatever stops us
+files                            in threads; each pass takes a few deltas, piece by piece
+digests, fingerprints            what was read against what was known of it, and what each pass came to against what
+                                 its last delta promises
+note, sync of every file and of the folder
+rename to v000007-<unique>, sync from here on it is the version
 """
 
 import os
-import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
@@ -25,17 +23,16 @@ from refitd.materialize.files import (
     NoRoomError,
     SourceChangedError,
     SourceFiles,
-    clean,
+    check_room,
     copy_others,
-    fingerprints_of,
-    fit,
     rewrite_all,
     source_in,
 )
 from refitd.materialize.rewrite import write_at
+from refitd.policy.materialize import MakeCopy
 from refitd.reclaim.trash import sync
-from refitd.root.handle import below, made, opened, root_at
-from refitd.state.copy import MAX_NOTE_BYTES, NOTE_ENDING, Copy, Note, Proof, parse_note
+from refitd.root.handle import below, made, root_at
+from refitd.state.copy import MAX_NOTE_BYTES, NOTE, Copy, Note, parse_note
 from refitd.state.version import VersionRecord
 from refitd_client.checkpoint.header import BITS, Entry
 from refitd_client.checkpoint.opening import ChangedError, Folder, OpeningRefusedError, listing_of, signature_of
@@ -44,10 +41,10 @@ from refitd_client.contract.manifest import fitting_fingerprints
 from refitd_client.contract.naming import DELTA_NAME
 from refitd_client.delta import DeltaFile, DeltaRefusedError, check_fits
 from refitd_client.errors import NO_SPACE
-from refitd_client.files.plain_file import open_plain
+from refitd_client.files.plain_file import NotPlainError, open_plain
 from refitd_client.fingerprint import to_text
 from refitd_client.fingerprint.host import MASK
-from refitd_client.validation.contents import ReadingStoppedError
+from refitd_client.validation.contents import ReadingStoppedError, read_contents
 from refitd_client.validation.examine import glance, structure
 
 DELTAS_AT_ONCE = 4  # in one pass over the bytes
@@ -91,7 +88,7 @@ def open_batch(
         stop: ends it when it is set.
 
     Raises:
-        SourceChangedError: they are not what was checked.
+        CopyError: they are not what was checked.
         MisfitError: the shards do not have the tensors that they change.
         ReadingStoppedError: `stop` was set.
         OSError: one cannot be read.
@@ -122,55 +119,35 @@ def open_batch(
 def _opened(root: Path, record: VersionRecord) -> Generator[tuple[DeltaFile, dict[str, int]]]:
     seen = structure(root, record.path)
     if seen.signature != record.signature or seen.manifest is None:
-        raise SourceChangedError(f"the files of {record.id} are not those that were checked")
+        raise CopyError(f"the files of {record.id} are not those that were checked")
     try:
         with Folder(root, record.path) as folder, folder.open(DELTA_NAME, seen.files[DELTA_NAME]) as fd:
             delta = DeltaFile(fd)
             delta.check_digest()
             yield delta, {name: int(text, 16) for name, text in seen.manifest.fingerprints.items()}
     except (DeltaRefusedError, ChangedError, OpeningRefusedError) as error:
-        raise SourceChangedError(f"the changes of {record.id} cannot be used any more: {error}") from error
+        raise CopyError(f"the changes of {record.id} cannot be used any more: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CopyJob:
-    """What to write, from what.
+class Proof:
+    """What is known of the contents of a checkpoint: its shards' digests and its tensors' fingerprints, by name.
 
-    Attributes:
-        name: the copy that is written.
-        top: the folder above the source: the root, or the folder of copies.
-        source: the folder that is read, relative to `top`.
-        source_copy: the name of the copy that the source is, None where it is a version.
-        signature: of the source's files.
-        deltas: the versions whose deltas are applied, in order.
+    Both were taken from the bytes, or follow from such by what has changed since. Either may be empty.
     """
 
-    name: str
-    top: Path
-    source: str
-    source_copy: str | None
-    signature: str | None
-    deltas: tuple[VersionRecord, ...]
-
-    @property
-    def run(self) -> str:
-        """The run of the source and of the deltas."""
-        return self.deltas[-1].run
-
-    @property
-    def in_place(self) -> bool:
-        """Whether the source is the copy itself."""
-        return self.source_copy == self.name
+    digests: Mapping[str, str]
+    fingerprints: Mapping[str, int]
 
 
-def write_copy(root: Path, run: int, path: str, job: CopyJob, stop: Event) -> Copy:
-    """Write a copy.
+def write_copy(root: Path, run: int, name: str, order: MakeCopy, stop: Event) -> tuple[str, int]:
+    """Make a copy, and return the signature and the bytes of its files.
 
     Args:
         root: the root.
         run: a handle on the folder of the run's copies.
-        path: where engines find the copy.
-        job: what to write, from what.
+        name: the copy's; until it is whole a dot is before it.
+        order: what to write, from what.
         stop: ends it when it is set.
 
     Raises:
@@ -179,31 +156,9 @@ def write_copy(root: Path, run: int, path: str, job: CopyJob, stop: Event) -> Co
         OSError: something cannot be read or written.
     """
     try:
-        with (
-            _source(job) as source,
-            open_batch(root, job.deltas[:DELTAS_AT_ONCE], source.headers, stop) as changes,
-        ):
-            proof = _proof_of(root, run, job, source, stop)
-            invalidate(run, job.name)
-            with made(job.name, run, 0o755) as folder:
-                if not job.in_place:
-                    fit(source, folder)
-                clean(source, folder)
-                if not job.in_place:
-                    copy_others(source, folder, stop)
-                read_from = folder if job.in_place else source.folder
-                proof = _pass(replace(source, folder=read_from), folder, changes, proof, stop)
-        with opened(job.name, run) as folder:
-            for first in range(DELTAS_AT_ONCE, len(job.deltas), DELTAS_AT_ONCE):
-                here = source_in(folder)
-                batch = job.deltas[first : first + DELTAS_AT_ONCE]
-                with open_batch(root, batch, here.headers, stop) as changes:
-                    proof = _pass(here, folder, changes, proof, stop)
-            for name in os.listdir(folder):
-                _sync_file(folder, name)
-            sync(folder)
-            sync(run)
-            return _validate(run, folder, path, job, proof)
+        with made(f".{name}", run, 0o755) as folder:
+            proof = _written(root, folder, order, stop)
+            return _named(run, folder, name, order.target, proof)
     except MemoryError as error:
         raise CopyError("there is not the memory to write a copy: give the service more") from error
     except OSError as error:
@@ -212,124 +167,117 @@ def write_copy(root: Path, run: int, path: str, job: CopyJob, stop: Event) -> Co
         raise
 
 
-def invalidate(run: int, name: str) -> None:
-    """Remove a copy's note, durably: from here on the copy is worth nothing."""
-    with suppress(FileNotFoundError):
-        os.unlink(name + NOTE_ENDING, dir_fd=run)
-    sync(run)
-
-
 def look(folder: int) -> tuple[str, int]:
     """Return the signature of a copy's files, and their bytes."""
     listing = listing_of(folder)
     return signature_of(folder, listing), sum(file.size for file in listing.values())
 
 
+def _written(root: Path, folder: int, order: MakeCopy, stop: Event) -> Proof:
+    """Write the files of a copy, and return what is proved of them."""
+    deltas = order.deltas
+    with (
+        _source(root, order.source) as source,
+        open_batch(root, deltas[:DELTAS_AT_ONCE], source.headers, stop) as changes,
+    ):
+        check_room(source, folder)
+        proof = _proof_of(root, order.source, source, stop)
+        copy_others(source, folder, stop)
+        proof = _pass(source, folder, changes, proof, stop)
+    for first in range(DELTAS_AT_ONCE, len(deltas), DELTAS_AT_ONCE):
+        here = source_in(folder)
+        with open_batch(root, deltas[first : first + DELTAS_AT_ONCE], here.headers, stop) as changes:
+            proof = _pass(here, folder, changes, proof, stop)
+    return proof
+
+
 @contextmanager
-def _source(job: CopyJob) -> Generator[SourceFiles]:
-    with root_at(job.top) as top, below(top, tuple(job.source.split("/"))) as folder:
-        _check(job, folder)
+def _source(root: Path, source: Copy | VersionRecord) -> Generator[SourceFiles]:
+    def check() -> None:
+        if look(folder)[0] != source.signature:
+            raise SourceChangedError(f"the files in {source.path} are not those that were checked")
+
+    with root_at(root) as top, below(top, tuple(source.path.split("/"))) as folder:
+        check()
         yield source_in(folder)
-        if not job.in_place:  # a trainer may have written there meanwhile
-            _check(job, folder)
+        check()  # a trainer may have written there meanwhile
 
 
-def _check(job: CopyJob, folder: int) -> None:
-    if look(folder)[0] != job.signature:
-        raise SourceChangedError(f"the files in {job.source} are not those that were checked")
-
-
-def _proof_of(root: Path, run: int, job: CopyJob, source: SourceFiles, stop: Event) -> Proof:
+def _proof_of(root: Path, source: Copy | VersionRecord, files: SourceFiles, stop: Event) -> Proof:
     """Return the digests and fingerprints of the source. Where fingerprints are missing, all its bytes are read."""
-    if job.source_copy is None:
-        manifest = glance(root, job.source).manifest
+    if isinstance(source, Copy):
+        note = read_note(files.folder)
+        if note is None:
+            raise SourceChangedError(f"the note of {source.path} is not there any more")
+        digests, texts = note.digests, note.fingerprints
+    else:
+        manifest = glance(root, source.path).manifest
         digests = {} if manifest is None else {name: file.digest for name, file in manifest.files.items()}
         texts = {} if manifest is None else manifest.fingerprints
-    else:
-        note = read_note(run, job.source_copy, job.run)
-        if note is None:
-            raise SourceChangedError(f"the note of {job.source} is not there any more")
-        digests, texts = note.digests, note.fingerprints
-    if all(name in texts for header in source.headers.values() for name in header.tensors):
+    if all(name in texts for header in files.headers.values() for name in header.tensors):
         return Proof(digests=digests, fingerprints={name: int(text, 16) for name, text in texts.items()})
-    return Proof(digests=digests, fingerprints=fingerprints_of(source, stop))
+    try:
+        with Folder(root, source.path) as folder:
+            listing = {name: file for name, file in folder.list().items() if name in files.headers}
+            read = read_contents(folder, listing, files.headers, fingerprinted=True, stop=stop)
+    except (ChangedError, OpeningRefusedError) as error:
+        raise SourceChangedError(str(error)) from error
+    return Proof(digests=digests, fingerprints=read.fingerprints)
 
 
 def _pass(source: SourceFiles, folder: int, changes: DeltaBatch, proof: Proof, stop: Event) -> Proof:
     """Write all shards, and return their digests and fingerprints.
 
     Raises:
-        MisfitError: the source was damaged since it was checked, or the deltas do not lead to what they promise.
+        SourceChangedError: the source was damaged since it was checked.
+        MisfitError: the deltas do not lead to what they promise.
     """
     done = rewrite_all(source, folder, changes.deltas, stop)
-    for name, digest in done.before.items():
-        if proof.digests.get(name, digest) != digest:
-            raise MisfitError(f"{name} is not what it was when it was checked, before {changes.last} was applied to it")
-    now = {name: (value + done.moved.get(name, 0)) & MASK for name, value in proof.fingerprints.items()}
+    now = dict(proof.fingerprints)
+    for name, file in done.items():
+        if proof.digests.get(name, file.before) != file.before:
+            raise SourceChangedError(
+                f"{name} is not what it was when it was checked, before {changes.last} was applied to it"
+            )
+        for tensor, moved in file.moved.items():
+            now[tensor] = (now[tensor] + moved) & MASK
     changes.check(now)
-    return Proof(digests=done.after, fingerprints=now)
+    return Proof(digests={name: file.after for name, file in done.items()}, fingerprints=now)
 
 
-def _sync_file(folder: int, name: str) -> None:
-    handle = open_plain(name, os.O_RDWR, within=folder)
+def read_note(folder: int) -> Note | None:
+    """Read the note in a copy's folder; None where there is none that can be read."""
     try:
-        now = time.time_ns()
-        os.utime(handle, ns=(now, now))  # it looks like another file from now on, however coarse the kernel's clock is
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def read_note(folder: int, name: str, run: str) -> Note | None:
-    """Read the note of a copy.
-
-    Args:
-        folder: a handle on the folder of the run's copies.
-        name: the copy.
-        run: the run.
-
-    Returns:
-        None where there is none that can be read.
-    """
-    try:
-        handle = open_plain(name + NOTE_ENDING, within=folder)
-    except FileNotFoundError:
+        handle = open_plain(NOTE, within=folder)
+    except (FileNotFoundError, NotPlainError):
         return None
     try:
-        return parse_note(os.pread(handle, MAX_NOTE_BYTES, 0), run)
+        return parse_note(os.pread(handle, MAX_NOTE_BYTES, 0))
     finally:
         os.close(handle)
 
 
-def _validate(run: int, folder: int, path: str, job: CopyJob, proof: Proof) -> Copy:
+def _named(run: int, folder: int, name: str, target: VersionRecord, proof: Proof) -> tuple[str, int]:
+    """Give a copy its note and its name, and return its signature and bytes."""
     signature, size = look(folder)
-    target = job.deltas[-1]
-    digest = target.digest or ""
     note = Note(
-        run=target.run,
-        generation=target.order.generation,
-        step=target.order.step,
-        digest=digest,
-        bytes=size,
+        digest=target.digest or "",
         signature=signature,
         digests=dict(proof.digests),
         fingerprints=fitting_fingerprints(proof.fingerprints),
     )
-    temporary = f".{job.name}{NOTE_ENDING}"  # one for each copy: what a kill leaves is written over the next time
-    handle = open_plain(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644, within=run)
+    handle = open_plain(NOTE, os.O_WRONLY | os.O_CREAT, 0o644, within=folder)
     try:
         write_at(handle, msgspec.json.encode(note), 0)
-        os.fsync(handle)
     finally:
         os.close(handle)
-    os.rename(temporary, job.name + NOTE_ENDING, src_dir_fd=run, dst_dir_fd=run)
+    for each in os.listdir(folder):
+        handle = open_plain(each, os.O_RDWR, within=folder)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    sync(folder)
+    os.rename(f".{name}", name, src_dir_fd=run, dst_dir_fd=run)
     sync(run)
-    return Copy(
-        run=target.run,
-        name=job.name,
-        path=path,
-        bytes=size,
-        order=target.order,
-        digest=digest,
-        signature=signature,
-    )
+    return signature, size

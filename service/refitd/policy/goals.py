@@ -31,7 +31,7 @@ from refitd_client.contract.states import Kind, VersionState
 class LoadableDeltas:
     """`carried` maps the ids of deltas to the paths of copies that hold them, `refused` to the reason why none can.
 
-    A delta that neither names is being written into a copy, or waits for one.
+    Of a delta that neither names a copy is being made, or it waits for one.
     """
 
     carried: Mapping[str, str] = field(default_factory=dict[str, str])

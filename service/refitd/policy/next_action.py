@@ -116,17 +116,6 @@ def next_action(engine: EngineRecord, goals: Goals, agenda: Agenda, now: float) 
             assert_never(engine.state)
 
 
-def stays(engine: EngineRecord, goals: Goals) -> bool:
-    """Whether an engine is at rest, and loads nothing until its goals change."""
-    match engine.state:
-        case EngineState.PROBING | EngineState.UPDATING | EngineState.VERIFYING:
-            return False
-        case EngineState.TAINTED:
-            return repair_with(engine, goals) is None
-        case _:
-            return goals.offered is None and _wanted(engine, goals) is None
-
-
 def _wanted(engine: EngineRecord, goals: Goals) -> VersionRecord | None:
     """What an engine with known contents is brought to, None where it stays: never back, but for a rollback, where an
     upstream orders it, or where what it serves was rejected when it was read again. Nor forward, where it is a host

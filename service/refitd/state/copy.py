@@ -1,56 +1,40 @@
-"""A copy: a run's model as a plain checkpoint of the service's own, which deltas are applied to.
+"""A copy: the whole model of a delta, in a folder of the service's own that engines load like any checkpoint.
 
-    <root>/.refitd/copies/<exp~trial>/<unique>/         shards, index, config: engines load it as any checkpoint
-    <root>/.refitd/copies/<exp~trial>/<unique>.json     the note: which version it holds
+    <root>/.refitd/copies/<exp~trial>/v000007-<unique>/     shards, index, config, and the note: what was proved of them
+    <root>/.refitd/copies/<exp~trial>/.v000007-<unique>/    one that is being made, or that a kill has left: worthless
 
-A copy without a note is worthless. The note is durably removed before the first byte of the copy is written, and comes
-back, by rename, when all bytes are on stable storage and their fingerprints were found right. So a kill in between
-leaves a folder that is not used.
+A copy is made once, and is never written again. It gets its name by a rename, when all its bytes are on stable storage
+and their fingerprints were found right.
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import msgspec
 
 from refitd_client.contract.decoding import from_json
 from refitd_client.contract.manifest import MAX_MANIFEST_BYTES
-from refitd_client.contract.naming import SERVICE_FOLDER, Order, version_id
+from refitd_client.contract.naming import SERVICE_FOLDER, Order, parse_version_folder, version_folder, version_id
 
-COPY_STAGE = "copy"  # what its writing is called among the stages of an update
+COPY_STAGE = "copy"  # what its making is called among the stages of an update
 COPIES = "copies"
 COPIES_PATH = f"{SERVICE_FOLDER}/{COPIES}"
-NOTE_ENDING = ".json"
+NOTE = ".refitd-copy.json"  # loaders leave such names out, and it is no part of a folder's signature
 MAX_NOTE_BYTES = 2 * MAX_MANIFEST_BYTES
-FORMAT = 1
-_NAME = re.compile(r"[0-9a-f]{32}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proof:
-    """What is known of the contents of a checkpoint: its shards' digests and its tensors' fingerprints, by name.
-
-    Both were taken from the bytes, or follow from such by what has changed since. Either may be empty.
-    """
-
-    digests: Mapping[str, str]
-    fingerprints: Mapping[str, int]
+FORMAT = 2
+_NAME = re.compile(r"(\.?)(v[^-]+)-[0-9a-f]{32}")
+_OF_OLD = re.compile(r"\.?[0-9a-f]{32}(\.json)?")  # an earlier refitd wrote deltas into two copies in turns
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
-    """What a note says: the version and its digest, the bytes of all files, and what they look like from outside.
+    """What a note says: the version's digest, and what the folder looks like from outside.
 
-    `digests` are the shards', `fingerprints` the tensors', as manifests have them. What is written from the copy later
-    is held against both. Notes of an earlier refitd have neither; a model with very many tensors has no fingerprints.
+    `digests` are the shards', `fingerprints` the tensors', as manifests have them. What is made from the copy later is
+    held against both. A model with very many tensors has no fingerprints.
     """
 
     format: int = FORMAT
-    run: str
-    generation: int
-    step: int
     digest: str
-    bytes: int
     signature: str
     digests: dict[str, str] = {}  # msgspec makes each note a dict of its own
     fingerprints: dict[str, str] = {}
@@ -58,11 +42,10 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """A copy as it lies there. `order`, `digest` (the version's) and `signature` are None while it is worth nothing.
+    """A copy as it lies there. `path` is relative to the root.
 
-    `path` is where engines find it: relative to the root, or absolute where copies lie in a folder of their own.
-    `fault` says why it is none of this service's. `read_as` is the version as which engines may still be reading one
-    that is worth nothing any more.
+    `order` is its version's, None where its name is that of none. `digest` (the version's) and `signature` are None
+    where it is worthless. `fault` says why it is none of this service's.
     """
 
     run: str
@@ -72,29 +55,44 @@ class Copy:
     order: Order | None = None
     digest: str | None = None
     signature: str | None = None
-    read_as: str | None = None
     fault: str | None = None
 
     @property
-    def holds(self) -> str | None:
-        """The id of the version whose contents it has."""
+    def version(self) -> str | None:
+        """The id of the version that it was made of."""
         return None if self.order is None else version_id(self.run, self.order)
+
+    @property
+    def holds(self) -> str | None:
+        """The id of the version whose contents it has; None where it is worthless."""
+        return None if self.digest is None else self.version
 
 
 def doubted(copy: Copy) -> Copy:
-    """The same folder, whatever is in it. Engines may still be reading it as what it was."""
-    return replace(copy, order=None, digest=None, signature=None, read_as=copy.holds or copy.read_as)
+    """The same folder, whose contents nobody believes. Engines may still be reading it."""
+    return replace(copy, digest=None, signature=None)
+
+
+def copy_name(order: Order, unique: str) -> str:
+    """The name of a copy; `unique` is 32 hex digits."""
+    return f"{version_folder(order)}-{unique}"
+
+
+def order_in(name: str) -> Order | None:
+    """The order of the version that a whole copy of this name is made of."""
+    match = _NAME.fullmatch(name)
+    return None if match is None or match[1] else parse_version_folder(match[2])
 
 
 def is_copy_name(name: str) -> bool:
-    """Whether this service gives such names."""
-    return _NAME.fullmatch(name) is not None
+    """Whether this service gives such names, or an earlier one did."""
+    return _OF_OLD.fullmatch(name) is not None or _NAME.fullmatch(name) is not None
 
 
-def parse_note(data: bytes, run: str) -> Note | None:
-    """The note of a copy of `run`, None where it is none: then the copy is worth nothing."""
+def parse_note(data: bytes) -> Note | None:
+    """What a note says, None where it is none: then the copy is worthless."""
     try:
         note = from_json(data, Note)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    return note if note.format == FORMAT and note.run == run else None
+    return note if note.format == FORMAT else None

@@ -204,7 +204,7 @@ class EngineReconciler:
         serving = self._store.versions.get(record.serving or "")
         if serving is None:  # the version was collected meanwhile: what it left behind is what counts
             return Expected(path=record.model_path or "", label=record.weight_version or "")
-        keeps = serving.kind is Kind.DELTA  # its copy may hold another by now
+        keeps = serving.kind is Kind.DELTA  # its copy may be gone by now
         return Expected(path=(keeps and record.model_path) or self._seen_path(serving) or "", label=serving.label)
 
     async def _resume(self) -> None:

@@ -418,7 +418,7 @@ async def test_a_root_that_vanished_is_not_ready(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "kind", "says"),
-    [({"lora": "actor"}, "full", "save_pretrained"), ({}, "lora", "--lora NAME"), ({"copies": 0}, "delta", "'full'")],
+    [({"lora": "actor"}, "full", "save_pretrained"), ({}, "lora", "--lora NAME")],
 )
 async def test_a_kind_that_is_not_carried_out_is_refused_with_what_to_do(
     tmp_path: Path, settings: dict[str, Any], kind: str, says: str

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from refitd.materialize.disk import DiskCopies
-from refitd.policy.materialize import WriteCopy
+from refitd.policy.materialize import MakeCopy
 from refitd.reclaim import slots
 from refitd.reclaim.trash import discard
 from refitd.root.handle import identity_of, root_at
 from refitd.root.mark import mark_root
 from refitd.root.outcome import Discarded, Refused
+from refitd.state.copy import NOTE
 from refitd.state.journal.recovery import note_state_folder
 from refitd_client import WeightPublisher
 from refitd_client.contract.naming import SERVICE_FOLDER
@@ -68,24 +69,8 @@ async def test_a_copy_holds_weights_and_what_engines_read_and_nothing_of_their_m
         names.remove("refit.json")
         full = record_of(tmp_path, _at(tmp_path / full.path))
         copies = DiskCopies(tmp_path)
-        copy = await copies.write(WriteCopy(target=deltas[0], source=full, deltas=(deltas[0],), into=None))
-        check(tmp_path / copy.path, *names)
-
-
-@pytest.mark.usefixtures("umask")
-async def test_a_copy_that_an_earlier_refitd_made_is_mended_when_it_is_written_again(tmp_path: Path) -> None:
-    with training(tmp_path) as trainer:
-        full, *deltas = chain(trainer, tmp_path, 3)
-        copies = DiskCopies(tmp_path)
-        copy = await copies.write(WriteCopy(target=deltas[0], source=full, deltas=(deltas[0],), into=None))
-        names = [path.name for path in (tmp_path / copy.path).iterdir()]
-        for path in [*(tmp_path / copy.path).iterdir()]:
-            path.chmod(0o6755)
-        (tmp_path / copy.path / "tool").write_bytes(PROGRAM)
-        (tmp_path / copy.path / "tool").chmod(0o6755)
-        (found,) = await copies.survey()
-        again = await copies.write(WriteCopy(target=deltas[1], source=found, deltas=(deltas[1],), into=found))
-        check(tmp_path / again.path, *names)
+        copy = await copies.write(MakeCopy(source=full, deltas=(deltas[0],)))
+        check(tmp_path / copy.path, NOTE, *names)
 
 
 @pytest.mark.usefixtures("umask")

@@ -1,4 +1,4 @@
-"""The writing of copies, mirrored effect by effect in the model of a disk."""
+"""The making of copies, mirrored effect by effect in the model of a disk."""
 
 import os
 from collections.abc import Callable, Generator
@@ -49,11 +49,11 @@ class CopyingOs(MirroredOs):
 def mirrored_copies(
     model: Disk, before_each: Callable[[int], None], patch: pytest.MonkeyPatch
 ) -> Generator[MirroredOs]:
-    """Have every effect of writing copies mirrored; one thread writes, so that effects have an order."""
+    """Have every effect of making copies mirrored; one thread writes, so that effects have an order."""
     mirror = CopyingOs(model, before_each)
     for module in (disk, files, rewrite, writing, handle, trash, plain_file):
         patch.setattr(module, "os", mirror)
-    patch.setattr(files, "_threads", lambda _: 1)
+    patch.setattr(files, "lanes_for", lambda _: 1)
     try:
         yield mirror
     finally:

@@ -1,4 +1,4 @@
-"""Power loss and kills while copies are written: what has a note is the version that the note says, to the bit."""
+"""Power loss and kills while copies are made: what has a copy's name is the version of that name, to the bit."""
 
 import random
 from collections import Counter
@@ -12,8 +12,9 @@ from recorded_copies import mirrored_copies
 from safetensors.numpy import load
 
 from refitd.materialize.disk import DiskCopies
-from refitd.policy.materialize import WriteCopy
-from refitd.state.copy import COPIES, Copy, parse_note
+from refitd.policy.materialize import MakeCopy
+from refitd.root.outcome import Discarded
+from refitd.state.copy import COPIES, NOTE, Copy, order_in, parse_note
 from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import SERVICE_FOLDER
 from support.checkpoints import Tensors
@@ -34,35 +35,31 @@ def story(tmp_path: Path) -> Iterator[tuple[Path, Trainer, list[VersionRecord]]]
 
 
 def tell(root: Path, versions: list[VersionRecord]) -> None:
-    """Two copies are made, and each is patched in its turn; then one is made anew from the full version."""
+    """A copy is made of each delta from the one before, which is deleted; then one anew from the full version."""
     copies = DiskCopies(root)
-    known: list[Copy] = []
-    for number, target in enumerate(versions[1:]):
-        into = known[-2] if len(known) > 1 else None
-        source: Copy | VersionRecord = into or (known[-1] if known else versions[0])
-        first = (
-            versions.index(next(v for v in versions if isinstance(source, Copy) and v.id == source.holds))
-            if (isinstance(source, Copy))
-            else 0
-        )
-        deltas = tuple(versions[first + 1 : number + 2])
-        known.append(copies._write(WriteCopy(target=target, source=source, deltas=deltas, into=into), Event()))
-    anew = WriteCopy(target=versions[2], source=versions[0], deltas=tuple(versions[1:3]), into=known[-2])
-    copies._write(anew, Event())
+    source: Copy | VersionRecord = versions[0]
+    for target in versions[1:]:
+        made = copies._write(MakeCopy(source=source, deltas=(target,)), Event())
+        if isinstance(source, Copy):
+            assert isinstance(copies._discard(source), Discarded)
+        source = made
+    copies._write(MakeCopy(source=versions[0], deltas=tuple(versions[1:])), Event())
 
 
-def copies_with_notes(state: Tree) -> Iterator[tuple[int, Tree]]:
-    """The folders that a service would believe in, with the step that their notes say. Signatures are not looked at."""
+def named_copies(state: Tree) -> Iterator[tuple[int, Tree]]:
+    """The folders that a service would believe, with the steps that their names say. Signatures are not looked at."""
     node: Tree | bytes = state
     for part in ("root", SERVICE_FOLDER, COPIES, RUN):
         node = node.get(part, {}) if isinstance(node, dict) else {}
     assert isinstance(node, dict)
-    for name, data in node.items():
-        note = parse_note(data, RUN) if isinstance(data, bytes) and not name.startswith(".") else None
-        if note is not None:
-            folder = node.get(name.removesuffix(".json"), {})
+    for name, folder in node.items():
+        order = order_in(name)
+        if order is not None:
             assert isinstance(folder, dict)
-            yield note.step, folder
+            note = folder[NOTE]
+            assert isinstance(note, bytes)
+            assert parse_note(note) is not None
+            yield order.step, folder
 
 
 def weights_in(folder: Tree) -> Tensors:
@@ -74,7 +71,7 @@ def weights_in(folder: Tree) -> Tensors:
     return found
 
 
-def test_a_power_cut_never_leaves_a_note_on_other_bytes(
+def test_a_power_cut_never_leaves_the_name_of_a_copy_on_other_bytes(
     story: tuple[Path, Trainer, list[VersionRecord]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before each effect, whatever was not synced being there or not, in any mixture."""
@@ -88,14 +85,14 @@ def test_a_power_cut_never_leaves_a_note_on_other_bytes(
 
     def cut(number: int) -> None:
         for state in disk.states(chance, most=MOST):
-            for step, folder in copies_with_notes(state):
-                why = f"seed {SEED}, power cut before effect {number}: the note says step {step}"
+            for step, folder in named_copies(state):
+                why = f"seed {SEED}, power cut before effect {number}: the name says step {step}"
                 assert same(weights_in(folder), trainer.history[step]), why
                 seen[step] += 1
 
     with mirrored_copies(disk, cut, monkeypatch) as effects:
         tell(root, versions)
-    print(f"seed {SEED}: {effects.count} effects; notes seen {dict(seen)}")
+    print(f"seed {SEED}: {effects.count} effects; copies seen {dict(seen)}")
     assert seen.keys() == {2, 3, 4, 5, 6}
     assert effects.count > 100
 
@@ -104,20 +101,15 @@ class Killed(BaseException):
     """Stands for SIGKILL: nothing of the code that it hits goes on."""
 
 
-def test_kill_9_between_any_two_steps_of_a_patch_leaves_a_whole_copy_or_none(
+def test_kill_9_between_any_two_steps_leaves_a_whole_copy_or_what_is_thrown_away(
     story: tuple[Path, Trainer, list[VersionRecord]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next service finds the copy that it was, the one that it was to become, or one that is worth nothing; and
-    writes it anew.
-    """
+    """The next service finds the copy that it is made from as it was; and the one that was made whole, or worthless."""
     root, trainer, versions = story
     copies = DiskCopies(root)
+    before = copies._write(MakeCopy(source=versions[0], deltas=tuple(versions[1:3])), Event())
     found: Counter[str | None] = Counter()
     for number in range(1, 200):
-        before = copies._write(
-            WriteCopy(target=versions[2], source=versions[0], deltas=tuple(versions[1:3]), into=None), Event()
-        )
-        order = WriteCopy(target=versions[4], source=before, deltas=tuple(versions[3:5]), into=before)
 
         def kill(count: int, number: int = number) -> None:
             if count >= number:
@@ -125,19 +117,20 @@ def test_kill_9_between_any_two_steps_of_a_patch_leaves_a_whole_copy_or_none(
 
         try:
             with mirrored_copies(_deaf(root), kill, monkeypatch):
-                copies._write(order, Event())
+                copies._write(MakeCopy(source=before, deltas=tuple(versions[3:5])), Event())
         except Killed:
-            (left,) = copies._survey()
-            found[left.holds] += 1
-            if left.order is not None:
-                assert same(in_folder(root / left.path), trainer.history[left.order.step])
-            again = WriteCopy(target=versions[4], source=versions[0], deltas=tuple(versions[1:5]), into=left)
-            assert same(in_folder(root / copies._write(again, Event()).path), trainer.history[5])
-            copies._discard(left)
+            left = copies._survey()
+            left.remove(before)
+            found.update([None] if not left else [copy.holds for copy in left])
+            for copy in left:
+                if copy.holds is not None:
+                    assert same(in_folder(root / copy.path), trainer.history[5])
+                assert isinstance(copies._discard(copy), Discarded)
+            assert same(in_folder(root / before.path), trainer.history[3])
             continue
         assert number > 12, "it was killed at more than twelve effects"
         break
-    assert found.keys() == {versions[2].id, versions[4].id, None}
+    assert found.keys() == {versions[4].id, None}
 
 
 class _Deaf(Disk):

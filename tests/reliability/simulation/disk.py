@@ -77,7 +77,7 @@ class SimFolder:
     foreign: bool = False
     base: str | None = None
     onto: frozenset[int] = frozenset()
-    note: tuple[Order, str | None, str] | None = None  # of a copy: what it holds, and what it looked like then
+    note: tuple[str, str] | None = None  # of a copy: its version's digest, and what it looks like
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,13 @@ from refitd.policy.chain import NoBase, chain_of
 from refitd.policy.goals import last_good, last_good_before
 from refitd.policy.next_action import repair_with
 from refitd.root.scan import Listing
+from refitd.state.copy import Copy
 from refitd.state.observer import Observer
 from refitd.state.records import AttemptRecord, EngineRecord
 from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import Order, version_id
 from refitd_client.contract.states import EngineState, Standing, VersionState, WaitOutcome
 
-from .copies import copy_path
 from .disk import SimFolder
 from .plugin import BASE
 from .server import SimServer
@@ -220,14 +220,21 @@ class Promises(Observer):
         if record.serving == held.version:
             assert held.base is not folder, f"6: {server.name} would put back what is written again"
 
-    def before_copying(self, name: str, folder: SimFolder) -> None:
-        """6: what is about to be written again. No server reads it, and none that is named says that it serves it."""
+    def before_copy_goes(self, copy: Copy) -> None:
+        """6: a copy that a sweep is about to take away."""
+        life = self._life
         for server in self._world.servers.values():
-            assert server.reading is not folder, f"6: {server.name} is reading the copy that is written"
-            record = self._life.store.engines.get(f"{server.name}:1")
-            says_so = record is not None and (server.tells_path or record.serving is not None)
-            if says_so and server.up and server.path.endswith(copy_path(name)):
-                raise AssertionError(f"6: {server.name} serves the copy that is written")
+            assert server.loading != copy.path, f"6: {server.name} is reading {copy.path}"
+        for engine in life.store.engines.values():
+            if engine.unreachable_since is None and any(path.endswith(f"/{copy.path}") for path in engine.paths):
+                raise AssertionError(f"6: {engine.id} names {copy.path} as what it serves")
+        held = life.store.versions.get(copy.holds or "")
+        goals = life.targets.of_run(copy.run)
+        for needed in (goals.wanted, goals.loadable, goals.last_good):
+            assert needed is None or needed is not held, f"6: {copy.path} is the target or the last good version"
+
+    def copy_made(self) -> None:
+        """A copy is whole."""
         self.copied += 1
 
     # What holds at any time.

@@ -18,8 +18,8 @@ from simulation.world import World
 
 
 def test_engines_that_come_to_rest_on_different_copies_are_all_brought_to_the_target() -> None:
-    """Two stock engines serve two deltas from both copies, and the newer delta loses its files: neither engine could
-    go on, neither copy came free, and the next delta was never written into one.
+    """Two stock engines serve the copies of two deltas, and the newer one loses its files. When there were two copies,
+    neither came free: the next delta was never written into one.
     """
     with closing(World(18789976, strategy=StrategyName.CANARY)) as world:
         story = Story(world)

@@ -120,5 +120,4 @@ def test_each_root_has_a_journal_of_its_own(tmp_path: Path, monkeypatch: pytest.
 
 def test_deltas_are_taken_where_there_is_a_copy_for_them_and_adapters_are_not_served(tmp_path: Path) -> None:
     assert Settings(root=tmp_path).takes_deltas
-    assert not Settings(root=tmp_path, copies=0).takes_deltas
     assert not Settings(root=tmp_path, lora="actor").takes_deltas

@@ -487,18 +487,16 @@ def judged(settings: Settings, **other: Any) -> dict[str, Finding]:
 
 
 def test_room_is_held_against_what_is_kept() -> None:
-    settings = Settings(root=Path("/root"), keep_last=3, slots=2, copies=0)
+    settings = Settings(root=Path("/root"), keep_last=3, slots=2)
     assert judged(settings)["space"].verdict is CheckVerdict.OK
     assert judged(settings, free=5 * GIB)["space"].verdict is CheckVerdict.FAILED
     assert judged(settings, free=5 * GIB, held=GIB)["space"].verdict is CheckVerdict.OK, (
         "what lies there is taken in turns"
     )
     assert judged(settings, version=None)["space"].verdict is CheckVerdict.UNKNOWN
-    deltas = Settings(root=Path("/root"), keep_last=3, slots=2, copies=2)
-    assert judged(deltas, free=7 * GIB)["space"].verdict is CheckVerdict.FAILED, "two copies lie in the root as well"
-    assert "2 copies" in judged(deltas)["space"].text
-    elsewhere = Settings(root=Path("/root"), keep_last=3, slots=2, copies_folder=Path("/copies"))
-    assert judged(elsewhere, free=6 * GIB)["space"].verdict is CheckVerdict.OK
+    deltas = judged(settings, free=7 * GIB, has_deltas=True)["space"]
+    assert deltas.verdict is CheckVerdict.FAILED, "two copies lie in the root as well"
+    assert "2 copies" in deltas.text
     adapters = Settings(root=Path("/root"), keep_last=3, slots=2, lora="actor")
     assert judged(adapters, free=6 * GIB)["space"].text.startswith("6 adapters")
     tight = Settings(root=Path("/root"), keep_last=3, slots=2, disk_budget=2 * GIB)
@@ -506,13 +504,13 @@ def test_room_is_held_against_what_is_kept() -> None:
 
 
 def test_room_is_held_against_what_the_running_service_keeps_where_it_says_so() -> None:
-    settings = Settings(root=Path("/root"), keep_last=9, slots=2, copies=0)
-    told = Keeping(last=1, slots=0, copies=0, disk_budget=5 * GIB)
+    settings = Settings(root=Path("/root"), keep_last=9, slots=2)
+    told = Keeping(last=1, slots=0, disk_budget=5 * GIB)
     (space,) = [each for each in judge_root(facts(free=3 * GIB), settings, told) if each.check == "space"]
     assert space.verdict is CheckVerdict.OK
     assert "1 kept, 0 slots, 1 being written; as the service keeps them" in space.text
     assert "by doctor's own settings" in judged(settings, free=3 * GIB)["space"].text
-    assert settings.keeping == Keeping(last=9, slots=2, copies=0)
+    assert settings.keeping == Keeping(last=9, slots=2)
 
 
 def test_a_root_without_events_is_said_unless_it_is_polled() -> None:

@@ -1,4 +1,4 @@
-"""A checkpoint written with deltas in blocks that end anywhere: its bytes, digests and fingerprints."""
+"""A checkpoint written with deltas piece by piece: its bytes, digests and fingerprints."""
 
 import json
 import os
@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from refitd.materialize import files, rewrite
-from refitd.materialize.files import Rewritten, copy_others, fingerprints_of, rewrite_all, source_in
+from refitd.materialize.files import copy_others, rewrite_all, source_in
+from refitd_client.contract import manifest
 from refitd_client.contract.manifest import digest_of_pieces, joined
 from refitd_client.delta import Change, Delta, DeltaFile, encode, index_type
 from refitd_client.files.plain_file import open_folder
@@ -21,15 +22,16 @@ from refitd_client.fingerprint.host import MASK
 from refitd_client.validation.contents import ReadingStoppedError
 
 BLOCK = 96  # bytes
+PIECE = 64
 TYPES = {"U8": 1, "BF16": 2, "F32": 4, "I64": 8}
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors have many blocks then, and blocks many tensors."""
-    monkeypatch.setattr(rewrite, "BLOCK", BLOCK)
-    monkeypatch.setattr(rewrite, "SPAN", 2)
+    """Tensors have many pieces then, and pieces end elsewhere than blocks."""
+    monkeypatch.setattr(manifest, "BLOCK", BLOCK)
+    monkeypatch.setattr(rewrite, "PIECE", PIECE)
 
 
 def arrays(chance: np.random.Generator) -> Arrays:
@@ -98,10 +100,10 @@ def digest(data: bytes) -> str:
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("padding", [0, 1])
 @pytest.mark.parametrize("seed", range(6))
-def test_a_shard_written_in_blocks_is_the_one_that_its_deltas_lead_to(
+def test_a_shard_written_in_pieces_is_the_one_that_its_deltas_lead_to(
     tmp_path: Path, opened: ExitStack, seed: int, padding: int, *, in_place: bool
 ) -> None:
-    """With the padding elements lie across the ends of blocks, and of what threads take."""
+    """With the padding elements lie across the ends of blocks."""
     chance = np.random.default_rng(seed)
     first = arrays(chance)
     second, one = changed(first, chance, 0.5)
@@ -111,15 +113,14 @@ def test_a_shard_written_in_blocks_is_the_one_that_its_deltas_lead_to(
     (tmp_path / "source/model.safetensors").write_bytes(before)
     deltas = [delta_file(tmp_path / name, delta, opened) for name, delta in (("one", one), ("other", other))]
     target = source if in_place else folder(tmp_path / "target", opened)
-    written = rewrite_all(source_in(source), target, deltas, Event())
+    written = rewrite_all(source_in(source), target, deltas, Event())["model.safetensors"]
     assert (tmp_path / ("source" if in_place else "target") / "model.safetensors").read_bytes() == after
-    assert written.before == {"model.safetensors": digest(before)}
-    assert written.after == {"model.safetensors": digest(after)}
+    assert (written.before, written.after) == (digest(before), digest(after))
     for name, bits in first.items():
         assert (fingerprint(bits) + written.moved.get(name, 0)) & MASK == fingerprint(third[name]), name
 
 
-def test_in_place_only_blocks_with_changes_are_written(
+def test_in_place_only_pieces_with_changes_are_written(
     tmp_path: Path, opened: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = {"a": np.zeros(1000, np.uint16)}
@@ -145,7 +146,7 @@ def test_in_place_only_blocks_with_changes_are_written(
     monkeypatch.setattr(rewrite, "write_at", noted)
     rewrite_all(source_in(source), source, [delta_file(tmp_path / "delta", delta, opened)], Event())
     begin = len(shard_of(first, 0)) - 2000
-    assert sorted(places) == [(begin + 2 * index) // BLOCK * BLOCK for index in (3, 700)]
+    assert sorted(places) == [begin + 2 * index // PIECE * PIECE for index in (3, 700)]
     assert bits_of(np.frombuffer((tmp_path / "source/model.safetensors").read_bytes()[begin:], np.uint8), 2).sum() == 2
 
 
@@ -161,7 +162,7 @@ def test_files_that_hold_no_tensors_are_copied_also_without_a_byte(tmp_path: Pat
     }
 
 
-def test_writing_stops_between_two_blocks(tmp_path: Path, opened: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writing_stops_between_two_pieces(tmp_path: Path, opened: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     source, target = folder(tmp_path / "source", opened), folder(tmp_path / "target", opened)
     (tmp_path / "source/model.safetensors").write_bytes(shard_of({"a": np.zeros(1000, np.uint16)}, 0))
     stop, real, offsets = Event(), rewrite.write_at, list[int]()
@@ -172,7 +173,6 @@ def test_writing_stops_between_two_blocks(tmp_path: Path, opened: ExitStack, mon
         stop.set()
 
     monkeypatch.setattr(rewrite, "write_at", last)
-    monkeypatch.setattr(files, "_threads", lambda _: 1)
     with pytest.raises(ReadingStoppedError):
         rewrite_all(source_in(source), target, (), stop)
     assert offsets == [0]
@@ -182,30 +182,4 @@ def test_what_is_written_from_an_empty_checkpoint_is_nothing(tmp_path: Path, ope
     """A copy whose checkpoint has no other files has none to copy."""
     source, target = folder(tmp_path / "source", opened), folder(tmp_path / "target", opened)
     empty = files.SourceFiles(folder=source, headers={}, sizes={})
-    assert rewrite_all(empty, target, (), Event()) == Rewritten(before={}, after={}, moved={})
-
-
-def test_fingerprints_of_a_checkpoint_are_those_of_all_its_tensors(tmp_path: Path, opened: ExitStack) -> None:
-    source, tensors = folder(tmp_path / "source", opened), arrays(np.random.default_rng(1))
-    for name, bits in tensors.items():
-        (tmp_path / f"source/{name}.safetensors").write_bytes(shard_of({name: bits}, 1))
-    found = fingerprints_of(source_in(source), Event())
-    assert found == {name: fingerprint(bits) for name, bits in tensors.items()}
-
-
-def test_the_first_error_of_a_thread_ends_the_work_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else an error would be heard of when a terabyte has been read to its end."""
-    monkeypatch.setattr(files, "_threads", lambda _: 2)
-    begun, ended = Event(), Event()
-
-    def work(name: str, stop: Event) -> None:
-        if name == "a":
-            begun.wait()
-            raise OSError("cannot be read")
-        begun.set()
-        stop.wait()
-        ended.set()
-
-    with pytest.raises(OSError, match="cannot be read"):
-        files.in_threads(work, ["a", "b"], Event())
-    assert ended.is_set()
+    assert rewrite_all(empty, target, (), Event()) == {}

@@ -5,7 +5,7 @@ import os
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from refitd.materialize.disk import DiskCopies
 from refitd.observe.meters import Meters
 from refitd.observe.traces import Traces
 from refitd.policy.binding import move
+from refitd.state.copy import NOTE
 from refitd_client.contract.states import Kind, VersionState
 from refitd_client.delta.plan import Full
 from support.checkpoints import publish
@@ -28,9 +29,14 @@ from support.deltas import Trainer, in_folder, same, training
 from support.services import Stage, serving
 
 
+def shard_in(folder: Path) -> Path:
+    """One of them, the same each time."""
+    return min(folder.glob("*.safetensors"))
+
+
 def flip_a_byte(folder: Path) -> None:
     """As a program does that knows no better."""
-    shard = next(folder.glob("*.safetensors"))
+    shard = shard_in(folder)
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1
     shard.write_bytes(bytes(data))
@@ -87,8 +93,31 @@ async def test_engines_that_know_no_deltas_follow_a_chain_of_them(tmp_path: Path
         assert same(in_folder(engine.path), trainer.weights)
         folders = {path.rpartition("/")[0] for path in engine.loads[1:]}
         assert folders == {str(stage.root / ".refitd/copies/run")}
-        assert len(set(engine.loads[1:])) == 2
-        assert all(one != other for one, other in zip(engine.loads, engine.loads[1:], strict=False))
+        names = [path.rpartition("/")[2].partition("-")[0] for path in engine.loads[1:]]
+        assert names == [f"v{step:06d}" for step in range(2, 7)]
+        await stage.sweep()
+        assert list((stage.root / ".refitd/copies/run").iterdir()) == [Path(engine.path)]
+
+
+async def test_while_an_engine_reads_a_copy_the_next_one_is_made_beside_it(tmp_path: Path) -> None:
+    """The newest wins, and what no engine has begun to load is deleted."""
+    async with followed(tmp_path, names=("a",)) as (stage, trainer):
+        for _ in range(3):
+            await served(stage, trainer)
+        engine = stage.engines["a"]
+        engine.gate = asyncio.Event()  # from here on loads do not end
+        four = (await trainer.follow()).version_id
+        await stage.until(four, lambda _: len(engine.loads) == 4)
+        for _ in range(2):
+            newest = (await trainer.follow()).version_id
+            await stage.until(newest, lambda _, newest=newest: newest in stage.targets.carriage.carried)
+        await stage.sweep()
+        left = {path.name.partition("-")[0] for path in (stage.root / ".refitd/copies/run").iterdir()}
+        assert left == {"v000003", "v000004", "v000006"}
+        assert same(in_folder(engine.loads[-1]), trainer.history[4])
+        engine.gate.set()
+        await stage.until(newest, lambda record: record.served_at is not None)
+        assert same(in_folder(engine.path), trainer.weights)
 
 
 async def test_the_copy_that_a_delta_is_written_into_is_a_stage_of_its_update_and_is_measured_before_the_load(
@@ -119,29 +148,9 @@ async def test_a_copy_that_is_written_when_its_delta_is_served_already_is_no_sta
         await served(stage, trainer)
         record = stage.store.versions["run~v000002"]
         stage.store.put_version(replace(record, timings={"load": 1.0}))
-        copy = next(copy for copy in await DiskCopies(stage.root, None).survey() if copy.holds == record.id)
+        copy = next(copy for copy in await DiskCopies(stage.root).survey() if copy.holds == record.id)
         stage.materializer._written(record, copy, 5.0)
         assert stage.store.versions[record.id].timings == {"load": 1.0}
-
-
-async def test_while_an_engine_reads_a_copy_the_other_one_is_patched_and_a_third_waits(tmp_path: Path) -> None:
-    """The newest wins, as soon as a copy is free."""
-    async with followed(tmp_path, names=("a",)) as (stage, trainer):
-        for _ in range(3):
-            await served(stage, trainer)
-        engine = stage.engines["a"]
-        engine.gate = asyncio.Event()  # from here on loads do not end
-        four = (await trainer.follow()).version_id
-        await stage.until(four, lambda _: len(engine.loads) == 4)
-        five = (await trainer.follow()).version_id
-        await stage.until(five, lambda _: stage.materializer.why_waiting(stage.store.versions[five]) is not None)
-        assert "each of the 2 copies of run run is read" in str(
-            stage.materializer.why_waiting(stage.store.versions[five])
-        )
-        assert same(in_folder(engine.loads[-1]), trainer.history[4])
-        engine.gate.set()
-        await stage.until(five, lambda record: record.served_at is not None)
-        assert same(in_folder(engine.path), trainer.weights)
 
 
 async def test_a_delta_that_stands_on_nothing_is_told_and_engines_stay_until_a_full_one_comes(tmp_path: Path) -> None:
@@ -188,19 +197,8 @@ async def test_a_delta_that_was_given_up_is_tried_again_when_it_is_rolled_back_t
         assert same(in_folder(stage.engines["a"].path), trainer.history[2])
 
 
-async def test_without_copies_deltas_are_refused_by_kind(tmp_path: Path) -> None:
-    """So a publisher makes no more of them."""
-    async with followed(tmp_path, copies=0) as (stage, trainer):
-        await served(stage, trainer)
-        publication = await trainer.follow()
-        assert publication.kind is Kind.DELTA
-        answer = await stage.http.post("/v1/versions", json=asdict(publication.notice))
-        assert answer.json()["type"] == "urn:refitd:problem:unsupported-kind"
-        await stage.rejected(publication.version_id)
-
-
 async def test_a_service_that_comes_back_believes_the_copies_that_it_left_and_no_others(tmp_path: Path) -> None:
-    """A copy that was changed meanwhile is written anew before an engine gets it."""
+    """A copy that was changed meanwhile is made anew before an engine gets it."""
     async with followed(tmp_path) as (stage, trainer):
         for _ in range(3):
             await served(stage, trainer)
@@ -217,7 +215,7 @@ async def test_a_service_that_comes_back_believes_the_copies_that_it_left_and_no
         changed = [text for text in await log_of(stage) if "changed by another program" in text]
         assert changed == [
             f"its copy in {Path(left).relative_to(stage.root)} was changed by another program: "
-            "it is written anew before a load"
+            "it is made anew before a load"
         ]
 
 
@@ -225,18 +223,17 @@ async def test_damage_that_only_the_digests_of_a_copy_show_is_in_the_log(tmp_pat
     async with followed(tmp_path) as (stage, trainer):
         for _ in range(3):
             await served(stage, trainer)
-        reads = stage.engines["a"].path
-        copies = (stage.root / ".refitd/copies/run").iterdir()
-        (spare,) = [path for path in copies if path.is_dir() and str(path) != reads]
-        shard = next(spare.glob("*.safetensors"))
+        source = Path(stage.engines["a"].path)
+        shard = shard_in(source)
         times = shard.stat()
-        flip_a_byte(spare)
+        flip_a_byte(source)
         os.utime(shard, ns=(times.st_atime_ns, times.st_mtime_ns))
         await served(stage, trainer)
         assert same(in_folder(stage.engines["a"].path), trainer.weights)
         (text,) = [text for text in await log_of(stage) if "is not what it was when it was checked" in text]
         assert text.startswith(shard.name)
-        assert text.endswith("the copy of run~v000004 is made from others than run~v000002")
+        assert text.endswith(f"is made from another than {source.relative_to(stage.root)}")
+        assert not (source / NOTE).exists(), "nobody believes it after a restart either"
 
 
 async def test_a_delta_whose_copy_was_changed_is_made_from_the_full_version_at_once(tmp_path: Path) -> None:
@@ -244,16 +241,13 @@ async def test_a_delta_whose_copy_was_changed_is_made_from_the_full_version_at_o
     async with followed(tmp_path) as (stage, trainer):
         for _ in range(3):
             await served(stage, trainer)
-        reads = stage.engines["a"].path
-        (spare,) = [
-            path for path in (stage.root / ".refitd/copies/run").iterdir() if path.is_dir() and str(path) != reads
-        ]
-        flip_a_byte(spare)
+        source = Path(stage.engines["a"].path)
+        flip_a_byte(source)
         await served(stage, trainer)
         assert same(in_folder(stage.engines["a"].path), trainer.weights)
         assert [text for text in await log_of(stage) if "not those that were checked" in text] == [
-            f"the files in .refitd/copies/run/{spare.name} are not those that were checked: "
-            "the copy of run~v000004 is made from others"
+            f"the files in .refitd/copies/run/{source.name} are not those that were checked: "
+            f"the copy of run~v000004 is made from another than .refitd/copies/run/{source.name}"
         ]
 
 

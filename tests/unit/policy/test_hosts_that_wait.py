@@ -7,7 +7,7 @@ import pytest
 from refitd.engine.port import Outcome, Refit
 from refitd.policy.contest import held
 from refitd.policy.goals import goals_of_engine
-from refitd.policy.next_action import Agenda, Goals, RefitTo, next_action, stays
+from refitd.policy.next_action import Agenda, Goals, RefitTo, next_action
 from refitd.policy.observe import after_refit
 from refitd.policy.strategy import Strategy, StrategyName, canary_of, fault_found, finished_first, released, why_waiting
 from refitd.state.records import AttemptRecord, EngineRecord, UpdateRecord
@@ -36,7 +36,6 @@ def test_it_is_ordered_to_nothing_newer_and_when_it_is_resumed_at_once() -> None
     goals = Goals(target=TWO, loadable=TWO, serving=ONE)
     agenda = Agenda(probe_at=5)
     assert not isinstance(next_action(host(), goals, agenda, 0), RefitTo)
-    assert stays(host(), goals)
     assert next_action(host(waits=False), goals, agenda, 0) == RefitTo(TWO)
     nothing = Goals(target=TWO, loadable=TWO)
     assert not isinstance(next_action(host(serving=None), nothing, agenda, 0), RefitTo)

@@ -14,7 +14,6 @@ from refitd.policy.next_action import (
     Rest,
     Resume,
     next_action,
-    stays,
 )
 from refitd_client.contract.states import EngineState, VersionState
 from support.records import engine, version
@@ -128,20 +127,16 @@ def test_an_engine_leaves_what_was_rejected_when_it_was_read_again() -> None:
 
 def test_an_engine_stays_where_nothing_that_it_could_load_is_newer() -> None:
     waits = Goals(target=version(8), loadable=version(6), serving=version(7))
-    assert stays(engine(state=EngineState.BEHIND, serving=version(7).id), waits)
-    assert not stays(engine(state=EngineState.BEHIND, serving=version(5).id), replace(waits, serving=version(5)))
-
-
-@pytest.mark.parametrize("state", [EngineState.PROBING, EngineState.UPDATING, EngineState.VERIFYING])
-def test_an_engine_that_has_not_answered_or_is_being_loaded_does_not_stay(state: EngineState) -> None:
-    goals = Goals(target=TARGET, loadable=TARGET, serving=TARGET)
-    assert not stays(engine(state=state, serving=TARGET.id), goals)
+    stays = next_action(engine(state=EngineState.BEHIND, serving=version(7).id), waits, LATER, NOW)
+    assert not isinstance(stays, RefitTo)
+    older = replace(waits, serving=version(5))
+    goes = next_action(engine(state=EngineState.BEHIND, serving=version(5).id), older, LATER, NOW)
+    assert goes == RefitTo(version(6))
 
 
 def test_an_engine_with_unknown_contents_stays_where_nothing_is_there_to_repair_it_with() -> None:
     tainted = engine(state=EngineState.TAINTED, known=False)
-    assert stays(tainted, Goals(target=TARGET))
-    assert not stays(tainted, GOALS)
+    assert not isinstance(next_action(tainted, Goals(target=TARGET), LATER, NOW), RefitTo)
 
 
 def test_an_engine_with_nothing_to_load_makes_ready_what_is_coming_once() -> None:

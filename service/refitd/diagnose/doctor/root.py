@@ -25,7 +25,7 @@ from refitd.root.mark import RootGuard, RootMark, is_taken_at_start
 from refitd.settings import Settings
 from refitd.state.journal.condition import Sound
 from refitd.text import size_of
-from refitd_client.contract.naming import SERVICE_FOLDER
+from refitd_client.contract.naming import DELTA_NAME, SERVICE_FOLDER
 from refitd_client.contract.wire import Keeping
 from refitd_client.validation.sealed import MANIFESTS
 
@@ -122,6 +122,7 @@ class RootFacts:
         keeps_manifests: whether the service's manifests, of folders that have none, can be written.
         version: size of the largest version; None without one.
         held: size of all versions, slots and copies on it.
+        has_deltas: whether a delta lies on it.
     """
 
     path: Path
@@ -132,6 +133,7 @@ class RootFacts:
     keeps_manifests: bool
     version: int | None
     held: int
+    has_deltas: bool = False
 
 
 def look_at_root(root: Path, nonce: Nonce, base_model: Path | None) -> RootFacts:
@@ -151,6 +153,7 @@ def look_at_root(root: Path, nonce: Nonce, base_model: Path | None) -> RootFacts
         keeps_manifests=not manifests.exists() or (manifests.is_dir() and os.access(manifests, os.W_OK | os.X_OK)),
         version=max([*sizes, *models], default=None),
         held=sum(sizes),
+        has_deltas=any(root.rglob(DELTA_NAME)),
     )
 
 
@@ -246,7 +249,8 @@ def _space(facts: RootFacts, settings: Settings, told: Keeping | None, subject: 
         return unknown(CheckName.SPACE, subject, text, fix)
     what = "versions" if settings.lora is None else "adapters"
     keeps = told or settings.keeping
-    copies, budget = keeps.copies, keeps.disk_budget
+    # Engines that know no deltas read a copy of one, while that of the next is made.
+    copies, budget = 2 if facts.has_deltas else 0, keeps.disk_budget
     kept = keeps.last + keeps.slots + 1 + copies
     needed, there = kept * facts.version, facts.free + facts.held
     of_deltas = f", {copies} copies for deltas" if copies else ""
@@ -259,5 +263,5 @@ def _space(facts: RootFacts, settings: Settings, told: Keeping | None, subject: 
         text, there = f"{text}, and --disk-budget is {size_of(budget)}", budget
     if needed <= there:
         return good(CheckName.SPACE, subject, text)
-    fix = "make room, or keep fewer: --keep-last, --slots" + (", --copies or --copies-folder" if copies else "")
+    fix = "make room, or keep fewer: --keep-last, --slots"
     return failed(CheckName.SPACE, subject, text, fix)

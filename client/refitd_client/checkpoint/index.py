@@ -129,7 +129,10 @@ def lay_out(names: Collection[str], index: Index | None) -> WeightFiles:
     weights = index.files if index is not None else _without_index(names)
     here = tuple(name for name in weights if name in names)
     faults = [
-        Defect(Code.MISSING_FILE, f"{name} is named by {INDEX_NAME} and is not in the folder: write the index last")
+        Defect(
+            Code.MISSING_FILE,
+            f"{name} is named by {INDEX_NAME} and is not in the folder: put it there, or save all of it again",
+        )
         for name in weights
         if name not in names
     ]

@@ -8,6 +8,7 @@ a manifest says. It writes that down beside the root's records, and never in the
 It counts for the sealed files alone: those whose signature (names, sizes, times and inodes) stands in it.
 """
 
+import errno
 import os
 from collections.abc import Collection, Generator
 from contextlib import contextmanager, suppress
@@ -93,6 +94,26 @@ def described(root: Path, seen: Structure) -> Structure:
     if (kept.path, kept.signature) != (seen.path, seen.signature):
         raise ChangedError(f"the files in {seen.path} are not those that the service has sealed")
     return replace(seen, manifest=manifest)
+
+
+def kept_manifest(root: Path, path: str, signature: str) -> bytes:
+    """The manifest that the service keeps of a folder, as it wrote it.
+
+    Args:
+        root: the root.
+        path: the folder, relative to the root.
+        signature: that of the folder's files as they were sealed.
+
+    Raises:
+        OSError: there is none, or none of these files.
+    """
+    try:
+        kept = _read(root, path)
+    except msgspec.MsgspecError as error:
+        raise OSError(errno.EIO, f"the service's manifest of {path} does not parse: {error}") from error
+    if (kept.path, kept.signature) != (path, signature):
+        raise OSError(errno.ESTALE, f"the service's manifest of {path} is of other files")
+    return bytes(kept.manifest)
 
 
 def has_kept_manifest(root: Path, path: str) -> bool:

@@ -8,6 +8,7 @@ import os
 import re
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,13 +21,15 @@ from refitd.api.sendfile import EXTENSION
 from refitd.problem import ProblemError, Slug
 from refitd.root.handle import below, parts_below, root_at
 from refitd.state.version import VersionRecord
-from refitd_client.contract.manifest import MAX_MANIFEST_BYTES
+from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME
 from refitd_client.contract.states import VersionState
 from refitd_client.files.plain_file import open_plain, read_at
+from refitd_client.validation.sealed import kept_manifest
 
 router = APIRouter(prefix="/v1/versions/{version_id}", tags=["files"])
 _SENT_AT_ONCE = 2**20  # bytes that are read and sent at a time where the server has no sendfile, as with TLS
+_NO_MANIFEST = "has no manifest, and the service keeps none of it: publish its folder with 'refitd publish'"
 _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{0,18})")
 _OBJECT: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
 _OCTETS: dict[str, Any] = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
@@ -38,8 +41,12 @@ _FILE_ANSWERS: dict[int | str, dict[str, Any]] = {
 
 @router.get("/manifest", response_class=Response, responses={200: {"content": _OBJECT}})
 async def get_manifest(version_id: str, service: ServiceOf) -> Response:
-    """The manifest of a sealed version (`refit.json`), byte by byte as its publisher wrote it."""
+    """The manifest of a sealed version (`refit.json`), byte by byte as its publisher wrote it. Of a folder without one
+    it is the manifest that the service keeps.
+    """
     record = await _held(service, version_id)
+    if record.described:
+        return Response(await _kept(service, record), media_type="application/json")
     fd = await _opened(service, record, MANIFEST_NAME)
     try:
         data = await asyncio.to_thread(lambda: read_at(fd, min(os.fstat(fd).st_size, MAX_MANIFEST_BYTES), 0))
@@ -65,6 +72,8 @@ async def get_file(
 async def _sealed(service: Service, version_id: str, name: str, wanted: str | None) -> "tuple[int, PartOfFile]":
     """An open file of a version that was found good here, and the part of it."""
     record = await _held(service, version_id)
+    if record.described and name not in _names_in(await _kept(service, record)):  # such as its trainer's optimizer.pt
+        raise ProblemError(Slug.FILES_NOT_HELD, f"{record.id} has no file {name!a}")
     fd = await _opened(service, record, name)
     try:
         return fd, part_of(wanted, os.fstat(fd).st_size)
@@ -76,10 +85,24 @@ async def _sealed(service: Service, version_id: str, name: str, wanted: str | No
 async def _held(service: Service, version_id: str) -> VersionRecord:
     """The version, if its files are those that were found good."""
     record = await find_version(service, version_id)
-    if record.state is not VersionState.SEALED or not record.owned:
-        why = f"is {record.state}" if record.owned else "has no manifest: refitd's publisher did not write it"
+    if record.state is not VersionState.SEALED or not (record.owned or record.described):
+        why = f"is {record.state}" if record.state is not VersionState.SEALED else _NO_MANIFEST
         raise ProblemError(Slug.FILES_NOT_HELD, f"{record.id} {why}, so its files are not handed out")
     return record
+
+
+async def _kept(service: Service, record: VersionRecord) -> bytes:
+    """The manifest that the service keeps of a version."""
+    try:
+        return await asyncio.to_thread(kept_manifest, service.settings.root, record.path, record.signature or "")
+    except OSError as error:
+        raise ProblemError(Slug.FILES_NOT_HELD, f"{record.id} has no manifest now: {error.strerror}") from error
+
+
+@lru_cache(maxsize=4)
+def _names_in(manifest: bytes) -> frozenset[str]:
+    """The names of the files that a manifest has."""
+    return frozenset(parse_manifest(manifest).files)
 
 
 async def _opened(service: Service, record: VersionRecord, name: str) -> int:

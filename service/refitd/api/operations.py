@@ -29,6 +29,7 @@ from refitd_client.contract.wire import (
 )
 
 _RUNS_LISTED = "'refitd runs' lists what there is"
+_NONE_TO_GO_TO = f"no version of run {{run}} is known, so none to go to: publish a step of it first; {_RUNS_LISTED}"
 
 rollback_routes = APIRouter(prefix="/v1/rollback", tags=["rollback"])
 run_routes = APIRouter(prefix="/v1/runs", tags=["runs"])
@@ -81,7 +82,7 @@ async def _planned(service: Service, order: Rollback) -> _Plan:
     decides = decides_run(service.store.runs.upstream, order.run)
     leave_to_upstream(service, f"roll run {order.run} back", decides=decides)
     if not service.store.published_of(order.run):  # before a version is blamed that is named with it
-        raise unknown(service.store, Slug.UNKNOWN_RUN, f"no version of run {order.run} is known: {_RUNS_LISTED}")
+        raise unknown(service.store, Slug.UNKNOWN_RUN, _NONE_TO_GO_TO.format(run=order.run))
     goal = None if order.to is None else await _sealed(service, order.run, order.to)
     # Nothing is awaited from here on: what is decided is still true where it is done.
     versions = service.store.published_of(order.run)

@@ -213,7 +213,9 @@ def settle(
         reason = f"{why}: complete when nothing has changed for {needed:g} s"
         return StillWritten(memory, min(memory.since + needed, now + settle_for), reason)
     if quiet >= timeout:
-        return NeverSettles(f"{look.fault}, and nothing has changed for {timeout:g} s")
+        return NeverSettles(
+            f"{look.fault}. Nothing has changed for {timeout:g} s: mend the folder, then announce it again"
+        )
     ends = f"rejected when nothing has changed for {timeout:g} s"
     return StillWritten(memory, now + min(max(quiet, 0.1), 1.0), f"incomplete: {look.fault}; {ends}")
 

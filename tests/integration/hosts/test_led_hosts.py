@@ -4,7 +4,8 @@ from pathlib import Path
 
 from refitd_client import WeightPublisher
 from refitd_client.contract.states import EngineState, WaitOutcome
-from support.checkpoints import tensors
+from refitd_client.contract.wire import Notice
+from support.checkpoints import tensors, write_model
 from support.hosts import RUN, Host, hosts, until
 
 
@@ -35,6 +36,19 @@ def test_hosts_name_themselves_are_rolled_out_to_and_rolled_back_by_the_hub(tmp_
         hub.client.rollback(RUN, first)
         until(lambda: one.serves(1) and other.serves(1), hub, one, other)
         until(lambda: states(hub)["one"] == ("IN_SYNC", first) == states(hub)["other"], hub, one, other)
+
+
+def test_a_checkpoint_without_a_manifest_that_is_announced_at_the_hub_is_served_by_its_hosts(tmp_path: Path) -> None:
+    with hosts(tmp_path) as all_:
+        hub, one = all_.hub, all_.led("one")
+        until(lambda: set(states(hub)) == {"one"}, hub, one)
+        folder = write_model(hub.root / RUN / "checkpoint-1", tensors(1))
+        (folder / "optimizer.pt").write_bytes(b"its trainer's own")
+        first = hub.client.announce(Notice(run=RUN, step=1, path=str(folder))).id
+        assert hub.client.wait(first, timeout=30).outcome is WaitOutcome.SERVED
+        until(lambda: one.serves(1), hub, one)
+        assert hub.get(f"/v1/versions/{first}/files/optimizer.pt").status_code == 410
+        assert hub.get(f"/v1/versions/{first}/files/model.safetensors").status_code == 200
 
 
 def test_a_run_whose_name_has_parts_is_led_as_any_other(tmp_path: Path) -> None:

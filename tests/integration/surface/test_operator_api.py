@@ -362,7 +362,7 @@ async def test_where_a_rollback_leads_is_told_before_and_nothing_is_done(tmp_pat
         for mistyped in ({"run": "none"}, {"run": "none", "to": "run~v000001"}, {"run": "none", "to": "1"}):
             unknown = await stage.http.get("/v1/rollback", params=mistyped)
             assert unknown.status_code == 404
-            assert unknown.json()["detail"] == "no version of run none is known: 'refitd runs' lists what there is"
+            assert "no version of run none is known" in unknown.json()["detail"]
 
 
 async def test_a_step_stands_for_the_run_s_version_to_a_rollback_and_for_the_only_one_to_a_pin(tmp_path: Path) -> None:

@@ -32,7 +32,9 @@ EVENT_SECONDS = 0.3  # between two events that make a follower look
 
 
 async def held(life: Life, version: str) -> tuple[SimFolder, Manifest]:
-    """The folder that a service hands out as a version, and its manifest, as `api/files.py` decides it."""
+    """The folder that a service hands out as a version, and its manifest, as `api/files.py` decides it. A folder
+    without one is not handed out here.
+    """
     record = await find_version(life.service, version)
     if record.state is not VersionState.SEALED or not record.owned:
         raise ProblemError(Slug.FILES_NOT_HELD, f"{version} is {record.state}")

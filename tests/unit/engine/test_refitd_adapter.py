@@ -190,7 +190,7 @@ async def test_a_pull_that_fails_and_begins_again_all_the_time_is_given_up_for_a
     clock = SetClock()
     line = HostLine("host-1", clock, Notifier())
     line.take(BEFORE)
-    again = told("comes", pulling=V2, pulled_bytes=7), told("comes", fault="it was not pulled: 410")
+    again = told("comes", pulling=V2, pulled_bytes=7, ahead=0), told("comes", fault="it was not pulled: 410")
     ending = asyncio.create_task(RefitdEngine(line, root="/root", load_timeout=600).refit(target(), lambda _: None))
     for report in 10 * again:
         said = await speak(line, (report,))

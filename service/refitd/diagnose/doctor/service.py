@@ -262,7 +262,7 @@ def judge_runs(runs: Sequence[RunGlance]) -> Iterator[Finding]:
     for run in runs:
         if run.trouble is not None:
             text = f"the service says: {run.trouble}"
-            fix = f"'refitd explain {run.newest or run.target}' says what was decided, and why"
+            fix = f"'refitd explain {run.run}' says what was decided, and why"
             yield warning(CheckName.RUNS, run.run, text, fix)
 
 

@@ -68,7 +68,7 @@ class RefitdEngine:
     async def refit(self, target: Target, on_stage: Callable[[Stage], None]) -> Refit:
         watch = Stopwatch(on_stage)
         if target.files is None:
-            reason = "a host pulls only what refitd's publisher wrote, and this version has no manifest"
+            reason = "a host pulls what has a manifest, and of this version there is none: use 'refitd publish'"
             return Refit(outcome=Outcome.NACK, resumed=True, reason=reason)
         version, before = target.files.version, self._line.here
         if before is None:
@@ -189,7 +189,8 @@ class RefitdEngine:
             if answer is not None:
                 # A pull that fails and begins again looks as it did before: that is no progress.
                 state = answer.pulling, answer.pulled_bytes, answer.fault
-                if state not in seen or answer.ahead is not None:  # it waits for its turn, which this service gives
+                # Behind other hosts it waits for its turn, which this service gives. In its turn it pulls, or fails.
+                if state not in seen or (answer.ahead and answer.fault is None):
                     ends = clock.monotonic() + (patience if answer.fault is None else min(patience, FAULT_SECONDS))
                 seen.add(state)
             told, is_new = answer, True

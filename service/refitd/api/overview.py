@@ -224,8 +224,9 @@ def _contradictory(seen: RunFacts) -> str | None:
 
 
 def _fought_over(seen: RunFacts) -> str | None:
-    """Name the engines that another writer has changed lately, and that were loaded again."""
-    mine = sorted(engine.id for engine in seen.engines if engine.contests and engine.state is not EngineState.CONTESTED)
+    """Name the engines that another writer has changed lately, and that were loaded again. A host says itself why."""
+    changed = (each for each in seen.engines if each.contests and not each.pulls)
+    mine = sorted(engine.id for engine in changed if engine.state is not EngineState.CONTESTED)
     if not mine:
         return None
     text = f"{_names(mine)} loaded again where another writer had changed the weights"

@@ -58,6 +58,11 @@ def test_an_engine_that_another_writer_has_changed_lately_is_trouble_though_it_i
     ]
 
 
+def test_a_host_that_once_served_something_else_by_itself_is_not_another_writers() -> None:
+    was = engine("a", serving=HERE[0].serving, contests=2, pulls=True)
+    assert glance(seen([was])).standing is Standing.CURRENT
+
+
 def test_a_run_that_is_troubled_says_why_in_one_sentence_and_no_other_does() -> None:
     bad = version(3, state=VersionState.REJECTED, reason="a torn file")
     away = engine("late", serving="run~v000001", state=EngineState.UNREACHABLE, reason="timed out")

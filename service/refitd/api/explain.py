@@ -230,6 +230,8 @@ def _what_it_means(engine: EngineRecord, order: AttemptRecord | None) -> str:
         return f"it was ordered to serve {order.version}"
     if engine.pulls and engine.state is EngineState.CONTESTED:
         return "the host does not do what this service says"
+    if engine.pulls and engine.state is EngineState.UNREACHABLE:
+        return "the host does not report, and is brought up to date when it does"
     return _ENGINE_MEANINGS[engine.state]
 
 

@@ -1,14 +1,10 @@
-"""What was published: which model stands behind which version, and behind which label. Pure.
-
-Engines label their answers with the step alone, so after a restart of the trainer one label may stand for two versions
-of different generations.
-"""
+"""What was published: which model stands behind which version, and behind which label. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from chaos.models import START_UP
-from refitd_client.contract.naming import Order, version_folder, version_id
+from refitd_client.contract.naming import Order, version_folder, version_id, version_label
 
 RUN = "exp/trial"
 START_UP_LABEL = "default"
@@ -34,7 +30,7 @@ class Published:
     @property
     def label(self) -> str:
         """What engines call it."""
-        return str(self.order.step)
+        return version_label(self.order)
 
 
 AT_START = Published(Order(0, 0), START_UP)

@@ -4,6 +4,7 @@ A follower believes none of the bytes: it holds them against the manifest's dige
 """
 
 import asyncio
+import errno
 import os
 import re
 from contextlib import AbstractContextManager
@@ -21,7 +22,7 @@ from refitd.api.sendfile import EXTENSION
 from refitd.problem import ProblemError, Slug
 from refitd.root.handle import below, parts_below, root_at
 from refitd.state.version import VersionRecord
-from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, parse_manifest
+from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, ManifestRefusedError, parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME
 from refitd_client.contract.states import VersionState
 from refitd_client.files.plain_file import open_plain, read_at
@@ -46,7 +47,12 @@ async def get_manifest(version_id: str, service: ServiceOf) -> Response:
     """
     record = await _held(service, version_id)
     if record.described:
-        return Response(await _kept(service, record), media_type="application/json")
+        try:
+            data = await asyncio.to_thread(kept_manifest, service.settings.root, record.path, record.signature or "")
+        except OSError as error:
+            text = f"{record.id} has no manifest now: {error.strerror}"
+            raise ProblemError(Slug.FILES_NOT_HELD, text) from error
+        return Response(data, media_type="application/json")
     fd = await _opened(service, record, MANIFEST_NAME)
     try:
         data = await asyncio.to_thread(lambda: read_at(fd, min(os.fstat(fd).st_size, MAX_MANIFEST_BYTES), 0))
@@ -72,8 +78,6 @@ async def get_file(
 async def _sealed(service: Service, version_id: str, name: str, wanted: str | None) -> "tuple[int, PartOfFile]":
     """An open file of a version that was found good here, and the part of it."""
     record = await _held(service, version_id)
-    if record.described and name not in _names_in(await _kept(service, record)):  # such as its trainer's optimizer.pt
-        raise ProblemError(Slug.FILES_NOT_HELD, f"{record.id} has no file {name!a}")
     fd = await _opened(service, record, name)
     try:
         return fd, part_of(wanted, os.fstat(fd).st_size)
@@ -91,32 +95,30 @@ async def _held(service: Service, version_id: str) -> VersionRecord:
     return record
 
 
-async def _kept(service: Service, record: VersionRecord) -> bytes:
-    """The manifest that the service keeps of a version."""
-    try:
-        return await asyncio.to_thread(kept_manifest, service.settings.root, record.path, record.signature or "")
-    except OSError as error:
-        raise ProblemError(Slug.FILES_NOT_HELD, f"{record.id} has no manifest now: {error.strerror}") from error
-
-
-@lru_cache(maxsize=4)
-def _names_in(manifest: bytes) -> frozenset[str]:
-    """The names of the files that a manifest has."""
-    return frozenset(parse_manifest(manifest).files)
-
-
 async def _opened(service: Service, record: VersionRecord, name: str) -> int:
     """A descriptor of a plain file in the version's folder; no link is followed."""
     root: Path = service.settings.root
     try:
-        return await asyncio.to_thread(_open, root, record.path, name)
+        return await asyncio.to_thread(_open, root, record, name)
     except OSError as error:
         raise ProblemError(Slug.FILES_NOT_HELD, f"{record.id} has no file {name!a}: {error.strerror}") from error
 
 
-def _open(root: Path, path: str, name: str) -> int:
-    with root_at(root) as above, below(above, parts_below(path) or ()) as folder:
+def _open(root: Path, record: VersionRecord, name: str) -> int:
+    # A trainer's own folder may hold more than the version, such as optimizer.pt: that is not handed out.
+    if record.described and name not in _names_kept(root, record.path, record.signature or ""):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    with root_at(root) as above, below(above, parts_below(record.path) or ()) as folder:
         return open_plain(name, within=folder)
+
+
+@lru_cache(maxsize=16)
+def _names_kept(root: Path, path: str, signature: str) -> frozenset[str]:
+    """The files in the manifest that the service keeps of a folder, read once for all parts that hosts pull."""
+    try:
+        return frozenset(parse_manifest(kept_manifest(root, path, signature)).files)
+    except ManifestRefusedError as error:
+        raise OSError(errno.EIO, f"the service's manifest does not parse: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

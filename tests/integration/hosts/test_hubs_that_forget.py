@@ -48,15 +48,20 @@ def stays(hub: Host, one: Host, why: str) -> None:
     assert one.engines[0].loaded == loaded
 
 
+def backed_up(all_: Hosts, folder: Path) -> Host:
+    """A host that serves step 1, of a hub of which there is a backup."""
+    one = led(all_, 1)
+    all_.hub.refitd.stop()
+    shutil.copytree(all_.hub.folder, folder / "backup")
+    all_.hub.refitd.start()
+    return one
+
+
 def test_a_host_does_not_go_back_with_a_hub_that_was_restored_from_a_backup_until_its_operator_rolls_back(
     tmp_path: Path,
 ) -> None:
     with hosts(tmp_path) as all_:
-        hub = all_.hub
-        one = led(all_, 1)
-        hub.refitd.stop()
-        shutil.copytree(hub.folder, tmp_path / "backup")
-        hub.refitd.start()
+        hub, one = all_.hub, backed_up(all_, tmp_path)
         version = all_.publish(2)
         until(lambda: one.serves(2), hub, one)
         assert hub.client.wait(version, timeout=30).outcome is WaitOutcome.SERVED
@@ -142,11 +147,7 @@ def test_a_name_that_is_used_again_after_a_rollback_is_pulled_anew_where_the_hos
 ) -> None:
     """The hub is restored from a backup and rolled back, and its trainer does the step again without asking."""
     with hosts(tmp_path) as all_:
-        hub = all_.hub
-        one = led(all_, 1)
-        hub.refitd.stop()
-        shutil.copytree(hub.folder, tmp_path / "backup")
-        hub.refitd.start()
+        hub, one = all_.hub, backed_up(all_, tmp_path)
         all_.publish(2)
         until(lambda: one.serves(2), hub, one)
         hub.refitd.kill()

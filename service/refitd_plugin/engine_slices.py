@@ -14,8 +14,6 @@ from refitd_plugin.ranks import Ranks
 from refitd_plugin.slices import EngineTable, RankSlices, SliceSums, SliceVerdict, decode_sums
 from refitd_plugin.transaction import RankReport, RankState, Reports
 
-_UNPROVED = "it was read while it was written, and not every rank's load of it could be checked: try again"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceCheck:
@@ -49,19 +47,6 @@ class EngineSlices:
             mine = check.found.slices
             self._ranks.keep(mine.digest, mine.encode())
 
-    def checks_all(self, mine: RankSlices, elements: Sequence[int]) -> bool:
-        """Whether all that a load writes is found right or wrong afterwards, on all ranks: as far as is known of the
-        other ranks since their last load.
-
-        Args:
-            mine: this rank's slices.
-            elements: how many each tensor has.
-        """
-        if self._ranks.size == 1:
-            return self._table([mine], elements).is_all
-        known = self._known
-        return known is not None and known[0][self._ranks.rank] == mine.digest and known[1].is_all
-
     def verdict(self, reports: Reports, check: SliceCheck | None) -> SliceVerdict:
         """What the ranks found together, where all have written.
 
@@ -72,18 +57,15 @@ class EngineSlices:
         present = [each for each in reports if each is not None and each.state is RankState.WRITTEN]
         if len(present) < len(reports):
             return SliceVerdict()  # another decision than to keep it
-        must_prove = any(each.must_prove for each in present)
         if check is None or not all(each.slices for each in present):
-            return SliceVerdict(_UNPROVED if must_prove else "")
+            return SliceVerdict()
         try:
             slices = [self._slices_of(each, check.found.slices) for each in present]
             table = self._table(slices, check.elements)
             sums = [decode_sums(each.sums) for each in present]
-            found = table.verdict(sums, check.names, check.expected, check.says)
+            return table.verdict(sums, check.names, check.expected, check.says)
         except ValueError as error:
             return SliceVerdict(f"what the ranks found in their slices of tensors cannot be read: {error}")
-        is_proved = table.is_all and len(found.proved) == len(table.tensors)
-        return SliceVerdict(_UNPROVED) if must_prove and not found.fault and not is_proved else found
 
     def _slices_of(self, report: RankReport, mine: RankSlices) -> RankSlices:
         """A rank's slices. Raises ValueError where it does not keep them."""

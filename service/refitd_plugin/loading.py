@@ -85,18 +85,13 @@ class PlanTables:
 
     def table_of(self, source: VersionSource, parts: int) -> tuple[MoveTable, CopyWatch | None]:
         """The moves from a version's files, and what is watched in so many parts beside. Kept for equal headers."""
-        table = self.moves_of(source)
-        if parts not in self._watches:
-            self._watches[parts] = self._watch(table, parts)
-        return table, self._watches[parts]
-
-    def moves_of(self, source: VersionSource) -> MoveTable:
-        """The moves alone."""
         headers = source.structure.headers
         if self._table is None or self._cut is not source.cut or self._table.headers != headers:
             self._table, self._cut = table_of(source.copies_of(self.plan.copies), headers), source.cut
             self._watches = {}
-        return self._table
+        if parts not in self._watches:
+            self._watches[parts] = self._watch(self._table, parts)
+        return self._table, self._watches[parts]
 
     def _watch(self, table: MoveTable, parts: int) -> CopyWatch | None:
         """Only where copies are all that is done: what a loader computes comes after them."""
@@ -224,25 +219,6 @@ class Loading:
         if self._tables is None or self._tables.plan is not plan:
             self._tables = PlanTables(plan, self.model, source)
         return self._tables
-
-    def checks_all(self, source: VersionSource) -> bool:
-        """Whether after a load of a full version all that it has written is held against the manifest, on this rank
-        and, by what they had when they last loaded, on the others.
-        """
-        plan = self.plan
-        if plan is None or not plan.replays or plan.inventory != source.inventory:
-            return False
-        slices = self.tables(plan, source).slices
-        return self.engine_slices.checks_all(slices.mine, slices.elements)
-
-    def moves_all(self, source: VersionSource) -> bool:
-        """Whether a load of a full version whose files are on the GPU has all from there: what is no move of the
-        driver's, or is left to the loader, comes from the file.
-        """
-        plan = self.plan
-        if plan is None or not plan.replays or not plan.proven or plan.inventory != source.inventory:
-            return False
-        return not plan.residual and not self.tables(plan, source).moves_of(source).rest
 
     def fingerprints(
         self, source: VersionSource, contents: dict[str, str], others: Sequence[int] | None = None

@@ -42,12 +42,11 @@ class ModelSlices:
         self.names = sorted(tensors)
         self.elements = [nbytes[name] // width_of(tensors[name].dtype) for name in self.names]
         loaded = {copy.name for copy in plan.copies if copy.target.numel()}
-        is_all, lines, taken = True, list[tuple[int, ...]](), list[Route]()
+        lines, taken = list[tuple[int, ...]](), list[Route]()
         self._numbers: dict[tuple[str, int, int], int] = {}
         for number, name in enumerate(self.names):
             found = routes.get(name, "") if name in loaded else ()
             if name in plan.residual or isinstance(found, str):
-                is_all = False
                 continue
             for route in found:
                 if not route.whole:
@@ -55,7 +54,7 @@ class ModelSlices:
                     lines.append(slice_line(number, route.offset, route.columns, route.rows, route.row_index))
                     taken.append(route)
         table = np.array(lines, dtype=np.int64).reshape(-1, 5)
-        self.mine = RankSlices(table, is_all, plan.inventory)
+        self.mine = RankSlices(table, plan.inventory)
         self._scan = SliceScan(taken, holders)
 
     def take(self) -> SliceSums:

@@ -3,12 +3,12 @@
 Where the model is on a GPU, that reads the files where they lie: on tmpfs their pages are registered with the CUDA
 driver, as they are for the load. It reads them at the speed of the bus, by few enough programs that the engine's own
 work has room beside. Where the operator allows it, and the rank holds the whole model, the files are copied to the GPU
-instead and read there, and the load copies from there. Both begin while the trainer writes the version.
+instead and read there, and the load copies from there.
 
 Fingerprints are held against the manifest here; the service decides, by the digest of what was found.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -25,15 +25,12 @@ from refitd_client.fingerprint.tensors import Scan, ScanInput, has_triton, scan
 from refitd_client.validation.proof import proof_digest, share_of, unprovable
 from refitd_plugin import driver
 from refitd_plugin.contents import devices_of
-from refitd_plugin.copy_ahead import BufferCopy, buffer_copy
 from refitd_plugin.moves import MemoryMove
 from refitd_plugin.port import EngineProcess
-from refitd_plugin.read_ahead import ScanBatch, TensorsAhead, batches_of
-from refitd_plugin.registered import Registry
+from refitd_plugin.registered import Registered, Registry
 from refitd_plugin.settings import PluginSettings
 from refitd_plugin.source import VersionSource
 from refitd_plugin.staging import FileOnDevice, StagingBuffer
-from refitd_plugin.trainer_follower import Ahead, FileLayout, Files, Layout, TrainerFollower
 
 _KEPT_ADDRESSES = 8  # lists of addresses: one for each slot that the trainer writes in turns
 
@@ -43,33 +40,11 @@ Staged = Mapping[str, FileOnDevice]
 @dataclass(frozen=True, slots=True)
 class Reading:
     """What was read of tensors: their fingerprints and non-finite values, and the files that stay on the GPU, if any
-    do. `ahead` bytes of them were copied there, or read, while the trainer wrote them.
+    do.
     """
 
     scans: Sequence[Scan]
     staged: Staged | None = None
-    ahead: int = 0
-
-
-def _always(*_: object) -> bool:
-    return True
-
-
-def _never() -> bool:
-    return False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FollowRules:
-    """When a rank follows a trainer that writes a version. `wants_files` and `is_updated` as in `TrainerFollower`.
-    `may_read`: whether a load of a version holds all that it has written against the manifest. `may_copy`: whether it
-    does, or has all from the GPU where the version's files were copied there.
-    """
-
-    wants_files: Callable[[], bool] = _always
-    is_updated: Callable[[], bool] = _never
-    may_read: Callable[[VersionSource], bool] = _always
-    may_copy: Callable[[VersionSource], bool] = _always
 
 
 class TensorReader(Protocol):
@@ -91,76 +66,48 @@ class HostReader:
 class DeviceReader:
     """Reads with one GPU. The class is a `TensorReader`."""
 
-    def __init__(
-        self,
-        device: torch.device,
-        registry: Registry,
-        *,
-        stage: bool,
-        follow: FollowRules = FollowRules(),
-    ) -> None:
+    def __init__(self, device: torch.device, registry: Registry, *, stage: bool) -> None:
         """Read nothing yet.
 
         Args:
             device: the GPU.
             registry: the files that it reads in place.
             stage: whether what is read may stay on the GPU, where there is room.
-            follow: when it follows a trainer.
         """
-        self._device, self._registry, self._rules = device, registry, follow
-        self._may_read = self._may_copy = False  # while the trainer still writes
-        self._is_whole = True  # whether all tensors are this rank's to read
-        self._in_use: list[Files] = []  # the GPU may still read what was begun and dropped: it stays mapped
+        self._device, self._registry = device, registry
         self._buffer = StagingBuffer(device) if stage else None
-        self._follower = TrainerFollower(
-            registry.known, self._start, self._on_device, self._wants_files, follow.is_updated
-        )
         self._stream: torch.cuda.Stream | None = None
         self._scans: list[tuple[Mapping[str, Header], Sequence[str], dict[str, int], AddressScan]] = []
-        self._batches: list[tuple[Layout, dict[str, int], Mapping[str, Sequence[ScanBatch]]]] = []
 
     def read(self, source: VersionSource, names: Sequence[str]) -> Reading | None:
         files = source.registered(self._registry, self._device.index or 0)
         if files is None:
             return None
-        self._may_read, self._may_copy = self._rules.may_read(source), self._rules.may_copy(source)
-        self._is_whole = len(names) == len(source.structure.inventory.tensors)
-        before = len(self._in_use)
-        found = self._found(source, names, files)
-        del self._in_use[:before]  # what was begun before has ended: all goes along one stream
-        return found
-
-    def _found(self, source: VersionSource, names: Sequence[str], files: Files) -> Reading:
         headers = source.structure.headers
         with self._on_device():
-            found, ahead = self._follower.finished(source.place, files, layout_of(source, names))
-            if isinstance(found, BufferCopy):
-                staged = found.taken()
-                places = {name: file.address for name, file in staged.items()}
-                return Reading(self._scan(headers, names, places, programs=None).begin()(), staged, ahead)
-            if isinstance(found, TensorsAhead):
-                scans = found.scans()
-                return Reading([scans[name] for name in names], ahead=ahead)
-            places = {name: file.address for name, file in files.items()}
-            return Reading(self._scan(headers, names, places, programs=PROGRAMS_OVER_BUS).begin()())
+            staged = self._staged(source, names, files)
+            if staged is None:
+                places = {name: file.address for name, file in files.items()}
+                return Reading(self._scan(headers, names, places, programs=PROGRAMS_OVER_BUS).begin()())
+            places = {name: file.address for name, file in staged.items()}
+            return Reading(self._scan(headers, names, places, programs=None).begin()(), staged)
 
-    def _wants_files(self) -> bool:
-        may_look = self._may_read if self._buffer is None else self._may_copy
-        return may_look and self._rules.wants_files()
-
-    def _start(self, files: Files, layout: Layout) -> Ahead | None:
-        """A copy into the buffer, of a rank that holds the whole model. Where there is no buffer, or no room, a look at
-        the rank's tensors where they are.
+    def _staged(
+        self, source: VersionSource, names: Sequence[str], files: Mapping[str, Registered]
+    ) -> dict[str, FileOnDevice] | None:
+        """Begin to copy the files to the GPU; None where they are read in place: there is no buffer or no room, or
+        the rank holds a part of the model alone.
         """
-        self._in_use.append(files)
-        take = None if self._buffer is None or not self._is_whole else self._buffer.take
-        copy = None if take is None else buffer_copy(files, layout, take, self._begin_move)
-        if copy is not None or not self._may_read:
-            return copy
-        return TensorsAhead(files=files, layout=layout, batches=self._batches_of(files, layout))
-
-    def _begin_move(self, move: MemoryMove, above: int) -> None:
-        driver.to_device(move, above, self._used_stream.cuda_stream)
+        seen = source.structure
+        if self._buffer is None or len(names) != len(seen.inventory.tensors):
+            return None
+        staged = self._buffer.take(
+            {name: (seen.files[name].size, header.data_start) for name, header in seen.headers.items()}
+        )
+        for name, file in (staged or {}).items():
+            move = MemoryMove(file.address, 0, seen.files[name].size)
+            driver.to_device(move, files[name].address, self._used_stream.cuda_stream)
+        return staged
 
     @contextmanager
     def _on_device(self) -> Iterator[None]:
@@ -192,36 +139,6 @@ class DeviceReader:
         self._scans = [*self._scans[1 - _KEPT_ADDRESSES :], (headers, names, places, found)]
         return found
 
-    def _batches_of(self, files: Files, layout: Layout) -> Mapping[str, Sequence[ScanBatch]]:
-        """The batches of each file, made once for each slot."""
-        places = {name: files[name].address for name in layout}
-        for known in self._batches:
-            if known[1] == places and known[0] == layout:
-                return known[2]
-        found = {name: list(self._batches_in(file, places[name])) for name, file in layout.items()}
-        self._batches = [*self._batches[1 - _KEPT_ADDRESSES :], (layout, places, found)]
-        return found
-
-    def _batches_in(self, file: FileLayout, address: int) -> Iterator[ScanBatch]:
-        for names in batches_of([(name, spec.end - spec.start) for name, spec in file.tensors.items()]):
-            specs = [file.tensors[name] for name in names]
-            parts = [_part(number, address + file.begin + spec.start, spec) for number, spec in enumerate(specs)]
-            scan = AddressScan(parts, len(parts), self._device, PROGRAMS_OVER_BUS)
-            yield ScanBatch(names, file.begin + max(spec.end for spec in specs), scan)
-
-
-def layout_of(source: VersionSource, names: Sequence[str]) -> Layout:
-    """The layout of a version's files, of whose tensors those of these names count."""
-    seen, wanted = source.structure, frozenset(names)
-    return {
-        name: FileLayout(
-            seen.files[name].size,
-            header.data_start,
-            {each: spec for each, spec in header.tensors.items() if each in wanted},
-        )
-        for name, header in seen.headers.items()
-    }
-
 
 def _part(number: int, address: int, spec: TensorSpec) -> TensorPart:
     width = width_of(spec.dtype)
@@ -250,12 +167,6 @@ class VersionProver:
         if reading is None:
             return TensorProof(fault="the GPU cannot read the files where they lie"), None
         prints, fault = _found(reading, names, expected)
-        if fault and reading.ahead:  # its trainer may have written a byte after it said that it would not change
-            reading = None  # the buffer is free
-            reading = self._reader.read(source, names)
-            if reading is None:
-                return TensorProof(fault="the GPU cannot read the files where they lie any more"), None
-            prints, fault = _found(reading, names, expected)
         if not fault and not source.is_unchanged():
             fault = "the files changed while they were read"
         staged = reading.staged
@@ -264,7 +175,6 @@ class VersionProver:
             digest=proof_digest(prints, names),
             fault=fault,
             staged=staged is not None and not fault,
-            ahead=reading.ahead,
         )
         return proof, None if fault else staged
 
@@ -280,22 +190,19 @@ def _found(reading: Reading, names: Sequence[str], expected: Mapping[str, str]) 
     return prints, ""
 
 
-def prover_of(
-    process: EngineProcess, registry: Registry, settings: PluginSettings, follow: FollowRules
-) -> VersionProver | None:
+def prover_of(process: EngineProcess, registry: Registry, settings: PluginSettings) -> VersionProver | None:
     """What proves versions for a rank; None where nothing can read them for it, or the operator has it off.
 
     Args:
         process: the rank's.
         registry: the files that its GPU reads in place.
         settings: the operator's.
-        follow: when it follows a trainer.
     """
     devices, reader = devices_of(process.model), None
     if not settings.prove:
         return None
     if len(devices) == 1 and has_triton():
-        reader = DeviceReader(next(iter(devices)), registry, stage=settings.stage, follow=follow)
+        reader = DeviceReader(next(iter(devices)), registry, stage=settings.stage)
     elif settings.on_host and not devices:
         reader = HostReader()
     return None if reader is None else VersionProver(reader, process.rank, process.size)

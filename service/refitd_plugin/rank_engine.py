@@ -22,11 +22,10 @@ from refitd_plugin.contents import contents_of, digest, idle, released
 from refitd_plugin.engine_slices import EngineSlices
 from refitd_plugin.lease import LeaderLease, LedError, is_of_another_root
 from refitd_plugin.loading import Loading
-from refitd_plugin.offered import OfferedVersion
 from refitd_plugin.plan import TensorAddresses, addresses_of
 from refitd_plugin.port import EngineProcess, Stages, UpdateCall
 from refitd_plugin.preparing import Preparing
-from refitd_plugin.proving import FollowRules, prover_of
+from refitd_plugin.proving import prover_of
 from refitd_plugin.ranks import Ranks
 from refitd_plugin.restore_point import RestorePoint
 from refitd_plugin.served import ServedState
@@ -133,11 +132,11 @@ class Commit:
         return self._report(RankState.LOST, f"{self.model_path} could not be put back: {fault}")
 
     def _written_report(self) -> RankReport:
-        check, must_prove = self.update_source.slice_check, self.update_source.must_prove
+        check = self.update_source.slice_check
         if check is None:
-            return RankReport(rank=self.rank, state=RankState.WRITTEN, must_prove=must_prove)
+            return RankReport(rank=self.rank, state=RankState.WRITTEN)
         slices, sums = check.found.slices.digest, check.found.encode()
-        return RankReport(rank=self.rank, state=RankState.WRITTEN, slices=slices, sums=sums, must_prove=must_prove)
+        return RankReport(rank=self.rank, state=RankState.WRITTEN, slices=slices, sums=sums)
 
     def _report(self, state: RankState, reason: str = "") -> RankReport:
         return RankReport(rank=self.rank, state=state, reason=reason[:1000])
@@ -158,14 +157,7 @@ class RankEngine:
         self.process = process
         self.loading = Loading(process, EngineSlices(ranks))
         self.restore_point = RestorePoint(settings.root, process.revision)
-        self._is_updated = False
-        follow = FollowRules(
-            wants_files=self._wants_files,
-            is_updated=lambda: self._is_updated,
-            may_read=self.loading.checks_all,
-            may_copy=lambda source: self.loading.checks_all(source) or self.loading.moves_all(source),
-        )
-        prover = prover_of(process, self.loading.registry, settings, follow)
+        prover = prover_of(process, self.loading.registry, settings)
         self.preparing = Preparing(process, settings.root, self.loading, self.restore_point, prover)
         self.lease = LeaderLease()
         self.root = settings.root  # of the service that leads; None until its channel is open
@@ -227,10 +219,6 @@ class RankEngine:
             self._prepared = update_source
         return update_source
 
-    def _wants_files(self) -> bool:
-        """Whether the version that a trainer begins to write now may be one to load: not one that came from memory."""
-        return not self.restore_point.awaits_files and not isinstance(self._prepared, OfferedVersion)
-
     def forget(self) -> None:
         """Close what was prepared."""
         with self._lock:
@@ -256,13 +244,6 @@ class RankEngine:
 
     def update(self, call: UpdateCall) -> Answer:
         """Carry out one update. All ranks do at the same time."""
-        self._is_updated = True
-        try:
-            return self._update(call)
-        finally:
-            self._is_updated = False
-
-    def _update(self, call: UpdateCall) -> Answer:
         self._stages, self.touched = call.stages, False
         self._ranks.begin()
         with self._stages.during("prepare"):

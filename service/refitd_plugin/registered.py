@@ -91,13 +91,6 @@ class Registry:
             self._files[key] = file, self._version
             return file
 
-    def known(self, fd: int) -> Registered | None:
-        """An open file, if it is registered already."""
-        status = os.fstat(fd)
-        with self._turn:
-            file, _ = self._files.get((status.st_dev, status.st_ino, status.st_size), (None, 0))
-            return file
-
     def __len__(self) -> int:
         return len(self._files)
 

@@ -146,11 +146,7 @@ class RequestHandler:
                 path, options, check_bytes=check, stages=stages, stop=stop, offer=offer, prove=request.prove
             )
         took = stages.ms.pop("all")
-        proof, said = update_source.proof if isinstance(update_source, FullVersion) else None, ""
-        if proof is not None and proof.ahead:
-            how = "copied" if proof.staged else "read"
-            said = f", {proof.ahead / 1e6:.0f} MB were {how} while it was written"
-        logger.info("refitd prepared %s in %.1f ms %s%s", update_source.label, took, stages.ms, said)
+        logger.info("refitd prepared %s in %.1f ms %s", update_source.label, took, stages.ms)
         facts = {
             "version": update_source.label,
             "kind": update_source.kind,

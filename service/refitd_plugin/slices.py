@@ -35,7 +35,6 @@ Sums = NDArray[np.uint64]
 
 class _Message(msgspec.Struct):
     table: str
-    is_all: bool
 
 
 def slice_line(tensor: int, begin: int, width: int, rows: int, pitch: int) -> tuple[int, int, int, int, int]:
@@ -55,25 +54,22 @@ def slice_line(tensor: int, begin: int, width: int, rows: int, pitch: int) -> tu
 
 @dataclass(frozen=True, eq=False)
 class RankSlices:
-    """The slices of one rank. `is_all`: all that its loads write is in these, or in tensors that it has whole.
-    `inventory` is the digest of the tensors' names, shapes and dtypes.
-    """
+    """The slices of one rank. `inventory` is the digest of the tensors' names, shapes and dtypes."""
 
     table: Table
-    is_all: bool
     inventory: str
 
     @cached_property
     def digest(self) -> str:
         """Equal for equal slices of equal inventories."""
-        hasher = xxhash.xxh3_128(f"{self.inventory}\n{self.is_all}\n".encode())
+        hasher = xxhash.xxh3_128(f"{self.inventory}\n".encode())
         hasher.update(self.table.tobytes())
         return hasher.hexdigest()
 
     def encode(self) -> str:
         """As text for other ranks."""
         data = b64encode(compress(self.table.astype("<i8").tobytes(), 1)).decode()
-        return msgspec.json.encode(_Message(data, self.is_all)).decode()
+        return msgspec.json.encode(_Message(data)).decode()
 
     @classmethod
     def decode(cls, text: str, inventory: str) -> "RankSlices":
@@ -87,7 +83,7 @@ class RankSlices:
             table = np.frombuffer(decompress(b64decode(message.table)), "<i8").astype(np.int64)
         except Exception as error:
             raise ValueError(f"no slices: {error}") from error
-        return cls(table.reshape(-1, _COLUMNS), message.is_all, inventory)
+        return cls(table.reshape(-1, _COLUMNS), inventory)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,7 +119,6 @@ class SliceVerdict:
 class EngineTable:
     """The slices of all ranks of an engine, in the order in which their sums are given.
 
-    `is_all`: all that their loads write is found right or wrong, in these slices or in tensors that ranks have whole.
     Made once for the load plans of all ranks, of which each version's sums are judged.
     """
 
@@ -150,7 +145,6 @@ class EngineTable:
                 known[key] = tiles(strips, elements[tensor])
             tiled.append(known[key])
         self.tiled = np.array(tiled, dtype=bool)
-        self.is_all = all(each.is_all for each in ranks) and bool(self.tiled.all())
 
     def verdict(
         self, sums: Sequence[Sums], names: Sequence[str], expected: Mapping[str, str], says: str

@@ -43,8 +43,7 @@ class RankReport:
     """What a rank reports to the others. `version` is the digest of what it will load; `needs` as in an answer.
 
     Of a rank that has written: `slices` is the digest of the slices that its model has of tensors, and `sums` what is
-    in them (`slices.py`); "" where it does not know. `must_prove`: it has looked at files while they were written, and
-    they may have changed since: the version counts only where all that the ranks have written is found right.
+    in them (`slices.py`); "" where it does not know.
     """
 
     rank: int
@@ -54,7 +53,6 @@ class RankReport:
     needs: str = ""
     slices: str = ""
     sums: str = ""
-    must_prove: bool = False
 
 
 @dataclass(frozen=True, slots=True)

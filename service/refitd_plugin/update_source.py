@@ -18,7 +18,7 @@ from refitd_plugin.engine_slices import SliceCheck
 from refitd_plugin.loading import Loading, Readied
 from refitd_plugin.port import UpdateCall
 from refitd_plugin.served import ServedState
-from refitd_plugin.source import FullNeededError, SourceRefusedError, VersionSource
+from refitd_plugin.source import FullNeededError, VersionSource
 from refitd_plugin.tensor_feed import TensorFeed
 
 
@@ -28,13 +28,12 @@ class UpdateSource(ABC):
     `label` is the version's id, `digest` is equal for equal versions, `folder` is where its files lie, `nbytes` is what
     is to be read of them, and `proved` has, after `check`, the names of the tensors that lie in memory with the
     fingerprints of the version's manifest. Of the tensors that the ranks have slices of, `check` leaves what they find
-    out together in `slice_check`. `must_prove` says that only a version counts that all ranks have found right.
+    out together in `slice_check`.
     """
 
     kind: ClassVar[str]
     proved: frozenset[str] = frozenset()
     slice_check: SliceCheck | None = None
-    must_prove = False
 
     def __init__(self, loading: Loading, *, label: str, digest: str, folder: Path, nbytes: int) -> None:
         self.loading, self.label, self.digest, self.folder, self.nbytes = loading, label, digest, folder, nbytes
@@ -120,18 +119,7 @@ class FullVersion(UpdateSource):
         return self.source.is_unchanged()
 
     def fit(self, served_state: ServedState | None, contents: dict[str, str]) -> None:
-        """It fits whatever is there: its tensors are those of the model. What was copied or read of its files while
-        they were written counts only where all is loaded from that copy, or is held against the manifest once more.
-        """
-        if self.proof is None or not self.proof.ahead:
-            return
-        ready = self.readied
-        is_copied = self.proof.staged and ready is not None and self.loading.has(ready.plan)
-        if is_copied and self.loading.moves_all(self.source):
-            return
-        if not self.loading.checks_all(self.source):
-            raise SourceRefusedError("it was read while it was written, and this load would not be checked: try again")
-        self.must_prove = True
+        """It fits whatever is there: its tensors are those of the model."""
 
     def write(self, call: UpdateCall) -> tuple[TensorFeed, str | None]:
         feed, fault = self.loading.load(call, self.source, partial=self.partial, readied=self.readied)

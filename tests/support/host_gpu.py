@@ -3,16 +3,11 @@
 Machines of CI have no GPU. Of a trainer: tensors in host memory count as a GPU's, and its copies are made by the
 processor. Of an engine: memory that its plugin registers is host memory, the driver's copies are the processor's, and a
 kernel's reading is the processors' arithmetic. Neither compares anything: all that decides is the product's own.
-
-What a follower begins along its stream is done at once, or where the GPU `is_late` as far as `work` says, in order, and
-all of it where its end is waited for: a GPU reads host memory at any time between the order and the end.
 """
 
 import ctypes
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from threading import Event, RLock
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +23,7 @@ from refitd_plugin.device_copies import WORD, stretches_of
 from refitd_plugin.moves import MemoryMove
 
 HOST = torch.device("cpu")
-_OURS, _LOADS = 7, 0  # streams: of the follower, and the current one of a load
+_OURS, _LOADS = 7, 0  # streams: of a reader, and the current one of a load
 _EMPTY = scan([ScanInput(torch.empty(0, dtype=torch.int16))])[0]
 
 
@@ -94,13 +89,10 @@ class _HostMoves:
 
 
 class HostGpu:
-    """An engine's. `began` is set when the follower has begun something."""
+    """An engine's. What is ordered is done at once."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, *, is_late: bool = False) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
         """Take the place of the driver, and of what torch does with a GPU."""
-        self.is_late, self.began = is_late, Event()
-        self._begun: deque[Callable[[], object]] = deque()
-        self._turn = RLock()
         patch.setattr(driver, "_library", lambda: self)
         patch.setattr(registered, "pin", lambda *_: 0)
         patch.setattr(registered, "unpin", lambda *_: None)
@@ -117,24 +109,9 @@ class HostGpu:
         patch.setattr(torch.cuda, "synchronize", lambda *_: None)
         patch.setattr(torch.cuda, "mem_get_info", lambda _: (2**30, 2**30))
 
-    def work(self, most: int | None = None) -> None:
-        """Do so much of what was begun; all of it where it is waited for."""
-        with self._turn:
-            while self._begun and most != 0:
-                self._begun.popleft()()
-                most = None if most is None else most - 1
-
-    def before_all(self, order: Callable[[], object]) -> None:
-        """Have something done before all that was begun."""
-        with self._turn:
-            self._begun.appendleft(order)
-
     def cuMemcpyHtoDAsync_v2(self, target: int, source: int, count: int, stream: int) -> int:  # noqa: N802
-        """See the driver. A load is done at once: the engine waits for it."""
-        if stream == _LOADS:
-            ctypes.memmove(target, source, count)
-        else:
-            self._begin(lambda: ctypes.memmove(target, source, count))
+        """See the driver."""
+        ctypes.memmove(target, source, count)
         return 0
 
     cuMemcpyDtoDAsync_v2 = cuMemcpyHtoDAsync_v2  # noqa: N815
@@ -154,30 +131,15 @@ class HostGpu:
         found._obj.value = 0
         return 0
 
-    def _begin(self, order: Callable[[], object]) -> None:
-        with self._turn:
-            self._begun.append(order)
-            if not self.is_late:
-                self.work()
-        self.began.set()
-
     def _scan_of(self, parts: Sequence[TensorPart], count: int, *_: object) -> Any:
         """Stands for `AddressScan`."""
 
         def begin() -> Callable[[], list[Scan]]:
             found = [_EMPTY] * count
-
-            def read() -> None:
-                for part in parts:
-                    if part.count:
-                        bits = bits_at(part.now, part.count, part.width, HOST)
-                        found[part.number] = scan([ScanInput(bits, part.rule, is_view=True)])[0]
-
-            def results() -> list[Scan]:
-                self.work()
-                return found
-
-            self._begin(read)
-            return results
+            for part in parts:
+                if part.count:
+                    bits = bits_at(part.now, part.count, part.width, HOST)
+                    found[part.number] = scan([ScanInput(bits, part.rule, is_view=True)])[0]
+            return lambda: found
 
         return SimpleNamespace(begin=begin)

@@ -131,15 +131,13 @@ class TensorProof(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank found in its share of a version's tensors (`validation/proof.py`).
 
     `tensors` counts them, `digest` is that of their fingerprints. `fault` says why they are not proved, "" where each
-    has the fingerprint of the manifest and only finite values. `staged`: they stay on the GPU, to be copied from there;
-    `ahead` bytes were copied to it while the trainer wrote them.
+    has the fingerprint of the manifest and only finite values. `staged`: they stay on the GPU, to be copied from there.
     """
 
     tensors: int = 0
     digest: str = ""
     fault: str = ""
     staged: bool = False
-    ahead: int = 0
 
 
 def socket_name(rank: int, pid: int, random: str) -> str:

@@ -1,7 +1,7 @@
 """One rank's part of a version in a slot: its GPU copies it into the files' pages, and its threads digest blocks.
 
     this thread      begins the copies, a little ahead of the bus
-    a lane           says how far this rank has come (`write/progress.py`), for engines and for the other ranks
+    a lane           says how far this rank has come (`rank_progress.py`)
     a lane           has the GPU scan what is copied, beside the bus
     a lane           looks how far all ranks have come, and has this rank's blocks of the files digested
     the other lanes  digest them
@@ -28,12 +28,12 @@ from refitd_client.sharded.holdings import Holding
 from refitd_client.sharded.layout import Claim
 from refitd_client.sharded.part_scanner import PartScanner
 from refitd_client.sharded.rank_group import RankTask
+from refitd_client.sharded.rank_progress import WriterProgress, open_progress, read_progress
 from refitd_client.sharded.reading import each_part, not_finite_here, published
 from refitd_client.sharded.slot_gpu import SlotGpu, gpu_of
 from refitd_client.sharded.slot_pieces import SlotPart, SlotPiece, blocks_of
 from refitd_client.sharded.slot_plan import Scans, SlotPlan, made_plan
 from refitd_client.write.device_shards import MOST_UNMARKED, CopiesAhead
-from refitd_client.write.progress import WriterProgress, open_progress, read_progress
 from refitd_client.write.version_folder import open_recycled
 
 _COPIED_LOOK_SECONDS = 0.001  # between two looks at how far all are: a bus brings 55 MB in it
@@ -138,7 +138,7 @@ class SlotShare:
         with ExitStack() as opened:
             handle = open_folder(folder)
             opened.callback(os.close, handle)
-            self._progress = open_progress(handle, os.O_RDWR)
+            self._progress = open_progress(handle)
             opened.callback(os.close, self._progress)
             for name in names:
                 fd = open_recycled(folder / name)

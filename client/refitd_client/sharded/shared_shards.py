@@ -27,6 +27,7 @@ from refitd_client.sharded.rank_group import (
     StageOrder,
     WriteOrder,
 )
+from refitd_client.sharded.rank_progress import begin_progress
 from refitd_client.sharded.rank_sender import RankSender
 from refitd_client.sharded.sending import ShardsOnTheirWay
 from refitd_client.sharded.shared_shadows import ShadowCount, SharedShadows
@@ -155,7 +156,7 @@ class SharedShards:
         """Have every rank's GPU copy its parts into the slot, and every rank digest its blocks meanwhile."""
         ranks, name = range(self.rank_group.size), staging.path.name
         is_fingerprinted = self.fingerprinted is not False
-        staging.show_progress(sizes, writers=len(ranks))
+        progress = begin_progress(staging.path, len(sizes), len(ranks))
         orders: list[RankOrder] = [
             CopyOrder(staging=name, task=self._task(rank), fingerprints=is_fingerprinted) for rank in ranks
         ]
@@ -167,6 +168,7 @@ class SharedShards:
                     staging.fingerprints[tensor] = (staging.fingerprints[tensor] + share) & MASK
         orders = [BlocksOrder() for _ in ranks]
         replies: list[BlocksReply] = succeeded(self.ask(orders, "digest its blocks"))
+        durable.remove_file(progress)
         digests = digests_of_files(list(sizes.values()), [reply.digests for reply in replies])
         for (file, size), blocks in zip(sizes.items(), digests, strict=True):
             _sync(staging.path / file)

@@ -3,7 +3,7 @@
     this thread      begins copies, a little ahead of the bus; has the GPUs scan the tensors, once, for NaN and
                      fingerprints; waits for both
     the bus          brings them into the files
-    lanes            wait for a block, say that it is there, digest it; the last of a file syncs it
+    lanes            wait for a block, digest it; the last of a file syncs it
 
 Lanes get a block as soon as its copies were begun: they are little faster than the bus, and never catch up with a late
 start. The GPUs' scan, a twentieth of the copies' time, begins when the bus has enough to do.
@@ -126,7 +126,6 @@ class DeviceShards:
         self._on_gpus = [source for shard in shards for source in shard.sources if source.place != HOST]
         self._ahead = CopiesAhead()
         self._scan: Callable[[], None] | None = None
-        self._progress = staging.show_progress(shard.name for shard in shards)
         most = sum(len(blocks(shard.size)) for shard in shards)
         self._lanes = Lanes(max(1, lanes_for(most) - 1))  # a processor is left to the trainer
         try:
@@ -221,8 +220,6 @@ class DeviceShards:
         arrived()
         if not stop.is_set():
             begin, end = file.blocks[number]
-            if self._progress is not None:  # all copies before the mark have arrived too: none overtakes another
-                self._progress.reached(file.shard.name, end)
             file.digests[number] = digest_of_block(file.file.get(begin, end - begin))
             self._done(file)
 

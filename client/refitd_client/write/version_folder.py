@@ -17,7 +17,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,6 @@ from refitd_client.errors import InvalidWeightsError, NoSpaceError
 from refitd_client.files import durable
 from refitd_client.files.durable import Mapped, Mappings
 from refitd_client.files.plain_file import LOCK_PATIENCE, FileLock, open_plain, opened
-from refitd_client.write.progress import WriteProgress
 
 Take = Callable[[Path], FileLock | None]
 
@@ -211,7 +210,6 @@ class Staging:
         self.was_seen = False
         self._target: Path | None = None
         self._open: dict[str, StagedShard] = {}
-        self._progress: WriteProgress | None = None
 
     @contextmanager
     def file(self, name: str, nameless: int | None = None) -> Generator[StagedFile, None, None]:
@@ -262,14 +260,6 @@ class Staging:
             self._open[name].mapped = self._mappings.of(fd)
         return self._open[name]
 
-    def show_progress(self, names: Iterable[str], writers: int = 1) -> WriteProgress | None:
-        """Let engines read how far these shards are written, by so many writers; None where none copies along: the
-        files are new ones.
-        """
-        if self.recycled and self._mappings is not None:
-            self._progress = WriteProgress(self.path, names, writers)
-        return self._progress
-
     def _descriptor(self, name: str) -> int:
         return open_recycled(self.path / name) if name in self.recycled else durable.create(self.path / name)
 
@@ -292,9 +282,6 @@ class Staging:
         """Close what was not sealed."""
         while self._open:
             os.close(self._open.popitem()[1].fd)
-        if self._progress is not None:
-            self._progress.close()
-            self._progress = None
 
     def require_space(self, needed: int) -> None:
         """Fail now if the version would fail later for want of space.
@@ -319,8 +306,6 @@ class Staging:
         """
         with self._laps.lap("sync"):
             durable.write_file(self.path / manifest_name, manifest)
-            if self._progress is not None:
-                self._progress.remove()
             durable.remove_file(self.path / STAGING_LOCK)
             durable.sync_folder(self.path)
         with self._laps.lap("commit"):

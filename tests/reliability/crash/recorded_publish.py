@@ -75,7 +75,7 @@ class Mirror:
 
 
 def from_gpu(mirror: Mirror, patch: pytest.MonkeyPatch) -> None:
-    """Have what `durable_effects.publish` publishes count as a GPU's: its publisher says how far it is (`.progress`).
+    """Have what `durable_effects.publish` publishes count as a GPU's.
 
     All is done in one thread, so that the effects have one order. A copy to a mapped file is no change by `durable`.
     """

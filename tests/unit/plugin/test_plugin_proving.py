@@ -1,12 +1,19 @@
 """A rank proves its share of a version: fingerprints of the manifest, finite values, and the very files it has open."""
 
+import ctypes
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from refitd_client.validation.proof import proof_digest, share_of, unprovable
-from refitd_plugin.proving import HostReader, VersionProver
+from refitd_plugin.proving import DeviceReader, HostReader, VersionProver
+from refitd_plugin.registered import Registry
+from support.host_gpu import HOST, HostGpu
 from support.provable import NAN, damage, published, weights
 
 
@@ -14,6 +21,15 @@ from support.provable import NAN, damage, published, weights
 def root(tmp_path: Path) -> Path:
     (tmp_path / ".refitd").mkdir()
     return tmp_path
+
+
+@pytest.fixture
+def in_memory() -> Iterator[Path]:
+    """A root on tmpfs: files are registered nowhere else."""
+    root = Path(tempfile.mkdtemp(prefix="refitd-prove-", dir="/dev/shm"))
+    (root / ".refitd").mkdir()
+    yield root
+    shutil.rmtree(root)
 
 
 def test_a_good_version_is_proved_by_the_fingerprints_of_its_manifest(root: Path) -> None:
@@ -59,3 +75,49 @@ def test_a_version_without_fingerprints_cannot_be_proved(root: Path) -> None:
     source = published(root, 1, weights(), fingerprints=False)
     assert unprovable(source.structure) == "has no fingerprint of each tensor in its manifest"
     assert VersionProver(HostReader(), 0, 1).prove(source)[0].fault.startswith("the version has no fingerprint")
+
+
+def test_what_is_staged_is_the_file_byte_for_byte_and_no_file_that_is_wrong_is_staged(
+    in_memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    HostGpu(monkeypatch)
+    prover = VersionProver(DeviceReader(HOST, Registry(), stage=True), 0, 1)
+    source = published(in_memory, 1, weights())
+    source = replace(source, held=source._open_files())  # as a prefetch worker hands them over
+    proof, staged = prover.prove(source)
+    assert (proof.fault, proof.staged) == ("", True)
+    assert staged is not None
+    assert staged.keys() == source.structure.headers.keys()
+    for name in staged:
+        content = (source.place.folder / name).read_bytes()
+        assert ctypes.string_at(staged[name].address, len(content)) == content
+    del staged
+    damage(source, "e")
+    proof, staged = prover.prove(source)
+    assert ("tensor e has another fingerprint" in proof.fault, proof.staged, staged) == (True, False, None)
+
+
+def test_a_buffer_that_a_load_still_copies_from_is_not_written(
+    in_memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    HostGpu(monkeypatch)
+    prover = VersionProver(DeviceReader(HOST, Registry(), stage=True), 0, 1)
+    first, second = published(in_memory, 1, weights(1)), published(in_memory, 2, weights(2))
+    _, kept = prover.prove(first)
+    assert kept is not None
+    proof, staged = prover.prove(second)
+    assert (proof.fault, staged) == ("", None)
+    del kept
+    assert prover.prove(second)[1] is not None
+
+
+@pytest.mark.parametrize("stage", [False, True])
+def test_ranks_that_hold_parts_of_the_model_read_their_shares_in_place(
+    in_memory: Path, monkeypatch: pytest.MonkeyPatch, stage: bool
+) -> None:
+    HostGpu(monkeypatch)
+    source = published(in_memory, 1, weights())
+    for rank in range(2):
+        proof, staged = VersionProver(DeviceReader(HOST, Registry(), stage=stage), rank, 2).prove(source)
+        expected, _ = VersionProver(HostReader(), rank, 2).prove(source)
+        assert (proof.fault, proof.digest, staged) == ("", expected.digest, None)

@@ -41,7 +41,7 @@ class Cut:
         for tensor, (row, rows, column, columns) in self.lines(rank):
             wide = self.shapes[tensor][1]
             lines.append(slice_line(tensor, row * wide + column, columns, rows, wide))
-        return RankSlices(np.array(lines, np.int64).reshape(-1, 5), True, "inventory")
+        return RankSlices(np.array(lines, np.int64).reshape(-1, 5), "inventory")
 
     def sums(self, rank: int) -> np.ndarray:
         found = []
@@ -99,7 +99,6 @@ def cuts(draw: st.DrawFn) -> Cut:
 @given(cuts())
 def test_the_slices_of_all_ranks_add_up_to_the_manifest_whoever_has_them(cut: Cut) -> None:
     table = cut.table
-    assert table.is_all
     found = table.verdict(cut.all_sums, cut.names, cut.expected, "refit.json")
     assert (found.fault, found.proved) == ("", frozenset(cut.names))
 
@@ -130,7 +129,6 @@ def test_elements_that_no_rank_has_or_that_two_slices_have_are_not_proved(cut: C
     found = table.verdict(cut.all_sums, cut.names, cut.expected, "refit.json")
     assert found.fault == ""
     assert found.proved == frozenset(cut.names) - {f"t{tensor}"}
-    assert table.is_all == (tensor not in table.tensors)
 
 
 @pytest.mark.parametrize(
@@ -160,49 +158,22 @@ def test_slices_tile_a_tensor_where_each_element_is_once_in_them(
 
 def test_text_of_tables_and_sums_comes_back_and_other_text_is_refused() -> None:
     table = np.array([(0, 1, 2, 3, 4), (7, 2**40, 1, 1, 0)], np.int64)
-    mine = RankSlices(table, False, "inventory")
+    mine = RankSlices(table, "inventory")
     there = RankSlices.decode(mine.encode(), "inventory")
-    assert (there.digest, there.is_all, there.table.tolist()) == (mine.digest, False, table.tolist())
+    assert (there.digest, there.table.tolist()) == (mine.digest, table.tolist())
     assert RankSlices.decode(mine.encode(), "another").digest != mine.digest
-    assert RankSlices(table, True, "inventory").digest != mine.digest
     sums = np.array([0, 2**64 - 1, 5], np.uint64)
     assert decode_sums(encode_sums(sums)).tolist() == sums.tolist()
-    for text in ("", "{}", '{"table":"AAAA","is_all":true}', mine.encode()[:-9] + '"}'):
+    for text in ("", "{}", '{"table":"AAAA"}', mine.encode()[:-9] + '"}'):
         with pytest.raises(ValueError, match="no slices"):
             RankSlices.decode(text, "inventory")
     with pytest.raises(ValueError, match="base64"):
         decode_sums("one two")
 
 
-def looked_at(
-    *, must_prove: bool, expects: bool = True, is_all: bool = True, knows: bool = True
-) -> tuple[str, frozenset[str]]:
-    """The verdict of a rank by itself, which has both halves of a tensor."""
-    bits = np.arange(10, dtype=np.uint16)
-    mine = RankSlices(np.array([(0, 0, 5, 1, 0), (0, 5, 5, 1, 0)], np.int64), is_all, "inventory")
-    sums = [share(np.arange(5, dtype=np.uint64), bits[:5]), share(np.arange(5, 10, dtype=np.uint64), bits[5:])]
-    found = SliceSums(mine, np.array(sums, np.uint64))
-    expected = {"t": f"{fingerprint(bits):016x}"} if expects else {}
-    check = SliceCheck(found=found, names=["t"], elements=[10], expected=expected, says="refit.json")
-    report = RankReport(rank=0, state=RankState.WRITTEN, must_prove=must_prove)
-    if knows:
-        report = RankReport(
-            rank=0, state=RankState.WRITTEN, slices=mine.digest, sums=found.encode(), must_prove=must_prove
-        )
-    verdict = EngineSlices(Ranks(None, 0, 1, 1.0)).verdict([report], check)
-    return verdict.fault, verdict.proved
-
-
-def test_what_was_looked_at_while_it_was_written_counts_only_where_all_is_found_right() -> None:
-    assert looked_at(must_prove=True) == ("", frozenset({"t"}))
-    for lacks in ("expects", "is_all", "knows"):
-        assert looked_at(must_prove=False, **{lacks: False})[0] == ""
-        assert "not every rank's load of it could be checked" in looked_at(must_prove=True, **{lacks: False})[0]
-
-
 def test_sums_of_another_number_than_a_ranks_slices_are_a_fault_and_no_error() -> None:
     bits = np.arange(10, dtype=np.uint16)
-    mine = RankSlices(np.array([(0, 0, 10, 1, 0)], np.int64), True, "inventory")
+    mine = RankSlices(np.array([(0, 0, 10, 1, 0)], np.int64), "inventory")
     check = SliceCheck(
         found=SliceSums(mine, np.array([fingerprint(bits)], np.uint64)),
         names=["t"],

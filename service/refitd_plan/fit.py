@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from refitd_plan.host import host_memory, on_root
+from refitd_plan.host import host_fault, on_root, versions_on_root
 from refitd_plan.job import JobSettings
 from refitd_plan.machine import GIB, Machine
-from refitd_plan.memory import GPU_HEADROOM, MemoryEstimate, memory_of
+from refitd_plan.memory import GPU_HEADROOM, WEIGHT_BYTES, MemoryEstimate, memory_of
 from refitd_plan.model import Model, lora_parameters
 from refitd_plan.placement import Placement
 from refitd_plan.plan import PlannedChange, PlannedMemory, PlannedProcess
-from refitd_plan.rank_memory import WEIGHT_BYTES
 from refitd_plan.transport import WeightTransport
 
 Measure = Callable[[JobSettings], MemoryEstimate]
@@ -218,24 +217,18 @@ def planned_memory(found: Fit, host_has: float | None, *, files: bool) -> Planne
         host_has: the host's memory in GiB, None where it was not given.
         files: whether versions lie on the root.
     """
-    host = host_memory(found.transport, version_bytes(found.model, found.job) / GIB, host_has, files=files)
-    planned = None
-    if found.changes is not None and host.changes is not None:
-        planned = (*found.changes, *host.changes)
-    by_role: dict[str, dict[str, str]] = {}
-    for process in (*found.now.processes, *found.then.processes):
-        by_role.setdefault(process.role, {}).update({part.name: part.source for part in process.parts})
+    version = version_bytes(found.model, found.job) / GIB
+    fault = host_fault(found.transport, version, host_has) if files and host_has is not None else None
     return PlannedMemory(
-        fits=found.now.fits and host.fault is None,
-        faults=found.now.faults if host.fault is None else (*found.now.faults, host.fault),
+        fits=found.now.fits and fault is None,
+        faults=found.now.faults if fault is None else (*found.now.faults, fault),
         processes=_processes(found.now),
-        changes=planned,
+        changes=found.changes,
         after=_processes(found.then),
         kv_tokens=found.now.kv_tokens,
         kv_wanted=found.now.kv_wanted,
-        host=round(host.needs, 2),
-        host_has=host.has,
-        sources=by_role,
+        host=round(versions_on_root(found.transport) * version, 2),
+        host_has=host_has,
     )
 
 
@@ -266,7 +259,7 @@ def _processes(memory: MemoryEstimate) -> tuple[PlannedProcess, ...]:
             role=process.role,
             gpu=process.gpu,
             total=round(process.total, 2),
-            parts={part.name: round(part.size, 3) for part in process.parts},
+            parts={name: round(size, 3) for name, size in process.parts.items()},
         )
         for process in memory.processes
     )

@@ -11,7 +11,7 @@ from refitd_plan.faults import check_positive, check_share, check_switch, check_
 
 
 class Precision(StrEnum):
-    """How the trainer keeps its weights. Bytes a parameter: see `rank_memory.WIDTHS`."""
+    """How the trainer keeps its weights. Bytes a parameter: see `memory.py`."""
 
     BF16 = "bf16"  # weights, gradients and moments in bf16
     MIXED = "mixed"  # bf16 weights and gradients; master weights and moments in fp32
@@ -31,14 +31,6 @@ class Loss(StrEnum):
 
     FUSED = "fused"
     EAGER = "eager"
-
-
-class AttentionBackend(StrEnum):
-    """SGLang's attention backends, as far as they differ in memory."""
-
-    FLASHINFER = "flashinfer"
-    FA3 = "fa3"
-    TRITON = "triton"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +54,8 @@ class JobSettings:
     micro_batch_tokens: int = 10_240
     concurrent_rollouts: int = 32
     mem_fraction_static: float | None = None
-    max_total_tokens: int | None = None
-    kv_cache_bytes: int = 2
     context_length: int | None = None
     running_requests: int | None = None
-    attention_backend: AttentionBackend = AttentionBackend.FLASHINFER
-    cuda_graphs: bool = True
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot be.
@@ -80,8 +68,6 @@ class JobSettings:
         for name in _SWITCHES:
             check_switch(flag(name), getattr(self, name))
         check_share("--mem-fraction-static", self.mem_fraction_static)
-        if self.kv_cache_bytes not in {1, 2}:
-            raise PlanRefusedError(f"kv_cache_bytes is {self.kv_cache_bytes}: 2 (bf16) or 1 (fp8)")
 
     @property
     def sequence_tokens(self) -> int:
@@ -114,11 +100,10 @@ _MOST: Mapping[str, float] = {
     "max_new_tokens": 2**27,
     "micro_batch_tokens": 2**30,
     "concurrent_rollouts": 2**24,
-    "max_total_tokens": 2**40,
     "context_length": 2**27,
     "running_requests": 2**24,
 }
-_SWITCHES = ("gradient_checkpointing", "reference_model", "expandable_segments", "cuda_graphs")
+_SWITCHES = ("gradient_checkpointing", "reference_model", "expandable_segments")
 DEFAULTS: Mapping[str, Any] = {field.name: field.default for field in fields(JobSettings)}
 """The defaults by setting."""
 
@@ -141,14 +126,10 @@ _ASSUMED: Mapping[str, str] = {
     "micro_batch_tokens": f"a micro-batch of the trainer has at most {DEFAULTS['micro_batch_tokens']} tokens",
     "concurrent_rollouts": f"{DEFAULTS['concurrent_rollouts']} rollouts at a time",
     "mem_fraction_static": "mem_fraction_static is what SGLang chooses for GPUs of this size",
-    "attention_backend": "SGLang's attention is FlashInfer, which keeps a workspace",
 }
 
 
-_ASSUMED_OF_VLLM: Mapping[str, str] = {
-    "mem_fraction_static": "mem_fraction_static stands for vLLM's gpu_memory_utilization, which is 0.92 by itself",
-    "attention_backend": "a forward pass takes as much as SGLang's does with FlashInfer: vLLM measures its own",
-}
+_SHARE_OF_VLLM = "mem_fraction_static stands for vLLM's gpu_memory_utilization, which is 0.92 by itself"
 
 
 def job_of(given: Mapping[str, Any], engine: str = SGLANG) -> tuple[JobSettings, list[str]]:
@@ -168,7 +149,7 @@ def job_of(given: Mapping[str, Any], engine: str = SGLANG) -> tuple[JobSettings,
     for name, choices in _WORDS.items():
         if name in said:
             said[name] = check_word(flag(name), said[name], choices)
-    assumed = _ASSUMED if engine == SGLANG else {**_ASSUMED, **_ASSUMED_OF_VLLM}
+    assumed = _ASSUMED if engine == SGLANG else {**_ASSUMED, "mem_fraction_static": _SHARE_OF_VLLM}
     return JobSettings(**said), [text for name, text in assumed.items() if name not in said]
 
 
@@ -176,5 +157,4 @@ _WORDS: Mapping[str, type[StrEnum]] = {
     "precision": Precision,
     "optimizer": Optimizer,
     "loss": Loss,
-    "attention_backend": AttentionBackend,
 }

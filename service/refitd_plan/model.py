@@ -21,6 +21,7 @@ _NORMED = frozenset({"qwen3", "qwen3_moe"})  # a norm on each head of q and k
 KNOWN = _BIASED | _NORMED | {"llama", "mistral", "mixtral", "deepseek_v2", "deepseek_v3"}
 """The kinds whose parameters and caches are counted as they are."""
 _MOST_OF_CONFIG = 10**9
+_KV_BYTES = 2  # of an element of the KV cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,21 +139,20 @@ class Model:
         """All parameters."""
         return self.dense_parameters + self.expert_parameters + self.embedding_parameters
 
-    def kv_bytes(self, tp: int, pp: int, element: int) -> float:
-        """What one token takes in the KV cache of one GPU, in bytes.
+    def kv_bytes(self, tp: int, pp: int) -> float:
+        """What one token takes in the KV cache of one GPU, in bytes, in bf16.
 
         Args:
             tp: ranks of tensor parallelism.
             pp: ranks of pipeline parallelism.
-            element: bytes of an element.
 
         Keys and values of every layer, heads over `tp` (a head is never cut: more ranks than heads hold copies); with
         latent attention one compressed vector, whole on each rank. As SGLang's `DefaultPoolConfigurator` counts.
         """
         layers = self.layers / pp
         if self.latent is not None:
-            return (self.latent.kv_rank + self.latent.rope_dim) * layers * element
-        return 2 * max(1, self.kv_heads // tp) * self.head_dim * layers * element
+            return (self.latent.kv_rank + self.latent.rope_dim) * layers * _KV_BYTES
+        return 2 * max(1, self.kv_heads // tp) * self.head_dim * layers * _KV_BYTES
 
 
 def lora_parameters(model: Model, rank: int) -> float:

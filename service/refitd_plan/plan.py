@@ -12,7 +12,7 @@ class TransportOption:
 
     `hinders`: why it cannot be used, None where it can; `maybe`: it may work all the same, which a trial shows.
     `carried_out`: refitd does it itself; `left_to_trainer`: why it leaves a broadcast that can be used to the trainer.
-    `costs` as a sentence, `costs_ms` as its figures in ms.
+    `costs_ms`: what one version cost where it was measured.
     """
 
     transport: WeightTransport
@@ -20,7 +20,6 @@ class TransportOption:
     hinders: str | None
     carried_out: bool
     left_to_trainer: str | None
-    costs: str
     costs_ms: Mapping[str, int]
     maybe: bool = False
 
@@ -38,7 +37,7 @@ class PlannedProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedChange:
-    """One change to a setting, and the GiB that it saves over all processes (or on the host), after those before it."""
+    """One change to a setting, and the GiB that it saves over all processes, after those before it."""
 
     setting: str
     value: object
@@ -53,8 +52,7 @@ class PlannedMemory:
     `changes` make it fit, in order: none where it fits, None where no set of them does. `after` is what each process
     takes with them. `kv_tokens` is what an engine's KV cache holds, `kv_wanted` what all its requests need at their
     longest: where that is more, some wait. `host` is what a root in host memory (tmpfs) takes, in GiB; it counts in
-    `fits`, `faults` and `changes` where `host_has` says what there is.
-    `sources` names, by role and part, where each formula is from.
+    `fits` and `faults` where `host_has` says what there is.
     """
 
     fits: bool
@@ -66,7 +64,6 @@ class PlannedMemory:
     kv_wanted: int
     host: float
     host_has: float | None
-    sources: Mapping[str, Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +73,7 @@ class Plan:
     `update_group` is the world size that a broadcast would have: the ranks that generate, and one that trains.
     `meanwhile` is what refitd carries out where it leaves `transport` to the trainer; None where it does not.
     `costs_of` says what the costs of all `ways` were measured on, and how a version of this job compares.
-    `restart` says what a restart of an engine costs where not each version gets files, None where each does.
-    `memory` is None where no model was given. The flags are of the engine that the allocation names; the other's are
-    empty. `advice` is what the environment needs and no variable does.
+    `memory` is None where no model was given. `advice` is what the job has to keep to and no variable says.
     """
 
     allocation: str
@@ -89,11 +84,7 @@ class Plan:
     meanwhile: WeightTransport | None
     ways: tuple[TransportOption, ...]
     costs_of: str
-    restart: str | None
     memory: PlannedMemory | None
-    sglang_flags: tuple[str, ...]
-    vllm_flags: tuple[str, ...]
     environment: Mapping[str, Mapping[str, str]]
     advice: tuple[str, ...]
-    areal: Mapping[str, object]
     assumptions: tuple[str, ...]

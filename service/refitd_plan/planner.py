@@ -6,30 +6,27 @@ which packages are installed.
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, distribution, entry_points
 from pathlib import Path
 from typing import Any
 
 from refitd_client.errors import PlanRefusedError
-from refitd_client.publish.durability import ALWAYS
 from refitd_plan.allocation import ENGINE_NAMES, SGLANG, VLLM, Allocation, Role, allocation_of_counts
 from refitd_plan.fit import assumed_of_memory, fit, planned_memory, version_bytes
 from refitd_plan.grammar import parse
-from refitd_plan.host import check_host, files_lie
+from refitd_plan.host import check_host
 from refitd_plan.job import JobSettings, job_of
 from refitd_plan.machine import Gpu, Machine, machine_for
-from refitd_plan.memory import received_of
 from refitd_plan.model import Model, model_of, read_model
 from refitd_plan.nvml import read_gpus
-from refitd_plan.outputs import areal_patch, sglang_flags, vllm_flags
 from refitd_plan.placement import Placement, place
 from refitd_plan.plan import Plan, TransportOption
-from refitd_plan.restart import restart_cost
 from refitd_plan.transport import (
     BROADCASTS,
     COSTS,
     OF_RANKS,
+    RECEIVED,
     Rule,
     Situation,
     WeightTransport,
@@ -63,7 +60,6 @@ def plan(
     shared_files: bool = True,
     plugin: bool | None = None,
     areal: bool = False,
-    durable: str = ALWAYS,
     model: ModelSource | None = None,
     **settings: Any,
 ) -> Plan:
@@ -85,7 +81,6 @@ def plan(
         shared_files: whether trainer and engines see the same root.
         plugin: whether refitd is installed in the engines' environment; else whether this one has both.
         areal: the trainer is AReaL, which hands refitd the folders that it has written (`refitd areal`).
-        durable: which versions get files where engines take them from memory, as `WeightPublisher` takes it.
         model: a model's folder, or its configuration. Without it no memory is planned.
         settings: of trainer and engine: the fields of `refitd_plan.job.JobSettings`.
 
@@ -124,26 +119,12 @@ def plan(
         assumptions.append(OF_RANKS)
     if rule.transport is WeightTransport.HANDOVER:
         assumptions.append("the service goes by --strategy all: engines that go in turns get the files")
-    restart = restart_cost(durable, rule.transport, None if shape is None else version_bytes(shape, job))
-    files = files_lie(rule.transport, durable, by_refitd=carried_out(rule.transport, now))
+    files = carried_out(rule.transport, now)
     if shape is not None:
         assumptions += [*of_job, *assumed_of_memory(rule.transport, host_memory, files=files)]
-    if shape is not None and rule.transport in BROADCASTS and carried_out(rule.transport, now):
-        assumptions.append(received_of(shape, wanted.of(Role.GENERATION)[0].parallel, whole=now.whole))
-    root = RootOfJob(host_has=host_memory, files=files, restart=restart, durable=durable)
-    return _plan(wanted, placement, machine, job, now, rule, shape, root, assumptions)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RootOfJob:
-    """What a plan says of the root: the memory of its host, whether versions lie there, by which `durable`, and what a
-    restart costs.
-    """
-
-    host_has: float | None
-    files: bool
-    restart: str | None
-    durable: str
+    if shape is not None and rule.transport in BROADCASTS and files:
+        assumptions.append(RECEIVED)
+    return _plan(wanted, placement, machine, job, now, rule, shape, host_memory, assumptions)
 
 
 def has_plugin(engine: str = SGLANG) -> bool:
@@ -164,14 +145,12 @@ def _plan(
     now: Situation,
     rule: Rule,
     shape: Model | None,
-    root: RootOfJob,
+    host_memory: float | None,
     assumptions: Sequence[str],
 ) -> Plan:
     by_refitd = carried_out(rule.transport, now)
     found = None if shape is None else fit(shape, placement, machine, job, rule.transport, by_refitd=by_refitd)
     then = job if found is None else found.job
-    fraction = job.mem_fraction_static if found is None else found.then.fraction
-    parallel = wanted.of(Role.GENERATION)[0].parallel
     meanwhile = None  # the best that refitd does itself, where it does not do what is best
     if not by_refitd:
         own = (WeightTransport.DISK_DELTA, WeightTransport.DISK)
@@ -190,20 +169,15 @@ def _plan(
                 hinders=hinders(transport, now),
                 carried_out=carried_out(transport, now),
                 left_to_trainer=left_to_trainer(transport, now) if hinders(transport, now) is None else None,
-                costs=str(COSTS[transport]),
-                costs_ms=COSTS[transport].milliseconds(files=root.durable == ALWAYS),
+                costs_ms=asdict(COSTS[transport]),
                 maybe=may_work(transport, now),
             )
             for transport in WeightTransport
         ),
         costs_of=measured(None if shape is None else version_bytes(shape, job), wanted.engine, plugin=now.plugin),
-        restart=root.restart,
-        memory=None if found is None else planned_memory(found, root.host_has, files=root.files),
-        sglang_flags=tuple(sglang_flags(parallel, then, fraction)) if wanted.engine == SGLANG else (),
-        vllm_flags=tuple(vllm_flags(parallel, then, fraction)) if wanted.engine == VLLM else (),
+        memory=None if found is None else planned_memory(found, host_memory, files=by_refitd),
         environment=environment(rule.transport, expandable_segments=then.expandable_segments, engine=wanted.engine),
         advice=advice(rule.transport, now),
-        areal=areal_patch(rule.transport, () if found is None else found.changes or (), wanted.engine),
         assumptions=tuple(assumptions),
     )
 
@@ -254,5 +228,4 @@ def _situation(
         areal=areal,
         apart=len({rank.device for rank in ranks}) == len(ranks),
         engine=wanted.engine,
-        slices=any(role.parallel.t * role.parallel.p > 1 for role in wanted.of(Role.GENERATION)),
     )

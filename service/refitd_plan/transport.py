@@ -7,8 +7,8 @@ nccl         a broadcast over a process group of trainer rank 0 and all engine r
              refitd inside the engines it is the trainer's own
 gloo         the same through host memory, where neither files nor NCCL can be had
 
-`RULES` is a table of named rules: the first that applies chooses. `COSTS` are figures of docs/measurements.md, and a
-test holds every number here against that page.
+`RULES` is a table of named rules: the first that applies chooses. `COSTS` are figures of docs/measurements.md, against
+which a test holds them.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,7 +35,7 @@ class Situation:
     `devices` the number of devices in the job; `nodes` those that hold any of it; `whole`: the trainer has one rank,
     which holds every tensor whole; `plugin`: refitd is in the engines' environment; `apart`: each rank of trainer and
     engines has a GPU of its own; `areal`: the trainer is AReaL, which hands refitd the folders that it has written;
-    `engine`: the backend that generates; `slices`: its ranks hold slices of tensors.
+    `engine`: the backend that generates.
     """
 
     group: int
@@ -51,7 +51,6 @@ class Situation:
     areal: bool = False
     apart: bool = True
     engine: str = SGLANG
-    slices: bool = False
 
     @property
     def engine_name(self) -> str:
@@ -225,53 +224,24 @@ def choose(now: Situation) -> Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportCost:
-    """What one version cost by a transport, in milliseconds, as docs/measurements.md has it.
+    """What one full version cost by a transport, in milliseconds, as docs/measurements.md has it.
 
     `answered`: from `publish()` until the engine generates by the new, proved weights. `held`: the trainer in
-    `publish()`. `paused`: the engine. `held_in_memory`: the trainer where no files follow, None where that was not
-    measured, or is not possible. `beside` is a sentence on the same bytes without refitd, empty where there is none.
+    `publish()`, with the files that follow. `paused`: the engine.
     """
 
     answered: int
     held: int
     paused: int
-    beside: str = ""
-    held_in_memory: int | None = None
-
-    def milliseconds(self, *, files: bool) -> Mapping[str, int]:
-        """The figures alone, of a version that files follow, or of one that none follow."""
-        held = self.held if files or self.held_in_memory is None else self.held_in_memory
-        return {"answered": self.answered, "held": held, "paused": self.paused}
-
-    def __str__(self) -> str:
-        cost = f"{self.answered} ms until answered, trainer held {self.held}, engine paused {self.paused}"
-        return f"{cost}; {self.beside}" if self.beside else cost
 
 
 COSTS: Mapping[WeightTransport, TransportCost] = {
-    WeightTransport.DISK: TransportCost(
-        answered=242, held=64, paused=82, beside="2,978 ms by save_file and SGLang's own reload"
-    ),
-    WeightTransport.DISK_DELTA: TransportCost(answered=150, held=15, paused=33, beside="where 1 % changed"),
-    WeightTransport.HANDOVER: TransportCost(answered=52, held=116, paused=32, held_in_memory=57),
-    WeightTransport.NCCL: TransportCost(
-        answered=85,
-        held=102,
-        paused=35,
-        beside="by the trainer alone 1,136 ms with a request for each parameter",
-        held_in_memory=77,
-    ),
-    WeightTransport.GLOO: TransportCost(
-        answered=677, held=687, paused=39, beside="by the trainer alone 758 ms with a broadcast for each parameter"
-    ),
+    WeightTransport.DISK: TransportCost(answered=242, held=64, paused=82),
+    WeightTransport.DISK_DELTA: TransportCost(answered=150, held=15, paused=33),  # 1 % changed
+    WeightTransport.HANDOVER: TransportCost(answered=52, held=116, paused=32),
+    WeightTransport.NCCL: TransportCost(answered=85, held=102, paused=35),
+    WeightTransport.GLOO: TransportCost(answered=677, held=687, paused=39),
 }
-"""All of one run, with full versions unless `beside` says otherwise; files follow a version that went another way."""
-
-
-STAGED = TransportCost(
-    answered=188, held=63, paused=29, beside="236 until answered and 78 paused without it, in the same run"
-)
-"""A full version by files with `REFITD_SGLANG_STAGE=auto`."""
 
 
 def measured(version: float | None, engine: str = SGLANG, *, plugin: bool = True) -> str:
@@ -314,16 +284,14 @@ _ON_STOCK_VLLM = (
 )
 
 
-_STAGE = (
-    "where the engine's GPU has twice a version's bytes free, REFITD_SGLANG_STAGE=auto in the engine's environment "
-    f"shortens the pause of full versions: {STAGED}"
-)
-
-
 OF_RANKS = (
     "the times are of a trainer of one process and an engine of one rank; from two ranks to a tensor-parallel engine "
     "of two on their GPUs full versions took 161 ms, deltas 157, hand-overs 54 (docs/measurements.md). "
     "transport='auto' takes no deltas from several ranks: say delta='auto'"
+)
+RECEIVED = (
+    "each receiver of a broadcast keeps a version, or what its engine rank loads of it: on its GPU where that and "
+    "1 GiB are free, else in host memory"
 )
 
 
@@ -345,9 +313,6 @@ def advice(transport: WeightTransport, now: Situation) -> tuple[str, ...]:
     of_engine: tuple[str, ...] = ()
     if now.engine == VLLM:
         of_engine = (_ON_VLLM,) if now.plugin else (_ON_VLLM, *_ON_STOCK_VLLM)
-    by_files = transport in {WeightTransport.DISK, WeightTransport.DISK_DELTA}
-    if by_files and now.engine == SGLANG and now.plugin and not (now.lora or now.areal or now.slices):
-        return (_STAGE,)
     if transport in BROADCASTS and carried_out(transport, now):
         return (
             *of_engine,

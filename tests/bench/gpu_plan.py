@@ -207,8 +207,6 @@ def _predicted(size: str, gpu: Gpu, *, recompute: bool) -> Mapping[str, Mapping[
         concurrent_rollouts=REQUESTS,
         mem_fraction_static=FRACTION,
         context_length=CONTEXT,
-        attention_backend="triton",
-        cuda_graphs=False,
     )
     assert made.memory is not None
     # The trainer of this benchmark does not publish.

@@ -1,6 +1,5 @@
 """`refitd plan`: how weights get from trainer to engines, and whether both fit, before anything is started."""
 
-from dataclasses import replace
 from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any
@@ -48,17 +47,7 @@ _OPTIONS = (
             ),
         ],
     ),
-    option(
-        "areal",
-        Annotated[
-            Path | None,
-            typer.Option(
-                "--areal",
-                metavar="FILE",
-                help="An AReaL configuration (YAML) to take all from, whose keys to change are listed; flags win",
-            ),
-        ],
-    ),
+    _switch(_TRAINER, "areal", "The trainer is AReaL, which hands refitd whole folders", default=False),
     _value(_MACHINE, "engine_gpus", int, "N", "GPUs that generate"),
     _value(_MACHINE, "trainer_gpus", int, "N", "GPUs that train"),
     _value(_MACHINE, "engine_tp", int, "N", "GPUs of one engine [1]", 1),
@@ -78,16 +67,11 @@ _OPTIONS = (
     _switch(_TRAINER, "gradient_checkpointing", "Recompute activations", off="--no-gradient-checkpointing"),
     _value(_TRAINER, "micro_batch_tokens", int, "N", "Tokens of the largest micro-batch"),
     _switch(_TRAINER, "reference_model", "Its ranks hold a frozen copy as well, for a KL penalty"),
-    _value(_TRAINER, "durable", str, "always|every=N|never", "Which versions from memory get files [always]"),
     _value(_TRAINER, "lora_rank", int, "N", "Train adapters of this rank alone"),
     _switch(_TRAINER, "expandable_segments", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True is set"),
     _value(_ENGINE, "mem_fraction_static", float, "SHARE", "SGLang's [what it chooses by the GPU's size]"),
-    _value(_ENGINE, "max_total_tokens", int, "N", "Most tokens of the KV cache"),
     _value(_ENGINE, "context_length", int, "N", "SGLang's [the model's]"),
     _value(_ENGINE, "running_requests", int, "N", "Most requests at a time of one engine"),
-    _value(_ENGINE, "kv_cache_dtype", str, "auto|fp8", "SGLang's [auto]"),
-    _value(_ENGINE, "attention_backend", str, "flashinfer|fa3|triton", "SGLang's"),
-    _switch(_ENGINE, "cuda_graphs", "SGLang's", off="--no-cuda-graphs"),
     _value(_ROLLOUTS, "batch_size", int, "N", "Prompts of a step"),
     _value(_ROLLOUTS, "samples", int, "N", "Answers to each prompt"),
     _value(_ROLLOUTS, "prompt_tokens", int, "N", "Longest prompt"),
@@ -107,29 +91,16 @@ def plan(**given: Any) -> None:
 
     \b
     refitd plan sglang.d1p1t1+d1p1t1 --gpus-per-node 1 --gpu-memory 44.42 --model /models/qwen2.5-0.5b
-    refitd plan --areal gsm8k_grpo.yaml --gpu-memory 44.42 --model /models/qwen2.5-0.5b
     refitd plan 'sglang:d4t2+fsdp:d8' --model /models/qwen3-8b --precision mixed --gradient-checkpointing
     refitd plan --engine-gpus 4 --trainer-gpus 4 --gpus-per-node 8 --json | jq '{transport, reason}'
     """
-    json, areal, kv_cache_dtype = bool(given.pop("json")), given.pop("areal"), given.pop("kv_cache_dtype")
+    json = bool(given.pop("json"))
     # Here, because only this command needs them.
-    from refitd.cli.areal_config import Read, kv_cache_bytes, read_areal
     from refitd.cli.plan_shown import shown
     from refitd_client import plan as made
-    from refitd_plan.outputs import with_keys
 
     with speaking(json=json) as out:
-        said = {name: value for name, value in given.items() if value is not None}
-        if kv_cache_dtype is not None:
-            said["kv_cache_bytes"] = kv_cache_bytes("--kv-cache-dtype", kv_cache_dtype)
-        of_file = Read() if areal is None else read_areal(areal, said)
-        found = made(**{**of_file.settings, **said})
-        found = replace(
-            found,
-            assumptions=(*found.assumptions, *of_file.assumed),
-            advice=(*found.advice, *of_file.advice),
-            areal=with_keys(found.areal, of_file.patch),
-        )
-        out.show(found, *shown(found, areal=areal is not None), width=PAGE_WIDTH)
+        found = made(**{name: value for name, value in given.items() if value is not None})
+        out.show(found, *shown(found), width=PAGE_WIDTH)
         if found.memory is not None and not found.memory.fits:
             raise typer.Exit(ExitCode.FAILED)

@@ -1,25 +1,19 @@
 """How a plan looks to people. Pure: a plan in, Rich renderables out."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import cast
 
-import yaml
 from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from refitd.cli.render import sentence
-from refitd_plan.outputs import environment_lines
 from refitd_plan.plan import Plan, PlannedMemory, PlannedProcess, TransportOption
 
-# The newest annotations of PyYAML name types of a typeshed that is newer than the released pyright's.
-_dump = cast("Callable[..., str]", yaml.safe_dump)  # pyright: ignore[reportUnknownMemberType]
 
-
-def shown(plan: Plan, *, areal: bool) -> Iterator[RenderableType]:
-    """The plan, from the choice to the assumptions. `areal`: AReaL's configuration is at hand, to be changed."""
+def shown(plan: Plan) -> Iterator[RenderableType]:
+    """The plan, from the choice to the assumptions."""
     yield from _choice(plan)
     yield _ways(plan.ways)
     yield sentence(
@@ -27,11 +21,9 @@ def shown(plan: Plan, *, areal: bool) -> Iterator[RenderableType]:
         f"this job's: they were measured with {plan.costs_of}.",
         "dim",
     )
-    if plan.restart is not None:
-        yield sentence(f"\nRestart: {plan.restart}.", "yellow")
     if plan.memory is not None:
-        yield from _memory(plan.memory, areal=areal)
-    yield from _settings(plan, areal=areal)
+        yield from _memory(plan.memory)
+    yield from _settings(plan)
     yield sentence("\nAssumed", "bold")
     yield from (sentence(f"  - {assumption}") for assumption in plan.assumptions)
 
@@ -61,7 +53,7 @@ def _ways(ways: Sequence[TransportOption]) -> Table:
     return table
 
 
-def _memory(memory: PlannedMemory, *, areal: bool) -> Iterator[RenderableType]:
+def _memory(memory: PlannedMemory) -> Iterator[RenderableType]:
     verdict = Text("fits", style="bold green") if memory.fits else Text("does not fit", style="bold red")
     yield Text.assemble(("\nMemory: ", "bold"), verdict, "  (GiB at the peak)")
     yield from (sentence(f"  {fault}", "red") for fault in memory.faults)
@@ -75,16 +67,15 @@ def _memory(memory: PlannedMemory, *, areal: bool) -> Iterator[RenderableType]:
     there = "" if memory.host_has is None else f", of {memory.host_has:g}"
     yield sentence(f"  A root on tmpfs would take {memory.host:.1f} GiB of host memory{there}.", "dim")
     if not memory.fits:
-        yield from _changes(memory, areal=areal)
+        yield from _changes(memory)
 
 
-def _changes(memory: PlannedMemory, *, areal: bool) -> Iterator[RenderableType]:
+def _changes(memory: PlannedMemory) -> Iterator[RenderableType]:
     if memory.changes is None:
         yield sentence("\nNo set of the changes that refitd knows makes it fit.", "bold red")
-        less = "AReaL: actor.optimizer_dtype" if areal else "--optimizer adamw8bit, --precision bf16"
         yield sentence(
-            f"  Give it more or larger GPUs, cut the model over more of them, keep less for the optimizer ({less}), or "
-            "train adapters alone (--lora-rank)."
+            "  Give it more or larger GPUs, cut the model over more of them, keep less for the optimizer (--optimizer "
+            "adamw8bit, --precision bf16), or train adapters alone (--lora-rank)."
         )
         return
     yield sentence("\nIt fits with", "bold")
@@ -118,29 +109,20 @@ def _gpus(same: Sequence[PlannedProcess]) -> str:
     return str(same[0].gpu) if len(same) == 1 else f"{same[0].gpu}-{same[-1].gpu}"
 
 
-def _settings(plan: Plan, *, areal: bool) -> Iterator[RenderableType]:
-    memory = plan.memory
-    changed = ", with the changes" if memory is not None and not memory.fits and memory.changes is not None else ""
-    yield sentence(f"\n{'vLLM' if plan.vllm_flags else 'SGLang'}{changed}", "bold")
-    yield sentence(f"  {' '.join(plan.vllm_flags or plan.sglang_flags)}")
-    yield sentence("Environment", "bold")
-    yield from (sentence(f"  {line}") for line in environment_lines(plan.environment))
+def _settings(plan: Plan) -> Iterator[RenderableType]:
+    yield sentence("\nEnvironment", "bold")
+    for whose, variables in plan.environment.items():
+        if variables:
+            yield sentence(f"  # {whose}")
+            yield from (sentence(f"  export {name}={value}") for name, value in sorted(variables.items()))
     yield from (sentence(f"  # {line}") for line in plan.advice)
-    if areal:
-        yield sentence("AReaL's configuration", "bold")
-        yield from (sentence(f"  {line}") for line in _dump(plan.areal, sort_keys=False).splitlines())
     if plan.meanwhile is not None or any(way.chosen and way.carried_out for way in plan.ways):
+        how = (plan.meanwhile or plan.transport).removeprefix("disk+")  # as `publish` calls them
         yield sentence("refitd", "bold")
-        flags = {"keep_last": "--keep-last", "slots": "--slots"}
-        changes = () if memory is None else memory.changes or ()
-        more = "".join(f" {flags[each.setting]} {each.value}" for each in changes if each.setting in flags)
-        yield sentence(f"  refitd serve --root DIR --engine URL --base-model MODEL{more}")
-        if not areal:
-            how = (plan.meanwhile or plan.transport).removeprefix("disk+")  # as `publish` calls them
-            call = f"publisher.publish(model, step=step, transport={how!r})"
-            text = f"{call}  # WeightPublisher, of several ranks ShardedPublisher"
-            yield sentence("Trainer", "bold")
-            yield sentence(f"  {text}")
+        yield sentence("  refitd serve --root DIR --engine URL --base-model MODEL")
+        yield sentence("Trainer", "bold")
+        call = f"publisher.publish(model, step=step, transport={how!r})"
+        yield sentence(f"  {call}  # WeightPublisher, of several ranks ShardedPublisher")
 
 
 def _table(*columns: str) -> Table:

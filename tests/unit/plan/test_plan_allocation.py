@@ -50,7 +50,7 @@ def test_counts_say_the_same_as_a_string() -> None:
     [
         ("sglang-d1p1t1+d1p1t1", 7, "':'"),
         ("sglang:d1+", 11, "dimensions"),
-        ("sglang:d1+fsdp:(attn:d1|ffn:e1)", 22, "megatron"),
+        ("sglang:d1+fsdp:(attn:d1|ffn:e1)", 17, "megatron"),
         ("sglang:d1+megatron:(attn:d1|ffn:e1", 35, "')'"),
         ("sglang:d0+d1", 8, "d0"),
         ("sglang:d1c2+d1", 10, "'c'"),

@@ -108,11 +108,3 @@ def test_other_machines_are_not_measured_by_this_one(monkeypatch: pytest.MonkeyP
 def test_without_a_binding_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert read_gpus() == ()
-
-
-def test_without_the_parser_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    grammar._parser.cache_clear()
-    monkeypatch.setitem(sys.modules, "lark", None)
-    with pytest.raises(PlanRefusedError, match="extra 'plan'"):
-        plan("sglang:d1+fsdp:d1", gpus_per_node=2)
-    assert plan(engine_gpus=1, trainer_gpus=1, gpus_per_node=2).rule == "separate-devices"

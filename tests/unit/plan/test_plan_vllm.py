@@ -1,12 +1,9 @@
 """Plans for engines that are vLLM: nothing that was measured with SGLang alone is claimed of them."""
 
-from pathlib import Path
-
 import pytest
 
 from refitd_client import plan
 from refitd_plan.transport import WeightTransport
-from support.command_line import answer
 from support.planning_page import CONFIGS
 
 
@@ -44,13 +41,3 @@ def test_a_vllm_takes_its_share_of_all_of_the_gpu() -> None:
     engine = next(each for each in made.memory.processes if each.role == "generation")
     assert engine.total == pytest.approx(0.92 * 80.0, abs=0.01)
     assert any("gpu_memory_utilization" in line for line in made.assumptions)
-    assert made.sglang_flags == ()
-    assert made.vllm_flags[:4] == ("--tensor-parallel-size", "1", "--gpu-memory-utilization", "0.92")
-
-
-def test_an_areal_configuration_keeps_vllm_s_settings_in_a_section_of_its_own(tmp_path: Path) -> None:
-    file = tmp_path / "grpo.yaml"
-    file.write_text("rollout: {backend: 'vllm:d1'}\nactor: {backend: 'fsdp:d1'}\nvllm: {gpu_memory_utilization: 0.5}\n")
-    made = answer("plan", "--areal", str(file), "--gpus-per-node", "1", "--gpu-memory", "44.4")
-    assert made["allocation"] == "vllm:d1+fsdp:d1"
-    assert made["vllm_flags"][-4:] == ["--max-model-len", "32768", "--max-num-seqs", "256"]

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from refitd_client import PlanRefusedError, plan
-from refitd_plan import grammar
 from refitd_plan.machine import GIB
 from refitd_plan.nvml import read_gpus
 

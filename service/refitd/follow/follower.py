@@ -373,9 +373,11 @@ class UpstreamFollower:
         refused = {version for version, failure in self._failures.items() if failure.until > now}
         desired = self._store.runs.desired.get(offered.run)
         others = self._others(offered)
+        # What was retired and has its folder yet is not used again: that goes first, also where it is wanted by now.
+        going = others | {version for version, state in here.items() if state is VersionState.RETIRED}
         here = {version: state for version, state in here.items() if version not in others}
-        plan = plan_pulls(offered.versions, desired, here, refused=refused | others)
-        self._plan = replace(plan, needs=plan.needs - others)
+        plan = plan_pulls(offered.versions, desired, here, refused=refused | going)
+        self._plan = replace(plan, needs=plan.needs - going)
         for version in sorted({*plan.needs, self._orders.asked or ""} & others):
             self._orders.set_aside(self._store.versions[version])
         # One that the catalog has found already has its name: its pull is about to end by itself.

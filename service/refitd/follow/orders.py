@@ -17,7 +17,7 @@ from refitd.update.targets import Targets
 from refitd_client.contract.follow import HostReply
 from refitd_client.contract.states import VersionState
 
-_LEADERS = 16  # whose epochs are remembered
+LEADERS = 16  # whose epochs are remembered
 
 
 class Orders:
@@ -63,7 +63,7 @@ class Orders:
         if self.refused is not None:
             return None
         heard = {name: epoch for name, epoch in before.heard.items() if name != reply.leader}
-        heard = dict([*heard.items(), (reply.leader, reply.epoch)][-_LEADERS:])
+        heard = dict([*heard.items(), (reply.leader, reply.epoch)][-LEADERS:])
         for run, version in reply.serve.items():
             digest = reply.digests.get(version or "")
             self.refused = self.refused or self._why_not(run, version, by, reply.knows.get(run, ""), digest)

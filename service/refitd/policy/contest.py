@@ -75,7 +75,8 @@ def changed(before: EngineRecord, engine: EngineRecord, seen: Reached, path: str
     serves = f"serves {seen.model_path} as {seen.weight_version!r} and no longer {was}"
     if seen.pulls:
         reason = f"not all of the host's engines are proved to serve {was} any more"
-        return replace(engine, reason=reason, contest=None, contests=0, contested_at=None)
+        was_at = before.serving or before.held
+        return replace(engine, reason=reason, held=was_at, contest=None, contests=0, contested_at=None)
     if cause is Cause.RESTARTED:
         return replace(engine, reason=f"{serves}: it was restarted", contest=None, contests=0, contested_at=None)
     if cause is Cause.UNEXPLAINED and before.contested_at is None:

@@ -18,7 +18,6 @@ Beside the target, an engine may work on a version that has no verdict yet:
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from refitd.engine.port import Outcome
 from refitd.policy.chain import Versions, is_past, step_in_place
 from refitd.policy.next_action import Goals
 from refitd.policy.strategy import Strategy, StrategyName, finished_first, has_given_up, released
@@ -256,17 +255,16 @@ def goals_of_engine(
 
 def mended_there(goals: Goals, engine: EngineRecord, versions: Versions) -> Goals:
     """The goals of a host that proves nothing just now, since an engine of it was restarted: it is mended where it was
-    brought last, also while it is not its turn. The last good version would take all of its engines back.
+    last, also while it is not its turn. The last good version would take all of its engines back.
 
     Args:
         goals: the engine's.
         engine: the engine.
         versions: all versions, by id.
     """
-    last = engine.last_attempt
-    if not engine.pulls or not engine.known or engine.serving is not None or last is None:
+    if not engine.pulls or not engine.known or engine.serving is not None:
         return goals
-    there = versions.get(last.version) if last.outcome == Outcome.ACK.name else None
+    there = versions.get(engine.held or "")
     if there is None or there.barred or there.state is not VersionState.SEALED or has_given_up(engine, there):
         return goals
     if goals.loadable is None or goals.target is None or there.run != goals.target.run:

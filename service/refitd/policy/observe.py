@@ -8,7 +8,9 @@ from refitd.engine.port import Outcome, Process, Reached, Refit, Unreached
 from refitd.policy.contest import calmed, changed, forgiven, held, refused, still_changed
 from refitd.policy.witnesses import agreed, doubted
 from refitd.state.records import AttemptRecord, EngineRecord
+from refitd.state.version import VersionRecord
 from refitd_client.contract.hosts import HostEngines
+from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import EngineState
 
 QUARANTINE_AFTER = 4  # loads in a row that left unknown contents: the first, and three repairs
@@ -32,6 +34,7 @@ def after_probe(
     *,
     interval: float = 2.0,
     twin: str | None = None,
+    told: VersionRecord | None = None,
 ) -> EngineRecord:
     """The record after a probe.
 
@@ -43,6 +46,7 @@ def after_probe(
         now: of the monotonic clock, in seconds.
         interval: seconds from one probe to the next.
         twin: which other entry names the same server and is the one that loads it; None where there is none.
+        told: what a host proves that it serves; None where that is not known here.
     """
     if isinstance(seen, Unreached):
         since = engine.unreachable_since if engine.unreachable_since is not None else now
@@ -82,9 +86,11 @@ def after_probe(
     if not engine.known:
         return _doubtful(before, engine, seen, moved=moved)
     named, named_before = (seen.model_path, seen.weight_version), (before.model_path, before.weight_version)
-    if (obeyed := _carried_out(before, seen)) is not None:
+    obeyed = _carried_out(before, seen)
+    if obeyed is not None or _is_ahead(before, seen, told):
         engine = replace(engine, serving=seen.serves, proof=None, beneath=None, wants_full=False, failures=0)
-        engine = replace(engine, reason=None, last_attempt=obeyed, contest=None, contests=0, contested_at=None)
+        engine = replace(engine, reason=None, contest=None, contests=0, contested_at=None)
+        engine = replace(engine, last_attempt=obeyed or engine.last_attempt)
     elif engine.serving is not None and (expected is None or named != (expected.path, expected.label)):
         engine = changed(before, engine, seen, None if expected is None else expected.path, now)
     elif engine.contest is not None:
@@ -132,6 +138,17 @@ def _carried_out(engine: EngineRecord, seen: Reached) -> AttemptRecord | None:
         return None
     heard = "the host was found later to have carried it out"
     return replace(last, outcome=Outcome.ACK.name, reason=heard)
+
+
+def _is_ahead(engine: EngineRecord, seen: Reached, told: VersionRecord | None) -> bool:
+    """Whether a host proves something newer than all that this service has brought it to, and that is good here: this
+    service was restored from a backup, or knows the host no more. The host is not ordered back then.
+    """
+    if not seen.pulls or told is None or not told.state.may_be_target or told.barred:
+        return False
+    last = None if engine.last_attempt is None else engine.last_attempt.version
+    known = (parse_version_id(id_) for id_ in (engine.serving, engine.held, last) if id_ is not None)
+    return all(at is None or at[0] != told.run or at[1] < told.order for at in known)
 
 
 def compared(engine: EngineRecord, recorded: str | None, found: str | None, target: str | None) -> EngineRecord:

@@ -75,7 +75,7 @@ class EngineRecord:
     `kept` says what is left of its start-up weights: "" nothing, else a digest of the names of the tensors that each
     load since its start has left out (`VersionRecord.lacks`); None where there was none (`policy/partial.py`).
     `held` is what it served before a load in the middle of which the service stopped, as long as its contents are
-    unknown and no load of it has failed since.
+    unknown and no load of it has failed since; of a host that proves nothing, what it proved last.
     `named_before` is what it named before a load that failed, until the next probe. `may_read` are other folders that
     it may read again. `reload`: an operator has asked for another load, whatever it serves, or a host is about to go
     elsewhere; a load that succeeds ends that.

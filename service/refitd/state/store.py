@@ -171,7 +171,7 @@ class Store:
             self._first_seen.pop(record.id, None)
             self.index.drop(record)
             self.gone.add(record.id)
-            self._drop_fingerprints(record.id)
+            self.forget_fingerprints(record.id)  # a hub that has lost its root may give the name to other contents
         else:
             self.index.keep(record)
             self.gone.discard(record.id)  # a follower has pulled it again
@@ -291,13 +291,10 @@ class Store:
         """The fingerprint that a clean load of the version gave on an engine of this configuration."""
         return self._fingerprints.get((version, configuration))
 
-    def _drop_fingerprints(self, version: str) -> None:
-        for key in [key for key in self._fingerprints if key[0] == version]:
-            del self._fingerprints[key]
-
     def forget_fingerprints(self, version: str) -> None:
         """Forget what clean loads of a version gave: its contents are others now."""
-        self._drop_fingerprints(version)
+        for key in [key for key in self._fingerprints if key[0] == version]:
+            del self._fingerprints[key]
         self.journal.append(writes.drop_fingerprints(version))
         for engine in [engine for engine in self.engines.values() if version in engine.given]:
             given = {id_: found for id_, found in engine.given.items() if id_ != version}

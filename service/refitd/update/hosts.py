@@ -91,7 +91,7 @@ class ReportedHosts:
 
     def line(self, name: str) -> HostLine:
         """The line to a host."""
-        return self._lines.setdefault(name, HostLine(name, self._clock, Notifier()))
+        return self._lines.setdefault(name, HostLine(name, self._clock, Notifier(), self._as_known))
 
     def reported(self, report: HostReport, *, is_newest: bool) -> HostReply:
         """A host has reported: take it as an engine, if it has engines and does not decide for itself.
@@ -113,7 +113,7 @@ class ReportedHosts:
                 f"engine {name} of this service has the host's name: give the host another, --follower"
             )
         if is_newest:
-            line.take(replace(report, told=self._as_known(report.told)))
+            line.take(report)
         known = self._known.get(name)
         if known is not None:
             known.at = self._clock.monotonic()

@@ -178,8 +178,9 @@ class EngineReconciler:
             entry.agenda = replace(entry.agenda, failed=None)
         twin = twin_of(entry.record, seen, self._store.engines.at(seen.address)) if isinstance(seen, Reached) else None
         interval = entry.until_look(self._probe_interval)
+        told = self._store.versions.get((seen.serves if isinstance(seen, Reached) else None) or "")
         after = after_probe(
-            entry.record, seen, self._expected(), entry.target_id, entry.now, interval=interval, twin=twin
+            entry.record, seen, self._expected(), entry.target_id, entry.now, interval=interval, twin=twin, told=told
         )
         if isinstance(seen, Reached) and after.serving not in (None if before.state.is_away else before.serving, None):
             after = await self._adopted(after)

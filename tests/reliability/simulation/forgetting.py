@@ -54,6 +54,7 @@ class ForgettingHosts(Hosts):
     ) -> None:
         super().__init__(seed, strategy=strategy, vllm=vllm, followers=followers)
         self.waits = True
+        self._left_paused: set[str] = set()  # engines of the hub that it was loading when its disk went
 
     def _promises(self) -> "ForgettingHubPromises":
         return ForgettingHubPromises(self)
@@ -74,6 +75,7 @@ class ForgettingHosts(Hosts):
         """
         self.take_back(announce=False)
         self.kill()
+        self._left_paused.update(name for name, server in self.servers.items() if server.paused)
         for path in self.state.glob(f"{JOURNAL_NAME}*"):
             path.unlink()
         shutil.rmtree(self.own_root)
@@ -125,7 +127,18 @@ class ForgettingHosts(Hosts):
         self.promises.rolled_back(None if goal is None else goal.id)
 
     def _tend(self, place: Place, tended: set[str]) -> bool:
-        """See `World`. The operator of the hub also does what hosts say that wait for him, each thing once."""
+        """See `World`. The operator of the hub also does what hosts say that wait for him, each thing once.
+
+        He restarts the hub's own engines that it has left paused in the middle of a load, as docs/many-hosts.md says:
+        with the disk went what the hub knew of them. Nobody can know what they hold, and a load repairs them only when
+        something is published.
+        """
+        cut_off = [self.servers[name] for name in sorted(self._left_paused) if self.servers[name].paused]
+        if place is self and cut_off:
+            self._left_paused.clear()
+            self.counts["restarted after a loss"] += len(cut_off)
+            self._restart(cut_off)
+            return True
         found = super()._tend(place, tended)
         if place is not self or self.life is None:
             return found

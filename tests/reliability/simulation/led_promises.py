@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from refitd.engine.refitd.answers import NOTHING_PROVED
+from refitd.follow.orders import LEADERS
 from refitd.policy.chain import NoBase, chain_of
 from refitd.state.records import AttemptRecord, EngineRecord
 from refitd.state.version import VersionRecord
@@ -37,7 +38,9 @@ class LedHostPromises(HostPromises):
         self._world.world.promises.holds(server)
 
     def hold_now(self) -> None:
-        """A host desires only what its hub ordered, and remembers the newest lead that it obeyed."""
+        """A host desires only what its hub ordered, and remembers the newest lead that it obeyed: of the last hubs, as
+        many as its record has room for. Each hub that is emptied has another name.
+        """
         super().hold_now()
         if self._world.life is None:
             return
@@ -49,6 +52,8 @@ class LedHostPromises(HostPromises):
         lead = self._life.store.origin.lead
         for leader, newest in world.book.fences[name].items():
             assert lead.leader, f"{name} is led by nobody"
+            if leader not in lead.heard and len(lead.heard) == LEADERS:
+                continue
             known = lead.heard.get(leader, 0)
             assert known >= newest, f"{name} has forgotten epoch {newest} of {leader}, and knows {known}"
 

@@ -5,6 +5,8 @@ from contextlib import closing
 from refitd.policy.strategy import StrategyName
 from simulation.disk import Make
 from simulation.fault import Fault
+from simulation.forgetting import ForgettingHosts
+from simulation.forgetting_steps import ForgettingStory
 from simulation.host_steps import HostStory
 from simulation.hosts import Hosts
 from simulation.led_hosts import LedHosts
@@ -133,4 +135,28 @@ def test_a_hub_that_pushes_two_versions_before_it_says_what_is_wanted_does_not_s
         story.trainer_is_killed_in_an_upload(trainer=0, delta=True, after=0.08, back=0, swept=False)
         story.trainer_publishes(trainer=0, delta=True, within=3.0)
         story.who_publishes_is_killed_and_comes_again(trainer=0, back=1, seconds=2.0)
+        world.heal()
+
+
+def test_what_was_retired_and_is_wanted_again_before_its_folder_is_deleted_is_deleted_and_pulled_again() -> None:
+    """The host's journal is full, so that it deletes nothing; then the hub rolls back to the version. The host kept the
+    folder for it, could load nothing from it, and could not pull it into its place.
+    """
+    with closing(ForgettingHosts(476765477, strategy=StrategyName.CANARY, vllm="ac", followers=2)) as world:
+        story = ForgettingStory(world)
+        story.trainer_restarts_and_reuses_steps()
+        story.publish(make=Make.GOOD, announce=False, seconds=2.0)
+        story.hub_loses_its_disk(emptied=True, trainer="begins first", seconds=0.5, delta=False)
+        story.hub_is_copied_and_goes_on(steps=2, seconds=20.0)
+        story.disk_of_a_follower_fails_for_a_while(host=0, kind="full", seconds=9.0)
+        story.roll_back()
+        world.heal()
+
+
+def test_a_hub_that_was_emptied_does_not_count_a_version_as_served_for_what_a_host_has_under_its_name() -> None:
+    """The host had reported before the hub knew a version of that name."""
+    with closing(LedHosts(1702502821, strategy=StrategyName.CANARY, vllm="a", followers=1)) as world:
+        story = LedStory(world)
+        story.hub_loses_its_disk(emptied=False, trainer="begins then", seconds=0.5, delta=False)
+        story.hub_loses_its_disk(emptied=True, trainer="begins first", seconds=20.0, delta=True)
         world.heal()

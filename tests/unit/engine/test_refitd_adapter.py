@@ -9,6 +9,7 @@ from refitd.clock import SystemClock
 from refitd.engine.port import Outcome, Reached, Refit, Stage, Target, Unreached, VersionFiles
 from refitd.engine.refitd import line as lines
 from refitd.engine.refitd.adapter import RefitdEngine
+from refitd.engine.refitd.answers import of_these
 from refitd.engine.refitd.line import HostLine
 from refitd.state.observer import Notifier
 from refitd_client.contract.follow import Following, HostReport, HostTrialResult
@@ -94,6 +95,22 @@ async def test_a_host_that_serves_what_it_was_told_to_is_proved_by_its_engines_f
 async def test_a_report_that_was_made_before_the_reply_was_heard_decides_nothing() -> None:
     ended, _ = await refit(BEFORE, BEFORE, told("served", V1), SERVED)
     assert ended.outcome is Outcome.ACK
+
+
+async def test_a_report_that_came_before_the_version_was_known_is_looked_at_again_with_what_is_known_now() -> None:
+    """A hub whose root was emptied has another version of the name since: the host serves the one that it had."""
+    digests = {V2: "the host's"}
+    known: dict[str, str] = {}
+    line = HostLine("host-1", SystemClock(), Notifier(), lambda said: of_these(said, known.get))
+    line.take(told("served", ordered=V2, serves=V2, digests=digests))
+    known[V2] = "the hub's"
+    engine = RefitdEngine(line, root="/root", load_timeout=30)
+    refused = told("served", ordered=V2, serves=V2, digests=digests, refused="the hub has another of this name")
+    ended, _ = await asyncio.gather(engine.refit(target(), lambda _: None), speak(line, (refused,)))
+    assert (ended.outcome, ended.reason) == (Outcome.NACK, "the hub has another of this name")
+    seen = await engine.probe()
+    assert isinstance(seen, Reached)
+    assert seen.serves is None
 
 
 async def test_while_it_pulls_its_engines_serve_on_and_what_the_host_says_meanwhile_is_heard() -> None:

@@ -13,7 +13,7 @@ from refitd.policy.leases import EngineView, LeaseKind, Views, leases
 from refitd.policy.next_action import Agenda, Goals, RefitTo, Rest, next_action
 from refitd.policy.observe import Expected, after_probe, after_word, compared
 from refitd.policy.strategy import Strategy, StrategyName
-from refitd.state.records import AttemptRecord
+from refitd.state.records import AttemptRecord, EngineRecord
 from refitd.state.version import VersionRecord
 from refitd_client.contract.hosts import HostEngines
 from refitd_client.contract.states import EngineState, Kind, VersionState
@@ -75,6 +75,29 @@ def test_a_host_that_carried_out_an_order_after_all_serves_it_and_is_not_ordered
     tainted = replace(host, last_attempt=replace(order, outcome="TAINTED"))
     after = after_probe(tainted, seen, Expected(path="/root/run/v000001", label="1"), NEWEST.id, 0.0)
     assert (after.state, after.serving) == (EngineState.BEHIND, None)
+
+
+def test_a_host_that_proves_something_newer_than_its_hub_knows_of_it_serves_that_and_is_not_ordered_back() -> None:
+    """The hub was restored from a backup that is older than the host's last load, and has the version."""
+    seen = host_says(model_path="/root/run/v000003", weight_version="3", serves=NEWEST.id)
+    expected = Expected(path="/root/run/v000001", label="1")
+    last = AttemptRecord(id="1", engine="host", version=BASE.id, started_at="", outcome="ACK")
+    host = engine(pulls=True, serving=BASE.id, model_path="/root/run/v000001", weight_version="1", last_attempt=last)
+
+    def serving(before: EngineRecord = host, told: VersionRecord | None = NEWEST) -> str | None:
+        return after_probe(before, seen, expected, MIDDLE.id, 0.0, told=told).serving
+
+    assert serving() == serving(replace(host, serving=None, held=BASE.id)) == NEWEST.id
+    assert serving(engine(pulls=True)) == NEWEST.id, "the hub knows the host no more"
+    assert serving(told=None) is None, "the hub does not know it"
+    assert (
+        serving(told=replace(NEWEST, barred=True))
+        is serving(told=replace(NEWEST, state=VersionState.VALIDATING))
+        is None
+    )
+    failed = replace(host, serving=None, last_attempt=replace(last, version=NEWEST.id, outcome="TAINTED"))
+    assert serving(failed) is None, "it was brought there, and its contents were in doubt"
+    assert serving(replace(host, serving=version(4).id)) is None, "it was brought to something newer"
 
 
 @pytest.mark.parametrize(
@@ -155,11 +178,10 @@ GOOD, TARGET, BEYOND = version(1), version(2), version(3)
 WAITS = Goals(target=TARGET, loadable=GOOD, last_good=GOOD)  # it is not the host's turn
 
 
-def mended(goals: Goals = WAITS, outcome: str = "ACK", there: VersionRecord = TARGET, **fields: Any) -> str | None:
-    """Where a host is brought that was brought to a version and proves nothing now."""
-    last = AttemptRecord(id="1", engine="host", version=there.id, started_at="", outcome=outcome)
+def mended(goals: Goals = WAITS, there: VersionRecord = TARGET, **fields: Any) -> str | None:
+    """Where a host is brought that has proved a version and proves nothing now."""
     known = {each.id: each for each in (GOOD, TARGET, BEYOND)} | {there.id: there}
-    after = mended_there(goals, engine(**({"pulls": True, "last_attempt": last} | fields)), known)
+    after = mended_there(goals, engine(**({"pulls": True, "held": there.id} | fields)), known)
     return None if after.loadable is None else after.loadable.id
 
 
@@ -189,11 +211,10 @@ def test_a_host_that_was_found_to_have_carried_out_an_order_is_mended_there_like
 
 
 def test_a_host_that_was_not_brought_there_or_is_not_to_be_there_gets_the_last_good_version() -> None:
-    assert mended(outcome="NACK") == mended(outcome="UNREACHABLE") == GOOD.id
     assert mended(there=replace(TARGET, barred=True)) == GOOD.id
     assert mended(there=replace(TARGET, state=VersionState.LOST)) == GOOD.id
     assert mended(there=BEYOND) == GOOD.id
-    assert mended(known=False) == mended(strikes={TARGET.id: 3}) == mended(last_attempt=None) == GOOD.id
+    assert mended(known=False) == mended(strikes={TARGET.id: 3}) == mended(held=None) == GOOD.id
     assert mended(pulls=False) == GOOD.id, "an engine that was restarted has lost what it had"
 
 

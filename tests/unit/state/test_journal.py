@@ -86,6 +86,24 @@ def test_what_is_remembered_of_a_version_ends_with_it(tmp_path: Path) -> None:
     assert sizes[-1] == sizes[0]
 
 
+async def test_what_engines_gave_for_a_version_is_forgotten_with_it_also_by_the_journal(tmp_path: Path) -> None:
+    """A hub that has lost its root may give the name to other contents. A clean load of these was refused after a
+    restart, by what the deleted ones had given.
+    """
+    async with written(tmp_path) as journal:
+        store = Store(journal, SystemClock())
+        store.put_version(version(1))
+        store.record_fingerprint(version(1).id, "c", "of the first contents")
+        store.put_engine(engine(given={version(1).id: "of the first contents"}))
+        store.put_version(version(1, state=VersionState.DELETED))
+        store.put_version(version(1))
+        await store.durable()
+    async with written(tmp_path) as journal:
+        again = Store(journal, SystemClock())
+        assert again.fingerprint(version(1).id, "c") is None
+        assert again.engines["a"].given == {}
+
+
 async def test_what_is_queued_when_the_service_stops_is_written(place: Place) -> None:
     async with written(place()) as journal:
         await asyncio.sleep(0)

@@ -4,6 +4,7 @@ Both sides repeat what is so, and nothing is said once: a report or a reply that
 """
 
 import secrets
+from collections.abc import Callable
 from typing import Protocol
 
 from refitd.clock import Clock
@@ -24,14 +25,25 @@ class Signal(Protocol):
 
 
 class HostLine:
-    """One host's. `told` is its last report's, None before the first; `heard` is notified of each."""
+    """One host's. `heard` is notified of each of its reports."""
 
-    def __init__(self, name: str, clock: Clock, heard: Signal) -> None:
-        """Nothing was said yet."""
+    def __init__(
+        self, name: str, clock: Clock, heard: Signal, as_known: Callable[[Following], Following] = lambda told: told
+    ) -> None:
+        """Nothing was said yet.
+
+        Args:
+            name: the host's.
+            clock: the time.
+            heard: notified of each report.
+            as_known: leaves out of what a host says what this service does not have. A version may come to be known
+                between two reports, so the last one is looked at again each time.
+        """
         self.name = name
         self.clock = clock
         self.heard = heard
-        self.told: Following | None = None
+        self._as_known = as_known
+        self._told: Following | None = None
         self.serve: dict[str, str | None] = {}
         self.again = 0
         self.trial: HostTrial | None = None
@@ -41,9 +53,14 @@ class HostLine:
 
     def take(self, report: HostReport) -> None:
         """The host has reported."""
-        self.told, self.tried = report.told, report.tried
+        self._told, self.tried = report.told, report.tried
         self._heard_at, self._is_lost = self.clock.monotonic(), False
         self.heard.notify()
+
+    @property
+    def told(self) -> Following | None:
+        """What the host said last, as far as this service knows of it now; None before its first report."""
+        return None if self._told is None else self._as_known(self._told)
 
     @property
     def here(self) -> Following | None:

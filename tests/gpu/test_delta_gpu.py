@@ -17,7 +17,7 @@ from refitd_client import WeightPublisher
 from refitd_client.checkpoint.header import Entry
 from refitd_client.contract.manifest import fitting_fingerprints, parse_manifest
 from refitd_client.contract.states import Kind
-from refitd_client.delta import DeltaRules, apply, compare, read_delta, reserve, stream
+from refitd_client.delta import DeltaRules, apply, compare, read_delta, stream, writer
 from refitd_client.delta.plan import Full
 from refitd_client.fingerprint import fingerprints
 from refitd_client.publish import publisher
@@ -40,8 +40,7 @@ def bases(monkeypatch: pytest.MonkeyPatch) -> list[str | Full]:
     """What engines serve, as the service says it: the last of these."""
     found: list[str | Full] = [Full("nothing yet")]
     monkeypatch.setattr(publisher, "ask_base", lambda *_: found[-1])
-    monkeypatch.setattr(reserve, "_LEAST", 1)
-    monkeypatch.setattr(reserve, "_THREADS_FROM", 1)
+    monkeypatch.setattr(writer, "_THREADS_FROM", 1)
     return found
 
 

@@ -19,13 +19,9 @@ from refitd_client.files import durable
 LEAVES = (
     "make_folder",
     "create",
-    "create_nameless",
-    "give_name",
-    "reserve",
     "write",
     "write_at",
     "overwrite",
-    "touch_pages",
     "touch",
     "resize",
     "clone",

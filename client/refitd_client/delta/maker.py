@@ -27,9 +27,8 @@ from refitd_client.contract.states import Kind
 from refitd_client.delta.change import Change, Delta, DeltaRefusedError, elements_of
 from refitd_client.delta.layout import ENCODING, Compression
 from refitd_client.delta.plan import ChangeHistory, DeltaRules, FromBase, Full, StepChanges, last_served, plan_delta
-from refitd_client.delta.reserve import Reserve, write_parts
 from refitd_client.delta.shadow import OTHERS, SelfCompared, ShadowDiff, Shadows, VersionShadows
-from refitd_client.delta.writer import EncodedDelta, encode, fits_surely
+from refitd_client.delta.writer import EncodedDelta, encode, fits_surely, write_parts
 from refitd_client.errors import ServiceError
 from refitd_client.http.connection import Connection
 from refitd_client.http.publisher_client import open_client
@@ -97,7 +96,6 @@ class DeltaWeights:
 
     encoded: EncodedDelta
     entries: Sequence[Entry]
-    reserve: Reserve
 
     @property
     def tensors(self) -> dict[str, list[Entry]]:
@@ -124,13 +122,10 @@ class DeltaWeights:
         Raises:
             NoSpaceError: there is no room for it.
         """
-        reserved = self.reserve.take()
-        if reserved is None:
-            staging.require_space(self.size)
-        with staging.file(DELTA_NAME, None if reserved is None else reserved.fd) as file:
-            write_parts(file, self.encoded.parts(), reserved)
+        staging.require_space(self.size)
+        with staging.file(DELTA_NAME) as file:
+            write_parts(file, self.encoded.parts())
             file.write(file.digest)
-        self.reserve.expect(self.size, reserved)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -154,12 +149,9 @@ class _Memory:
 class DeltaMaker:
     """A publisher's maker of deltas. `ask_base` returns what engines serve, or why that is not known."""
 
-    def __init__(
-        self, rules: DeltaRules, ask_base: Callable[[], str | Full], reserve: Reserve, *, stream: bool, compress: bool
-    ) -> None:
+    def __init__(self, rules: DeltaRules, ask_base: Callable[[], str | Full], *, stream: bool, compress: bool) -> None:
         self._rules = rules
         self._ask_base = ask_base
-        self._reserve = reserve
         self._stream = stream
         self._compression = Compression.ZSTD if compress else Compression.NONE
         self._memory: _Memory | None = None
@@ -174,7 +166,6 @@ class DeltaMaker:
     def forget(self, why: str) -> None:
         """Drop the shadow: it may not be what was published last any more. `why` the next version is full then."""
         self._forgotten = why
-        self._reserve.close()
         if self._memory is not None:
             self._memory.shadows.close()
         self._memory = None
@@ -208,7 +199,6 @@ class DeltaMaker:
             memory.history.add(memory.next)
         memory.since_anchor = 0 if memory.next_is_full else memory.since_anchor + 1
         memory.next = None
-        self._reserve.begin()  # for the next one: there is time for it while the trainer makes its step
 
     def _begin(self, content: Content, full: TensorShards | SelfCompared, why: str) -> PlannedContent:
         self.forget(why)  # before the new copy is made: there need not be room for both
@@ -245,7 +235,6 @@ class DeltaMaker:
             planned = self._delta(memory, step, planned.base, diff)
         memory.next_is_full = isinstance(planned, Full)
         if isinstance(planned, Full):
-            self._reserve.close()
             whole = partial(_in_full, content, full, memory.shadows)
             return PlannedContent(content=whole, why_full=planned.why, density=density)
         return PlannedContent(content=planned, kind=Kind.DELTA, density=density)
@@ -301,7 +290,7 @@ class DeltaMaker:
             elements=memory.elements,
         )
         encoded = encode(Delta(base=base, version=step.version, changes=changes), self._compression)
-        weights = DeltaWeights(encoded=encoded, entries=list(memory.entries.values()), reserve=self._reserve)
+        weights = DeltaWeights(encoded=encoded, entries=list(memory.entries.values()))
         claims = Claims(kind=Kind.DELTA, base=base, fingerprints=_texts(shadows), delta=facts)
         return Content(weights=weights, index=b"", companions=(), claims=claims)
 

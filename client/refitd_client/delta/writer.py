@@ -1,6 +1,6 @@
 """A delta as the bytes of its file."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import zip_longest
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from refitd_client.checkpoint import header
 from refitd_client.checkpoint.header import Entry
-from refitd_client.contract.manifest import FileDigest
+from refitd_client.contract.manifest import FileDigest, digest_of_pieces, in_blocks
 from refitd_client.delta import wire
 from refitd_client.delta.change import MANY_CHANGES, Change, Delta, DeltaRefusedError, elements_of, index_type
 from refitd_client.delta.layout import (
@@ -30,11 +30,14 @@ from refitd_client.delta.layout import (
     TensorRecord,
 )
 from refitd_client.errors import InvalidWeightsError
+from refitd_client.files import durable
 from refitd_client.fingerprint import to_text, width_of
-from refitd_client.lanes import in_lanes, lanes_for
+from refitd_client.lanes import Job, in_lanes, lanes_for
+from refitd_client.write.version_folder import StagedFile
 
 _WRITTEN_AT_ONCE = 2**22  # bytes digested and written at a time
 _SMALL_ARRAY = 2**14  # bytes of an array that are copied faster than it is found out where they lie
+_THREADS_FROM = 2**22  # bytes that are worth waking threads for
 _OTHER_BYTES = 1000  # of a header, or of one tensor in it, beside names and shapes: over twice what it really takes
 
 
@@ -192,3 +195,30 @@ def _packed(changes: Mapping[str, Change], compression: Compression) -> dict[str
     count = sum(len(each.indices) for each in changes.values())
     in_lanes(jobs, lanes=lanes_for(len(jobs)) if count >= MANY_CHANGES else 1)
     return {name: (packed[name, True], packed[name, False]) for name in changes}
+
+
+def write_parts(file: StagedFile, parts: Sequence[memoryview]) -> None:
+    """Write the first bytes of a version's file, and digest them meanwhile, in several threads.
+
+    Args:
+        file: the file, of which nothing was written.
+        parts: the bytes, in pieces.
+    """
+    size = sum(map(len, parts))
+    *blocks, last = in_blocks(parts)
+    digests = [b""] * len(blocks)
+
+    def digest(number: int, stop: Event) -> None:
+        if not stop.is_set():
+            digests[number] = digest_of_pieces(blocks[number])
+
+    def each(take: Callable[[memoryview], None], parts: Sequence[memoryview], stop: Event) -> None:
+        for part in parts:
+            if not stop.is_set():
+                take(part)
+
+    jobs: list[Job] = [partial(each, partial(durable.write, file.fd), parts)]
+    jobs += [partial(digest, number) for number in range(len(blocks))]
+    jobs.append(partial(each, file.count, last))
+    in_lanes(jobs, lanes=lanes_for(len(jobs)) if size >= _THREADS_FROM else 1)
+    file.begin_with(digests, size - sum(map(len, last)))

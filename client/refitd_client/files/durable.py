@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from refitd_client.files import linux_calls, plain_file
+from refitd_client.files import plain_file
 
 STAT_BLOCK = 512  # bytes of a unit of st_blocks
 _FICLONE = 0x40049409  # linux/fs.h: share the blocks of another file, copy on write
@@ -66,37 +66,6 @@ def create(path: Path, mode: int = 0o666) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
 
 
-def create_nameless(folder: Path) -> int:
-    """Open a new file that is in no folder yet. If it never gets a name it is gone with the descriptor.
-
-    Raises:
-        OSError: the file system has no such files, or another reason.
-    """
-    return os.open(folder, linux_calls.NAMELESS | os.O_RDWR | os.O_CLOEXEC, 0o666)
-
-
-def give_name(fd: int, path: Path) -> None:
-    """Put a nameless file into a folder.
-
-    Raises:
-        FileExistsError: there is something of that name.
-    """
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:  # with a folder's descriptor, so that Python calls linkat(2), which follows the link in /proc
-        os.link(f"/proc/self/fd/{fd}", path.name, dst_dir_fd=folder, follow_symlinks=True)
-    finally:
-        os.close(folder)
-
-
-def reserve(fd: int, size: int) -> None:
-    """Allocate blocks for the first `size` bytes of a file, which has at least that size then; its content stays.
-
-    Raises:
-        OSError: the file system has not enough room.
-    """
-    os.posix_fallocate(fd, 0, size)
-
-
 def write(fd: int, data: bytes | memoryview) -> None:
     """Write all of `data`; the kernel may take it in parts."""
     view = memoryview(data)
@@ -115,11 +84,6 @@ def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
 def overwrite(file: Bytes, data: NDArray[np.uint8], offset: int) -> None:
     """Write `data` into a mapped file, from byte `offset` on; the file must be long enough."""
     file.bytes[offset : offset + len(data)] = data
-
-
-def touch_pages(file: Bytes) -> None:
-    """Bring a mapped file's pages into the process's page table. This overwrites a byte of each."""
-    file.bytes[:: mmap.PAGESIZE] = 0
 
 
 def touch(fd: int) -> None:

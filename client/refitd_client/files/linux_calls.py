@@ -9,8 +9,6 @@ import errno
 import fcntl
 import os
 
-NAMELESS: int = getattr(os, "O_TMPFILE", 0o20000000 | os.O_DIRECTORY)
-"""Flag of open(2): a file that is in no folder yet."""
 GET_FILE_LOCK: int = getattr(fcntl, "F_OFD_GETLK", 36)
 SET_FILE_LOCK: int = getattr(fcntl, "F_OFD_SETLK", 37)
 """Commands of fcntl(2): query and set a lock of an open file description."""

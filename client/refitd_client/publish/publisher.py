@@ -28,7 +28,6 @@ from refitd_client.contract.manifest import metadata_texts
 from refitd_client.contract.naming import Order, name_patterns, whole_step
 from refitd_client.delta.maker import DeltaMaker, ask_base
 from refitd_client.delta.plan import DeltaRules
-from refitd_client.delta.reserve import Reserve
 from refitd_client.errors import RefitError
 from refitd_client.files.durable import Mappings
 from refitd_client.http.connection import connect_to
@@ -177,7 +176,6 @@ class WeightPublisher:
             DeltaMaker,
             delta_rules or DeltaRules(),
             partial(ask_base, connection, run) if target is None else target.base,
-            Reserve(self._folder.path),
             stream=shadow == "stream",
             compress=compress_deltas,
         )

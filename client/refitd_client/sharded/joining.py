@@ -8,24 +8,8 @@ from refitd_client.sharded.agreement import succeeded
 from refitd_client.sharded.alike import RankSettings, require_same_settings
 from refitd_client.sharded.lead import Lead, refuse
 from refitd_client.sharded.rank_group import FailedReply, RankGroup, RefusedOutcome, portable
-from refitd_client.sharded.rank_memory import MemoryProbe
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JoiningRank:
-    """What a rank says when it could open its publisher. `probe` is in its memory, for rank 0 to find."""
-
-    settings: RankSettings
-    probe: MemoryProbe | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JoinedReply:
-    """All could. `is_seen`: rank 0 has found the rank's probe."""
-
-    is_seen: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,22 +32,19 @@ def join(group: RankGroup, prepare: Callable[[], PreparedRank]) -> Lead | None:
         Exception: what one rank's `prepare` raised, on every rank.
     """
     if group.rank != 0:
-        group.tell(_attempted(lambda: JoiningRank(settings=prepare().settings, probe=group.messages.probe())))
+        group.tell(_attempted(lambda: prepare().settings))
         if isinstance(answer := group.hear(), RefusedOutcome):
             raise answer.error
-        if answer.is_seen:
-            group.messages.is_seen()
         return None
     ready = _attempted(prepare)
     try:
         prepared, *others = succeeded(group.hear_all(ready, "open its publisher"))
-        require_same_settings([prepared.settings, *(each.settings for each in others)])
-        seen = [group.messages.sees(rank, each.probe) for rank, each in enumerate(others, 1)]
+        require_same_settings([prepared.settings, *others])
         lead = prepared.take()
     except Exception as error:
         refuse(group, error)
         raise
-    group.tell_all([JoinedReply(is_seen=each) for each in (False, *seen)])
+    group.tell_all([None] * group.size)
     return lead
 
 

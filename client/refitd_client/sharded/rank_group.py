@@ -32,7 +32,7 @@ from refitd_client.errors import PublishError, RankLostError, ServiceError
 from refitd_client.publish.durability import ALWAYS
 from refitd_client.sharded.layout import Claim, Location, WritePart
 from refitd_client.sharded.lend_orders import LendOrder, LentReply
-from refitd_client.sharded.messages import RankMessages, UnreadableMessageError
+from refitd_client.sharded.messages import RankMessages
 from refitd_client.sharded.rank_errors import ranks_named, reason_of
 from refitd_client.sharded.shadow_orders import ChangesReply, ShadowOrder
 from refitd_client.sharded.slot_orders import BlocksReply, SlotOrder
@@ -201,9 +201,7 @@ def is_timeout(seconds: Any) -> bool:
 
 
 class RankGroup:
-    """This rank's connections. `rank` and `size` are those in the group; `broken` says why it cannot be used again, and
-    `messages` are how what is told gets there.
-    """
+    """This rank's connections. `rank` and `size` are those in the group; `broken` says why it cannot be used again."""
 
     def __init__(self, process_group: Any, timeout: float) -> None:
         """Join. Without a group it is all ranks, which make a group of their own for this: a collective call.
@@ -243,13 +241,12 @@ class RankGroup:
         ranks: list[int] = list(self._distributed.get_process_group_ranks(self._group))
         self.rank: int = ranks.index(self._distributed.get_rank())
         self.size = len(ranks)
-        self.messages = RankMessages(torch, self._distributed, self._group, ranks)
+        self._messages = RankMessages(torch, self._distributed, self._group, ranks)
         self._owed: dict[int, Any] = {}  # ranks that answer and were not heard, with what was begun to receive it
         self.broken: str | None = None
 
     def close(self) -> None:
         """Destroy the group if it was made for this."""
-        self.messages.close()
         if self._is_own and self._group is not None and self._distributed.is_initialized():
             self._distributed.destroy_process_group(self._group)
         self._group = None
@@ -272,7 +269,7 @@ class RankGroup:
             RankLostError: rank 0 is gone, or does not listen in time.
         """
         try:
-            self.messages.send(message, 0, self._timeout * _LEAD_PATIENCE + longer)
+            self._messages.send(message, 0, self._timeout * _LEAD_PATIENCE + longer)
         except RuntimeError as error:
             raise self._lost_lead(error) from error
 
@@ -283,7 +280,7 @@ class RankGroup:
             RankLostError: rank 0 is gone, or sends nothing in time.
         """
         try:
-            return self.messages.receive(self.messages.expect(0), 0, self._timeout * _LEAD_PATIENCE + longer)
+            return self._messages.receive(self._messages.expect(0), 0, self._timeout * _LEAD_PATIENCE + longer)
         except RuntimeError as error:
             raise self._lost_lead(error) from error
 
@@ -300,15 +297,13 @@ class RankGroup:
         self._owed = {}
         for rank in range(1, self.size):
             try:
-                self._owed[rank] = self.messages.expect(rank)
+                self._owed[rank] = self._messages.expect(rank)
             except RuntimeError as error:
                 lost[rank] = error
         for rank in list(self._owed):
             try:
                 each = self._owed.pop(rank)
-                answers.append(self.messages.receive(each, rank, max(0.1, ends - time.monotonic())))
-            except UnreadableMessageError as error:  # all of it has come, so that rank is in step
-                answers.append(FailedReply(error=PublishError(f"what it sent cannot be read on rank 0 ({error})")))
+                answers.append(self._messages.receive(each, rank, max(0.1, ends - time.monotonic())))
             except RuntimeError as error:
                 lost[rank] = error
         if lost:
@@ -330,7 +325,7 @@ class RankGroup:
             self._pass_over()
         for rank in range(1, self.size):
             try:
-                self.messages.send(messages[rank], rank, self._timeout)
+                self._messages.send(messages[rank], rank, self._timeout)
             except RuntimeError as error:
                 lost[rank] = error
             else:
@@ -344,9 +339,9 @@ class RankGroup:
         ends = time.monotonic() + self._timeout
         while self._owed:
             rank, expected = self._owed.popitem()
-            with suppress(RuntimeError, UnreadableMessageError):  # one that is gone is found so by the next message
-                expected = expected or self.messages.expect(rank)
-                self.messages.receive(expected, rank, max(0.1, ends - time.monotonic()))
+            with suppress(RuntimeError):  # one that is gone is found so by the next message
+                expected = expected or self._messages.expect(rank)
+                self._messages.receive(expected, rank, max(0.1, ends - time.monotonic()))
 
     def _lost(self, lost: dict[int, RuntimeError], doing: str) -> RankLostError:
         first = min(lost)

@@ -212,18 +212,12 @@ class Staging:
         self._open: dict[str, StagedShard] = {}
 
     @contextmanager
-    def file(self, name: str, nameless: int | None = None) -> Generator[StagedFile, None, None]:
-        """Write one file of the version; it is synced at the end of the block.
-
-        `nameless` is the descriptor of a file without a name, which is taken over and gets this one.
-        """
-        fd = self._descriptor(name) if nameless is None else nameless
+    def file(self, name: str) -> Generator[StagedFile, None, None]:
+        """Write one file of the version; it is synced at the end of the block."""
+        fd = self._descriptor(name)
         try:
             staged = StagedFile(fd, self.meter)
             yield staged
-            if nameless is not None:
-                durable.resize(fd, staged.entry().size)
-                durable.give_name(fd, self.path / name)
             with self._laps.lap("sync"):
                 durable.sync(fd)  # by the descriptor that wrote: another may not report a failed write-back
         finally:

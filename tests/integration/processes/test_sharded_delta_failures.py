@@ -14,8 +14,6 @@ from refitd_client import InvalidWeightsError, PublishError, RankLostError, Shar
 from refitd_client.delta import DeltaRules
 from refitd_client.delta.maker import DeltaWeights
 from refitd_client.publish.attempt import DeltaChoice
-from refitd_client.sharded import messages
-from refitd_client.sharded.rank_memory import SeenMemory
 from refitd_client.sharded.rank_shadow import RankShadow
 from support import published, sharded_cases
 from support.ranks import attempted, run_ranks
@@ -101,25 +99,9 @@ def _cannot_be_written(rank: int, trainer: Trainer) -> Exception | None:
     return error
 
 
-def _cannot_be_read_on_rank_0(rank: int, trainer: Trainer) -> Exception | None:
-    """All changes go through memory, and rank 0 has no descriptor left for a new file of rank 1's."""
-    works, sizes = SeenMemory.parts, (messages._LARGE, messages._BY_MEMORY)
-
-    def fail(*_: Any) -> None:
-        raise OSError(24, "Too many open files")
-
-    messages._LARGE = messages._BY_MEMORY = 1
-    SeenMemory.parts = fail  # pyright: ignore[reportAttributeAccessIssue]
-    error = attempted(trainer.publish)
-    SeenMemory.parts = works
-    messages._LARGE, messages._BY_MEMORY = sizes
-    return error
-
-
 FAILURES: dict[str, tuple[Any, type[Exception], str]] = {
     "compare": (_fails_to_compare, PublishError, "rank 1 failed with RuntimeError: out of memory"),
     "nan": (_has_nan, InvalidWeightsError, "rank 1: tensor blocks.1.weight has 1 changed value that is NaN"),
-    "read": (_cannot_be_read_on_rank_0, PublishError, "rank 1: what it sent cannot be read on rank 0 ([Errno 24]"),
     "write": (_cannot_be_written, StorageError, "Input/output error"),
 }
 

@@ -340,13 +340,6 @@ MUTANTS = [
         "tests/unit/plugin/test_plugin_rank_slices.py",
     ),
     Mutant(
-        "writes over what rank 0 still has of the message before",
-        "client/refitd_client/sharded/rank_memory.py",
-        "return bool(numbers[_PUT] == numbers[_FREED])",
-        "return True",
-        "tests/unit/sharded/test_rank_memory.py",
-    ),
-    Mutant(
         "takes a delta for sound whose indices fall between two stretches",
         "client/refitd_client/delta/check.py",
         "before < after or number in lasts",

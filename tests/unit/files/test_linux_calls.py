@@ -14,7 +14,6 @@ import pytest
 from refitd_client.files import linux_calls
 from refitd_client.files.linux_calls import (
     GET_FILE_LOCK,
-    NAMELESS,
     SET_FILE_LOCK,
     memory_file,
     process_descriptor,
@@ -59,13 +58,13 @@ def test_the_end_of_a_process_is_seen_by_its_descriptor() -> None:
 
 
 def test_constants_that_a_python_may_lack_are_those_of_one_that_has_them() -> None:
-    assert (NAMELESS, GET_FILE_LOCK, SET_FILE_LOCK) == (os.O_TMPFILE, fcntl.F_OFD_GETLK, fcntl.F_OFD_SETLK)
+    assert (GET_FILE_LOCK, SET_FILE_LOCK) == (fcntl.F_OFD_GETLK, fcntl.F_OFD_SETLK)
     code = (
         "import fcntl, os; del os.O_TMPFILE, fcntl.F_OFD_GETLK, fcntl.F_OFD_SETLK;"
-        "from refitd_client.files import linux_calls as c; print(c.NAMELESS, c.GET_FILE_LOCK, c.SET_FILE_LOCK)"
+        "from refitd_client.files import linux_calls as c; print(c.GET_FILE_LOCK, c.SET_FILE_LOCK)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.split() == [str(NAMELESS), str(GET_FILE_LOCK), str(SET_FILE_LOCK)]
+    assert found.stdout.split() == [str(GET_FILE_LOCK), str(SET_FILE_LOCK)]
 
 
 def test_nothing_else_uses_what_a_python_may_lack() -> None:

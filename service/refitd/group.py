@@ -11,10 +11,9 @@ from refitd.api.server import Address
 from refitd.api.standby import Standby, StandbyView, build_standby, standing_by
 from refitd.settings import Settings
 from refitd.state.journal.address import PostgresAddress
-from refitd.state.journal.group_journal import open_group_journal
 from refitd.state.journal.journal import Journal
 from refitd.state.journal.leadership import Candidate, HeldLead, monotonic
-from refitd.state.journal.postgres import connect, why_unusable
+from refitd.state.journal.postgres import connect, open_group_journal, why_unusable
 
 log = structlog.get_logger("refitd")
 

@@ -61,7 +61,7 @@ def test_a_corrupt_journal_is_moved_aside_and_rebuilt_and_nothing_is_deleted(mod
         assert journal.read_bytes() == damaged
         code, found = doctor(tmp_path, "--repair")
         assert (code, found["verdict"]) == (0, "warning")
-        assert journal.with_name("journal.db.corrupt-1").read_bytes() == damaged
+        assert journal.with_name("journal.db.aside-1").read_bytes() == damaged
 
         job.refitd.start()
         in_sync(job, 3)

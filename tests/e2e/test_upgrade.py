@@ -1,4 +1,4 @@
-"""A new refitd on the journal of an old one, with real processes: engines answer on, a trainer publishes on."""
+"""A new refitd in the place of an old one, with real processes: engines answer on, a trainer publishes on."""
 
 import sqlite3
 import subprocess
@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from refitd.state.journal.copies import copy_of
 from refitd.state.journal.schema import SCHEMA_VERSION
 from refitd_client import VersionRejectedError
 from refitd_client.contract.states import EngineState, VersionState
@@ -68,22 +67,12 @@ def asking(engine: EmbeddedServer) -> Generator[list[str]]:
 
 
 def of_an_old_refitd(journal: Path) -> None:
-    """Make a journal what it was before there were migrations: the tables of then, and the number of their schema."""
+    """Have a journal say that its tables are those of an earlier release."""
     with closing(sqlite3.connect(journal)) as connection:
-        connection.executescript("""
-            DROP TABLE runs;
-            DROP INDEX versions_by_run;
-            DROP INDEX versions_by_state;
-            DROP INDEX versions_newest;
-            ALTER TABLE versions DROP COLUMN place;
-            CREATE INDEX versions_by_order ON versions (run, generation, step);
-            CREATE INDEX versions_newest ON versions (generation, step, id);
-            CREATE INDEX versions_by_state ON versions (state, generation, step);
-            PRAGMA user_version=1;
-        """)
+        connection.execute(f"PRAGMA user_version={SCHEMA_VERSION - 1}")
 
 
-def test_a_new_refitd_goes_on_with_the_journal_of_an_old_one_while_engines_serve_and_a_trainer_publishes(
+def test_a_new_refitd_takes_over_from_an_old_one_while_engines_serve_and_a_trainer_publishes(
     models: Path, tmp_path: Path
 ) -> None:
     a, b = models / "model_a", models / "model_b"
@@ -112,10 +101,10 @@ def test_a_new_refitd_goes_on_with_the_journal_of_an_old_one_while_engines_serve
         assert {line.split()[0] for line in said} <= {"published", "served", "superseded"}
         assert said[-1] == "served 9"
 
-        assert "the journal has a new schema" in job.refitd.log.read_text()
+        assert "the journal was lost and is rebuilt" in job.refitd.log.read_text()
         with closing(sqlite3.connect(journal)) as connection:
             assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
-        assert copy_of(journal, 1).exists()
+        assert journal.with_name("journal.db.aside-1").exists()
         versions = {version.id: version for version in job.client.versions().items}
         assert versions[pinned].pinned
         assert versions[barred].barred

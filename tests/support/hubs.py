@@ -147,7 +147,7 @@ class Group:
         """No version is lost, none had two updates, epochs only grow, the engine serves the newest."""
         versions = rows(self.database, "SELECT step, state FROM versions ORDER BY step")
         assert versions == [(step, "SEALED") for step in range(1, last + 1)]
-        updates = [version for (version,) in rows(self.database, "SELECT version FROM rollouts ORDER BY number")]
+        updates = [version for (version,) in rows(self.database, "SELECT version FROM updates ORDER BY number")]
         assert len(updates) == len(set(updates)), updates
         assert (self.engine.label, self.engine.paused) == (str(last), False)
         assert self.engine.holds(1 + last % 2)

@@ -97,7 +97,7 @@ def read_journal(settings: Settings, root: Path) -> JournalFacts:
 
 def _of_group(database: PostgresAddress, root: Path) -> JournalFacts:
     # Here, because its driver is an extra.
-    from refitd.state.journal.group_reading import examine_group, reading_group
+    from refitd.state.journal.postgres import examine_group, reading_group
 
     condition = examine_group(database)
     before = last_state_folder(root)

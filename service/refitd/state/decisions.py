@@ -1,8 +1,8 @@
 """What operators decided and a service barred, written down a second time: where it is not lost with the journal.
 
 `.refitd/decisions` in the root has the records of the versions that are barred or pinned, of the updates that are
-paused, and of the runs of which more is known than their versions. While the journal is sound, it alone is read. Where
-it is damaged or gone, what this file says stands (`journal/salvage.py`).
+paused, of the runs of which more is known than their versions, and which hub a host obeys. While the journal is sound,
+it alone is read. Where it is damaged or gone, what this file says stands (`journal/recovery.py`).
 
 The journal is written first, so `event`, the number of the newest entry of its log, is never ahead of a sound journal:
 a journal that ends before it has lost its end. A request of an operator is answered when both are written. Where the
@@ -12,7 +12,6 @@ root has no room or does not answer, the journal alone holds what was decided. T
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,7 +22,7 @@ import msgspec
 from refitd.state.journal.journal import JOURNAL_RETRY_SECONDS, JournalError
 from refitd.state.journal.schema import pack, unpack
 from refitd.state.observer import Observer
-from refitd.state.records import RunRecord, UpdateRecord
+from refitd.state.records import UNLED, HostLead, Origin, RunRecord, UpdateRecord
 from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.states import VersionState
@@ -42,14 +41,16 @@ class Decisions(msgspec.Struct, frozen=True, kw_only=True):
 
     event: int = 0
     versions: tuple[VersionRecord, ...] = ()
-    updates: tuple[UpdateRecord, ...] = msgspec.field(default=(), name="rollouts")  # as the files that are there say
+    updates: tuple[UpdateRecord, ...] = ()
     runs: tuple[RunRecord, ...] = ()
+    lead: HostLead = UNLED
 
 
 class DecisionSource(Protocol):
     """What is decided now; `refitd.state.store.Store`."""
 
     last_event: int
+    origin: Origin
 
     @property
     def versions(self) -> Mapping[str, VersionRecord]:
@@ -86,6 +87,7 @@ def decisions_of(known: DecisionSource) -> Decisions:
         versions=tuple(version for version in known.versions.values() if is_decided(version)),
         updates=tuple(update for update in known.updates.values() if update.paused_since is not None),
         runs=tuple(known.run_records()),
+        lead=known.origin.lead,
     )
 
 
@@ -159,6 +161,9 @@ class DecisionFile(Observer):
         if event.kind == "run":
             self._change()
 
+    def lead_changed(self) -> None:
+        self._change()
+
     def _change(self) -> None:
         self._changes += 1
         self._due.set()
@@ -205,13 +210,3 @@ class DecisionFile(Observer):
             )
             self._known.say("journal", "journal", text, is_fault=fault is not None)
         self._fault = fault
-
-
-def with_decision(version: VersionRecord, decided: VersionRecord) -> VersionRecord:
-    """A version of a damaged journal with all that is known to have been decided about it."""
-    return replace(
-        version,
-        barred=version.barred or decided.barred,
-        pinned=version.pinned or decided.pinned,
-        given_up=version.given_up or decided.given_up,
-    )

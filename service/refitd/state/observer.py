@@ -27,6 +27,9 @@ class Observer:
     def update_changed(self, update: UpdateRecord) -> None:
         """The newest update of a run is new, or is not what it was."""
 
+    def lead_changed(self) -> None:
+        """This host obeys another hub, or another epoch of it."""
+
     def attempt_changed(self, attempt: AttemptRecord) -> None:
         """A load begins (its outcome is None), or has ended."""
 

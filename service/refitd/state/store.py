@@ -127,7 +127,7 @@ class Store:
             self._interrupted(attempt)
         for run in self.runs.deleted:
             self._retire_deleted(run)
-        if self.origin.cause is not None and self.last_event == 0:
+        if self.origin.cause is not None and self.last_event == 0:  # of a root that was in use before refitd came
             self.say("journal", "journal", f"rebuilding: {self.origin.cause}", is_fault=True)
 
     def _interrupted(self, attempt: AttemptRecord) -> None:
@@ -395,6 +395,8 @@ class Store:
         """Put which hub this host obeys; `text` says in the log that it is another one, or leads anew."""
         self.origin = replace(self.origin, lead=lead)
         self.journal.append(writes.put_origin(self.origin))
+        for observer in self._observers:
+            observer.lead_changed()
         if text is not None:
             self.say("root", "upstream", text)
 

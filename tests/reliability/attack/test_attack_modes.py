@@ -19,7 +19,7 @@ from refitd.root.handle import identity_of, root_at
 from refitd.root.mark import mark_root
 from refitd.root.outcome import Discarded, Refused
 from refitd.state.copy import NOTE
-from refitd.state.journal.recovery import note_state_folder
+from refitd.state.journal.recovery import write_note
 from refitd_client import WeightPublisher
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.states import Kind, VersionState
@@ -122,7 +122,7 @@ def test_users_outside_the_service_cannot_write_to_what_says_which_root_it_is(tm
     own = tmp_path / SERVICE_FOLDER
     own.mkdir()
     assert mark_root(tmp_path, None, has_versions=False, mounts="") is not None
-    note_state_folder(tmp_path, tmp_path / "state")
+    write_note(tmp_path, str(tmp_path / "state"))
     for path in own.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) & 0o022 == 0, path.name
 

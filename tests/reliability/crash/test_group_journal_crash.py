@@ -17,9 +17,8 @@ from refitd.state.journal import reads, writes
 from refitd.state.journal.address import PostgresAddress
 from refitd.state.journal.condition import Missing, Sound
 from refitd.state.journal.database import LeadLostError
-from refitd.state.journal.group_journal import open_group_journal
-from refitd.state.journal.group_reading import examine_group
 from refitd.state.journal.leadership import Candidate, HeldLead
+from refitd.state.journal.postgres import examine_group, open_group_journal
 from refitd.state.records import NEW
 from support import points
 from support.postgres import PostgresServer

@@ -13,7 +13,7 @@ from nursery import PATIENCE, Newborn
 from refitd.state.journal import reads
 from refitd.state.journal.address import PostgresAddress
 from refitd.state.journal.condition import Condition, Sound, examine_journal, reading
-from refitd.state.journal.group_reading import examine_group, reading_group
+from refitd.state.journal.postgres import examine_group, reading_group
 from refitd.state.journal.schema import attempts, unpack
 from refitd.state.journal.sqlite_file import JOURNAL_NAME
 from refitd.state.records import AttemptRecord

@@ -160,17 +160,17 @@ class Place:
         assert self.life is not None
         if self.ask(self.life.decisions.written()) is None and self.life.journal.fault is not None:
             return
-        key = {"rollouts": "number", "events": "seq"}.get(table, "id")
         before = {version.id: version for version in self.life.store.versions.values()}
         self.kill()
         with closing(sqlite3.connect(self.state / JOURNAL_NAME, isolation_level=None)) as connection:
-            rows = connection.execute(f"SELECT rowid, record, {key} FROM {table} ORDER BY rowid").fetchall()  # noqa: S608
+            rows = connection.execute(f"SELECT rowid, record FROM {table} ORDER BY rowid").fetchall()  # noqa: S608
             if rows:
-                number, record, id_ = rows[index % len(rows)]
+                number, record = rows[index % len(rows)]
                 spoiled = bytes([*record[:5], record[5] ^ 1, *record[6:]])
                 connection.execute(f"UPDATE {table} SET record = ? WHERE rowid = ?", (spoiled, number))  # noqa: S608
-                if table == "versions" and not is_decided(before.get(id_)):
-                    self.promises.forgotten(id_)
+                for version in before.values() if table != "events" else ():
+                    if not is_decided(version):
+                        self.promises.forgotten(version.id)
         open_journal(self.state, self.own_root).close()
         self.promises.judged_again()
         self.start()

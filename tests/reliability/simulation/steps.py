@@ -193,7 +193,7 @@ class Story:
         self.do(lambda world: world.wait(seconds))
         self.do(lambda world: world.start())
 
-    @may(table=one_of(["versions", "versions", "rollouts", "engines", "attempts", "events"]), index=INDEX)
+    @may(table=one_of(["versions", "versions", "updates", "engines", "attempts", "events"]), index=INDEX)
     def journal_has_a_bad_row(self, table: str, index: int) -> None:
         self.do(lambda world: world.spoil_journal(table, index))
 

@@ -93,7 +93,7 @@ def test_the_promises_hold_where_a_row_of_the_journal_goes_bad(seed: int) -> Non
                 story.publish(Make.GOOD, announce=True, seconds=2.0)
             story.roll_back()
             story.pin(index=chance.randrange(31), pinned=True)
-            table = chance.choice(["versions", "versions", "rollouts", "engines", "attempts"])
+            table = chance.choice(["versions", "versions", "updates", "engines", "attempts"])
             story.journal_has_a_bad_row(table=table, index=chance.randrange(31))
             story.time_passes(seconds=chance.choice([0.1, 3.0]))
         world.heal()

@@ -472,7 +472,7 @@ def test_a_token_that_everybody_can_read_and_a_corrupt_journal_are_found(job: li
     code, found = examined(*job, "--token-file", str(token))
     assert code == 1
     assert "chmod" in found["token", "warning"]["fix"]
-    assert "--repair moves it aside" in found["journal", "failed"]["fix"]
+    assert "start the service again: it moves it aside" in found["journal", "failed"]["fix"]
     assert ("engines", "warning") in found
 
 

@@ -11,7 +11,7 @@ import pytest
 from refitd.diagnose.journal import still
 from refitd.root.mark import RootGuard, RootMark
 from refitd.root.ownership import StartRefusedError, owned
-from refitd.state.journal.recovery import last_state_folder, note_state_folder
+from refitd.state.journal.recovery import last_state_folder, write_note
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.files.plain_file import NotPlainError, open_folder, open_plain, read_plain
 from refitd_client.http.publisher_client import root_name
@@ -40,8 +40,6 @@ MAY_OPEN = {
     "service/refitd/diagnose/roster.py": "the engines file, which the operator names",
     "service/refitd/reclaim/trash.py": "a handle on a folder that opens nothing (O_PATH)",
     "service/refitd/root/file_systems.py": "/proc",
-    "service/refitd/state/journal/recovery.py": "the journal, in the folder of state that the operator names",
-    "service/refitd/state/journal/salvage.py": "a copy of the journal, in a folder that it has just made",
     "service/refitd/tokens.py": "a file of tokens, which the operator names",
     "service/refitd_plugin/registered.py": "/proc/self/fd: a file that is open already",
     "service/refitd_plugin/source.py": "the model that the operator starts the server on",
@@ -155,5 +153,5 @@ def test_nothing_of_the_service_s_folder_is_waited_for(tmp_path: Path, plant: Ca
 def test_a_journal_s_place_is_written_again_over_what_lay_there(tmp_path: Path) -> None:
     (tmp_path / SERVICE_FOLDER).mkdir()
     os.mkfifo(tmp_path / SERVICE_FOLDER / "journal")
-    note_state_folder(tmp_path, tmp_path / "state")
+    write_note(tmp_path, str(tmp_path / "state"))
     assert last_state_folder(tmp_path) == tmp_path / "state"

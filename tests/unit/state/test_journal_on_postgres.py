@@ -1,4 +1,4 @@
-"""A journal in PostgreSQL: its tables, its steps to a later schema, and the root that it is about."""
+"""A journal in PostgreSQL: its tables, those of another schema, and the root that it is about."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,84 +6,44 @@ from pathlib import Path
 import psycopg
 import pytest
 import sqlalchemy as sa
-from alembic.autogenerate import compare_metadata
-from alembic.runtime.migration import MigrationContext
 
 from refitd.root.ownership import StartRefusedError, owned
-from refitd.state.journal import migrate, postgres
+from refitd.state.decisions import Decisions, write_decisions
 from refitd.state.journal.address import PostgresAddress
-from refitd.state.journal.condition import Sound
-from refitd.state.journal.group_journal import open_group_journal
-from refitd.state.journal.group_reading import examine_group, reading_group
+from refitd.state.journal.condition import Older, Sound
 from refitd.state.journal.journal import Journal
 from refitd.state.journal.leadership import HeldLead
-from refitd.state.journal.postgres import DatabaseRefusedError, PostgresDatabase
+from refitd.state.journal.postgres import PostgresDatabase, examine_group, open_group_journal, reading_group
+from refitd.state.journal.reads import read_versions
 from refitd.state.journal.recovery import open_journal
-from refitd.state.journal.schema import SCHEMA_VERSION, metadata
+from refitd.state.journal.schema import SCHEMA_VERSION
 from refitd.state.journal.sqlite_file import JOURNAL_NAME
+from refitd.state.journal.writes import put_version
+from support.records import version
 
 Take = Callable[..., HeldLead]
-_STEP = """
-import sqlalchemy as sa
-from alembic import op
-revision, down_revision = "{revision}", {before}
-def upgrade():
-    {body}
-"""
 
 
-def later_schema(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> int:
-    """A refitd whose schema is one further, by a step that does `body`."""
-    now, later = SCHEMA_VERSION, SCHEMA_VERSION + 1
-    (folder / "now.py").write_text(_STEP.format(revision=now, before=None, body="pass"))
-    (folder / "later.py").write_text(_STEP.format(revision=later, before=f'"{now}"', body=body))
-    monkeypatch.setattr(migrate, "MIGRATIONS", folder)
-    for module in (migrate, postgres):
-        monkeypatch.setattr(module, "SCHEMA_VERSION", later)
-    return later
-
-
-def columns(database: PostgresAddress, table: str) -> set[str]:
-    query = "SELECT column_name FROM information_schema.columns WHERE table_name = %s"
+def test_the_tables_of_another_schema_are_moved_aside_and_the_journal_is_rebuilt(
+    led: Take, database: PostgresAddress, root: Path
+) -> None:
+    lead = led()
+    journal = open_group_journal(database, lead, root)
+    journal.write_now([put_version(version(1), 1)])
+    journal.close()
+    write_decisions(root, Decisions(event=9, versions=(version(2, barred=True),)))
     with psycopg.connect(database.uri) as connection:
-        return {name for (name,) in connection.execute(query, [table])}
-
-
-def test_its_tables_are_those_that_the_code_reads_and_writes_by(led: Take, database: PostgresAddress) -> None:
-    Journal(PostgresDatabase(database, led())).close()
-
-    def is_ours(name: str | None, kind: str, parents: object) -> bool:
-        return name not in {"leadership", "rowid", "attempts_rowid_key"}
-
-    with reading_group(database) as connection:
-        options = {"compare_type": True, "include_name": is_ours}
-        assert compare_metadata(MigrationContext.configure(connection, opts=options), metadata) == []
-
-
-def test_a_later_refitd_brings_it_to_its_schema_in_one_transaction(
-    led: Take, database: PostgresAddress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lead = led()
-    Journal(PostgresDatabase(database, lead)).close()
-    body = 'op.add_column("engines", sa.Column("more", sa.Text, server_default="x"))'
-    later = later_schema(tmp_path, monkeypatch, body)
-    Journal(PostgresDatabase(database, lead)).close()
-    assert "more" in columns(database, "engines")
-    with reading_group(database) as connection:
-        assert postgres.schema_of(connection) == later
-
-
-def test_a_step_that_fails_leaves_it_as_it_was(
-    led: Take, database: PostgresAddress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lead = led()
-    Journal(PostgresDatabase(database, lead)).close()
-    later_schema(tmp_path, monkeypatch, 'op.add_column("engines", sa.Column("more", sa.Text)); raise ValueError("no")')
-    with pytest.raises(DatabaseRefusedError, match="cannot be brought to"):
-        Journal(PostgresDatabase(database, lead))
-    assert "more" not in columns(database, "engines")
-    with reading_group(database) as connection:
-        assert postgres.schema_of(connection) == SCHEMA_VERSION
+        connection.execute("UPDATE leadership SET schema = %s", [SCHEMA_VERSION - 1])
+    assert examine_group(database) == Older(SCHEMA_VERSION - 1)
+    for _ in range(2):  # the second start finds a sound journal
+        open_group_journal(database, lead, root).close()
+        found = examine_group(database)
+        assert isinstance(found, Sound)
+        assert (found.origin.lost, found.origin.rebuilt) == (True, False)
+        with reading_group(database) as connection:
+            assert [(each.id, each.barred) for each in read_versions(connection)] == [(version(2).id, True)]
+            aside = connection.exec_driver_sql(f"SELECT count(*) FROM refitd_schema_{SCHEMA_VERSION - 1}.versions")  # noqa: S608
+            assert aside.scalar() == 1
 
 
 def test_a_root_is_refused_by_a_database_that_is_not_its_own(

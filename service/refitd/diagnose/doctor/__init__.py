@@ -6,7 +6,6 @@
     processes   what can be seen of an engine that runs on this host
     broadcast   GPUs, variables and libraries for a broadcast
     versions    the bytes of good versions
-    mend        what --repair does
     check       all of it
 
 Functions that look (`look_…`, `ask_…`) return observations, and functions that judge (`judge_…`) are pure.

@@ -24,9 +24,16 @@ from refitd.diagnose.doctor.engines import (
     sighting,
 )
 from refitd.diagnose.doctor.finding import CheckName, CheckVerdict, Finding, failed, warning
-from refitd.diagnose.doctor.mend import mend
 from refitd.diagnose.doctor.processes import Listeners, LocalProcess, environment_of, family_of
-from refitd.diagnose.doctor.root import Nonce, RootUnusableError, judge_mark, judge_root, look_at_root, probed
+from refitd.diagnose.doctor.root import (
+    Nonce,
+    RootUnusableError,
+    judge_mark,
+    judge_root,
+    look_at_root,
+    probed,
+    take_root,
+)
 from refitd.diagnose.doctor.service import (
     ask_overview,
     ask_service,
@@ -109,7 +116,7 @@ async def _journal(settings: Settings, root: Path, *, repair: bool) -> tuple[lis
     journal = await asyncio.to_thread(read_journal, settings, root)
     if not repair:
         return [], journal
-    mended = await asyncio.to_thread(lambda: list(mend(settings, root, journal)))
+    mended = await asyncio.to_thread(lambda: list(take_root(root, journal)))
     return mended, await asyncio.to_thread(read_journal, settings, root)
 
 

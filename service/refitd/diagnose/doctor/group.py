@@ -6,7 +6,7 @@ import psycopg
 
 from refitd.diagnose.doctor.finding import CheckName, Finding, failed, good, warning
 from refitd.settings import Settings
-from refitd.state.journal.group_reading import look_at_group
+from refitd.state.journal.postgres import look_at_group
 
 
 def judge_group(settings: Settings) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ from watchdog.observers import Observer
 from refitd.diagnose.doctor.finding import CheckName, Finding, failed, good, unknown, warning
 from refitd.diagnose.journal import JournalFacts
 from refitd.root.file_systems import Watch, mounts_now, root_file_system, wants_polling
-from refitd.root.mark import RootGuard, RootMark, is_taken_at_start
+from refitd.root.mark import RootGuard, RootMark, RootRefusedError, adopt, is_taken_at_start
 from refitd.settings import Settings
 from refitd.state.journal.condition import Sound
 from refitd.text import size_of
@@ -104,6 +104,18 @@ def judge_mark(root: Path, journal: JournalFacts) -> Iterator[Finding]:
         return
     if mark is not None and (fault := RootGuard(root, mark)()) is not None:
         yield failed(CheckName.ROOT, str(root), fault, "mount its file system, or --repair")
+
+
+def take_root(root: Path, journal: JournalFacts) -> Iterator[Finding]:
+    """Give an emptied root the name that the journal knows, at an operator's word: a file system that is not mounted
+    looks the same. Blocks.
+    """
+    try:
+        if (mark := stranger(root, journal)) is not None:
+            adopt(root, mark, mounts=mounts_now())
+            yield good(CheckName.ROOT, str(root), "is the root of this journal from now on")
+    except (OSError, RootRefusedError) as error:
+        yield failed(CheckName.ROOT, str(root), f"not repaired: {error}", "do so, and run --repair again")
 
 
 EVENT_SECONDS = 3.0

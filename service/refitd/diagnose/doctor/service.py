@@ -29,7 +29,7 @@ from refitd.diagnose.journal import JournalFacts
 from refitd.diagnose.preflight import faults_of
 from refitd.engine.http import OVERVIEW_BYTES, NoReply, Reply, Transport
 from refitd.settings import Settings
-from refitd.state.journal.condition import Corrupt, Missing, Newer, Sound, UnreadableJournal
+from refitd.state.journal.condition import Corrupt, Missing, Newer, Older, Sound, UnreadableJournal
 from refitd.state.journal.recovery import FORGOTTEN
 from refitd.state.journal.schema import SCHEMA_VERSION
 from refitd_client.contract.plugin import setting_fault
@@ -127,12 +127,11 @@ def _secret_files(settings: Settings) -> Iterator[Finding]:
 def _journal(journal: JournalFacts) -> Finding:
     subject = str(journal.path)
     match journal.condition:
-        case Sound(origin=origin) if not origin.rebuilt:
+        case Sound(origin=origin):
             text = f"it was begun anew, and a service that runs rebuilds it: {origin.cause}; {FORGOTTEN}"
-            return warning(CheckName.JOURNAL, subject, text, "run the service: until then nothing is collected")
-        case Sound(schema=schema):
-            later = "" if schema == SCHEMA_VERSION else f"; the next start brings it to schema {SCHEMA_VERSION}"
-            return good(CheckName.JOURNAL, subject, f"can be read to its end; schema {schema}{later}")
+            fix = "run the service: until then nothing is collected"
+            is_whole = good(CheckName.JOURNAL, subject, "can be read to its end")
+            return is_whole if origin.rebuilt else warning(CheckName.JOURNAL, subject, text, fix)
         case Missing() if journal.last_folder is None:
             return good(CheckName.JOURNAL, subject, "there is none yet: the service begins it")
         case Missing() if journal.elsewhere:
@@ -141,6 +140,9 @@ def _journal(journal: JournalFacts) -> Finding:
         case Missing():
             text = f"there is none, and a service has run on this root before: the next start begins one; {FORGOTTEN}"
             return warning(CheckName.JOURNAL, subject, text, "is --state right? Else start the service")
+        case Older(schema=schema):
+            text = f"an earlier refitd wrote it: the next start moves it aside and begins one; {FORGOTTEN}"
+            return warning(CheckName.JOURNAL, subject, text, f"to keep it, go on with that refitd (schema {schema})")
         case Newer(schema=schema):
             text = f"a later refitd wrote it (schema {schema}, and this one knows {SCHEMA_VERSION})"
             fix = "run that refitd"
@@ -148,8 +150,8 @@ def _journal(journal: JournalFacts) -> Finding:
             text, fix = f"it is corrupt: {reason}", "restore the database from its backup; without one give the group "
             fix += f"an empty database, and delete the root's note of this one; {FORGOTTEN}"
         case Corrupt(reason=reason):
-            text, fix = f"it is corrupt: {reason}", "restore it from a backup; or stop the service: --repair moves it "
-            fix += f"aside and begins one with what can be read of it; {FORGOTTEN}"
+            text, fix = f"it is corrupt: {reason}", "restore it from a backup; or start the service again: it moves it "
+            fix += f"aside and begins one; {FORGOTTEN}"
         case UnreadableJournal(reason=reason):
             text, fix = f"it cannot be read: {reason}", f"see who holds {journal.path} and who may read it"
     return failed(CheckName.JOURNAL, subject, text, fix)

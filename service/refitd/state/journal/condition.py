@@ -1,21 +1,17 @@
-"""In what condition a journal is. It is opened for reading only: nothing that could be evidence is changed.
-
-One of an older schema is read as it will be when a service has started on it: as a copy in memory that took the steps.
-"""
+"""In what condition a journal is. It is opened for reading only: nothing that could be evidence is changed."""
 
 import sqlite3
 from collections.abc import Generator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DatabaseError
 
-from refitd.state.journal.migrate import MigrationError, is_older, migrated_copy, schema_of
 from refitd.state.journal.reads import read_fingerprints, read_last_event, read_origin
 from refitd.state.journal.schema import SCHEMA_VERSION, RecordDamagedError, events, metadata
+from refitd.state.journal.sqlite_file import schema_of
 from refitd.state.journal.writes import RECORDS, row_again
 from refitd.state.records import Origin
 
@@ -36,12 +32,9 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Sound:
-    """It can be read to its end. `schema` is that on disk; the next start brings an older one to this refitd's.
-    `last_event` is the number of the newest entry of its log.
-    """
+    """It can be read to its end. `last_event` is the number of the newest entry of its log."""
 
     origin: Origin
-    schema: int = SCHEMA_VERSION
     last_event: int = field(default=0, compare=False)
 
 
@@ -50,6 +43,13 @@ class Corrupt:
     """It is not what was written."""
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Older:
+    """An earlier refitd wrote it, with tables that this one does not read."""
+
+    schema: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class UnreadableJournal:
     reason: str
 
 
-Condition = Missing | Sound | Corrupt | Newer | UnreadableJournal
+Condition = Missing | Sound | Corrupt | Older | Newer | UnreadableJournal
 
 
 def examine_journal(path: Path, *, thorough: bool) -> Condition:
@@ -74,12 +74,10 @@ def examine_journal(path: Path, *, thorough: bool) -> Condition:
     try:
         if not path.exists() or path.stat().st_size == 0 or path.with_name(path.name + _ROLLBACK).exists():
             return Missing(leftovers=any(path.with_name(path.name + side).exists() for side in SIDE_FILES))
-        with _as_it_lies(path) as connection:
+        with reading(path) as connection:
             return _examine(connection, thorough=thorough)
     except (RecordDamagedError, UnicodeDecodeError) as error:  # SQLite's own texts may be what is damaged
         return Corrupt(str(error))
-    except MigrationError as error:  # by no fault of the journal's, which is needed when the steps are mended
-        return UnreadableJournal(str(error))
     except DatabaseError as error:
         return _condition_of(error.orig)
     except (OSError, sqlite3.DatabaseError) as error:
@@ -88,26 +86,11 @@ def examine_journal(path: Path, *, thorough: bool) -> Condition:
 
 @contextmanager
 def reading(path: Path) -> Generator[sa.Connection]:
-    """A connection that cannot change the journal, to be read by this refitd's schema.
+    """A connection that cannot change the journal.
 
     Raises:
         sqlalchemy.exc.DatabaseError: it cannot be opened.
     """
-    with _as_it_lies(path) as connection, _as_it_will_be(connection, schema_of(connection)) as readable:
-        yield readable
-
-
-@contextmanager
-def _as_it_will_be(connection: sa.Connection, schema: int) -> Generator[sa.Connection]:
-    if not is_older(schema):
-        yield connection
-        return
-    with migrated_copy(cast("sqlite3.Connection", connection.connection.dbapi_connection), schema) as copy:
-        yield copy
-
-
-@contextmanager
-def _as_it_lies(path: Path) -> Generator[sa.Connection]:
 
     def connect() -> sqlite3.Connection:
         # In a folder that may not be written, a journal that no process has open can only be read as immutable.
@@ -143,30 +126,29 @@ def _examine(connection: sa.Connection, *, thorough: bool) -> Condition:
     faults = [row[0] for row in connection.exec_driver_sql("PRAGMA integrity_check(3)")]
     if faults != ["ok"]:
         return Corrupt("; ".join(faults))
-    with _as_it_will_be(connection, schema) as readable:
-        return _contents(readable, schema, thorough=thorough)
+    return Older(schema) if 0 < schema < SCHEMA_VERSION else _contents(connection, thorough=thorough)
 
 
-def _contents(connection: sa.Connection, schema: int, *, thorough: bool) -> Condition:
+def _contents(connection: sa.Connection, *, thorough: bool) -> Condition:
     schema_rows = connection.exec_driver_sql("SELECT type, name, tbl_name, sql FROM sqlite_master").all()
     tables = {name for type_, name, *_ in schema_rows if type_ == "table"}
     origin = read_origin(connection) if "origin" in tables else None
     if origin is None:
-        return _without_origin(connection, tables, schema)
+        return _without_origin(connection, tables)
     if missing := set(metadata.tables) - tables:
         return Corrupt(f"it has no table {', '.join(sorted(missing))}")
     _read_all(connection, thorough=thorough)
-    return Sound(origin, schema, read_last_event(connection))
+    return Sound(origin, read_last_event(connection))
 
 
-def _without_origin(connection: sa.Connection, tables: set[str], schema: int) -> Condition:
+def _without_origin(connection: sa.Connection, tables: set[str]) -> Condition:
     """A kill while a journal is made leaves empty tables; anything else has lost its beginning."""
     if foreign := tables - set(metadata.tables):
         return Corrupt(f"it is no journal of refitd: it has a table {min(foreign)}")
     for table in tables:
         if connection.execute(sa.select(metadata.tables[table]).limit(1)).first() is not None:
             return Corrupt("its first record is gone")
-    return Missing(leftovers=is_older(schema))  # tables of an older schema are no beginning for this one
+    return Missing()
 
 
 def _read_all(connection: sa.Connection, *, thorough: bool) -> None:

@@ -1,15 +1,38 @@
-"""A journal in a PostgreSQL database, which a group of services shares. Only the one that leads writes to it."""
+"""A journal in a PostgreSQL database, which a group of services shares. Only the one that leads writes to it.
+
+The root's `.refitd/journal` holds the group's name, as it holds the state folder of a service alone. Another name, or a
+folder with a journal, says that this is the wrong database, or the wrong root; a journal of another database would hide
+what the right one knows.
+
+A column of `leadership` says which schema the tables have. Those of an older refitd are moved into a schema of
+PostgreSQL's of their own, and the journal is rebuilt, as a file of SQLite's is (`recovery.py`).
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import psycopg
 import sqlalchemy as sa
+from sqlalchemy.exc import DatabaseError, DBAPIError
 
-from refitd.state.journal.address import PostgresAddress
-from refitd.state.journal.leadership import HeldLead, patient
-from refitd.state.journal.migrate import MigrationError, is_older, take_steps
-from refitd.state.journal.reads import read_origin
-from refitd.state.journal.schema import SCHEMA_VERSION, metadata
+from refitd.root.file_systems import mounts_now
+from refitd.root.mark import mark_root
+from refitd.root.ownership import StartRefusedError
+from refitd.root.scan import Listing, scan
+from refitd.state.journal.address import GROUP_NOTE, PostgresAddress
+from refitd.state.journal.condition import Condition, Corrupt, Missing, Newer, Older, Sound, UnreadableJournal
+from refitd.state.journal.journal import Journal
+from refitd.state.journal.leadership import HeldLead, patient, read_leader
+from refitd.state.journal.reads import read_last_event, read_origin
+from refitd.state.journal.recovery import NOTE_NAME, last_state_folder, rebuilt_from, write_note
+from refitd.state.journal.schema import SCHEMA_VERSION, RecordDamagedError, metadata
+from refitd.state.journal.sqlite_file import JOURNAL_NAME
 from refitd.state.journal.writes import put_origin
-from refitd.state.records import Origin
+from refitd.state.leader import Leader
+from refitd.state.records import NEW, Origin
+from refitd_client.contract.naming import SERVICE_FOLDER
 
 OLDEST = 140000  # PostgreSQL 14: the first that ends a session which says nothing
 
@@ -62,7 +85,7 @@ class PostgresDatabase:
         self.engine = sa.create_engine("postgresql+psycopg://", creator=lambda: connect(database, idle))
 
     def create(self, origin: Origin) -> None:
-        """See `JournalDatabase`. An older refitd's tables are brought to this one's schema in the same transaction.
+        """See `JournalDatabase`. An older refitd's tables are moved aside in the same transaction.
 
         Raises:
             DatabaseRefusedError: the tables are those of a newer refitd, or of another program.
@@ -80,14 +103,8 @@ class PostgresDatabase:
                     f"the database {self.name} has a table {min(foreign)} that no refitd has made: give refitd a "
                     "database of its own"
                 )
-            if is_older(schema):
-                try:
-                    take_steps(connection, schema)
-                except MigrationError as error:
-                    raise DatabaseRefusedError(
-                        f"the journal {self.name} has schema {schema} and cannot be brought to {SCHEMA_VERSION}: "
-                        f"{error}; it is as it was, and the refitd that wrote it can go on with it"
-                    ) from error
+            if 0 < schema < SCHEMA_VERSION:
+                _move_aside(connection, schema)
             metadata.create_all(connection)
             if read_origin(connection) is None:
                 put_origin(origin).carry_out(connection)
@@ -106,3 +123,113 @@ def schema_of(connection: sa.Connection) -> int:
 
 def _named_as_ours(connection: sa.Connection) -> set[str]:
     return set(metadata.tables) & set(sa.inspect(connection).get_table_names())
+
+
+def _move_aside(connection: sa.Connection, schema: int) -> None:
+    """Move all tables but `leadership` into a schema of PostgreSQL's that nobody reads; their indexes go with them."""
+    place = f"refitd_schema_{schema}"
+    connection.execute(sa.schema.CreateSchema(place))
+    for table in sa.inspect(connection).get_table_names():
+        if table != "leadership":
+            connection.exec_driver_sql(f'ALTER TABLE "{table}" SET SCHEMA {place}')
+
+
+def open_group_journal(database: PostgresAddress, lead: HeldLead, root: Path) -> Journal:
+    """Open the journal of a group for the process that leads it, or begin one. Blocks.
+
+    Raises:
+        StartRefusedError: it must not or cannot be used; the message says why and what to do.
+    """
+    note = f"{GROUP_NOTE}{lead.service}"
+    try:
+        before = last_state_folder(root)
+        if before is not None and str(before) != note:
+            _refuse_another(root, before, database)
+        journal = Journal(PostgresDatabase(database, lead), _origin(root, before, database))
+        try:
+            if before is not None and journal.read(read_last_event) == 0:  # it begins in the place of one that is lost
+                journal.write_now(rebuilt_from(root, _lost(root, database)).writes)
+            write_note(root, note)
+        except BaseException:
+            journal.close()
+            raise
+    except DatabaseRefusedError as error:
+        raise StartRefusedError(str(error)) from error
+    except (OSError, psycopg.Error, DatabaseError) as error:
+        why = str(error.orig if isinstance(error, DatabaseError) else error).strip()
+        raise StartRefusedError(f"the journal {database.shown} cannot be used: {why}") from error
+    return journal
+
+
+def _refuse_another(root: Path, before: Path, database: PostgresAddress) -> None:
+    note = root / SERVICE_FOLDER / NOTE_NAME
+    if str(before).startswith(GROUP_NOTE):
+        raise StartRefusedError(
+            f"the journal of {root} is in another database than {database.shown}: name that one with --state; if it is "
+            f"gone for good, delete {note}, and the journal is rebuilt from what is on disk"
+        )
+    if (before / JOURNAL_NAME).exists():
+        raise StartRefusedError(
+            f"the journal of {root} is in {before}: start with --state {before}; or move {before / JOURNAL_NAME}* "
+            f"away, and that of {database.shown} is rebuilt from what is on disk"
+        )
+
+
+def _lost(root: Path, database: PostgresAddress) -> str:
+    return f"{database.shown} had none, and a service has run on {root} before"
+
+
+def _origin(root: Path, before: Path | None, database: PostgresAddress) -> Origin:
+    """How the journal begins, should there be none in the database. `before` is the root's note."""
+    mark = mark_root(root, None, has_versions=False, mounts=mounts_now())
+    if before is not None:
+        return Origin(cause=_lost(root, database), lost=True, rebuilt=False, root=mark)
+    listing = scan(root)
+    if isinstance(listing, Listing) and not listing.found:
+        return replace(NEW, root=mark)
+    return Origin(cause=f"{database.shown} had none, and {root} has versions already", rebuilt=False, root=mark)
+
+
+@contextmanager
+def reading_group(database: PostgresAddress) -> Generator[sa.Connection]:
+    """A connection that cannot change the journal.
+
+    Raises:
+        psycopg.Error, sqlalchemy.exc.DBAPIError: the database does not answer, or refuses.
+    """
+
+    def reader() -> psycopg.Connection:
+        connection = connect(database)
+        connection.read_only = True
+        return connection
+
+    engine = sa.create_engine("postgresql+psycopg://", creator=reader, poolclass=sa.NullPool)
+    with engine.connect() as connection:
+        yield connection
+
+
+def examine_group(database: PostgresAddress) -> Condition:
+    """Look at the journal. What the records are worth is seen when they are read."""
+    try:
+        with reading_group(database) as connection:
+            schema = schema_of(connection)
+            if schema > SCHEMA_VERSION:
+                return Newer(schema)
+            if 0 < schema < SCHEMA_VERSION:
+                return Older(schema)
+            origin = read_origin(connection) if schema else None
+    except RecordDamagedError as error:
+        return Corrupt(str(error))
+    except (psycopg.Error, DBAPIError) as error:
+        return UnreadableJournal(" ".join(str(getattr(error, "orig", None) or error).split()))
+    return Missing() if origin is None else Sound(origin, schema)
+
+
+def look_at_group(database: PostgresAddress) -> tuple[Leader | None, str | None]:
+    """Who leads a group or led last, and why its database cannot hold a journal, None where it can.
+
+    Raises:
+        psycopg.Error: the database does not answer.
+    """
+    with connect(database) as connection:
+        return read_leader(connection), why_unusable(connection)

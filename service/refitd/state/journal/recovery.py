@@ -1,19 +1,22 @@
-"""Opening the journal at start: what happens when it is missing, corrupt, newer than this refitd, or cannot be read.
+"""Opening the journal at start: what happens when it is missing, corrupt, another release's, or cannot be read.
 
-    sound       it is opened; one of an older refitd is brought to this one's schema first, and a copy kept
-    missing     on a new root a journal begins; on one that was in use an empty one begins, to be rebuilt
-    corrupt     it is moved aside, never deleted, and one begins that has the rows that are sound, to be rebuilt
+    sound       it is opened
+    missing     on a new root a journal begins; on one that was in use one begins that is to be rebuilt
+    corrupt     it is moved aside, never deleted, and one begins that is to be rebuilt
+    older       its tables are others than this refitd's: as a corrupt one
     newer       refused: what this refitd does not understand it must not change
     unreadable  refused: a lock, a right or a failing disk says nothing about what is in it
 
 To be rebuilt means: versions come back by the scan and are validated again, engines by the probe. Only the journal knew
-what an engine holds, so where something of that is lost, its contents count as unknown until a full load is proved.
-What was decided (bars, pins, pauses) is in the root as well, and stands (`state/decisions.py`). Where that file is
-damaged too, the start is refused: a version that was barred may be among those that would be loaded. Nothing is
-collected until the root was listed and each engine asked.
+what an engine holds, so its contents count as unknown until a full load is proved. What was decided (bars, pins,
+pauses, which hub a host obeys) is in the root as well, and stands (`state/decisions.py`). Where that file is damaged
+too, the start is refused: a version that was barred may be among those that would be loaded. Nothing is collected
+until the root was listed and each engine asked.
 
-The next journal is complete before the damaged one is moved aside, and then takes its name. A kill in between leaves it
-as `journal.db.salvaged`, which the next start gives the name.
+    killed after                          the next start finds
+    the old journal was moved aside       none, on a root that was in use: one begins again
+    the next one was made                 a journal that ends before the root's decisions: it counts as corrupt
+    the decisions were written into it    a sound journal
 
 The root says where its journal is: `.refitd/journal` holds the path of the state folder. A journal that is not where it
 is looked for was lost, or is looked for in the wrong place; an empty one would hide that. And where this file is, a
@@ -21,10 +24,9 @@ service has run on the root before.
 """
 
 import os
-import shutil
 import sqlite3
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import assert_never
@@ -46,29 +48,28 @@ from refitd.state.journal.condition import (
     Corrupt,
     Missing,
     Newer,
+    Older,
     Sound,
     UnreadableJournal,
     examine_journal,
 )
-from refitd.state.journal.copies import copy_of
 from refitd.state.journal.journal import Journal
-from refitd.state.journal.migrate import MigrationError, is_older, migrate
-from refitd.state.journal.salvage import Salvaged, nothing_but, salvage
 from refitd.state.journal.schema import SCHEMA_VERSION, RecordDamagedError
 from refitd.state.journal.sqlite_file import JOURNAL_NAME
-from refitd.state.journal.writes import put_event
+from refitd.state.journal.writes import JournalWrite, put_event, put_run, put_update, put_version
 from refitd.state.records import NEW, Origin
+from refitd.state.version import VersionRecord
+from refitd.state.version_index import ListOrder
 from refitd_client.contract.naming import SERVICE_FOLDER
-from refitd_client.contract.states import LogSeverity
+from refitd_client.contract.states import LogSeverity, VersionState
 from refitd_client.contract.wire import Event
 from refitd_client.files.durable import replace_file, sync_folder
 from refitd_client.files.plain_file import read_plain
 
 FORGOTTEN = (
-    "bars, pins and pauses stand as the root has them; versions whose records are lost are validated again, and every "
-    "engine is loaded again where its record may be lost; engines that were added by hand and versions that were "
-    "announced with a path of their own may be gone; nothing is collected until the root was listed and every engine "
-    "asked"
+    "bars, pins and pauses stand as the root has them; versions are validated again, and every engine is loaded again; "
+    "engines that were added by hand and versions that were announced with a path of their own may be gone; nothing is "
+    "collected until the root was listed and every engine asked"
 )
 
 log = structlog.get_logger("refitd")
@@ -76,23 +77,33 @@ log = structlog.get_logger("refitd")
 NOTE_NAME = "journal"
 
 _PATH_MAX = 4096  # bytes of a path, PATH_MAX
+_AHEAD = 1 << 32  # entries of the log, more than any journal got between two decisions
 
 
-def open_journal(folder: Path, root: Path, *, thorough: bool = False) -> Journal:
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What is written into a journal that begins now. A journal that is there already has an origin of its own."""
+
+    origin: Origin = NEW
+    writes: tuple[JournalWrite, ...] = ()
+
+
+def open_journal(folder: Path, root: Path) -> Journal:
     """Open the journal in `folder` for the service of `root`, or begin one. Blocks.
-
-    Args:
-        folder: the folder of state.
-        root: the root.
-        thorough: a journal of which only entries of the log are damaged is salvaged too. A start leaves it as it is.
 
     Raises:
         StartRefusedError: it must not or cannot be used; the message says why and what to do.
     """
     path = folder / JOURNAL_NAME
     try:
-        journal = Journal(folder, _origin(path, root, thorough=thorough))
-        note_state_folder(root, folder)
+        begins = _beginning(path, root)
+        journal = Journal(folder, begins.origin)
+        try:
+            journal.write_now(begins.writes)
+            write_note(root, str(folder.resolve()))
+        except BaseException:
+            journal.close()
+            raise
     except (OSError, sqlite3.Error, DatabaseError) as error:
         why = error.orig if isinstance(error, DatabaseError) else error
         raise StartRefusedError(
@@ -101,47 +112,32 @@ def open_journal(folder: Path, root: Path, *, thorough: bool = False) -> Journal
     return journal
 
 
-def _origin(path: Path, root: Path, *, thorough: bool) -> Origin:
-    """What is written into a journal at `path` that begins now, about the root as it is."""
+def _beginning(path: Path, root: Path) -> Beginning:
+    """How a journal at `path` begins, should there be none when this returns."""
     before = last_state_folder(root)
     if before is not None and str(before).startswith(GROUP_NOTE):
         raise StartRefusedError(
             f"the journal of {root} is in the database of a group: start with --state postgresql://…; if that is gone "
             f"for good, delete {root / SERVICE_FOLDER / NOTE_NAME}, and the journal is rebuilt from what is on disk"
         )
-    _finish_salvage(path)
-    origin = _began(path, root, thorough=thorough)
-    if path.exists():
-        return origin  # it knows its root, which may be away now
-    return _of_root(origin, root)
-
-
-def _of_root(origin: Origin, root: Path) -> Origin:
-    return replace(origin, root=mark_root(root, None, has_versions=False, mounts=mounts_now()))
-
-
-def _began(path: Path, root: Path, *, thorough: bool) -> Origin:
-    """How a journal at `path` begins, should there be none when this returns."""
-    condition = _with_its_end(examine_journal(path, thorough=thorough), root)
+    condition = _with_its_end(examine_journal(path, thorough=False), root)
     match condition:
-        case Sound(schema=schema):
-            _bring_up(path, schema)
-            return NEW  # it has one
+        case Sound():
+            return Beginning()
         case Missing(leftovers):
-            origin = _of_missing(path, root)
-            if origin.lost:
-                _begin_anew(path, root, nothing_but(_decisions(path, root)), origin.cause or "it was not there")
-            elif leftovers:
+            begins = _of_missing(path, root, before)
+            if leftovers:  # SQLite would take them for those of the next journal
                 move_aside(path)
-            return origin
+            return begins
         case Corrupt(reason):
-            decisions = _decisions(path, root)
-            copy = _workplace(path) / "damaged"
-            salvaged = salvage(path, decisions, copy=copy, sound=_sound_header(copy.parent / "header"))
-            _begin_anew(path, root, salvaged, f"{path} was corrupt ({reason})")
-            return NEW
+            return _instead(path, root, f"{path} was corrupt ({reason})")
+        case Older(schema):
+            return _instead(path, root, f"{path} has schema {schema}, and this refitd writes {SCHEMA_VERSION}")
         case Newer(schema):
-            raise StartRefusedError(_too_new(path, schema))
+            raise StartRefusedError(
+                f"the journal {path} has schema {schema}, and this refitd knows {SCHEMA_VERSION}: start the newer "
+                "refitd that wrote it; or move the file away, and it is rebuilt from what is on disk"
+            )
         case UnreadableJournal(reason):
             raise StartRefusedError(f"the journal {path} cannot be read: {reason}; it is left as it is")
         case _:
@@ -162,39 +158,68 @@ def _with_its_end(condition: Condition, root: Path) -> Condition:
     return Corrupt(f"it ends at entry {condition.last_event}, and the root knows of decisions at {decisions.event}")
 
 
-def _decisions(path: Path, root: Path) -> Decisions | None:
+def _of_missing(path: Path, root: Path, before: Path | None) -> Beginning:
+    mark = mark_root(root, None, has_versions=False, mounts=mounts_now())
+    if before is None:
+        listing = scan(root)
+        if isinstance(listing, Listing) and not listing.found:
+            return Beginning(replace(NEW, root=mark))
+        cause = f"{path} was not there, and {root} has versions already"
+        return Beginning(Origin(cause=cause, rebuilt=False, root=mark))
+    if before != path.parent.resolve() and (before / JOURNAL_NAME).exists():
+        raise StartRefusedError(
+            f"the journal of {root} is in {before}, and there is none in {path.parent}: start with --state {before}, "
+            f"or move {JOURNAL_NAME}* from there to {path.parent}"
+        )
+    return rebuilt_from(root, f"{path} was not there, and a service has run on {root} before")
+
+
+def _instead(path: Path, root: Path, why: str) -> Beginning:
+    """How the next journal begins, after the one at `path` was moved aside."""
+    begins = rebuilt_from(root, f"{why}; it is {_free_name(path).name} now")
+    move_aside(path)
+    return begins
+
+
+def rebuilt_from(root: Path, cause: str) -> Beginning:
+    """How a journal begins in the place of one that is lost: with what was decided, as the root has it. Blocks.
+
+    Args:
+        root: the root.
+        cause: why it is lost.
+
+    Raises:
+        StartRefusedError: the root's copy of the decisions is damaged.
+        OSError: it cannot be read.
+    """
     try:
-        return read_decisions(root)
+        decisions = read_decisions(root) or Decisions()
     except RecordDamagedError as error:
         kept = decisions_path(root)
         raise StartRefusedError(
-            f"the journal {path} is lost or damaged, and so is {kept}: what was barred or pinned is not known; "
+            f"the journal is lost or damaged, and so is {kept}: what was barred or pinned is not known; "
             f"move {kept.name} away, and the service starts without bars and pins"
         ) from error
-
-
-def _begin_anew(path: Path, root: Path, salvaged: Salvaged, why: str) -> None:
-    """Put a journal that has what was salvaged in the place of the one at `path`, which is moved aside."""
-    aside = _free_name(path)
-    cause = (
-        f"{why}; what is left of it is {aside.name}; {salvaged.text}" if path.exists() else f"{why}; {salvaged.text}"
-    )
-    origin = _of_root(Origin(cause=cause, lost=not salvaged.knows_engines, rebuilt=False), root)
     log.error("the journal was lost and is rebuilt", reason=cause, consequence=FORGOTTEN)
-    place = _workplace(path)
-    journal = Journal(place / "next", origin)
-    try:
-        journal.write_now([*salvaged.writes, put_event(_entry(salvaged.last_event + 1, cause))])
-    finally:
-        journal.close()
-    (place / "next" / JOURNAL_NAME).rename(_salvaged(path))
-    sync_folder(path.parent)
-    move_aside(path)
-    _finish_salvage(path)
+    places = ListOrder()
+    versions = sorted(map(_to_be_validated, decisions.versions), key=lambda version: version.order)
+    writes = (
+        *(put_version(version, places.of(version.run, version.order)) for version in versions),
+        *map(put_update, decisions.updates),
+        *map(put_run, decisions.runs),
+        put_event(_entry(decisions.event + _AHEAD, cause)),
+    )
+    mark = mark_root(root, None, has_versions=False, mounts=mounts_now())
+    return Beginning(Origin(cause=cause, lost=True, rebuilt=False, root=mark, lead=decisions.lead), writes)
+
+
+def _to_be_validated(version: VersionRecord) -> VersionRecord:
+    is_good = version.state is VersionState.SEALED and not version.handed
+    return replace(version, state=VersionState.ANNOUNCED) if is_good else version
 
 
 def _entry(number: int, cause: str) -> Event:
-    """The log goes on behind what anybody has read of it, and says what happened."""
+    """The log says what happened. It goes on behind each entry that somebody may have read of the lost one."""
     return Event(
         seq=number,
         at=SystemClock().now(),
@@ -204,75 +229,6 @@ def _entry(number: int, cause: str) -> Event:
         data={},
         severity=LogSeverity.WARNING,
     )
-
-
-def _finish_salvage(path: Path) -> None:
-    """Give a salvaged journal its name. One that is there beside the damaged one is made again."""
-    shutil.rmtree(path.with_name(f"{path.name}.salvaging"), ignore_errors=True)  # of a start that was killed there
-    salvaged = _salvaged(path)
-    if not salvaged.exists():
-        return
-    if path.exists():
-        salvaged.unlink()
-        return
-    if any(path.with_name(path.name + side).exists() for side in SIDE_FILES):
-        move_aside(path)  # SQLite would take them for those of the next one
-    salvaged.rename(path)
-    sync_folder(path.parent)
-
-
-def _salvaged(path: Path) -> Path:
-    return path.with_name(f"{path.name}.salvaged")
-
-
-def _workplace(path: Path) -> Path:
-    place = path.with_name(f"{path.name}.salvaging")
-    for folder in (path.parent, place):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return place
-
-
-def _sound_header(folder: Path) -> bytes:
-    Journal(folder).close()
-    return (folder / JOURNAL_NAME).read_bytes()
-
-
-def _bring_up(path: Path, schema: int) -> None:
-    """Bring a sound journal to this refitd's schema, if it has an older one."""
-    if not is_older(schema):
-        return
-    try:
-        kept = migrate(path, schema)
-    except MigrationError as error:
-        raise StartRefusedError(
-            f"the journal {path} has schema {schema} and cannot be brought to {SCHEMA_VERSION}: "
-            f"{error}; it is as it was, and the refitd that wrote it can go on with it"
-        ) from error
-    log.info("the journal has a new schema", before=schema, now=SCHEMA_VERSION, copy=str(kept))
-
-
-def _too_new(path: Path, schema: int) -> str:
-    start = f"the journal {path} has schema {schema}, and this refitd knows {SCHEMA_VERSION}: start the newer refitd"
-    kept = copy_of(path, SCHEMA_VERSION)
-    if kept.exists():
-        return f"{start} that wrote it; or go back to what was before it: move {path}* away, and {kept} to {path.name}"
-    return f"{start} that wrote it; or move the file away, and it is rebuilt from what is on disk"
-
-
-def _of_missing(path: Path, root: Path) -> Origin:
-    before = last_state_folder(root)
-    if before is None:
-        listing = scan(root)
-        if isinstance(listing, Listing) and not listing.found:
-            return NEW
-        return Origin(cause=f"{path} was not there, and {root} has versions already", rebuilt=False)
-    if before != path.parent.resolve() and (before / JOURNAL_NAME).exists():
-        raise StartRefusedError(
-            f"the journal of {root} is in {before}, and there is none in {path.parent}: start with --state {before}, "
-            f"or move {JOURNAL_NAME}* from there to {path.parent}"
-        )
-    cause = f"{path} was not there, and a service has run on {root} before"
-    return Origin(cause=cause, lost=True, rebuilt=False)
 
 
 def last_state_folder(root: Path) -> Path | None:
@@ -285,15 +241,6 @@ def last_state_folder(root: Path) -> Path | None:
         return Path(os.fsdecode(read_plain(root / SERVICE_FOLDER / NOTE_NAME, _PATH_MAX)).strip())
     except FileNotFoundError:
         return None
-
-
-def note_state_folder(root: Path, folder: Path) -> None:
-    """Write it down, durably.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    write_note(root, str(folder.resolve()))
 
 
 def write_note(root: Path, note: str) -> None:
@@ -310,7 +257,7 @@ def write_note(root: Path, note: str) -> None:
 
 
 def move_aside(path: Path) -> Path:
-    """Rename the journal to `journal.db.corrupt-<n>`, its side files with it; return the new name.
+    """Rename the journal to `journal.db.aside-<n>`, its side files with it; return the new name.
 
     The journal goes first: a kill in between leaves side files without a journal, which the next start moves as well.
     The other way round the journal would be left without its last writes, and could look sound.
@@ -328,8 +275,8 @@ def move_aside(path: Path) -> Path:
 
 
 def _free_name(path: Path) -> Path:
-    return next(path.with_name(f"{path.name}.corrupt-{n}") for n in count(1) if _is_free(path, n))
+    return next(path.with_name(f"{path.name}.aside-{n}") for n in count(1) if _is_free(path, n))
 
 
 def _is_free(path: Path, n: int) -> bool:
-    return not any(path.with_name(f"{path.name}.corrupt-{n}{side}").exists() for side in ("", *SIDE_FILES))
+    return not any(path.with_name(f"{path.name}.aside-{n}{side}").exists() for side in ("", *SIDE_FILES))

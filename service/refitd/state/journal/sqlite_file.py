@@ -1,6 +1,11 @@
-"""A journal in a file of SQLite's (WAL, synchronous=FULL), in the service's state folder."""
+"""A journal in a file of SQLite's (WAL, synchronous=FULL), in the service's state folder.
 
+SQLite's own `user_version`, in its header, says which schema the file has.
+"""
+
+import os
 import sqlite3
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,13 +15,12 @@ from sqlalchemy import event
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from refitd.state.journal.copies import make_private
-from refitd.state.journal.migrate import in_one_transaction
 from refitd.state.journal.reads import read_origin
 from refitd.state.journal.schema import SCHEMA_VERSION, metadata
 from refitd.state.journal.writes import put_origin
 from refitd.state.records import Origin
 from refitd_client.files.durable import make_folders, sync_folder
+from refitd_client.files.plain_file import open_plain
 
 JOURNAL_NAME = "journal.db"
 WHEN_THERE_IS_ROOM = "it goes on by itself when there is room"
@@ -44,7 +48,8 @@ class SqliteFile:
 
     def create(self, origin: Origin) -> None:
         """See `JournalDatabase`. Without an origin a journal counts as never used."""
-        with in_one_transaction(self.engine) as connection:
+        with self.engine.begin() as connection:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")  # sqlite3 begins one by itself only before rows are written
             for statement in _tables():
                 connection.exec_driver_sql(statement)
             if read_origin(connection) is None:
@@ -65,6 +70,30 @@ def _tables() -> tuple[str, ...]:
             CreateIndex(index, if_not_exists=True) for index in sorted(table.indexes, key=lambda each: str(each.name))
         ]
     return tuple(str(each.compile(dialect=sqlite.dialect())) for each in statements)
+
+
+def schema_of(connection: sa.Connection) -> int:
+    """The schema that a journal says it has; 0 in one that was never used."""
+    return connection.exec_driver_sql("PRAGMA user_version").scalar_one()
+
+
+def make_private(path: Path) -> None:
+    """Let the owner alone read and write a journal, which is made if there is none.
+
+    SQLite gives the files that it makes beside a journal the journal's mode. Call it while this process has no
+    connection to the journal: closing a descriptor of the file would release SQLite's locks on it.
+
+    Raises:
+        OSError: it cannot be made or written.
+    """
+    for file in (path, *(path.with_name(path.name + side) for side in ("-wal", "-shm"))):
+        if file == path or file.exists():
+            handle = open_plain(file, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                with suppress(PermissionError):  # another user's, shared by that user's own choice
+                    os.fchmod(handle, 0o600)
+            finally:
+                os.close(handle)
 
 
 def _set_pragmas(connection: sqlite3.Connection, _: Any) -> None:

@@ -21,7 +21,6 @@ KITS = {
     "areal",
     "azure",
     "envoy",
-    "journals",
     "lowest",
     "postgres",
     "prometheus",

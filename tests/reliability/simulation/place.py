@@ -168,9 +168,8 @@ class Place:
                 number, record = rows[index % len(rows)]
                 spoiled = bytes([*record[:5], record[5] ^ 1, *record[6:]])
                 connection.execute(f"UPDATE {table} SET record = ? WHERE rowid = ?", (spoiled, number))  # noqa: S608
-                for version in before.values() if table != "events" else ():
-                    if not is_decided(version):
-                        self.promises.forgotten(version.id)
+                if table != "events":
+                    self.promises.forgotten(but=[id_ for id_, version in before.items() if is_decided(version)])
         open_journal(self.state, self.own_root).close()
         self.promises.judged_again()
         self.start()

@@ -4,6 +4,7 @@ The numbers are those of docs/promises.md.
 """
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -140,9 +141,9 @@ class Promises(Observer):
         """A notice was answered 2xx."""
         self._noticed.add(version)
 
-    def forgotten(self, version: str) -> None:
-        """Its record in the journal went bad; if it has files, the scan finds them."""
-        self._noticed.discard(version)
+    def forgotten(self, *, but: Collection[str]) -> None:
+        """The journal went bad. What was decided stands, and the scan finds what has files."""
+        self._noticed.intersection_update(but)
 
     def restarted(self) -> None:
         """1: a notice answered 2xx was durable before the reply."""

@@ -23,7 +23,7 @@ from refitd.root.ownership import StartRefusedError
 from refitd.root.scan import Listing, scan
 from refitd.state.journal.address import GROUP_NOTE, PostgresAddress
 from refitd.state.journal.condition import Condition, Corrupt, Missing, Newer, Older, Sound, UnreadableJournal
-from refitd.state.journal.journal import Journal
+from refitd.state.journal.journal import Journal, JournalError
 from refitd.state.journal.leadership import HeldLead, patient, read_leader
 from refitd.state.journal.reads import read_last_event, read_origin
 from refitd.state.journal.recovery import NOTE_NAME, last_state_folder, rebuilt_from, write_note
@@ -153,7 +153,7 @@ def open_group_journal(database: PostgresAddress, lead: HeldLead, root: Path) ->
         except BaseException:
             journal.close()
             raise
-    except DatabaseRefusedError as error:
+    except (DatabaseRefusedError, JournalError) as error:
         raise StartRefusedError(str(error)) from error
     except (OSError, psycopg.Error, DatabaseError) as error:
         why = str(error.orig if isinstance(error, DatabaseError) else error).strip()

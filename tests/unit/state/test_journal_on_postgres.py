@@ -6,6 +6,7 @@ from pathlib import Path
 import psycopg
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 
 from refitd.root.ownership import StartRefusedError, owned
 from refitd.state.decisions import Decisions, write_decisions
@@ -86,5 +87,5 @@ def test_services_of_a_group_share_a_root_with_each_other_and_with_no_service_al
 
 def test_a_reader_cannot_write(led: Take, database: PostgresAddress) -> None:
     Journal(PostgresDatabase(database, led())).close()
-    with reading_group(database) as connection, pytest.raises(sa.exc.DBAPIError, match="read-only"):
+    with reading_group(database) as connection, pytest.raises(DBAPIError, match="read-only"):
         connection.execute(sa.text("DELETE FROM origin"))

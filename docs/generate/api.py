@@ -5,7 +5,7 @@ from typing import Any
 
 from generate.markdown import code, page, plain, prose, table
 from refitd.api.api import routes
-from refitd.api.roles import OPENS
+from refitd.api.roles import FOLLOWERS
 from refitd.problem import Slug
 
 INTRODUCTION = """\
@@ -19,7 +19,7 @@ Bodies are JSON; a field that is not listed here is refused. Lists come in pages
 """
 TOKENS = """\
 What a route needs where tokens are set ([security](../security.md)): "write" the write token; "read" a read token or
-the write token, where a read token is set; "open" none. "publish" and "follow": tokens of these roles open it as well.
+the write token, where a read token is set; "open" none. "follow": a token to follow opens it as well.
 """
 ERRORS = """\
 Every error is a problem document ([RFC 9457](https://www.rfc-editor.org/rfc/rfc9457)), `application/problem+json`, with
@@ -58,7 +58,7 @@ def _routes(paths: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 def _route(method: str, path: str, operation: Mapping[str, Any]) -> str:
     told = [prose(paragraph) for paragraph in operation["description"].split("\n\n")]
-    roles = [_token(operation.get("security")), *sorted(OPENS.get((method, path), ()))]
+    roles = [_token(operation.get("security")), *(["follow"] if (method, path) in FOLLOWERS else [])]
     facts = [f"Token: {', '.join(roles)}."]
     if "requestBody" in operation:
         facts.append(f"Body: {_content(operation['requestBody'])}.")

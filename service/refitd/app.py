@@ -86,9 +86,9 @@ _CLOSE_IT = "set --token-file (REFITD_TOKEN_FILE) unless every user of this mach
 log = structlog.get_logger("refitd")
 
 
-def serve(settings: Settings) -> int:
-    """Run the service until SIGTERM or SIGINT; return the exit status."""
-    configure_logs(settings.log_format)
+def serve(settings: Settings, *, json: bool = False) -> int:
+    """Run the service until SIGTERM or SIGINT; return the exit status. `json`: log in JSON on a terminal too."""
+    configure_logs("json" if json else "auto")
     share_arenas()
     gc.set_threshold(*GC_THRESHOLDS)
     # Threads look at files and write the journal; the loop must not wait for its turn behind them (5 ms by default).
@@ -102,7 +102,7 @@ def serve(settings: Settings) -> int:
             check_state_folder(settings.state_folder, named=settings.state is not None, mounts=mounts_now())
             with (
                 state_owned(settings.state_folder),
-                tracing(settings.otlp_endpoint) as tracer,
+                tracing() as tracer,
                 listening(settings.host, settings.port) as sockets,
             ):
                 _warn()
@@ -145,7 +145,7 @@ def _serve_in_group(settings: Settings, database: PostgresAddress, tls: ServerTl
 
     with (
         owned(settings.root, shared=True) as hold,
-        tracing(settings.otlp_endpoint) as tracer,
+        tracing() as tracer,
         listening(settings.host, settings.port) as sockets,
     ):
         _warn()
@@ -169,7 +169,7 @@ async def _act(
     """Do the service's work until it is to stop. Closes the journal."""
     try:
         store = await asyncio.to_thread(Store, journal, SystemClock(), 0 if lead is None else lead.epoch)
-        targets = Targets(store, settings.update_strategy, follows=bool(settings.follow))
+        targets = Targets(store, settings.strategy, follows=bool(settings.follow))
         guard = await asyncio.to_thread(_root_guard, settings, store, hold)
         telemetry = Telemetry(store, tracer)
         async with asyncio.TaskGroup() as group:
@@ -367,7 +367,7 @@ def compose(
         fleet=fleet,
         materializer=materializer,
         runs=(
-            Watcher(root, settings.watch, asyncio.get_running_loop(), catalog.nudge).run,
+            Watcher(root, asyncio.get_running_loop(), catalog.nudge).run,
             collector.run,
             catalog.run,
             decisions.run,
@@ -394,4 +394,4 @@ def _pusher(settings: Settings, store: Store, targets: Targets) -> Pusher | None
     """What pushes to the object store of the settings, None where there is none."""
     if settings.push is None:
         return None
-    return Pusher(store, targets, settings.root.resolve(), Bucket.at(settings.push), keep=settings.push_keep)
+    return Pusher(store, targets, settings.root.resolve(), Bucket.at(settings.push), keep=settings.keep_last + 1)

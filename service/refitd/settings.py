@@ -5,8 +5,9 @@ Secrets come from files. Durations are seconds, sizes are bytes (or '200GB', '1.
 
 import hashlib
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import NoDecode
@@ -23,15 +24,19 @@ from refitd.policy.keep import KEEP_LAST, KeepRules
 from refitd.policy.proving import Prove
 from refitd.policy.roster import OperatorHosts
 from refitd.policy.spare_slots import ReclaimRules, SlotRules
-from refitd.policy.strategy import Strategy, StrategyName
+from refitd.policy.strategy import Strategy, StrategyName, strategy_of
 from refitd.push.options import PushSettings
-from refitd.root.file_systems import Watch, why_no_slots
+from refitd.root.file_systems import why_no_slots
 from refitd.state.journal.address import PostgresAddress, is_postgres
-from refitd.text import bytes_in, canary_check_url, collector_url
+from refitd.text import bytes_in, canary_check_url
 from refitd_client.contract.naming import check_run
 from refitd_client.contract.states import Kind
 from refitd_client.contract.wire import Keeping
 from refitd_client.validation.conventions import Trainer
+
+LORA_KEEP = 2
+SETTLE_TIMEOUTS = 60  # of --settle, after which an unchanged, incomplete checkpoint is rejected
+SCANS_A_SWEEP = 5  # between two looks for what to reclaim, where nothing changes
 
 
 def _split(value: object) -> object:
@@ -44,6 +49,30 @@ def _run(value: object) -> object:
 
 def _state(value: object) -> object:
     return PostgresAddress(value) if isinstance(value, str) and is_postgres(value) else value
+
+
+@dataclass(frozen=True, slots=True)
+class LoraVersions:
+    """What adapters are called, and how many stay loaded in each engine."""
+
+    name: str
+    keep: int = LORA_KEEP
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.keep}"
+
+
+def _adapters(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    name, is_said, keep = value.partition(":")
+    if is_said and (not keep.isdecimal() or int(keep) < 1):
+        raise ValueError(f"{value!r} is not of the form NAME or NAME:KEEP, with at least 1 to keep")
+    return LoraVersions(check_adapter_name(name), int(keep) if is_said else LORA_KEEP)
+
+
+def _strategy(value: object) -> object:
+    return strategy_of(value) if isinstance(value, str) else value
 
 
 Size = Annotated[int, BeforeValidator(bytes_in)]
@@ -81,15 +110,10 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
         default=None,
         description="Where the engines see the root, if elsewhere than the service does (an absolute path)",
     )
-    lora: Annotated[str, AfterValidator(check_adapter_name)] | None = Field(
+    lora: Annotated[LoraVersions, NoDecode, BeforeValidator(_adapters)] | None = Field(
         default=None,
-        description="Versions are LoRA adapters, which engines get under NAME-v<step> beside the model they serve",
-    )
-    lora_keep: int = Field(
-        default=2,
-        ge=1,
-        description="Adapters that stay loaded in each engine, the newest and those right before it: requests may "
-        "still name them",
+        description="Versions are LoRA adapters, which engines get under NAME-v<step> beside the model they serve; the "
+        "newest KEEP (2) stay loaded, since requests may still name them",
     )
     engine_key_file: Path | None = Field(default=None, description="File with the engines' API key")
     engine_admin_key_file: Path | None = Field(default=None, description="File with the engines' admin API key")
@@ -124,26 +148,22 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
         default=None,
         description="Bytes that all that refitd may delete may take in the root; slots go first, then evidence",
     )
-    incoming_ttl: float = Field(
-        default=3600.0,
-        gt=0,
-        description="Age at which an unlocked .incoming-* is abandoned that another host may be writing",
-    )
     slots: int = Field(
         default=2,
         ge=0,
         description="Old versions' files of each run that its publisher may write the next versions into (0: none)",
     )
-    slot_ttl: float = Field(default=3600.0, gt=0, description="Age at which a slot that no publisher takes is deleted")
-    reclaim_interval: float = Field(
-        default=10.0, gt=0, description="Longest time between two looks for what to reclaim"
-    )
 
-    watch: Watch = Field(default=Watch.AUTO, description="Hints from file events, from polling, or whichever works")
-    scan_interval: float = Field(default=2.0, gt=0, description="Time between full scans of the root")
-    settle: float = Field(default=1.0, ge=0, description="Time for which a checkpoint without manifest must not change")
-    settle_timeout: float = Field(
-        default=60.0, gt=0, description="Time after which an unchanged, incomplete one is rejected"
+    scan_interval: float = Field(
+        default=2.0,
+        gt=0,
+        description="Time between full scans of the root; at each fifth one what may be deleted is looked for",
+    )
+    settle: float = Field(
+        default=1.0,
+        ge=0,
+        description="Time for which a checkpoint without manifest must not change; an incomplete one that has not "
+        "changed for 60 times that is rejected",
     )
     allow_dtype_cast: bool = Field(
         default=False, description="Let engines cast floating-point tensors to their own dtype"
@@ -170,24 +190,15 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
         default=False,
         description="Update vLLM servers of several ranks that lack the extension: a failure may mix weights",
     )
-    strategy: StrategyName = Field(
-        default=StrategyName.ALL,
-        description="How a version goes to the engines: all at once, rolling in turns, or to a canary first",
+    strategy: Annotated[Strategy, NoDecode, BeforeValidator(_strategy)] = Field(
+        default=Strategy(),
+        description="How a version goes to the engines: all at once; rolling, N (1) out of service at a time; or to a "
+        "canary first, ENGINE or the first by name",
     )
-    max_unavailable: int = Field(
-        default=1, ge=1, description="Engines that may be out of service at a time when rolling"
-    )
-    canary: str | None = Field(default=None, description="Engine that goes first (default: the first by name)")
     canary_check: Annotated[str, AfterValidator(canary_check_url)] | None = Field(
         default=None, description="URL that is asked (POST) whether a canary is good: 2xx yes, 4xx no"
     )
     quorum: int = Field(default=1, ge=1, description="Engines that must serve a version before it counts as served")
-    otlp_endpoint: Annotated[str, AfterValidator(collector_url)] | None = Field(
-        default=None,
-        description="OpenTelemetry collector that gets a trace of each version, over HTTP, such as "
-        "http://127.0.0.1:4318 (needs refitd[otel])",
-    )
-    log_format: Literal["auto", "console", "json"] = Field(default="auto", description="auto: console on a terminal")
 
     @model_validator(mode="after")
     def _check(self) -> "Settings":
@@ -201,12 +212,8 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
 
     def _check_strategy(self) -> None:
         """Refuse settings that the strategy does not use."""
-        of_canary = [name for name in ("canary", "canary_check") if getattr(self, name) is not None]
-        if of_canary and self.strategy is not StrategyName.CANARY:
-            flag = "--" + of_canary[0].replace("_", "-")
-            raise ValueError(f"{flag} is for --strategy canary, and the strategy is {self.strategy}")
-        if "max_unavailable" in self.model_fields_set and self.strategy is not StrategyName.ROLLING:
-            raise ValueError(f"--max-unavailable is for --strategy rolling, and the strategy is {self.strategy}")
+        if self.canary_check is not None and self.strategy.name is not StrategyName.CANARY:
+            raise ValueError(f"--canary-check is for --strategy canary, and the strategy is {self.strategy}")
 
     @property
     def kind(self) -> Kind:
@@ -219,11 +226,6 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
         return self.lora is None
 
     @property
-    def update_strategy(self) -> Strategy:
-        """How versions go to the engines of their run."""
-        return Strategy(name=self.strategy, max_unavailable=self.max_unavailable, canary=self.canary)
-
-    @property
     def keeping(self) -> Keeping:
         """What is kept on the root, as others are told."""
         return Keeping(last=self.keep_last, slots=self.slots, disk_budget=self.disk_budget)
@@ -234,7 +236,7 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
         return CatalogRules(
             scan_interval=self.scan_interval,
             settle_for=self.settle,
-            settle_timeout=self.settle_timeout,
+            settle_timeout=SETTLE_TIMEOUTS * self.settle,
             allow_dtype_cast=self.allow_dtype_cast,
             kind=self.kind,
             deltas=self.takes_deltas,
@@ -262,8 +264,8 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
             allow_dtype_cast=self.allow_dtype_cast,
             api_key=self.engine_key_file,
             admin_key=self.engine_admin_key_file,
-            lora=self.lora,
-            lora_keep=self.lora_keep,
+            lora=None if self.lora is None else self.lora.name,
+            lora_keep=LORA_KEEP if self.lora is None else self.lora.keep,
             path_map=self.path_map,
             vllm_stock_ranks=self.vllm_stock_ranks,
         )
@@ -271,13 +273,11 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
     @property
     def reclaim_rules(self) -> ReclaimRules:
         """The rules of reclaim. Looks up the type of the root's file system."""
-        slots = SlotRules(
-            count=self.slots, ttl=self.slot_ttl, disk_budget=self.disk_budget, off=why_no_slots(self.slots, self.root)
-        )
+        slots = SlotRules(count=self.slots, disk_budget=self.disk_budget, off=why_no_slots(self.slots, self.root))
         keep = KeepRules(
             last=self.keep_last, every=self.keep_every, disk_budget=self.disk_budget, foreign=self.reclaim_foreign
         )
-        return ReclaimRules(interval=self.reclaim_interval, incoming_ttl=self.incoming_ttl, keep=keep, slots=slots)
+        return ReclaimRules(interval=SCANS_A_SWEEP * self.scan_interval, keep=keep, slots=slots)
 
     @property
     def database(self) -> PostgresAddress | None:

@@ -140,17 +140,6 @@ def canary_check_url(url: str) -> str:
     raise ValueError(f"canary_check must be an http:// or https:// URL with a host; {encoded}")
 
 
-def collector_url(url: str) -> str:
-    """Return a collector's URL.
-
-    Raises:
-        ValueError: it is none.
-    """
-    if not url.startswith(("http://", "https://")):
-        raise ValueError("otlp_endpoint must be an http:// or https:// URL; traces go to <URL>/v1/traces")
-    return url
-
-
 def host_patterns(names: list[str]) -> list[str]:
     """Return names and patterns of hosts, such as `*.example`.
 

@@ -71,7 +71,7 @@ def refitd(
         count: engines that there are, where `more` names them.
     """
     command = [sys.executable, "-m", "refitd", "serve", "--root", str(root), "--state", str(folder / "state")]
-    command += ["--port", "0", "--log-format", "json", *more]
+    command += ["--port", "0", *more]
     for url in urls:
         command += ["--engine", url]
     with process(command, folder / "refitd.log", "refitd") as (pid, (url,)):

@@ -23,7 +23,7 @@ from support.checkpoints import write_model
 FOLDER = Path(__file__).parents[2] / "deploy/kubernetes"
 NAMES = ("fleet", "sidecar")
 RELEASES = ("1.29", "1.33")  # native sidecars are on by default since 1.29
-SECRETS = ("write", "read", "publish", "engines")
+SECRETS = ("write", "read", "engines")
 SAMPLES = FOLDER / "samples"
 Document = dict[str, Any]
 
@@ -117,7 +117,7 @@ def test_refitd_starts_with_these_settings(name: str, tmp_path: Path, monkeypatc
             monkeypatch.setenv(variable["name"], str(places.get(value, value)))
             assert variable["name"].removeprefix("REFITD_").lower() in Settings.model_fields
     settings = Settings()  # pyright: ignore[reportCallIssue]
-    assert (settings.tokens().write, settings.tokens().publish) == (("write",), ("publish",))
+    assert (settings.tokens().write, settings.tokens().read) == (("write",), ("read",))
     assert settings.engines or settings.discover
     assert container["args"] == ["serve"]
 
@@ -251,8 +251,8 @@ def test_the_sample_of_a_trainer_is_let_in_and_can_publish() -> None:
     (service,) = [each for each in of_kind("fleet", "Service") if each["metadata"]["name"] == "refitd"]
     assert settings["REFITD_URL"] == f"http://refitd:{service['spec']['ports'][0]['port']}"
     (secret,) = [volume["secret"] for volume in template["spec"]["volumes"] if "secret" in volume]
-    assert secret["items"] == [{"key": "publish", "path": "publish"}], "a trainer has no token that changes more"
-    assert settings["REFITD_TOKEN_FILE"] == "/run/secrets/refitd/publish"
+    assert secret["items"] == [{"key": "write", "path": "write"}]
+    assert settings["REFITD_TOKEN_FILE"] == "/run/secrets/refitd/write"
 
 
 @pytest.mark.parametrize("release", RELEASES)

@@ -95,7 +95,7 @@ def siege(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[S
     good.mkdir()
     for name, model in GOOD.items():
         (good / name).symlink_to(models / model)
-    flags = ("--path-map", str(view), "--base-model", str(models / "model_a"), "--settle-timeout", "0.5")
+    flags = ("--path-map", str(view), "--base-model", str(models / "model_a"), "--settle", "0.01")
     with SglangServer(folder, models / "model_a", "--dtype", "float32") as server:
         with Reference(server.url, good) as reference:
             for name in GOOD:

@@ -41,14 +41,15 @@ def collector() -> Iterator[tuple[str, list[Any]]]:
 
 
 def test_spans_reach_a_collector_and_the_last_ones_are_sent_when_it_stops(
-    tmp_path: Path, collector: tuple[str, list[Any]]
+    tmp_path: Path, collector: tuple[str, list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, spans = collector
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
     root = tmp_path / "root"
     root.mkdir()
     base = write_model(tmp_path / "base")
     with (
-        RefitdServer(tmp_path, root, [], "--otlp-endpoint", url, "--base-model", str(base)) as refitd,
+        RefitdServer(tmp_path, root, [], "--base-model", str(base)) as refitd,
         WeightPublisher(root, "run", refitd.url) as publisher,
     ):
         publisher.publish(tensors(1), step=1).wait(60, "sealed")

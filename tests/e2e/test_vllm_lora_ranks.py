@@ -46,7 +46,7 @@ def test_adapters_are_loaded_and_unloaded_on_every_rank_by_the_service(
 ) -> None:
     plain = answer(engine, None)
     answers: list[list[int]] = []
-    with running(tmp_path, engine, "--lora", "actor", "--lora-keep", "1", "--vllm-stock-ranks") as job:
+    with running(tmp_path, engine, "--lora", "actor:1", "--vllm-stock-ranks") as job:
         for step in (1, 2):
             job.serve(write_adapter(tmp_path / f"adapter{step}", model, step), step)
             answers.append(answer(engine, f"actor-v{step}"))

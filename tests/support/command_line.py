@@ -15,7 +15,6 @@ _CLEAN: Mapping[str, str | None] = dict.fromkeys(
         "REFITD_URL",
         "REFITD_TOKEN",
         "REFITD_TOKEN_FILE",
-        "REFITD_READ_TOKEN",
         "REFITD_READ_TOKEN_FILE",
         "REFITD_ROOT",
         "REFITD_RUN",

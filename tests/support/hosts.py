@@ -23,7 +23,7 @@ from support.servers import RefitdServer
 
 RUN = "run"
 PATIENCE = 30.0
-QUICK = ("--probe-interval", "0.2", "--scan-interval", "0.2", "--settle", "0.2", "--reclaim-interval", "0.2")
+QUICK = ("--probe-interval", "0.2", "--scan-interval", "0.2", "--settle", "0.2")
 
 
 @dataclass

@@ -157,7 +157,7 @@ def running(
     for flag, secret in files.items():
         (keys / flag).write_text(secret)
         flags = (*flags, flag, str(keys / flag))
-    quick = ("--probe-interval", "0.2", "--scan-interval", "0.2", "--settle", "0.2", "--settle-timeout", "2")
+    quick = ("--probe-interval", "0.2", "--scan-interval", "0.2", "--settle", "0.05")
     with (
         RefitdServer(folder, root, [engine.url] if named else [], *quick, *flags, first=first) as refitd,
         RefitClient(refitd.url, token=TOKEN) as client,

@@ -106,10 +106,13 @@ async def serving(
         "probe_interval": 0.05,
         "keep_last": 2,
     }
+    if (read_token := more.pop("read_token", None)) is not None:
+        more["read_token_file"] = tmp_path / "read-token"
+        more["read_token_file"].write_text(read_token)
     settings = Settings(**(defaults | more))
     journal = Journal(tmp_path / "state")
     store = Store(journal, SystemClock())
-    targets = Targets(store, settings.update_strategy)
+    targets = Targets(store, settings.strategy)
     files = DiskFiles(root)
     proofs = RankProofs(store, targets, settings.prove)
     catalog = Catalog(store, files, References(store, settings.base_model), settings.catalog_rules, proofs)

@@ -21,7 +21,7 @@ from support.plugged_mini import PluggedMini, plugged_mini
 from support.servers import RefitdServer
 
 RUN = "run"
-QUICK = ("--probe-interval", "0.2", "--scan-interval", "0.2", "--settle", "0.2", "--settle-timeout", "2")
+QUICK = ("--probe-interval", "0.2", "--scan-interval", "0.2", "--settle", "0.05")
 
 
 @dataclass

@@ -3,7 +3,7 @@
     REFITD_URL         the service's URL, http://127.0.0.1:8700 by default; of a group all URLs, separated by commas
     REFITD_TOKEN       the bearer token
     REFITD_TOKEN_FILE  a file with the bearer token, read again for each request so that it can be rotated
-    REFITD_READ_TOKEN, REFITD_READ_TOKEN_FILE
+    REFITD_READ_TOKEN_FILE
                        the same for a token that allows reading alone; it is sent where there is no other
 
     REFITD_CA_FILE, REFITD_CLIENT_CERT, REFITD_CLIENT_KEY
@@ -89,10 +89,8 @@ def connect_to(
     if any(each.startswith("https://") for each in (url, *others)):
         in_use().context()
     if token is None and token_file is None:
-        for name in ("REFITD_TOKEN", "REFITD_READ_TOKEN"):
-            token, token_file = os.environ.get(name) or None, os.environ.get(f"{name}_FILE") or None
-            if token or token_file:
-                break
+        token = os.environ.get("REFITD_TOKEN") or None
+        token_file = os.environ.get("REFITD_TOKEN_FILE") or os.environ.get("REFITD_READ_TOKEN_FILE") or None
     if token is not None:
         return Connection(url=url, others=tuple(others), token=_check_token(token, "the token (REFITD_TOKEN)"))
     return Connection(url=url, others=tuple(others), token_file=None if token_file is None else Path(token_file))

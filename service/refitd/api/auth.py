@@ -2,7 +2,7 @@
 
 What a request may do is decided by its method, before its body is read. No route has to ask for a token, so none can
 forget to: every path that is not listed as open is closed. Changes need the write token. Looking needs a read or a
-write token where a read token is set. Tokens to publish and to follow open a few routes (`roles.py`).
+write token where a read token is set. A token to follow opens a few routes (`roles.py`).
 
 Browsers send requests wherever a page that they show asks for it. Without a token, a service on loopback would do what
 any page says that its user looks at. So a request from a page changes nothing unless the page is the dashboard itself
@@ -160,7 +160,6 @@ def roles_of(given: str, tokens: Tokens) -> frozenset[TokenRole]:
     held = {
         TokenRole.WRITE: tokens.write,
         TokenRole.READ: tokens.read,
-        TokenRole.PUBLISH: tokens.publish,
         TokenRole.FOLLOW: without_names(tokens.follow),
     }
     return frozenset([role for role, known in held.items() if is_one_of(given, known)])

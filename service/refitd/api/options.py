@@ -53,12 +53,8 @@ class AccessSettings(BaseSettings):
     token_file: Path | None = Field(
         default=None, description="File with the bearer token; several, one per line, during a rotation"
     )
-    read_token: SecretStr | None = Field(
-        default=None, description="Bearer token for reading (default: reading needs none)"
-    )
-    read_token_file: Path | None = Field(default=None, description="File with the token that only reads, or several")
-    publishers_token_file: Path | None = Field(
-        default=None, description="File with tokens that only publish, one a line, for trainers (docs/security.md)"
+    read_token_file: Path | None = Field(
+        default=None, description="File with the token that only reads, or several (default: reading needs none)"
     )
     followers_token_file: Path | None = Field(
         default=None,
@@ -114,7 +110,7 @@ class AccessSettings(BaseSettings):
             _check_both(self.model_fields_set, one, other)
         for one, other in (("client_cert", "client_key"), ("client_key", "client_cert")):
             _check_both(self.model_fields_set, one, other)
-        for name, of_role in (("read", tokens.read), ("publisher's", tokens.publish), ("follower's", tokens.follow)):
+        for name, of_role in (("read", tokens.read), ("follower's", tokens.follow)):
             if of_role and not tokens.write:
                 raise ValueError(
                     f"a {name} token without a write token leaves every change open: set REFITD_TOKEN(_FILE) too"
@@ -127,13 +123,13 @@ class AccessSettings(BaseSettings):
     @property
     def has_token_files(self) -> bool:
         """Whether tokens are read from files."""
-        files = (self.token_file, self.read_token_file, self.publishers_token_file, self.followers_token_file)
+        files = (self.token_file, self.read_token_file, self.followers_token_file)
         return any(file is not None for file in files)
 
     @property
     def wants_token(self) -> bool:
         """Whether any request needs a token."""
-        return any((self.token, self.token_file, self.read_token, self.read_token_file))
+        return any((self.token, self.token_file, self.read_token_file))
 
     def tokens(self) -> Tokens:
         """Return the bearer tokens, a file's before a variable's; read for each request, so that they can be rotated.
@@ -144,7 +140,6 @@ class AccessSettings(BaseSettings):
         """
         return Tokens(
             write=tokens_from("token", self.token, self.token_file),
-            read=tokens_from("read_token", self.read_token, self.read_token_file),
-            publish=tokens_from("publishers_token", None, self.publishers_token_file),
+            read=tokens_from("read_token", None, self.read_token_file),
             follow=tokens_from("followers_token", None, self.followers_token_file, MAX_HOSTS),
         )

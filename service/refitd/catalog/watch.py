@@ -24,7 +24,7 @@ from watchdog.observers.api import BaseObserver
 from watchdog.observers.inotify_move_event_grouper import InotifyMoveEventGrouper
 from watchdog.observers.polling import PollingObserver
 
-from refitd.root.file_systems import Watch, root_file_system, wants_polling
+from refitd.root.file_systems import root_file_system, wants_polling
 from refitd_client.contract.naming import INCOMING_PREFIX, SERVICE_FOLDER
 
 POLL_SECONDS = 0.5
@@ -62,9 +62,8 @@ class _Hints(FileSystemEventHandler):
 class Watcher:
     """An observer thread for the root."""
 
-    def __init__(self, root: Path, how: Watch, loop: asyncio.AbstractEventLoop, nudge: Callable[[], None]) -> None:
+    def __init__(self, root: Path, loop: asyncio.AbstractEventLoop, nudge: Callable[[], None]) -> None:
         self._root = root
-        self._how = how
         self._handler = _Hints(root, loop, nudge)
         self._observer: BaseObserver | None = None
 
@@ -80,12 +79,9 @@ class Watcher:
         """Start watching; poll where events are refused (too many watches)."""
         # A directory that is renamed is watched already, and watchdog says so at each version: several lines each time.
         warnings.filterwarnings("ignore", message="Callback with id", category=RuntimeWarning)
-        polling = self._how is Watch.POLL or (self._how is Watch.AUTO and wants_polling(root_file_system(self._root)))
         try:
-            self._observer = self._observe(polling=polling)
+            self._observer = self._observe(polling=wants_polling(root_file_system(self._root)))
         except OSError as error:
-            if self._how is Watch.EVENTS:
-                raise
             log.warning("file events are refused: polling instead", error=str(error))
             self._observer = self._observe(polling=True)
 

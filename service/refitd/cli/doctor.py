@@ -38,9 +38,9 @@ Repair = Annotated[
     bool, typer.Option("--repair", help="Begin a damaged journal anew; take a root that was emptied for the root again")
 ]
 _SETTINGS = """
-    root state host port token_file read_token_file publishers_token_file followers_token_file engines
+    root state host port token_file read_token_file followers_token_file engines
     engines_file discover engine_allow engine_key_file
-    engine_admin_key_file path_map trainers lora lora_keep base_model watch keep_last slots disk_budget
+    engine_admin_key_file path_map trainers lora base_model keep_last slots disk_budget
     vllm_stock_ranks follow follow_token_file run push
     tls_cert tls_key tls_client_ca ca_file client_cert client_key
 """

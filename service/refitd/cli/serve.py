@@ -31,7 +31,7 @@ LogJson = Annotated[
     bool,
     typer.Option(
         "--json",
-        help="Log in JSON, as --log-format json does; settings that cannot be used are one JSON document on stdout",
+        help="Log in JSON on a terminal too; settings that cannot be used are one JSON document on stdout",
     ),
 ]
 
@@ -50,8 +50,6 @@ def serve(**flags: Any) -> None:
     refitd serve --root /shared/weights --host 0.0.0.0 --token-file /run/secrets/refitd --disk-budget 2TB
     """
     json = bool(flags.pop("json", False))
-    if json and flags.get("log_format") is None:
-        flags["log_format"] = "json"
     # Here, because only this command needs so much of the service.
     from refitd.diagnose.preflight import check_start
 
@@ -61,4 +59,4 @@ def serve(**flags: Any) -> None:
     # Outside of `speaking`: its errors are bugs.
     from refitd.app import serve as run_service
 
-    raise typer.Exit(run_service(settings))
+    raise typer.Exit(run_service(settings, json=json))

@@ -46,7 +46,7 @@ def wait(
     run: Run = None,
     step: Step = None,
     goal: For = Goal.SERVED,
-    timeout: Timeout = 120.0,  # a folder that stays half written is rejected after --settle-timeout, 60 s
+    timeout: Timeout = 120.0,  # a folder that stays half written is rejected after 60 s
     url: Url = None,
     token_file: TokenFile = None,
     json: Json = False,

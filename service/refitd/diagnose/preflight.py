@@ -55,15 +55,16 @@ def _tls_faults(settings: Settings) -> Iterator[str]:
 
 def stranger(settings: Settings, known: Collection[str]) -> str | None:
     """Return a fault where the canary is no named engine, else None. `known` are the engines that the API named."""
-    if settings.canary is None:
+    if settings.strategy.canary is None:
         return None
     names = {*known, *settings.engine_specs}
     if settings.engines_file is not None:
         with suppress(EnginesFileError):
             names |= {spec.id or engine_id(spec.url) for spec in read_engines(settings.engines_file)}
-    if settings.canary in names:
+    if settings.strategy.canary in names:
         return None
-    return f"no engine is called {settings.canary} (--canary), but {', '.join(sorted(names)) or 'there are none yet'}"
+    there = ", ".join(sorted(names)) or "there are none yet"
+    return f"no engine is called {settings.strategy.canary} (--strategy), but {there}"
 
 
 def keys_without_token(settings: Settings) -> str | None:

@@ -1,5 +1,6 @@
 """What the service measures of itself: metrics in one registry, traces, and for how long engines have not arrived."""
 
+import os
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -54,17 +55,22 @@ class Unserved(Observer):
         return self._clock.monotonic() - max(self._since[run], self._followed_since[run])
 
 
-@contextmanager
-def tracing(endpoint: str | None) -> Generator["Tracer | None"]:
-    """Give a tracer that sends to a collector, None without an endpoint; send what is left at the end.
+_COLLECTORS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
-    Traces go by OTLP over HTTP, in batches, from a thread of the SDK's own. OpenTelemetry reads headers, compression
-    and certificates from its own variables (https://opentelemetry.io/docs/specs/otel/protocol/exporter/).
+
+@contextmanager
+def tracing() -> Generator["Tracer | None"]:
+    """Give a tracer that sends to a collector, None where the environment names none; send what is left at the end.
+
+    Traces go by OTLP over HTTP, in batches, from a thread of the SDK's own. OpenTelemetry reads the endpoint, headers,
+    compression and certificates from its own variables
+    (https://opentelemetry.io/docs/specs/otel/protocol/exporter/).
 
     Raises:
         StartRefusedError: OpenTelemetry is not installed.
     """
-    if endpoint is None:
+    named = [name for name in _COLLECTORS if os.environ.get(name)]
+    if not named:
         yield None
         return
     try:
@@ -73,13 +79,11 @@ def tracing(endpoint: str | None) -> Generator["Tracer | None"]:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ModuleNotFoundError as error:
-        raise StartRefusedError(
-            "--otlp-endpoint (REFITD_OTLP_ENDPOINT) needs OpenTelemetry: refitd's extra 'otel' brings it"
-        ) from error
+        raise StartRefusedError(f"{named[0]} needs OpenTelemetry: refitd's extra 'otel' brings it") from error
 
     release = installed_release()
     provider = TracerProvider(resource=Resource.create({"service.name": "refitd", "service.version": release}))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     try:
         yield provider.get_tracer("refitd", release)
     finally:

@@ -121,12 +121,10 @@ class ReclaimRules:
 
     Attributes:
         interval: seconds between two sweeps when nothing changes.
-        incoming_ttl: seconds after which a folder that a dead publisher left goes.
         keep: which versions stay.
         slots: what is recycled.
     """
 
     interval: float
-    incoming_ttl: float
     keep: KeepRules
     slots: SlotRules

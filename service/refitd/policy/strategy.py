@@ -42,6 +42,27 @@ class Strategy:
     max_unavailable: int = 1
     canary: str | None = None
 
+    def __str__(self) -> str:
+        more = self.canary if self.name is StrategyName.CANARY else self.max_unavailable
+        plain = Strategy(name=self.name)
+        return self.name.value if self == plain else f"{self.name}:{more}"
+
+
+def strategy_of(text: str) -> Strategy:
+    """Read a strategy: `all`, `rolling`, `rolling:2`, `canary`, `canary:ENGINE`.
+
+    Raises:
+        ValueError: it is none.
+    """
+    word, _, more = text.strip().partition(":")
+    if word == StrategyName.CANARY:
+        return Strategy(name=StrategyName.CANARY, canary=more or None)
+    if word == StrategyName.ROLLING and (not more or (more.isdecimal() and int(more) > 0)):
+        return Strategy(name=StrategyName.ROLLING, max_unavailable=int(more or 1))
+    if word == StrategyName.ALL and not more:
+        return Strategy()
+    raise ValueError(f"{text!r} is none of 'all', 'rolling', 'rolling:N' (1 or more), 'canary' and 'canary:ENGINE'")
+
 
 def released(
     strategy: Strategy,

@@ -22,7 +22,7 @@ def _bucket(url: str) -> str:
 
 
 class PushSettings(BaseSettings):
-    """Where good versions are pushed to, and how many stay there."""
+    """Where good versions are pushed to."""
 
     model_config = SettingsConfigDict(
         env_prefix="REFITD_", env_ignore_empty=True, frozen=True, extra="forbid", hide_input_in_errors=True
@@ -31,10 +31,5 @@ class PushSettings(BaseSettings):
     push: Annotated[str, AfterValidator(_bucket)] | None = Field(
         default=None,
         description="URL of an object store that good versions are pushed to, without credentials: the environment or "
-        "the host's identity has them",
-    )
-    push_keep: int = Field(
-        default=4,
-        ge=1,
-        description="Newest versions of each run that are not barred and stay in that store, besides their bases",
+        "the host's identity has them. Of each run one version more than --keep-last stays there, besides bases",
     )

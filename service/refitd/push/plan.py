@@ -104,7 +104,7 @@ def missing_there(pointer: Pointer, wanted: VersionRecord | None, waiting: Colle
     )
     if not wanted.owned:
         return f"{stay}: it has no manifest of a refitd publisher, and only versions with one are pushed"
-    return f"{stay} any more, or never was. Publish a newer step; --push-keep says how many stay there"
+    return f"{stay} any more, or never was. Publish a newer step; one more than --keep-last stay there"
 
 
 def left_behind(

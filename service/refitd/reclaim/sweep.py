@@ -91,6 +91,9 @@ class _Seen:
         return self.weights.get(version.id, Weight(bytes=version.bytes))
 
 
+INCOMING_SECONDS = 3600.0  # age at which an unlocked .incoming-* is abandoned that another host may be writing
+
+
 class Sweeper:
     """Plans and runs sweeps of one root, one at a time. `kept` is what the last one left there, in bytes."""
 
@@ -102,7 +105,7 @@ class Sweeper:
         clock: Clock,
         *,
         rules: KeepRules,
-        incoming_ttl: float,
+        incoming_ttl: float = INCOMING_SECONDS,
         slots: SlotRules | None = None,
         copies: CopySweep | None = None,
     ) -> None:
@@ -370,7 +373,6 @@ class Collector:
             StoreWriter(store),
             store.clock,
             rules=rules.keep,
-            incoming_ttl=rules.incoming_ttl,
             slots=rules.slots,
             copies=copies,
         )

@@ -2,19 +2,10 @@
 
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 # Types that give no events of what other hosts write, or of nothing at all.
 NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "lustre", "overlay", "fuse", "cifs", "smb3", "9p", "beegfs", "ceph"})
-
-
-class Watch(StrEnum):
-    """Where hints about new files come from. The periodic scan is the truth in each case."""
-
-    AUTO = "auto"
-    EVENTS = "events"
-    POLL = "poll"
 
 
 @dataclass(frozen=True, slots=True)

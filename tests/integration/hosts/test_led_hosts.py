@@ -65,7 +65,7 @@ def test_a_run_whose_name_has_parts_is_led_as_any_other(tmp_path: Path) -> None:
 
 
 def test_a_canary_host_that_refuses_keeps_a_version_from_all_other_hosts(tmp_path: Path) -> None:
-    flags = ("--strategy", "canary", "--canary", "bird")
+    flags = ("--strategy", "canary:bird")
     with hosts(tmp_path, *flags) as all_:
         hub, bird, other = all_.hub, all_.led("bird"), all_.led("other")
         until(lambda: set(states(hub)) == {"bird", "other"}, hub, bird, other)

@@ -65,7 +65,7 @@ def test_a_follower_whose_hub_has_paused_the_run_says_so_and_that_it_is_paused(t
 
 
 def test_a_host_whose_turn_it_is_not_says_that_it_waits_for_its_hubs_order(tmp_path: Path) -> None:
-    flags = ("--strategy", "canary", "--canary", "bird")
+    flags = ("--strategy", "canary:bird")
     with hosts(tmp_path, *flags) as all_:
         hub, bird, other = all_.hub, all_.led("bird"), all_.led("other")
         until(lambda: len(hub.client.engines().items) == 2, hub, bird, other)

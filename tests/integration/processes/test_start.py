@@ -13,7 +13,7 @@ from support.command_line import refitd
 def serve(root: Path, *flags: str) -> "subprocess.Popen[str]":
     root.mkdir()
     state = ("--state", str(root.with_name("state")))
-    command = [sys.executable, "-m", "refitd", "serve", "--root", str(root), *state, "--log-format", "json", *flags]
+    command = [sys.executable, "-m", "refitd", "serve", "--root", str(root), *state, *flags]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -29,14 +29,14 @@ def test_a_port_that_is_taken_ends_it_with_one_line_and_before_a_journal_is_made
 
 
 def test_a_canary_that_is_no_engine_is_warned_of_once(tmp_path: Path) -> None:
-    strategy = ("--strategy", "canary", "--canary", "nobody")
+    strategy = ("--strategy", "canary:nobody")
     with serve(tmp_path / "root", "--port", "0", "--engine", "http://127.0.0.1:1", *strategy) as process:
         assert process.stdout is not None
         ready = json.loads(process.stdout.readline())
         assert ready["event"].startswith("refitd ready on http://127.0.0.1:")
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=60)
-    warnings = [line for line in err.splitlines() if "no engine is called nobody (--canary), but 127.0.0.1:1" in line]
+    warnings = [line for line in err.splitlines() if "no engine is called nobody (--strategy), but 127.0.0.1:1" in line]
     assert all(json.loads(line)["event"] for line in err.splitlines()), "both streams may go to one file"
     assert len(warnings) == 1
     assert '"level": "warning"' in warnings[0]

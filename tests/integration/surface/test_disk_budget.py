@@ -116,7 +116,7 @@ async def test_what_engines_serve_stays_under_any_budget_and_why_evidence_was_re
 async def test_a_bad_version_takes_the_room_of_bad_ones_and_never_of_what_a_rollback_goes_to(tmp_path: Path) -> None:
     """There is room for three: 1 was served, 2 was rejected, 3 is served, 4 has no verdict yet and is rejected then."""
     good = size(publish(tmp_path / "measure", "run", 1, tensors(1)))
-    async with serving(tmp_path, disk_budget=3 * good + good // 4, settle=0.0, settle_timeout=3600.0) as stage:
+    async with serving(tmp_path, disk_budget=3 * good + good // 4, settle=0.2) as stage:
         await stage.served(1)
         await reject(stage, 2, bad(2))
         await stage.served(3)
@@ -232,7 +232,7 @@ async def test_what_a_publisher_is_writing_takes_of_the_budget(tmp_path: Path) -
 
 
 async def test_what_refitd_may_not_delete_is_told_and_takes_of_no_budget(tmp_path: Path) -> None:
-    async with serving(tmp_path, disk_budget=10_000, settle=0.0, settle_timeout=0.01) as stage:
+    async with serving(tmp_path, disk_budget=10_000, settle=0.0) as stage:
         for step in (1, 2):
             await stage.served(step)
         data = stage.root / "data" / "v000001"

@@ -127,7 +127,7 @@ def petabyte(path: Path) -> None:
 async def test_what_is_planted_in_place_of_a_shard_is_refused(
     tmp_path: Path, plant: Callable[[Path], None], says: str
 ) -> None:
-    async with serving(tmp_path, settle=0.0, settle_timeout=0.1) as stage:
+    async with serving(tmp_path, settle=0.0) as stage:
         shard = publish(stage.root, "run", 1, tensors(1)).rename(tmp_path / "kept") / SHARD
         shard.unlink()
         (shard.parent / MANIFEST_NAME).unlink()

@@ -54,7 +54,7 @@ def write(path: Path, data: bytes = b"years of work") -> None:
 async def test_a_data_set_in_a_folder_that_is_called_like_a_version_is_never_deleted(
     tmp_path: Path, budget: int | None
 ) -> None:
-    async with serving(tmp_path, settle=0.0, settle_timeout=0.01, disk_budget=budget) as stage:
+    async with serving(tmp_path, settle=0.0, disk_budget=budget) as stage:
         write(stage.root / DATA_SET / "raw" / "train.parquet", b"x" * 5000)
         write(stage.root / DATA_SET / "pytorch_model.bin")
         before = tree(stage.root / DATA_SET)
@@ -72,7 +72,7 @@ async def test_a_data_set_in_a_folder_that_is_called_like_a_version_is_never_del
 
 
 async def test_a_notice_that_names_a_tree_of_somebody_s_has_nothing_of_it_deleted(tmp_path: Path) -> None:
-    async with serving(tmp_path, settle=0.0, settle_timeout=0.01, reclaim_foreign=True) as stage:
+    async with serving(tmp_path, settle=0.0, reclaim_foreign=True) as stage:
         for name in ("thesis.tex", "data/a.bin", ".git/HEAD", "model.bin", "notes.json"):
             write(stage.root / "precious" / name)
         notice = {"run": "run", "step": 1, "path": "precious"}
@@ -125,7 +125,7 @@ PLANTED = {
 async def test_what_lies_beside_a_versions_files_stays_when_they_go(
     tmp_path: Path, plant: Callable[[Path], None], is_good: bool
 ) -> None:
-    async with serving(tmp_path, settle=0.0, settle_timeout=0.01, keep_last=1) as stage:
+    async with serving(tmp_path, settle=0.0, keep_last=1) as stage:
         folder = publish(stage.root, "run", 1, tensors(1) if is_good else bad())
         ours = set(os.listdir(folder))
         done = VersionState.SEALED if is_good else VersionState.REJECTED
@@ -160,7 +160,7 @@ async def test_a_trainers_own_folder_goes_with_its_weights_and_never_with_anythi
 
 
 async def test_a_manifest_that_names_a_file_elsewhere_has_nothing_deleted_by_it(tmp_path: Path) -> None:
-    async with serving(tmp_path, settle=0.0, settle_timeout=0.01) as stage:
+    async with serving(tmp_path, settle=0.0) as stage:
         write(stage.root / "run" / "thesis.tex")
         folder = publish(stage.root, "run", 1, bad())
         manifest = (folder / MANIFEST_NAME).read_text()

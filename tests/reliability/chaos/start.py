@@ -20,15 +20,12 @@ from support.vllm import VLLM_VENV, VllmServer
 
 TOKEN = "of-the-service"
 LOAD_DELAYS = {"embedded-1": 0.03, "embedded-2": 0.08}  # seconds, so that a kill hits in mid-load
-INCOMING_TTL = 0.5  # seconds
 KEEP_LAST = 3
 QUICK = {
     "--probe-interval": "0.2",
     "--scan-interval": "0.2",
     "--settle": "0.2",
-    "--reclaim-interval": "1",
     "--keep-last": str(KEEP_LAST),
-    "--incoming-ttl": str(INCOMING_TTL),
 }
 _SGLANG_FLAGS = ("--dtype", "float32", "--log-level-http", "warning")
 

@@ -24,8 +24,6 @@ from refitd.state.store import Store
 from refitd.update.targets import Targets
 from refitd_client.contract.wire import ReclaimPlan
 
-INCOMING_TTL = 3600.0
-
 
 async def sweep(place: Path, keep_last: int, delete: str | None = None) -> ReclaimPlan:
     """One sweep, as the service makes it when it starts on `<place>/root` and `<place>/state`. With `delete`, a request
@@ -38,7 +36,7 @@ async def sweep(place: Path, keep_last: int, delete: str | None = None) -> Recla
         store = Store(journal, SystemClock())
         store.faults.set_root(None)
         store.faults.set_fleet(None)
-        settings = Settings(root=root, state=state, keep_last=keep_last, incoming_ttl=INCOMING_TTL)
+        settings = Settings(root=root, state=state, keep_last=keep_last)
         if delete is not None:
             store.delete_run(delete)
             await store.durable()

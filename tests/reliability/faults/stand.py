@@ -18,7 +18,7 @@ from support.jobs import PATIENCE, RUN, TOKEN, Job, served_by
 from support.servers import ADMIN_KEY, API_KEY, EmbeddedServer, RefitdServer
 
 LOOK_SECONDS = 0.05
-QUICK = ("--probe-interval", "0.2", "--scan-interval", "0.2", "--settle", "0.2", "--settle-timeout", "2")
+QUICK = ("--probe-interval", "0.2", "--scan-interval", "0.2", "--settle", "0.05")
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def test_a_clock_a_day_off_changes_neither_order_nor_ages_nor_time_outs(engine: 
     clock = tmp_path / "clock"
     clock.write_text("0")
     by = (sys.executable, shifted.__file__, str(clock))
-    flags = ("--keep-last", "1", "--reclaim-interval", "0.5", "--incoming-ttl", "3600")
+    flags = ("--keep-last", "1")
     with Proxy(engine.server.port) as proxy, standing(tmp_path, engine, *flags, engines=[proxy.url], by=by) as stand:
         stand.serve(engine.model(1), 1)
         begun = stand.root / RUN / ".incoming-living"  # without a lock, as another trainer may write it

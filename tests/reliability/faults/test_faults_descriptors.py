@@ -23,7 +23,7 @@ def limit(stand: Stand, files: int) -> None:
 
 def test_too_many_open_files_for_a_while_lose_nothing(engine: Subject, tmp_path: Path) -> None:
     """For a while not a single file, folder or connection can be opened."""
-    flags = ("--keep-last", "1", "--reclaim-interval", "0.5")
+    flags = ("--keep-last", "1")
     with Proxy(engine.server.port) as proxy, standing(tmp_path, engine, *flags, engines=[proxy.url]) as stand:
         stand.serve(engine.model(1), 1)
         before = stand.process.rlimit(psutil.RLIMIT_NOFILE)

@@ -42,7 +42,7 @@ def _is_talked_to(stand: Stand) -> bool:
 def test_an_engine_removed_in_mid_update_ends_its_load_and_goes_on_and_its_version_stays_meanwhile(
     engine: Subject, tmp_path: Path
 ) -> None:
-    flags = ("--keep-last", "1", "--reclaim-interval", "0.5")
+    flags = ("--keep-last", "1")
     file = tmp_path / "engines.yaml"
     with Proxy(engine.server.port) as proxy:
         file.write_text(f"- {proxy.url}\n")

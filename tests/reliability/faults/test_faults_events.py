@@ -20,7 +20,7 @@ def publish_unannounced(root: Path, engine: Subject, step: int, run: str = RUN) 
 
 def test_event_overflow_loses_no_version(engine: Subject, tmp_path: Path) -> None:
     """While the service stands still, more happens than the kernel keeps events of; versions come after that."""
-    with standing(tmp_path, engine, "--watch", "events") as stand:
+    with standing(tmp_path, engine) as stand:
         stand.serve(engine.model(1), 1)
         publish_unannounced(stand.root, engine, 2)
         stand.is_served(2)  # it watches the run's folder
@@ -34,13 +34,6 @@ def test_event_overflow_loses_no_version(engine: Subject, tmp_path: Path) -> Non
         stand.process.resume()
         stand.is_served(3)
         assert engine.serves(3)
-
-
-def test_no_events_at_all_and_versions_are_found_by_polling(engine: Subject, tmp_path: Path) -> None:
-    with standing(tmp_path, engine, "--watch", "poll") as stand:
-        publish_unannounced(stand.root, engine, 1)
-        stand.is_served(1)
-        assert engine.serves(1)
 
 
 @pytest.mark.parametrize("watches", [0, 3])

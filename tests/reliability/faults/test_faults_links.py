@@ -24,7 +24,7 @@ def linked(stand: Stand, model: Path, own: Path, step: int) -> Path:
 def test_hard_links_are_deleted_by_the_version_s_own_names_and_noticed_when_others_write(
     engine: Subject, tmp_path: Path
 ) -> None:
-    with standing(tmp_path, engine, "--keep-last", "1", "--reclaim-interval", "0.5") as stand:
+    with standing(tmp_path, engine, "--keep-last", "1") as stand:
         kept = linked(stand, engine.model(1), tmp_path / "kept", 1)
         stand.serve(engine.model(2), 2)
         until(lambda: stand.folders() == ["v000002"], "what nobody needs was not collected")

@@ -9,7 +9,7 @@ from refitd.diagnose.journal import still
 from refitd_client.contract.states import VersionState
 from support.jobs import RUN, served_by
 
-KEEP_ONE = ("--keep-last", "1", "--reclaim-interval", "0.5")
+KEEP_ONE = ("--keep-last", "1")
 
 
 def test_a_vanished_mount_of_the_root_deletes_and_loses_nothing_and_is_picked_up_when_it_is_back(

@@ -60,7 +60,7 @@ def test_a_flood_of_notices_with_slow_engines_is_bounded_and_the_newest_wins(eng
     """What nobody waits for any more is neither loaded nor kept: not on the disk, not in memory, not in a queue."""
     with (
         Proxy(engine.server.port) as proxy,
-        standing(tmp_path, engine, "--keep-last", "2", "--reclaim-interval", "0.5", engines=[proxy.url]) as stand,
+        standing(tmp_path, engine, "--keep-last", "2", engines=[proxy.url]) as stand,
     ):
         stand.serve(engine.model(1), 1)
         before = stand.process.memory_info().rss

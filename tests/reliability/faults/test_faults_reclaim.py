@@ -16,7 +16,7 @@ from support.proxy import Hold, Proxy
 LOAD = "/update_weights_from_disk"
 ROUNDS = 6
 VERSIONS = 30
-FLAGS = ("--keep-last", "1", "--reclaim-interval", "60")
+FLAGS = ("--keep-last", "1")
 
 
 @contextmanager

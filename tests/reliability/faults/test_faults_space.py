@@ -60,7 +60,7 @@ def test_enospc_a_root_that_is_full_is_given_room_by_collecting(used_up: str, en
     """What the service writes in its own folder must not stand in the way of what makes room."""
     with room() as where:
         root, seen = where.tmpfs(tmp_path / "small", "size=2m,nr_inodes=200"), where.seen(tmp_path / "small")
-        flags = ("--keep-last", "1", "--reclaim-interval", "0.5")
+        flags = ("--keep-last", "1")
         with standing(tmp_path, engine, *flags, root=root, seen=seen, first=where.enter) as stand:
             stand.serve(engine.model(1), 1)
             stand.client.pin(id_of(1))
@@ -81,7 +81,7 @@ def test_a_state_folder_that_cannot_be_written_answers_507_and_goes_on_by_itself
     """ENOSPC on a tmpfs; then, as a disk with EIO refuses it, each write past a limit on the size of files."""
     with room() as where:
         state = where.tmpfs(tmp_path / "state", LARGE)
-        flags = ("--keep-last", "1", "--reclaim-interval", "0.5")
+        flags = ("--keep-last", "1")
         with standing(tmp_path, engine, *flags, state=state, first=where.enter) as stand:
             stand.serve(engine.model(1), 1)
             filler = block(stand, where.seen(state), how)
@@ -123,7 +123,7 @@ def test_erofs_a_root_that_becomes_read_only_serves_what_is_there_and_loses_noth
         disk = where.tmpfs(tmp_path / "disk", LARGE)
         root = where.bind(disk, tmp_path / "root")
         seen = where.seen(root)
-        flags = ("--keep-last", "1", "--reclaim-interval", "0.5")
+        flags = ("--keep-last", "1")
         with standing(tmp_path, engine, *flags, root=root, seen=seen, first=where.enter) as stand:
             stand.serve(engine.model(1), 1)
             stand.client.pin(id_of(1))

@@ -39,7 +39,7 @@ def settling(stand: Stand, step: int) -> None:
 def test_a_shard_that_is_still_growing_is_waited_for(engine: Subject, tmp_path: Path) -> None:
     with (
         Proxy(engine.server.port) as proxy,
-        standing(tmp_path, engine, "--settle-timeout", "60", engines=[proxy.url]) as stand,
+        standing(tmp_path, engine, "--settle", "1", engines=[proxy.url]) as stand,
     ):
         whole = (engine.model(1) / SHARD).read_bytes()
         shard = begun(stand, engine.model(1), 1) / SHARD

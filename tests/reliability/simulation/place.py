@@ -60,9 +60,7 @@ class Place:
         self.clock = VirtualClock(loop)
         self.strategy = strategy
         self.state = state
-        self.settings = Settings(
-            root=state, keep_last=2, scan_interval=1.0, settle=0.5, settle_timeout=5.0, reclaim_interval=5.0
-        )
+        self.settings = Settings(root=state, keep_last=2, scan_interval=1.0, settle=0.1)
         self.own_root = state / "root"  # real, for what the service keeps of its own in a root
         (self.own_root / SERVICE_FOLDER).mkdir(parents=True, exist_ok=True)
         self.disk = disk

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from refitd.policy.strategy import StrategyName
+from refitd.policy.strategy import Strategy, StrategyName
 from refitd.settings import Settings
 
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("REFITD_TOKEN", "REFITD_TOKEN_FILE", "REFITD_READ_TOKEN", "REFITD_ENGINES", "REFITD_HOST"):
+    for name in ("REFITD_TOKEN", "REFITD_TOKEN_FILE", "REFITD_ENGINES", "REFITD_HOST"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -79,11 +79,13 @@ def test_an_engine_that_is_no_url_is_refused(tmp_path: Path, url: str) -> None:
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ({"canary": "a"}, "--canary is for --strategy canary, and the strategy is all"),
-        ({"canary_check": "http://a"}, "--canary-check is for --strategy canary"),
-        ({"max_unavailable": 2}, "--max-unavailable is for --strategy rolling, and the strategy is all"),
-        ({"max_unavailable": 1, "strategy": "canary"}, "--max-unavailable is for --strategy rolling"),
-        ({"canary": "a", "strategy": "rolling"}, "the strategy is rolling"),
+        ({"canary_check": "http://a"}, "--canary-check is for --strategy canary, and the strategy is all"),
+        ({"strategy": "all:2"}, "'all:2' is none of 'all'"),
+        ({"strategy": "rolling:0"}, "'rolling:N' \\(1 or more\\)"),
+        ({"strategy": "rolling:two"}, "'rolling:two' is none of"),
+        ({"strategy": "blue-green"}, "'blue-green' is none of"),
+        ({"lora": "actor:0"}, "NAME or NAME:KEEP, with at least 1 to keep"),
+        ({"lora": "a/b"}, "is no name for adapters"),
     ],
 )
 def test_what_the_strategy_would_pass_over_is_refused(tmp_path: Path, given: dict[str, Any], named: str) -> None:
@@ -91,11 +93,24 @@ def test_what_the_strategy_would_pass_over_is_refused(tmp_path: Path, given: dic
         Settings(root=tmp_path, **given)
 
 
-def test_what_the_strategy_needs_is_taken(tmp_path: Path) -> None:
-    assert (
-        Settings(root=tmp_path, strategy=StrategyName.ROLLING, max_unavailable=2).update_strategy.max_unavailable == 2
-    )
-    assert Settings(root=tmp_path, strategy=StrategyName.CANARY, canary="a").update_strategy.canary == "a"
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("rolling", Strategy(name=StrategyName.ROLLING)),
+        ("rolling:2", Strategy(name=StrategyName.ROLLING, max_unavailable=2)),
+        ("canary", Strategy(name=StrategyName.CANARY)),
+        ("canary:gpu-1:30000", Strategy(name=StrategyName.CANARY, canary="gpu-1:30000")),
+    ],
+)
+def test_a_strategy_is_said_with_its_number_or_its_engine(tmp_path: Path, text: str, read: Strategy) -> None:
+    settings = Settings(root=tmp_path, strategy=text)  # pyright: ignore[reportArgumentType]
+    assert settings.strategy == read
+    assert str(read) == text
+
+
+def test_adapters_are_named_with_how_many_stay(tmp_path: Path) -> None:
+    kept = [Settings(root=tmp_path, lora=text).engine_access.lora_keep for text in ("actor", "actor:4")]  # pyright: ignore[reportArgumentType]
+    assert kept == [2, 4]
 
 
 def test_the_token_does_not_show(tmp_path: Path) -> None:

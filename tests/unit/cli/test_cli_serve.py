@@ -9,12 +9,11 @@ import pytest
 
 from refitd.cli.flags import PANELS, flag, parameters, settings_from, variable
 from refitd.cli.serve import ENGINES_FILE_HELP
-from refitd.root.file_systems import Watch
 from refitd.settings import Settings
 from refitd_client.contract.wire import Problem
 from support.command_line import refitd
 
-SECRETS = {"token", "read_token"}  # a flag could be read by every user of the machine
+SECRETS = {"token"}  # a flag could be read by every user of the machine
 
 
 @pytest.fixture
@@ -22,7 +21,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     """Takes the service's place: what it would be started with."""
     calls: list[Settings] = []
 
-    def serve(settings: Settings) -> int:
+    def serve(settings: Settings, *, json: bool) -> int:
         calls.append(settings)
         return 0
 
@@ -59,14 +58,13 @@ def test_help_shows_every_flag_with_its_description() -> None:
 def test_flags_become_settings(started: list[Settings], tmp_path: Path) -> None:
     result = refitd(
         *("serve", "--root", str(tmp_path), "--engine", "http://a:1", "--engine", "http://b:2,http://c:3"),
-        *("--port", "0", "--disk-budget", "200GB", "--watch", "poll", "--scan-interval", "0.5", "--allow-dtype-cast"),
+        *("--port", "0", "--disk-budget", "200GB", "--scan-interval", "0.5", "--allow-dtype-cast"),
     )
     assert result.exit_code == 0, result.output
     settings = started[0]
     assert settings.root == tmp_path
     assert settings.engines == ["http://a:1", "http://b:2", "http://c:3"]
     assert (settings.port, settings.disk_budget, settings.scan_interval) == (0, 200 * 10**9, 0.5)
-    assert settings.watch is Watch.POLL
     assert settings.allow_dtype_cast
 
 
@@ -93,7 +91,7 @@ def test_a_flag_wins_and_what_has_no_flag_comes_from_the_environment(started: li
         (["--port", "99999"], "--port (REFITD_PORT): it has to be 65535 or less"),
         (["--keep-last", "0"], "--keep-last (REFITD_KEEP_LAST): it has to be 1 or more"),
         (["--lease", "soon"], "--lease (REFITD_LEASE): it is not a number"),
-        (["--watch", "maybe"], "--watch (REFITD_WATCH): it has to be 'auto', 'events' or 'poll'"),
+        (["--prove", "maybe"], "--prove (REFITD_PROVE): it has to be 'engine', 'service' or 'both'"),
         (["--scan-interval", "0"], "--scan-interval (REFITD_SCAN_INTERVAL): it has to be more than 0"),
     ],
 )
@@ -109,7 +107,7 @@ def test_a_variable_that_is_no_switch_is_refused_in_plain_words(tmp_path: Path) 
 
 
 def test_the_exit_code_is_the_services(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "refitd.app", SimpleNamespace(serve=lambda _: 1))
+    monkeypatch.setitem(sys.modules, "refitd.app", SimpleNamespace(serve=lambda _, json: 1))
     assert refitd("serve", "--root", str(tmp_path)).exit_code == 1
 
 
@@ -142,7 +140,7 @@ def test_a_rule_over_several_settings_is_told_as_it_is(started: list[Settings]) 
         (("--engine", "127.0.0.1:33000"), "--engine (REFITD_ENGINES): engine URL '127.0.0.1:33000': write it as http"),
         (("--engines-file", "/none.yaml"), "--engines-file (REFITD_ENGINES_FILE): the engines file /none.yaml cannot"),
         (("--base-model", "/none"), "--base-model (REFITD_BASE_MODEL): /none is not a folder"),
-        (("--canary", "a"), "--canary is for --strategy canary"),
+        (("--canary-check", "http://a"), "--canary-check is for --strategy canary"),
     ],
 )
 def test_what_cannot_work_ends_it_at_once_with_one_line(
@@ -162,12 +160,15 @@ def test_help_shows_an_engines_file(started: list[Settings]) -> None:
     assert all(line in shown for line in lines)
 
 
-def test_json_means_json_logs_unless_told_otherwise(started: list[Settings]) -> None:
+def test_json_is_json_logs_on_a_terminal_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[bool] = []
+    serve = SimpleNamespace(serve=lambda _, json: told.append(json))
+    monkeypatch.setitem(sys.modules, "refitd.app", serve)
     refitd("serve", "--root", "/x", "--json")
-    refitd("serve", "--root", "/x", "--json", "--log-format", "console")
-    assert [settings.log_format for settings in started] == ["json", "console"]
+    refitd("serve", "--root", "/x")
+    assert told == [True, False]
     shown = " ".join(refitd("serve", "--help", env={"COLUMNS": "200"}).output.split())
-    assert "Log in JSON, as --log-format json does; settings that cannot be used are one JSON document" in shown
+    assert "Log in JSON on a terminal too; settings that cannot be used are one JSON document" in shown
     assert "the answer, or a problem" not in shown
 
 

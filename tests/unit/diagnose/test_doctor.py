@@ -249,7 +249,7 @@ def test_what_an_engine_does_not_tell_is_left_out(version: str, configuration: s
     assert found[CheckName.REACHABLE].text == f"SGLang {said}"
 
 
-async def test_the_running_service_says_the_state_of_each_engine_and_who_carries_out_its_loads() -> None:
+async def test_the_running_service_says_the_state_of_each_engine_and_who_carries_out_its_loads(tmp_path: Path) -> None:
     engines = [
         make_engine("a", plugin="0.1.0"),
         make_engine("b", state=EngineState.UNREACHABLE, reason="connection refused", stock_reason=NO_PLUGIN),
@@ -259,7 +259,8 @@ async def test_the_running_service_says_the_state_of_each_engine_and_who_carries
     ]
     overview = msgspec.to_builtins(make_overview(StandIn(engines=engines)))
     with serve(answer(200, overview)) as service:
-        tokens: dict[str, Any] = {"token": SecretStr("a-token-to-change"), "read_token": SecretStr("a-token-to-look")}
+        (tmp_path / "read").write_text("a-token-to-look")
+        tokens: dict[str, Any] = {"token": SecretStr("a-token-to-change"), "read_token_file": tmp_path / "read"}
         told = await ask_overview(Settings(root=Path("/root"), **tokens), service.url)
     assert [(seen.path, seen.headers["authorization"]) for seen in service.seen] == [
         ("/v1/overview", "Bearer a-token-to-look")

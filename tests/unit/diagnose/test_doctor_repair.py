@@ -76,7 +76,7 @@ def read(job: Path) -> Store:
 
 def examined(job: Path, *flags: str, state: str = "state") -> tuple[int, list[dict[str, Any]]]:
     """The exit code, and what was found of the root's name, the journal and the versions, but for what is in order."""
-    places = ["--root", str(job / "root"), "--state", str(job / state), "--watch", "poll"]
+    places = ["--root", str(job / "root"), "--state", str(job / state)]
     result = refitd("doctor", *places, *flags, "--json")
     findings = msgspec.json.decode(result.stdout)["findings"]
     looked_at = {"root", "journal", "versions"}
@@ -200,7 +200,7 @@ def test_a_damaged_record_of_a_group_is_named_and_left_for_the_backup(tmp_path: 
     lead.release()
     with psycopg.connect(database.uri, autocommit=True) as connection:
         connection.execute("UPDATE versions SET record = '\\x7b7d'")
-    result = refitd("doctor", "--root", str(root), "--state", database.uri, "--watch", "poll", "--repair", "--json")
+    result = refitd("doctor", "--root", str(root), "--state", database.uri, "--repair", "--json")
     (found,) = [each for each in msgspec.json.decode(result.stdout)["findings"] if each["check"] == "journal"]
     assert (result.exit_code, found["verdict"]) == (1, "failed")
     assert "restore the database from its backup" in found["fix"]

@@ -75,8 +75,8 @@ def test_a_canary_that_nobody_named_is_noticed(tmp_path: Path) -> None:
     file.write_text("- http://b:1\n- {url: 'http://c:1', id: c}\n")
 
     def canary(name: str) -> Settings:
-        return settings(tmp_path, engines=["http://a:1"], engines_file=file, strategy="canary", canary=name)
+        return settings(tmp_path, engines=["http://a:1"], engines_file=file, strategy=f"canary:{name}")
 
     assert [stranger(canary(name), ["d"]) for name in ("a:1", "b:1", "c", "d")] == [None] * 4
-    assert stranger(canary("nowhere"), ["d"]) == "no engine is called nowhere (--canary), but a:1, b:1, c, d"
+    assert stranger(canary("nowhere"), ["d"]) == "no engine is called nowhere (--strategy), but a:1, b:1, c, d"
     assert stranger(settings(tmp_path), []) is None

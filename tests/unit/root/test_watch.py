@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from refitd.catalog.watch import Watcher
-from refitd.root.file_systems import Watch, file_system_of, wants_polling
+from refitd.root.file_systems import file_system_of, wants_polling
 
 MOUNTS = "/dev/vda / ext4 rw 0 0\nserver:/x /mnt/my\\040nfs nfs4 rw 0 0\nlustre /scratch lustre rw 0 0\n"
 
@@ -25,11 +25,14 @@ def test_network_file_systems_are_polled(path: str, kind: str, polled: bool) -> 
     assert (found, wants_polling(found)) == (kind, polled)
 
 
-@pytest.mark.parametrize("how", list(Watch))
-async def test_a_version_that_is_renamed_into_place_is_a_hint(tmp_path: Path, how: Watch) -> None:
+@pytest.mark.parametrize("polls", [False, True])
+async def test_a_version_that_is_renamed_into_place_is_a_hint(
+    tmp_path: Path, polls: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("refitd.catalog.watch.wants_polling", lambda _: polls)
     (tmp_path / "run/.incoming-x").mkdir(parents=True)
     hinted = asyncio.Event()
-    watcher = asyncio.create_task(Watcher(tmp_path, how, asyncio.get_running_loop(), hinted.set).run())
+    watcher = asyncio.create_task(Watcher(tmp_path, asyncio.get_running_loop(), hinted.set).run())
     async with asyncio.timeout(20):
         number = 0
         while not hinted.is_set():  # the observer may still be starting
@@ -44,7 +47,7 @@ async def test_a_version_that_is_renamed_into_place_is_a_hint(tmp_path: Path, ho
 async def test_what_the_service_does_itself_and_what_goes_is_no_hint(tmp_path: Path) -> None:
     (tmp_path / ".refitd").mkdir()
     hinted = asyncio.Event()
-    watcher = asyncio.create_task(Watcher(tmp_path, Watch.EVENTS, asyncio.get_running_loop(), hinted.set).run())
+    watcher = asyncio.create_task(Watcher(tmp_path, asyncio.get_running_loop(), hinted.set).run())
     async with asyncio.timeout(20):
         while not hinted.is_set():
             (tmp_path / "marker").write_text("written, and closed")

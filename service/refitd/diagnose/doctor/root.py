@@ -20,7 +20,7 @@ from watchdog.observers import Observer
 
 from refitd.diagnose.doctor.finding import CheckName, Finding, failed, good, unknown, warning
 from refitd.diagnose.journal import JournalFacts
-from refitd.root.file_systems import Watch, mounts_now, root_file_system, wants_polling
+from refitd.root.file_systems import mounts_now, root_file_system, wants_polling
 from refitd.root.mark import RootGuard, RootMark, RootRefusedError, adopt, is_taken_at_start
 from refitd.settings import Settings
 from refitd.state.journal.condition import Sound
@@ -230,18 +230,17 @@ def judge_root(facts: RootFacts, settings: Settings, keeps: Keeping | None = Non
         kept = f"{SERVICE_FOLDER}/{MANIFESTS}"
         text = f"{kept} cannot be written: engines load checkpoints without refit.json as servers do by themselves"
         yield failed(CheckName.ROOT, subject, text, f"let the service's user write {kept}")
-    yield _events(facts, settings, subject)
+    yield _events(facts, subject)
     yield _clock(facts, subject)
     yield _space(facts, settings, keeps, subject)
 
 
-def _events(facts: RootFacts, settings: Settings, subject: str) -> Finding:
-    polls = settings.watch is Watch.POLL or (settings.watch is Watch.AUTO and wants_polling(facts.kind))
-    if polls:
+def _events(facts: RootFacts, subject: str) -> Finding:
+    if wants_polling(facts.kind):
         return good(CheckName.EVENTS, subject, "the service polls, and needs no events")
     if facts.event:
         return good(CheckName.EVENTS, subject, "a write gave an event")
-    fix = "set --watch poll, or raise fs.inotify.max_user_watches and max_user_instances"
+    fix = "raise fs.inotify.max_user_watches and max_user_instances"
     text = f"a write gave no event within {EVENT_SECONDS:g} s: versions wait for the scan"
     return warning(CheckName.EVENTS, subject, text, fix)
 

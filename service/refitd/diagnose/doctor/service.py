@@ -108,7 +108,6 @@ def _secret_files(settings: Settings) -> Iterator[Finding]:
     tokens = (
         settings.token_file,
         settings.read_token_file,
-        settings.publishers_token_file,
         settings.followers_token_file,
     )
     keys = (settings.engine_key_file, settings.engine_admin_key_file)

@@ -105,7 +105,7 @@ async def test_what_engines_go_on_to_serve_while_updates_are_paused_is_counted_a
 ) -> None:
     async with serving(tmp_path) as stage, listening(stage.api) as server:
         await stage.served(1)
-        await stage.http.post("/v1/updates/pause", json={"run": "run"})
+        await stage.http.post("/v1/runs", json={"run": "run", "paused": True})
         publish(stage.root, "run", 2, tensors(2))
         await stage.until("run~v000002", lambda record: record.state is VersionState.SEALED)
         await opened(page, server)

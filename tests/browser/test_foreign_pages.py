@@ -28,7 +28,7 @@ CHANGES = {
     "/v1/versions": {"run": "evil", "step": 1},
     "/v1/engines": {"url": "http://127.0.0.1:9"},
     "/v1/rollback": {"run": "run"},
-    "/v1/runs/close": {"run": "run"},
+    "/v1/runs": {"run": "run", "closed": True},
     "/v1/reclaim": {},
 }
 AT_A_FACADE = [

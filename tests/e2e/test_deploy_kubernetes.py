@@ -268,9 +268,7 @@ def test_the_sample_of_a_gate_fits_the_schemas_and_asks_the_fleets_service_for_e
     assert service["spec"]["selector"] == engines["spec"]["selector"]["matchLabels"]
     (refitds,) = [each for each in of_kind("fleet", "Service") if each["metadata"]["name"] == "refitd"]
     *_, command = patched["readinessProbe"]["exec"]["command"]
-    assert (
-        f'"http://refitd:{refitds["spec"]["ports"][0]["port"]}/v1/engines/$POD_IP:30000/gate?max_behind=1"' in command
-    )
+    assert f'"http://refitd:{refitds["spec"]["ports"][0]["port"]}/v1/gate?engine=$POD_IP:30000&max_behind=1"' in command
     assert {"name": "REFITD_DISCOVER", "value": "dns:sglang?port=30000"} in refitd("fleet")[1]["env"]
     assert policy["spec"]["podSelector"] == {"matchLabels": refitds["spec"]["selector"]}
 

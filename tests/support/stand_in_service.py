@@ -30,15 +30,14 @@ from refitd_client.contract.wire import (
     Move,
     NewEngine,
     Notice,
-    OneRun,
     Overview,
     Page,
     Problem,
     ReclaimPlan,
     Rollback,
     RollbackPlan,
+    RunChange,
     RunGlance,
-    RunUpdates,
     Version,
     WaitResult,
 )
@@ -282,12 +281,13 @@ def _app(state: StandIn) -> FastAPI:  # noqa: C901 - a table of routes
             raise _ProblemError(409, "run-open", f"{found[0].id} follows {found[0].run}, which is not closed")
         return _say(Page(items=[replace(engine, run=order.run, moved=True) for engine in found]))
 
-    @app.post("/v1/runs/{what}")
-    async def runs(what: str, request: Request) -> Response:
-        order = msgspec.json.decode(await request.body(), type=OneRun)
+    @app.post("/v1/runs")
+    async def change_run(request: Request) -> Response:
+        order = msgspec.json.decode(await request.body(), type=RunChange)
         state.bodies.append(order)
         seen = next((run for run in state.runs if run.run == order.run), make_run(run=order.run))
-        return _say(replace(seen, closed_at="2026-11-21T12:00:00Z" if what == "close" else None))
+        now = "2026-11-21T12:00:00Z"
+        return _say(replace(seen, closed_at=now if order.closed else None, paused_since=now if order.paused else None))
 
     @app.delete("/v1/runs/{run:path}")
     async def delete_run(run: str) -> Response:
@@ -329,17 +329,6 @@ def _app(state: StandIn) -> FastAPI:  # noqa: C901 - a table of routes
         if not news:
             return Response(status_code=204)
         return Response(b"".join(map(encode, news)), media_type="text/event-stream")
-
-    @app.post("/v1/updates/{what}")
-    async def updates(what: str, request: Request) -> Response:
-        order = msgspec.json.decode(await request.body(), type=RunUpdates)
-        state.bodies.append(order)
-        seen = next((run for run in state.runs if run.run == order.run), make_run(run=order.run))
-        return _say(replace(seen, paused_since="2026-11-21T12:00:00Z" if what == "pause" else None))
-
-    @app.get("/v1/faults")
-    async def faults() -> Response:
-        return _say(state.faults)
 
     @app.get("/v1/explain/{subject}")
     async def explain(subject: str) -> Response:

@@ -227,12 +227,14 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OneRun:
-    """The body of POST /v1/runs/close and /v1/runs/reopen: the run."""
+class RunChange:
+    """The body of POST /v1/runs: what becomes of a run, whether it is `closed` or its updates are `paused`."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
 
     run: str
+    closed: bool | None = None
+    paused: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,13 +270,6 @@ class RollbackPlan:
     barred: list[str]
     unreachable: list[str]
     unknown: list[str] = field(default_factory=list[str])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunUpdates:
-    """The body of POST /v1/updates/pause and /v1/updates/resume: the run whose updates they are."""
-
-    run: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -198,7 +198,6 @@ class _Client:
     reclaim_plan = request(routes.reclaim_plan)
     reclaim = request(routes.reclaim)
     explain = request(routes.explain)
-    faults = request(routes.faults)
     report = request(routes.report)
 
     @method

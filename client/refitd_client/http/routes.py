@@ -22,18 +22,16 @@ from refitd_client.contract.wire import (
     Engine,
     Event,
     Explanation,
-    Faults,
     Move,
     NewEngine,
     Notice,
-    OneRun,
     Overview,
     Page,
     ReclaimPlan,
     Rollback,
     RollbackPlan,
+    RunChange,
     RunGlance,
-    RunUpdates,
     Version,
     WaitResult,
 )
@@ -153,12 +151,12 @@ def engine_history(engine_id: str, limit: int = 200) -> Call[EnginePast]:
 
 def pause(run: str) -> Call[RunGlance]:
     """Bring no engine of a run to a newer version until it is resumed."""
-    return Call(method="POST", path="/v1/updates/pause", result=RunGlance, body=RunUpdates(run=run))
+    return Call(method="POST", path="/v1/runs", result=RunGlance, body=RunChange(run=run, paused=True))
 
 
 def resume(run: str) -> Call[RunGlance]:
     """Let the updates of a run go on."""
-    return Call(method="POST", path="/v1/updates/resume", result=RunGlance, body=RunUpdates(run=run))
+    return Call(method="POST", path="/v1/runs", result=RunGlance, body=RunChange(run=run, paused=False))
 
 
 def overview() -> Call[Overview]:
@@ -236,12 +234,12 @@ def close_run(run: str) -> Call[RunGlance]:
     Collection keeps its newest good version, with what engines need and what is pinned, and one without a verdict
     if it is newer. It deletes the others. The next version that is published opens it again.
     """
-    return Call(method="POST", path="/v1/runs/close", result=RunGlance, body=OneRun(run=run))
+    return Call(method="POST", path="/v1/runs", result=RunGlance, body=RunChange(run=run, closed=True))
 
 
 def reopen_run(run: str) -> Call[RunGlance]:
     """Take back that a run has ended. What was deleted meanwhile stays deleted."""
-    return Call(method="POST", path="/v1/runs/reopen", result=RunGlance, body=OneRun(run=run))
+    return Call(method="POST", path="/v1/runs", result=RunGlance, body=RunChange(run=run, closed=False))
 
 
 def delete_run(run: str) -> Call[DeletedRun]:
@@ -282,11 +280,6 @@ def explain(subject: str) -> Call[Explanation]:
 def report(report: HostReport) -> Call[HostReply]:
     """Tell the upstream what a follower has, and lease what it pulls; returns from whom to pull."""
     return Call(method="PUT", path=_path("hosts", report.told.follower), result=HostReply, body=report, most=_SMALL)
-
-
-def faults() -> Call[Faults]:
-    """What the service cannot do now, and why."""
-    return Call(method="GET", path="/v1/faults", result=Faults)
 
 
 def events() -> Call[None]:

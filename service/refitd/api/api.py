@@ -64,11 +64,10 @@ def _parts() -> APIRouter:
         files.router,
         follow.router,
         operations.rollback_routes,
-        gate.router,  # before the routes whose engine's name may have slashes
+        gate.router,
         engines.router,
         engines.receivers_route,
         operations.run_routes,
-        operations.update_routes,
         operations.reclaim_routes,
         log.router,
         history.router,

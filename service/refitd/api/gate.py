@@ -37,27 +37,26 @@ _UNCACHED = {"Cache-Control": "no-store"}  # the next answer may be another
 MaxBehind = Annotated[int, Query(ge=0)]
 
 
-@router.get("/engines/{engine_id:path}/gate", response_model=EngineGate, responses=_SHUT)
-async def gate(engine_id: str, service: ServiceOf, run: str | None = None, max_behind: MaxBehind = 0) -> Response:
+@router.get("/gate", response_model=EngineGate, responses=_SHUT)
+async def gate(
+    service: ServiceOf,
+    host: Annotated[str, Header()],
+    engine: str | None = None,
+    run: str | None = None,
+    max_behind: MaxBehind = 0,
+) -> Response:
     """Whether requests may go to an engine: 200 if they may, 503 with a reason if not.
 
     They may if the engine is proved to serve a version of the newest generation of its run, at most `max_behind` of the
     trainer's steps behind the run's target, and takes requests now. With `run`, the engine has to follow that run. The
     gate is shut while an engine is new, updated, paused, TAINTED, QUARANTINED, CONTESTED, does not answer, has yet to
     answer after a start of the service, serves a barred version, or is not known here.
+
+    `engine` is an id or a URL. Without it the engine is the one whose id the `Host` header names, such as
+    `gpu-1:30000`: for load balancers that ask one path for all endpoints and let each have a host name, as Envoy's
+    health checks do.
     """
-    return _answer(service, engine_id, Demand(run=run, max_behind=max_behind))
-
-
-@router.get("/gate", response_model=EngineGate, responses=_SHUT)
-async def gate_of_host(
-    service: ServiceOf, host: Annotated[str, Header()], run: str | None = None, max_behind: MaxBehind = 0
-) -> Response:
-    """The same for the engine whose id the `Host` header names, such as `gpu-1:30000`.
-
-    For load balancers that ask one path for all endpoints and let each have a host name, as Envoy's health checks do.
-    """
-    return _answer(service, host, Demand(run=run, max_behind=max_behind))
+    return _answer(service, host if engine is None else engine, Demand(run=run, max_behind=max_behind))
 
 
 def _answer(service: Service, name: str, demand: Demand) -> Response:

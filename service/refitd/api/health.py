@@ -1,4 +1,7 @@
-"""Routes of liveness, readiness, faults and metrics. The first two are open to everyone: they say nothing secret."""
+"""Routes of liveness, readiness and metrics, and what is wrong with the service.
+
+The first two are open to everyone: they say nothing secret.
+"""
 
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -29,12 +32,6 @@ async def readyz(service: ServiceOf) -> dict[str, str]:
     if (why := why_not_ready(service.store)) is not None:
         raise not_ready(why)
     return {"status": "ready"}
-
-
-@router.get("/v1/faults")
-async def faults(service: ServiceOf) -> Faults:
-    """What cannot be done now, in sentences; null where nothing is wrong."""
-    return await faults_now(service.store)
 
 
 async def faults_now(store: Store) -> Faults:

@@ -19,12 +19,11 @@ from refitd.text import listed
 from refitd_client.contract.states import EngineState, VersionState
 from refitd_client.contract.wire import (
     DeletedRun,
-    OneRun,
     ReclaimPlan,
     Rollback,
     RollbackPlan,
+    RunChange,
     RunGlance,
-    RunUpdates,
     Version,
 )
 
@@ -33,7 +32,6 @@ _NONE_TO_GO_TO = f"no version of run {{run}} is known, so none to go to: publish
 
 rollback_routes = APIRouter(prefix="/v1/rollback", tags=["rollback"])
 run_routes = APIRouter(prefix="/v1/runs", tags=["runs"])
-update_routes = APIRouter(prefix="/v1/updates", tags=["updates"])
 reclaim_routes = APIRouter(prefix="/v1/reclaim", tags=["reclaim"])
 
 
@@ -135,30 +133,46 @@ def _why_nowhere(current: VersionRecord, unserved: Sequence[VersionRecord]) -> s
     )
 
 
-@run_routes.post("/close")
-async def close(order: OneRun, service: ServiceOf) -> RunGlance:
-    """Say that a run has ended.
+@run_routes.post("")
+async def change_run(order: RunChange, service: ServiceOf) -> RunGlance:
+    """Close a run or open it again (`closed`), pause its updates or let them go on (`paused`): one of the two.
 
-    It is not troubled any more, and does not want engines. Those that follow it go on with what they serve, and may be
-    moved to another run. Of its versions the newest good one is kept, with what engines need, what is pinned and every
-    Nth (`--keep-every`); of those that are UNKNOWN the newest, where it is newer than that. Collection deletes the
-    others, and the run's slots. The next version that is published opens it again.
-    It outlives a restart of the service. 409 on a host that follows the run from an upstream where it has not ended:
-    close it there.
+    A closed run has ended. It is not troubled any more, and does not want engines. Those that follow it go on with what
+    they serve, and may be moved to another run. Of its versions the newest good one is kept, with what engines need,
+    what is pinned and every Nth (`--keep-every`); of those that are UNKNOWN the newest, where it is newer than that.
+    Collection deletes the others, and the run's slots; what was deleted stays deleted when the run is opened again. The
+    next version that is published opens it. 409 on a host that follows the run from an upstream where it has not
+    ended: close it there.
+
+    While a run is paused no engine of it is brought to a newer version. Loads that are under way come to their end. An
+    engine that is restarted or breaks is brought to the last good version, and a rollback is carried out. On a host
+    that follows an upstream it holds for the engines of this host.
+
+    Both outlive a restart of the service.
     """
-    _check_run(service, order.run)
-    decides = decides_end(service.store.runs.upstream, order.run)
-    leave_to_upstream(service, f"close run {order.run}", decides=decides)
-    service.store.close_run(order.run)
-    return await _seen(service, order.run)
+    if (order.closed is None) is (order.paused is None):
+        raise ProblemError(Slug.BAD_REQUEST, "say either 'closed' or 'paused' of the run")
+    if order.paused is not None:
+        _set_pause(service, order.run, paused=order.paused)
+    else:
+        _check_run(service, order.run)
+        if order.closed:
+            decides = decides_end(service.store.runs.upstream, order.run)
+            leave_to_upstream(service, f"close run {order.run}", decides=decides)
+            service.store.close_run(order.run)
+        else:
+            service.store.reopen_run(order.run, "a request opened it")
+    await service.decided()
+    return glance_at(service.store, service.targets, order.run)
 
 
-@run_routes.post("/reopen")
-async def reopen(order: OneRun, service: ServiceOf) -> RunGlance:
-    """Take back that a run has ended. What was deleted meanwhile stays deleted."""
-    _check_run(service, order.run)
-    service.store.reopen_run(order.run, "a request opened it")
-    return await _seen(service, order.run)
+def _set_pause(service: Service, run: str, *, paused: bool) -> None:
+    update = service.store.updates.get(run)
+    if update is None:
+        is_known = bool(service.store.versions_of(run))
+        lacks = f"run {run} has no update yet" if is_known else f"no version of run {run} is known"
+        raise unknown(service.store, Slug.UNKNOWN_RUN, f"{lacks}: it can be paused as soon as it has a good version")
+    service.store.pause_updates(update, paused=paused)
 
 
 @run_routes.delete("/{run:path}")
@@ -187,38 +201,6 @@ async def delete(run: str, service: ServiceOf) -> DeletedRun:
 def _check_run(service: Service, run: str) -> None:
     if run not in runs_of(service.store):
         raise ProblemError(Slug.UNKNOWN_RUN, f"no run {run} is known: {_RUNS_LISTED}")
-
-
-async def _seen(service: Service, run: str) -> RunGlance:
-    await service.decided()
-    return glance_at(service.store, service.targets, run)
-
-
-@update_routes.post("/pause")
-async def pause(order: RunUpdates, service: ServiceOf) -> RunGlance:
-    """Bring no engine of the run to a newer version until it is resumed.
-
-    Loads that are under way come to their end. An engine that is restarted or breaks is brought to the last good
-    version, and a rollback is carried out. It outlives a restart of the service. On a host that follows an upstream it
-    holds for the engines of this host.
-    """
-    return await _set_pause(service, order.run, paused=True)
-
-
-@update_routes.post("/resume")
-async def resume(order: RunUpdates, service: ServiceOf) -> RunGlance:
-    """Let the updates of the run go on."""
-    return await _set_pause(service, order.run, paused=False)
-
-
-async def _set_pause(service: Service, run: str, *, paused: bool) -> RunGlance:
-    update = service.store.updates.get(run)
-    if update is None:
-        is_known = bool(service.store.versions_of(run))
-        lacks = f"run {run} has no update yet" if is_known else f"no version of run {run} is known"
-        raise unknown(service.store, Slug.UNKNOWN_RUN, f"{lacks}: it can be paused as soon as it has a good version")
-    service.store.pause_updates(update, paused=paused)
-    return await _seen(service, run)
 
 
 @reclaim_routes.get("/plan")

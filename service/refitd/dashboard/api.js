@@ -73,8 +73,8 @@ export const rollback = (run, to) => ask("POST", "/v1/rollback", to === undefine
 export const rollbackPlan = (run, to) => ask("GET", `/v1/rollback?${given({ run, to })}`);
 export const resync = (engine) => ask("POST", `/v1/engines/${id(engine)}/resync`);
 export const move = (engines, run) => ask("POST", "/v1/engines/move", { engines, run, insist: true });
-export const closeRun = (run) => ask("POST", "/v1/runs/close", { run });
-export const reopenRun = (run) => ask("POST", "/v1/runs/reopen", { run });
-export const pause = (run) => ask("POST", "/v1/updates/pause", { run });
-export const resume = (run) => ask("POST", "/v1/updates/resume", { run });
+export const closeRun = (run) => ask("POST", "/v1/runs", { run, closed: true });
+export const reopenRun = (run) => ask("POST", "/v1/runs", { run, closed: false });
+export const pause = (run) => ask("POST", "/v1/runs", { run, paused: true });
+export const resume = (run) => ask("POST", "/v1/runs", { run, paused: false });
 export const reclaim = () => ask("POST", "/v1/reclaim");

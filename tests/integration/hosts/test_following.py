@@ -36,7 +36,7 @@ def test_a_follower_whose_upstream_is_gone_serves_on_from_its_own_root_and_says_
         until(lambda: one.serves(1), one)
         until(lambda: one.following()["fault"] is not None, one)
         assert "nothing was heard from an upstream since the start" in one.following()["fault"]
-        assert one.client.faults().upstream == one.following()["fault"]
+        assert one.client.overview().faults.upstream == one.following()["fault"]
         assert one.client.ready()
         all_.hub.refitd.start()
         all_.publish(2)

@@ -41,7 +41,7 @@ def stays(hub: Host, one: Host, why: str) -> None:
     loaded = one.engines[0].loaded
     until(lambda: why in (one.following()["refused"] or ""), hub, one)
     until(lambda: why in (one.following()["fault"] or ""), hub, one)
-    assert why in one.get("/v1/faults").json()["upstream"]
+    assert why in one.get("/v1/overview").json()["faults"]["upstream"]
     assert why in refitd("status", "--url", one.refitd.url).output.replace("\n", " ")
     until(lambda: why in (hub.client.engine("one").reason or ""), hub, one)
     assert at_hub(hub)[0] is not EngineState.IN_SYNC

@@ -155,12 +155,12 @@ def test_where_a_hub_goes_back_to_what_the_store_has_no_more_hub_and_follower_sa
                 hub.client.pin("run~v000001")  # the hub keeps it; the store has the newest four
         hub.client.rollback(RUN, "run~v000001")
         missing_there = "engines here are to serve run~v000001, which is not in the store any more"
-        until(lambda: missing_there in (hub.get("/v1/faults").json()["push"] or ""), hub, one)
+        until(lambda: missing_there in (hub.get("/v1/overview").json()["faults"]["push"] or ""), hub, one)
         barred = "the upstream has no version of run to serve: all are barred there"
-        until(lambda: one.get("/v1/faults").json()["upstream"] == barred, hub, one)
+        until(lambda: one.get("/v1/overview").json()["faults"]["upstream"] == barred, hub, one)
         all_.publish(7)
-        until(lambda: one.serves(7) and one.get("/v1/faults").json()["upstream"] is None, hub, one)
-        assert hub.get("/v1/faults").json()["push"] is None
+        until(lambda: one.serves(7) and one.get("/v1/overview").json()["faults"]["upstream"] is None, hub, one)
+        assert hub.get("/v1/overview").json()["faults"]["push"] is None
 
 
 def test_a_publisher_killed_before_the_manifest_has_published_nothing_and_the_run_goes_on(

@@ -169,11 +169,11 @@ def test_a_new_certificate_is_shown_while_a_download_goes_on_and_a_broken_one_ch
         assert data == (hub.root / RUN / "v000001" / name).read_bytes()
         pair.key.write_text("no key")
         with RefitClient(hub.refitd.url) as client:
-            until(lambda: client.faults().tls is not None, hub)
-            assert "connections get the certificate that was read before" in (client.faults().tls or "")
+            until(lambda: client.overview().faults.tls is not None, hub)
+            assert "connections get the certificate that was read before" in (client.overview().faults.tls or "")
             assert shown(hub, authority) == renewed
             pair.put(authority.issue("mended"))
-            until(lambda: client.faults().tls is None, hub)
+            until(lambda: client.overview().faults.tls is None, hub)
         assert shown(hub, authority) != renewed
 
 
@@ -182,8 +182,8 @@ def test_a_certificate_that_expires_soon_is_a_fault(tmp_path: Path, authority: A
         secure(tmp_path, *authority.issue("hub", days=3).as_server) as hub,
         asking(hub.refitd.url, authority) as client,
     ):
-        until(lambda: client.faults().tls is not None, hub)
-        assert "expires at" in (client.faults().tls or "")
+        until(lambda: client.overview().faults.tls is not None, hub)
+        assert "expires at" in (client.overview().faults.tls or "")
 
 
 def test_a_follower_and_its_hub_prove_themselves_to_each_other_by_certificates(

@@ -93,4 +93,4 @@ def test_a_follower_of_a_hub_with_several_runs_says_that_one_has_to_be_named(tmp
                 publisher.publish(tensors(1), step=1)
         one = all_.follower("one")
         several = "the upstream has several runs (a, b): name one with --run"
-        until(lambda: one.get("/v1/faults").json()["upstream"] == several, hub, one)
+        until(lambda: one.get("/v1/overview").json()["faults"]["upstream"] == several, hub, one)

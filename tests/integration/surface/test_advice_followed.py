@@ -52,7 +52,7 @@ async def test_what_the_409_of_a_run_without_engines_advises_brings_an_engine(tm
 async def test_engines_of_a_closed_run_come_for_the_asking_as_advised(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage:
         await stage.served(1)
-        await stage.http.post("/v1/runs/close", json={"run": "run"})
+        await stage.http.post("/v1/runs", json={"run": "run", "closed": True})
         assert await second_run(stage) == ["publish --engines mine"]
         await taken_for_the_asking(stage)
 

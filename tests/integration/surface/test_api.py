@@ -390,11 +390,11 @@ async def test_a_body_that_curl_calls_a_form_is_answered_with_what_to_send(tmp_p
 async def test_what_is_wrong_with_root_and_engines_file_can_be_asked(tmp_path: Path) -> None:
     async with serving(tmp_path, token="secret") as stage:
         await stage.served(1)
-        assert (await stage.http.get("/v1/faults")).json() == dict.fromkeys(
+        assert (await stage.http.get("/v1/overview")).json()["faults"] == dict.fromkeys(
             ("root", "engines", "journal", "disk", "folders", "upstream", "push", "tls")
         )
         stage.store.faults.set_engines_file("engines.yaml cannot be read")
-        assert (await stage.http.get("/v1/faults")).json()["engines"] == "engines.yaml cannot be read"
+        assert (await stage.http.get("/v1/overview")).json()["faults"]["engines"] == "engines.yaml cannot be read"
 
 
 async def test_health_readiness_and_metrics_need_no_token(tmp_path: Path) -> None:

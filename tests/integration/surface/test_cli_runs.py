@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from refitd_client.contract.states import EngineState, Standing, VersionState
-from refitd_client.contract.wire import Engine, Move, OneRun, Page, Problem, RunGlance
+from refitd_client.contract.wire import Engine, Move, Page, Problem, RunChange, RunGlance
 from support.command_line import answer, refitd
 from support.stand_in_service import StandIn, make_engine, make_run, make_version, stand_in
 
@@ -128,7 +128,7 @@ class TestRuns:
         said = refitd("runs", "close", "exp", "--yes", "--url", service.url).stdout
         assert said.startswith("exp is closed. 2 engines go on with what they serve:")
         assert "'refitd reclaim --dry-run' lists them" in said
-        assert service.bodies == [OneRun(run="exp")]
+        assert service.bodies == [RunChange(run="exp", closed=True)]
 
     @pytest.mark.usefixtures("a_person")
     def test_a_person_hears_what_closing_deletes_and_is_asked(self, service: StandIn) -> None:
@@ -138,7 +138,7 @@ class TestRuns:
 
     def test_a_run_is_opened_again(self, service: StandIn) -> None:
         assert refitd("runs", "reopen", "exp", "--url", service.url).stdout.startswith("exp is open. ")
-        assert service.asked[-1] == "POST /v1/runs/reopen"
+        assert service.asked[-1] == "POST /v1/runs"
 
 
 @pytest.mark.parametrize("command", [("status",), ("top", "--once")])

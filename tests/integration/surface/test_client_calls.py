@@ -330,7 +330,7 @@ def test_runs_are_closed_and_opened_and_engines_moved_by_either_client(run: Run)
             run(service.url, lambda client: client.delete_run("exp/old"))
         assert service.asked == [
             *["POST /v1/engines/move"] * 2,
-            "POST /v1/runs/close",
-            "POST /v1/runs/reopen",
+            "POST /v1/runs",
+            "POST /v1/runs",
             *["DELETE /v1/runs/exp/old"] * 2,
         ]

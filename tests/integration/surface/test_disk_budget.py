@@ -59,7 +59,7 @@ async def kept_bytes(stage: Stage, why: str) -> float:
 
 
 async def faults(stage: Stage) -> dict[str, Any]:
-    return (await stage.http.get("/v1/faults")).json()
+    return (await stage.http.get("/v1/overview")).json()["faults"]
 
 
 async def fault_metric(stage: Stage, part: str) -> float:

@@ -14,7 +14,7 @@ from support.services import Stage, serving
 
 
 async def gate(stage: Stage, engine: str = "a:1", **params: Any) -> httpx.Response:
-    return await stage.http.get(f"/v1/engines/{engine}/gate", params=params)
+    return await stage.http.get("/v1/gate", params={"engine": engine, **params})
 
 
 async def until(stage: Stage, engine: str, state: EngineState) -> None:

@@ -22,7 +22,7 @@ QUESTIONS = [
     ("GET", f"/v1/rollback?run=run&to={ID}", None),
     ("GET", "/v1/rollback?run=run", None),
     ("POST", "/v1/rollback", {"run": "run"}),
-    ("POST", "/v1/updates/pause", {"run": "run"}),
+    ("POST", "/v1/runs", {"run": "run", "paused": True}),
     ("POST", "/v1/versions", {"run": "run", "step": 1, "kind": "handover", "failed": "the trainer gave up"}),
 ]
 
@@ -79,7 +79,7 @@ async def test_while_a_lost_journal_is_rebuilt_no_version_is_called_unknown_and_
         assert (answer.status_code, answer.headers.get("retry-after")) == (503, "1")
         assert "the journal was lost and is being rebuilt" in answer.json()["detail"]
         assert (await stage.http.get("/readyz")).status_code == 503
-        assert "is being rebuilt" in (await stage.http.get("/v1/faults")).json()["journal"]
+        assert "is being rebuilt" in (await stage.http.get("/v1/overview")).json()["faults"]["journal"]
         stage.store.rebuilt()
         assert (await stage.http.get(f"/v1/versions/{ID}")).status_code == 404
         assert (await stage.http.get("/readyz")).status_code == 200

@@ -22,7 +22,7 @@ from support.services import Stage, serving
 
 
 async def paused(stage: Stage, what: str = "pause") -> dict[str, object]:
-    answer = await stage.http.post(f"/v1/updates/{what}", json={"run": "run"})
+    answer = await stage.http.post("/v1/runs", json={"run": "run", "paused": what == "pause"})
     assert answer.status_code == 200
     return answer.json()
 
@@ -100,7 +100,7 @@ async def test_a_journal_that_cannot_be_written_is_told_and_hides_nothing(
         answer = await stage.http.get("/v1/overview")
         assert (answer.status_code, answer.json()["runs"][0]["in_sync"]) == (200, 1)
         assert "disk full" in answer.json()["faults"]["journal"]
-        assert "disk full" in (await stage.http.get("/v1/faults")).json()["journal"]
+        assert "disk full" in (await stage.http.get("/v1/overview")).json()["faults"]["journal"]
         monkeypatch.undo()
 
 
@@ -475,11 +475,11 @@ async def test_a_pause_outlives_a_restart_of_the_service(tmp_path: Path) -> None
 async def test_a_run_that_has_no_update_cannot_be_paused(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage:
         await stage.listed()
-        answer = await stage.http.post("/v1/updates/pause", json={"run": "none"})
+        answer = await stage.http.post("/v1/runs", json={"run": "none", "paused": True})
         assert (answer.status_code, answer.json()["type"]) == (404, "urn:refitd:problem:unknown-run")
         later = "it can be paused as soon as it has a good version"
         assert answer.json()["detail"] == f"no version of run none is known: {later}"
         publish(stage.root, "bad", 1, {})
         await stage.until("bad~v000001", lambda record: record.state is VersionState.REJECTED)
-        answer = await stage.http.post("/v1/updates/pause", json={"run": "bad"})
+        answer = await stage.http.post("/v1/runs", json={"run": "bad", "paused": True})
         assert answer.json()["detail"] == f"run bad has no update yet: {later}"

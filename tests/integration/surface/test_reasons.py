@@ -209,7 +209,9 @@ async def test_a_version_that_was_overtaken_before_any_engine_was_on_it_says_so(
     async with serving(tmp_path) as stage:
         await stage.served(1)
         for what, steps in (("pause", (2, 3)), ("resume", ())):
-            assert (await stage.http.post(f"/v1/updates/{what}", json={"run": "run"})).status_code == 200
+            assert (
+                await stage.http.post("/v1/runs", json={"run": "run", "paused": what == "pause"})
+            ).status_code == 200
             for step in steps:
                 publish(stage.root, "run", step, tensors(step))
                 await stage.until(f"run~v00000{step}", lambda record: record.state is VersionState.SEALED)

@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from refitd.policy.strategy import StrategyName
 from refitd.update.controller import UpdateController
 from refitd_client.contract.states import EngineState, UpdateState
 from support.checkpoints import publish, tensors
@@ -27,7 +26,7 @@ UNTOUCHED = "no version to serve yet"
 async def refused(folder: Path) -> AsyncIterator[Stage]:
     """Two engines, of which the canary `b` has taken a first version that the operator's check refuses."""
     with serve(answer(422, b"BLEU fell by half"), answer(204)) as operator:
-        canary = {"strategy": StrategyName.CANARY, "canary": "b:1", "canary_check": operator.url}
+        canary = {"strategy": "canary:b:1", "canary_check": operator.url}
         async with serving(folder, names=("a", "b"), **canary) as stage:
             await stage.until_engines()
             publish(stage.root, "run", 1, tensors(1))
@@ -52,7 +51,7 @@ async def test_a_canary_that_refuses_the_first_version_says_what_it_serves_and_w
         assert canary["reason"] == LEFT
         assert other["version"] is None
         assert (await explained(stage, "b:1"))[0] == f"b:1 is IN_SYNC: it {LEFT}."
-        shut = (await stage.http.get("/v1/engines/b:1/gate")).json()
+        shut = (await stage.http.get("/v1/gate?engine=b:1")).json()
         assert (shut["open"], shut["reason"]) == (False, f"b:1 serves {FIRST}, which is barred: {FAILED}")
         said = await explained(stage, FIRST)
         ended = f"Its update has ended, and there is no good version to go back to: {FAILED}: "
@@ -67,7 +66,7 @@ async def test_the_step_after_a_first_one_that_was_refused_goes_to_all(tmp_path:
         await stage.served(2)
         engines = (await stage.http.get("/v1/engines")).json()["items"]
         assert [(engine["version"], engine["reason"]) for engine in engines] == [("run~v000002", None)] * 2
-        states = [(await stage.http.get(f"/v1/engines/{name}/gate")).status_code for name in ("a:1", "b:1")]
+        states = [(await stage.http.get(f"/v1/gate?engine={name}")).status_code for name in ("a:1", "b:1")]
         assert states == [200, 200]
 
 

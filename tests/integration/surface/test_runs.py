@@ -67,7 +67,7 @@ async def moved(stage: Stage, *engines: str, run: str, status: int = 200, **more
 
 
 async def closed(stage: Stage, run: str) -> Any:
-    return await asked(stage.http.post("/v1/runs/close", json={"run": run}))
+    return await asked(stage.http.post("/v1/runs", json={"run": run, "closed": True}))
 
 
 async def glance(stage: Stage, run: str) -> Any:
@@ -282,7 +282,7 @@ async def test_an_engine_that_is_moved_into_a_paused_run_is_brought_to_its_last_
         await served(stage, "old", 1)
         await moved(stage, "b", run="new", insist=True)
         good = await served(stage, "new", 1)
-        await asked(stage.http.post("/v1/updates/pause", json={"run": "new"}))
+        await asked(stage.http.post("/v1/runs", json={"run": "new", "paused": True}))
         await told(stage, "new", 2)
         await moved(stage, "a", run="new", insist=True)
         await until(stage, lambda: serves(stage)["a"] == good)
@@ -368,7 +368,7 @@ async def test_a_run_that_was_closed_by_mistake_is_opened_by_hand(tmp_path: Path
     async with serving(tmp_path) as stage:
         await served(stage, "old", 1)
         await closed(stage, "old")
-        await asked(stage.http.post("/v1/runs/reopen", json={"run": "old"}))
+        await asked(stage.http.post("/v1/runs", json={"run": "old", "closed": False}))
         assert (await glance(stage, "old"))["standing"] == "CURRENT"
 
 
@@ -385,7 +385,7 @@ async def test_an_engine_that_is_moved_to_a_closed_run_is_brought_to_its_newest_
 
 async def test_a_run_that_nobody_knows_cannot_be_closed(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage:
-        problem = await asked(stage.http.post("/v1/runs/close", json={"run": "none"}), 404)
+        problem = await asked(stage.http.post("/v1/runs", json={"run": "none", "closed": True}), 404)
         assert problem["type"] == "urn:refitd:problem:unknown-run"
 
 

@@ -21,7 +21,7 @@ CREDENTIALS, QUERY = "a-user:a%2Fpassword", "token=a-secret"
 BASIC = base64.b64encode(b"a-user:a/password").decode()
 SECRETS = ["a-user", "a%2Fpassword", "a/password", "a-secret", BASIC]
 PATHS = [
-    *("/v1/overview", "/v1/log?limit=500", "/v1/engines", "/v1/versions", "/v1/faults"),
+    *("/v1/overview", "/v1/log?limit=500", "/v1/engines", "/v1/versions"),
     *("/v1/rollback?run=exp/trial", "/v1/reclaim/plan", "/metrics", "/healthz", "/readyz"),
 ]
 OF_A_VERSION = ["/v1/versions/{}", "/v1/versions/{}/attempts", "/v1/versions/{}/wait?timeout=0", "/v1/explain/{}"]

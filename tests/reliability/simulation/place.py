@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from refitd.api.operations import pause, resume
+from refitd.api.operations import change_run
 from refitd.engine.engines_file import EngineSpec
 from refitd.engine.port import EnginePort
 from refitd.follow.follower import UpstreamFollower
@@ -24,7 +24,7 @@ from refitd.update.hosts import ReportedHosts
 from refitd_client.contract.follow import HostReply
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.states import EngineState
-from refitd_client.contract.wire import RunUpdates
+from refitd_client.contract.wire import RunChange
 
 from .disk import Pause, SimDisk, SimFolders
 from .fault import Call, Fault
@@ -224,7 +224,7 @@ class Place:
     def pause_updates(self, *, paused: bool) -> None:
         """An operator lets engines go no further, or lets them go on."""
         if self.life is not None:
-            self._call((pause if paused else resume)(RunUpdates(run=RUN), self.life.service))
+            self._call(change_run(RunChange(run=RUN, paused=paused), self.life.service))
 
     def mend(self) -> None:
         """The disk is well again, and so are the engines; the service runs."""

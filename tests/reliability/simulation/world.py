@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from refitd.api.engines import move_engines
-from refitd.api.operations import close, reopen, rollback
+from refitd.api.operations import change_run, rollback
 from refitd.api.overview import glance_at
 from refitd.api.present import present_engine
 from refitd.api.versions import pin, unpin, wait
@@ -21,7 +21,7 @@ from refitd.policy.strategy import Strategy, StrategyName
 from refitd.problem import ProblemError
 from refitd_client.contract.naming import Order, parse_version_folder, version_folder, version_id
 from refitd_client.contract.states import EngineState, Kind, Standing
-from refitd_client.contract.wire import Move, NewEngine, Notice, OneRun, Rollback
+from refitd_client.contract.wire import Move, NewEngine, Notice, Rollback, RunChange
 from refitd_client.delta.plan import last_served
 
 from .disk import Make, SimDisk, SimFolder
@@ -321,7 +321,7 @@ class World(Place):
     def close_run(self, *, closed: bool) -> None:
         """Somebody says that the run has ended, or that it has not: what is published next says so, too."""
         if self.life is not None:
-            self._call((close if closed else reopen)(OneRun(run=RUN), self.life.service))
+            self._call(change_run(RunChange(run=RUN, closed=closed), self.life.service))
 
     def name_engine(self, *, named: bool) -> None:
         """An operator adds the third engine, or takes it out, whatever it is at."""

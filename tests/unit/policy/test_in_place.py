@@ -211,7 +211,7 @@ async def test_an_engine_that_restarts_while_updates_are_paused_is_brought_back_
     async with followed(tmp_path, "a", names=("a",)) as (stage, trainer):
         for _ in range(3):
             await served(stage, trainer)
-        answer = await stage.http.post("/v1/updates/pause", json={"run": "run"})
+        answer = await stage.http.post("/v1/runs", json={"run": "run", "paused": True})
         assert answer.status_code == 200
         four = (await trainer.follow()).version_id
         await stage.until(four, lambda version: version.state is VersionState.SEALED)
@@ -224,5 +224,5 @@ async def test_an_engine_that_restarts_while_updates_are_paused_is_brought_back_
         if plugin is not None:
             assert steps(stage, "a") == ["run/v000001", "run/v000002", "run/v000003"]
         assert engine_a.label == "3"
-        assert (await stage.http.post("/v1/updates/resume", json={"run": "run"})).status_code == 200
+        assert (await stage.http.post("/v1/runs", json={"run": "run", "paused": False})).status_code == 200
         await stage.until(four, lambda version: version.served_at is not None)

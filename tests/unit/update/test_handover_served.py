@@ -283,7 +283,7 @@ async def test_a_rollback_from_what_was_handed_over_goes_to_the_last_good_versio
 async def test_nobody_takes_an_offer_while_updates_are_paused(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage:
         await ready(stage, "a")
-        await stage.http.post("/v1/updates/pause", json={"run": "run"})
+        await stage.http.post("/v1/runs", json={"run": "run", "paused": True})
         await offer(stage, 2)
         assert not (await taken(stage, TWO))["engines"][0]["serves"]
         assert stage.engines["a"].taken == []

@@ -10,7 +10,7 @@ from refitd.api.context import Service, ServiceOf, find_version, ids_of_step, le
 from refitd.api.overview import glance_at, runs_of
 from refitd.api.versions import presented
 from refitd.policy.goals import last_good_before, to_bar, unserved_before
-from refitd.policy.hosts import not_known
+from refitd.policy.hosts import not_known, stands_of
 from refitd.policy.readiness import unknown
 from refitd.policy.upstream import decides_end, decides_run
 from refitd.problem import ProblemError, Slug
@@ -99,9 +99,11 @@ async def _planned(service: Service, order: Rollback) -> _Plan:
 
 def _not_known(service: Service, run: str) -> dict[str, tuple[str, int]]:
     """What hosts have of a run that this service does not know."""
-    told = [known.report.told for known in service.followers.known.values()]
     leader = ("", 0) if service.hosts is None else service.hosts.leader
-    return not_known(run, told, service.store.newest_known(run), leader)
+    told = [known.report.told for known in service.followers.known.values()]
+    newest = {each.follower: service.store.newest_known(run, each.follower, stands_of(each)) for each in told}
+    found = {each.follower: not_known(run, each, newest[each.follower], leader) for each in told}
+    return {host: had for host, had in found.items() if had is not None}
 
 
 async def _sealed(service: Service, run: str, to: str) -> VersionRecord:

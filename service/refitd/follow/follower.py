@@ -124,6 +124,7 @@ class UpstreamFollower:
         self._plan = PullPlan()
         self._kept_for: frozenset[str] | None = None
         self._failures: dict[str, _Failure] = {}
+        self._in_the_way: dict[str, str] = {}  # of whose names the hub has others, and why they stay
         self._pulling: tuple[str, asyncio.Task[None]] | None = None
         self._reports = 0
         self._trying: tuple[int, asyncio.Task[None]] | None = None
@@ -160,7 +161,7 @@ class UpstreamFollower:
             store.versions.get(desired or ""),
             engines,
             quorum=self._quorum,
-            refused=None if desired is None else self._refused(desired),
+            refused=self._refused(desired),
             paused=paused,
         )
         configuration, proof = proof_of_host(serves, engines, store.fingerprint)
@@ -196,12 +197,12 @@ class UpstreamFollower:
             host=engines_of_host(self._identity.name, store.engines.values(), paused),
         )
 
-    def _refused(self, desired: str) -> str | None:
+    def _refused(self, desired: str | None) -> str | None:
         """Why what is to be served cannot be had, by a look at the upstream that began after it was ordered."""
-        if self._planned != desired or self._offered is None:
+        if desired is None or self._planned != desired or self._offered is None:
             return None
-        failures = {version: failure.reason for version, failure in self._failures.items() if failure.is_final}
-        here = {version.id: version.state for version in self._store.versions_of(self._offered.run)}
+        failures = {id_: each.reason for id_, each in self._failures.items() if each.is_final} | self._in_the_way
+        here = {v.id: v.state for v in self._store.versions_of(self._offered.run) if v.id not in self._in_the_way}
         return pull_fault(desired, self._offered.versions, here, failures)
 
     def _as_report(self) -> HostReport:
@@ -373,13 +374,13 @@ class UpstreamFollower:
         refused = {version for version, failure in self._failures.items() if failure.until > now}
         desired = self._store.runs.desired.get(offered.run)
         others = self._others(offered)
-        # What was retired and has its folder yet is not used again: that goes first, also where it is wanted by now.
+        # What was retired and has its folder yet is not used again: it goes first, also where it is wanted by now.
         going = others | {version for version, state in here.items() if state is VersionState.RETIRED}
         here = {version: state for version, state in here.items() if version not in others}
         plan = plan_pulls(offered.versions, desired, here, refused=refused | going)
         self._plan = replace(plan, needs=plan.needs - going)
-        for version in sorted({*plan.needs, self._orders.asked or ""} & others):
-            self._orders.set_aside(self._store.versions[version])
+        needed = {*plan.needs, self._orders.asked or ""} & others
+        self._in_the_way = self._orders.make_way(needed, self._sources.upstream.name)
         # One that the catalog has found already has its name: its pull is about to end by itself.
         kept = {*self._plan.pull, *(version for version, state in here.items() if not state.is_gone)}
         if self._pulling is not None and self._pulling[0] not in kept:
@@ -398,8 +399,7 @@ class UpstreamFollower:
     async def _tidy(self) -> None:
         """Remove what is left of pulls whose versions nobody wants any more."""
         if self._offered is not None and self._pulling is None and self._kept_for != self._plan.needs:
-            needs = self._plan.needs
-            is_tidy = await self._puller.keep_only(self._offered.run, needs)
+            is_tidy = await self._puller.keep_only(self._offered.run, needs := self._plan.needs)
             self._kept_for = needs if is_tidy else None
 
     def _pull_ended(self) -> None:
@@ -472,13 +472,14 @@ class UpstreamFollower:
 
     def _fault(self) -> str | None:
         desired = self._store.runs.desired.get(self.run_followed or "")
-        failure = None if desired is None else self._failures.get(desired)
+        failure = self._failures.get(desired or "")
         not_pulled = None if failure is None else f"{desired} was not pulled: {failure.reason}"
         not_good = why_not_good(self._store.versions.get(desired or ""))
         return (
             self._hearing.fault
             or self._reporter.fault
             or self._orders.refused
+            or (self._refused(desired) if self._in_the_way else None)
             or self._orders.lost
             or not_pulled
             or self._plan.lacks

@@ -4,6 +4,7 @@ A hub leads each host that follows it and does not decide for itself. Such a hos
 after a restart and while its hub is gone. It serves on, and pulls what is sealed.
 """
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from refitd.policy.aside import ANOTHER, is_other, standing_on, why_it_stays
@@ -106,9 +107,23 @@ class Orders:
         here = self._store.versions.get(version)
         self.asked = version
         if here is not None and is_other(here, digest):
-            return f"{by} has another {version} than this host, of the same name: {self.set_aside(here) or IT_GOES}"
+            return self._why_other(here, by, self.set_aside(here) or IT_GOES)
         why = why_not_served(version, self.stands(run), knows=knows)
         return None if why is None else f"{by} {why}"
+
+    def make_way(self, versions: Collection[str], upstream: str) -> dict[str, str]:
+        """Set aside versions of whose names the upstream has others. Return why those stay that do, by their ids.
+
+        Args:
+            versions: their ids.
+            upstream: what sentences call the upstream.
+        """
+        known = [self._store.versions[version] for version in sorted(versions)]
+        found = [(each, self.set_aside(each)) for each in known]
+        return {each.id: self._why_other(each, upstream, why) for each, why in found if why is not None}
+
+    def _why_other(self, here: VersionRecord, by: str, why: str) -> str:
+        return f"{by} has another {here.id} than this host, of the same name: {why}"
 
     def set_aside(self, version: VersionRecord) -> str | None:
         """Retire a version of this host of whose name the upstream has another, with what stands on it. Return why it

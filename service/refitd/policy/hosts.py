@@ -78,26 +78,23 @@ def why_not_served(wanted: str, stands: Collection[str | None], *, knows: str | 
     )
 
 
-def not_known(
-    run: str, told: Iterable[Following], known: str | None, leader: tuple[str, int]
-) -> dict[str, tuple[str, int]]:
-    """What hosts have that their hub does not know, as `RunRecord.left`.
+def not_known(run: str, told: Following, known: str | None, leader: tuple[str, int]) -> tuple[str, int] | None:
+    """What a host has that its hub does not know, as in `RunRecord.left`; None where there is nothing.
 
     Args:
         run: of which versions are meant.
-        told: what hosts say of themselves.
-        known: the id of the newest version that the hub knows.
+        told: what the host says of itself.
+        known: the id of the newest version of what the host has that the hub knows.
         leader: the hub's name, and its epoch.
     """
-    newest, found = parse_version_id(known or ""), dict[str, tuple[str, int]]()
-    for host in told:
-        orders = [at[1] for at in map(parse_version_id, named_by(host)) if at is not None and at[0] == run]
-        order = max((each for each in orders if newest is None or each > newest[1]), default=None)
-        heard = max(host.heard.get(leader[0], 0), host.fence if host.leader == leader[0] else 0)
-        epoch = heard if heard > leader[1] else 0
-        if order is not None or epoch:
-            found[host.follower] = "" if order is None else version_id(run, order), epoch
-    return found
+    newest = parse_version_id(known or "")
+    orders = [at[1] for at in map(parse_version_id, named_by(told)) if at is not None and at[0] == run]
+    order = max((each for each in orders if newest is None or each > newest[1]), default=None)
+    heard = max(told.heard.get(leader[0], 0), told.fence if told.leader == leader[0] else 0)
+    epoch = heard if heard > leader[1] else 0
+    if order is None and not epoch:
+        return None
+    return "" if order is None else version_id(run, order), epoch
 
 
 def unknown_at_hub(told: Following, known: str | None, digest_of: Callable[[str], str | None]) -> str | None:
@@ -111,7 +108,7 @@ def unknown_at_hub(told: Following, known: str | None, digest_of: Callable[[str]
     """
     if told.run is None:
         return None
-    newest, _ = not_known(told.run, [told], known, ("", 0)).get(told.follower, ("", 0))
+    newest, _ = not_known(told.run, told, known, ("", 0)) or ("", 0)
     others = (id_ for id_ in named_by(told) if digest_of(id_) not in {None, "", told.digests.get(id_)})
     return newest or next((id_ for id_ in others if id_ in told.digests), None)
 

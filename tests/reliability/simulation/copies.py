@@ -17,13 +17,22 @@ _HALF = itertools.count(-1, -1)  # contents of what is being written: no version
 
 
 class SimCopies:
-    """The materializer's port. `before_discard` hears of a copy that is about to go, `made` of one that is whole."""
+    """The materializer's port. `given_up` hears of a copy that is not to be loaded from any more, `before_discard` a
+    moment later that it is about to go, and `made` of one that is whole.
+    """
 
     def __init__(
-        self, disk: SimDisk, pause: Pause, before_discard: Callable[[Copy], None], made: Callable[[], None]
+        self,
+        disk: SimDisk,
+        pause: Pause,
+        *,
+        given_up: Callable[[Copy], None],
+        before_discard: Callable[[Copy], None],
+        made: Callable[[], None],
     ) -> None:
         self._disk = disk
         self._pause = pause
+        self._given_up = given_up
         self._before_discard = before_discard
         self._made = made
         self._names = itertools.count(disk.inode() * 1000)
@@ -73,6 +82,7 @@ class SimCopies:
             self._disk.copies[copy.name].note = None
 
     async def discard(self, copy: Copy) -> Discarded | Gone | Refused:
+        self._given_up(copy)
         await self._pause()
         if copy.name not in self._disk.copies:
             return Gone(copy.path)

@@ -203,6 +203,7 @@ class SimDisk:
         self.backup: dict[str, SimFolder] = {}
         self.incoming: dict[str, bool] = {}  # what is being written, and whether its publisher lives
         self.copies: dict[str, SimFolder] = {}
+        self.keeps_manifests = True
         self.described: dict[str, str] = {}  # the folders of which the service keeps a manifest, as they were signed
         self.offers: dict[str, SimOffer] = {}
         self.counts: Counter[str] = Counter()
@@ -415,6 +416,8 @@ class SimFiles:
 
     async def keep_manifest(self, seen: Structure, manifest: Manifest) -> None:
         await self._pause()
+        if not self._disk.keeps_manifests:
+            raise OSError(28, "No space left on device")
         self._disk.described[seen.path] = seen.signature
 
 

@@ -15,6 +15,7 @@ from refitd.state.journal.journal import JournalError
 from refitd.state.journal.sqlite_file import JOURNAL_NAME
 from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import SERVICE_FOLDER, parse_version_folder, parse_version_id
+from refitd_client.contract.states import EngineState
 from refitd_client.contract.wire import Rollback
 from refitd_client.publish.run_folder import decide
 
@@ -142,7 +143,10 @@ class ForgettingHosts(Hosts):
         found = super()._tend(place, tended)
         if place is not self or self.life is None:
             return found
-        said = [host.following().refused or "" for host in self.hosts if host.life is not None]
+        told = [host.following() for host in self.hosts if host.life is not None]
+        said = [f"{each.refused} {each.order_reason}" for each in told]
+        refusing = [each for each in self.life.store.engines.values() if each.state is EngineState.NACKED]
+        said += [each.reason or "" for each in refusing if self.leads(each)]  # then it was ordered back
         target = self.life.targets.of_run(RUN).target
         for why in _SAID:
             if any(why in each for each in said) and target is not None and why not in tended:

@@ -206,6 +206,7 @@ class Hosts(World):
         self._patches.enter_context(mock.patch.object(transfer, "BLOCK", SIM_BLOCK))
         self._patches.enter_context(mock.patch.object(version_folder, "free_bytes", self._free_bytes))
         super().__init__(seed, strategy=strategy, vllm=vllm)
+        self.disk.keeps_manifests = False  # links hand out no manifest that a hub keeps, nor what that names
         self.hosts = [self._host(f"host{number}", vllm) for number in range(followers)]
         for host in self.hosts:
             for other in (self, *self.hosts):

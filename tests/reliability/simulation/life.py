@@ -80,7 +80,13 @@ class Life:
         self.follower: UpstreamFollower | None = None
         self.hosts = world.leading(self)
         facts = self._facts(files)
-        copies = SimCopies(world.disk, self._pause, world.promises.before_copy_goes, world.promises.copy_made)
+        copies = SimCopies(
+            world.disk,
+            self._pause,
+            given_up=world.promises.copy_is_given_up,
+            before_discard=world.promises.before_copy_goes,
+            made=world.promises.copy_made,
+        )
         self.materializer = Materializer(self.store, self.targets, facts, copies)
         warmer = Warmer(world.state, lambda: "tmpfs")
         before_load = BeforeLoad(self.catalog.check, self.materializer, warmer, self.targets.carriage)

@@ -229,6 +229,12 @@ class Promises(Observer):
         for engine in life.store.engines.values():
             if engine.unreachable_since is None and any(path.endswith(f"/{copy.path}") for path in engine.paths):
                 raise AssertionError(f"6: {engine.id} names {copy.path} as what it serves")
+
+    def copy_is_given_up(self, copy: Copy) -> None:
+        """6: no copy is given up while its version is needed. A version that is needed a moment later, before the copy
+        is gone, gets another copy: nothing is loaded from this one any more.
+        """
+        life = self._life
         held = life.store.versions.get(copy.holds or "")
         goals = life.targets.of_run(copy.run)
         for needed in (goals.wanted, goals.loadable, goals.last_good):

@@ -11,6 +11,7 @@ from refitd.api.host_names import FollowClaim, HostNames
 from refitd.state.records import Source
 from refitd.tokens import TokensRefusedError, digest_of, names_of, tokens_from
 from refitd.update.hosts import GONE_SECONDS
+from support.records import version
 from support.services import serving
 
 ENGINES = {"follower": "one", "states": {"IN_SYNC": 1}, "engines": []}
@@ -72,6 +73,27 @@ async def test_a_host_cannot_take_the_name_of_an_engine_or_of_a_host_that_has_re
         late = await stage.http.put("/v1/hosts/one", json=report(number=9, told={"process": "first"}))
         assert late.status_code == 409
         assert "another host has reported as one since" in late.json()["detail"]
+
+
+async def test_a_rollback_lets_a_host_go_back_also_from_what_is_older_than_something_that_the_hub_knows(
+    tmp_path: Path,
+) -> None:
+    """The hub was restored from a backup, and has published and barred newer steps since. It never knew step 5."""
+    async with serving(tmp_path) as stage:
+        for step in (1, 9):
+            stage.store.put_version(version(step, digest="d", served_at="t"))
+        told = {"serves": "run~v000005", "ordered": "run~v000005", "digests": {"run~v000005": "d"}}
+
+        async def known() -> str | None:
+            answer = await stage.http.put("/v1/hosts/one", json=report(told=told))
+            return answer.json()["knows"].get("run")
+
+        assert await known() is None, "the host goes back from nothing that the hub does not know"
+        order = {"run": "run", "to": "run~v000001"}
+        asked = await stage.http.get("/v1/rollback", params=order)
+        assert asked.json()["unknown"] == ["run~v000005"]
+        assert (await stage.http.post("/v1/rollback", json=order)).status_code == 200
+        assert await known() == "run~v000005"
 
 
 class Clock:

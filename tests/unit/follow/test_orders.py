@@ -160,6 +160,22 @@ async def test_a_version_of_the_same_name_with_other_contents_goes_where_nothing
         assert (store.runs.desired, orders.refused) == ({"run": V2}, None)
 
 
+async def test_a_host_says_why_a_version_of_its_own_stays_that_what_is_wanted_stands_on_with_other_contents(
+    tmp_path: Path,
+) -> None:
+    """The hub's delta has another digest than all that the host has: its base is what is in the way."""
+    async with host(tmp_path) as orders:
+        store = orders._store
+        for step in (1, 2):
+            store.put_version(version(step, digest="here"))
+        store.put_engine(engine("a", serving=V1))
+        said = orders.make_way({V1, V2}, "http://hub")
+        assert said.keys() == {V1}
+        assert "http://hub has another run~v000001 than this host, of the same name: engine a serves" in said[V1]
+        assert "Publish something newer" in said[V1]
+        assert store.versions[V2].state is VersionState.RETIRED, "nothing needs it"
+
+
 async def test_a_version_of_the_same_name_with_other_contents_is_not_served(tmp_path: Path) -> None:
     async with host(tmp_path) as orders:
         orders._store.put_version(version(2, digest="here"))

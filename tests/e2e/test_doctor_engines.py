@@ -28,7 +28,7 @@ def engine(
         yield server
 
 
-def examined(root: Path, engine: EngineServer, keys: dict[str, str], *flags: str) -> dict[str, Any]:
+def examined(root: Path, engine: EngineServer, keys: dict[str, str], *flags: str) -> dict[tuple[str, str], Any]:
     for name, key in keys.items():
         (root.parent / name).write_text(key)
     files = ["--engine-key-file", str(root.parent / "api"), "--engine-admin-key-file", str(root.parent / "admin")]
@@ -44,7 +44,8 @@ def examined(root: Path, engine: EngineServer, keys: dict[str, str], *flags: str
         *flags,
         "--json",
     )
-    return {finding["check"]: finding for finding in json.loads(shown.stdout)["findings"]}
+    found = json.loads(shown.stdout)["findings"]
+    return {(each["check"], each["verdict"]): each for each in found if "Hugging Face" not in each["text"]}
 
 
 def info(engine: EngineServer) -> Any:
@@ -56,9 +57,8 @@ def test_a_real_engine_is_examined_and_left_as_it_was(engine: EngineServer, tmp_
     root.mkdir()
     before = info(engine)
     found = examined(root, engine, {"api": API_KEY, "admin": ADMIN_KEY})
-    for check in ("reachable", "changes", "engine-clock", "shared-files"):
-        assert found[check]["verdict"] == "ok", found[check]
-    assert "nonce" in found["shared-files"]["text"]
+    assert found["engines", "ok"]["text"].endswith("; the key opens changes")
+    assert "nonce" in found["files", "ok"]["text"]
     assert info(engine) == before
     generated = httpx.post(
         f"{engine.url}/generate",
@@ -73,9 +73,8 @@ def test_a_key_for_reads_does_not_pass_for_one_for_changes(engine: EngineServer,
     root = tmp_path / "root"
     root.mkdir()
     found = examined(root, engine, {"api": API_KEY, "admin": "another-key"})
-    assert found["reachable"]["verdict"] == "ok"
-    assert found["changes"]["verdict"] == "failed"
-    assert "--engine-admin-key-file" in found["changes"]["fix"]
+    assert not found["engines", "ok"]["text"].endswith("the key opens changes")
+    assert "--engine-admin-key-file" in found["engines", "failed"]["fix"]
 
 
 def test_another_view_of_the_root_is_found_out(engine: EngineServer, tmp_path: Path) -> None:
@@ -83,14 +82,14 @@ def test_another_view_of_the_root_is_found_out(engine: EngineServer, tmp_path: P
         (tmp_path / name).mkdir()
     keys = {"api": API_KEY, "admin": ADMIN_KEY}
     found = examined(tmp_path / "root", engine, keys, "--path-map", str(tmp_path / "other"))
-    assert found["shared-files"]["verdict"] == "failed"
+    assert ("files", "failed") in found
 
 
 def test_the_service_that_runs_is_asked_whether_it_takes_the_token(models: Path, tmp_path: Path) -> None:
     with EmbeddedProgram(tmp_path, models / "model_a") as engine, running(tmp_path, engine) as job:
         at = ["--root", str(job.root), "--state", str(tmp_path / "state"), "--port", job.refitd.url.rpartition(":")[2]]
 
-        def asked(token: Path, check: str = "token") -> list[tuple[str, str]]:
+        def asked(token: Path, check: str = "service") -> list[tuple[str, str]]:
             shown = refitd("doctor", *at, "--token-file", str(token), "--json")
             found = json.loads(shown.stdout)["findings"]
             return [(each["subject"], each["verdict"]) for each in found if each["check"] == check]

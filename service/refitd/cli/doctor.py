@@ -27,10 +27,6 @@ Url = Annotated[
     str | None,
     typer.Option("--url", metavar="URL", help="Where the service is; else --host and --port, else REFITD_URL"),
 ]
-Nccl = Annotated[bool, typer.Option("--nccl", help="A broadcast is planned: check what NCCL needs")]
-TrainerPid = Annotated[
-    int | None, typer.Option("--trainer-pid", metavar="PID", min=1, help="The trainer's process, if it runs here")
-]
 Deep = Annotated[
     bool, typer.Option("--deep", help="Read every byte of every good version, and hold it against its digest")
 ]
@@ -54,8 +50,6 @@ _STYLES: Mapping[CheckVerdict, str] = {
 
 @takes_settings(
     option("url", Url),
-    option("nccl", Nccl, default=False),
-    option("trainer_pid", TrainerPid),
     option("deep", Deep, default=False),
     option("repair", Repair, default=False),
     only=_SETTINGS,
@@ -77,7 +71,7 @@ def doctor(**flags: Any) -> None:
 
     \b
     refitd doctor --root /shared/weights --engine http://10.0.0.7:30000
-    refitd doctor --root /shared/weights --engines-file engines.yaml --nccl --trainer-pid 4711
+    refitd doctor --root /shared/weights --engines-file engines.yaml
     refitd doctor --root /shared/weights --deep
     refitd doctor --root /shared/weights --state /var/lib/refitd --repair
     refitd doctor --root /dev/shm/weights --follow http://hub:8700 --follow-token-file token
@@ -87,14 +81,14 @@ def doctor(**flags: Any) -> None:
     # Here, because only this command needs so much of the service.
     from refitd.diagnose.doctor.check import check
 
-    json, trainer = bool(flags.pop("json", False)), flags.pop("trainer_pid")
-    wanted: dict[str, bool] = {name: bool(flags.pop(name)) for name in ("nccl", "deep", "repair")}
+    json = bool(flags.pop("json", False))
+    wanted: dict[str, bool] = {name: bool(flags.pop(name)) for name in ("deep", "repair")}
     with speaking(json=json) as out:
         url = _service_url(flags.pop("url"), flags)
         settings = settings_from(flags)
         use(settings.client_tls)
         with _quiet(), bar(out, "doctor") as shown:
-            report = asyncio.run(check(settings, trainer=trainer, url=url, progress=shown, **wanted))
+            report = asyncio.run(check(settings, url=url, progress=shown, **wanted))
         document = {"root": report.root, "healthy": not report.failed, "findings": report.findings}
         out.show(document, _table(report), _summary(report))
         if report.failed:

@@ -33,7 +33,7 @@ def judged(versions: list[VersionRecord], *engines: EngineRecord, push: str | No
 
 def test_it_says_where_an_engine_that_restarts_goes_back_to_and_what_it_loads() -> None:
     (found,) = judged([FILES, MEMORY], engine("a", serving=MEMORY.id), engine("b", serving=MEMORY.id))
-    assert (found.check, found.subject, found.verdict) == (CheckName.DURABILITY, "run", CheckVerdict.OK)
+    assert (found.check, found.subject, found.verdict) == (CheckName.VERSIONS, "run", CheckVerdict.OK)
     assert found.text == (
         f"2 engines serve run~v000037 from memory alone ({CHOSEN}): "
         "one that restarts goes back to run~v000030, by 7 steps, and loads 3.1 GB"

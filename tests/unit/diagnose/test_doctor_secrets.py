@@ -30,7 +30,7 @@ def settings(tmp_path: Path) -> Settings:
 def warnings(settings: Settings) -> list[tuple[str, str | None]]:
     """The subjects of warnings about secrets, and what to do."""
     journal = JournalFacts(path=settings.root / "journal.db", condition=Missing())
-    found = [each for each in judge_service(settings, journal, None) if each.check is CheckName.TOKEN]
+    found = [each for each in judge_service(settings, journal, None) if each.check is CheckName.SETTINGS]
     return [(each.subject, each.fix) for each in found if each.verdict is CheckVerdict.WARNING]
 
 

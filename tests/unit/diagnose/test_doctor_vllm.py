@@ -39,7 +39,7 @@ def changed(part: str, **values: Any) -> dict[str, Any]:
 def test_a_stock_server_is_called_vllm_and_what_gets_refitd_inside_is_said(job: list[str]) -> None:
     with scripted_vllm() as vllm:
         said = found(job, vllm)
-    assert said["reachable", "ok"]["text"].startswith("vLLM 0.32.0, cuda bfloat16")
+    assert said["engines", "ok"]["text"].startswith("vLLM 0.32.0, cuda bfloat16")
     for word in ("vLLM's own", "--worker-extension-cls refitd_vllm.Worker", "REFITD_VLLM_ROOT"):
         assert word in said["plugin", "ok"]["text"]
     assert not any(check == "updates" for check, _ in said)
@@ -56,7 +56,7 @@ def test_a_server_that_cannot_be_driven_is_told_as_vllm_though_no_kind_was_named
     job: list[str], state: dict[str, Any], fix: str
 ) -> None:
     with scripted_vllm(**state) as vllm:
-        said = found(job, vllm)["reachable", "failed"]
+        said = found(job, vllm)["engines", "failed"]
     assert f"is vLLM {vllm.version}" in said["text"]
     assert "SGLang" not in said["text"] + said["fix"]
     assert fix in said["fix"]
@@ -119,8 +119,8 @@ def test_an_extension_whose_channel_is_not_in_the_root_wants_the_root(job: list[
 @pytest.mark.parametrize(
     ("lora", "absent", "verdict", "fix"),
     [
-        (None, frozenset[str](), ("reachable", "failed"), "--enable-lora"),
-        ({"max_loras": 1}, {"/v1/load_lora_adapter"}, ("reachable", "failed"), "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"),
+        (None, frozenset[str](), ("engines", "failed"), "--enable-lora"),
+        ({"max_loras": 1}, {"/v1/load_lora_adapter"}, ("engines", "failed"), "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"),
         ({"max_loras": 1}, frozenset[str](), ("updates", "warning"), "--max-cpu-loras 3"),
     ],
 )

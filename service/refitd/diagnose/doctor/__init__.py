@@ -4,7 +4,6 @@
     service     the service's own settings, token, journal and lock, and what it answers
     engines     the places that name engines; each engine's answers; whether it sees the same files
     processes   what can be seen of an engine that runs on this host
-    broadcast   GPUs, variables and libraries for a broadcast
     versions    the bytes of good versions
     check       all of it
 

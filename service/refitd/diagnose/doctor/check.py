@@ -2,13 +2,10 @@
 
 import asyncio
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
-from refitd.diagnose.doctor.broadcast import gpus_of, judge_gpus, judge_nccl, judge_releases, look_at_gpus, nccl_of
 from refitd.diagnose.doctor.durability import judge_durability
 from refitd.diagnose.doctor.engines import (
     EngineAnswers,
@@ -24,7 +21,7 @@ from refitd.diagnose.doctor.engines import (
     sighting,
 )
 from refitd.diagnose.doctor.finding import CheckName, CheckVerdict, Finding, failed, warning
-from refitd.diagnose.doctor.processes import Listeners, LocalProcess, environment_of, family_of
+from refitd.diagnose.doctor.processes import Listeners, LocalProcess
 from refitd.diagnose.doctor.root import (
     Nonce,
     RootUnusableError,
@@ -37,6 +34,7 @@ from refitd.diagnose.doctor.root import (
 from refitd.diagnose.doctor.service import (
     ask_overview,
     ask_service,
+    is_of_other_root,
     judge_faults,
     judge_notice,
     judge_runs,
@@ -75,8 +73,6 @@ class DoctorReport:
 async def check(
     settings: Settings,
     *,
-    nccl: bool,
-    trainer: int | None,
     url: str | None = None,
     deep: bool = False,
     repair: bool = False,
@@ -86,23 +82,19 @@ async def check(
 
     Args:
         settings: those of the service.
-        nccl: a broadcast is planned.
-        trainer: the trainer's process on this host, if known.
         url: where the service is; None where the settings say it.
         deep: read every byte of every good version.
         repair: mend first what a service does not mend by itself.
         progress: shows what is read.
 
     Raises:
-        OSError, ValueError: the engines file, the token file or the lock cannot be used, or there is no such process.
+        OSError, ValueError: the engines file, the token file or the lock cannot be used.
     """
-    if trainer is not None and not psutil.pid_exists(trainer):
-        raise ValueError(f"--trainer-pid {trainer}: there is no such process on this host")
     root = settings.root.resolve()
     try:
         with probed(root) as nonce:
             findings, journal = await _journal(settings, root, repair=repair)
-            findings += await _check(settings, root, nonce, journal, nccl=nccl, trainer=trainer, url=url)
+            findings += await _check(settings, root, nonce, journal, url=url)
             if deep:
                 findings += await read_versions(root, journal.versions.values(), progress)
     except RootUnusableError as error:
@@ -126,8 +118,6 @@ async def _check(
     nonce: Nonce,
     journal: JournalFacts,
     *,
-    nccl: bool,
-    trainer: int | None,
     url: str | None,
 ) -> list[Finding]:
     facts = await asyncio.to_thread(look_at_root, root, nonce, None if settings.lora else settings.base_model)
@@ -154,9 +144,6 @@ async def _check(
         findings += await asyncio.to_thread(_of_engine, nonce, one, processes[one.name], journal)
         if settings.base_model is None:
             findings += await asyncio.to_thread(list, judge_start_up_model(one))
-    findings += await asyncio.to_thread(_of_gpus, processes, trainer)
-    if nccl:
-        findings += await asyncio.to_thread(lambda: list(_of_nccl(processes, trainer)))
     return findings
 
 
@@ -179,7 +166,7 @@ async def _ask_service(
         return [], None
     reply = await ask_service(settings, url)
     notice = judge_notice(url, reply)
-    if isinstance(reply, NoReply) or notice.check is CheckName.LOCK:
+    if isinstance(reply, NoReply) or is_of_other_root(reply):
         return [notice], None
     overview = await ask_overview(settings, url)
     if isinstance(overview, Finding):
@@ -207,26 +194,6 @@ def _of_engine(
     found = sighting(nonce, asked, process, journal.engines.get(asked.name))
     inside = judge_variables_inside(asked, process, nonce)
     return [*judge_engine(asked), *inside, judge_sharing(asked, nonce, found), judge_hugging_face(asked.name, process)]
-
-
-def _of_gpus(processes: Mapping[str, LocalProcess | None], trainer: int | None) -> list[Finding]:
-    used = {name: [] if one is None else gpus_of(family_of(one.pid)) for name, one in processes.items()}
-    if trainer is not None:
-        used["trainer"] = gpus_of(family_of(trainer))
-    return list(judge_gpus(look_at_gpus(), used))
-
-
-def _of_nccl(processes: Mapping[str, LocalProcess | None], trainer: int | None) -> Iterator[Finding]:
-    """The trainer's variables, or else this shell's, from which it would be started; and the engines'."""
-    if trainer is None:
-        yield from judge_nccl("this shell", dict(os.environ), is_sglang=False)
-    else:
-        yield from judge_nccl("trainer", environment_of(trainer), is_sglang=False)
-    for name, process in processes.items():
-        yield from judge_nccl(name, None if process is None else process.environment, is_sglang=True)
-    pids = {name: process.pid for name, process in processes.items() if process is not None}
-    pids |= {} if trainer is None else {"trainer": trainer}
-    yield from judge_releases({name: nccl_of(pid) for name, pid in pids.items()})
 
 
 def _no_engines(asked: list[EngineAnswers]) -> Iterator[Finding]:

@@ -32,11 +32,11 @@ def judge_durability(journal: JournalFacts, push: str | None = None) -> Iterator
             f"({newest.files_to_come if newest.state.is_open else newest.reason}): {_leads(newest, good_one)}"
         )
         is_chosen = newest.durability is not None and newest.state.is_open and good_one is not None
-        yield good(CheckName.DURABILITY, run, text) if is_chosen else warning(CheckName.DURABILITY, run, text, _FIX)
+        yield good(CheckName.VERSIONS, run, text) if is_chosen else warning(CheckName.VERSIONS, run, text, _FIX)
         if push is not None:
             has = "no version of the run" if good_one is None else f"{good_one.id} at most"
             text = f"{newest.id} has no files, and only versions with files are pushed: {push} gets {has}"
-            yield warning(CheckName.DURABILITY, run, text, _PUSHED)
+            yield warning(CheckName.VERSIONS, run, text, _PUSHED)
 
 
 def _leads(newest: VersionRecord, good_one: VersionRecord | None) -> str:

@@ -12,10 +12,8 @@ and by nothing else. Without a proof it is unknown before the first load.
 
 import asyncio
 import os
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from refitd.diagnose.doctor.finding import CheckName, CheckVerdict, Finding, failed, good, unknown, warning
@@ -38,7 +36,6 @@ from refitd_client.validation.reference import ReferenceRefusedError, read_refer
 
 _OFFLINE = "HF_HUB_OFFLINE"
 _TRUE = frozenset({"1", "true", "yes", "on"})
-SKEW_SECONDS = 5.0  # a Date header has whole seconds, and the call takes its time
 _OF_PLAIN_TOO = " (of checkpoints without refit.json as well)"
 _UNTOLD = frozenset({"None", "?"})  # as they stand in a configuration, which is made to be compared
 ASIDE_FIX = "mend what it names in the server's environment or command; restart it"
@@ -61,13 +58,13 @@ def judge_places(answers: Iterable[Answer]) -> Iterator[Finding]:
     for answer in answers:
         match answer:
             case EnginesFound(place=place, urls=urls) if urls:
-                yield good(CheckName.PLACES, place, f"names {', '.join(sorted(urls))}")
+                yield good(CheckName.ENGINES, place, f"names {', '.join(sorted(urls))}")
             case EnginesFound(place=place):
                 text, fix = "names no engine", "start engines that it names, or correct --discover"
-                yield warning(CheckName.PLACES, place, text, fix)
+                yield warning(CheckName.ENGINES, place, text, fix)
             case Silent(place=place, reason=reason):
                 fix = "see that it can be reached from here, or correct --discover"
-                yield failed(CheckName.PLACES, place, reason, fix)
+                yield failed(CheckName.ENGINES, place, reason, fix)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +77,6 @@ class EngineAnswers:
         root: where it sees the root.
         seen: what a probe saw.
         change: whether its key opens changes; only where the probe succeeded.
-        skew: how far its clock is ahead, in seconds; None where its answers have no date.
     """
 
     name: str
@@ -88,7 +84,6 @@ class EngineAnswers:
     root: str
     seen: Reached | Unreached
     change: ChangeCheck | None = None
-    skew: float | None = None
 
 
 async def ask_engines(roster: Roster) -> list[EngineAnswers]:
@@ -103,18 +98,7 @@ async def _ask(roster: Roster, name: str) -> EngineAnswers:
         change = await engine.check_changes() if isinstance(seen, Reached) else None
     finally:
         await engine.aclose()
-    skew = None if change is None else skew_of(change.date)
-    return EngineAnswers(
-        name=name, spec=roster.specs[name], root=roster.root_of(name), seen=seen, change=change, skew=skew
-    )
-
-
-def skew_of(date: str | None) -> float | None:
-    """How far the server's clock is ahead, in seconds; None where it does not tell its time."""
-    try:
-        return None if date is None else parsedate_to_datetime(date).timestamp() - time.time()
-    except ValueError:
-        return None
+    return EngineAnswers(name=name, spec=roster.specs[name], root=roster.root_of(name), seen=seen, change=change)
 
 
 def judge_names(asked: Sequence[EngineAnswers]) -> Iterator[Finding]:
@@ -132,21 +116,16 @@ def judge_names(asked: Sequence[EngineAnswers]) -> Iterator[Finding]:
 def judge_engine(asked: EngineAnswers) -> Iterator[Finding]:
     """What the answers mean."""
     if isinstance(asked.seen, Unreached):
-        yield failed(CheckName.REACHABLE, asked.name, asked.seen.reason, asked.seen.advice)
+        yield failed(CheckName.ENGINES, asked.name, asked.seen.reason, asked.seen.advice)
         return
-    yield good(CheckName.REACHABLE, asked.name, f"{asked.seen.server} {_started_as(asked.seen)}")
+    opens = "; the key opens changes" if asked.change is not None and asked.change.fault is None else ""
+    yield good(CheckName.ENGINES, asked.name, f"{asked.seen.server} {_started_as(asked.seen)}{opens}")
     yield _plugin(asked.name, asked.seen)
     for each in asked.seen.obstacles:
         judge = failed if each.blocks else warning
         yield judge(CheckName.UPDATES, asked.name, each.text, each.fix)
-    match asked.change:
-        case ChangeCheck(fault=str(text), advice=fix):
-            yield failed(CheckName.CHANGES, asked.name, text, fix)
-        case ChangeCheck():
-            yield good(CheckName.CHANGES, asked.name, "the key opens changes")
-        case None:
-            pass
-    yield _clock(asked.name, asked.skew)
+    if asked.change is not None and asked.change.fault is not None:
+        yield failed(CheckName.ENGINES, asked.name, asked.change.fault, asked.change.advice)
 
 
 def judge_start_up_model(asked: EngineAnswers) -> Iterator[Finding]:
@@ -164,10 +143,10 @@ def judge_start_up_model(asked: EngineAnswers) -> Iterator[Finding]:
         text = f"without --base-model no version has a verdict: user id {os.geteuid()} cannot read {path}: {error}"
     else:
         if not found.warnings:
-            yield good(CheckName.START_UP_MODEL, asked.name, f"versions are held against {path}")
+            yield good(CheckName.FILES, asked.name, f"versions are held against {path}")
             return
         verdict, text = CheckVerdict.WARNING, f"versions are held against what is in {path}: {found.warnings[0]}"
-    yield Finding(check=CheckName.START_UP_MODEL, subject=asked.name, verdict=verdict, text=text, fix=fix)
+    yield Finding(check=CheckName.FILES, subject=asked.name, verdict=verdict, text=text, fix=fix)
 
 
 def _started_as(seen: Reached) -> str:
@@ -202,17 +181,6 @@ def _plugin(name: str, seen: Reached) -> Finding:
 
 def _inside(seen: Reached) -> str:
     return next((kind.inside for kind in KINDS if kind.name == seen.server.lower()), "install refitd beside it")
-
-
-def _clock(name: str, skew: float | None) -> Finding:
-    if skew is None:
-        text = "it does not tell its time"
-        return unknown(CheckName.ENGINE_CLOCK, name, text)
-    text = f"its clock differs by {round(skew) + 0:+} s"
-    if abs(skew) <= SKEW_SECONDS:
-        return good(CheckName.ENGINE_CLOCK, name, text)
-    fix = "have its host and this one follow one time server (NTP): logs and events cannot be put in order"
-    return warning(CheckName.ENGINE_CLOCK, name, text, fix)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,18 +223,18 @@ def plugin_answers(asked: EngineAnswers) -> bool | None:
 def judge_sharing(asked: EngineAnswers, nonce: Nonce, found: Sighting) -> Finding:
     """Judge whether the engine sees the same files."""
     if found.read == nonce.text:
-        return good(CheckName.SHARED_FILES, asked.name, f"its process reads a nonce at {asked.root}")
+        return good(CheckName.FILES, asked.name, f"its process reads a nonce at {asked.root}")
     if found.plugin:
-        return good(CheckName.SHARED_FILES, asked.name, "the plugin inside it answers from a socket in the root")
+        return good(CheckName.FILES, asked.name, "the plugin inside it answers from a socket in the root")
     if found.looked:
         text = f"its process does not see what was just written beneath {asked.root}"
         fix = "mount the root there, or say where it is: --path-map, or 'root' in the engines file"
-        return failed(CheckName.SHARED_FILES, asked.name, text, fix)
+        return failed(CheckName.FILES, asked.name, text, fix)
     if found.loaded is not None:
-        return good(CheckName.SHARED_FILES, asked.name, f"it was proved to have loaded {found.loaded} from the root")
+        return good(CheckName.FILES, asked.name, f"it was proved to have loaded {found.loaded} from the root")
     text = "it cannot be proved before the first load: without a plugin an engine cannot say what it sees"
     fix = "run doctor on the engine's host, or install refitd into its environment (the plugin answers)"
-    return unknown(CheckName.SHARED_FILES, asked.name, text, fix)
+    return unknown(CheckName.FILES, asked.name, text, fix)
 
 
 def judge_variables_inside(asked: EngineAnswers, process: LocalProcess | None, nonce: Nonce) -> Iterator[Finding]:
@@ -289,7 +257,7 @@ def judge_hugging_face(name: str, process: LocalProcess | None) -> Finding:
     fix = f"start it with {_OFFLINE}=1: a path that is gone has to fail, and never be asked for there"
     if process is None or process.environment is None:
         text = "whether it may ask the Hugging Face hub cannot be seen from here"
-        return unknown(CheckName.HUGGING_FACE, name, text, fix)
+        return unknown(CheckName.FILES, name, text, fix)
     if process.environment.get(_OFFLINE, "").lower() in _TRUE:
-        return good(CheckName.HUGGING_FACE, name, f"{_OFFLINE} is set")
-    return warning(CheckName.HUGGING_FACE, name, f"{_OFFLINE} is not set, so that it may ask the Hugging Face hub", fix)
+        return good(CheckName.FILES, name, f"{_OFFLINE} is set")
+    return warning(CheckName.FILES, name, f"{_OFFLINE} is not set, so that it may ask the Hugging Face hub", fix)

@@ -18,15 +18,15 @@ def judge_group(settings: Settings) -> Iterator[Finding]:
         leader, why = look_at_group(database)
     except psycopg.Error as error:
         text = f"it does not answer: {' '.join(str(error).split())}"
-        yield failed(CheckName.GROUP, database.shown, text, "see to the database, its address and its password")
+        yield failed(CheckName.JOURNAL, database.shown, text, "see to the database, its address and its password")
         return
     if why is not None:
-        yield failed(CheckName.GROUP, database.shown, why, "name another database with --state")
+        yield failed(CheckName.JOURNAL, database.shown, why, "name another database with --state")
     elif leader is None:
-        yield good(CheckName.GROUP, database.shown, "no service has led yet: the first that starts does")
+        yield good(CheckName.JOURNAL, database.shown, "no service has led yet: the first that starts does")
     elif leader.released:
         text = f"no service leads: {leader.address} gave the lead back (epoch {leader.epoch})"
-        yield warning(CheckName.GROUP, database.shown, text, "start a service of the group")
+        yield warning(CheckName.JOURNAL, database.shown, text, "start a service of the group")
     else:
         text = f"{leader.address} leads, or led last, since {leader.since} (epoch {leader.epoch})"
-        yield good(CheckName.GROUP, database.shown, text)
+        yield good(CheckName.JOURNAL, database.shown, text)

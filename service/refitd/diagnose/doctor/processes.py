@@ -129,10 +129,3 @@ def environment_of(pid: int) -> Mapping[str, str] | None:
     with suppress(psutil.Error):
         return psutil.Process(pid).environ()
     return None
-
-
-def family_of(pid: int) -> set[int]:
-    """A process and all that it started."""
-    with suppress(psutil.Error):
-        return {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
-    return {pid}

@@ -230,27 +230,15 @@ def judge_root(facts: RootFacts, settings: Settings, keeps: Keeping | None = Non
         kept = f"{SERVICE_FOLDER}/{MANIFESTS}"
         text = f"{kept} cannot be written: engines load checkpoints without refit.json as servers do by themselves"
         yield failed(CheckName.ROOT, subject, text, f"let the service's user write {kept}")
-    yield _events(facts, subject)
-    yield _clock(facts, subject)
+    if not facts.event and not wants_polling(facts.kind):  # where it polls the service needs no events
+        fix = "raise fs.inotify.max_user_watches and max_user_instances"
+        text = f"a write gave no event within {EVENT_SECONDS:g} s: versions wait for the scan"
+        yield warning(CheckName.ROOT, subject, text, fix)
+    if abs(facts.skew) > SKEW_SECONDS:
+        text = f"the file system's clock differs by {facts.skew:+.1f} s"
+        fix = "have the file server and this host follow one time server (NTP)"
+        yield warning(CheckName.ROOT, subject, text, fix)
     yield _space(facts, settings, keeps, subject)
-
-
-def _events(facts: RootFacts, subject: str) -> Finding:
-    if wants_polling(facts.kind):
-        return good(CheckName.EVENTS, subject, "the service polls, and needs no events")
-    if facts.event:
-        return good(CheckName.EVENTS, subject, "a write gave an event")
-    fix = "raise fs.inotify.max_user_watches and max_user_instances"
-    text = f"a write gave no event within {EVENT_SECONDS:g} s: versions wait for the scan"
-    return warning(CheckName.EVENTS, subject, text, fix)
-
-
-def _clock(facts: RootFacts, subject: str) -> Finding:
-    text = f"the file system's clock differs by {round(facts.skew, 1) + 0.0:+.1f} s"
-    if abs(facts.skew) <= SKEW_SECONDS:
-        return good(CheckName.ROOT_CLOCK, subject, text)
-    fix = "have the file server and this host follow one time server (NTP)"
-    return warning(CheckName.ROOT_CLOCK, subject, text, fix)
 
 
 def _space(facts: RootFacts, settings: Settings, told: Keeping | None, subject: str) -> Finding:

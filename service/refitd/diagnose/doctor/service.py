@@ -53,7 +53,7 @@ _OF_FAULTS: Mapping[str, tuple[CheckName, str]] = {
     "folders": (CheckName.ROOT, "remove folders that are no versions, and close runs that have ended"),
     "upstream": (CheckName.UPSTREAM, "do what the sentence says; else start the upstream, or name another (--follow)"),
     "tls": (
-        CheckName.TLS,
+        CheckName.SETTINGS,
         "replace the files of --tls-cert, --tls-key, --tls-client-ca: no restart is needed",
     ),
     "push": (CheckName.STORE, "mend what the sentence names; refitd doctor tries the object store"),
@@ -73,16 +73,16 @@ def judge_service(settings: Settings, journal: JournalFacts, running: str | None
     if settings.tls_files is not None:
         yield from _certificate(settings.tls_files)
     if settings.tokens().write:
-        yield good(CheckName.TOKEN, "service", "changes need a token")
+        yield good(CheckName.SERVICE, "service", "changes need a token")
     elif settings.host in LOOPBACK:
-        yield good(CheckName.TOKEN, "service", "no token: it listens on loopback only")
+        yield good(CheckName.SERVICE, "service", "no token: it listens on loopback only")
     yield _journal(journal)
     root = str(settings.root)
     if running is not None:
-        yield good(CheckName.LOCK, root, f"a service runs on this root ({running})")
+        yield good(CheckName.SERVICE, root, f"a service runs on this root ({running})")
     else:  # before a start that is as it should be
         text = "no service runs on this root: engines are brought to nothing new"
-        yield warning(CheckName.LOCK, root, text, f"'refitd serve --root {shlex.quote(root)}' starts one")
+        yield warning(CheckName.SERVICE, root, text, f"'refitd serve --root {shlex.quote(root)}' starts one")
 
 
 def judge_settings(settings: Settings) -> Iterator[Finding]:
@@ -98,9 +98,9 @@ def _certificate(files: TlsFiles) -> Iterator[Finding]:
         files.context()
         fault = expiry_fault(files.cert, files.expires(), time.time())
         if fault is None:
-            yield good(CheckName.TLS, str(files.cert), "the certificate and its key can be used")
+            yield good(CheckName.SETTINGS, str(files.cert), "the certificate and its key can be used")
         else:
-            yield warning(CheckName.TLS, str(files.cert), fault, "have its authority issue a new one")
+            yield warning(CheckName.SETTINGS, str(files.cert), fault, "have its authority issue a new one")
 
 
 def _secret_files(settings: Settings) -> Iterator[Finding]:
@@ -120,7 +120,7 @@ def _secret_files(settings: Settings) -> Iterator[Finding]:
         except OSError:
             continue  # a key's file may come later; one that cannot be read is reported where it is used
         if mode & stat.S_IROTH:
-            yield warning(CheckName.TOKEN, str(file), f"every user can read it (mode {mode:o})", f"chmod 640 {file}")
+            yield warning(CheckName.SETTINGS, str(file), f"every user can read it (mode {mode:o})", f"chmod 640 {file}")
 
 
 def _journal(journal: JournalFacts) -> Finding:
@@ -183,7 +183,7 @@ def service_of_other_root(url: str, running: str | None, here: Listeners) -> Fin
         return None  # a process of another host or container, whose number says nothing here
     whose = "none runs on this root" if running is None else f"{running} is the one of this root"
     return failed(
-        CheckName.LOCK,
+        CheckName.SERVICE,
         url,
         f"the service that listens there (pid {there}) is of another root: {whose}",
         "it would never find what is published here: name its --root, or the --port of this root's service",
@@ -197,27 +197,32 @@ async def ask_service(settings: Settings, url: str) -> Reply | NoReply:
     return await service_at(url, token).post(_ROUTE, notice, SERVICE_SECONDS)
 
 
+def is_of_other_root(reply: Reply) -> bool:
+    """Whether the service that answered a notice is of another root."""
+    return str((reply.data or {}).get("type", "")).endswith(":other-root")
+
+
 def judge_notice(subject: str, reply: Reply | NoReply) -> Finding:
     """What the answer means. `subject` is the service's URL."""
     if isinstance(reply, NoReply):
         text = f"the service does not answer: {reply.reason}"
         fix = f"start it with 'refitd serve', or {_ADDRESS}"
-        return unknown(CheckName.TOKEN, subject, text, fix)
+        return unknown(CheckName.SERVICE, subject, text, fix)
     kind = str((reply.data or {}).get("type", ""))
-    if kind.endswith(":other-root"):
+    if is_of_other_root(reply):
         text = f"the service there is of another root: {(reply.data or {}).get('detail', '')}"
         fix = "name its --root, or the --port of this root's service"
-        return failed(CheckName.LOCK, subject, text, fix)
+        return failed(CheckName.SERVICE, subject, text, fix)
     if kind.endswith(":run-followed"):
-        return good(CheckName.TOKEN, subject, "the service follows an upstream, so it takes notices from no trainer")
+        return good(CheckName.SERVICE, subject, "the service follows an upstream, so it takes notices from no trainer")
     if reply.is_incomplete or kind.endswith(":run-not-followed"):
-        return good(CheckName.TOKEN, subject, "the service takes notices with this token, or without one")
+        return good(CheckName.SERVICE, subject, "the service takes notices with this token, or without one")
     if reply.is_unauthorised:
         text = f"the service does not take this token for changes ({reply.status})"
         fix = "give trainers the token of its --token-file: notices are refused without it"
     else:
         text, fix = f"{_ROUTE} was answered with {reply.status}", f"is this refitd? Else {_ADDRESS}"
-    return failed(CheckName.TOKEN, subject, text, fix)
+    return failed(CheckName.SERVICE, subject, text, fix)
 
 
 async def ask_overview(settings: Settings, url: str) -> Overview | Finding:
@@ -264,7 +269,7 @@ def judge_runs(runs: Sequence[RunGlance]) -> Iterator[Finding]:
         if run.trouble is not None:
             text = f"the service says: {run.trouble}"
             fix = f"'refitd explain {run.run}' says what was decided, and why"
-            yield warning(CheckName.RUNS, run.run, text, fix)
+            yield warning(CheckName.VERSIONS, run.run, text, fix)
 
 
 def _verdict(engine: Engine) -> tuple[CheckVerdict, str | None]:

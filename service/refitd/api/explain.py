@@ -8,7 +8,7 @@ from refitd.engine.port import Outcome
 from refitd.policy.binding import why_unbound
 from refitd.policy.contest import SAID_FOR, STOP_THE_OTHER, gives_up
 from refitd.policy.strategy import Strategy, has_given_up, released, why_waiting
-from refitd.policy.upstream import without_store
+from refitd.policy.upstream import last_report, without_store
 from refitd.state.records import NOT_SENT, AttemptRecord, EngineRecord, Source, UpdateRecord
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
@@ -203,7 +203,8 @@ def explain_engine(engine: EngineRecord, store: Store, targets: Targets) -> list
     sentences.append(_against(engine, engine.run, target))
     sentences += _about_its_run(engine, store)
     sentences += [] if (waits := of_upstream(engine, store)) is None else [f"{waits}."]
-    sentences += [] if (word := upstream_of(store, engine.run)) is None else without_store(word.store_fault)
+    if (word := upstream_of(store, engine.run)) is not None:
+        sentences += [*without_store(word.store_fault), *last_report(word, store.clock.monotonic())]
     held = store.versions.get(engine.serving or "")
     if held is not None and held.in_memory:
         sentences.append(f"It has that from its trainer's memory. {_without_files(held, targets)}")

@@ -12,9 +12,11 @@ from refitd.api.context import Service, ServiceOf, engine_id_of, find_version, i
 from refitd.api.explain import explain_engine, explain_run, explain_version, of_its_run
 from refitd.api.feed import Feed, FellBehindError
 from refitd.api.overview import glance_at, runs_of
+from refitd.api.present import upstream_of
 from refitd.api.version_on_engines import overtaken_by
 from refitd.api.waiting import stream_slot
 from refitd.policy.readiness import unknown
+from refitd.policy.upstream import last_report
 from refitd.problem import Slug
 from refitd.state.journal import reads
 from refitd.state.journal.journal import JournalError
@@ -114,7 +116,8 @@ async def explain(subject: str, service: ServiceOf) -> Explanation:
         untold = [f"Whether it is kept cannot be said now: the root cannot be worked on ({error})."]
     never_sent = await _was_never_sent(record, service)
     about = explain_version(record, service.store, service.targets, plan, waits_for, never_sent=never_sent)
-    sentences = [*about, *untold]
+    word = upstream_of(service.store, record.run)
+    sentences = [*about, *untold, *last_report(word, service.store.clock.monotonic())]
     if subject == record.run:
         seen = glance_at(service.store, service.targets, subject)
         sentences = [*explain_run(seen, record.id), *of_its_run(sentences, subject)]

@@ -15,6 +15,7 @@ from refitd.api.follow import newest_elsewhere
 from refitd.api.present import orders_of_hosts, present_attempt, present_version
 from refitd.api.waiting import WaitingRequests
 from refitd.policy.goals import passed_over, question_about
+from refitd.policy.hosts import why_hosts_stay
 from refitd.policy.served import is_proven, outcome_of
 from refitd.policy.upstream import decides_pin, owned_by
 from refitd.problem import ProblemError, Slug
@@ -40,6 +41,8 @@ async def announce(notice: Notice, service: ServiceOf, response: Response) -> Ve
     """ "Weights ready": take a version in. 202 when it is new, 200 when it is known, 409 when its content is other."""
     record, new = await service.intake.take(notice)
     response.status_code = 202 if new else 200
+    if new and (why := why_hosts_stay(record.id, newest_elsewhere(record.run, service))) is not None:
+        service.store.say("version", record.id, why, is_fault=True, of_run=record.run)
     return presented(service, record)
 
 

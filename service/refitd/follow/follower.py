@@ -226,6 +226,7 @@ class UpstreamFollower:
         """The upstream has replied to a report."""
         upstream = self._sources.upstream
         self._knows = upstream.name, reply.knows
+        self._hearing.took_report()
         if upstream.leads:
             self._orders.hear(self.run_followed, reply, upstream.name)
         self._turn.heard(upstream.name, reply.pull)
@@ -460,8 +461,7 @@ class UpstreamFollower:
             pulling=pulling,
             disobeyed=disobeyed,
         )
-        turn = self._turn
-        word = replace(word, source=turn.source, ahead=turn.ahead, store_fault=turn.store_fault)
+        word = replace(word, source=self._turn.source, ahead=self._turn.ahead, store_fault=self._turn.store_fault)
         self._store.runs.set_upstream(word)
         before, fault = self._store.faults.upstream, self._fault()
         self._store.faults.set_upstream(fault)

@@ -16,6 +16,7 @@ class Hearing:
         """Nothing was heard yet."""
         self._clock = clock
         self._heard: float | None = None
+        self._taken: float | None = None
         self._why: str | None = None
         self.heard_at: str | None = None
         self.unclear: str | None = None
@@ -24,6 +25,10 @@ class Hearing:
         """The upstream has said what it has."""
         self._why = self.unclear = None
         self._heard, self.heard_at = self._clock.monotonic(), self._clock.now()
+
+    def took_report(self) -> None:
+        """The upstream has taken a report of this host."""
+        self._taken = self._clock.monotonic()
 
     def failed(self, why: str) -> None:
         """It did not answer."""
@@ -81,6 +86,7 @@ class Hearing:
             has_ended=self.heard_at is not None and (offered is None or offered.is_closed),
             listed=self._listed(offered),
             disobeyed=disobeyed,
+            reported=self._taken,
         )
 
     def _listed(self, offered: UpstreamRun | None) -> frozenset[str] | None:

@@ -25,4 +25,6 @@ async def in_thread(call: Callable[..., AnswerT], *arguments: object) -> AnswerT
         return await asyncio.shield(running)
     except asyncio.CancelledError:
         await asyncio.wait([running])
+        if not running.cancelled():
+            running.exception()  # nobody waits for it any more
         raise

@@ -172,6 +172,20 @@ def newest_on_hosts(run: str, reports: Iterable[HostReport], knows: Callable[[st
     return None if newest is None else version_id(run, newest)
 
 
+def why_hosts_stay(announced: str, on_hosts: str | None) -> str | None:
+    """What a hub says of a version that is announced while hosts have something newer that the hub does not know, a
+    sentence without a subject; None where they have not. The SDK asks before it names a version, and scripts do not.
+
+    Args:
+        announced: the version's id.
+        on_hosts: the id of the newest version of its run that hosts have and the hub does not know; None for none.
+    """
+    new, had = parse_version_id(announced), parse_version_id(on_hosts or "")
+    if new is None or had is None or new[1] > had[1]:
+        return None
+    return f"is older than {on_hosts}, which hosts have and this service does not know: they stay there. {ANEW}"
+
+
 def stands_of(told: Following) -> dict[str, str | None]:
     """What a host's engines serve or were to serve, by the versions' ids, and the digests, None where it says none."""
     own = () if told.host is None else (engine.version for engine in told.host.engines)

@@ -60,6 +60,20 @@ def hosts_before(ahead: int) -> str:
     return "1 host pulls before this one" if ahead == 1 else f"{ahead} hosts pull before this one"
 
 
+def last_report(word: UpstreamWord | None, now: float) -> list[str]:
+    """Say how old the last report is that a hub has taken of this host; nothing where it follows an object store.
+
+    Args:
+        word: what is known of the upstream.
+        now: of the monotonic clock, in seconds.
+    """
+    if word is None or is_bucket_url(word.name):
+        return []
+    if word.reported is None:
+        return [f"{word.name} has taken no report of this host since this service started."]
+    return [f"{word.name} took the last report of this host {now - word.reported:,.0f} s ago."]
+
+
 def without_store(store_fault: str | None) -> list[str]:
     """Say why the object store is not asked that an upstream has named; nothing where it is."""
     return [] if store_fault is None else [f"It pulls from its upstream, and not from the object store: {store_fault}."]

@@ -15,7 +15,8 @@ class UpstreamWord:
     in `Following`. `has_ended`: it has said that the run has
     ended, or that it has none of that name. `listed` are the ids of the versions of the run that it has named last,
     None where it was not heard yet. `disobeyed` is why engines here do not go where it wants, or that it does not know
-    what they serve, in a sentence; None where neither is so.
+    what they serve, in a sentence; None where neither is so. `reported` is when it took this host's last report
+    (monotonic seconds), None where it took none since the start.
     """
 
     name: str
@@ -32,3 +33,4 @@ class UpstreamWord:
     has_ended: bool = False
     listed: frozenset[str] | None = None
     disobeyed: str | None = None
+    reported: float | None = None

@@ -105,6 +105,7 @@ def test_a_hub_that_was_emptied_says_what_its_hosts_have_and_what_helps_before_a
         until(lambda: there in (one.following()["fault"] or ""), hub, one)
         for command in (("status",), ("explain", RUN), ("doctor",)):
             assert there in said(*command, at=one), command
+        assert "took the last report of this host" in said("explain", RUN, at=one)
         assert one.serves(2)
         third = all_.publish(3)
         until(lambda: one.serves(3) and at_hub(hub) == (EngineState.IN_SYNC, third), hub, one)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from refitd.api.host_names import FollowClaim, HostNames
+from refitd.policy.hosts import ANEW
 from refitd.state.records import Source
 from refitd.tokens import TokensRefusedError, digest_of, names_of, tokens_from
 from refitd.update.hosts import GONE_SECONDS
@@ -94,6 +95,24 @@ async def test_a_rollback_lets_a_host_go_back_also_from_what_is_older_than_somet
         assert asked.json()["unknown"] == ["run~v000005"]
         assert (await stage.http.post("/v1/rollback", json=order)).status_code == 200
         assert await known() == "run~v000005"
+
+
+async def test_a_hub_says_of_what_is_announced_past_the_sdk_that_hosts_have_something_newer_that_it_does_not_know(
+    tmp_path: Path,
+) -> None:
+    """Its root was emptied, and a script announces step 9 again, by a name of the first generation."""
+    async with serving(tmp_path) as stage:
+        told = {"serves": "run~v000003.g7", "ordered": "run~v000003.g7"}
+        assert (await stage.http.put("/v1/hosts/one", json=report(told=told))).status_code == 200
+        for step, path in ((9, "run/v000009"), (4, "run/v000004.g7")):
+            (stage.root / path).mkdir(parents=True)
+            notice = {"run": "run", "step": step, "path": path}
+            assert (await stage.http.post("/v1/versions", json=notice)).status_code == 202
+        log = (await stage.http.get("/v1/log", params={"severity": "warning"})).json()["items"]
+        said = [entry["text"] for entry in log if entry["subject"] == "run~v000009"]
+        why = "is older than run~v000003.g7, which hosts have and this service does not know: they stay there."
+        assert said == [f"{why} {ANEW}"]
+        assert not any("hosts have" in entry["text"] for entry in log if entry["subject"] != "run~v000009")
 
 
 class Clock:

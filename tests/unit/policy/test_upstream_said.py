@@ -1,12 +1,13 @@
 """What a host that follows says of its upstream, and what of that makes it CURRENT, MOVING, PAUSED or TROUBLED."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from refitd.api.overview import RunFacts, glance
 from refitd.policy.strategy import Strategy
-from refitd.policy.upstream import silence, waits_for
+from refitd.policy.upstream import last_report, silence, waits_for
 from refitd.state.upstream import UpstreamWord
 from refitd_client.contract.states import EngineState, Standing, VersionState
 from refitd_client.contract.wire import RunGlance
@@ -97,3 +98,10 @@ def test_what_waits_on_a_host_for_its_own_pause_and_what_waits_for_its_hub_are_t
     assert why(2, is_paused=False) is None, "it is on its way"
     assert why(1, is_paused=True) == f"{resumed}, and {HUB} orders it then"
     assert why(1, is_paused=True, leads=False) == why(1, is_paused=False, leads=False) != resumed
+
+
+def test_a_host_says_how_old_its_last_report_is_that_its_hub_has_taken() -> None:
+    never = UpstreamWord(name=HUB, run="run")
+    assert last_report(never, 9.0) == [f"{HUB} has taken no report of this host since this service started."]
+    assert last_report(replace(never, reported=5.2), 9.0) == [f"{HUB} took the last report of this host 4 s ago."]
+    assert last_report(replace(never, name="s3://bucket/run"), 9.0) == last_report(None, 9.0) == []

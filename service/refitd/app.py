@@ -32,8 +32,8 @@ from refitd.diagnose.variables import why_unread
 from refitd.discovery.place import parse_place
 from refitd.discovery.scout import Scout
 from refitd.engine.connect import connector
-from refitd.engine.dialing import Guard
 from refitd.engine.plugin.leading import Leads
+from refitd.engine.wire import Guard
 from refitd.follow.composing import compose_follower
 from refitd.materialize.before_load import BeforeLoad, Warmer
 from refitd.materialize.disk import DiskCopies

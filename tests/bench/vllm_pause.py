@@ -37,7 +37,7 @@ class Timed:
     """The calls of an adapter, with the time."""
 
     def __init__(self) -> None:
-        from refitd.engine.vllm.watched import WatchedTransport
+        from refitd.engine.vllm.dialect import WatchedTransport
 
         self.calls: list[dict[str, Any]] = []
         call = WatchedTransport._call
@@ -55,11 +55,11 @@ class Timed:
 async def adapter(url: str, key: str, root: Path) -> None:
     """Carry out the updates that are asked for by lines of input; say what each took."""
     from refitd.engine.port import Target
-    from refitd.engine.vllm.adapter import VllmEngine
     from refitd_client.contract.plugin import answers_in
+    from support.engines import vllm_engine
     from support.forged import files_of
 
-    timed, engine = Timed(), VllmEngine(url, api_key=key, root=root)
+    timed, engine = Timed(), vllm_engine(url, api_key=key, root=root)
     for line in sys.stdin:
         path, label = line.split()
         await engine.probe()

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from refitd.engine.sglang.adapter import SglangEngine
 from support import services
 from support.checkpoints import publish, tensors
+from support.engines import sglang_engine
 from support.scripted_sglang import scripted_sglang
 
 TREE = Path(__file__).parents[2]
@@ -79,7 +79,7 @@ async def test_a_version_that_is_announced_goes_the_way_that_the_page_lists(
     """Other calls come between: of the scan, and of what the same functions do for another purpose."""
     calls: list[tuple[str, str]] = []
     with scripted_sglang() as sglang, calls_noted(calls):
-        monkeypatch.setattr(services, "SimulatedEngine", lambda: SglangEngine(sglang.url))
+        monkeypatch.setattr(services, "SimulatedEngine", lambda: sglang_engine(sglang.url))
         async with services.serving(tmp_path, scan_interval=3600.0) as stage:
             await stage.listed()
             publish(stage.root, "run", 1, tensors(1))

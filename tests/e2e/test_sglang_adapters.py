@@ -13,8 +13,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from refitd.engine.port import Outcome, Target
-from refitd.engine.sglang.adapters import SglangAdapters
 from support.adapters import FLAGS, write_adapter
+from support.engines import sglang_adapters
 from support.jobs import PATIENCE, PROMPT, Job, running
 from support.servers import ADMIN_KEY, API_KEY, KIT, SglangServer
 from support.subject import ignore_stage
@@ -123,7 +123,7 @@ async def test_the_same_name_with_another_adapter_answers_anew_though_its_prefix
 ) -> None:
     """As where a trainer does a step again. A prefix that the name's first adapter has computed is not used."""
     folders = [write_adapter(tmp_path / f"adapter{seed}", models / "model_a", seed) for seed in (1, 2)]
-    adapter = SglangAdapters(engine.url, name="again", api_key=API_KEY, admin_key=ADMIN_KEY)
+    adapter = sglang_adapters(engine.url, name="again", api_key=API_KEY, admin_key=ADMIN_KEY)
     prompt = PROMPT * 16
     answers: dict[str, list[int]] = {}
     for label, folder in (("1", folders[0]), ("2", folders[1]), ("1", folders[1])):
@@ -149,7 +149,7 @@ async def test_an_adapter_that_changes_nothing_yet_is_served_and_one_that_did_no
     tensors = load_file(folder / "adapter_model.safetensors")
     zero = {name: tensor * ("lora_A" in name) for name, tensor in tensors.items()}
     save_file(zero, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    adapter = SglangAdapters(engine.url, name="first", api_key=API_KEY, admin_key=ADMIN_KEY)
+    adapter = sglang_adapters(engine.url, name="first", api_key=API_KEY, admin_key=ADMIN_KEY)
     target = Target(path=str(folder), label="1")
     done = await adapter.refit(target, ignore_stage)
     assert (done.outcome, done.reason) == (Outcome.ACK, None)

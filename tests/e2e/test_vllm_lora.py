@@ -17,9 +17,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from refitd.engine.port import Outcome, Refit, Target
-from refitd.engine.vllm.adapters import VllmAdapters
 from refitd_client import VersionRejectedError
 from support.adapters import write_adapter
+from support.engines import vllm_adapters
 from support.jobs import PATIENCE, Job, running
 from support.servers import API_KEY
 from support.subject import PROMPT, ignore_stage
@@ -144,7 +144,7 @@ async def test_an_adapter_that_is_bad_is_not_listed_and_the_one_before_answers_o
     spoil, outcome, reason = BAD[name]
     good, bad = (write_adapter(tmp_path / each, model, step) for step, each in ((6, "good"), (7, "bad")))
     spoil(bad)
-    adapters = VllmAdapters(engine.url, name="actor", keep=2, api_key=API_KEY)
+    adapters = vllm_adapters(engine.url, name="actor", keep=2, api_key=API_KEY)
 
     async def refit(folder: Path, label: str) -> Refit:
         return await adapters.refit(Target(path=str(folder), label=label), ignore_stage)
@@ -171,7 +171,7 @@ async def test_the_same_step_of_another_run_is_answered_by_the_new_adapter_thoug
     vLLM keeps prefixes by the adapter's name and folder, so both are those of before, with other files in the folder.
     """
     first, again = (write_adapter(tmp_path / each, model, step) for step, each in ((1, "first"), (2, "again")))
-    adapters = VllmAdapters(engine.url, name="actor", keep=2, api_key=API_KEY)
+    adapters = vllm_adapters(engine.url, name="actor", keep=2, api_key=API_KEY)
     prompt = PROMPT * 128  # several blocks of the cache, which has blocks of 128 tokens on a CPU
     answers: list[list[int]] = []
     found: list[str | None] = []
@@ -208,7 +208,7 @@ async def test_an_adapter_that_changes_nothing_yet_is_served_and_one_that_did_no
             tensors[name] *= "lora_A" in name
 
     rewritten(folder, without_b)
-    adapters = VllmAdapters(engine.url, name="first", api_key=API_KEY)
+    adapters = vllm_adapters(engine.url, name="first", api_key=API_KEY)
     target = Target(path=str(folder), label="1")
 
     async def change_after_the_load() -> bool:
@@ -232,7 +232,7 @@ async def test_an_adapter_whose_answers_are_no_numbers_is_unloaded_and_the_engin
     """The last test: NaN stays behind in the engine."""
     bad = write_adapter(tmp_path / "bad", model, 7)
     rewritten(bad, not_finite)
-    adapters = VllmAdapters(engine.url, name="actor", api_key=API_KEY)
+    adapters = vllm_adapters(engine.url, name="actor", api_key=API_KEY)
     try:
         done = await adapters.refit(Target(path=str(bad), label="7"), ignore_stage)
     finally:

@@ -11,6 +11,7 @@ import pytest
 from refitd.engine.port import Outcome, Reached, Refit, Target
 from refitd.engine.vllm.adapters import VllmAdapters
 from support.adapters import write_adapter
+from support.engines import vllm_adapters
 from support.jobs import running
 from support.servers import API_KEY
 from support.subject import ignore_stage
@@ -64,7 +65,7 @@ async def test_an_adapter_is_replaced_on_every_rank_and_after_one_failure_nothin
     async with AsyncExitStack() as opened:
 
         def adapters(*, several_ranks: bool = True) -> VllmAdapters:
-            made = VllmAdapters(engine.url, name="actor", api_key=API_KEY, several_ranks=several_ranks)
+            made = vllm_adapters(engine.url, name="actor", api_key=API_KEY, several_ranks=several_ranks)
             opened.push_async_callback(made.aclose)
             return made
 

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 
 from refitd.engine.port import EnginePort, Refit, Stage, Target
-from refitd.engine.sglang.adapter import SglangEngine
 
+from .engines import sglang_engine
 from .forged import files_of, version_of
 from .habits import HABITS, Habits
 from .servers import ADMIN_KEY, API_KEY, EngineServer
@@ -108,4 +108,4 @@ class Subject:
     def adapter(self, **options: Any) -> EnginePort:
         """Another adapter to the same server, which has asked nothing yet."""
         given = {"api_key": API_KEY, "admin_key": ADMIN_KEY, "root": self.root}
-        return SglangEngine(self.server.url, **{**given, **options})
+        return sglang_engine(self.server.url, **{**given, **options})

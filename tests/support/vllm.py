@@ -14,13 +14,14 @@ import httpx
 import psutil
 from safetensors.torch import load_file, save_file
 
+from refitd.engine.fingerprints import alike
 from refitd.engine.port import Reached
-from refitd.engine.vllm.adapter import VllmEngine
-from refitd.engine.vllm.contents import agree
+from refitd.engine.transaction import ServerEngine
 from refitd_client.contract.naming import ROOT_NAME, SERVICE_FOLDER
 from refitd_client.contract.plugin import Answer, answers_in
 
 from .engine_template import ForkedEngine, template
+from .engines import vllm_engine
 from .servers import API_KEY, VLLM_VENV, EngineServer, ServerError, free_port
 from .subject import PROMPT, Streamed, Subject
 
@@ -227,11 +228,11 @@ class VllmSubject(Subject):
     def __init__(self, server: VllmServer, models: Path, kind: str = "vllm", root: Path | None = None) -> None:
         super().__init__(kind, server, models, root)
 
-    def adapter(self, **options: Any) -> VllmEngine:
+    def adapter(self, **options: Any) -> ServerEngine:
         """Another adapter to the same server, which has asked nothing yet."""
         stock_ranks = self.root is None and "two-ranks" in self.kind
         given = {"api_key": API_KEY, "root": self.root, "several_ranks": stock_ranks}
-        return VllmEngine(self.server.url, **{**given, **options})
+        return vllm_engine(self.server.url, **{**given, **options})
 
     async def named(self) -> tuple[str, str]:
         """The path that its adapter has in mind, since a server tells none, and the label that the server tells."""
@@ -246,7 +247,7 @@ class VllmSubject(Subject):
 
     def agree(self, some: str | None, other: str | None) -> bool:
         """Whether two fingerprints are of the same contents: scores are never equal to the last digit."""
-        return some is not None and other is not None and agree(some, other) is True
+        return some is not None and other is not None and alike(some, other) is True
 
     async def answer(self, within: float = 60.0) -> list[int]:
         """What it generates greedily."""

@@ -1,4 +1,4 @@
-"""LoRA adapters on a server, behind the `Engine` port: version N of a run is the adapter `NAME-vN`.
+"""LoRA adapters on a server, behind the `EnginePort`: version N of a run is the adapter `NAME-vN`.
 
 The model itself is never written and generation never paused: requests name the adapter that they want. A refit is
 
@@ -12,24 +12,75 @@ was rolled back from, or is of the run's earlier life, and goes first.
 
 The unloading is not waited for, because a request may take long and the new version is served already. One that broke
 off is begun again with the next version, so adapters do not pile up.
+
+A server that lists an adapter may not compute with it: the model alone can answer a request that names the adapter, or
+an adapter that was loaded before. Then the answer is exactly that of a request without the adapter, or with the other
+one. Adapters may be that alike themselves: B is zero before the first step, and a step may change nothing. What the
+files say decides then. Answers of one server may differ in the last digit with the batch they are computed in. So an
+answer that differs shows something only where the server repeats itself, and is asked again where it does not. Two
+adapters that are both applied never agree in every digit of eight or more log-probabilities, unless they are equal.
 """
 
 import asyncio
+import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
-from refitd.engine.applied import Scores, answered_instead, unexplained
-from refitd.engine.http import CallFailure, NoReply, Reply, Transport
-from refitd.engine.limits import PROBE_SECONDS
-from refitd.engine.port import Coming, Offered, Outcome, RankProof, Refit, Stage, Stopwatch, Target
-from refitd_client.contract.naming import Order, parse_version_label
+from refitd.engine.dialect import refusal
+from refitd.engine.http import PROBE_SECONDS, CallFailure, NoReply, Reply, Transport
+from refitd.engine.kind import EngineServer
+from refitd.engine.port import (
+    UNTOLD,
+    Coming,
+    Obstacle,
+    Offered,
+    Outcome,
+    Process,
+    RankProof,
+    Reached,
+    Refit,
+    Stage,
+    Stopwatch,
+    Target,
+    Unreached,
+)
+from refitd_client.checkpoint.header import locate
+from refitd_client.contract.naming import ADAPTER_CONFIG_NAME, ADAPTER_NAME, Order, parse_version_label
+from refitd_client.errors import InvalidWeightsError
+from refitd_client.files.plain_file import read_plain
+from refitd_client.validation.lora import MAX_CONFIG_BYTES
+
+_ROUNDS = 3
+_MAX_ADAPTER_BYTES = 2**34
+_MAGNITUDE = {"F32": ("<u4", 0x7FFFFFFF), "F16": ("<u2", 0x7FFF), "BF16": ("<u2", 0x7FFF)}
+
+Scores = tuple[object, ...]
+"""The answer to a fixed prompt, token by token, with every digit of the log-probabilities that the server gives."""
+
+Ask = Callable[[str | None], Awaitable[Scores | str | None]]
+"""Has an adapter answer, or the model where it is None. A text says why the answer is not in order; None that it did
+not come in time, which says nothing of the adapter.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerBeneath:
+    """The server beneath adapters, as for `Reached`. `is_replaced`: another writer has replaced its model."""
+
+    model_path: str
+    version: str
+    configuration: str
+    startup_path: str | None
+    process: Process = UNTOLD
+    is_replaced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,49 +144,51 @@ class NamedAdapters(ABC):
     the calls that load, unload and prove.
 
     Attributes:
-        unload_route: of the call that unloads.
+        server: what sentences call the kind of server.
+        probe_route: a route that shows that a server of the kind is there.
+        load_route: of the call that loads an adapter.
+        unload_route: of the call that unloads one.
         unlisted_hint: what may be wrong where the server does not list what it has loaded.
     """
 
+    server: str
+    probe_route: str
+    load_route: str
     unload_route: str
     unlisted_hint = ""
 
-    def __init__(
-        self,
-        http: Transport,
-        *,
-        name: str,
-        keep: int,
-        load_timeout: float,
-        root: Path | None = None,
-        root_there: str | None = None,
-    ) -> None:
-        """Make no call yet.
-
-        Args:
-            http: to the server.
-            name: of the adapter.
-            keep: how many stay loaded.
-            load_timeout: seconds that a load may take.
-            root: the root as the service sees it, from which files are read where answers need an explanation.
-            root_there: the root as the server sees it.
-        """
-        self._root, self._root_there = root, root_there
+    def __init__(self, http: Transport, server: EngineServer) -> None:
+        """Make no call yet."""
+        access = server.access
+        if access.lora is None:
+            raise ValueError("no adapter is named")
         self._http = http
-        self._name = name
-        self._keep = keep
-        self._ours = re.compile(rf"{re.escape(name)}-v(.+)")
-        self._load_timeout = load_timeout
+        self._root, self._root_there = access.root, server.root
+        self._name = access.lora
+        self._keep = access.lora_keep
+        self._ours = re.compile(rf"{re.escape(self._name)}-v(.+)")
+        self._load_timeout = access.load_timeout
         self._served: str | None = None
+        self._lost: str | None = None  # why nothing counts any more that this process of the server answers
         self._unloading: asyncio.Task[None] | None = None
 
     @abstractmethod
-    async def _refusal(self) -> Refit | None:
-        """How a refit ends before any call that changes something; None where it goes on."""
+    async def _look(self, reply: Reply | NoReply, listed: Sequence[ListedAdapter] | str) -> ServerBeneath | Unreached:
+        """Learn what is beneath the adapters.
+
+        Args:
+            reply: to a call of `probe_route`.
+            listed: our adapters that it lists, or why that cannot be said.
+        """
+
+    @property
+    @abstractmethod
+    def _is_known(self) -> bool:
+        """Whether a probe has learned how the server was started."""
 
     @abstractmethod
-    async def _load(self, name: str, path: str) -> Reply | NoReply:
-        """Have the server load an adapter under a name that it does not list."""
+    def _obstacles(self) -> Iterable[Obstacle]:
+        """What is in the way of updates, the worst first."""
 
     @abstractmethod
     def _failure(self, reply: Reply) -> str | None:
@@ -147,7 +200,15 @@ class NamedAdapters(ABC):
 
     @abstractmethod
     async def _scores(self, adapter: str | None) -> Scores | str | None:
-        """Have an adapter answer a fixed prompt, as `applied.Ask`."""
+        """Have an adapter answer a fixed prompt, as `Ask`."""
+
+    async def _left_alone(self) -> str | None:
+        """Why it is not updated now, though it can be; None where it is."""
+        return None
+
+    async def _load(self, name: str, path: str) -> Reply | NoReply:
+        """Have the server load an adapter under a name that it does not list."""
+        return await self._change(self.load_route, {"lora_name": name, "lora_path": path})
 
     async def _change(self, route: str, body: dict[str, Any]) -> Reply | NoReply:
         """Send a load or an unload."""
@@ -163,11 +224,34 @@ class NamedAdapters(ABC):
         return False
 
     async def aclose(self) -> None:
-        """See `Engine`. An unload that was sent ends all the same."""
+        """See `EnginePort`. An unload that was sent ends all the same."""
         if self._unloading is not None:
             self._unloading.cancel()
             with suppress(asyncio.CancelledError):
                 await self._unloading
+
+    async def probe(self) -> Reached | Unreached:
+        """See `EnginePort`. It serves the adapter proved last, else the newest that it lists, else the model."""
+        reply = await self._http.get(self.probe_route, PROBE_SECONDS)
+        listed = reply.reason if isinstance(reply, NoReply) else await self._listed()
+        beneath = await self._look(reply, listed)
+        if isinstance(beneath, Unreached):
+            return beneath
+        listed = [] if isinstance(listed, str) else listed
+        newest = None if beneath.is_replaced else self._newest(listed)
+        return Reached(
+            model_path=beneath.model_path if newest is None else newest.path,
+            weight_version=None if newest is None else newest.label,
+            server_version=beneath.version,
+            configuration=f"{beneath.configuration} lora {self._name}",
+            startup_path=beneath.startup_path,
+            process=beneath.process,
+            address=reply.address if isinstance(reply, Reply) else None,
+            server=self.server,
+            obstacles=tuple(self._obstacles()),
+            may_read=self._may_read(listed),
+            may_read_more=self._may_read_more,
+        )
 
     async def refit(self, target: Target, on_stage: Callable[[Stage], None]) -> Refit:
         watch, name = Stopwatch(on_stage), f"{self._name}-v{target.label}"
@@ -202,16 +286,39 @@ class NamedAdapters(ABC):
             timings=watch.milliseconds,
         )
 
+    async def _refusal(self) -> Refit | None:
+        """How a refit ends before any call that changes something; None where it goes on."""
+        if not self._is_known and isinstance(seen := await self.probe(), Unreached):
+            return Refit(outcome=Outcome.UNREACHABLE, resumed=True, reason=seen.reason)
+        if self._lost is not None:
+            return Refit(outcome=Outcome.TAINTED, resumed=True, reason=self._lost)
+        if (reason := refusal(self._obstacles())) is not None:
+            return Refit(outcome=Outcome.NACK, resumed=True, reason=reason)
+        if (reason := await self._left_alone()) is not None:
+            return Refit(outcome=Outcome.UNREACHABLE, resumed=True, reason=reason)
+        return None
+
     async def prefetch(self, version: Coming | Offered) -> Sequence[RankProof]:
-        """See `Engine`. A load pauses nothing, so nothing is gained before it."""
+        """See `EnginePort`. A load pauses nothing, so nothing is gained before it."""
         return ()
 
     async def cancel_prefetch(self) -> None:  # noqa: B027 - it is all that there is to do
         ...
 
     async def resume(self) -> bool:
-        """See `Engine`. It was never paused."""
+        """See `EnginePort`. It was never paused."""
         return True
+
+    async def fingerprint(self, alike: str | None = None) -> str | None:
+        """See `EnginePort`. A server's checksums are of the model alone."""
+        return None
+
+    async def trial(self, label: str) -> str | None:
+        """See `EnginePort`. Only the adapter of this label answers to its name."""
+        answer = await self._scores(f"{self._name}-v{label}")
+        if answer is None:
+            return "no answer to a trial in time"
+        return answer if isinstance(answer, str) else None
 
     async def _listed(self) -> list[ListedAdapter] | str:
         """Our adapters that the server has, or a sentence on why that cannot be said."""
@@ -265,13 +372,13 @@ class NamedAdapters(ABC):
 
     def _here(self, path: str) -> Path:
         """A folder of the server's as the service sees it."""
-        there = None if self._root_there is None else self._root_there.rstrip("/") + "/"
-        if self._root is None or there is None or not path.startswith(there):
-            return Path(path)
-        return self._root / path.removeprefix(there)
+        there = self._root_there.rstrip("/") + "/"
+        return self._root / path.removeprefix(there) if self._root and path.startswith(there) else Path(path)
 
     def _refused(self, reply: Reply | NoReply) -> Refit | None:
         """What a load left behind that failed; None where it succeeded. The adapters from before are served on."""
+        if self._lost is not None:
+            return Refit(outcome=Outcome.TAINTED, resumed=True, reason=self._lost)
         if isinstance(reply, NoReply):
             outcome = Outcome.UNREACHABLE if reply.lost is CallFailure.NEVER_SENT else Outcome.TAINTED
             return Refit(outcome=outcome, resumed=True, reason=reply.reason)
@@ -290,3 +397,72 @@ class NamedAdapters(ABC):
         if isinstance(reply, NoReply):
             return f"{adapter.name} cannot be unloaded: {reply.reason}"
         return None if reply.ok else f"{adapter.name} cannot be unloaded: {self._failure(reply)}"
+
+
+async def answered_instead(ask: Ask, adapter: str, others: Sequence[str | None]) -> tuple[list[str | None], str | None]:
+    """Return which of `others` a server answers with where `adapter` is named, and why that cannot be told.
+
+    Args:
+        ask: has each answer.
+        adapter: the adapter that was loaded.
+        others: names of adapters, None for the model without one. At least one.
+    """
+    for _ in range(_ROUNDS):
+        found: dict[str | None, Scores] = {}
+        for each in (*others, adapter):
+            scores = await ask(each)
+            if not isinstance(scores, tuple):
+                return [], scores
+            found[each] = scores
+        if same := [each for each in others if found[each] == found[adapter]]:
+            return same, None
+        if await ask(others[0]) == found[others[0]]:
+            break
+    return [], None
+
+
+def unexplained(folder: Path, whose: str, other: Path | None) -> str | None:
+    """Why it is wrong that an adapter answers exactly as another, or as the model; None where it is right. Blocks.
+
+    Args:
+        folder: of the adapter.
+        whose: what its answers are equal to, for the sentence.
+        other: the folder of the other adapter; None for the model.
+    """
+    doubt = f"requests that name it are answered exactly as by {whose}"
+    try:
+        explained = _changes_nothing(folder) if other is None else _is_same(folder, other)
+    except (OSError, InvalidWeightsError) as error:
+        return f"{doubt}, and its files cannot be read to see whether they are alike: {error}"
+    if explained:
+        return None
+    differ = "its B matrices are not zero" if other is None else "the two differ"
+    return f"{doubt}, and {differ}: the server does not compute with it"
+
+
+def _changes_nothing(folder: Path) -> bool:
+    """Whether every B of an adapter is zero, so that the model answers as without it."""
+    for name, (dtype, data) in _tensors(folder).items():
+        width, magnitude = _MAGNITUDE.get(dtype, ("<u1", 0xFF))
+        if name.endswith(".lora_B.weight") and np.any(np.frombuffer(data, width) & magnitude):
+            return False
+    return True
+
+
+def _is_same(folder: Path, other: Path) -> bool:
+    """Whether two folders hold one adapter."""
+    return _scale(folder) == _scale(other) and _tensors(folder) == _tensors(other)
+
+
+def _tensors(folder: Path) -> dict[str, tuple[str, bytes]]:
+    data = read_plain(folder / ADAPTER_NAME, _MAX_ADAPTER_BYTES)
+    found = locate(folder / ADAPTER_NAME)
+    return {name: (entry.dtype, data[start : start + entry.nbytes]) for name, (entry, start) in found.items()}
+
+
+def _scale(folder: Path) -> tuple[object, object]:
+    try:
+        config = json.loads(read_plain(folder / ADAPTER_CONFIG_NAME, MAX_CONFIG_BYTES))
+        return config.get("r"), config.get("lora_alpha")
+    except (ValueError, AttributeError) as error:
+        raise InvalidWeightsError(f"{folder} has no adapter's configuration: {error}") from error

@@ -1,11 +1,8 @@
-"""From what the operator says of an engine to the adapter that speaks to it."""
+"""From what the operator says of a server to the engine behind the `EnginePort`."""
 
 import asyncio
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TypedDict
 
-from refitd.engine.dialing import Guard
 from refitd.engine.engines_file import EngineSpec
 from refitd.engine.kind import EngineAccess, EngineKind, EngineServer
 from refitd.engine.plugin.channels import SocketList
@@ -23,26 +20,10 @@ from refitd.engine.port import (
     Unreached,
 )
 from refitd.engine.registry import KINDS
-
-
-class KeyFiles(TypedDict):
-    """Files with the keys that open an engine for requests, and for changes."""
-
-    api_key: Path | None
-    admin_key: Path | None
-
+from refitd.engine.wire import Guard
 
 IsNamed = Callable[[str], bool]
 """Whether the operator named the engine with this URL: only such engines are sent the service's default keys."""
-
-
-def key_files(access: EngineAccess, spec: EngineSpec, is_named: IsNamed) -> KeyFiles:
-    """The engine's own key files, else the service's where the operator named the engine, else none."""
-    default = is_named(spec.url)
-    return {
-        "api_key": spec.api_key_file or (access.api_key if default else None),
-        "admin_key": spec.admin_key_file or (access.admin_key if default else None),
-    }
 
 
 def connector(
@@ -62,17 +43,18 @@ def connector(
         kinds: the kinds of engines that there are.
     """
 
-    sockets = SocketList(access.root)
+    sockets = None if access.root is None else SocketList(access.root)
 
     def connect(spec: EngineSpec) -> EnginePort:
-        keys = key_files(access, spec, is_named)
-        root = spec.root or access.path_map or str(access.root)
+        # The service's default keys go only to engines that the operator named.
+        api_key, admin_key = (access.api_key, access.admin_key) if is_named(spec.url) else (None, None)
         server = EngineServer(
             url=spec.url,
-            **keys,
+            api_key=spec.api_key_file or api_key,
+            admin_key=spec.admin_key_file or admin_key,
             guard=guard,
             leads=leads,
-            root=root,
+            root=spec.root or access.path_map or str(access.root),
             access=access,
             pair=spec.pair,
             sockets=sockets,

@@ -5,11 +5,16 @@ and a digest of what they are made of, such as `host:plugin,xxh3.5f:` (`refitd.p
 are updated together joins theirs by `+`.
 """
 
+from collections.abc import Sequence
+
+import xxhash
+
 BY_PLUGIN = "plugin:"
 """The prefix of fingerprints that refitd's plugin computes; the others are made of what the server itself tells."""
 CHECKED = "vllm:"
 BY_HOST = "host:"
 ANSWERED = "vllm-answers:"
+_NEAR = 0.5  # natural logarithms: two log-probabilities of one token that differ by more are of different weights
 NOT_COMPARED = "recorded, not yet compared"
 NOT_ALIKE = "not compared: what is on record is of other means"
 CONTRADICTED = "contradicted by another engine"
@@ -68,6 +73,34 @@ def comparable(some: str, other: str | None) -> bool:
     if some.startswith(BY_HOST) and other.startswith(BY_HOST):
         return means_of(some) == means_of(other)
     return some.startswith(BY_PLUGIN) == other.startswith(BY_PLUGIN)
+
+
+def by_plugin(contents: Sequence[str]) -> str | None:
+    """One fingerprint of the contents of several ranks, in any order; None where one of them is missing."""
+    if not contents or not all(contents):
+        return None
+    if len(contents) == 1:
+        return f"{BY_PLUGIN}{contents[0]}"
+    return f"{BY_PLUGIN}xxh3:{xxhash.xxh3_128(','.join(sorted(contents)).encode()).hexdigest()}"
+
+
+def alike(some: str, other: str) -> bool | None:
+    """Whether two fingerprints of one server are of the same contents, as far as they can tell; None: they cannot be
+    compared. Scores of answers are never equal to the last digit.
+    """
+    if means_of(some) != means_of(other):
+        return None
+    if not some.startswith(ANSWERED):
+        return some == other
+    (digest, scores), (digest_2, scores_2) = _scored(some), _scored(other)
+    if "-" not in (digest, digest_2) and digest != digest_2:
+        return False
+    return len(scores) == len(scores_2) and all(abs(x - y) <= _NEAR for x, y in zip(scores, scores_2, strict=True))
+
+
+def _scored(fingerprint: str) -> tuple[str, list[float]]:
+    digest, _, scores = fingerprint.removeprefix(ANSWERED).rpartition(":")
+    return digest, [float(score) for score in scores.split(",")]
 
 
 def agree(found: str, recorded: str) -> bool | None:

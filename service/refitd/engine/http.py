@@ -15,16 +15,32 @@ from typing import Any, ClassVar, TypeVar, cast
 import httpx
 import msgspec
 
-from refitd.engine.connections import EngineConnection, connect_by_tls, connect_in_the_clear
-from refitd.engine.dialing import Connect, Guard, NotConnectedError, dial
-from refitd.engine.exchange import Exchange, HttpAnswer, Request, TooLargeError, UnsendableError
+from refitd.engine.wire import (
+    Connect,
+    EngineConnection,
+    Exchange,
+    Guard,
+    NotConnectedError,
+    Request,
+    TooLargeError,
+    UnsendableError,
+    connect_by_tls,
+    connect_in_the_clear,
+    dial,
+)
 from refitd.memory import BodyMemory
+from refitd.text import one_line
 from refitd.turns import my_turn
 from refitd_client.contract.decoding import from_json, plain_json
 from refitd_client.http.tls import in_use
 
 T = TypeVar("T")
 
+# How long a call to an engine's server may take, in seconds.
+PROBE_SECONDS = 5.0
+CALL_SECONDS = 30.0  # pause, resume, flush, label: seconds at most on a server that works
+CHECK_SECONDS = 120.0  # to hash all tensors
+TRIAL_SECONDS = 60.0
 _PORTS = {"http": 80, "https": 443}
 _ASK_HEADERS = (("Accept", "application/json"), ("Content-Type", "application/json"), ("Connection", "close"))
 UNAUTHORISED = frozenset({401, 403})  # the key was not right, and nothing was done
@@ -103,14 +119,17 @@ class Reply:
         """Its text for people: from a field of its JSON object, else the body."""
         data = self.data or {}
         for key in ("message", "detail", "error"):
-            if isinstance(found := data.get(key), str):
+            found: Any = data.get(key)
+            if isinstance(found, dict):  # vLLM nests it
+                found = cast("dict[str, Any]", found).get("message")
+            if isinstance(found, str):
                 return found
         return self.text.strip() or "nothing"
 
     @property
     def short_message(self) -> str:
-        """At most 500 characters of the message."""
-        return self.message[:_SHORT_MESSAGE]
+        """At most 500 characters of the message, in one line."""
+        return one_line(self.message[:_SHORT_MESSAGE])
 
 
 class CallFailure(Enum):
@@ -233,10 +252,6 @@ class Transport:
         """Send a PUT with the key for changes. Gives up after `within` seconds."""
         return await self._call("PUT", path, body, self._change, within)
 
-    async def delete(self, path: str, within: float) -> Reply | NoReply:
-        """Send a DELETE with the key for changes. Gives up after `within` seconds."""
-        return await self._call("DELETE", path, None, self._change, within)
-
     async def ask(self, path: str, body: dict[str, Any], within: float) -> Reply | NoReply:
         """Send a POST that changes nothing, with the key for reads. Gives up after `within` seconds."""
         return await self._call("POST", path, body, self._read, within)
@@ -273,7 +288,10 @@ class Transport:
         try:
             ends = connection.ends()
             await connection.send(talk.request)
-            return _reply(await talk.answer(connection.receive), _address(*ends))
+            answer = await talk.answer(connection.receive)
+            date = answer.headers.get(b"date")
+            said = None if date is None else date.decode(errors="replace")
+            return Reply(status=answer.status, body=answer.body, date=said, address=_address(*ends))
         finally:
             connection.close()
 
@@ -283,16 +301,6 @@ class Transport:
             return lambda address: connect_in_the_clear(address, self._port)
         context = await asyncio.to_thread(in_use().context)
         return lambda address: connect_by_tls(address, self._port, context, self._host)
-
-
-def _reply(answer: HttpAnswer, address: str) -> Reply:
-    date = answer.headers.get(b"date")
-    return Reply(
-        status=answer.status,
-        body=answer.body,
-        date=None if date is None else date.decode(errors="replace"),
-        address=address,
-    )
 
 
 def _address(there: Any, here: Any) -> str:

@@ -1,16 +1,20 @@
-"""What an engine adapter registers of itself, and what it is made with."""
+"""What a kind of engine registers of itself, and what its engines are made with."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from refitd.engine.dialing import Guard
+from refitd.engine.http import Transport
 from refitd.engine.plugin.channels import SocketList
+from refitd.engine.plugin.client import PluginClient
 from refitd.engine.plugin.leading import Leads
 from refitd.engine.port import EnginePort
+from refitd.engine.wire import Guard
 
 HOST_KIND = "refitd"
 """The name of the kind of hosts, which follow this service and have engines of their own. No setting names one."""
+_TransportT = TypeVar("_TransportT", bound=Transport)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +22,7 @@ class EngineAccess:
     """How the service drives its engines, as the operator says. Times are in seconds.
 
     Attributes:
-        root: the folder that versions lie in.
+        root: the folder that versions lie in; None for a reader that has none.
         load_timeout: how long an engine may take for a load.
         pause_mode: what an engine does with requests in flight while it loads; "auto" for the best that it can.
         allow_dtype_cast: whether versions may have other dtypes than the model that engines serve.
@@ -31,7 +35,7 @@ class EngineAccess:
             weights.
     """
 
-    root: Path
+    root: Path | None
     load_timeout: float
     pause_mode: str
     allow_dtype_cast: bool = False
@@ -45,13 +49,13 @@ class EngineAccess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineServer:
-    """One server, as its adapter calls it.
+    """One server, as its dialect calls it.
 
     Attributes:
         url: of the server.
-        api_key: file with its key for requests; None where it wants none.
-        admin_key: file with its key for changes; None where it wants none.
-        guard: says which addresses may be called.
+        api_key: its key for requests, or the key's file; None where it wants none.
+        admin_key: its key for changes, likewise.
+        guard: says which addresses may be called; None: all.
         leads: the lease that the service asks plugins for; None for a reader that leads no engine.
         root: where the server sees the root.
         access: how all engines are driven.
@@ -60,14 +64,25 @@ class EngineServer:
     """
 
     url: str
-    api_key: Path | None
-    admin_key: Path | None
-    guard: Guard
+    api_key: str | Path | None
+    admin_key: str | Path | None
+    guard: Guard | None
     leads: Leads | None
     root: str
     access: EngineAccess
     pair: tuple[str, ...] = ()
     sockets: SocketList | None = None
+
+    def transport(self, kind: type[_TransportT], url: str | None = None) -> _TransportT:
+        """The way to the server, or to another one of the pair. No connection is opened yet."""
+        return kind(url or self.url, api_key=self.api_key, admin_key=self.admin_key, guard=self.guard)
+
+    def plugin(self) -> PluginClient:
+        """A client of refitd's plugin in the server."""
+        access = self.access
+        return PluginClient(
+            access.root, allow_dtype_cast=access.allow_dtype_cast, leads=self.leads, sockets=self.sockets
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +94,7 @@ class EngineKind:
         pause_modes: what its servers can do with requests in flight while they load, the best first.
         programs: a pattern of the modules and scripts that its servers' processes run, by which doctor finds them.
         inside: how refitd gets into a server of this kind, for an operator.
-        connect: makes the adapter for a server. It reads no file and calls no server yet.
+        connect: makes the engine of a server. It reads no file and calls no server yet.
         pairs: whether it can update several servers as one engine.
     """
 

@@ -1,12 +1,12 @@
 """The kinds of engines that refitd can drive. To add one: a package beside `sglang`, and a line in `KINDS`.
 
-An adapter's package has a module `kind` with one `EngineKind`; `connect` picks among them, by what the operator says of
-an engine, or else by what the server answers to each adapter's probe. No other module names an adapter.
+The package has one `EngineKind` and the dialect of its servers. `connect` picks among the kinds, by what the operator
+says of an engine, or else by what the server answers to the probe of each kind. No other module names a kind.
 """
 
 from refitd.engine.kind import EngineKind
-from refitd.engine.sglang.kind import SGLANG
-from refitd.engine.vllm.kind import VLLM
+from refitd.engine.sglang import SGLANG
+from refitd.engine.vllm import VLLM
 
 KINDS: tuple[EngineKind, ...] = (SGLANG, VLLM)
 PAUSE_MODES = ("auto", *dict.fromkeys(mode for kind in KINDS for mode in kind.pause_modes))

@@ -14,9 +14,7 @@ from refitd.engine.engines_file import EngineSpec
 from refitd.engine.kind import HOST_KIND
 from refitd.engine.plugin.leading import Leads
 from refitd.engine.port import EnginePort
-from refitd.engine.refitd.adapter import RefitdEngine
-from refitd.engine.refitd.answers import of_these
-from refitd.engine.refitd.line import HostLine
+from refitd.engine.refitd.host import HostLine, RefitdEngine, of_these
 from refitd.policy.hosts import stands_of, unknown_at_hub
 from refitd.state.followers import LEASE_SECONDS
 from refitd.state.observer import Notifier

@@ -13,7 +13,7 @@ first that reports gets it. A place is kept for all that a host lacks of what it
 from dataclasses import dataclass
 
 from refitd.clock import Clock
-from refitd.engine.refitd.line import SILENT_SECONDS
+from refitd.engine.refitd.host import SILENT_SECONDS
 from refitd_client.bucket.address import is_bucket_url
 from refitd_client.contract.follow import Following
 

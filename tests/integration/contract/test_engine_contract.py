@@ -8,11 +8,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from refitd.engine.http import NoReply, Transport
+from refitd.engine.http import NoReply
 from refitd.engine.port import EnginePort, Outcome, Process, Reached, Refit, Stage, Unreached
-from refitd.engine.sglang import calls
-from refitd.engine.sglang.adapter import SglangEngine
+from refitd.engine.sglang.dialect import SglangDialect
+from refitd.engine.transaction import ServerEngine
 from refitd_client.rollout import spans
+from support.engines import sglang_engine
 from support.servers import ADMIN_KEY, API_KEY, EmbeddedServer, EngineServer
 from support.subject import Streamed, Subject, ignore_stage
 
@@ -148,17 +149,17 @@ async def test_requests_that_something_else_pauses_in_place_before_the_load_are_
     subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SGLang has written the version then, and refuses to flush: the adapter retracts what runs, and loads again."""
-    if not isinstance(subject.engine, SglangEngine):
+    if not (isinstance(subject.engine, ServerEngine) and isinstance(subject.engine.dialect, SglangDialect)):
         pytest.skip("its cache is emptied while requests run")
     await subject.refit("model_a", "1")
     modes: list[str] = []
 
-    async def pause(http: Transport, mode: str, *, drains: bool) -> NoReply | str | None:
+    async def pause(dialect: SglangDialect, mode: str, *, drains: bool) -> NoReply | str | None:
         modes.append(mode)
-        return await as_usual(http, mode, drains=drains)
+        return await as_usual(dialect, mode, drains=drains)
 
-    as_usual = calls.pause
-    monkeypatch.setattr(calls, "pause", pause)
+    as_usual = SglangDialect._pause  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(SglangDialect, "_pause", pause)
 
     def paused_in_place(stage: Stage) -> None:
         if stage is Stage.LOAD and modes == ["retract"]:  # before the first of two
@@ -220,7 +221,7 @@ async def test_an_engine_that_its_trainer_holds_paused_is_updated_and_the_traine
 
 async def test_a_key_that_opens_nothing_is_named_by_the_probe(subject: Subject) -> None:
     _needs_keys(subject)
-    engine = SglangEngine(subject.server.url, api_key="wrong")
+    engine = sglang_engine(subject.server.url, api_key="wrong")
     try:
         seen = await engine.probe()
         assert isinstance(seen, Unreached)
@@ -240,7 +241,7 @@ async def test_without_the_admin_key_nothing_changes_and_the_setting_is_named(
 ) -> None:
     _needs_keys(subject)
     await subject.refit("model_a", "1")
-    engine = SglangEngine(subject.server.url, api_key=API_KEY, admin_key=admin_key)
+    engine = sglang_engine(subject.server.url, api_key=API_KEY, admin_key=admin_key)
     try:
         refit = await engine.refit(subject.target("model_b", "2"), ignore_stage)
     finally:

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from refitd.engine.fingerprints import ANSWERED
 from refitd.engine.port import UNNAMED, Outcome, Reached
-from refitd.engine.vllm.contents import ANSWERED
 from support.servers import VLLM_VENV
 from support.subject import Streamed, ignore_stage
 from support.vllm import OneVllm, VllmSubject

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 
 from refitd.engine.port import Outcome, Target
-from refitd.engine.sglang.adapter import SglangEngine
+from support.engines import sglang_engine
 from support.servers import ADMIN_KEY, API_KEY, EmbeddedServer
 from support.stored_prefixes import StoredPrefixes, storing_prefixes
 
@@ -37,7 +37,7 @@ async def test_no_answer_uses_a_prefix_of_the_weights_before_the_update(models: 
         after = answered(engine.url)
         assert after != before
         assert answered(stored.url) == before, "the imitation forgets prefixes by itself, and so shows nothing"
-        adapter = SglangEngine(stored.url, api_key=API_KEY, admin_key=ADMIN_KEY)
+        adapter = sglang_engine(stored.url, api_key=API_KEY, admin_key=ADMIN_KEY)
         try:
             refit = await adapter.refit(Target(path=str(models / "model_b"), label="1"), lambda _: None)
         finally:

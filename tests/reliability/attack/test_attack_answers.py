@@ -13,14 +13,14 @@ import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from refitd.engine.fingerprints import alike
 from refitd.engine.http import Reply as HttpReply
-from refitd.engine.load_reply import Loaded, Unclear
 from refitd.engine.plugin.rank_group import read_handshake
 from refitd.engine.port import Reached, Unreached
-from refitd.engine.sglang.adapter import SglangEngine
-from refitd.engine.vllm.contents import Digests, Scores, agree, fingerprint, read_digests, read_trial
+from refitd.engine.replies import Failed, Loaded, Unclear
+from refitd.engine.vllm.contents import Digests, Scores, fingerprint, read_digests, read_trial
 from refitd.engine.vllm.info import read_label, read_release, read_server_info
-from refitd.engine.vllm.reply import Failed, not_aligned, said_by_extension, what_happened
+from refitd.engine.vllm.loads import not_aligned, said_by_extension, what_happened
 from refitd_client.contract.plugin import MAX_LINE, Answer, Handshake, PluginRequest, UpdateOutcome
 from refitd_client.transport.ipc.offer import (
     DevicePlace,
@@ -34,6 +34,7 @@ from refitd_client.transport.ipc.offer import (
     unseal,
 )
 from refitd_plugin.channel import Channel, Reply
+from support.engines import sglang_engine
 from support.fuzz import FUZZ, changed, check_sentence, within_bounds
 from support.plugged_mini import wait_for
 from support.scripted_server import answer
@@ -140,7 +141,7 @@ def test_no_answer_of_an_engine_is_anything_but_read_or_said() -> None:
         async def probed(model: bytes, server: bytes) -> Reached | Unreached:
             sglang.on("/model_info", answer(200, model))
             sglang.on("/server_info", answer(200, server))
-            engine = SglangEngine(sglang.url)
+            engine = sglang_engine(sglang.url)
             try:
                 return await engine.probe()
             finally:
@@ -211,4 +212,4 @@ def test_no_digests_and_scores_of_a_vllm_are_anything_but_a_fingerprint_or_a_sen
     found = fingerprint(held, answered if isinstance(answered, Scores) else None)
     if found is not None:
         check_sentence(found)
-        assert agree(found, found) is True
+        assert alike(found, found) is True

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from refitd.areal import updates
-from refitd.engine.sglang.info import dialect_of
+from refitd.engine.sglang.info import release_of
 from refitd_client.contract.naming import parse_version_folder, parse_version_id
 from refitd_client.validation.conventions import recognise
 from support.services import serving
@@ -30,7 +30,7 @@ async def test_a_request_for_such_a_version_is_answered(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", [f"0.5.{DIGITS}", f"{DIGITS}.5.2", f"0.{DIGITS}.2.dev1"])
 def test_an_engine_of_such_a_release_is_driven_carefully(version: str) -> None:
-    assert dialect_of(version).pause_modes == ("abort",)
+    assert release_of(version).pause_modes == ("abort",)
 
 
 def test_a_trainers_own_folder_with_such_a_number_is_none_of_its_steps() -> None:

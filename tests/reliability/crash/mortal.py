@@ -20,9 +20,9 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from refitd.engine.exchange import Exchange, HttpAnswer, Receive
 from refitd.engine.http import Reply, Transport
 from refitd.engine.plugin import channels
+from refitd.engine.wire import Exchange, HttpAnswer, Receive
 from refitd.state.journal.journal import Journal
 from refitd.state.journal.writes import JournalWrite
 

@@ -11,8 +11,16 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from refitd.engine.plugin.client import AHEAD_SECONDS, OFFER_SECONDS, SENT_SECONDS, PluginClient
-from refitd.engine.plugin.prepared import Preparation, Prepared, PrepareRefused, Unprepared
+from refitd.engine.plugin.client import (
+    AHEAD_SECONDS,
+    OFFER_SECONDS,
+    SENT_SECONDS,
+    PluginClient,
+    Preparation,
+    Prepared,
+    PrepareRefused,
+    Unprepared,
+)
 from refitd.engine.plugin.rank_group import Launch
 from refitd.engine.port import Coming, Offered, RankProof, VersionFiles
 from refitd_client.contract.naming import parse_version_folder, parse_version_id, version_id
@@ -297,6 +305,11 @@ class SimPlugin:
             return Answer(outcome=UpdateOutcome.RESTORED, reason="the copy failed")
         self.standing = None
         return Answer(outcome=UpdateOutcome.UNKNOWN, reason="what was there could not be put back")
+
+
+def plugin_of(server: "SimServer", alive: Callable[[], bool]) -> PluginClient:
+    """The client of a server's plugin, or of none."""
+    return SimBeside(server, alive) if server.plugged else PluginClient(None, allow_dtype_cast=False)
 
 
 class SimBeside(PluginClient):

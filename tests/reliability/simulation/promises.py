@@ -13,8 +13,7 @@ from fastapi import Request
 from refitd.api.overview import glance_at
 from refitd.api.versions import wait
 from refitd.engine.port import Outcome
-from refitd.engine.sglang.verify import OTHER_TENSORS
-from refitd.engine.vllm.proof import OTHER_PARAMETERS
+from refitd.engine.transaction import OTHER_TENSORS
 from refitd.policy.chain import NoBase, chain_of
 from refitd.policy.goals import last_good, last_good_before
 from refitd.policy.next_action import repair_with
@@ -332,7 +331,7 @@ class Promises(Observer):
     def _is_not_condemned(self, engine: EngineRecord, server: SimServer) -> None:
         """3: an engine whose own words are true is not paused for those of one other."""
         reason, attempt = engine.reason or "", engine.last_attempt
-        if attempt is None or engine.id in self._lied or not reason.endswith((OTHER_TENSORS, OTHER_PARAMETERS)):
+        if attempt is None or engine.id in self._lied or not reason.endswith(OTHER_TENSORS):
             return
         path = self._path_of(attempt.version)
         is_touched = path in self._rewritten | self._again or server.life != server.loaded_in

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from refitd.engine.http import CallFailure, NoReply, Reply
+from refitd.engine.http import CallFailure, Key, NoReply, Reply, Transport
 from refitd.engine.port import EnginePort
 
 from .disk import SimDisk, SimFolder
@@ -150,30 +150,20 @@ def reply(status: int, /, **data: Any) -> Reply:
     return Reply(status, json.dumps(data).encode())
 
 
-class SimTransport:
+class SimTransport(Transport):
     """The adapter's way to a server. A call that nobody waits for any more goes on in the server."""
 
     def __init__(self, server: SimServer, alive: Callable[[], bool]) -> None:
-        self.url = f"http://{server.name}:1"
-        self._server = server
+        super().__init__(f"http://{server.name}:1", api_key=None, admin_key=None)
+        self._sim = server
         self._alive = alive
 
-    async def get(self, path: str, within: float, *, most: int = 0) -> Reply | NoReply:
-        return await self._call(path, None, within)
-
-    async def post(self, path: str, body: dict[str, Any], within: float, *, most: int = 0) -> Reply | NoReply:
-        return await self._call(path, body, within)
-
-    async def ask(self, path: str, body: dict[str, Any], within: float) -> Reply | NoReply:
-        return await self._call(path, body, within)
-
-    async def aclose(self) -> None:
-        pass
-
-    async def _call(self, path: str, body: dict[str, Any] | None, within: float) -> Reply | NoReply:
+    async def _call(
+        self, method: str, path: str, body: dict[str, Any] | None, key: Key, within: float, most: int = 0
+    ) -> Reply | NoReply:
         if not self._alive():  # the service was killed: it says nothing any more
             raise asyncio.CancelledError
-        server = self._server
+        server = self._sim
         if not server.up:
             return NoReply(CallFailure.NEVER_SENT, "connection refused")
         call = server.call_of(path, body)

@@ -11,28 +11,17 @@ from typing import Any, ClassVar
 
 from refitd.engine.http import Reply
 from refitd.engine.port import EnginePort
-from refitd.engine.sglang.adapter import SglangEngine
-from refitd.engine.sglang.unit import SglangMember, SglangUnit
+from refitd.engine.sglang.dialect import SglangDialect
+from refitd.engine.sglang.pair import PairMember, SglangPair
+from refitd.engine.transaction import ServerEngine
 from refitd_client.contract.plugin import UpdateOutcome
 
 from .disk import Make
 from .fault import Call, DiedError, Fault
-from .plugin import STARTUP, SimBeside, SimPlugin, spoken
+from .plugin import STARTUP, SimPlugin, plugin_of, spoken
 from .server import LOAD_TIMEOUT, MOUNT, TENSORS, SimServer, SimTransport, reply
 
 _NOT_FLUSHED = "Succeeded to update model weights, but cache was not flushed"
-
-
-class _Engine(SglangEngine):
-    def __init__(self, server: SimServer, alive: Callable[[], bool]) -> None:
-        super().__init__(f"http://{server.name}:1", load_timeout=LOAD_TIMEOUT)
-        if server.plugged:
-            self._plugin = SimBeside(server, alive)
-        self._http = SimTransport(server, alive)  # type: ignore[assignment]
-
-
-class _Member(_Engine, SglangMember):
-    pass
 
 
 class SimSglang(SimServer):
@@ -51,11 +40,10 @@ class SimSglang(SimServer):
 
     def connect(self, alive: Callable[[], bool]) -> EnginePort:
         """See `SimServer`."""
-        return (
-            _Engine(self, alive)
-            if self.partner is None
-            else SglangUnit([_Member(each, alive) for each in (self, self.partner)])
-        )
+        if self.partner is None:
+            return ServerEngine(SglangDialect(SimTransport(self, alive)), plugin_of(self, alive), LOAD_TIMEOUT)
+        both = [(SglangDialect(SimTransport(each, alive), in_pair=True), each) for each in (self, self.partner)]
+        return SglangPair([PairMember(dialect, plugin_of(each, alive), LOAD_TIMEOUT) for dialect, each in both])
 
     def sleeps(self, *, asleep: bool) -> None:
         """See `SimServer`. It is not asked to."""

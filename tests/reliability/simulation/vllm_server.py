@@ -19,15 +19,16 @@ from enum import Enum
 from typing import Any, ClassVar
 
 from refitd.engine.http import Reply
-from refitd.engine.vllm.adapter import VllmEngine
+from refitd.engine.port import EnginePort
+from refitd.engine.transaction import ServerEngine
 from refitd.engine.vllm.contents import PROMPT
-from refitd.engine.vllm.loads import ProcessLoads
+from refitd.engine.vllm.dialect import VllmDialect
 from refitd_client.contract.plugin import Answer, UpdateOutcome
 from support.scripted_vllm import DEAD, OF_NOTHING, POSTED, SHAPE, config
 
 from .disk import Make, SimFolder
 from .fault import Call, DiedError, Fault
-from .plugin import STARTUP, SimBeside, SimPlugin
+from .plugin import STARTUP, SimPlugin, plugin_of
 from .server import LOAD_TIMEOUT, MOUNT, TENSORS, SimServer, SimTransport, reply
 
 APART = -1  # the content of a tensor that was taken apart and not read
@@ -52,15 +53,6 @@ class Digests(Enum):
     WHOLE = ("0.40.0", "cuda")
     PART = ("0.32.0", "cpu")
     NONE = ("0.30.0", "cuda")
-
-
-class _Engine(VllmEngine):
-    def __init__(self, server: SimServer, alive: Callable[[], bool]) -> None:
-        super().__init__(f"http://{server.name}:1", load_timeout=LOAD_TIMEOUT, several_ranks=True)
-        if server.plugged:
-            self._plugin = SimBeside(server, alive)
-        self._http: Any = SimTransport(server, alive)
-        self._loads = ProcessLoads(self._http, LOAD_TIMEOUT)
 
 
 @dataclass
@@ -101,9 +93,10 @@ class SimVllm(SimServer):
         self._held = 0  # calls to empty the caches that will not do it
         self._unread: list[deque[_Said]] = [deque() for _ in range(self.ranks)]
 
-    def connect(self, alive: Callable[[], bool]) -> VllmEngine:
+    def connect(self, alive: Callable[[], bool]) -> EnginePort:
         """See `SimServer`."""
-        return _Engine(self, alive)
+        dialect = VllmDialect(SimTransport(self, alive), several_ranks=True)
+        return ServerEngine(dialect, plugin_of(self, alive), LOAD_TIMEOUT)
 
     def call_of(self, path: str, body: dict[str, Any] | None) -> Call | None:
         """See `SimServer`. A GET of a route that is posted to only finds out whether it is there."""

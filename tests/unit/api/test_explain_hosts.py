@@ -13,7 +13,7 @@ from refitd.api.present import orders_of_hosts, present_engine, present_version
 from refitd.api.version_on_engines import on_engines
 from refitd.clock import SystemClock
 from refitd.engine.port import Reached
-from refitd.engine.refitd.answers import picture, reached
+from refitd.engine.refitd.host import picture, reached
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
 from refitd.update.targets import Targets

@@ -15,10 +15,10 @@ from refitd.diagnose.doctor.service import judge_service_engines
 from refitd.engine.engines_file import EngineSpec
 from refitd.engine.plugin.rank_group import EngineRankGroup, Member
 from refitd.engine.port import LoaderUse, Reached
-from refitd.engine.sglang.adapter import SglangEngine
 from refitd.policy.observe import after_probe
 from refitd_client.contract.plugin import ASIDE, Handshake, LoadPlan
 from refitd_plugin.recorder import Recorder
+from support.engines import sglang_engine
 from support.mini_sglang import TinyModel
 from support.plugged_mini import plugged_mini, put, target
 from support.records import engine
@@ -42,7 +42,7 @@ SEEN = Reached(
 async def loaders(root: Path, steps: int) -> list[LoaderUse | None]:
     """What a service sees of an engine before its first load, and after each."""
     with plugged_mini(root) as sglang:
-        service = SglangEngine(sglang.url, root=root)
+        service = sglang_engine(sglang.url, root=root)
         found: list[LoaderUse | None] = []
         for step in range(steps + 1):
             if step:
@@ -84,13 +84,13 @@ async def test_what_was_said_is_taken_back_when_a_plan_is_learned(
     monkeypatch.setattr(TinyModel, "_load_norm", lambda self, tensor: self.norm.data.copy_(tensor))
     root = tmp_path / "root"
     with plugged_mini(root) as sglang:
-        service = SglangEngine(sglang.url, root=root)
+        service = sglang_engine(sglang.url, root=root)
         for step, loader in ((1, None), (2, "it has learned no load plan from its last load"), (3, None)):
             put(root, step)
             await service.refit(target(root, step), lambda _: None)
             if step == 2:  # as after a load that failed: the plan is thrown away
                 sglang.members[0].engine.loading.plan = None
-                service._plugin.was_loaded("load")
+                service.plugin.was_loaded("load")
             seen = await service.probe()
             assert isinstance(seen, Reached)
             assert (None if seen.loader is None else seen.loader.reason) == loader

@@ -13,9 +13,7 @@ from pathlib import Path
 import pytest
 
 from refitd.engine.plugin import channels as channels_module
-from refitd.engine.plugin import exchange
-from refitd.engine.plugin.channels import Channels, SocketList
-from refitd.engine.plugin.exchange import ChannelError, RankSockets
+from refitd.engine.plugin.channels import ChannelError, Channels, SocketFolder, SocketList
 from refitd.engine.plugin.rank_group import EngineRankGroup, Launch, Stock
 from refitd_client.contract.plugin import MAX_LINE, PluginRequest
 from refitd_plugin.channel import Channel, Reply
@@ -82,7 +80,7 @@ async def test_a_request_to_known_ranks_does_not_list_all_sockets(root: Path, mo
     rank_group = await channels.rank_group(LAUNCH)
     assert isinstance(rank_group, EngineRankGroup)
     listed: list[int] = []
-    monkeypatch.setattr(exchange, "_sockets", lambda descriptor: listed.append(descriptor) or ())
+    monkeypatch.setattr(channels_module, "_sockets", lambda descriptor: listed.append(descriptor) or ())
     assert await channels.ask_all(rank_group.members, {"do": "forget"}, 5.0) == [HELLO]
     assert listed == []
 
@@ -240,14 +238,13 @@ async def test_engines_that_are_looked_at_within_a_second_share_what_a_list_of_t
 ) -> None:
     opened(root, lambda _: HELLO)
     listed: list[Path] = []
-    real = exchange.listing
+    real = channels_module.listing
 
-    def noted(folder: Path) -> AbstractContextManager[RankSockets]:
+    def noted(folder: Path) -> AbstractContextManager[SocketFolder]:
         listed.append(folder)
         return real(folder)
 
-    for module in (exchange, channels_module):
-        monkeypatch.setattr(module, "listing", noted)
+    monkeypatch.setattr(channels_module, "listing", noted)
     sockets = SocketList(root, seconds=3600.0)
     engines = [Channels(root, sockets) for _ in range(3)]
     first = [await engine.rank_group(LAUNCH) for engine in engines]

@@ -15,11 +15,12 @@ from msgspec import structs
 
 from refitd.engine.plugin.leading import PROBES, SECONDS, Leads, leads_of
 from refitd.engine.port import Outcome, Reached
-from refitd.engine.sglang.adapter import SglangEngine
+from refitd.engine.transaction import ServerEngine
 from refitd.policy.next_action import at_rest_interval
 from refitd_client.contract.plugin import Owner
 from refitd_plugin.lease import LONGEST_SECONDS, LeaderLease
 from refitd_plugin.requests import RequestHandler
+from support.engines import sglang_engine
 from support.plugged_mini import PluggedMini, plugged_mini, put, target
 from support.sockets import ask
 
@@ -60,15 +61,15 @@ def sglang(root: Path) -> Iterator[PluggedMini]:
 
 
 @asynccontextmanager
-async def speaking_to(sglang: PluggedMini, root: Path, owner: Owner | None) -> AsyncIterator[SglangEngine]:
-    engine = SglangEngine(sglang.url, root=root, leads=None if owner is None else Leads(owner=owner))
+async def speaking_to(sglang: PluggedMini, root: Path, owner: Owner | None) -> AsyncIterator[ServerEngine]:
+    engine = sglang_engine(sglang.url, root=root, leads=None if owner is None else Leads(owner=owner))
     try:
         yield engine
     finally:
         await engine.aclose()
 
 
-async def probed(engine: SglangEngine) -> Reached:
+async def probed(engine: ServerEngine) -> Reached:
     seen = await engine.probe()
     assert isinstance(seen, Reached)
     return seen
@@ -240,7 +241,7 @@ async def test_a_lease_is_renewed_at_once_where_so_many_engines_were_added_that_
         return take(self, owner, seconds, pid)
 
     monkeypatch.setattr(LeaderLease, "take", noted)
-    engine = SglangEngine(
+    engine = sglang_engine(
         sglang.url, root=root, leads=Leads(owner=FIRST, apart=lambda: at_rest_interval(0.0, engines[0]))
     )
     try:

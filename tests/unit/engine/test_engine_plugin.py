@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from refitd.engine.port import Coming, Offered, Outcome, Reached, Refit, Stage, Target
-from refitd.engine.sglang.adapter import SglangEngine
+from refitd.engine.transaction import ServerEngine
 from refitd_plugin import tensor_feed
 from refitd_plugin.rank_engine import RankEngine
 from refitd_plugin.source import SourceRefusedError
+from support.engines import sglang_engine
 from support.forged import write_delta
 from support.mini_sglang import expected, tiny_weights, values
 from support.plugged_mini import PluggedMini, plugged_mini, put, target
@@ -38,19 +39,19 @@ def sglang(root: Path) -> Iterator[PluggedMini]:
 
 
 @asynccontextmanager
-async def speaking_to(sglang: PluggedMini, root: Path | None, **options: Any) -> AsyncIterator[SglangEngine]:
-    engine = SglangEngine(sglang.url, root=root, **options)
+async def speaking_to(sglang: PluggedMini, root: Path | None, **options: Any) -> AsyncIterator[ServerEngine]:
+    engine = sglang_engine(sglang.url, root=root, **options)
     try:
         yield engine
     finally:
         await engine.aclose()
 
 
-async def refit(engine: SglangEngine, wanted: Target) -> Refit:
+async def refit(engine: ServerEngine, wanted: Target) -> Refit:
     return await engine.refit(wanted, lambda _: None)
 
 
-async def probed(engine: SglangEngine) -> Reached:
+async def probed(engine: ServerEngine) -> Reached:
     seen = await engine.probe()
     assert isinstance(seen, Reached)
     return seen

@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refitd.engine import http
-from refitd.engine.connections import PlainConnection
-from refitd.engine.exchange import USUAL_BYTES, Exchange, HttpAnswer, NotHttpError, Request, TooLargeError
 from refitd.engine.http import CallFailure, NoReply, Reply, Transport
 from refitd.engine.sglang.info import ModelInfo
+from refitd.engine.wire import USUAL_BYTES, Exchange, HttpAnswer, NotHttpError, PlainConnection, Request, TooLargeError
 from refitd.memory import BodyMemory
 from support.endless_server import CHUNK, CHUNKED, answering
 from support.fuzz import FUZZ

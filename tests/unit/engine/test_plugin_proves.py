@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from refitd.engine.port import Coming, Outcome, RankProof, Reached
-from refitd.engine.sglang.adapter import SglangEngine
+from refitd.engine.transaction import ServerEngine
 from refitd.policy.proving import fault_in
 from refitd_client.validation.examine import structure
+from support.engines import sglang_engine
 from support.plugged_mini import PluggedMini, plugged_mini, put, target
 
 COMING = Coming(version="run~v000001", path="run/v000001", prove=True)
@@ -28,8 +29,8 @@ def sglang(root: Path, request: pytest.FixtureRequest) -> Iterator[PluggedMini]:
 
 
 @asynccontextmanager
-async def reached(sglang: PluggedMini, root: Path) -> AsyncIterator[SglangEngine]:
-    engine = SglangEngine(sglang.url, root=root)
+async def reached(sglang: PluggedMini, root: Path) -> AsyncIterator[ServerEngine]:
+    engine = sglang_engine(sglang.url, root=root)
     try:
         seen = await engine.probe()
         assert isinstance(seen, Reached)

@@ -7,10 +7,8 @@ import pytest
 
 from refitd.clock import SystemClock
 from refitd.engine.port import Outcome, Reached, Refit, Stage, Target, Unreached, VersionFiles
-from refitd.engine.refitd import line as lines
-from refitd.engine.refitd.adapter import RefitdEngine
-from refitd.engine.refitd.answers import of_these
-from refitd.engine.refitd.line import HostLine
+from refitd.engine.refitd import host as lines
+from refitd.engine.refitd.host import HostLine, RefitdEngine, of_these
 from refitd.state.observer import Notifier
 from refitd_client.contract.follow import Following, HostReport, HostTrialResult
 from refitd_client.contract.hosts import HostEngine, HostEngines, OrderState

@@ -15,9 +15,10 @@ import pytest
 
 from refitd.engine import http
 from refitd.engine.port import Outcome, Reached, Refit, Stage, Target, Unreached
-from refitd.engine.sglang import calls
-from refitd.engine.sglang.adapter import SglangEngine
+from refitd.engine.sglang import dialect
+from refitd.engine.transaction import ServerEngine
 from refitd_client.contract.plugin import Answer, UpdateOutcome
+from support.engines import sglang_engine
 from support.scripted_server import Step, answer, cut, hang_up, page, silence
 from support.scripted_sglang import NO_FILES, ScriptedSglang, said, scripted_sglang
 
@@ -30,15 +31,15 @@ NOT_FLUSHED = "Weights were updated, but the cache was not flushed because reque
 
 
 @asynccontextmanager
-async def speaking_to(sglang: ScriptedSglang, **options: Any) -> AsyncIterator[SglangEngine]:
-    engine = SglangEngine(sglang.url, **options)
+async def speaking_to(sglang: ScriptedSglang, **options: Any) -> AsyncIterator[ServerEngine]:
+    engine = sglang_engine(sglang.url, **options)
     try:
         yield engine
     finally:
         await engine.aclose()
 
 
-async def refit(engine: SglangEngine, target: Target = TARGET) -> Refit:
+async def refit(engine: ServerEngine, target: Target = TARGET) -> Refit:
     return await engine.refit(target, lambda _: None)
 
 
@@ -172,7 +173,7 @@ async def test_a_lost_resume_is_told(reply: Step) -> None:
 async def test_a_server_that_is_not_there_has_heard_nothing() -> None:
     with scripted_sglang() as sglang:
         url = sglang.url
-    engine = SglangEngine(url)
+    engine = sglang_engine(url)
     done = await refit(engine)
     assert (done.outcome, done.resumed) == (Outcome.UNREACHABLE, True)
     assert done.reason == f"{url} cannot be reached: connection refused (is the engine running there?)"
@@ -437,7 +438,7 @@ async def test_a_server_that_dies_of_a_flush_is_told_to_load_only_when_a_flush_h
 
 
 async def test_a_server_that_would_die_of_the_load_is_let_go_on_instead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "CALL_SECONDS", 0.3)
+    monkeypatch.setattr(dialect, "CALL_SECONDS", 0.3)
     with scripted_sglang(version="0.5.21") as sglang:
         sglang.on(FLUSH, *[STILL_RUNNING] * 1000)
         async with speaking_to(sglang) as engine:

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from refitd.engine.http import Reply
-from refitd.engine.load_reply import Loaded, Unclear, Untouched
-from refitd.engine.sglang.reply import Loading, NotFlushed, what_happened
+from refitd.engine.replies import Loaded, Loading, Unclear, Untouched
+from refitd.engine.sglang.reply import NotFlushed, what_happened
 from refitd_client.contract.plugin import MARK, Answer, UpdateOutcome
 
 NOT_FLUSHED = "Weights were updated, but the cache was not flushed because requests are still running or queued."
@@ -21,7 +21,7 @@ def answer(outcome: UpdateOutcome, reason: str = "", contents: str = "xxh3:1") -
 SERVED, REFUSED, RESTORED, UNKNOWN = (answer(outcome, "so it is") for outcome in UpdateOutcome)
 
 
-def happened(status: int, *said: str, ranks: int | None = None) -> Loading:
+def happened(status: int, *said: str, ranks: int | None = None) -> Loading | NotFlushed:
     data = {"success": status == 200, "message": " | ".join(said)}
     return what_happened(Reply(status, json.dumps(data).encode()), len(said) if ranks is None else ranks)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from refitd.engine.sglang.info import dialect_of
+from refitd.engine.sglang.info import release_of
 
 
 @pytest.mark.parametrize(
@@ -29,14 +29,14 @@ from refitd.engine.sglang.info import dialect_of
 def test_each_release_is_spoken_to_in_its_own_way(
     version: str, supported: bool, pause_mode: str, checksums: bool, names_startup: bool
 ) -> None:
-    dialect = dialect_of(version)
+    dialect = release_of(version)
     found = (dialect.supported, dialect.pause_mode("auto"), dialect.checksums, dialect.names_startup)
     assert found == (supported, pause_mode, checksums, names_startup)
 
 
 @pytest.mark.parametrize("version", ["", "unknown", "main", "0.5", "0.0.0", "0.0.0.dev1+gabc"])
 def test_a_version_that_says_nothing_gets_the_careful_dialect(version: str) -> None:
-    dialect = dialect_of(version)
+    dialect = release_of(version)
     assert dialect.supported
     assert (dialect.pause_mode("retract"), dialect.dies_of_flush, dialect.names_startup) == ("abort", True, False)
 
@@ -53,6 +53,6 @@ def test_a_version_that_says_nothing_gets_the_careful_dialect(version: str) -> N
 def test_no_server_is_paused_in_a_mode_that_it_would_not_survive(
     version: str, dies_of_flush: bool, modes: dict[str, str]
 ) -> None:
-    dialect = dialect_of(version)
+    dialect = release_of(version)
     assert dialect.dies_of_flush is dies_of_flush
     assert {wanted: dialect.pause_mode(wanted) for wanted in modes} == modes

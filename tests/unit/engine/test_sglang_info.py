@@ -31,7 +31,7 @@ def test_a_server_without_labels_is_read_too() -> None:
 def test_how_it_was_started_is_read() -> None:
     info = read_server_info(ok(SERVER_INFO), URL)
     assert isinstance(info, SglangServerInfo)
-    assert (info.version, info.model_path, info.dialect.pause_mode("auto")) == ("0.5.23", "/models/base", "retract")
+    assert (info.version, info.model_path, info.release.pause_mode("auto")) == ("0.5.23", "/models/base", "retract")
 
 
 @pytest.mark.parametrize(

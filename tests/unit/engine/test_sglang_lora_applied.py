@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from refitd.engine.port import Outcome, Reached, Refit, Target
 from refitd.engine.sglang.adapters import SglangAdapters
+from support.engines import sglang_adapters
 from support.scripted_server import Step, answer, serve, silence
 from support.scripted_sglang import ScriptedSglang
 
@@ -58,7 +59,7 @@ async def serving(root: Path | None = None, **state: Any) -> AsyncIterator[tuple
     with serve() as server:
         sglang = LoraSglang(server, **state)
         server.steps.append(sglang.step)
-        engine = SglangAdapters(sglang.url, name="actor", keep=2, root=root, root_there=ROOT_THERE)
+        engine = sglang_adapters(sglang.url, name="actor", keep=2, root=root, root_there=ROOT_THERE)
         yield sglang, engine
         await engine.aclose()
 

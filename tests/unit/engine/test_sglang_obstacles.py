@@ -8,7 +8,7 @@ import pytest
 
 from refitd.engine.plugin.rank_group import EngineRankGroup, Launch
 from refitd.engine.port import Outcome, Reached, Refit, Target
-from refitd.engine.sglang.adapter import SglangEngine
+from support.engines import sglang_engine
 from support.scripted_sglang import ScriptedSglang, scripted_sglang
 
 TARGET = Target(path="/root/v7", label="7")
@@ -22,14 +22,14 @@ def started(version: str = "0.5.23", **told: Any) -> Iterator[ScriptedSglang]:
 
 
 async def updated(sglang: ScriptedSglang, *, plugged: bool = False) -> tuple[Reached, Refit]:
-    engine = SglangEngine(sglang.url)
+    engine = sglang_engine(sglang.url)
     if plugged:
         group = EngineRankGroup((), "0.1.0")
 
         async def look(launch: Launch) -> None:
-            engine._plugin._rank_group = group  # pyright: ignore[reportPrivateUsage]
+            engine.plugin._rank_group = group  # pyright: ignore[reportPrivateUsage]
 
-        engine._plugin.look = look  # pyright: ignore[reportPrivateUsage]
+        engine.plugin.look = look  # pyright: ignore[reportPrivateUsage]
     seen = await engine.probe()
     assert isinstance(seen, Reached)
     return seen, await engine.refit(TARGET, lambda _: None)
@@ -98,7 +98,7 @@ async def test_draft_layers_in_the_models_own_checkpoint_are_updated_with_it(pat
 
 async def test_a_start_up_model_that_an_old_release_forgets_is_not_taken_for_another_draft() -> None:
     with started(version="0.5.17", speculative_algorithm="EAGLE", speculative_draft_model_path="/base") as sglang:
-        engine = SglangEngine(sglang.url)
+        engine = sglang_engine(sglang.url)
         await engine.probe()
         sglang.launched = "/root/v6"  # which it has loaded since
         sglang.served = {"model_path": "/root/v6", "weight_version": "6"}

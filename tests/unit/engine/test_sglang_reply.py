@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from refitd.engine.http import CallFailure, NoReply, Reply
-from refitd.engine.load_reply import Loaded, Unclear, Untouched
-from refitd.engine.sglang.reply import Loading, NotFlushed, what_happened
+from refitd.engine.replies import Loaded, Loading, Unclear, Untouched
+from refitd.engine.sglang.reply import NotFlushed, what_happened
 
 SUCCEEDED = "Succeeded to update model weights."
 LABELLED = "Succeeded to update model weights. Weight version updated to 7."
@@ -113,7 +113,7 @@ def test_the_reason_names_what_to_look_at(reply: Reply | NoReply, names: str) ->
         (said(400, "why"), "why"),
         (replied(500, {"detail": "why"}), "why"),
         (replied(401, {"error": "why"}), "why"),
-        (replied(400, {"error": {"message": "why"}}), '{"error": {"message": "why"}}'),
+        (replied(500, {"error": {"message": "why"}}), "why"),  # as vLLM nests it
         (Reply(status=502, body=b"  <html>\n"), "<html>"),
         (Reply(status=502, body=b""), "nothing"),
         (said(400, "x" * 9000), "x" * 500),

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from refitd.engine.port import Outcome, Reached, Refit, Target
-from refitd.engine.sglang.adapter import SglangEngine
+from refitd.engine.transaction import ServerEngine
+from support.engines import sglang_engine
 from support.scripted_server import Step, answer, hang_up, page
 from support.scripted_sglang import CLEARED, ScriptedSglang, scripted_sglang
 
@@ -18,15 +19,15 @@ NOT_CLEARED = answer(400, CLEARED)  # what SGLang answers where it has nothing t
 
 
 @asynccontextmanager
-async def speaking_to(sglang: ScriptedSglang) -> AsyncIterator[SglangEngine]:
-    engine = SglangEngine(sglang.url)
+async def speaking_to(sglang: ScriptedSglang) -> AsyncIterator[ServerEngine]:
+    engine = sglang_engine(sglang.url)
     try:
         yield engine
     finally:
         await engine.aclose()
 
 
-async def refit(engine: SglangEngine) -> Refit:
+async def refit(engine: ServerEngine) -> Refit:
     return await engine.refit(Target(path="/root/v7", label="7"), lambda _: None)
 
 
@@ -111,7 +112,7 @@ async def test_a_store_that_several_engines_may_share_is_told() -> None:
     assert (told.blocks, "a store of its own" in told.fix) == (False, True)
 
 
-async def obstacles(engine: SglangEngine) -> Any:
+async def obstacles(engine: ServerEngine) -> Any:
     seen = await engine.probe()
     assert isinstance(seen, Reached)
     return seen.obstacles

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from refitd.engine.port import Outcome, Reached, Refit, Target, Unreached
-from refitd.engine.sglang.unit import SglangMember, SglangUnit, outcome_of
+from refitd.engine.sglang.pair import SglangPair, outcome_of
+from support.engines import sglang_pair
 from support.scripted_server import answer, hang_up, silence
 from support.scripted_sglang import NO_FILES, ScriptedSglang, said, scripted_sglang
 
@@ -27,13 +28,13 @@ def halves(*roles: str) -> Iterator[list[ScriptedSglang]]:
 
 
 @asynccontextmanager
-async def unit_of(servers: list[ScriptedSglang], **options: Any) -> AsyncIterator[SglangUnit]:
-    unit = SglangUnit([SglangMember(server.url, **options) for server in servers])
+async def unit_of(servers: list[ScriptedSglang], **options: Any) -> AsyncIterator[SglangPair]:
+    unit = sglang_pair(*(server.url for server in servers), **options)
     yield unit
     await unit.aclose()
 
 
-async def refit(unit: SglangUnit, target: Target = TARGET) -> Refit:
+async def refit(unit: SglangPair, target: Target = TARGET) -> Refit:
     return await unit.refit(target, lambda _: None)
 
 
@@ -65,7 +66,7 @@ async def test_all_are_paused_and_empty_before_one_loads_and_all_are_proved_befo
 
 @pytest.mark.parametrize("late", [0, 1])
 async def test_where_one_cannot_be_emptied_none_loads_and_all_go_on(late: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("refitd.engine.sglang.calls.CALL_SECONDS", 1.0)  # a call's own limit as well
+    monkeypatch.setattr("refitd.engine.sglang.dialect.CALL_SECONDS", 1.0)  # a call's own limit as well
     with halves("prefill", "decode") as servers:
         servers[late].on(FLUSH, *[answer(400, b"still transferring")] * 100)
         async with unit_of(servers) as unit:

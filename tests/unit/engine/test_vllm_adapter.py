@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from refitd.engine.port import UNNAMED, Outcome, Reached, Refit, Stage, Target, Unreached
-from refitd.engine.vllm import proof
-from refitd.engine.vllm.adapter import VllmEngine
+from refitd.engine.transaction import ServerEngine
+from refitd.engine.vllm import contents
 from refitd.policy.observe import Expected, after_probe
+from support.engines import vllm_engine
 from support.records import engine as record
 from support.scripted_server import Step, answer, cut, hang_up, page, silence
 from support.scripted_vllm import DEAD, SHAPE, ScriptedVllm, config, error, scripted_vllm
@@ -30,15 +31,15 @@ REPAIRED = [PAUSE, LOAD, LOAD, RESET, LABEL, RESUME]  # the first takes in what 
 
 
 @asynccontextmanager
-async def speaking_to(vllm: ScriptedVllm, **options: Any) -> AsyncIterator[VllmEngine]:
-    engine = VllmEngine(vllm.url, **options)
+async def speaking_to(vllm: ScriptedVllm, **options: Any) -> AsyncIterator[ServerEngine]:
+    engine = vllm_engine(vllm.url, **options)
     try:
         yield engine
     finally:
         await engine.aclose()
 
 
-async def refit(engine: VllmEngine, target: Target = TARGET) -> Refit:
+async def refit(engine: ServerEngine, target: Target = TARGET) -> Refit:
     return await engine.refit(target, lambda _: None)
 
 
@@ -95,7 +96,7 @@ async def test_a_load_after_which_no_answer_comes_pauses_it_again(reply: Step) -
 async def test_an_answer_that_waits_behind_many_requests_says_nothing_of_the_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(proof, "TRIAL_SECONDS", 0.2)
+    monkeypatch.setattr(contents, "TRIAL_SECONDS", 0.2)
     with scripted_vllm(covered=False) as vllm:
         async with speaking_to(vllm) as engine:
             await engine.probe()

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from refitd.engine.port import Outcome, Reached, Refit, Target, Unreached
-from refitd.engine.vllm import proof
+from refitd.engine.vllm import contents
 from refitd.engine.vllm.adapters import VllmAdapters
 from refitd.policy.observe import after_probe, after_refit
+from support.engines import vllm_adapters
 from support.records import engine as record
 from support.scripted_server import Step, answer, hang_up, page, silence
 from support.scripted_vllm import SHAPE, ScriptedVllm, config, error, scripted_vllm
@@ -32,7 +33,7 @@ def lora(**changes: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def speaking_to(vllm: ScriptedVllm, **options: Any) -> AsyncIterator[VllmAdapters]:
-    engine = VllmAdapters(vllm.url, name="actor", **options)
+    engine = vllm_adapters(vllm.url, name="actor", **options)
     try:
         yield engine
     finally:
@@ -172,7 +173,7 @@ async def test_an_adapter_that_cannot_be_unloaded_after_a_doubt_leaves_contents_
 async def test_an_answer_that_waits_behind_many_requests_says_nothing_of_the_adapter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(proof, "TRIAL_SECONDS", 0.2)
+    monkeypatch.setattr(contents, "TRIAL_SECONDS", 0.2)
     with scripted_vllm(told=lora()) as vllm:
         async with speaking_to(vllm) as engine:
             vllm.on(ANSWER, silence)

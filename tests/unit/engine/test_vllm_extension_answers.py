@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from refitd.engine.http import CallFailure, NoReply, Reply
-from refitd.engine.load_reply import Loaded, Unclear, Untouched
-from refitd.engine.vllm.reply import Loading, said_by_extension
+from refitd.engine.replies import Loaded, Loading, Unclear, Untouched
+from refitd.engine.vllm.loads import said_by_extension
 from refitd_client.contract.plugin import NEEDS_FULL, NEEDS_LEADER, Answer, UpdateOutcome
 
 SERVED = Answer(outcome=UpdateOutcome.SERVED, version="run~v000007", how="replay", contents="xxh3:1")

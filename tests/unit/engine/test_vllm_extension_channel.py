@@ -11,9 +11,10 @@ import pytest
 
 from refitd.engine.plugin.leading import Leads
 from refitd.engine.port import Outcome, Reached, Target
-from refitd.engine.vllm.adapter import VllmEngine
+from refitd.engine.transaction import ServerEngine
 from refitd_client.contract.plugin import Owner
 from refitd_plugin.channel import Channel
+from support.engines import vllm_engine
 from support.scripted_server import Step, answer, hang_up
 from support.scripted_vllm import SHAPE, ScriptedVllm, config, error, scripted_vllm
 
@@ -28,8 +29,8 @@ HELLO: dict[str, Any] = {
 
 
 @asynccontextmanager
-async def speaking_to(vllm: ScriptedVllm, root: Path, **options: Any) -> AsyncIterator[VllmEngine]:
-    engine = VllmEngine(vllm.url, **({"root": root, "leads": LEADS} | options))
+async def speaking_to(vllm: ScriptedVllm, root: Path, **options: Any) -> AsyncIterator[ServerEngine]:
+    engine = vllm_engine(vllm.url, **({"root": root, "leads": LEADS} | options))
     try:
         yield engine
     finally:

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from refitd.engine.port import Outcome, Refit, Target
 from refitd.engine.vllm.adapters import VllmAdapters
+from support.engines import vllm_adapters
 from support.scripted_vllm import ScriptedVllm, config, scripted_vllm
 
 ROOT_THERE = "/mnt/weights"
@@ -22,7 +23,7 @@ async def deaf(root: Path) -> AsyncIterator[tuple[ScriptedVllm, VllmAdapters]]:
     told = config()
     told["vllm_config"]["lora_config"] = {"max_lora_rank": 8, "max_loras": 1, "max_cpu_loras": 4}
     with scripted_vllm(told=told, ignores_adapters=True) as vllm:
-        engine = VllmAdapters(vllm.url, name="actor", keep=2, root=root, root_there=ROOT_THERE)
+        engine = vllm_adapters(vllm.url, name="actor", keep=2, root=root, root_there=ROOT_THERE)
         yield vllm, engine
         await engine.aclose()
 

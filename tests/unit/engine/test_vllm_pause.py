@@ -11,7 +11,8 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 
 from refitd.engine.port import Outcome, Refit, Target
-from refitd.engine.vllm.adapter import VllmEngine
+from refitd.engine.transaction import ServerEngine
+from support.engines import vllm_engine
 from support.scripted_server import PATIENCE, Step, answer, cut, hang_up, page
 from support.scripted_vllm import SHAPE, ScriptedVllm, config, error, scripted_vllm
 
@@ -26,8 +27,8 @@ in_each_mode = pytest.mark.parametrize("mode", MODES)
 
 
 @asynccontextmanager
-async def speaking_to(vllm: ScriptedVllm, mode: str = "keep") -> AsyncIterator[VllmEngine]:
-    engine = VllmEngine(vllm.url, pause_mode=mode)
+async def speaking_to(vllm: ScriptedVllm, mode: str = "keep") -> AsyncIterator[ServerEngine]:
+    engine = vllm_engine(vllm.url, pause_mode=mode)
     await engine.probe()
     try:
         yield engine
@@ -35,7 +36,7 @@ async def speaking_to(vllm: ScriptedVllm, mode: str = "keep") -> AsyncIterator[V
         await engine.aclose()
 
 
-async def refit(engine: VllmEngine, target: Target = TARGET) -> Refit:
+async def refit(engine: ServerEngine, target: Target = TARGET) -> Refit:
     return await engine.refit(target, lambda _: None)
 
 

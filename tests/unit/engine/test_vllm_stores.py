@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from refitd.engine.port import Outcome, Reached, Target
-from refitd.engine.vllm.adapter import VllmEngine
+from support.engines import vllm_engine
 from support.scripted_vllm import config, scripted_vllm
 
 RESET = "/reset_prefix_cache?reset_running_requests=true&reset_external=true"
@@ -26,7 +26,7 @@ def told(transfer: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("transfer", [LMCACHE, of_several(OFFLOADING, LMCACHE)])
 async def test_a_connector_that_no_reset_reaches_is_refused_by_name(transfer: dict[str, Any]) -> None:
     with scripted_vllm(told=told(transfer)) as vllm:
-        engine = VllmEngine(vllm.url)
+        engine = vllm_engine(vllm.url)
         seen = await engine.probe()
         done = await engine.refit(Target(path="/root/v7", label="7"), lambda _: None)
         await engine.aclose()
@@ -43,7 +43,7 @@ async def test_a_connector_that_no_reset_reaches_is_refused_by_name(transfer: di
 )
 async def test_what_a_reset_reaches_is_reset_in_each_update(transfer: Any) -> None:
     with scripted_vllm(told=told(transfer)) as vllm:
-        engine = VllmEngine(vllm.url)
+        engine = vllm_engine(vllm.url)
         done = await engine.refit(Target(path="/root/v7", label="7"), lambda _: None)
         await engine.aclose()
     assert done.outcome is Outcome.ACK, done.reason

@@ -14,9 +14,9 @@ import pytest
 
 from refitd.engine.http import CallFailure, NoReply, Reply, Transport
 from refitd.engine.port import Outcome, Target, Unreached
-from refitd.engine.vllm import watched
-from refitd.engine.vllm.adapter import VllmEngine
-from refitd.engine.vllm.adapters import VllmAdapters
+from refitd.engine.transaction import ServerEngine
+from refitd.engine.vllm import dialect
+from support.engines import vllm_adapters, vllm_engine
 from support.scripted_server import PATIENCE, Step, hang_up, silence
 from support.scripted_vllm import DEAD, ScriptedVllm, config, error, scripted_vllm
 
@@ -27,12 +27,12 @@ PAUSE, LOAD = "/sleep?level=0&mode=keep", "reload_weights"
 
 @pytest.fixture(autouse=True)
 def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watched, "LOOK_EVERY_SECONDS", 0.01)
+    monkeypatch.setattr(dialect, "LOOK_EVERY_SECONDS", 0.01)
 
 
 @asynccontextmanager
-async def speaking_to(vllm: ScriptedVllm, pause_mode: str = "auto") -> AsyncIterator[VllmEngine]:
-    engine = VllmEngine(vllm.url, pause_mode=pause_mode)
+async def speaking_to(vllm: ScriptedVllm, pause_mode: str = "auto") -> AsyncIterator[ServerEngine]:
+    engine = vllm_engine(vllm.url, pause_mode=pause_mode)
     await engine.probe()
     try:
         yield engine
@@ -170,7 +170,7 @@ async def test_an_adapter_s_load_in_which_the_engine_dies_leaves_unknown_content
     told = config()
     told["vllm_config"]["lora_config"] = {"max_loras": 1, "max_cpu_loras": 2}
     with scripted_vllm(told=told) as vllm:
-        engine = VllmAdapters(vllm.url, name="policy")
+        engine = vllm_adapters(vllm.url, name="policy")
         await engine.probe()
         vllm.on("/v1/load_lora_adapter", dies(vllm))
         done = await engine.refit(TARGET, lambda _: None)

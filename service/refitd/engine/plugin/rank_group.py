@@ -10,7 +10,7 @@ A handshake is what one rank answers when it is greeted. Any process may have wr
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -54,6 +54,7 @@ class EngineRankGroup:
 
     members: tuple[Member, ...]
     release: str
+    reason: ClassVar = None
 
     @property
     def takes_offers(self) -> bool:
@@ -100,9 +101,16 @@ class EngineRankGroup:
 
 @dataclass(frozen=True, slots=True)
 class Stock:
-    """SGLang itself loads. `reason` is a sentence."""
+    """The server itself loads. `reason` is a sentence."""
 
     reason: str
+    members: ClassVar[tuple[Member, ...]] = ()
+    first: ClassVar[tuple[Member, ...]] = ()
+    receivers: ClassVar[tuple[Receiver, ...]] = ()
+    release: ClassVar = None
+    loader: ClassVar = None
+    takes_offers: ClassVar = False
+    proves: ClassVar = False
 
 
 def rank_group_of(launch: Launch, found: Sequence[Member], faults: Sequence[str]) -> EngineRankGroup | Stock:

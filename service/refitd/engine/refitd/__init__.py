@@ -1,1 +1,0 @@
-"""Another refitd, which follows this service, as one engine."""

@@ -18,6 +18,7 @@ source calls itself) may lack what that release brought.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,8 +27,8 @@ from xxhash import xxh3_128_hexdigest
 
 from refitd.engine.http import NoReply, Reply
 from refitd.engine.plugin.rank_group import Launch
-from refitd.engine.port import Process
-from refitd.engine.sglang.stores import PrefixStores, read_stores
+from refitd.engine.port import DRAFT_LEFT, DRAFT_UPDATED, Obstacle, Process
+from refitd.engine.replies import read_form
 
 OLDEST = (0, 5, 7)
 LOADS_DRAFTS = (0, 5, 11)
@@ -38,12 +39,19 @@ _SURVIVES_FLUSH = (0, 5, 22)
 PAUSE_MODES = {"retract": _RETRACT_FLUSHES, "abort": OLDEST}
 """What a server does with requests in flight, the best first, and the first release that survives a load with it."""
 _NO_DRAFT = frozenset({"", "NGRAM", "UNO"})  # speculation without a model of its own
+_APART = {
+    "--kt-weight-path": "its experts on the CPU (KTransformers) are always those of a folder of their own",
+    "--weight-cache-mode": "its weights are those of a process that other servers use as well, and an update ends it",
+    "--enable-elastic-expert-backup": "its backup of the experts keeps those of the start, and brings them back",
+    "--enable-paged-experts": "experts that are on the GPU already would stay as they are, and it takes no update",
+}
+_NEVER_CLEARED = frozenset({"aibrix", "eic", "simm"})  # storage backends that do nothing when they are cleared
 _RELEASE = re.compile(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})(?!\d)(?:\.?(dev|rc|a|b))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dialect:
-    """How to speak to a server. `pause_modes` are those that it survives, the best first.
+class SglangRelease:
+    """What a release of SGLang can do. `pause_modes` are those that it survives, the best first.
 
     `dies_of_flush`: whether the flush that ends a load must not be refused.
     `names_startup`: whether its launch settings name the model that it was started with, whatever it loaded since.
@@ -55,18 +63,18 @@ class Dialect:
     dies_of_flush: bool
     checksums: bool
     names_startup: bool
-    release: tuple[int, int, int] | None = None
+    number: tuple[int, int, int] | None = None
 
     def has(self, since: tuple[int, int, int]) -> bool:
         """Whether the server has what came with a release. One whose release is not known has it."""
-        return self.release is None or self.release >= since
+        return self.number is None or self.number >= since
 
     def pause_mode(self, wanted: str) -> str:
         """`wanted` where the server survives it, else ("auto" too) the best mode that it does survive."""
         return wanted if wanted in self.pause_modes else self.pause_modes[0]
 
 
-_CAREFUL = Dialect(
+_CAREFUL = SglangRelease(
     version="unknown",
     supported=True,
     pause_modes=("abort",),
@@ -76,24 +84,24 @@ _CAREFUL = Dialect(
 )
 
 
-def dialect_of(version: str) -> Dialect:
-    """The dialect of a release, by the version that its server reports. What does not parse gets the careful one."""
+def release_of(version: str) -> SglangRelease:
+    """What a release can do, by the version that its server reports. What does not parse gets the careful one."""
     found = _RELEASE.match(version)
     if found is None or version.startswith("0.0.0"):  # 0.0.0: built from source without its tags
         return replace(_CAREFUL, version=version)
-    release = (int(found[1]), int(found[2]), int(found[3]))
+    number = (int(found[1]), int(found[2]), int(found[3]))
 
     def has(since: tuple[int, int, int]) -> bool:
-        return release > since if found[4] else release >= since
+        return number > since if found[4] else number >= since
 
-    return Dialect(
+    return SglangRelease(
         version=version,
         supported=has(OLDEST),
         pause_modes=tuple(mode for mode, since in PAUSE_MODES.items() if mode == "abort" or has(since)),
         dies_of_flush=not has(_SURVIVES_FLUSH),
         checksums=has(_CHECKSUMS_SINCE),
         names_startup=has(_NAMES_STARTUP),
-        release=release,
+        number=number,
     )
 
 
@@ -103,8 +111,37 @@ class ModelInfo(msgspec.Struct, frozen=True):
     model_path: str
     weight_version: str | None = None
 
+    def other_than(self, path: str, label: str) -> str | None:
+        """Why it is not what was loaded under these names; None where it is."""
+        if self.model_path != path:
+            return f"it says that it serves {self.model_path}, not {path}"
+        if self.weight_version != label:
+            return f"it says weight_version {self.weight_version!r}, not {label!r}"
+        return None
 
-class _Launch(msgspec.Struct, frozen=True):
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixStores:
+    """Where a server keeps prefixes beyond its GPU: HiCache (host memory, and a storage backend) and LMCache.
+
+    Their keys name tokens and not weights, so what the old weights computed would be read under the new ones. The flush
+    of an update empties the GPU's cache and HiCache's host memory; a storage backend and LMCache are cleared by a call
+    of their own (until 0.5.8 by another route, LMCache since 0.5.21). SGLang answers 200 as soon as HiCache is on, and
+    ignores what the storage backend says: backends that do nothing when they are cleared are refused by name.
+
+    `cleared`: it has stores that the call clears. A storage backend can be attached while the server runs, so this is
+    also true of HiCache without one. `backend` is the one that it was started with. `unclearable` names a store that no
+    call clears, None where there is none.
+    """
+
+    cleared: bool = False
+    backend: str | None = None
+    unclearable: str | None = None
+
+
+class SglangServerInfo(msgspec.Struct, frozen=True):
+    """How a server was started: the part of /server_info that matters here."""
+
     version: str
     model_path: str | None = None
     device: str | None = None
@@ -132,14 +169,37 @@ class _Launch(msgspec.Struct, frozen=True):
     port: int | str | None = None
     random_seed: int | str | None = None
     startup_time: Any = None
+    enable_hierarchical_cache: Any = None
+    enable_lmcache: Any = None
+    disaggregation_decode_enable_offload_kvcache: Any = None
+    enable_unified_cache_external_linker: Any = None
+    hicache_storage_backend: Any = None
+    radix_cache_backend: Any = None
+
+    @property
+    def release(self) -> SglangRelease:
+        """What its release can do."""
+        return release_of(self.version)
 
     @property
     def configuration(self) -> str:
-        """All that decides which tensors a server holds, in what shape, and how it hashes them."""
+        """All that decides which tensors a server holds, in what shape, and how it hashes them: fingerprints of servers
+        with an equal one can be compared.
+        """
         sizes = f"tp{self.tp_size} pp{self.pp_size} dp{self._dp_ranks} ep{self.ep_size}"
         split = f"{self.enable_dp_attention} {self.enable_dp_lm_head} {self.moe_dense_tp_size}"
         kind = f"{self.device} {self.dtype} {self.quantization or 'unquantized'}"
         return f"sglang {self.version} {kind} {sizes} {split} {self.moe_runner_backend} {self.speculative_algorithm}"
+
+    @property
+    def role(self) -> str | None:
+        """ "prefill" or "decode" where these are apart, None for a server that does both."""
+        return None if self.disaggregation_mode in {None, "null"} else self.disaggregation_mode
+
+    @property
+    def drafts(self) -> bool:
+        """Whether a draft model proposes tokens, or draft layers do."""
+        return (self.speculative_algorithm or "").upper() not in _NO_DRAFT
 
     @property
     def keeps_weights_apart(self) -> str | None:
@@ -151,6 +211,27 @@ class _Launch(msgspec.Struct, frozen=True):
             "--enable-paged-experts": self.enable_paged_experts,
         }
         return next((option for option, given in options.items() if given), None)
+
+    @property
+    def stores(self) -> PrefixStores:
+        """Where it keeps prefixes beyond its GPU."""
+        hicache, backend, radix = self.enable_hierarchical_cache, self.hicache_storage_backend, self.radix_cache_backend
+        offloads, linker = self.disaggregation_decode_enable_offload_kvcache, self.enable_unified_cache_external_linker
+        flags, unclearable = (hicache, self.enable_lmcache, offloads, linker), None
+        if not all(isinstance(each, bool | None) for each in flags) or not all(
+            isinstance(each, str | None) for each in (backend, radix)
+        ):
+            return PrefixStores(unclearable="a cache of a kind that refitd does not know")
+        if linker:
+            unclearable = "an external store (--enable-unified-cache-external-linker)"
+        elif radix == "flexkv":
+            unclearable = "FlexKV (--radix-cache-backend flexkv)"
+        elif backend in _NEVER_CLEARED:
+            unclearable = f"HiCache's storage backend '{backend}'"
+        elif offloads and not hicache:
+            unclearable = "a storage backend (--disaggregation-decode-enable-offload-kvcache)"
+        cleared = bool(hicache or self.enable_lmcache)
+        return PrefixStores(cleared=cleared, backend=backend if hicache else None, unclearable=unclearable)
 
     @property
     def process(self) -> Process:
@@ -178,81 +259,92 @@ class _Launch(msgspec.Struct, frozen=True):
         return self.dp_size * self.attn_dp_size
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SglangServerInfo:
-    """How a server was started. Fingerprints of servers with equal `configuration` can be compared.
-
-    Attributes:
-        stages: pipeline stages.
-        moves_experts: whether it moves experts between its ranks while it serves.
-        keeps_weights_apart: the option by which some of its weights lie where an update does not reach them.
-        drafts: whether a draft model proposes tokens, or draft layers do; `draft_path` is where it was loaded from.
-        role: "prefill" or "decode" where these are apart, None for a server that does both.
-        bootstrap_port: where a prefill server is asked for keys and values.
-    """
-
-    version: str
-    configuration: str
-    model_path: str | None
-    dialect: Dialect
-    launch: Launch
-    process: Process
-    stores: PrefixStores
-    stages: int = 1
-    moves_experts: bool = False
-    keeps_weights_apart: str | None = None
-    drafts: bool = False
-    draft_path: str | None = None
-    role: str | None = None
-    bootstrap_port: int | None = None
-
-
 def read_model_info(reply: Reply | NoReply, url: str) -> ModelInfo | str:
     """What it serves, or a sentence on why that cannot be said."""
-    if isinstance(fault := _fault(reply, url, "/model_info"), str):
-        return fault
-    try:
-        return fault.read_as(ModelInfo)
-    except msgspec.ValidationError as error:
-        return f"{url} is no SGLang server: its /model_info has another form ({error})"
+    return read_form(reply, ModelInfo, url, "/model_info", "SGLang")
 
 
 def read_server_info(reply: Reply | NoReply, url: str) -> SglangServerInfo | str:
     """How it was started, or a sentence on why that cannot be said."""
-    if isinstance(fault := _fault(reply, url, "/server_info"), str):
-        return fault
-    try:
-        launch = fault.read_as(_Launch)
-    except msgspec.ValidationError as error:
-        return f"{url} is no SGLang server: its /server_info has another form ({error})"
-    if launch.tokenizer_worker_num > 1:
+    server = read_form(reply, SglangServerInfo, url, "/server_info", "SGLang")
+    if isinstance(server, SglangServerInfo) and server.tokenizer_worker_num > 1:
         # Each worker has labels of its own: half of all probes would see an engine that was never told anything.
-        return f"{url} runs {launch.tokenizer_worker_num} tokenizer workers: start it with --tokenizer-worker-num 1"
-    return SglangServerInfo(
-        version=launch.version,
-        configuration=launch.configuration,
-        model_path=launch.model_path,
-        dialect=dialect_of(launch.version),
-        launch=launch.launch,
-        process=launch.process,
-        stores=read_stores(fault),
-        stages=launch.pp_size,
-        moves_experts=bool(launch.enable_eplb),
-        keeps_weights_apart=launch.keeps_weights_apart,
-        drafts=(launch.speculative_algorithm or "").upper() not in _NO_DRAFT,
-        draft_path=launch.speculative_draft_model_path,
-        role=None if launch.disaggregation_mode in {None, "null"} else launch.disaggregation_mode,
-        bootstrap_port=launch.disaggregation_bootstrap_port,
-    )
+        return f"{url} runs {server.tokenizer_worker_num} tokenizer workers: start it with --tokenizer-worker-num 1"
+    return server
 
 
-def _fault(reply: Reply | NoReply, url: str, path: str) -> Reply | str:
-    if isinstance(reply, NoReply):
-        return reply.reason
-    if reply.status in {401, 403}:
-        return f"{url} wants a key for {path}, or another one than it got: --engine-key-file holds its --api-key"
-    if not reply.ok:
-        return f"{url}{path} answered {reply.status}: {reply.short_message}"
-    if reply.data is None:
-        return f"{url} is no SGLang server: its {path} is no JSON object"
-    return reply
+def draft_of(server: SglangServerInfo, startup_path: str | None) -> str | None:
+    """What becomes of a server's draft model in an update; None where it has none.
+
+    Args:
+        server: how it was started.
+        startup_path: the model that it was started with.
+    """
+    if not server.drafts:
+        return None
+    own = startup_path if server.model_path is None or not server.release.names_startup else server.model_path
+    return DRAFT_UPDATED if server.speculative_draft_model_path in {None, "", own} else DRAFT_LEFT
+
+
+def obstacles(server: SglangServerInfo, draft: str | None, *, plugged: bool, in_pair: bool) -> Iterator[Obstacle]:
+    """What is in the way, the worst first, each with the option that ends it.
+
+    SGLang's update from disk (0.5.23) loads one folder into the model and then, since 0.5.11, into each draft model
+    too. A draft model with a checkpoint of its own would be given the policy's tensors: where shapes differ the
+    scheduler dies in the middle of the load, and where they agree the draft is wrong without an error. Draft layers
+    that lie in the model's own checkpoint (NEXTN, MTP) are loaded from the same folder, as at the start.
+
+    Args:
+        server: how it was started.
+        draft: what becomes of its draft model, as from `draft_of`.
+        plugged: whether refitd's plugin carries out its loads.
+        in_pair: whether it is loaded together with the servers that it hands prompts to, or gets them from.
+    """
+    if (store := server.stores.unclearable) is not None:
+        text = f"it keeps prefixes in {store}, which SGLang does not clear"
+        yield Obstacle(text=text, fix="start it without this store, or with another storage backend of HiCache")
+    elif (backend := server.stores.backend) is not None:
+        text = f"it keeps prefixes in HiCache's storage backend '{backend}', which is cleared in each update"
+        fix = "give each engine a store of its own: one on older weights writes prefixes that the others would read"
+        yield Obstacle(text=text, fix=fix, blocks=False)
+    if server.role is not None and not in_pair:
+        other = "decode" if server.role == "prefill" else "prefill"
+        text = (
+            f"it is the {server.role} half of a pair (--disaggregation-mode {server.role}): updated alone, keys and "
+            "values of one policy would be decoded by another"
+        )
+        fix = f"name it in the engines file together with its {other} servers, in one entry with 'pair'"
+        yield Obstacle(text=text, fix=fix)
+    if server.pp_size > 1:
+        text = f"it has {server.pp_size} pipeline stages, and only the first answers for what was loaded"
+        yield Obstacle(text=text, fix="start it with --tp-size in place of --pp-size")
+    if server.enable_eplb:
+        text = (
+            "it moves experts between its ranks while it serves (--enable-eplb): what a rank holds then is neither "
+            "what a load wrote there nor comparable with another load"
+        )
+        yield Obstacle(text=text, fix="start it without --enable-eplb (--init-expert-location may stay)")
+    if (option := server.keeps_weights_apart) is not None:
+        yield Obstacle(text=f"{_APART[option]} ({option})", fix=f"start it without {option}")
+    if draft == DRAFT_LEFT and not plugged and server.release.has(LOADS_DRAFTS):
+        model = server.speculative_draft_model_path
+        text = f"its own update would load each version into its draft model {model} as well"
+        fix = (
+            "install this very refitd in the server's environment, which leaves the draft model as it was started, or "
+            "start it without --speculative-draft-model-path"
+        )
+        yield Obstacle(text=text, fix=fix)
+    elif draft == DRAFT_LEFT:
+        text = f"draft: {DRAFT_LEFT}: answers stay right, and fewer of its proposals are taken as the model moves on"
+        fix = "restart the server with a draft model that was trained since, or without one"
+        yield Obstacle(text=text, fix=fix, blocks=False)
+
+
+def adapter_obstacles(server: SglangServerInfo) -> Iterator[Obstacle]:
+    """What is in the way of LoRA adapters, the worst first."""
+    if server.role is not None:
+        text = f"it does the {server.role} of others (--disaggregation-mode), and refitd loads adapters into one server"
+        yield Obstacle(text=text, fix="start a server that prefills and decodes")
+    if server.launch.dp_ranks > 1:
+        text = f"it has {server.launch.dp_ranks} data-parallel ranks, and SGLang loads adapters at run time into one"
+        yield Obstacle(text=text, fix="start a server for each of them, without --dp-size or --attn-dp-size")

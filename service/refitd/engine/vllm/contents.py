@@ -1,4 +1,4 @@
-"""What is known of the weights that a vLLM server holds, as a fingerprint, and whether two fingerprints agree. Pure.
+"""What is known of the weights that a vLLM server holds, as a fingerprint: asking it, and reading the answers.
 
     vllm:xxh3:…             its own digests of all parameters (/weight_checker). Buffers and draft models are not in it
     vllm-answers:xxh3:…:…   what its digests cover, and the log-probabilities of a fixed prompt; `-`: it has no digests
@@ -9,7 +9,7 @@ another model from what was asked for. Linear layers that are repacked for the C
 parameter: vLLM's digest of such a layer is the digest of nothing, and covers nothing.
 """
 
-import math
+import asyncio
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -17,11 +17,21 @@ from typing import Any
 import msgspec
 import xxhash
 
-from refitd.engine.fingerprints import ANSWERED, BY_PLUGIN, CHECKED
-from refitd.engine.http import NoReply, Reply
-from refitd.engine.vllm.info import is_dead, said
+from refitd.engine.fingerprints import ANSWERED, CHECKED, alike
+from refitd.engine.http import (
+    CALL_SECONDS,
+    CHECK_SECONDS,
+    CHECKSUMS_BYTES,
+    TRIAL_SECONDS,
+    CallFailure,
+    NoReply,
+    Reply,
+    Transport,
+)
+from refitd.engine.port import Target
+from refitd.engine.replies import fault_of_scores, read_trial_form
+from refitd.engine.vllm.info import CHECKER, read_label
 
-NEAR = 0.5  # natural logarithms: two log-probabilities of one token that differ by more are of different weights
 PROMPT = [*range(1, 17)]  # token ids in every vocabulary; no tokenizer is needed
 TRIAL: dict[str, Any] = {
     "prompt": PROMPT,
@@ -84,22 +94,12 @@ class Scores:
 
 def read_trial(reply: Reply | NoReply) -> Scores | str:
     """The answer to `TRIAL`, or a sentence on why it is not in order."""
-    if isinstance(reply, NoReply):
-        return f"no answer to a trial: {reply.reason}"
-    if not reply.ok:
-        what = "its engine has died" if is_dead(reply) else f"{reply.status}: {said(reply)}"
-        return f"a trial was answered with an error: {what}"
-    try:
-        choices = reply.read_as(_Completion).choices
-    except msgspec.ValidationError as error:
-        return f"the answer to a trial cannot be read: {error}"
-    found = choices[0].logprobs.token_logprobs[1:] if choices else []
+    if isinstance(read := read_trial_form(reply, _Completion), str):
+        return read
+    found = read.choices[0].logprobs.token_logprobs[1:] if read.choices else []
     scores = tuple(each for each in found if each is not None)
-    if len(found) < len(PROMPT) or len(scores) != len(found):
-        return "a trial brought no tokens"
-    if not all(math.isfinite(score) for score in scores):
-        return "a trial brought tokens whose log-probability is no number"
-    return Scores(scores[: len(PROMPT) - 1])
+    fault = fault_of_scores(scores, are_enough=len(PROMPT) <= len(found) == len(scores))
+    return fault or Scores(scores[: len(PROMPT) - 1])
 
 
 def fingerprint(digests: Digests | None, answer: Scores | None) -> str | None:
@@ -112,19 +112,79 @@ def fingerprint(digests: Digests | None, answer: Scores | None) -> str | None:
     return f"{ANSWERED}{'-' if digests is None else digests.digest}:{scores}"
 
 
-def agree(some: str, other: str) -> bool | None:
-    """Whether two fingerprints are of the same contents, as far as they can tell; None: they cannot be compared."""
-    for prefix in (CHECKED, BY_PLUGIN):
-        if some.startswith(prefix) and other.startswith(prefix):
-            return some == other
-    if not (some.startswith(ANSWERED) and other.startswith(ANSWERED)):
+async def digests_of(http: Transport, *, checker: bool) -> Digests | NoReply | None:
+    """The server's digests of its parameters; None where it has none (`checker`: it has the route)."""
+    if not checker:
         return None
-    (digest, scores), (digest_2, scores_2) = _parts(some), _parts(other)
-    if "-" not in (digest, digest_2) and digest != digest_2:
-        return False
-    return len(scores) == len(scores_2) and all(abs(x - y) <= NEAR for x, y in zip(scores, scores_2, strict=True))
+    reply = await http.post(CHECKER, {"action": "checksum"}, CHECK_SECONDS, most=CHECKSUMS_BYTES)
+    return await asyncio.to_thread(read_digests, reply)
 
 
-def _parts(text: str) -> tuple[str, list[float]]:
-    digest, _, scores = text.removeprefix(ANSWERED).rpartition(":")
-    return digest, [float(score) for score in scores.split(",")]
+async def scored(http: Transport, adapter: str | None = None) -> Scores | str | None:
+    """Have a fixed prompt scored, as a client would; by an adapter where one is named.
+
+    Returns:
+        The scores, or why the answer is not in order. None that it did not come in time: many requests are before it,
+        which says nothing of the weights.
+    """
+    reply = await http.ask("/v1/completions", TRIAL | ({} if adapter is None else {"model": adapter}), TRIAL_SECONDS)
+    if isinstance(reply, NoReply) and reply.lost is CallFailure.TIMED_OUT:
+        return None
+    return read_trial(reply)
+
+
+async def fingerprint_of(
+    http: Transport, recorded: str | None, *, checker: bool, adapter: str | None = None
+) -> str | None:
+    """The fingerprint of what a server holds; None where it cannot be told, as by answers of one that is paused.
+
+    Args:
+        http: to the server.
+        recorded: is returned where the contents agree with it: scores are never equal to the last digit.
+        checker: whether it computes digests.
+        adapter: which adapter answers; None for the model itself.
+    """
+    digests = await digests_of(http, checker=checker)
+    if isinstance(digests, NoReply):
+        return None
+    if digests is not None and digests.whole:
+        return fingerprint(digests, None)
+    paused = await http.get("/is_paused", CALL_SECONDS)
+    if not isinstance(paused, Reply) or (paused.data or {}).get("is_paused") is not False:
+        return None
+    answer = await scored(http, adapter)
+    found = fingerprint(digests, answer) if isinstance(answer, Scores) else None
+    return recorded if found is not None and recorded is not None and alike(found, recorded) else found
+
+
+async def answered(
+    http: Transport, digests: Digests | None, target: Target, adapter: str | None = None
+) -> tuple[str | None, str | None]:
+    """The fingerprint by an answer, and why the answer is not the target's; None for each where there is none.
+
+    Args:
+        http: to the server.
+        digests: of its parameters; None where it has none, or they say nothing of an adapter.
+        target: what was loaded.
+        adapter: which adapter answers; None for the model itself.
+    """
+    answer = await scored(http, adapter)
+    if not isinstance(answer, Scores):
+        return None, answer
+    found = fingerprint(digests, answer)
+    if found is not None and target.fingerprint is not None and alike(found, target.fingerprint) is False:
+        return found, "its answers are not those that a clean load of this version gave"
+    return found, None
+
+
+async def trial_fault(http: Transport, label: str) -> str | None:
+    """Why the answer to a fixed prompt is not in order, or of another version than `label` says; None where it is."""
+    answer = await scored(http)
+    if not isinstance(answer, Scores):
+        return answer or f"no answer to a trial within {TRIAL_SECONDS:g} s"
+    named = read_label(await http.get("/weight_info", CALL_SECONDS), http.url)
+    if isinstance(named, str):
+        return f"a trial was answered, but not by which version: {named}"
+    if named.weight_version != label:
+        return f"a trial was answered by version {named.weight_version!r}, not {label!r}"
+    return None

@@ -1,7 +1,8 @@
-"""The adapter to a host: another refitd with engines of its own, which follows this service and reports to it.
+"""A host: another refitd with engines of its own, which follows this service and reports to it, as one engine.
 
-A host is brought to a version by the replies to its reports (`line.py`). It pulls the version, checks it, rolls it out
-to its engines and proves it, all by itself: nothing that is lost on the way leaves it in between.
+A host is brought to a version by the replies to its reports: the hub never calls. Both sides repeat what is so, and
+nothing is said once: a report or a reply that is lost costs the time to the next. A host pulls the version, checks it,
+rolls it out to its engines and proves it, all by itself: nothing that is lost on the way leaves it in between.
 
     order     what the host is to serve is written down; it hears that in the reply to its next report
     wait      for the report that says that its engines serve the version, or refuse it: while the host pulls and checks
@@ -14,9 +15,14 @@ to its engines and proves it, all by itself: nothing that is lost on the way lea
 Its engines are paused and resumed by the host alone.
 """
 
+import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
 
-from refitd.engine.limits import TRIAL_SECONDS
+from refitd.clock import Clock
+from refitd.engine.fingerprints import comparable
+from refitd.engine.http import TRIAL_SECONDS
 from refitd.engine.port import (
     ChangeCheck,
     Coming,
@@ -30,15 +36,93 @@ from refitd.engine.port import (
     Target,
     Unreached,
 )
-from refitd.engine.refitd.answers import FIX, doubt, picture, reached, waits_itself
-from refitd.engine.refitd.line import HostLine
-from refitd_client.contract.follow import Following
+from refitd.engine.port import Process as ServerProcess
+from refitd_client.contract.follow import Following, HostReport, HostTrial, HostTrialResult
 from refitd_client.contract.hosts import HostEngines, OrderState
-from refitd_client.contract.naming import parse_version_id
+from refitd_client.contract.naming import parse_version_id, version_folder, version_label
 
+AWAY_SECONDS = 60.0  # without a report: a host at rest reports every ten
+SILENT_SECONDS = 15.0  # without a report of a host that was given something to do, which reports every second
 TAKE_BACK_SECONDS = 60.0
 FAULT_SECONDS = 60.0  # a host that cannot pull a version asks again all the time; a newer version may be there by then
 Hears = Callable[[HostEngines], None]
+NOTHING_PROVED = "(nothing that is proved)"
+FIX = "look at the service there: it reports to what its --follow names, and its --engine names its engines"
+
+
+class Signal(Protocol):
+    """As `refitd.state.observer.Notifier`."""
+
+    count: int
+
+    def notify(self) -> None: ...
+
+    async def wait_after(self, seen: int, within: float | None = None) -> int: ...
+
+
+class HostLine:
+    """One host's. `heard` is notified of each of its reports."""
+
+    def __init__(
+        self, name: str, clock: Clock, heard: Signal, as_known: Callable[[Following], Following] = lambda told: told
+    ) -> None:
+        """Nothing was said yet.
+
+        Args:
+            name: the host's.
+            clock: the time.
+            heard: notified of each report.
+            as_known: leaves out of what a host says what this service does not have. A version may come to be known
+                between two reports, so the last one is looked at again each time.
+        """
+        self.name = name
+        self.clock = clock
+        self.heard = heard
+        self._as_known = as_known
+        self._told: Following | None = None
+        self.serve: dict[str, str | None] = {}
+        self.again = 0
+        self.trial: HostTrial | None = None
+        self.tried: HostTrialResult | None = None
+        self._heard_at = 0.0
+        self._is_lost = False
+
+    def take(self, report: HostReport) -> None:
+        """The host has reported."""
+        self._told, self.tried = report.told, report.tried
+        self._heard_at, self._is_lost = self.clock.monotonic(), False
+        self.heard.notify()
+
+    @property
+    def told(self) -> Following | None:
+        """What the host said last, as far as this service knows of it now; None before its first report."""
+        return None if self._told is None else self._as_known(self._told)
+
+    @property
+    def here(self) -> Following | None:
+        """What the host said last; None where it has not reported for too long."""
+        is_away = self._is_lost or self.clock.monotonic() - self._heard_at > AWAY_SECONDS
+        return None if is_away else self.told
+
+    async def next(self) -> Following | None:
+        """What the host says next; None where it says nothing for too long, and then it counts as away."""
+        seen = self.heard.count
+        await self.heard.wait_after(seen, within=SILENT_SECONDS)
+        if self.heard.count == seen:
+            self._is_lost = True
+            self.serve = {}  # where it comes back much later, something else may be right by then
+            return None
+        return self.told
+
+    def order(self, run: str, version: str | None, *, again: bool = False) -> None:
+        """Say from now on that the host is to serve a version. `again`: that it is to load it though it serves it."""
+        self.serve = {run: version}
+        self.again = 1 + secrets.randbelow(2**52) if again else 0
+
+    def ask(self, label: str) -> int:
+        """Ask from now on for a trial of a version; the question's number."""
+        self.trial = HostTrial(number=1 + secrets.randbelow(2**52), label=label)
+        return self.trial.number
 
 
 class RefitdEngine:
@@ -216,3 +300,98 @@ def _told(told: Following, version: str) -> str:
             return f"{told.follower} does not go to {version} now: {told.order_reason}"
         return f"{told.follower} has made no progress with {version} for too long: {told.order_reason}"
     return f"{told.follower}: {told.order_reason}"
+
+
+def reached(told: Following, root: str) -> Reached | Unreached:
+    """What a probe says of a host that reports.
+
+    Args:
+        told: what it says of itself.
+        root: the root as engines of this kind are said to see it: versions are named by their paths in it.
+    """
+    if told.order is OrderState.AWAY or told.host is None or not told.host.count:
+        why = told.order_reason or "it has no engine"
+        return Unreached(reason=f"the host {told.follower} reports, and {why}", advice=FIX, recognised=True)
+    path, label = named(told.serves, root)
+    return Reached(
+        model_path=path,
+        weight_version=label,
+        server_version=told.release,
+        configuration=told.configuration,
+        startup_path=None,
+        process=ServerProcess(started=told.process),
+        server="refitd",
+        pulls=True,
+        host=picture(told),
+        serves=told.serves,
+        desires=told.desired,
+    )
+
+
+def of_these(told: Following, digest_of: Callable[[str], str | None]) -> Following:
+    """What a host says, without the versions of which it has others than this service, by their digests.
+
+    Args:
+        told: what it says of itself.
+        digest_of: a version here, by its id; None where it is not known.
+    """
+    other = {id_ for id_, digest in told.digests.items() if digest_of(id_) not in {None, digest}}
+    if not other:
+        return told
+    serves = None if told.serves in other else told.serves
+    return replace(
+        told,
+        desired=None if told.desired in other else told.desired,
+        ordered=None if told.ordered in other else told.ordered,
+        serves=serves,
+        proof=None if serves is None else told.proof,
+    )
+
+
+def picture(told: Following) -> HostEngines | None:
+    """What a host says of its engines, and of what it does for them now; None where it names no engines."""
+    if told.host is None:
+        return None
+    goes = told.order is OrderState.COMES and not waits_itself(told)
+    is_loading = goes and told.ordered == told.desired
+    return replace(
+        told.host,
+        upstream=told.upstream,
+        pulling=told.pulling,
+        pulled_bytes=told.pulled_bytes,
+        source=told.source,
+        ahead=told.ahead,
+        store_fault=told.store_fault,
+        loading=told.desired if is_loading else None,
+    )
+
+
+def waits_itself(told: Following) -> bool:
+    """Whether what was ordered is there and good, and the host goes nowhere since its own operator has paused it."""
+    return told.host is not None and told.host.waits is not None and told.order_reason == told.host.waits
+
+
+def named(version: str | None, root: str) -> tuple[str, str | None]:
+    """The path and label by which the reconciler knows a version that a host serves."""
+    parsed = parse_version_id(version or "")
+    if parsed is None:
+        return NOTHING_PROVED, None
+    run, order = parsed
+    return f"{root}/{run}/{version_folder(order)}", version_label(order)
+
+
+def doubt(proof: str | None, expected: str | None, not_expected: str | None) -> str | None:
+    """Why a host that proves a version to itself is not believed, None where it is.
+
+    Args:
+        proof: the host's.
+        expected: what another clean load of the version gave; None where none is on record.
+        not_expected: what the contents before gave, where the files differ.
+    """
+    if proof is None:
+        return None
+    if comparable(proof, expected) and proof != expected:
+        return "its engines' fingerprints are not those that the version has on other hosts"
+    if proof == not_expected:
+        return "its engines' fingerprints are those of what they served before"
+    return None

@@ -1,27 +1,22 @@
 """Several SGLang servers that are updated as one: some prefill prompts, and hand the keys and values to others, which
 decode. Keys and values of one policy must never be decoded by another (ADR 17).
 
-To the reconciler a unit is one engine, with one record and one proof. A refit of it:
-
-    prepare   each member, while all serve
-    pause     all, each with `abort`, until a flush shows that no request in it holds keys and values
-    load      each member, when all are paused; verify each
-    resume    all, when each has proved the version, or when none was written to
-
-Where one member has loaded and another has not, the contents of the unit are unknown: all stay paused until a full load
-of every member was proved.
+To the reconciler a pair is one engine, with one record and one proof. Each member goes through the transaction of all
+servers (`transaction.py`), with two differences: none loads before all are paused, each with `abort`, until a flush
+shows that no request in it holds keys and values; and all are resumed when each has proved the version, or when none
+was written to. Where one member has loaded and another has not, the contents of the pair are unknown: all stay paused
+until a full load of every member was proved.
 """
 
 import asyncio
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import cycle
-from typing import Any
-from urllib.parse import urlsplit
 
-from refitd.engine.http import NoReply, Reply
-from refitd.engine.limits import TRIAL_SECONDS
+from refitd.engine.dialect import refusal
+from refitd.engine.plugin.client import PluginClient
 from refitd.engine.port import (
     ChangeCheck,
     Coming,
@@ -37,106 +32,76 @@ from refitd.engine.port import (
     Target,
     Unreached,
 )
-from refitd.engine.sglang import calls
-from refitd.engine.sglang.adapter import SglangEngine
-from refitd.engine.sglang.obstacles import refusal
-from refitd.engine.sglang.verify import TRIAL, trial_fault
+from refitd.engine.sglang.dialect import SglangDialect
+from refitd.engine.transaction import ServerEngine
 
 _AND = "+"  # between the fingerprints of members
 
 
 class Together:
-    """One refit of a unit: no member loads before all are paused."""
+    """One refit of a pair: no member loads before all are paused.
+
+    Attributes:
+        fault: why no member may load; None while nothing is known.
+    """
 
     def __init__(self, members: Iterable[str]) -> None:
+        self.fault: str | None = None
         self._missing = set(members)
-        self._fault: str | None = None
         self._decided = asyncio.Event()
-
-    @property
-    def fault(self) -> str | None:
-        """Why no member may load, None while none is known."""
-        return self._fault
 
     @property
     def may_load(self) -> bool:
         """Whether loads may have been sent."""
-        return self._decided.is_set() and self._fault is None
+        return self._decided.is_set() and self.fault is None
 
     def arrive(self, member: str, fault: str | None = None) -> None:
         """A member is paused, or will not load for a `fault`. What it says later is not heard."""
         if member in self._missing:
             self._missing.remove(member)
-            self._fault = self._fault or fault
-        if not self._missing or self._fault is not None:
+            self.fault = self.fault or fault
+        if not self._missing or self.fault is not None:
             self._decided.set()
 
     async def others_paused(self, member: str) -> str | None:
         """Wait until all are paused, as this one is; why none may load, None where all may."""
         self.arrive(member)
         await self._decided.wait()
-        return self._fault
+        return self.fault
 
 
-class SglangMember(SglangEngine):
-    """One server of a unit. It is resumed with the others, and never by itself."""
+class PairMember(ServerEngine):
+    """One server of a pair. It is resumed with the others, and never by itself."""
 
-    in_unit = True
-    _together: Together | None = None
+    def __init__(self, dialect: SglangDialect, plugin: PluginClient, load_timeout: float) -> None:
+        """Make no call yet. `dialect`: of a server that is updated together with others."""
+        super().__init__(dialect, plugin, load_timeout)
+        self.sglang = dialect
+
+    @property
+    def url(self) -> str:
+        """Of the server."""
+        return self.sglang.http.url
 
     async def refit_in(self, together: Together, target: Target, on_stage: Callable[[Stage], None]) -> Refit:
-        """Take part in a refit of the unit."""
-        self._together, why = together, "it broke off"
+        """Take part in a refit of the pair."""
+        why = "it broke off"
         try:
-            done = await self.refit(target, on_stage)
+            done = await self.refit(target, on_stage, partial(together.others_paused, self.url))
             why = done.reason or why
             return done
         finally:
             together.arrive(self.url, f"{self.url}: {why}")  # where it has ended before a load
 
-    @property
-    def url(self) -> str:
-        """Of the server."""
-        return self._http.url
 
-    @property
-    def role(self) -> str | None:
-        """Whether it prefills or decodes; None for a server that does both, or was not reached."""
-        return None if self._server is None else self._server.role
+class SglangPair:
+    """Servers behind one `EnginePort`. The first one's URL is the pair's."""
 
-    @property
-    def was_reached(self) -> bool:
-        """Whether it has said how it was started."""
-        return self._server is not None
-
-    async def answer(self, body: dict[str, Any]) -> Reply | NoReply:
-        """Send a request for tokens."""
-        return await self._http.ask("/generate", body, TRIAL_SECONDS)
-
-    @property
-    def bootstrap(self) -> dict[str, Any]:
-        """Where decode servers ask a prefill server for keys and values, as its router writes it into requests."""
-        port = None if self._server is None else self._server.bootstrap_port
-        return {"bootstrap_host": urlsplit(self.url).hostname, "bootstrap_port": port}
-
-    async def _pause(self, target: Target, mode: str | None = None) -> NoReply | str | None:
-        return await calls.pause(self._http, mode or "abort", drains=True)
-
-    async def _others_paused(self) -> str | None:
-        return None if self._together is None else await self._together.others_paused(self.url)
-
-    async def _resume_after_refit(self) -> bool:
-        return False
-
-
-class SglangUnit:
-    """Servers behind one `EnginePort`. The first one's URL is the unit's."""
-
-    def __init__(self, members: Sequence[SglangMember]) -> None:
+    def __init__(self, members: Sequence[PairMember]) -> None:
         self._members = members
 
     async def probe(self) -> Reached | Unreached:
-        """See `EnginePort`. A unit is reached when every member is."""
+        """See `EnginePort`. A pair is reached when every member is."""
         seen = await asyncio.gather(*(member.probe() for member in self._members))
         for each in seen:
             if isinstance(each, Unreached):
@@ -146,7 +111,7 @@ class SglangUnit:
         named = dict.fromkeys((each.model_path, each.weight_version) for each in reached)
         return replace(
             first,
-            # A name that no version has, where members name different ones: the unit serves no version then.
+            # A name that no version has, where members name different ones: the pair serves no version then.
             model_path=" and ".join(path for path, _ in named),
             weight_version=first.weight_version if len(named) == 1 else None,
             configuration=" and ".join(each.configuration for each in reached),
@@ -162,7 +127,7 @@ class SglangUnit:
         )
 
     async def refit(self, target: Target, on_stage: Callable[[Stage], None]) -> Refit:
-        are_known = all(member.was_reached for member in self._members)
+        are_known = all(member.sglang.is_known for member in self._members)
         if not are_known and isinstance(seen := await self.probe(), Unreached):
             return Refit(outcome=Outcome.UNREACHABLE, resumed=True, reason=seen.reason)
         watch = Stopwatch(on_stage)
@@ -228,12 +193,9 @@ class SglangUnit:
 
     async def trial(self, label: str) -> str | None:
         """See `EnginePort`. Asks each decode server, with a prefill server, as a router does."""
-        prefill = cycle([member for member in self._members if member.role == "prefill"])
-        for decode in [member for member in self._members if member.role == "decode"]:
-            first = next(prefill)
-            body = TRIAL | first.bootstrap | {"bootstrap_room": secrets.randbelow(2**63)}
-            replies = await asyncio.gather(first.answer(body), decode.answer(body))
-            if (fault := next((found for reply in replies if (found := trial_fault(reply, label))), None)) is not None:
+        prefill = cycle([member.sglang for member in self._members if member.sglang.role == "prefill"])
+        for decode in [member.sglang for member in self._members if member.sglang.role == "decode"]:
+            if (fault := await decode.trial_with(next(prefill), secrets.randbelow(2**63), label)) is not None:
                 return fault
         return None
 
@@ -241,7 +203,7 @@ class SglangUnit:
         return all(await asyncio.gather(*(member.resume() for member in self._members)))
 
     async def check_changes(self) -> ChangeCheck:
-        """See `EnginePort`. The first one that does not open is the unit's."""
+        """See `EnginePort`. The first one that does not open is the pair's."""
         found = await asyncio.gather(*(member.check_changes() for member in self._members))
         return next((each for each in found if each.fault is not None), found[0])
 
@@ -249,19 +211,19 @@ class SglangUnit:
         await asyncio.gather(*(member.aclose() for member in self._members))
 
     def _roles(self) -> Iterator[Obstacle]:
-        """What is wrong with the members of the unit, as far as they were reached."""
+        """What is wrong with the members of the pair, as far as they were reached."""
         for member in self._members:
-            if member.was_reached and member.role is None:
+            if member.sglang.is_known and member.sglang.role is None:
                 text = f"{member.url} prefills and decodes by itself, and is named as one of a pair"
                 yield Obstacle(text=text, fix="give it an entry of its own in the engines file")
-        if all(member.was_reached for member in self._members):
-            for role in sorted({"prefill", "decode"} - {member.role for member in self._members}):
+        if all(member.sglang.is_known for member in self._members):
+            for role in sorted({"prefill", "decode"} - {member.sglang.role for member in self._members}):
                 text = f"none of its servers is started with --disaggregation-mode {role}"
                 yield Obstacle(text=text, fix="name all servers that share keys and values in one entry, with 'pair'")
 
 
 def outcome_of(refits: Sequence[Refit]) -> Outcome:
-    """How a refit of a unit ended, by those of its members. Pure."""
+    """How a refit of a pair ended, by those of its members. Pure."""
     found = {refit.outcome for refit in refits}
     if Outcome.TAINTED in found or (Outcome.ACK in found and len(found) > 1):
         return Outcome.TAINTED
@@ -269,7 +231,7 @@ def outcome_of(refits: Sequence[Refit]) -> Outcome:
 
 
 def _part(target: Target, number: int, members: int) -> Target:
-    """A target for one member. The fingerprints of a unit are those of its members, in order."""
+    """A target for one member. The fingerprints of a pair are those of its members, in order."""
     return replace(
         target,
         fingerprint=_parts(target.fingerprint, members)[number],
@@ -288,6 +250,6 @@ def _joined(fingerprints: Sequence[str | None]) -> str | None:
 
 
 def _one_process(processes: Sequence[Process]) -> Process:
-    """What tells these processes from those of a unit of which one was restarted; nothing where one tells nothing."""
+    """What tells these processes from those of a pair of which one was restarted; nothing where one tells nothing."""
     told = [each.started or (None if each.seed is None else str(each.seed)) for each in processes]
     return Process(started=_joined(told))

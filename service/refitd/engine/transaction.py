@@ -1,0 +1,328 @@
+"""The transaction that brings one server to a version: the same order for all servers, each in its dialect.
+
+    settle    a load whose end is not known may still run: wait for it, send nothing beside it
+    prepare   where the server has refitd's plugin: it checks the version while it serves; refused → nothing was paused
+    pause     broke off → resume, contents are known
+    load      refused → prove untouched → resume; failed → load what it served before in the same pause, and prove that;
+              unclear → nothing: the server stays paused, its contents are unknown
+    verify    doubt → nothing, likewise
+    resume    lost → reported in the result, and the reconciler tries again
+    answers   only of a server that can prove nothing while it is paused. Doubt → it is paused again
+
+With the plugin the answer to the load says what the server holds: no fingerprint is computed before the load or after
+it. Servers that are updated together wait for one another between pause and load (`sglang/pair.py`).
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import assert_never
+
+from refitd.engine.dialect import Before, Dialect, Shown, refusal
+from refitd.engine.fingerprints import BY_PLUGIN, alike, by_plugin
+from refitd.engine.http import CallFailure, NoReply
+from refitd.engine.plugin.client import PluginClient, PrepareRefused
+from refitd.engine.port import (
+    ChangeCheck,
+    Coming,
+    Offered,
+    Outcome,
+    RankProof,
+    Reached,
+    Refit,
+    Stage,
+    Stopwatch,
+    Target,
+    Unreached,
+)
+from refitd.engine.replies import Failed, Loaded, Loading, Unclear, Untouched
+
+OTHER_TENSORS = "its tensors are not those that a clean load of this version gave"
+Others = Callable[[], Awaitable[str | None]]
+"""Waits until all servers are paused that are updated together; why none may load, None where all may."""
+
+
+class ServerEngine:
+    """One server behind the `EnginePort`.
+
+    Attributes:
+        dialect: how it is spoken to.
+        plugin: refitd's, in the server.
+        load_timeout: seconds that a load may take.
+        is_unsettled: whether a load was sent whose end is not known.
+    """
+
+    def __init__(self, dialect: Dialect, plugin: PluginClient, load_timeout: float) -> None:
+        """Make no call yet."""
+        self.dialect = dialect
+        self.plugin = plugin
+        self.load_timeout = load_timeout
+        self.is_unsettled = False
+
+    async def aclose(self) -> None:
+        """See `EnginePort`. No connection is kept from one call to the next."""
+        await self.plugin.forget()
+
+    async def probe(self) -> Reached | Unreached:
+        seen = await self.dialect.probe()
+        if isinstance(seen, Unreached):
+            return seen
+        plugin = self.plugin
+        await self.dialect.find_plugin(plugin)
+        plugged = plugin.release is not None
+        return replace(
+            seen,
+            # What the plugin computes and what the server does cannot be compared: each has records of its own.
+            configuration=seen.configuration + (" refitd" if plugged else ""),
+            plugin=plugin.release,
+            takes_offers=plugin.takes_offers,
+            receivers=plugin.receivers,
+            proves=plugin.proves,
+            stock_reason=self.dialect.stock_reason(plugin.reason),
+            led_by=plugin.led_by,
+            loader=plugin.loader,
+            obstacles=tuple(self.dialect.obstacles(plugged=plugged)),
+        )
+
+    async def refit(self, target: Target, on_stage: Callable[[Stage], None], others: Others | None = None) -> Refit:
+        """See `EnginePort`. `others`: it loads together with other servers, and whoever asks resumes them all."""
+        return await _Transaction(self, target, Stopwatch(on_stage), others).run()
+
+    async def prefetch(self, version: Coming | Offered) -> Sequence[RankProof]:
+        """See `EnginePort`. A server without the plugin can prepare nothing."""
+        return await self.plugin.prefetch(version)
+
+    async def cancel_prefetch(self) -> None:
+        await self.plugin.forget()
+
+    async def fingerprint(self, alike: str | None = None) -> str | None:
+        if not self.dialect.is_known and isinstance(await self.probe(), Unreached):
+            return None
+        if self.plugin.release is not None and (alike is None or alike.startswith(BY_PLUGIN)):
+            return by_plugin(await self.plugin.contents(of_all=self.dialect.each_rank_answers))
+        return await self.dialect.contents(alike)
+
+    async def trial(self, label: str) -> str | None:
+        return await self.dialect.trial(label)
+
+    async def resume(self) -> bool:
+        return await self.dialect.resume()
+
+    async def check_changes(self) -> ChangeCheck:
+        return await self.dialect.check_changes()
+
+
+class _Transaction:
+    """One refit of one server. What ends it is a `Refit`, from whichever step."""
+
+    def __init__(self, engine: ServerEngine, target: Target, watch: Stopwatch, others: Others | None) -> None:
+        self._engine, self._dialect, self._plugin = engine, engine.dialect, engine.plugin
+        self._target = target
+        self._watch = watch
+        self._others = others
+
+    async def run(self) -> Refit:
+        if not self._dialect.is_known and isinstance(seen := await self._engine.probe(), Unreached):
+            return self._ended(Outcome.UNREACHABLE, seen.reason, resumed=True)
+        # The service may have died, or given up, while a load ran. A second load beside that one would make a mixture.
+        if self._engine.is_unsettled and (fault := await self._settle()) is not None:
+            return self._ended(Outcome.UNREACHABLE, fault)
+        if self._dialect.lost is not None:
+            return self._tainted(self._dialect.lost)
+        # A server that sleeps has no weights. Where its contents are unknown, only a load can show what it holds.
+        if not self._target.repairs and (reason := await self._dialect.left_alone()) is not None:
+            return self._ended(Outcome.UNREACHABLE, reason, resumed=True)
+        return await self._prepared() or await self._held()
+
+    async def _settle(self) -> str | None:
+        """Wait until a load whose end is not known has ended; why it may still run, None where none does."""
+        reply = await self._dialect.http.get(self._dialect.settles_by, self._engine.load_timeout)
+        if isinstance(reply, NoReply):
+            return reply.reason if reply.lost is CallFailure.DIED else f"a load may still be running: {reply.reason}"
+        self._engine.is_unsettled = False
+        return None
+
+    async def _prepared(self) -> Refit | None:
+        """Have the plugin check the version while the server serves; the end where that is not to be loaded."""
+        target, is_plugged = self._target, self._plugin.release is not None
+        if target.in_place and not is_plugged:
+            reason = "its plugin is gone, and only the plugin can write a delta into what it serves"
+            return await self._as_before(reason, needs_full=True)
+        if (reason := refusal(self._dialect.obstacles(plugged=is_plugged))) is not None:
+            return await self._as_before(reason)
+        if not self._plugin.vouches_for(target) and target.offered is None:
+            await self._plugin.forget()  # what others wrote the server loads by itself
+            return None
+        with self._watch.during(Stage.PREPARE):
+            prepared = await self._plugin.prepare_for(target, self._engine.load_timeout)
+        if isinstance(prepared, PrepareRefused):
+            return await self._as_before(prepared.reason, needs_full=target.in_place and prepared.needs_full)
+        return None
+
+    async def _held(self) -> Refit:
+        """Pause the server, and load."""
+        target, plugged = self._target, self._plugin.vouches_for(self._target)
+        try:
+            pausing, within = self._watch.during(Stage.PAUSE), self._engine.load_timeout
+            before = await self._dialect.hold(target, pausing, within, plugged=plugged)
+            if isinstance(before, Before) and self._others is not None:
+                # Keys and values of one policy must never be decoded by another: no server loads while another runs.
+                before = await self._others() or before
+        except asyncio.CancelledError:
+            # The service stops, or the engine was removed. No load was sent, so the contents are as before: where they
+            # are known, the server is not left paused.
+            if not target.repairs:
+                await self._resume()
+            await asyncio.shield(self._plugin.forget())
+            raise
+        if self._dialect.lost is not None:  # what it generates is mixed up like its answers
+            return self._tainted(self._dialect.lost)
+        if not isinstance(before, Before):
+            broken_off = await self._back(before)
+            await self._plugin.forget()
+            return broken_off
+        return await self._loaded(before, plugged=plugged)
+
+    async def _send_load(self, target: Target, *, plugged: bool) -> Loading:
+        # Set before the call: if this task is cancelled in it, the load goes on in the server.
+        self._engine.is_unsettled = True
+        with self._watch.during(Stage.LOAD):
+            happened = await self._dialect.load(target, self._engine.load_timeout, plugged=plugged)
+        self._engine.is_unsettled = isinstance(happened, Unclear) and happened.running
+        return happened
+
+    async def _loaded(self, before: Before, *, plugged: bool) -> Refit:
+        happened = await self._send_load(self._target, plugged=plugged)
+        self._plugin.is_done()
+        match happened:
+            case Loaded(version, found, how):
+                self._plugin.was_loaded(how)
+                wanted = self._target.offered or self._target.files
+                if version is not None and wanted is not None and version != wanted.version:
+                    return self._tainted(f"it says that it serves {version}, not {wanted.version}")
+                return await self._verified(self._target, found)
+            case Untouched(reason, led=True):
+                # What it holds is the leader's business: it is not left paused, whatever is known of it here.
+                return replace(await self._refused(reason), led=True)
+            case Untouched(reason, reachable=False):
+                # The load was never sent. The reconciler resumes an engine that it reaches and whose contents it knows.
+                return self._ended(Outcome.UNREACHABLE, reason)
+            case Untouched(reason, vouched=True, needs_full=needs_full):
+                return await self._as_before(reason, needs_full=self._target.in_place and needs_full)
+            case Untouched(reason):
+                return await self._proved_untouched(reason, before)
+            case Failed(reason):
+                return await self._restored(reason, before)
+            case Unclear(reason):
+                # It may hold a mixture. A paused server answers nobody with it; a full load that is proved ends this.
+                return self._tainted(reason)
+            case _:
+                assert_never(happened)
+
+    async def _proved_untouched(self, reason: str, before: Before) -> Refit:
+        """It says that nothing was written. Believe it where its contents prove it, or cannot be compared."""
+        with self._watch.during(Stage.VERIFY):
+            after = await self._dialect.untouched(before)
+        if after.fault is not None:
+            return self._tainted(f"{reason}; and {after.fault}")
+        return await self._as_before(reason, fingerprint=after.fingerprint)
+
+    async def _restored(self, reason: str, before: Before) -> Refit:
+        """Load what it served before, while no request runs: the next one would end the server."""
+        again = before.again
+        if again is None:
+            return self._tainted(f"{reason}; its weights are lost: where the next load fails as well, restart it")
+        if not await again.unchanged():
+            return self._tainted(
+                f"{reason}; and the files of what it served before are no longer those that were checked"
+            )
+        happened = await self._send_load(again, plugged=False)
+        if not isinstance(happened, Loaded):
+            said = f"nor does it load what it served before ({happened.reason})"
+            return self._tainted(f"{reason}; {said}: restart it")
+        back = await self._verified(again, None)
+        if back.outcome is not Outcome.ACK:
+            return replace(back, reason=f"{reason}; and what it served before is not back: {back.reason}")
+        return replace(back, outcome=Outcome.NACK, reason=f"{reason}; what it served before is back")
+
+    async def _verified(self, target: Target, answered: str | None) -> Refit:
+        """Prove that the target is served, and resume. `answered`: the fingerprint in the plugin's answers."""
+        with self._watch.during(Stage.VERIFY):
+            # The files are compared after the load, so that the server has read those that were checked.
+            shown, unchanged = await asyncio.gather(self._dialect.verify(target, answered), target.unchanged())
+        fault = shown.fault or doubt(shown.fingerprint, target, unchanged=unchanged)
+        if fault is not None:
+            return self._doubted(replace(shown, fault=fault))
+        # Only from here on may it generate: before the proof it would answer with what may be a mixture.
+        with self._watch.during(Stage.RESUME):
+            resumed = await self._resume()
+        if shown.once_resumed is not None and resumed:
+            with self._watch.during(Stage.VERIFY):
+                shown = await shown.once_resumed()
+        if shown.fault is not None:
+            return self._doubted(shown)
+        self._dialect.serves(target, shown.fingerprint)
+        return self._ended(Outcome.ACK, None, resumed=resumed, fingerprint=shown.fingerprint)
+
+    async def _back(self, fault: NoReply | str) -> Refit:
+        """The pause broke off. No load was sent, so its contents are as before; if they are known, it is resumed."""
+        if isinstance(fault, str):
+            return await self._as_before(fault)
+        resumed = fault.lost is CallFailure.NEVER_SENT
+        if not resumed and not self._target.repairs:
+            # The pause may have been carried out all the same.
+            with self._watch.during(Stage.RESUME):
+                resumed = await self._resume()
+        return self._ended(Outcome.UNREACHABLE, fault.reason, resumed=resumed)
+
+    async def _as_before(self, reason: str, *, fingerprint: str | None = None, needs_full: bool = False) -> Refit:
+        """Nothing was written, and its contents are as before: it is resumed, unless they are unknown."""
+        if self._target.repairs:
+            return self._tainted(reason)
+        return replace(await self._refused(reason), fingerprint=fingerprint, needs_full=needs_full)
+
+    async def _refused(self, reason: str) -> Refit:
+        with self._watch.during(Stage.RESUME):
+            resumed = await self._resume()
+        return self._ended(Outcome.NACK, reason, resumed=resumed)
+
+    async def _resume(self) -> bool:
+        """Let it generate, also where the refit is cancelled; False if the call did not succeed."""
+        return False if self._others is not None else await asyncio.shield(self._dialect.resume())
+
+    def _doubted(self, shown: Shown) -> Refit:
+        # A record that the contents contradict may be wrong itself: the fingerprint is kept, so that others can tell.
+        found = shown.fingerprint if shown.fault == OTHER_TENSORS else None
+        tainted = self._tainted(f"loaded, but {shown.fault}")
+        return replace(tainted, fingerprint=found, overwritten=shown.overwritten)
+
+    def _tainted(self, reason: str) -> Refit:
+        return self._ended(Outcome.TAINTED, reason)
+
+    def _ended(
+        self, outcome: Outcome, reason: str | None, *, resumed: bool = False, fingerprint: str | None = None
+    ) -> Refit:
+        timings = self._watch.milliseconds
+        return Refit(outcome=outcome, resumed=resumed, reason=reason, fingerprint=fingerprint, timings=timings)
+
+
+def doubt(found: str | None, target: Target, *, unchanged: bool) -> str | None:
+    """Why a server does not hold the target, by its fingerprint; None where nothing speaks against it. Pure.
+
+    Contents decide where they can be compared: with what a clean load of the version gave before, and with what the
+    server held before this load.
+
+    Args:
+        found: the fingerprint after the load; None where the server cannot tell.
+        target: what was loaded.
+        unchanged: whether the files are still those that were checked. Where they are not, a trainer may have written
+            there between the last look and the end of the load, and only a clean load's record proves what was read.
+    """
+    same = None if found is None or target.fingerprint is None else alike(found, target.fingerprint)
+    if not unchanged and not same:
+        return "its files changed meanwhile, or it is not known whether they did"
+    if same is False:
+        return OTHER_TENSORS
+    if same is None and found is not None and found == target.not_fingerprint:
+        return "its tensors have not changed, and the files of the two versions differ"
+    return None

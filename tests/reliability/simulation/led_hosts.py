@@ -29,9 +29,26 @@ class LedHost(Host):
 
     world: "LedHosts"
     is_free = False
+    _is_unwritten = False  # whether the journal did not hold all when the process was killed
 
     def _promises(self) -> LedHostPromises:
         return LedHostPromises(self)
+
+    def kill(self) -> None:
+        """See `Host`."""
+        self._is_unwritten = self._is_unwritten or (self.life is not None and bool(self.life.journal._queue))
+        super().kill()
+
+    def start(self) -> None:
+        """See `Place`. A reply that the journal did not hold yet when the process was killed counts as one that was
+        lost on the way: nothing that it ordered was done, since what is done is written down first, after the reply.
+        """
+        super().start()
+        if self._is_unwritten and self.life is not None:
+            self._is_unwritten = False
+            known, fences = self.life.store.origin.lead.heard, self.world.book.fences[self.name]
+            kept = {leader: min(epoch, known[leader]) for leader, epoch in fences.items() if leader in known}
+            self.world.book.fences[self.name] = kept
 
 
 class LedHosts(ForgettingHosts):

@@ -51,11 +51,13 @@ class Dialect(Protocol):
     Attributes:
         http: to the server.
         settles_by: a route that is answered by the loop that loads, so that the answer shows that no load runs.
+        plugin_minds_all: whether refitd's plugin in the server has a part also in loads that it does not carry out.
         each_rank_answers: whether each rank answers an update for itself; else the first of each data-parallel one.
     """
 
     http: Transport
     settles_by: str
+    plugin_minds_all: bool
     each_rank_answers: bool
 
     @property
@@ -81,7 +83,7 @@ class Dialect(Protocol):
         ...
 
     def obstacles(self, *, plugged: bool) -> Iterable[Obstacle]:
-        """What is in the way of updates, the worst first. `plugged`: refitd's plugin carries them out."""
+        """What is in the way of updates, the worst first. `plugged`: refitd's plugin has a part in them."""
         ...
 
     async def left_alone(self) -> str | None:

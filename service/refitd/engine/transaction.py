@@ -148,9 +148,11 @@ class _Transaction:
         if target.in_place and not is_plugged:
             reason = "its plugin is gone, and only the plugin can write a delta into what it serves"
             return await self._as_before(reason, needs_full=True)
-        if (reason := refusal(self._dialect.obstacles(plugged=is_plugged))) is not None:
+        vouches = self._plugin.vouches_for(target)
+        minds = is_plugged if self._dialect.plugin_minds_all else vouches
+        if (reason := refusal(self._dialect.obstacles(plugged=minds))) is not None:
             return await self._as_before(reason)
-        if not self._plugin.vouches_for(target) and target.offered is None:
+        if not vouches and target.offered is None:
             await self._plugin.forget()  # what others wrote the server loads by itself
             return None
         with self._watch.during(Stage.PREPARE):

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from refitd.engine.plugin.rank_group import EngineRankGroup, Launch
 from refitd.engine.port import UNNAMED, Outcome, Reached, Refit, Stage, Target, Unreached
 from refitd.engine.transaction import ServerEngine
 from refitd.engine.vllm import contents
@@ -333,6 +334,23 @@ async def test_no_answer_goes_on_through_the_same_step_of_another_run() -> None:
 
 
 TWO = config(tensor_parallel_size=2)
+
+
+async def test_several_ranks_with_the_extension_are_sent_no_load_that_the_extension_does_not_carry_out() -> None:
+    """Of a folder that others wrote vLLM's own reload would fail on one rank, and the answers would not show it."""
+    with scripted_vllm(told=TWO, ranks=2) as vllm:
+        async with speaking_to(vllm) as engine:
+            engine.plugin._rank_group = EngineRankGroup((), "0.1.0")  # pyright: ignore[reportPrivateUsage]
+
+            async def look(launch: Launch, *, anew: bool = False) -> None: ...
+
+            engine.plugin.look = look
+            seen = await engine.probe()
+            done = await refit(engine)
+    assert isinstance(seen, Reached)
+    assert seen.obstacles == ()
+    assert (done.outcome, vllm.loads) == (Outcome.NACK, [])
+    assert "2 processes hold its weights" in (done.reason or "")
 
 
 async def test_several_ranks_are_not_updated_unless_the_operator_allows_it() -> None:

@@ -57,6 +57,7 @@ class SglangDialect:
     """
 
     settles_by = "/server_info"
+    plugin_minds_all = True  # it keeps every update away from a draft model with a checkpoint of its own
     each_rank_answers = False
     lost = None  # its answers are those to its calls
 

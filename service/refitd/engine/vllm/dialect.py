@@ -66,6 +66,7 @@ class VllmDialect:
     """
 
     settles_by = "/weight_info"
+    plugin_minds_all = False
     each_rank_answers = True
 
     def __init__(

@@ -160,3 +160,19 @@ def test_a_hub_that_was_emptied_does_not_count_a_version_as_served_for_what_a_ho
         story.hub_loses_its_disk(emptied=False, trainer="begins then", seconds=0.5, delta=False)
         story.hub_loses_its_disk(emptied=True, trainer="begins first", seconds=20.0, delta=True)
         world.heal()
+
+
+def test_a_host_with_other_contents_under_the_name_of_a_deltas_base_says_so_and_goes_on_when_its_operator_acts() -> (
+    None
+):
+    """It serves the base's name, so it can neither pull the base nor carry the delta out. It said "tried again later",
+    and nobody knew what would help.
+    """
+    with closing(ForgettingHosts(3, strategy=StrategyName.ALL, followers=1)) as world:
+        story = ForgettingStory(world)
+        story.publish(make=Make.GOOD, announce=True, seconds=5.0)
+        story.publish(make=Make.GOOD, announce=True, seconds=5.0)
+        story.hub_loses_its_disk(emptied=True, trainer="begins first", seconds=5.0, delta=False)
+        story.publish(make=Make.GOOD, announce=True, seconds=3.0)
+        story.publish_a_delta(back=0, announce=True, honest=True, seconds=3.0)
+        world.heal()

@@ -23,7 +23,7 @@ from refitd.policy.strategy import StrategyName
 from refitd.state.version import VersionRecord
 from refitd_client.contract.follow import Following
 from refitd_client.contract.naming import Order, version_id
-from refitd_client.contract.states import VersionState
+from refitd_client.contract.states import EngineState, VersionState
 from refitd_client.write import version_folder
 
 from .disk import SIM_BLOCK, Pause, SimFolder, seen_at
@@ -228,6 +228,25 @@ class Hosts(World):
         self.start()
         self.pause_updates(paused=False)
         super().heal()
+
+    def _tend(self, place: Place, tended: set[str]) -> bool:
+        """See `World`. A host that decides for itself may have given up what its upstream wants, for an engine that
+        broke: its operator restarts the engine and asks for a load, as `refitd explain` says there.
+        """
+        found = super()._tend(place, tended)
+        if not isinstance(place, Host) or not place.is_free or place.life is None:
+            return found
+        store = place.life.store
+        wanted = store.versions.get(store.runs.desired.get(RUN, ""))
+        broken = [each for each in store.engines.values() if each.state is EngineState.TAINTED]
+        key = f"{place.name} gave up {None if wanted is None else wanted.id}"
+        if not broken or wanted is None or wanted.given_up is None or key in tended:
+            return found
+        tended.add(key)
+        self._restart([place.server_of(each) for each in broken])
+        for each in broken:
+            place.life.fleet.resync(each.id)
+        return True
 
     def _free_bytes(self, folder: Path) -> int:
         is_full = any(host.disk.no_room for host in self.hosts if folder.is_relative_to(host.disk.root))

@@ -16,6 +16,7 @@ from refitd.policy.upstream import decides_end, decides_run
 from refitd.problem import ProblemError, Slug
 from refitd.state.version import VersionRecord
 from refitd.text import listed
+from refitd_client.contract.naming import parse_version_id, version_id
 from refitd_client.contract.states import EngineState, VersionState
 from refitd_client.contract.wire import (
     DeletedRun,
@@ -44,13 +45,14 @@ async def plan_rollback(service: ServiceOf, run: str, to: str | None = None) -> 
     """
     plan = await _planned(service, Rollback(run=run, to=to))
     away = [engine.id for engine in service.store.engines_of(run) if engine.state is EngineState.UNREACHABLE]
+    unknown = {version for version, _ in _not_known(service, run, plan.goal).values() if version}
     return RollbackPlan(
         run=run,
         leaves=plan.leaves.id,
         goal=plan.goal.id,
         barred=[version.id for version in plan.barred],
         unreachable=sorted(away),
-        unknown=sorted({version for version, _ in _not_known(service, run).values() if version}, reverse=True),
+        unknown=sorted(unknown, reverse=True),
     )
 
 
@@ -64,7 +66,7 @@ async def rollback(order: Rollback, service: ServiceOf) -> Version:
     for version in plan.barred:
         text = f"barred: run {order.run} rolls back to {plan.goal.id}"
         service.store.put_version(replace(version, barred=True), text)
-    service.store.leave_behind(order.run, _not_known(service, order.run))
+    service.store.leave_behind(order.run, _not_known(service, order.run, plan.goal))
     await service.decided()
     return presented(service, plan.goal)
 
@@ -97,13 +99,17 @@ async def _planned(service: Service, order: Rollback) -> _Plan:
     return _Plan(current, goal, to_bar(newest_first, goal))
 
 
-def _not_known(service: Service, run: str) -> dict[str, tuple[str, int]]:
-    """What hosts have of a run that this service does not know."""
+def _not_known(service: Service, run: str, goal: VersionRecord) -> dict[str, tuple[str, int]]:
+    """What hosts have of a run that this service does not know, and that a rollback to `goal` leaves."""
     leader = ("", 0) if service.hosts is None else service.hosts.leader
     told = [known.report.told for known in service.followers.known.values()]
-    newest = {each.follower: service.store.newest_known(run, each.follower, stands_of(each)) for each in told}
-    found = {each.follower: not_known(run, each, newest[each.follower], leader) for each in told}
-    return {host: had for host, had in found.items() if had is not None}
+    found: dict[str, tuple[str, int]] = {}
+    for each in told:
+        known = parse_version_id(service.store.newest_known(run, each.follower, stands_of(each)) or "")
+        newest = goal.order if known is None else max(known[1], goal.order)
+        if (had := not_known(run, each, version_id(run, newest), leader)) is not None:
+            found[each.follower] = had
+    return found
 
 
 async def _sealed(service: Service, run: str, to: str) -> VersionRecord:

@@ -81,7 +81,7 @@ async def test_a_rollback_lets_a_host_go_back_also_from_what_is_older_than_somet
 ) -> None:
     """The hub was restored from a backup, and has published and barred newer steps since. It never knew step 5."""
     async with serving(tmp_path) as stage:
-        for step in (1, 9):
+        for step in (1, 8, 9):
             stage.store.put_version(version(step, digest="d", served_at="t"))
         told = {"serves": "run~v000005", "ordered": "run~v000005", "digests": {"run~v000005": "d"}}
 
@@ -90,6 +90,8 @@ async def test_a_rollback_lets_a_host_go_back_also_from_what_is_older_than_somet
             return answer.json()["knows"].get("run")
 
         assert await known() is None, "the host goes back from nothing that the hub does not know"
+        forward = await stage.http.get("/v1/rollback", params={"run": "run", "to": "run~v000008"})
+        assert forward.json()["unknown"] == [], "step 8 is newer than what the host has: it leaves nothing for that"
         order = {"run": "run", "to": "run~v000001"}
         asked = await stage.http.get("/v1/rollback", params=order)
         assert asked.json()["unknown"] == ["run~v000005"]

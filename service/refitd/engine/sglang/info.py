@@ -19,7 +19,7 @@ source calls itself) may lack what that release brought.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -31,7 +31,7 @@ from refitd.engine.port import DRAFT_LEFT, DRAFT_UPDATED, Obstacle, Process
 from refitd.engine.replies import read_form
 
 OLDEST = (0, 5, 7)
-LOADS_DRAFTS = (0, 5, 11)
+_LOADS_DRAFTS = (0, 5, 11)
 _CHECKSUMS_SINCE = (0, 5, 12)
 _NAMES_STARTUP = (0, 5, 18)
 _RETRACT_FLUSHES = (0, 5, 21)
@@ -49,60 +49,64 @@ _NEVER_CLEARED = frozenset({"aibrix", "eic", "simm"})  # storage backends that d
 _RELEASE = re.compile(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})(?!\d)(?:\.?(dev|rc|a|b))?")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SglangRelease:
-    """What a release of SGLang can do. `pause_modes` are those that it survives, the best first.
+    """What a release of SGLang can do.
 
-    `dies_of_flush`: whether the flush that ends a load must not be refused.
-    `names_startup`: whether its launch settings name the model that it was started with, whatever it loaded since.
+    Attributes:
+        number: None where it is not known; the server is treated with care then.
+        is_early: whether it came before the release of its number, and may lack what that brought.
     """
 
-    version: str
-    supported: bool
-    pause_modes: tuple[str, ...]
-    dies_of_flush: bool
-    checksums: bool
-    names_startup: bool
     number: tuple[int, int, int] | None = None
+    is_early: bool = False
 
-    def has(self, since: tuple[int, int, int]) -> bool:
-        """Whether the server has what came with a release. One whose release is not known has it."""
-        return self.number is None or self.number >= since
+    def _has(self, since: tuple[int, int, int], *, where_unknown: bool) -> bool:
+        if self.number is None:
+            return where_unknown
+        return self.number > since if self.is_early else self.number >= since
+
+    @property
+    def supported(self) -> bool:
+        """Whether refitd can drive it."""
+        return self._has(OLDEST, where_unknown=True)
+
+    @property
+    def checksums(self) -> bool:
+        """Whether it computes checksums of its tensors."""
+        return self._has(_CHECKSUMS_SINCE, where_unknown=True)
+
+    @property
+    def names_startup(self) -> bool:
+        """Whether its launch settings name the model that it was started with, whatever it loaded since."""
+        return self._has(_NAMES_STARTUP, where_unknown=False)
+
+    @property
+    def dies_of_flush(self) -> bool:
+        """Whether the flush that ends a load must not be refused."""
+        return not self._has(_SURVIVES_FLUSH, where_unknown=False)
+
+    @property
+    def may_load_drafts(self) -> bool:
+        """Whether its update from disk may be loaded into draft models as well."""
+        return self.number is None or self.number >= _LOADS_DRAFTS
+
+    @property
+    def pause_modes(self) -> tuple[str, ...]:
+        """Those that it survives, the best first."""
+        return tuple(m for m, since in PAUSE_MODES.items() if m == "abort" or self._has(since, where_unknown=False))
 
     def pause_mode(self, wanted: str) -> str:
         """`wanted` where the server survives it, else ("auto" too) the best mode that it does survive."""
         return wanted if wanted in self.pause_modes else self.pause_modes[0]
 
 
-_CAREFUL = SglangRelease(
-    version="unknown",
-    supported=True,
-    pause_modes=("abort",),
-    dies_of_flush=True,
-    checksums=True,
-    names_startup=False,
-)
-
-
 def release_of(version: str) -> SglangRelease:
-    """What a release can do, by the version that its server reports. What does not parse gets the careful one."""
+    """What a release can do, by the version that its server reports."""
     found = _RELEASE.match(version)
     if found is None or version.startswith("0.0.0"):  # 0.0.0: built from source without its tags
-        return replace(_CAREFUL, version=version)
-    number = (int(found[1]), int(found[2]), int(found[3]))
-
-    def has(since: tuple[int, int, int]) -> bool:
-        return number > since if found[4] else number >= since
-
-    return SglangRelease(
-        version=version,
-        supported=has(OLDEST),
-        pause_modes=tuple(mode for mode, since in PAUSE_MODES.items() if mode == "abort" or has(since)),
-        dies_of_flush=not has(_SURVIVES_FLUSH),
-        checksums=has(_CHECKSUMS_SINCE),
-        names_startup=has(_NAMES_STARTUP),
-        number=number,
-    )
+        return SglangRelease()
+    return SglangRelease((int(found[1]), int(found[2]), int(found[3])), is_early=found[4] is not None)
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
@@ -326,7 +330,7 @@ def obstacles(server: SglangServerInfo, draft: str | None, *, plugged: bool, in_
         yield Obstacle(text=text, fix="start it without --enable-eplb (--init-expert-location may stay)")
     if (option := server.keeps_weights_apart) is not None:
         yield Obstacle(text=f"{_APART[option]} ({option})", fix=f"start it without {option}")
-    if draft == DRAFT_LEFT and not plugged and server.release.has(LOADS_DRAFTS):
+    if draft == DRAFT_LEFT and not plugged and server.release.may_load_drafts:
         model = server.speculative_draft_model_path
         text = f"its own update would load each version into its draft model {model} as well"
         fix = (

@@ -31,6 +31,7 @@ from typing import Any, TypedDict, cast
 import httpx
 import msgspec
 
+from refitd_client.backoff import backoff
 from refitd_client.contract.decoding import from_json
 from refitd_client.contract.wire import Event, Problem
 from refitd_client.errors import ServiceError, ServiceUnreachableError, problem_error
@@ -106,13 +107,11 @@ class RetryPolicy:
         if not may_repeat:
             return None
         asked = retry_after(outcome)
-        pause = self._backoff(tried, chance) if asked is None else asked + chance * self.first_pause
+        pause = backoff(tried, self.first_pause, self.longest_pause, chance)
+        if asked is not None:
+            pause = asked + chance * self.first_pause
         deadline = max(self.deadline, self.not_yet) if status == _NOT_YET else self.deadline
         return pause if elapsed + pause < deadline else None
-
-    def _backoff(self, tried: int, chance: float) -> float:
-        doubled = self.first_pause * 2.0 ** min(tried - 1, 30)
-        return min(doubled, self.longest_pause) * (0.5 + chance / 2)
 
 
 def asks_for_another(call: Call[Any], outcome: HttpReply | LostReply) -> bool:

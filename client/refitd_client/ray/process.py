@@ -13,6 +13,7 @@ from contextlib import nullcontext
 
 import httpx
 
+from refitd_client.backoff import backoff
 from refitd_client.errors import FollowerStartError
 
 _READY = re.compile(r"refitd ready on (https?://\S+?:(\d+))(?=$|[\s\"'])")
@@ -92,17 +93,17 @@ class FollowerProcess:
         self._keeper.join(_DRAIN)
 
     def _keep(self) -> None:
-        pause = _FIRST_PAUSE
+        tried = 0
         while (process := self._begun()) is not None:
             began = time.monotonic()
             self._read(process)
             status = process.wait()
-            pause = _FIRST_PAUSE if time.monotonic() - began > _STEADY else pause
+            tried = 1 if time.monotonic() - began > _STEADY else tried + 1
+            pause = backoff(tried, _FIRST_PAUSE, _LONGEST_PAUSE)
             with self._changed:
                 if not self._stopping:
                     self._say_ended(status, pause)
                 self._changed.wait_for(lambda: self._stopping, pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _begun(self) -> "subprocess.Popen[str] | None":
         with self._changed:

@@ -32,6 +32,7 @@ from refitd.state.journal.journal import JournalError
 from refitd.state.observer import Notifier
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord, with_making
+from refitd_client.backoff import backoff
 from refitd_client.checkpoint.fault import Code
 from refitd_client.checkpoint.inventory import Reference
 from refitd_client.contract.manifest import Manifest, ManifestFile, TensorsSummary, fitting_fingerprints
@@ -159,7 +160,7 @@ class Waiting:
     def later(self, id_: str) -> None:
         """Judge a version later, after a longer wait each time: each try may read everything."""
         tries = self._tries[id_] = self._tries.get(id_, 0) + 1
-        self.at(id_, self._store.clock.monotonic() + min(RETRY_SECONDS * 2 ** (tries - 1), LONGEST_RETRY_SECONDS))
+        self.at(id_, self._store.clock.monotonic() + backoff(tries, RETRY_SECONDS, LONGEST_RETRY_SECONDS))
 
     def forget(self, id_: str) -> None:
         """Forget a version that has a verdict: the next trouble with it is a first one."""

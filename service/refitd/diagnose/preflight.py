@@ -44,7 +44,6 @@ def _tls_faults(settings: Settings) -> Iterator[str]:
     try:
         if settings.tls_files is not None:
             settings.tls_files.context()
-            settings.tls_files.expires()
     except ValueError as error:
         yield f"--tls-cert (REFITD_TLS_CERT), --tls-key, --tls-client-ca: {error}"
     try:

@@ -27,6 +27,7 @@ from refitd.state.journal.journal import JournalError
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd.update.targets import Targets
+from refitd_client.backoff import backoff
 from refitd_client.contract.states import Kind, VersionState
 from refitd_client.contract.wire import Reclaimable
 
@@ -57,7 +58,7 @@ class Refusals:
         """Leave engines on what they have; the delta is tried again after a wait that grows."""
         self.waiting.pop(target.id, None)
         tries = self._tries[target.id] = self._tries.get(target.id, 0) + 1
-        wait = min(FIRST_RETRY_SECONDS * 2 ** min(tries - 1, 10), LONGEST_SECONDS)
+        wait = backoff(tries, FIRST_RETRY_SECONDS, LONGEST_SECONDS)
         self._again_at[target.id] = self._store.clock.monotonic() + wait
         self._targets.refuse(target, reason)
 

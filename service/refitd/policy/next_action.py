@@ -11,6 +11,7 @@ from typing import assert_never
 from refitd.policy.contest import gives_up
 from refitd.state.records import EngineRecord
 from refitd.state.version import VersionRecord
+from refitd_client.backoff import backoff
 from refitd_client.contract.states import EngineState, VersionState
 
 
@@ -200,10 +201,9 @@ LOOKS_AT_REST_A_SECOND = 40.0  # a look takes about 2 ms of a processor: all tog
 LONGEST_AT_REST_SECONDS = 60.0  # a restarted engine serves its start-up model as long
 
 
-def backoff(failures: int, chance: random.Random) -> float:
+def until_retry(failures: int, chance: random.Random) -> float:
     """Seconds to wait after `failures` (1 or more) failures in a row."""
-    longest = min(LONGEST_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(failures - 1, 10))
-    return longest * (0.5 + 0.5 * chance.random())
+    return backoff(failures, FIRST_RETRY_SECONDS, LONGEST_SECONDS, chance.random())
 
 
 def at_rest(engine: EngineRecord, target: str | None) -> bool:

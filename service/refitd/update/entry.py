@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from refitd.engine.fingerprints import agree, means_of, proof_by
 from refitd.policy.contest import forgiven
-from refitd.policy.next_action import Agenda, at_rest, backoff, until_look, until_look_at_rest
+from refitd.policy.next_action import Agenda, at_rest, until_look, until_look_at_rest, until_retry
 from refitd.policy.observe import after_word, proved, standing
 from refitd.policy.witnesses import agreed, believed, judged
 from refitd.state.journal.journal import JournalError
@@ -67,7 +67,7 @@ class EngineEntry:
 
     def later(self, times: int) -> float:
         """When (monotonic seconds) to try again what has failed so many times."""
-        return self.now + backoff(times, self._chance)
+        return self.now + until_retry(times, self._chance)
 
     def until_look(self, interval: float, *, arrives: bool = False) -> float:
         """Seconds until it is looked at again, as it is now.

@@ -29,8 +29,8 @@ from refitd.policy.next_action import (
     RefitTo,
     Rest,
     Resume,
-    backoff,
     next_action,
+    until_retry,
 )
 from refitd.policy.observe import Expected, after_probe, after_refit, compared, refit_at_stop, standing
 from refitd.policy.partial import begun, why_not_over
@@ -186,7 +186,7 @@ class EngineReconciler:
             after = await self._adopted(after)
         entry.put(before, after)
         is_first = not isinstance(seen, Reached) and before.state is EngineState.PROBING
-        entry.look_again(self._probe_interval, most=backoff(1, self._chance) if is_first else math.inf)
+        entry.look_again(self._probe_interval, most=until_retry(1, self._chance) if is_first else math.inf)
 
     async def _adopted(self, engine: EngineRecord) -> EngineRecord:
         """Compare the contents of an engine that was away with the record: path and label are only names."""

@@ -177,15 +177,6 @@ def test_a_new_certificate_is_shown_while_a_download_goes_on_and_a_broken_one_ch
         assert shown(hub, authority) != renewed
 
 
-def test_a_certificate_that_expires_soon_is_a_fault(tmp_path: Path, authority: Authority) -> None:
-    with (
-        secure(tmp_path, *authority.issue("hub", days=3).as_server) as hub,
-        asking(hub.refitd.url, authority) as client,
-    ):
-        until(lambda: client.overview().faults.tls is not None, hub)
-        assert "expires at" in (client.overview().faults.tls or "")
-
-
 def test_a_follower_and_its_hub_prove_themselves_to_each_other_by_certificates(
     tmp_path: Path, authority: Authority
 ) -> None:

@@ -89,13 +89,13 @@ class TestRetries:
         starts = iter([serve(TAKEN, port=port)])
         running = []
 
-        def backoff(self: RetryPolicy, tried: int, chance: float) -> float:
+        def backoff(*_: float) -> float:
             for start in starts:
                 running.append(start)
                 start.__enter__()
             return 0.001
 
-        monkeypatch.setattr(RetryPolicy, "_backoff", backoff)
+        monkeypatch.setattr("refitd_client.http.exchange.backoff", backoff)
         try:
             assert run(f"http://127.0.0.1:{port}", lambda client: client.announce(NOTICE)) == VERSION
         finally:

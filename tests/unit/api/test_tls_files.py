@@ -1,6 +1,5 @@
 """The files for TLS: what of them is refused, when a certificate expires, and when they are read again."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -17,15 +16,6 @@ DAY = 86400.0
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path)
-
-
-def test_the_end_of_a_certificate_is_read_also_when_it_is_over(authority: Authority) -> None:
-    pair = authority.issue("hub", days=20)
-    tls = TlsFiles(cert=pair.cert, key=pair.key)
-    assert abs(tls.expires() - time.time() - 20 * DAY) < 600
-    assert ServerTls(tls).fault is None
-    assert "expires at" in (ServerTls(tls, lambda: time.time() + 10 * DAY).fault or "")
-    assert "every client refuses it" in (ServerTls(tls, lambda: time.time() + 30 * DAY).fault or "")
 
 
 def test_a_broken_pair_keeps_what_was_read_before_and_says_so_until_it_is_mended(authority: Authority) -> None:

@@ -11,16 +11,13 @@ import asyncio
 import os
 import shlex
 import stat
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from ipaddress import ip_address
 
 import msgspec
 
 from refitd.api.options import LOOPBACK
-from refitd.api.tls import TlsFiles, expiry_fault
 from refitd.catalog.refusals import DOCTORS_RUN
 from refitd.diagnose.doctor.engines import ASIDE_FIX, LOADS_WHOLE_FIX, loads_whole
 from refitd.diagnose.doctor.finding import CheckName, CheckVerdict, Finding, failed, good, unknown, warning
@@ -70,8 +67,6 @@ def judge_service(settings: Settings, journal: JournalFacts, running: str | None
     """
     yield from judge_settings(settings)
     yield from _secret_files(settings)
-    if settings.tls_files is not None:
-        yield from _certificate(settings.tls_files)
     if settings.tokens().write:
         yield good(CheckName.SERVICE, "service", "changes need a token")
     elif settings.host in LOOPBACK:
@@ -90,17 +85,6 @@ def judge_settings(settings: Settings) -> Iterator[Finding]:
     fix = "'refitd serve' does not start with it: correct this setting"
     for fault in faults_of(settings):
         yield failed(CheckName.SETTINGS, "service", fault, fix)
-
-
-def _certificate(files: TlsFiles) -> Iterator[Finding]:
-    """What is wrong with the files for HTTPS; that they cannot be used is a fault of the settings."""
-    with suppress(ValueError):
-        files.context()
-        fault = expiry_fault(files.cert, files.expires(), time.time())
-        if fault is None:
-            yield good(CheckName.SETTINGS, str(files.cert), "the certificate and its key can be used")
-        else:
-            yield warning(CheckName.SETTINGS, str(files.cert), fault, "have its authority issue a new one")
 
 
 def _secret_files(settings: Settings) -> Iterator[Finding]:

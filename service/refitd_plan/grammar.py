@@ -115,10 +115,10 @@ def _component(reader: _Reader) -> Component:
     else:
         body = reader.dims()
     backend = None if word is None else word.lower()
-    if backend not in {None, *ENGINES, *TRAINERS}:
+    if backend is not None and backend not in {*ENGINES, *TRAINERS}:
         known = ", ".join(sorted({*ENGINES, *TRAINERS}))
         raise refusal_at(reader.text, at, f"{word} is no backend that can be planned: it is one of {known}")
-    if backend not in ENGINES or backend is None:
+    if backend is None or backend not in ENGINES:
         return _trainer(reader.text, backend, name, body, begins)
     if isinstance(body, tuple):
         what = f"{backend} has no parts for attention and experts: write d, t and p"

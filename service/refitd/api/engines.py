@@ -9,9 +9,9 @@ from fastapi import APIRouter, Query, Request, Response
 
 from refitd.api.context import Service, ServiceOf, engine_id_of
 from refitd.api.fragments import Fragments
-from refitd.api.present import present_engine
 from refitd.engine.address import AddressRefusedError, check_url, host_of
 from refitd.engine.wire import refused
+from refitd.explain.shown import present_engine
 from refitd.policy.binding import move
 from refitd.policy.roster import guard_of
 from refitd.policy.traffic import Demand

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request, Response
 
 from refitd.api.context import ServiceOf, engine_id_of
-from refitd.api.overview import runs_of
+from refitd.explain.run import runs_of
 from refitd.observe.history import engine_past, past_update
 from refitd.policy.readiness import unknown
 from refitd.problem import ProblemError, Slug

@@ -9,12 +9,12 @@ from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.responses import StreamingResponse
 
 from refitd.api.context import Service, ServiceOf, engine_id_of, find_version, ids_of_step, other_generations
-from refitd.api.explain import explain_engine, explain_run, explain_version, of_its_run
 from refitd.api.feed import Feed, FellBehindError
-from refitd.api.overview import glance_at, runs_of
-from refitd.api.present import upstream_of
-from refitd.api.version_on_engines import overtaken_by
 from refitd.api.waiting import stream_slot
+from refitd.explain.engine import explain_engine
+from refitd.explain.run import explain_run, glance_at, of_its_run, runs_of
+from refitd.explain.shown import upstream_of
+from refitd.explain.version import explain_version, overtaken_by
 from refitd.policy.readiness import unknown
 from refitd.policy.upstream import last_report
 from refitd.problem import Slug

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from fastapi import APIRouter
 
 from refitd.api.context import Service, ServiceOf, find_version, ids_of_step, leave_to_upstream
-from refitd.api.overview import glance_at, runs_of
 from refitd.api.versions import presented
+from refitd.explain.run import glance_at, runs_of
 from refitd.policy.goals import last_good_before, to_bar, unserved_before
 from refitd.policy.hosts import not_known, stands_of
 from refitd.policy.readiness import unknown

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from fastapi import Request
 
-from refitd.api.overview import glance_at
 from refitd.api.versions import wait
 from refitd.engine.port import Outcome
 from refitd.engine.transaction import OTHER_TENSORS
+from refitd.explain.run import glance_at
 from refitd.policy.chain import NoBase, chain_of
 from refitd.policy.goals import last_good, last_good_before
 from refitd.policy.next_action import repair_with

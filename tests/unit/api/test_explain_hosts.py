@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from refitd.api.explain import explain_engine
-from refitd.api.overview import glance_at
-from refitd.api.present import orders_of_hosts, present_engine, present_version
-from refitd.api.version_on_engines import on_engines
 from refitd.clock import SystemClock
 from refitd.engine.port import Reached
 from refitd.engine.refitd.host import picture, reached
+from refitd.explain.engine import explain_engine
+from refitd.explain.run import glance_at
+from refitd.explain.shown import orders_of_hosts, present_engine, present_version
+from refitd.explain.version import on_engines
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
 from refitd.update.targets import Targets

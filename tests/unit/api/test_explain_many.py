@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from refitd.api.explain import explain_version
 from refitd.clock import SystemClock
+from refitd.explain.version import explain_version
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord

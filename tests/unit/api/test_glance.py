@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from refitd.api.overview import RunFacts, glance
+from refitd.explain.run import RunFacts, glance
 from refitd.policy.strategy import Strategy, StrategyName
 from refitd.state.records import EngineRecord, UpdateRecord
 from refitd_client.contract.states import EngineState, Standing, VersionState

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from refitd.api.overview import RunFacts, glance
+from refitd.explain.run import RunFacts, glance
 from refitd.policy.goals import goals_of_run
 from refitd.policy.strategy import Strategy
 from refitd.state.version import VersionRecord

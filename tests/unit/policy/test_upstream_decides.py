@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from refitd.api.overview import RunFacts, glance
 from refitd.clock import SystemClock
+from refitd.explain.run import RunFacts, glance
 from refitd.follow.hearing import Hearing
 from refitd.follow.upstream import UpstreamRun, UpstreamVersion
 from refitd.policy.strategy import Strategy

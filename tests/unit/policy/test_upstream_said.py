@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from refitd.api.overview import RunFacts, glance
+from refitd.explain.run import RunFacts, glance
 from refitd.policy.strategy import Strategy
 from refitd.policy.upstream import last_report, silence, waits_for
 from refitd.state.upstream import UpstreamWord

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from refitd.api.explain import explain_version
 from refitd.clock import SystemClock
+from refitd.explain.version import explain_version
 from refitd.policy.strategy import Strategy, StrategyName
 from refitd.state.journal.journal import Journal
 from refitd.state.records import CheckState, EngineRecord

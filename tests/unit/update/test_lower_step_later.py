@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from refitd.api.overview import glance_at
+from refitd.explain.run import glance_at
 from refitd.policy.goals import passed_over, question_about
 from refitd_client.contract.states import Standing, VersionState
 from support.checkpoints import publish, tensors

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from refitd.api.overview import glance_at
+from refitd.explain.run import glance_at
 from refitd_client.contract.states import EngineState, Standing
 from support.checkpoints import publish, tensors
 from support.services import Stage, serving

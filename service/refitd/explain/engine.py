@@ -1,10 +1,10 @@
-"""Why a run, a version or an engine is where it is: sentences from records, the most important first."""
+"""Why an engine is where it is: what it serves, what it should serve, and what it waits for."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from refitd.api.present import host_does, left_on_barred, of_upstream, unknown_on_host, upstream_of
-from refitd.api.version_on_engines import contents_of, on_engines, overtaken_by, paused_since
 from refitd.engine.port import Outcome
+from refitd.explain.shown import host_does, left_on_barred, of_upstream, unknown_on_host, upstream_of
+from refitd.explain.version import contents_of, paused_since, phases, without_files
 from refitd.policy.binding import why_unbound
 from refitd.policy.contest import SAID_FOR, STOP_THE_OTHER, gives_up
 from refitd.policy.strategy import Strategy, has_given_up, released, why_waiting
@@ -12,11 +12,9 @@ from refitd.policy.upstream import last_report, without_store
 from refitd.state.records import NOT_SENT, AttemptRecord, EngineRecord, Source, UpdateRecord
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
-from refitd.text import listed
 from refitd.update.targets import Targets
 from refitd_client.contract.hosts import HostEngine, HostEngines
-from refitd_client.contract.states import EngineState, Kind, VersionState
-from refitd_client.contract.wire import Reclaimable, ReclaimPlan, RunGlance
+from refitd_client.contract.states import EngineState
 
 _ENDED: Mapping[str, str] = {
     Outcome.ACK.name: "went well",
@@ -43,24 +41,6 @@ _ENGINE_MEANINGS: Mapping[EngineState, str] = {
     ),
 }
 
-
-_VERSIONS: Mapping[VersionState, str] = {
-    VersionState.ANNOUNCED: "its files have not been looked at yet",
-    VersionState.SETTLING: "it is being written, as far as its files tell",
-    VersionState.VALIDATING: "its files are being checked",
-    VersionState.SEALED: "its files were checked and are good",
-    VersionState.RETIRED: "it is not needed: its files are being deleted",
-    VersionState.DELETED: "its files were deleted",
-    VersionState.REJECTED: "its files are not good, and no engine loads it",
-    VersionState.UNKNOWN: "its files could not be read: this is tried again",
-    VersionState.LOST: "its files have changed or gone since they were checked",
-}
-
-_DESCRIBED = (
-    "Its trainer wrote no refit.json. The service keeps one: engines with refitd inside load it as they load a version "
-    "of the SDK."
-)
-
 _SOURCES = {
     Source.SETTINGS: "--engine",
     Source.FILE: "the engines file",
@@ -68,118 +48,6 @@ _SOURCES = {
     Source.DISCOVERED: "where it was found",
     Source.REPORTED: "its own report",
 }
-
-
-def explain_run(seen: RunGlance, target: str | None) -> list[str]:
-    """Explain how a run stands; the explanation of `target`, its target, follows."""
-    reasons = (reason if reason.endswith(".") else f"{reason}." for reason in seen.reasons)
-    lacks = f"It has no target: 'refitd versions --run {seen.run}' lists its versions."
-    aims = lacks if target is None else f"{target} is its target."
-    return [f"Run {seen.run} is {seen.standing}: {seen.headline}", *of_its_run(reasons, seen.run), aims]
-
-
-def of_its_run(sentences: Iterable[str], run: str) -> list[str]:
-    """What is said of a run and its versions within the run's own explanation, which it does not name again."""
-    itself = f": 'refitd explain {run}' says "
-    said = (each.replace(f"{itself}how to bring one here, or ", ": bring one here, or ") for each in sentences)
-    return [each.replace(f"{itself}what to do.", ".") for each in said]
-
-
-def explain_version(
-    record: VersionRecord,
-    store: Store,
-    targets: Targets,
-    plan: ReclaimPlan,
-    waits_for: str | None = None,
-    *,
-    never_sent: bool = False,
-) -> list[str]:
-    """Explain what state a version is in and why, which engines serve it, whether it is kept.
-
-    Args:
-        record: the version.
-        store: what the service knows.
-        targets: what engines are to serve.
-        plan: what would be collected now.
-        waits_for: why no copy of a delta is being written now.
-        never_sent: it is known that no engine was ever brought to it.
-    """
-    without_files = record.durability is not None and record.state is VersionState.ANNOUNCED
-    means = "it has no files" if without_files else _VERSIONS[record.state]
-    sentences = [f"{record.id} is {record.state}: {record.doubt or record.reason or means}."]
-    if record.chosen is not None:
-        sentences.append(f"Its trainer publishes it {record.chosen}.")
-    if record.in_memory:
-        sentences.append(f"It was handed over from its trainer's memory. {_without_files(record, targets)}")
-    if record.proved_by:
-        engines = listed(record.proved_by)
-        sentences.append(f"Its tensors were proved by the GPUs of {engines}, and not read by the service itself.")
-    sentences += [f"It {record.partly}."] if record.partly else []
-    sentences += [f"About its files: {note}." for note in record.notes]
-    if record.described:
-        sentences.append(_DESCRIBED)
-    sentences += _barred(record, store)
-    if record.kind is Kind.DELTA:
-        sentences += _as_delta(record, targets, waits_for)
-    if record.state.may_be_target or record.in_memory:
-        sentences += on_engines(record, store, targets)
-        if (newer := overtaken_by(record, store, targets)) is not None:
-            step = f"step {newer.order.step:,}" if newer.order.generation == record.order.generation else newer.id
-            partly = "Not all engines of its run were proved to serve it"
-            lacks = "No engine was ever brought to it" if never_sent else partly
-            sentences.append(f"{lacks}: {step} overtook it.")
-    sentences += [f"Its update took: {phases(record.timings)}."] if record.timings else []
-    for line in plan.items:
-        if line.version == record.id:
-            sentences += [f"It is {'kept' if line.keep else 'due to be deleted'}: {reason}." for reason in line.reasons]
-            sentences += _on_disk(line, plan)
-    return sentences
-
-
-def _barred(record: VersionRecord, store: Store) -> list[str]:
-    """Say that no engine goes to it any more, and by whose doing."""
-    if record.given_up is not None:
-        is_wanted = store.runs.upstream is not None and store.runs.desired.get(record.run) == record.id
-        again = "; its upstream wants it: a resync of an engine tries it once more" if is_wanted else ""
-        return [f"It was given up here: engines do not go to it again{again}."]
-    is_left = record.barred and not record.was_never_served
-    return ["It was rolled back from: engines do not go to it again."] if is_left else []
-
-
-def _on_disk(line: Reclaimable, plan: ReclaimPlan) -> list[str]:
-    """Say what its folder takes, and whether that counts."""
-    if not line.bytes:
-        return []
-    sentences = [f"Its folder takes {line.bytes:,} bytes."]
-    if line.foreign_bytes:
-        sentences.append(f"Of them {line.foreign_bytes:,} are not refitd's to delete, and count in no disk budget.")
-    if plan.disk_budget is not None:
-        budget = f"the disk budget of {plan.disk_budget:,} bytes"
-        sentences.append(f"All that is kept takes {plan.kept_bytes:,} of {budget}.")
-    return sentences
-
-
-def _without_files(record: VersionRecord, targets: Targets) -> str:
-    """Say what a restart or a rollback leads to while a version has no files."""
-    good = targets.of_run(record.run).last_good
-    leads = "no version, since none was good before" if good is None else good.id
-    if record.durability is not None and record.state.is_open:
-        lack = f"It has no files, and gets none where all engines have it (durable={record.durability}):"
-    else:
-        lack = "It has no good files yet: until it has," if record.state.is_open else "It has no good files:"
-    return f"{lack} a restart of an engine or a rollback leads to {leads}."
-
-
-def _as_delta(record: VersionRecord, targets: Targets, waits_for: str | None) -> list[str]:
-    sentences = [f"It is a delta on {record.base}."]
-    path, refused = targets.carriage.path_of(record), targets.carriage.refused.get(record.id)
-    if path is not None:
-        sentences.append(f"Engines load it from {path}.")
-    elif refused is not None:
-        sentences.append(f"It cannot be carried out: {refused}. Publish a full version.")
-    elif waits_for is not None:
-        sentences.append(f"It waits for a copy that engines can load: {waits_for}.")
-    return sentences
 
 
 def explain_engine(engine: EngineRecord, store: Store, targets: Targets) -> list[str]:
@@ -207,7 +75,7 @@ def explain_engine(engine: EngineRecord, store: Store, targets: Targets) -> list
         sentences += [*without_store(word.store_fault), *last_report(word, store.clock.monotonic())]
     held = store.versions.get(engine.serving or "")
     if held is not None and held.in_memory:
-        sentences.append(f"It has that from its trainer's memory. {_without_files(held, targets)}")
+        sentences.append(f"It has that from its trainer's memory. {without_files(held, targets)}")
     if target is not None and engine.serving != target.id:
         sentences += _turn(engine, target, store, targets.strategy)
     if not engine.known:
@@ -341,11 +209,6 @@ def _last_load(attempt: AttemptRecord) -> str:
     ended = _ENDED.get(attempt.outcome or "", "is under way")
     took = f" It took: {phases(attempt.timings)}." if attempt.timings else ""
     return f"Its last load, of {attempt.version}, began at {attempt.started_at} and {ended}{why}.{took}"
-
-
-def phases(timings: Mapping[str, float]) -> str:
-    """How long each phase took. Of a version, phases of loads are those of the engine that took longest."""
-    return ", ".join(f"{stage.replace('_', ' ')} {milliseconds:,.0f} ms" for stage, milliseconds in timings.items())
 
 
 def _turn(engine: EngineRecord, target: VersionRecord, store: Store, strategy: Strategy) -> list[str]:

@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from refitd_client.http.client import AsyncRefitClient, RefitClient
     from refitd_client.http.exchange import RetryPolicy
     from refitd_client.http.verdict import Served
-    from refitd_client.publish.publication import Publication, StagedPublication
-    from refitd_client.publish.publisher import WeightPublisher
-    from refitd_client.sharded import Sharded, ShardedPublisher
+    from refitd_client.publish.options import PublishOptions, Sharded
+    from refitd_client.publish.publication import Publication
+    from refitd_client.publisher import WeightPublisher
     from refitd_client.transport.handover import Handed
     from refitd_client.write.version_folder import Progress
     from refitd_plan import plan
@@ -72,6 +72,7 @@ __all__ = [
     "Progress",
     "Publication",
     "PublishError",
+    "PublishOptions",
     "RankLostError",
     "RefitClient",
     "RefitError",
@@ -82,8 +83,6 @@ __all__ = [
     "ServiceProblemError",
     "ServiceUnreachableError",
     "Sharded",
-    "ShardedPublisher",
-    "StagedPublication",
     "StepConflictError",
     "StorageError",
     "TransportRefusedError",
@@ -107,10 +106,9 @@ _PLACES = {
     "RetryPolicy": "refitd_client.http.exchange",
     "Served": "refitd_client.http.verdict",
     "Publication": "refitd_client.publish.publication",
-    "StagedPublication": "refitd_client.publish.publication",
-    "WeightPublisher": "refitd_client.publish.publisher",
-    "Sharded": "refitd_client.sharded",
-    "ShardedPublisher": "refitd_client.sharded",
+    "PublishOptions": "refitd_client.publish.options",
+    "WeightPublisher": "refitd_client.publisher",
+    "Sharded": "refitd_client.publish.options",
     "Handed": "refitd_client.transport.handover",
     "Progress": "refitd_client.write.version_folder",
     "plan": "refitd_plan",

@@ -41,10 +41,9 @@ DO = {
 }
 _PUBLISH = (
     "WeightPublisher",
-    "ShardedPublisher",
+    "PublishOptions",
     "Sharded",
     "Publication",
-    "StagedPublication",
     "Handed",
     "Served",
     "EngineOnVersion",

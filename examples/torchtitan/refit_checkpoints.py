@@ -5,7 +5,7 @@ from typing import Any
 
 from torchtitan.components.checkpointer import MODEL, CheckpointManager
 
-from refitd_client import ShardedPublisher
+from refitd_client import WeightPublisher
 
 
 class RefitCheckpoints(CheckpointManager):
@@ -20,7 +20,7 @@ class RefitCheckpoints(CheckpointManager):
 
     def __init__(self, config: Config, **parts: Any) -> None:
         super().__init__(config, **parts)
-        self._publisher = ShardedPublisher(config.root, config.run, config.service_url)
+        self._publisher = WeightPublisher(config.root, config.run, config.service_url, ranks="all")
         self._wait = config.wait
 
     def _save(self, curr_step: int, last_step: bool = False) -> bool:

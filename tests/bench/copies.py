@@ -27,10 +27,11 @@ from refitd.materialize.disk import DiskCopies
 from refitd.policy.materialize import MakeCopy
 from refitd.state.copy import Copy
 from refitd.state.version import VersionRecord
-from refitd_client import WeightPublisher
+from refitd_client import PublishOptions, WeightPublisher
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.delta import DeltaRules
 from support.deltas import RUN, record_of
+from support.inside import in_process
 
 ResultT = TypeVar("ResultT")
 
@@ -40,11 +41,13 @@ def published(root: Path, megabytes: int, tensors: int, share: float) -> list[Ve
     random, found = np.random.default_rng(0), list[VersionRecord]()
     elements = megabytes * 2**20 // 2 // tensors
     weights = {f"w{number}": random.integers(0, 2**14, elements, dtype=np.uint16) for number in range(tensors)}
-    with WeightPublisher(root, RUN, delta_rules=DeltaRules(threshold=0.5), fingerprints=True) as publisher:
-        publisher._context.deltas._ask_base = lambda: found[-1].id
+    with WeightPublisher(
+        root, RUN, options=PublishOptions(delta_rules=DeltaRules(threshold=0.5), fingerprints=True)
+    ) as publisher:
+        in_process(publisher)._context.deltas._ask_base = lambda: found[-1].id
         for step in (1, 2, 3):
             named = {name: bits.view(np.float16) for name, bits in weights.items()}
-            found.append(record_of(root, publisher.publish(named, step=step, delta="auto")))
+            found.append(record_of(root, publisher.publish(named, step=step, transport="delta")))
             for bits in weights.values():
                 bits[random.integers(0, elements, int(elements * share))] ^= 1
     return found

@@ -55,7 +55,7 @@ from in_flight import in_flight, told
 from memory_used import DEVICE, Memory
 from stack import refitd
 
-from refitd_client import Notice, RefitClient, WeightPublisher
+from refitd_client import Notice, PublishOptions, RefitClient, WeightPublisher
 from refitd_client.delta import DeltaRules
 from refitd_client.fingerprint.torch_ops import flat_bits
 
@@ -185,10 +185,15 @@ class Bench:
 
     def carry_out(self, durable: str, parts: tuple[Callable[[], None], ...]) -> None:
         """Some parts, by one publisher. One that fails is in the result, and the next ones go on."""
-        with WeightPublisher(
-            self.options.root, RUN, self.service, base_model=self.options.models / "a", fingerprints=True,
-            shadow="gpu", delta_rules=DeltaRules(anchor_every=1000), dtype=self.options.dtype, durable=durable,
-        ) as self.publisher:  # fmt: skip
+        options = PublishOptions(
+            base_model=self.options.models / "a",
+            fingerprints=True,
+            shadow="gpu",
+            delta_rules=DeltaRules(anchor_every=1000),
+            dtype=self.options.dtype,
+            durable=durable,
+        )
+        with WeightPublisher(self.options.root, RUN, self.service, options=options) as self.publisher:
             for part in parts:
                 try:
                     part()
@@ -219,12 +224,12 @@ class Bench:
 
     def deltas(self) -> None:
         """The same, as what has changed since the version that is served; the first is a full one, to begin from."""
-        self.one(block="staged", delta="auto")
-        self.rounds("delta", warm=3, block="staged", delta="auto")
+        self.one(block="staged", transport="delta")
+        self.rounds("delta", warm=3, block="staged", transport="delta")
 
     def memory(self) -> None:
         """From memory; its files follow."""
-        self.rounds("memory", warm=3, handover=True)
+        self.rounds("memory", warm=3, transport="handover")
 
     def sent(self, transport: str) -> None:
         """Over a process group; its files follow."""
@@ -312,8 +317,8 @@ class Bench:
         """Requests in flight through each way, several times. The service pauses SGLang before 0.5.21 by `abort`: it
         ends them.
         """
-        memory = {} if self.options.stock or self.options.dtype else {"memory": {"handover": True}}
-        delta = {} if self.options.stock or self.options.dtype else {"delta": {"block": "staged", "delta": "auto"}}
+        memory = {} if self.options.stock or self.options.dtype else {"memory": {"transport": "handover"}}
+        delta = {} if self.options.stock or self.options.dtype else {"delta": {"block": "staged", "transport": "delta"}}
         sent: Weights = {name: {"transport": name} for name in self.options.transport}
         for name, how in {"files": {"block": "staged"}, **delta, **memory, **sent}.items():
             for _ in range(3):  # the first by another transport begins processes and a group

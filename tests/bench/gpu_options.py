@@ -27,7 +27,7 @@ from memory_used import DEVICE, gpu_free
 from plugged_engine import Engine
 from timed import timed
 
-from refitd_client import WeightPublisher
+from refitd_client import PublishOptions, WeightPublisher
 from refitd_client.contract.naming import Order, version_folder
 from refitd_client.fingerprint import fingerprints
 from support.adapters import write_adapter
@@ -66,7 +66,7 @@ class Trial:
             self.engine.update(self.models / MODELS[step])
             self.stock[step] = self.answers()
         self.out["answers of a and b differ"] = self.stock[1] != self.stock[2]
-        with WeightPublisher(self.root, RUN, fingerprints=True) as publisher:
+        with WeightPublisher(self.root, RUN, options=PublishOptions(fingerprints=True)) as publisher:
             for step, name in MODELS.items():
                 self.weights = load_file(self.models / name / "model.safetensors", device=DEVICE)
                 publisher.publish(self.weights, step=step)
@@ -74,7 +74,7 @@ class Trial:
     def quantised(self) -> None:
         """The weights that it started with, first through the plugin: a stock load of them may be the end of it."""
         before = self.answers()
-        with WeightPublisher(self.root, RUN, fingerprints=True) as publisher:
+        with WeightPublisher(self.root, RUN, options=PublishOptions(fingerprints=True)) as publisher:
             publisher.publish(load_file(self.models / "a" / "model.safetensors", device=DEVICE), step=1)
         for name, path in (("by the plugin", self.path(1)), ("again", self.path(1)), ("stock", self.models / "a")):
             served, answer, message = self.engine.told(path)
@@ -103,7 +103,7 @@ class Trial:
         self.out["delta"] = {"prepared": ready["ok"], "took": round(took, 1), "served": served, **answer}
         if not served:
             self.out["delta"]["reason"] = message[:400]
-        with WeightPublisher(self.root, RUN, fingerprints=True) as publisher:
+        with WeightPublisher(self.root, RUN, options=PublishOptions(fingerprints=True)) as publisher:
             publisher.publish(self.weights, step=4)
         answer = self.engine.update(self.path(4))
         self.out["delta"]["full agrees"] = (self.answers() == by_delta) == served

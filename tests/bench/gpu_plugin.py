@@ -30,7 +30,7 @@ from memory_used import DEVICE, Memory, gpu_free, host_memory, pinned_copy, sche
 from plugged_engine import Engine
 from timed import spread, timed
 
-from refitd_client import WeightPublisher
+from refitd_client import PublishOptions, WeightPublisher
 from refitd_client.contract.naming import Order, version_folder
 from refitd_client.fingerprint import fingerprints
 
@@ -79,7 +79,7 @@ class Bench:
     def publish(self) -> None:
         """Two full versions, with fingerprints."""
         state_a = load_file(self.options.models / "a" / "model.safetensors", device=DEVICE)
-        with WeightPublisher(self.root, RUN, fingerprints=True) as publisher:
+        with WeightPublisher(self.root, RUN, options=PublishOptions(fingerprints=True)) as publisher:
             for state in (state_a, self.weights):
                 self.step += 1
                 publisher.publish(state, step=self.step)
@@ -231,7 +231,7 @@ class Bench:
     def serve_full(self) -> dict[str, Any]:
         """The weights as they are now, as a full version."""
         self.step += 1
-        with WeightPublisher(self.root, RUN, fingerprints=True) as publisher:
+        with WeightPublisher(self.root, RUN, options=PublishOptions(fingerprints=True)) as publisher:
             publisher.publish(self.weights, step=self.step)
         return self.engine.update(self.path(self.step))
 

@@ -34,7 +34,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
-from refitd_client import RefitClient, ShardedPublisher
+from refitd_client import PublishOptions, RefitClient, WeightPublisher
 from refitd_client.write.source_folder import open_checkpoint
 
 RUN, PATIENCE = "sharded", 120.0
@@ -75,7 +75,7 @@ def local(sharded: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def measured(
-    publisher: ShardedPublisher, client: RefitClient, sharded: dict[str, Any], steps: range, warm: int, transport: str
+    publisher: WeightPublisher, client: RefitClient, sharded: dict[str, Any], steps: range, warm: int, transport: str
 ) -> dict[str, Any]:
     """Publish these steps, so many of them for warming up. On all ranks; the figures are this rank's."""
     answered: list[float] = []
@@ -144,7 +144,9 @@ def main() -> None:
         "bytes": sum(tensor.numel() * tensor.element_size() for tensor in sharded.values()),
     }
     with (
-        ShardedPublisher(options.root, RUN, options.service, shadow=options.shadow) as publisher,
+        WeightPublisher(
+            options.root, RUN, options.service, ranks="all", options=PublishOptions(shadow=options.shadow)
+        ) as publisher,
         RefitClient(options.service) as client,
     ):
         for number, transport in enumerate(options.transport):

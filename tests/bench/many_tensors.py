@@ -15,7 +15,7 @@ from figures import Figure, percentile, spread
 from publish import MEMORY
 from safetensors.torch import save_file
 
-from refitd_client import WeightPublisher
+from refitd_client import PublishOptions, WeightPublisher
 from refitd_client.checkpoint.inventory import Reference
 from refitd_client.validation.examine import examine, structure
 from refitd_client.validation.validate import Options, Valid, validate
@@ -46,7 +46,7 @@ def _measured(folder: Path) -> dict[str, list[float]]:
     with (
         stand_in() as service,
         WeightPublisher(folder / "plain", RUN) as plain,
-        WeightPublisher(folder / "fingerprints", RUN, fingerprints=True) as named,
+        WeightPublisher(folder / "fingerprints", RUN, options=PublishOptions(fingerprints=True)) as named,
         WeightPublisher(folder / "delta", RUN, service.url) as delta,
     ):
         for step in range(ROUNDS + 2):  # the first lays the tensors out, and the second is the first delta
@@ -68,7 +68,7 @@ def _measured(folder: Path) -> dict[str, list[float]]:
 
 
 def _delta(service: StandIn, publisher: WeightPublisher, weights: Weights, step: int) -> None:
-    publication = publisher.publish(weights, step=step, delta="auto")
+    publication = publisher.publish(weights, step=step, transport="delta")
     service.engines = [make_engine(version=publication.version_id, step=step, run=RUN)]
 
 

@@ -32,7 +32,7 @@ class Training:
         for tensor in self.weights.values():
             at = self._random.integers(0, tensor.size, int(tensor.size * self._changed))
             tensor[0, at] += 1
-        done = self.publisher.publish(self.weights, step=self.step, delta="auto" if delta else "never")
+        done = self.publisher.publish(self.weights, step=self.step, transport="delta" if delta else None)
         if delta and self.step > 1 and done.kind is not Kind.DELTA:
             raise RuntimeError(f"step {self.step} is no delta: {done.why_full}")
         return time.monotonic(), done.bytes

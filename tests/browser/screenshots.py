@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from conftest import QUIET, chromium
-from refitd_client import RefitClient, WeightPublisher
+from refitd_client import PublishOptions, RefitClient, WeightPublisher
 from refitd_embedded.demo.processes import Child
 
 RUN = "grpo-7b"
@@ -85,7 +85,10 @@ def _model(folder: Path) -> Path:
 def _history(root: Path, base: Path, url: str, away: ExitStack) -> None:
     """A while of training: an engine is stopped towards its end, and a step is bad."""
     weights = load_file(base / "model.safetensors")
-    with WeightPublisher(root, RUN, url, base_model=base) as publisher, RefitClient(url) as client:
+    with (
+        WeightPublisher(root, RUN, url, options=PublishOptions(base_model=base)) as publisher,
+        RefitClient(url) as client,
+    ):
         for step in STEPS:
             for tensor in weights.values():
                 changed = tensor if step % WHOLE == 0 else tensor.flatten()[:: 60 + step % 7 * 20]
@@ -93,7 +96,7 @@ def _history(root: Path, base: Path, url: str, away: ExitStack) -> None:
             if step == STEPS[-4]:
                 away.close()
             time.sleep(TRAINING)
-            publisher.publish(weights, step=step, delta="auto").wait(timeout=120)
+            publisher.publish(weights, step=step, transport="delta").wait(timeout=120)
         client.pin(f"{RUN}~v{STEPS[-5]:06d}")
         _bad(root, base, STEPS[-1] + 1)
         rejected = client.wait(f"{RUN}~v{STEPS[-1] + 1:06d}", timeout=60)

@@ -9,7 +9,7 @@ from types import FrameType
 import numpy as np
 import torch
 
-from refitd_client import WeightPublisher
+from refitd_client import PublishOptions, WeightPublisher
 from support.durable_effects import make_base, make_slot, weights
 
 CLIENT = Path(__file__).parents[2] / "client/refitd_client"
@@ -44,7 +44,7 @@ def calls_of_a_publication(root: Path) -> set[tuple[str, str]]:
 
     base = make_base(root.parent / "base")
     make_slot(root)
-    with WeightPublisher(root, "run", base_model=base, max_shard_bytes=256) as publisher:
+    with WeightPublisher(root, "run", options=PublishOptions(base_model=base, max_shard_bytes=256)) as publisher:
         before = sys.getprofile()
         sys.setprofile(note)
         try:

@@ -9,7 +9,7 @@ import pytest
 from blocks import PAGES, name_of
 from torch import distributed
 
-from refitd_client import Publication, StagedPublication
+from refitd_client import Publication
 from support import published
 from support.ranks import run_ranks
 from support.sockets import free_port
@@ -39,20 +39,15 @@ def _run_as_torchrun(rank: int, size: int, root: Path, examples: list[str], port
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_what_a_page_says_of_a_publication_is_there_also_when_it_is_staged(page: Path) -> None:
-    """In a sentence, where no block runs it. What only a committed one has is said with `committed()`."""
+    """In a sentence, where no block runs it."""
     said = {name for line in page.read_text().splitlines() for name in SAID.findall(line)}
-    assert said <= _names(Publication) | {"committed", "handed"}
-    assert said <= _names(StagedPublication)
-
-
-def _names(kind: type[Publication | StagedPublication]) -> set[str]:
-    return {*dir(kind), *(field.name for field in dataclasses.fields(kind))}
+    assert said <= {*dir(Publication), *(field.name for field in dataclasses.fields(Publication))}
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_every_example_of_the_page_publishes_what_it_says(tmp_path: Path) -> None:
     """Those for several ranks on two, the others on one."""
-    collective = [example for example in EXAMPLES if "ShardedPublisher" in example]
+    collective = [example for example in EXAMPLES if "ranks=" in example]
     for at, example in enumerate(collective):
         assert run_ranks(2, tmp_path, _run_as_torchrun, tmp_path / "two", [example], free_port()) == [None, None], at
     _run(0, 1, tmp_path / "one", [example for example in EXAMPLES if example not in collective])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from refitd_client import WeightPublisher
+from refitd_client import PublishOptions, WeightPublisher
 from support.jobs import PATIENCE, RUN, TOKEN, Job, running
 from support.servers import EmbeddedServer
 
@@ -37,7 +37,9 @@ def test_a_run_is_deleted_once_no_engine_follows_it_and_its_name_begins_anew(mod
         assert f"follows run {RUN}" in refused.stderr
 
         assert refitd(job, "runs", "close", RUN, "--yes").returncode == 0
-        with WeightPublisher(job.root, "exp/next", job.refitd.url, token=TOKEN, engines="mine") as publisher:
+        with WeightPublisher(
+            job.root, "exp/next", job.refitd.url, options=PublishOptions(token=TOKEN, engines="mine")
+        ) as publisher:
             publisher.publish(models / "model_b", step=1).wait(timeout=PATIENCE)
         unasked = refitd(job, "runs", "delete", RUN)
         assert "this deletes all versions of the run, for good" in unasked.stderr
@@ -50,7 +52,9 @@ def test_a_run_is_deleted_once_no_engine_follows_it_and_its_name_begins_anew(mod
         assert RUN not in refitd(job, "runs").stdout
 
         assert refitd(job, "runs", "close", "exp/next", "--yes").returncode == 0
-        with WeightPublisher(job.root, RUN, job.refitd.url, token=TOKEN, engines="mine") as publisher:
+        with WeightPublisher(
+            job.root, RUN, job.refitd.url, options=PublishOptions(token=TOKEN, engines="mine")
+        ) as publisher:
             publication = publisher.publish(models / "model_a", step=3)
             assert publication.version_id.endswith("~v000003.g2"), "an earlier run's name was used again"
             publication.wait(timeout=PATIENCE)

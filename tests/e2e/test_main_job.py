@@ -15,10 +15,10 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 TRAINER = """
 import sys
-from refitd_client import WeightPublisher
+from refitd_client import PublishOptions, WeightPublisher
 
 root, run, url, token, *models = sys.argv[1:]
-with WeightPublisher(root, run, url, token=token) as publisher:
+with WeightPublisher(root, run, url, options=PublishOptions(token=token)) as publisher:
     for step, model in enumerate(models, start=1):
         served = publisher.publish(model, step=step).wait(timeout=60)
         print(step, served.outcome.value, flush=True)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from refitd_client import ShardedPublisher
+from refitd_client import PublishOptions, WeightPublisher
 from refitd_client.delta import DeltaRules
 from support.delta_jobs import BOOST
 from support.jobs import PATIENCE, RUN, TOKEN, running, served_at, served_by
@@ -33,7 +33,9 @@ def _train(rank: int, size: int, root: Path, url: str, engine: str, model: Path,
     whole = {name: tensor.clone() for name, tensor in _in_folder(model).items()}
     rules = DeltaRules(threshold=0.5, anchor_every=4)
     told = list[Any]()
-    with ShardedPublisher(root, RUN, url, token=TOKEN, base_model=model, delta_rules=rules) as publisher:
+    with WeightPublisher(
+        root, RUN, url, ranks="all", options=PublishOptions(token=TOKEN, base_model=model, delta_rules=rules)
+    ) as publisher:
         for step in range(1, STEPS + 1):
             chance = np.random.default_rng(step)
             for name in sorted(whole)[step % 3 :: 3]:
@@ -41,7 +43,7 @@ def _train(rank: int, size: int, root: Path, url: str, engine: str, model: Path,
                 flat[chance.choice(len(flat), max(1, len(flat) // 50), replace=False)] += BOOST
             placements = {name: Replicate() if each.ndim < 2 else Shard(len(name) % 2) for name, each in whole.items()}
             state = {name: distribute_tensor(each, mesh, [placements[name]]) for name, each in whole.items()}
-            publication = publisher.publish(state, step=step, delta="auto")
+            publication = publisher.publish(state, step=step, transport="delta")
             publication.wait(timeout=PATIENCE)
             torch.distributed.barrier()
             if rank == 0:

@@ -20,10 +20,10 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 TRAINER = """
 import sys
-from refitd_client import WeightPublisher
+from refitd_client import PublishOptions, WeightPublisher
 
 root, run, url, token, *models = sys.argv[1:]
-with WeightPublisher(root, run, url, token=token) as publisher:
+with WeightPublisher(root, run, url, options=PublishOptions(token=token)) as publisher:
     print("publishing", flush=True)
     for step in range(4, 10):
         publication = publisher.publish(models[step % 2], step=step)

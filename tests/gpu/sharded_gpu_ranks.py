@@ -14,11 +14,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from refitd_client import ShardedPublisher
+from refitd_client import PublishOptions, WeightPublisher
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from refitd_client.publisher import RunPublisher
 from support.handed_back import hand_back
+from support.inside import in_rank
 
 
 class Model(nn.Module):
@@ -73,7 +75,9 @@ def publish(case: str, root: Path) -> None:
     with torch.device("cuda"):
         model = CASES[case](Model(), distributed.get_world_size())
     dtype = torch.bfloat16 if case == "fsdp2-cast" else None
-    with ShardedPublisher(root, "run", dtype=dtype, fingerprints=True, rank_timeout=60) as publisher:
+    with WeightPublisher(
+        root, "run", ranks="all", options=PublishOptions(dtype=dtype, fingerprints=True, rank_timeout=60)
+    ) as publisher:
         for step in (1, 2, 3):  # the last one into a slot
             publication = publisher.publish(model, step=step)
             if distributed.get_rank() == 0:
@@ -90,13 +94,16 @@ def publish_deltas(case: str, root: Path, shadow: Literal["gpu", "stream"]) -> N
     with torch.device("cuda"):
         model = CASES[case](Model(), distributed.get_world_size())
     dtype = torch.bfloat16 if case == "fsdp2-cast" else None
-    with ShardedPublisher(root, shadow, dtype=dtype, shadow=shadow, rank_timeout=60) as publisher:
-        if publisher._lead is not None:
-            publisher._lead.publisher._context.deltas._ask_base = lambda: f"{shadow}~v000001"
+    with WeightPublisher(
+        root, shadow, ranks="all", options=PublishOptions(dtype=dtype, shadow=shadow, rank_timeout=60)
+    ) as publisher:
+        if (lead := in_rank(publisher)._lead) is not None:
+            assert isinstance(lead.publisher, RunPublisher)
+            lead.publisher._context.deltas._ask_base = lambda: f"{shadow}~v000001"
         for step in (1, 2, 3):
             if step > 1:
                 train(model, step)
-            publication = publisher.publish(model, step=step, delta="auto")
+            publication = publisher.publish(model, step=step, transport="delta")
             if publication.kind.value != ("full" if step == 1 else "delta"):
                 raise RuntimeError(f"{case} step {step} is full: {publication.why_full}")
             save(model, dtype, root / f"{shadow}-{step}.pt")

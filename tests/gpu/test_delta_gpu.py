@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from refitd_client import WeightPublisher
+from refitd_client import PublishOptions, WeightPublisher
+from refitd_client import publisher as publisher_module
 from refitd_client.checkpoint.header import Entry
 from refitd_client.contract.manifest import fitting_fingerprints, parse_manifest
 from refitd_client.contract.states import Kind
 from refitd_client.delta import DeltaRules, apply, compare, read_delta, stream, writer
 from refitd_client.delta.plan import Full
 from refitd_client.fingerprint import fingerprints
-from refitd_client.publish import publisher
 from refitd_client.tensors import DTYPES
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
@@ -39,7 +39,7 @@ def root() -> Iterator[Path]:
 def bases(monkeypatch: pytest.MonkeyPatch) -> list[str | Full]:
     """What engines serve, as the service says it: the last of these."""
     found: list[str | Full] = [Full("nothing yet")]
-    monkeypatch.setattr(publisher, "ask_base", lambda *_: found[-1])
+    monkeypatch.setattr(publisher_module, "ask_base", lambda *_: found[-1])
     monkeypatch.setattr(writer, "_THREADS_FROM", 1)
     return found
 
@@ -84,8 +84,8 @@ def test_a_chain_of_staged_deltas_leads_to_what_the_trainer_had(
     monkeypatch.setattr(compare, "ROOM", 2**20)
     weights = state()
     rules = DeltaRules(threshold=0.9, anchor_every=100)
-    with WeightPublisher(root, "run", shadow=shadow, delta_rules=rules) as opened:
-        bases.append(opened.publish(weights, step=1, delta="auto").version_id)
+    with WeightPublisher(root, "run", options=PublishOptions(shadow=shadow, delta_rules=rules)) as opened:
+        bases.append(opened.publish(weights, step=1, transport="delta").version_id)
         served = [on_host(weights)]
         for number in range(2, 8):
             if number % 2:
@@ -93,7 +93,7 @@ def test_a_chain_of_staged_deltas_leads_to_what_the_trainer_had(
             step(weights, share)
             then = on_host(weights)
             kept = {name: tensor.clone() for name, tensor in weights.items()}
-            staged = opened.publish(weights, step=number, delta="auto", block="staged")
+            staged = opened.publish(weights, step=number, transport="delta", block="staged")
             for tensor in weights.values():
                 tensor.zero_()
             done = staged.committed(60)
@@ -115,13 +115,13 @@ def test_what_a_delta_takes_of_the_gpu_is_little_and_is_given_back(root: Path, b
     """Two rooms for chunks and two for changes, and tables; nothing of it between publications."""
     weights = {f"w{n}": torch.randn(2**24, device="cuda", dtype=torch.bfloat16) for n in range(8)}
     for shadow, most in (("stream", 90), ("gpu", 30)):
-        with WeightPublisher(root, f"run-{shadow}", shadow=shadow) as opened:  # type: ignore[arg-type]
-            bases.append(opened.publish(weights, step=1, delta="auto").version_id)
+        with WeightPublisher(root, f"run-{shadow}", options=PublishOptions(shadow=shadow)) as opened:  # type: ignore[arg-type]
+            bases.append(opened.publish(weights, step=1, transport="delta").version_id)
             for number in (2, 3):
                 step(weights, 0.01)
                 torch.cuda.synchronize()
                 torch.cuda.reset_peak_memory_stats()
                 before = torch.cuda.memory_allocated()
-                bases.append(opened.publish(weights, step=number, delta="auto").version_id)
+                bases.append(opened.publish(weights, step=number, transport="delta").version_id)
                 assert torch.cuda.max_memory_allocated() - before <= most * 1e6
                 assert torch.cuda.memory_allocated() <= before

@@ -17,7 +17,7 @@ if not torch.cuda.is_available():
 
 from safetensors.torch import load_file  # noqa: E402
 
-from refitd_client import InvalidWeightsError, WeightPublisher  # noqa: E402
+from refitd_client import InvalidWeightsError, PublishOptions, WeightPublisher  # noqa: E402
 from support.fp8_engines import (  # noqa: E402
     SHARD,
     check_an_updated_server_is_one_that_was_started_on_those_files,
@@ -41,7 +41,9 @@ def test_weights_on_a_gpu_are_quantised_to_the_bytes_of_the_cpu(tmp_path: Path, 
     found: list[dict[str, Any]] = []
     for device in ("cpu", "cuda"):
         state = {name: tensor.to(device) for name, tensor in weights().items()}
-        with WeightPublisher(tmp_path, device, dtype="fp8_block", fingerprints=True) as publisher:
+        with WeightPublisher(
+            tmp_path, device, options=PublishOptions(dtype="fp8_block", fingerprints=True)
+        ) as publisher:
             path = publisher.publish(state, step=1, block=block).path
         found.append(load_file(path / SHARD))
     assert found[0].keys() == found[1].keys()
@@ -49,7 +51,7 @@ def test_weights_on_a_gpu_are_quantised_to_the_bytes_of_the_cpu(tmp_path: Path, 
     state[UP][150, 3] = float("nan")
     with (
         pytest.raises(InvalidWeightsError, match=f"tensor {UP} holds 1 value that is NaN"),
-        WeightPublisher(tmp_path, "bad", dtype="fp8_block") as publisher,
+        WeightPublisher(tmp_path, "bad", options=PublishOptions(dtype="fp8_block")) as publisher,
     ):
         publisher.publish(state, step=1)
 

@@ -20,7 +20,7 @@ from refitd_client import RefitClient, RetryPolicy, ServiceUnreachableError, Wei
 from refitd_plan.nvml import read_gpus
 with WeightPublisher(sys.argv[1], "controlled") as publisher:
     for step in (1, 2):
-        publisher.publish({"w": torch.full((1024, 1024), float(step))}, step=step, delta="auto")
+        publisher.publish({"w": torch.full((1024, 1024), float(step))}, step=step, transport="delta")
 with contextlib.suppress(ServiceUnreachableError):
     RefitClient("http://127.0.0.1:1", retry=RetryPolicy(deadline=0.1)).versions()
 plan("sglang:d1|fsdp:d1")

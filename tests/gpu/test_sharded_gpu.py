@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 from safetensors.torch import save_file
 
-from refitd_client import WeightPublisher
+from refitd_client import PublishOptions, WeightPublisher
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.plugin import UpdateOutcome
 from refitd_client.delta import read_delta
 from refitd_client.transport.ipc.offer_file import make_secret
+from support.inside import in_process
 from support.mini_sglang import tiny_weights
 from support.tiny_rank import Rank, version
 
@@ -57,7 +58,7 @@ def test_what_gpu_ranks_publish_is_byte_by_byte_the_gathered_version(published: 
     """In chunks larger than a pinned buffer, cast, redistributed; with buffers that are there, and into a slot."""
     folder = published / case
     state = torch.load(folder / "full.pt", weights_only=True)
-    with WeightPublisher(folder, "gathered", fingerprints=True) as publisher:
+    with WeightPublisher(folder, "gathered", options=PublishOptions(fingerprints=True)) as publisher:
         gathered = publisher.publish(state, step=1).path
     names = sorted(path.name for path in gathered.iterdir() if path.name != "refit.json")
     for name in ("v000002", "v000003"):
@@ -74,10 +75,10 @@ def test_what_gpu_ranks_find_changed_is_what_one_process_finds(published: Path, 
     """Compared on the GPU, and streamed; with what changed in the step before as well."""
     folder = published / case
     with WeightPublisher(folder, f"whole-{shadow}") as publisher:
-        publisher._context.deltas._ask_base = lambda: f"whole-{shadow}~v000001"
+        in_process(publisher)._context.deltas._ask_base = lambda: f"whole-{shadow}~v000001"
         for step in (1, 2, 3):
             state = torch.load(folder / f"{shadow}-{step}.pt", weights_only=True)
-            whole = publisher.publish(state, step=step, delta="auto")
+            whole = publisher.publish(state, step=step, transport="delta")
             found = folder / shadow / whole.path.name
             manifests = [parse_manifest((each / "refit.json").read_bytes()) for each in (found, whole.path)]
             assert manifests[0].fingerprints == manifests[1].fingerprints != {}

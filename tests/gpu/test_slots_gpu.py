@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from refitd_client import InvalidWeightsError, Publication, WeightPublisher
+from refitd_client import InvalidWeightsError, Publication, PublishOptions, WeightPublisher
 from refitd_client.contract.naming import slots_path
 from refitd_client.write import cuda, cuda_driver
 from support import durable_effects
@@ -36,7 +36,7 @@ def root() -> Iterator[Path]:
 
 @pytest.fixture
 def publisher(root: Path) -> Iterator[WeightPublisher]:
-    with WeightPublisher(root, "run", max_shard_bytes=64 * 2**20) as opened:
+    with WeightPublisher(root, "run", options=PublishOptions(max_shard_bytes=64 * 2**20)) as opened:
         yield opened
 
 
@@ -73,7 +73,7 @@ def _publish(publisher: WeightPublisher, weights: State, step: int, block: Any) 
 
 @pytest.mark.parametrize("block", ["committed", "staged"])
 def test_bytes_and_digests_are_those_from_host_memory(root: Path, publisher: WeightPublisher, block: Any) -> None:
-    with WeightPublisher(root, "twin", max_shard_bytes=64 * 2**20) as twin:
+    with WeightPublisher(root, "twin", options=PublishOptions(max_shard_bytes=64 * 2**20)) as twin:
         for step in range(1, 5):
             weights = state(step)
             done = _publish(publisher, weights, step, block)

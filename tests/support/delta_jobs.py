@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.torch import load_file, save_file
 
-from refitd_client import Publication, WeightPublisher
+from refitd_client import Publication, PublishOptions, WeightPublisher
 from refitd_client.delta import DeltaRules
 
 from .jobs import PATIENCE, RUN, TOKEN, Job, Served, served_by
@@ -32,7 +32,7 @@ class FineTuning:
         for name in sorted(self.weights)[self.step % 3 :: 3]:
             flat = self.weights[name].view(-1)
             flat[chance.choice(len(flat), max(1, len(flat) // 50), replace=False)] += BOOST
-        publication = self.publisher.publish(self.weights, step=self.step, delta="auto")
+        publication = self.publisher.publish(self.weights, step=self.step, transport="delta")
         publication.wait(timeout=PATIENCE)
         return publication
 
@@ -54,7 +54,9 @@ class FineTuning:
 def fine_tuning(job: Job, model: Path) -> Generator[FineTuning]:
     """A trainer for a job."""
     rules = DeltaRules(threshold=0.5, anchor_every=5)
-    with WeightPublisher(job.root, RUN, job.refitd.url, token=TOKEN, base_model=model, delta_rules=rules) as publisher:
+    with WeightPublisher(
+        job.root, RUN, job.refitd.url, options=PublishOptions(token=TOKEN, base_model=model, delta_rules=rules)
+    ) as publisher:
         yield FineTuning(job, model, publisher)
 
 

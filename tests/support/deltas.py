@@ -12,13 +12,14 @@ from refitd.explain.shown import present_engine
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd.update.targets import Targets
-from refitd_client import Publication, WeightPublisher
+from refitd_client import Publication, PublishOptions, WeightPublisher
 from refitd_client.contract.states import Kind, VersionState
 from refitd_client.delta import DeltaRules
 from refitd_client.delta.plan import Full, last_served
 from refitd_client.validation.examine import structure
 
 from .checkpoints import Tensors, tensors
+from .inside import in_process
 
 RUN = "run"
 
@@ -60,7 +61,7 @@ class Trainer:
         self.step += 1
         self.weights = trained(self.weights, self.step)
         self.history[self.step] = self.weights
-        return self.publisher.publish(self.weights, step=self.step, delta="auto")
+        return self.publisher.publish(self.weights, step=self.step, transport="delta")
 
     async def follow(self) -> Publication:
         """The same beside an event loop."""
@@ -81,9 +82,9 @@ class Trainer:
 def training(root: Path, *, anchor_every: int = 50) -> Generator[Trainer]:
     """A trainer on a root."""
     rules = DeltaRules(threshold=0.5, anchor_every=anchor_every)
-    with WeightPublisher(root, RUN, delta_rules=rules) as publisher:
+    with WeightPublisher(root, RUN, options=PublishOptions(delta_rules=rules)) as publisher:
         trainer = Trainer(publisher)
-        publisher._context.deltas._ask_base = trainer.ask
+        in_process(publisher)._context.deltas._ask_base = trainer.ask
         yield trainer
 
 

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from refitd_client import WeightPublisher
+from refitd_client import PublishOptions, WeightPublisher
 from refitd_client.checkpoint import header
 from refitd_client.contract.naming import layout_of, slot_name, slots_path
 from refitd_client.files import durable
@@ -74,13 +74,15 @@ def make_base(folder: Path) -> Path:
 
 def publish(root: Path, step: int, base: Path) -> None:
     """What a trainer does that was (re)started."""
-    with WeightPublisher(root, "run", base_model=base, max_shard_bytes=256) as publisher:
+    with WeightPublisher(root, "run", options=PublishOptions(base_model=base, max_shard_bytes=256)) as publisher:
         publisher.publish(weights(step), step=step)
 
 
 def make_slot(root: Path) -> Path:
     """A slot that fits `weights`, as a service hands it back."""
-    with WeightPublisher(root.parent / f"{root.name}-old", "run", max_shard_bytes=256) as publisher:
+    with WeightPublisher(
+        root.parent / f"{root.name}-old", "run", options=PublishOptions(max_shard_bytes=256)
+    ) as publisher:
         old = publisher.publish(weights(0), step=0).path
     for path in old.iterdir():
         if path.suffix != ".safetensors":

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from refitd_client import WeightPublisher
+from refitd_client import PublishOptions, WeightPublisher
 from refitd_client.contract.naming import MANIFEST_NAME
 from refitd_client.contract.plugin import UpdateOutcome
 from support.architectures import change, make
@@ -31,7 +31,9 @@ def publish_all(folder: Path, architecture: str) -> Path:
     for step in (A, B):
         make(trained / str(step), architecture, step, folder, WIDTH)
     change(trained / str(A), trained / str(CHANGED), 3)
-    with WeightPublisher(root, RUN, base_model=trained / str(A), dtype="fp8_block") as publisher:
+    with WeightPublisher(
+        root, RUN, options=PublishOptions(base_model=trained / str(A), dtype="fp8_block")
+    ) as publisher:
         for step in (A, B, CHANGED):
             publisher.publish(load_file(trained / str(step) / "model.safetensors"), step=step)
     write_delta(version(root, DELTA), RUN, DELTA, A, *(load_file(version(root, step) / SHARD) for step in (A, CHANGED)))

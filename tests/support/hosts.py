@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import httpx
 
-from refitd_client import RefitClient, WeightPublisher
+from refitd_client import PublishOptions, RefitClient, WeightPublisher
 from refitd_client.contract.follow import Following, HostReport
 from support.checkpoints import Tensors, tensors, write_model
 from support.scripted_server import Step, answer, serve
@@ -131,7 +131,7 @@ class Hosts:
 
     def publish(self, step: int, weights: Tensors | None = None, **more: Any) -> str:
         """Publish a step to the hub; its version's id."""
-        with WeightPublisher(self.hub.root, RUN, self.hub.refitd.url, **more) as publisher:
+        with WeightPublisher(self.hub.root, RUN, self.hub.refitd.url, options=PublishOptions(**more)) as publisher:
             return publisher.publish(tensors(step) if weights is None else weights, step=step).version_id
 
 

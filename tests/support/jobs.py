@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from refitd_client import Notice, Publication, RefitClient, WeightPublisher
+from refitd_client import Notice, Publication, PublishOptions, RefitClient, WeightPublisher
 from refitd_client.contract.states import EngineState, VersionState
 from refitd_client.contract.wire import Engine, Event, Version
 from refitd_client.errors import ServiceError, ServiceProblemError
@@ -67,7 +67,7 @@ class Job:
 
     def publish(self, model: Path, step: int) -> Publication:
         """Publish a model's folder as a trainer does, without waiting."""
-        with WeightPublisher(self.root, self.run, self.refitd.url, token=TOKEN) as publisher:
+        with WeightPublisher(self.root, self.run, self.refitd.url, options=PublishOptions(token=TOKEN)) as publisher:
             return publisher.publish(model, step=step)
 
     def serve(self, model: Path, step: int) -> Publication:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from refitd_client import WeightPublisher
+from refitd_client import PublishOptions, WeightPublisher
 from refitd_plugin.source import VersionSource, mapped, place_of
 
 NAN = float("nan")
@@ -26,7 +26,9 @@ def weights(seed: int = 0) -> dict[str, torch.Tensor]:
 
 def published(root: Path, step: int, tensors: dict[str, torch.Tensor], *, fingerprints: bool = True) -> VersionSource:
     """A version of these, opened as a rank opens it; values that are not finite are written as they are."""
-    publisher = WeightPublisher(root, "run", fingerprints=fingerprints, check_finite=False, max_shard_bytes=100_000)
+    publisher = WeightPublisher(
+        root, "run", options=PublishOptions(fingerprints=fingerprints, check_finite=False, max_shard_bytes=100_000)
+    )
     with publisher:
         path = publisher.publish(tensors, step=step).path
     return mapped(place_of(str(path), root))

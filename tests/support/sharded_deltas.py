@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 
-from refitd_client import ShardedPublisher, WeightPublisher
+from refitd_client import WeightPublisher
 from refitd_client.delta.plan import Full
 from refitd_client.publish.attempt import DeltaChoice
+from refitd_client.publisher import RunPublisher
+from refitd_client.sharded.publisher import RankPublisher
 from support.sharded_cases import Case, Model, cast_state, full_state, renamed_model
 
 SOME, HALF = 8, 2
@@ -54,10 +56,14 @@ def train(weights: Any, step: int, every: int) -> None:
             local.copy_(torch.where((mixed >> 11) % every == 0, local + 0.5, local))
 
 
-def bases(publisher: WeightPublisher | ShardedPublisher, run: str, base: int | None) -> None:
+def bases(publisher: WeightPublisher, run: str, base: int | None) -> None:
     """Have the publisher hear that engines serve a version."""
-    own = publisher if isinstance(publisher, WeightPublisher) else publisher._lead and publisher._lead.publisher
-    if own is not None:
+    own = publisher._publisher
+    if isinstance(own, RankPublisher):
+        if own._lead is None:
+            return
+        own = own._lead.publisher
+    if isinstance(own, RunPublisher):
         answer = Full("no service was asked") if base is None else f"{run}~v{base:06d}"
         own._context.deltas._ask_base = lambda: answer
 

@@ -19,6 +19,7 @@ from fastapi import FastAPI, Request, Response
 
 from refitd.api.feed import encode
 from refitd_client.contract.naming import Order, version_id
+from refitd_client.contract.receivers import Receiver, Receivers
 from refitd_client.contract.states import EngineState, Kind, Standing, UpdateState, VersionState, WaitOutcome
 from refitd_client.contract.wire import (
     DeletedRun,
@@ -41,6 +42,7 @@ from refitd_client.contract.wire import (
     Version,
     WaitResult,
 )
+from refitd_client.transport.ipc.shared import boot_id, host_name
 
 
 def make_version(step: int, *, run: str = "exp", generation: int = 1, **fields: Any) -> Version:
@@ -261,6 +263,12 @@ def _app(state: StandIn) -> FastAPI:  # noqa: C901 - a table of routes
         away = [engine.id for engine in state.engines if engine.state is EngineState.UNREACHABLE]
         leaves = barred[0] if barred else goal.id
         return _say(RollbackPlan(run=run, leaves=leaves, goal=goal.id, barred=barred, unreachable=away))
+
+    @app.get("/v1/receivers")
+    async def receivers() -> Response:
+        """One rank on this host: a hand-over is tried."""
+        inside = Receiver(engine="engine-0", rank=0, name="0-1-ab.sock", host=host_name(), boot=boot_id())
+        return _say(Receivers(receivers=[inside]))
 
     @app.get("/v1/engines")
     async def engines() -> Response:

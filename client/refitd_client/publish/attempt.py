@@ -10,16 +10,30 @@ If it stops before the commit, deltas begin anew: what they were compared with i
 """
 
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from refitd_client.checkpoint.opening import CONFIG_NAME
-from refitd_client.contract.manifest import Manifest, ManifestRefusedError, fitting_fingerprints, parse_manifest
-from refitd_client.contract.naming import INDEX_NAME, MANIFEST_NAME, Order, version_folder, version_id
+from refitd_client.contract.manifest import (
+    Manifest,
+    ManifestRefusedError,
+    fitting_fingerprints,
+    metadata_texts,
+    parse_manifest,
+)
+from refitd_client.contract.naming import (
+    INDEX_NAME,
+    MANIFEST_NAME,
+    Order,
+    name_patterns,
+    version_folder,
+    version_id,
+    whole_step,
+)
 from refitd_client.contract.states import Kind
 from refitd_client.contract.wire import Notice
 from refitd_client.delta.maker import AFTER_FAILURE, FIRST, DeltaMaker
@@ -29,18 +43,63 @@ from refitd_client.http.connection import Connection
 from refitd_client.http.publisher_client import root_name
 from refitd_client.publish.bucket_target import BucketTarget
 from refitd_client.publish.durability import with_policy
-from refitd_client.publish.publication import PendingPublication, Publication, StagedPublication, announce
+from refitd_client.publish.options import Block, Sharded
+from refitd_client.publish.publication import CommittedFacts, PendingPublication, Publication, announce
 from refitd_client.publish.run_folder import RunFolder
 from refitd_client.publish.tracing import PublishTrace
 from refitd_client.transport.exported import HandoverState
 from refitd_client.transport.group.sending import Destination
 from refitd_client.transport.handover import ExportTarget, Handed, TensorExport
+from refitd_client.transport.ways import BY_FILES, TRANSPORTS, Transport
 from refitd_client.write.content import Content, PlannedContent, WeightsReader
 from refitd_client.write.version_folder import Laps, Meter, Progress, Staging, free_bytes, no_space, staged
 
 DeltaChoice = Literal["auto", "never"]
 
 _log = logging.getLogger("refitd_client")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishCall:
+    """What one call of `publish` asks for, whose arguments they are."""
+
+    step: int
+    sharded: Mapping[str, Sharded] | None = None
+    metadata: Mapping[str, str] | None = None
+    allow_missing: Sequence[str] = ()
+    allow_extra: bool = False
+    progress: Callable[[Progress], None] | None = None
+    transport: Transport | None = None
+    block: Block | None = None
+
+    def checked(self, connection: Connection | None, *, of_ranks: bool = False) -> Self:
+        """The same, each argument as it is used.
+
+        Args:
+            connection: where the service is.
+            of_ranks: several ranks publish.
+
+        Raises:
+            ValueError, TypeError: an argument cannot be one; the message names it.
+        """
+        if self.block not in (None, "committed", "staged"):
+            raise ValueError(f"block is {self.block!r}: it is 'committed' or 'staged'")
+        if self.transport is not None and self.transport not in TRANSPORTS:
+            raise ValueError(f"transport is {self.transport!r}: it is one of {', '.join(TRANSPORTS)}")
+        if self.transport not in {None, *BY_FILES} and connection is None:
+            raise ValueError(f"transport={self.transport!r} needs the service_url of the service that has the engines")
+        if of_ranks and (self.block == "staged" or self.progress is not None):
+            raise ValueError("block='staged' and progress are for one process: ranks return when all have written")
+        sharded = self.sharded or {}
+        if sharded and not of_ranks:
+            raise ValueError("sharded describes the parts of several ranks: open the publisher with ranks=")
+        return replace(
+            self,
+            step=whole_step(self.step),
+            sharded=sharded,
+            metadata=metadata_texts(self.metadata),
+            allow_missing=name_patterns(self.allow_missing),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,17 +255,16 @@ class PublisherContext:
 class PublishAttempt:
     """One version. It is written or staged, once; the next one begins when that has ended.
 
-    `begun` says that a generation of the run begins with it, and is logged when it has. `trace` ends with it. `check`
-    raises if the publisher was closed in the call that is under way: what goes on in the background is finished. A
-    hand-over sends the tensors to `destination`, and is all where all engines take them and a `policy` needs no files.
+    `metadata` are the call's, with those of its trace and its way. `begun` says that a generation of the run begins
+    with it, and is logged when it has. `trace` ends with it. `check` raises if the publisher was closed in the call
+    that is under way: what goes on in the background is finished. A hand-over sends the tensors to `destination`, and
+    is all where all engines take them and a `policy` needs no files.
     """
 
     context: PublisherContext
     order: Order
+    call: PublishCall
     metadata: dict[str, str]
-    allow_missing: tuple[str, ...]
-    allow_extra: bool
-    progress: Callable[[Progress], None] | None
     delta: DeltaChoice
     begun: str | None
     trace: PublishTrace
@@ -220,7 +278,7 @@ class PublishAttempt:
     def write(self, weights: Any) -> Publication:
         """Write and commit the version. The service does not know of it yet."""
         with self._guarded(), self._offered(weights) as offer:
-            manifest = self._writer(self.progress, self.check).write(self._content_of(offer))
+            manifest = self._writer(self.call.progress, self.check).write(self._content_of(offer))
             self.context.committed(self._id)
         return self._publication(manifest)
 
@@ -229,7 +287,7 @@ class PublishAttempt:
         with self._guarded(), self._offered(weights) as offer:
             if offer.kind is Kind.DELTA:  # `progress` is called in the trainer's thread only, and that goes on
                 return self._finishing(lambda: self._writer(None).write(self._content_of(offer)))
-            return self._finishing(self._writer(self.progress, self.check).stage(self._content_of(offer)))
+            return self._finishing(self._writer(self.call.progress, self.check).stage(self._content_of(offer)))
 
     def hand_over(self, weights: Any) -> tuple[Callable[[], Publication], Handed]:
         """Offer the tensors to engines on this host, then as `stage`. Returns the rest, and what the engines answered.
@@ -245,7 +303,7 @@ class PublishAttempt:
                 self._require_space(content)  # before engines take what could have no files
                 self.check()  # from here on it is finished: engines may have taken it
                 self.context.folder.promise(self.order)  # engines may know the version, with files or without
-                finish, handed = export.of(content, self._writer(self.progress).stage)
+                finish, handed = export.of(content, self._writer(self.call.progress).stage)
                 if finish is None:
                     return partial(self._publication, None), handed
         except BaseException as error:
@@ -263,16 +321,19 @@ class PublishAttempt:
                 self.context.deltas.refuse(f"the service refuses deltas: {error.problem.detail}")
             raise
 
-    def staged(self, pending: PendingPublication, handed: Handed | None = None) -> StagedPublication:
+    def staged(self, pending: PendingPublication, handed: Handed | None = None) -> Publication:
         """What the trainer gets while the rest goes on."""
-        return StagedPublication(
+        return replace(self._begun, pending=pending, handed=handed)
+
+    @property
+    def _begun(self) -> Publication:
+        return Publication(
             run=self.context.folder.run,
             generation=self.order.generation,
             step=self.order.step,
             path=self.context.folder.folder_of(self.order),
             version_id=self._id,
-            outcome=pending,
-            handed=handed,
+            connection=self.context.connection,
             **self._known,
         )
 
@@ -299,15 +360,15 @@ class PublishAttempt:
     def _export(self) -> TensorExport:
         connection, folder = self.context.connection, self.context.folder
         if connection is None:
-            raise ValueError("handover=True needs a service to tell engines: open the publisher with service_url")
+            raise ValueError("a hand-over needs a service to tell engines: open the publisher with service_url")
         place = ExportTarget(
             root=folder.root,
             run=folder.run,
             order=self.order,
             connection=connection,
             metadata=with_policy(self.metadata, self.policy),
-            allow_missing=self.allow_missing,
-            allow_extra=self.allow_extra,
+            allow_missing=tuple(self.call.allow_missing),
+            allow_extra=self.call.allow_extra,
             engines=self.context.engines,
             destination=self.destination,
             wants_files=self.policy is None,
@@ -380,12 +441,7 @@ class PublishAttempt:
             size, base = sum(file.size for file in manifest.files.values()), manifest.base
             digest = manifest.digest
         self.trace.add({"version": self._id, "kind": kind.value, "bytes": size})
-        return Publication(
-            run=folder.run,
-            generation=self.order.generation,
-            step=self.order.step,
-            path=folder.folder_of(self.order),
-            version_id=self._id,
+        facts = CommittedFacts(
             bytes=size,
             digest=digest,
             timings=self._laps.times,
@@ -395,18 +451,17 @@ class PublishAttempt:
                 path=f"{folder.run}/{version_folder(self.order)}",
                 kind=kind,
                 base=base,
-                allow_missing=list(self.allow_missing),
-                allow_extra=self.allow_extra,
+                allow_missing=list(self.call.allow_missing),
+                allow_extra=self.call.allow_extra,
                 metadata=self.metadata,
                 publish_ms=self._laps.since_begin,
                 digest=digest or None,
                 root=root_name(folder.root),
                 engines=self.context.engines,
             ),
-            **self._known,
             base=base,
-            connection=self.context.connection,
             begun=self.begun,
             url=None if self.context.bucket is None else self.context.bucket.url(self.order),
             in_memory=manifest is None,
         )
+        return replace(self._begun, facts=facts)

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from refitd_client.contract.states import Kind
 from refitd_client.contract.wire import Notice, WaitResult
@@ -186,20 +186,29 @@ _log = logging.getLogger("refitd_client")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedFacts:
+    """What is known of a version when it is committed: as in `Publication`."""
+
+    notice: Notice
+    bytes: int = 0
+    digest: str = ""
+    timings: dict[str, float] = field(default_factory=dict[str, float])
+    base: str | None = None
+    notice_error: ServiceError | None = field(default=None, compare=False)
+    begun: str | None = None
+    url: str | None = None
+    in_memory: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """A version on disk. It is published even if the notice was lost: the service finds it a little later.
+    """A version that was published. `committed` waits until it is on stable storage, and so do properties of what is
+    known then. Before that nothing is visible under `path`, and nothing will be if the process is killed. A version is
+    published even if its notice was lost: the service finds it a little later.
 
-    `bytes` counts its files, `digest` is the manifest's. `timings` are milliseconds of `write` (copying, checking and
-    digesting), `sync` (added up over threads), `commit` and `notice`, of `stage` where the rest went on without the
-    trainer, of `upload` to an object store, of `compare` where a delta was asked for, and of `encode`, which puts one
-    together. `notice_error` is why the notice did not reach the service, None if it did. `begun` is a sentence if a
-    generation of the run begins with it, None if the run goes on.
-
-    `kind` and `base` say whether it is a delta, and against which version. Where a delta was asked for, `why_full` is
-    the reason for a full version, and `density` the share of all elements that changed since the version before.
-    `url` is where its objects lie, if it went to an object store; nothing is left at `path` then. `in_memory`: engines
-    have taken it from the trainer's memory, and it has no files, as `durable` says; `bytes` is 0 and `digest` empty.
-    `handed` says what came of it before its files; None where neither `handover` nor `transport` was asked for.
+    `kind` says whether it is a delta. Where a delta was asked for, `why_full` is the reason for a full version, and
+    `density` the share of all elements that changed since the version before. `handed` says which engines have taken
+    it from memory, and how it goes; None where `publish` was called without `transport`.
     """
 
     run: str
@@ -207,30 +216,99 @@ class Publication:
     step: int
     path: Path
     version_id: str
-    bytes: int
-    digest: str
-    timings: dict[str, float]
-    notice: Notice
     kind: Kind = Kind.FULL
-    base: str | None = None
     why_full: str | None = None
     density: float | None = None
-    connection: Connection | None = None
-    notice_error: ServiceError | None = field(default=None, compare=False)
-    begun: str | None = None
-    url: str | None = None
-    in_memory: bool = False
     handed: "Handed | None" = None
+    connection: Connection | None = field(default=None, repr=False)
+    facts: CommittedFacts | None = field(default=None, repr=False)
+    pending: PendingPublication | None = field(default=None, repr=False, compare=False)
+
+    def committed(self, timeout: float | None = None) -> "Publication":
+        """Wait until it is on stable storage, and the notice was sent.
+
+        Args:
+            timeout: seconds; None waits for as long as it takes.
+
+        Raises:
+            WaitTimeoutError: the time is up; it goes on.
+            InvalidWeightsError, StorageError, ServiceProblemError: what `publish` would have raised.
+        """
+        if self.pending is None:
+            return self
+        try:
+            return replace(self.pending.get(timeout), handed=self.handed)
+        except TimeoutError:
+            raise WaitTimeoutError(f"{self.version_id} is not committed after {timeout:g} s; it goes on") from None
+        except ServiceError as error:
+            if isinstance(error.publication, Publication):
+                error.publication = replace(error.publication, handed=self.handed)
+            raise
+
+    @property
+    def notice(self) -> Notice:
+        """What the service is told."""
+        return self._facts.notice
+
+    @property
+    def bytes(self) -> int:
+        """Of its files; 0 where it has none."""
+        return self._facts.bytes
+
+    @property
+    def digest(self) -> str:
+        """The manifest's; empty where it has no files."""
+        return self._facts.digest
+
+    @property
+    def timings(self) -> dict[str, float]:
+        """Milliseconds of `write` (copying, checking and digesting), `sync` (added up over threads), `commit` and
+        `notice`, of `stage` where the rest went on without the trainer, of `upload` to an object store, of `compare`
+        where a delta was asked for, and of `encode`, which puts one together.
+        """
+        return self._facts.timings
+
+    @property
+    def base(self) -> str | None:
+        """The version that a delta leads from."""
+        return self._facts.base
+
+    @property
+    def notice_error(self) -> ServiceError | None:
+        """Why the notice did not reach the service; None if it did."""
+        return self._facts.notice_error
+
+    @property
+    def begun(self) -> str | None:
+        """A sentence if a generation of the run begins with it; None if the run goes on."""
+        return self._facts.begun
+
+    @property
+    def url(self) -> str | None:
+        """Where its objects lie, if it went to an object store; nothing is left at `path` then."""
+        return self._facts.url
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether engines have taken it from the trainer's memory, and it has no files, as `durable` says."""
+        return self._facts.in_memory
+
+    @property
+    def _facts(self) -> CommittedFacts:
+        facts = self.committed().facts
+        if facts is None:
+            raise PublishError(f"{self.version_id} was never published")
+        return facts
 
     def wait(self, timeout: float = 60.0, wait_for: WaitFor = "served") -> Served:
-        """Wait until engines serve the version, or until what `wait_for` says.
+        """Wait until engines serve the version, or until what `wait_for` says. Raises what `committed` raises, too.
 
         A service that is down is waited for, and sent the notice again if the first one was lost.
 
         Args:
             timeout: seconds.
             wait_for: `served`; or `sealed`: the service has found it good; or `taken`: no engine copies it from this
-                trainer's memory any more, or will (after `handover=True`), so that the tensors may be changed.
+                trainer's memory any more, or will (after a hand-over), so that the tensors may be changed.
 
         Returns:
             What was reached. Outcome `served` means that engines were proved to serve it; where they have gone on to a
@@ -248,17 +326,19 @@ class Publication:
             ServiceError: the token file cannot be read.
             ValueError: `sealed` is waited for, and the version has no files.
         """
-        if self.in_memory and wait_for == "sealed":
-            raise ValueError(f"{self.version_id} is in the engines' memory alone, as durable says: it is never sealed")
         ends = time.monotonic() + timeout
-        announce_first = self.notice_error is not None
+        self.committed(timeout)
+        facts = self._facts
+        if facts.in_memory and wait_for == "sealed":
+            raise ValueError(f"{self.version_id} is in the engines' memory alone, as durable says: it is never sealed")
+        announce_first = facts.notice_error is not None
         while True:
             left = max(0.0, ends - time.monotonic())
             try:
-                return judge(self._ask(wait_for, left, announce_first=announce_first), timeout, self.digest or None)
+                return judge(self._ask(wait_for, left, announce_first=announce_first), timeout, facts.digest or None)
             except ServiceProblemError as error:
                 is_unknown = isinstance(error, NotFoundError)  # its journal was lost, or it has not scanned yet
-                if left <= 0 or not ((is_unknown and not self.in_memory) or error.fault is Fault.SERVICE):
+                if left <= 0 or not ((is_unknown and not facts.in_memory) or error.fault is Fault.SERVICE):
                     raise
                 announce_first = announce_first or is_unknown
             time.sleep(min(_NOT_NOW_SECONDS, left))
@@ -278,81 +358,6 @@ class Publication:
                 return client.wait(self.version_id, wait_for, max(0.0, ends - time.monotonic()))
         except (OSError, ValueError) as error:
             raise no_token(error) from error
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StagedPublication:
-    """A version whose bytes have left the trainer's tensors, and which is being committed in the background.
-
-    Nothing is visible under `path` yet, and nothing will be if the process is killed now. `handed` says which engines
-    have taken it from memory, and how it goes; None where neither `handover` nor `transport` was asked for. `kind`,
-    `why_full` and `density` are as in `Publication`, whose other fields are known at the end: `committed().bytes`.
-    """
-
-    run: str
-    generation: int
-    step: int
-    path: Path
-    version_id: str
-    outcome: PendingPublication = field(repr=False, compare=False)
-    handed: "Handed | None" = None
-    kind: Kind = Kind.FULL
-    why_full: str | None = None
-    density: float | None = None
-
-    @classmethod
-    def of(cls, publication: Publication) -> "StagedPublication":
-        """A publication that is committed, as one of a transport."""
-        done: Future[Publication] = Future()
-        done.set_result(publication)
-        return cls(
-            run=publication.run,
-            generation=publication.generation,
-            step=publication.step,
-            path=publication.path,
-            version_id=publication.version_id,
-            outcome=PendingPublication(done),
-            handed=publication.handed,
-            kind=publication.kind,
-            why_full=publication.why_full,
-            density=publication.density,
-        )
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Of what a publication has at its end alone, say how to get it."""
-            known_at_the_end = name in Publication.__dataclass_fields__
-            how = f": it is known when the version is committed, as publication.committed().{name}"
-            raise AttributeError(f"a StagedPublication has no {name}{how if known_at_the_end else ''}")
-
-    def committed(self, timeout: float | None = None) -> Publication:
-        """Wait until it is on stable storage, and the notice was sent.
-
-        Args:
-            timeout: seconds; None waits for as long as it takes.
-
-        Raises:
-            WaitTimeoutError: the time is up; it goes on.
-            InvalidWeightsError, StorageError, ServiceProblemError: what `publish` would have raised.
-        """
-        try:
-            return replace(self.outcome.get(timeout), handed=self.handed)
-        except TimeoutError:
-            raise WaitTimeoutError(f"{self.version_id} is not committed after {timeout:g} s; it goes on") from None
-        except ServiceError as error:
-            if isinstance(error.publication, Publication):
-                error.publication = replace(error.publication, handed=self.handed)
-            raise
-
-    def wait(self, timeout: float = 60.0, wait_for: WaitFor = "served") -> Served:
-        """Wait until it is committed, and then as `Publication.wait` does. Raises what either raises."""
-        ends = time.monotonic() + timeout
-        return self.committed(timeout).wait(max(0.0, ends - time.monotonic()), wait_for)
-
-    async def wait_async(self, timeout: float = 60.0, wait_for: WaitFor = "served") -> Served:  # noqa: ASYNC109
-        """As `wait`, in a thread, for a trainer with an event loop. Cancelling leaves the thread to its timeout."""
-        return await asyncio.to_thread(self.wait, timeout, wait_for)
 
 
 def announce(publication: Publication) -> Publication:
@@ -377,7 +382,8 @@ def announce(publication: Publication) -> Publication:
         except (OSError, ValueError) as refused:
             error = no_token(refused)
     reach.is_down = error is not None and error.fault is not Fault.TRAINER
-    announced = replace(publication, timings=publication.timings | laps.times, notice_error=error)
+    facts = replace(publication.committed().facts or CommittedFacts(notice=publication.notice), notice_error=error)
+    announced = replace(publication, facts=replace(facts, timings=facts.timings | laps.times))
     if error is not None:
         error.publication = announced
         if error.fault is Fault.TRAINER:

@@ -3,28 +3,28 @@
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 from urllib.parse import urlsplit
 
-from refitd_client.contract.receivers import Receiver, Receivers
+from refitd_client.contract.receivers import Receivers
 from refitd_client.errors import ServiceError, TransportRefusedError
 from refitd_client.http.publisher_client import ReceiversQuery
 from refitd_client.publish.durability import ALL, DurabilityPolicy
-from refitd_client.transport.group.choice import (
-    TRANSPORTS,
+from refitd_client.transport.group.host import available
+from refitd_client.transport.group.sending import Destination, is_sharable
+from refitd_client.transport.ipc.device import uuid_of
+from refitd_client.transport.ipc.shared import boot_id, host_name
+from refitd_client.transport.ways import (
+    BY_FILES,
     Choice,
     TrainerPlace,
     Transport,
     choose,
     hinders,
-    why_files_alone,
+    rules_out_handover,
 )
-from refitd_client.transport.group.host import available
-from refitd_client.transport.group.sending import Destination, is_sharable
-from refitd_client.transport.ipc.device import uuid_of
-from refitd_client.transport.ipc.shared import boot_id, host_name
 from refitd_client.write.content import Content
 
 _EVERYWHERE = Choice(transport="disk", why="files go everywhere")
@@ -52,12 +52,12 @@ class PublishRoute:
 
 
 @runtime_checkable
-class RoutedWeights(Protocol):
-    """Weights of which it was decided before how they go: those of several ranks (`sharded/`)."""
+class PlacedWeights(Protocol):
+    """Weights of several ranks, which know where each rank's tensors are (`sharded/`)."""
 
     @property
-    def route(self) -> PublishRoute | None:
-        """How they go."""
+    def places(self) -> Sequence[TrainerPlace]:
+        """By rank."""
         ...
 
 
@@ -68,23 +68,15 @@ def route_of(
 
     Args:
         transport: what the trainer asks for; `auto` leaves it to this function.
-        weights: a state dict, a module, or the path of a folder.
+        weights: a state dict, a module, the path of a folder, or what several ranks agreed on.
         receivers: asks the service who can receive; None where there is none to ask.
         durable: which versions get files.
 
     Raises:
         TransportRefusedError: what is asked for cannot work between this trainer and these engines.
-        ValueError: `transport` is none, or there is no service to ask.
+        ValueError: there is no service to ask.
     """
-    if transport not in TRANSPORTS:
-        raise ValueError(f"transport is {transport!r}: it is one of {', '.join(TRANSPORTS)}")
-    if (
-        isinstance(weights, Content)
-        and isinstance(shared := weights.weights, RoutedWeights)
-        and shared.route is not None
-    ):
-        return shared.route
-    if transport in {"disk", "delta"}:
+    if transport in BY_FILES:
         return _by_files(Choice(transport=transport, why="the trainer asks for it"))
     route = _by_what_is_there(transport, weights, receivers)
     if receivers is not None and route.instead != receivers.connection.reach.told:
@@ -99,35 +91,50 @@ def route_of(
 def _by_what_is_there(transport: Transport, weights: Any, receivers: ReceiversQuery | None) -> PublishRoute:
     if receivers is None:
         raise ValueError(f"transport={transport!r} needs the service_url of the service that has the engines")
-    tensors = _tensors_of(weights)
-    if tensors is None:
+    places = _places_of(weights)
+    if places is None:
         asked = None if transport == "auto" else f"transport={transport!r} takes tensors, and the weights are files"
         return _by_files(Choice(transport="disk", why="the weights are files"), instead=asked)
     try:
         found = receivers.ask()
     except (ServiceError, OSError, ValueError) as error:
-        asked = Choice(transport="delta" if transport == "auto" else "disk", why="files need no answer of the service")
+        by: Transport = "delta" if transport == "auto" and not places[0].is_rank else "disk"
+        asked = Choice(transport=by, why="files need no answer of the service")
         return _by_files(asked, instead=f"the service does not say who can receive: {error}")
-    trainer, service_host = _trainer_of(tensors), urlsplit(receivers.connection.url).hostname or ""
-    return _route(transport, trainer, found, service_host)
+    return decide_route(transport, places, found, urlsplit(receivers.connection.url).hostname or "")
 
 
-def _route(transport: Transport, trainer: TrainerPlace, found: Receivers, service_host: str) -> PublishRoute:
-    receivers = found.receivers
+def decide_route(
+    transport: Transport, places: Sequence[TrainerPlace], found: Receivers, service_host: str
+) -> PublishRoute:
+    """The same where it is known who can receive. Pure.
+
+    Args:
+        transport: what the trainer asks for.
+        places: where each rank's tensors are, by rank.
+        found: what can receive, as the service says.
+        service_host: the service's host.
+
+    Raises:
+        TransportRefusedError: as `route_of`.
+    """
+    choice = Choice(transport=transport, why="the trainer asks for it")
     if transport == "auto":
-        choice = choose(trainer, found)
-    else:
-        choice = Choice(transport=transport, why="the trainer asks for it")
-        hindrance = hinders(transport, trainer, found)
-        if hindrance is not None and transport in {"nccl", "gloo"}:
-            if receivers:
-                raise TransportRefusedError(f"transport={transport!r} cannot work: {hindrance}")
-            return _by_files(_EVERYWHERE, instead=hindrance)
-        if transport == "handover" and (nothing := why_files_alone(trainer, found)) is not None:
-            return _by_files(_EVERYWHERE, instead=nothing)
+        choice = choose(places, found)
+    if transport in {"nccl", "gloo"} and (hindrance := hinders(transport, places, found)) is not None:
+        if found.receivers:
+            raise TransportRefusedError(f"transport={transport!r} cannot work: {hindrance}")
+        return _by_files(_EVERYWHERE, instead=hindrance)
+    if transport == "handover" and (nothing := rules_out_handover(places, found)) is not None:
+        return _by_files(_EVERYWHERE, instead=nothing)
     match choice.transport:
         case "nccl" | "gloo" as backend:
-            destination = Destination(backend=backend, receivers=_names(receivers), service_host=service_host)
+            destination = Destination(
+                backend=backend,
+                receivers=tuple(sorted(each.name for each in found.receivers)),
+                service_host=service_host,
+                needs={each.name: each.needs for each in found.receivers if each.needs and places[0].is_rank},
+            )
             return PublishRoute(choice=choice, handover=True, destination=destination)
         case "handover":
             return PublishRoute(choice=choice, handover=True)
@@ -135,31 +142,35 @@ def _route(transport: Transport, trainer: TrainerPlace, found: Receivers, servic
             return _by_files(choice)
 
 
+def place_of_process(tensors: Sequence[Any], *, count: int, is_rank: bool = False) -> TrainerPlace:
+    """Where a process has its tensors.
+
+    Args:
+        tensors: torch's.
+        count: how many it publishes, of torch and others.
+        is_rank: it is one of several ranks.
+    """
+    return TrainerPlace(
+        host=host_name(),
+        boot=boot_id(),
+        devices=frozenset(uuid_of(device) for device in {each.device for each in tensors} if device.type == "cuda"),
+        shared=not is_rank and 0 < len(tensors) == count and all(is_sharable(each) for each in tensors),
+        backends=available() if tensors or is_rank else frozenset(),
+        is_rank=is_rank,
+    )
+
+
 def _by_files(choice: Choice, *, instead: str | None = None) -> PublishRoute:
     return PublishRoute(choice=choice, delta="auto" if choice.transport == "delta" else "never", instead=instead)
 
 
-def _names(receivers: list[Receiver]) -> tuple[str, ...]:
-    return tuple(sorted(each.name for each in receivers))
-
-
-def _tensors_of(weights: Any) -> Mapping[str, Any] | None:
-    """The tensors, as they are before names and dtypes are worked out; None for a folder."""
+def _places_of(weights: Any) -> Sequence[TrainerPlace] | None:
+    """Where the tensors are, before names and dtypes are worked out; None for a folder."""
+    if isinstance(weights, Content):
+        return weights.weights.places if isinstance(weights.weights, PlacedWeights) else None
     if isinstance(weights, (str, os.PathLike)):
         return None
-    if isinstance(weights, Mapping):
-        return cast("Mapping[str, Any]", weights)
-    return dict(weights.named_parameters())
-
-
-def _trainer_of(tensors: Mapping[str, Any]) -> TrainerPlace:
+    tensors = cast("Mapping[str, Any]", weights) if isinstance(weights, Mapping) else dict(weights.named_parameters())
     torch = sys.modules.get("torch")
     mine = [each for each in tensors.values() if torch is not None and isinstance(each, torch.Tensor)]
-    on_gpus = {uuid_of(each.device) for each in mine if each.device.type == "cuda"}
-    return TrainerPlace(
-        host=host_name(),
-        boot=boot_id(),
-        devices=frozenset(on_gpus),
-        shared=bool(mine) and len(mine) == len(tensors) and all(is_sharable(each) for each in mine),
-        backends=available() if mine else frozenset(),
-    )
+    return [place_of_process(mine, count=len(tensors))]

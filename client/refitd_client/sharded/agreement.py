@@ -1,35 +1,16 @@
 """What all ranks agree on before a publication: who holds what, and so where it lies in the version's files. Pure."""
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from refitd_client.errors import StepConflictError
-from refitd_client.http.connection import Connection
+from refitd_client.publish.options import PublishOptions
 from refitd_client.sharded.alike import require_alike
 from refitd_client.sharded.holdings import compare_samples
 from refitd_client.sharded.layout import Claim, ShardedLayout, lay_out
 from refitd_client.sharded.rank_errors import argument_error_of_rank, error_of_rank
 from refitd_client.sharded.rank_group import FailedReply, Opening
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeadOptions:
-    """Options that only rank 0 needs.
-
-    `connection` is where the service is, of `run`. `fingerprinted`: whether manifests name fingerprints; None where
-    GPUs compute them.
-    """
-
-    root: Path
-    run: str
-    connection: Connection | None
-    base_model: str | os.PathLike[str] | None
-    max_shard_bytes: int | None
-    check_finite: bool
-    fingerprinted: bool | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +25,7 @@ class AgreedLayout:
 def agree(
     openings: Sequence[Opening | FailedReply],
     last: AgreedLayout | None,
-    options: LeadOptions,
+    options: PublishOptions,
     inventory: Callable[[], frozenset[str] | None],
 ) -> AgreedLayout:
     """Make the layout of what all ranks hold, or take the last one if nothing has changed.
@@ -52,7 +33,7 @@ def agree(
     Args:
         openings: the ranks', by rank.
         last: the layout that was last agreed on.
-        options: rank 0's.
+        options: rank 0's publisher's.
         inventory: returns the names in the base model's checkpoint, None if there is none.
 
     Raises:

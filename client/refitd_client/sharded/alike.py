@@ -57,7 +57,7 @@ def require_alike(rank: int, opening: Opening, first: Opening) -> None:
         raise StepConflictError(
             f"rank {rank} publishes step {opening.step} and rank 0 step {first.step}: all ranks publish the same step"
         )
-    for name in ("transport", "durable", "delta", "delta_rules"):
+    for name in ("transport", "durable", "delta_rules"):
         mine, its = getattr(opening, name), getattr(first, name)
         if mine != its:
             raise PublishError(

@@ -56,7 +56,7 @@ def _as_held(name: str, claims: Sequence[tuple[int, Claim]], ranks: int) -> Whol
         for number, box in enumerate(claim.held_boxes):
             holders.setdefault(box, []).append(BoxHolder(rank, number))
     if not tile(holders, first.shape):
-        raise refused(name, 'is sharded in several ways, by which it cannot be compared: publish with delta="never"')
+        raise refused(name, 'is sharded in several ways, by which it cannot be compared: publish with transport="disk"')
     entry = entry_of(name, first.dtype, first.shape)
     return WholeTensor(entry=entry, shape=first.shape, holders=holders, memories=(None,) * ranks, second=False)
 

@@ -1,7 +1,7 @@
 """What every rank does, rank 0 among them: bring its claims, write its parts, and digest its share of the files."""
 
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from math import prod
@@ -15,10 +15,11 @@ from refitd_client.checkpoint.finite import any_nonfinite, count_nonfinite
 from refitd_client.errors import PublishError
 from refitd_client.files import durable
 from refitd_client.files.plain_file import open_plain
-from refitd_client.publish.attempt import DeltaChoice
-from refitd_client.publish.durability import ALWAYS
+from refitd_client.publish.attempt import PublishCall
+from refitd_client.publish.options import PublishOptions
+from refitd_client.publish.route import place_of_process
 from refitd_client.sharded.digests import digested, fingerprinted
-from refitd_client.sharded.holdings import Holding, HoldingsReader, NamingOptions, Sharded, samples_of
+from refitd_client.sharded.holdings import Holding, HoldingsReader, NamingOptions, samples_of
 from refitd_client.sharded.layout import Claim, Location, WritePart, runs
 from refitd_client.sharded.lend_orders import LendOrder, LentReply
 from refitd_client.sharded.rank_group import (
@@ -41,89 +42,68 @@ from refitd_client.sharded.rank_sender import RankSender
 from refitd_client.sharded.rank_shadow import RankShadow
 from refitd_client.sharded.rank_slot import SlotCopier
 from refitd_client.sharded.reading import each_part, flat_box, not_finite_here
-from refitd_client.sharded.routing import place_of_rank
 from refitd_client.sharded.shadow_orders import CompareOrder, GatherOrder, KeepOrder
 from refitd_client.sharded.slot_gpu import gpu_of
 from refitd_client.sharded.slot_orders import BlocksOrder, BlocksReply, CopyOrder, SlotOrder
 from refitd_client.tensors import entry_of
-from refitd_client.transport.group.choice import Transport
+from refitd_client.transport.ways import TrainerPlace
 
 
 class Follower:
     """A rank's state from one publication to the next: its claims, and the task that rank 0 made of them."""
 
-    def __init__(
-        self,
-        folder: Path,
-        options: NamingOptions,
-        rank: int,
-        ranks: int,
-        *,
-        check_finite: bool,
-        shadow: RankShadow,
-        durable: str = ALWAYS,
-    ) -> None:
+    def __init__(self, folder: Path, naming: NamingOptions, rank: int, ranks: int, options: PublishOptions) -> None:
         """Start the threads.
 
         Args:
             folder: the run's, as this rank sees it.
-            options: names and casts.
+            naming: names and casts.
             rank: this one's number.
             ranks: how many there are.
-            check_finite: whether NaN and infinity are refused.
-            shadow: what it compares with, where a delta is looked for.
-            durable: which versions are to have files, as this rank says it.
+            options: the publisher's.
         """
         self._folder = folder
-        self._listed = HoldingsReader(options)
-        self._check_finite = check_finite
-        self._durable = durable
+        self._listed = HoldingsReader(naming)
+        self._options, check_finite = options, options.check_finite
         self._reader = Reader(ranks)
         self._slot = SlotCopier(rank, ranks, threads_of_rank(ranks), check_finite=check_finite)
         self.sender = RankSender(folder, rank, check_finite=check_finite)
-        self.shadow = shadow
+        self.shadow = RankShadow(options.delta_rules, stream=options.shadow == "stream", check_finite=check_finite)
         self._holdings: dict[str, Holding] = {}
         self._staging = folder
         self._claims: list[Claim] = []
         self._task: RankTask | None = None
         self._task_claims: list[Claim] | None = None
 
-    def open(
-        self,
-        weights: Any,
-        step: int,
-        sharded: Mapping[str, Sharded],
-        transport: Transport | None = None,
-        delta: DeltaChoice = "never",
-    ) -> Opening | FailedReply:
+    def open(self, weights: Any, call: PublishCall) -> Opening | FailedReply:
         """Begin a publication: list what this rank holds.
 
         Args:
             weights: the module, or this rank's state dict.
-            step: the trainer's.
-            sharded: which plain tensors are parts of larger ones.
-            transport: how the engines are to get the version.
-            delta: whether it may be a delta.
+            call: the other arguments of `publish`.
         """
         try:
-            self._holdings = self._listed.read(weights, sharded)
+            self._holdings = self._listed.read(weights, call.sharded or {})
             self._claims = [holding.claim for holding in self._holdings.values()]
             is_known = self._task is not None and self._claims == self._task_claims
             return Opening(
-                step=step,
+                step=call.step,
                 layout=self._task.number if self._task is not None else 0,
                 claims=None if is_known else self._claims,
                 samples=samples_of(self._holdings.values()),
-                transport=transport,
-                place=None if transport is None else place_of_rank(self._holdings),
-                durable=self._durable,
-                delta=delta,
+                transport=call.transport,
+                place=None if call.transport is None else self._place(),
+                durable=self._options.durable,
                 delta_rules=self.shadow.rules,
                 shadow=self.shadow.number_of(self._holdings),
                 is_on_gpu=gpu_of(self._holdings) is not None,
             )
         except Exception as error:
             return FailedReply(error=portable(error))
+
+    def _place(self) -> TrainerPlace:
+        tensors = [each.tensor for each in self._holdings.values() if each.tensor.numel()]
+        return place_of_process(tensors, count=len(tensors), is_rank=True)
 
     def answer(self, order: RankOrder) -> RankReply:
         """Carry an order out. A failure is an answer, too, because rank 0 waits for one."""
@@ -217,7 +197,7 @@ class Follower:
         item = entry.nbytes // prod(claim.shape)  # bytes of one element, as torch counts elements
 
         def use(first: int, data: NDArray[np.uint8]) -> int:
-            if self._check_finite and any_nonfinite(entry.dtype, data):
+            if self._options.check_finite and any_nonfinite(entry.dtype, data):
                 return count_nonfinite(entry.dtype, data)
             for run in runs(box, claim.shape, first, first + len(data) // item):
                 piece = data[(run.begin - first) * item : (run.end - first) * item]

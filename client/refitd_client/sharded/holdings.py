@@ -25,6 +25,7 @@ import xxhash
 
 from refitd_client import tensors as torch_tensors
 from refitd_client.errors import InvalidWeightsError
+from refitd_client.publish.options import Sharded
 from refitd_client.sharded.layout import Box, Claim, Split, boxes_of, local_shape, run_length, whole_box
 from refitd_client.tensors import Casts, entry_of, refused
 from refitd_client.write.module_names import after, checkpoint_names
@@ -34,27 +35,6 @@ from refitd_client.write.plan import Rename, plain_names, published_names, secon
 # an exchange between the ranks (which costs the part's own bytes once more, over a link faster than files) is cheaper.
 MIN_RUN_BYTES = 4096
 _ELEMENTS = 64  # of a sample
-
-
-@dataclass(frozen=True, slots=True)
-class Sharded:
-    """A rank's plain tensor is part `index` of `count` along dimension `dim`, split as `torch.chunk` splits.
-
-    `size` is the whole tensor's size along `dim`; without it the parts are of equal size.
-
-    >>> Sharded(dim=0, index=tensor_parallel_rank, count=tensor_parallel_size)
-    """
-
-    dim: int
-    index: int
-    count: int
-    size: int | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.index < self.count:
-            raise ValueError(f"part {self.index} of {self.count}: parts are counted from 0 to count - 1")
-        if self.dim < 0 or (self.size is not None and self.size < 0):
-            raise ValueError(f"dim {self.dim} and size {self.size}: neither is negative")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,17 +19,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from math import inf
-from numbers import Real
 from typing import Any
 
 from refitd_client.contract.manifest import ManifestFile
-from refitd_client.contract.naming import Order
-from refitd_client.contract.states import Kind
-from refitd_client.contract.wire import Notice
 from refitd_client.delta.plan import DeltaRules
 from refitd_client.errors import PublishError, RankLostError, ServiceError
 from refitd_client.publish.durability import ALWAYS
+from refitd_client.publish.options import is_timeout
+from refitd_client.publish.publication import Publication
 from refitd_client.sharded.layout import Claim, Location, WritePart
 from refitd_client.sharded.lend_orders import LendOrder, LentReply
 from refitd_client.sharded.messages import RankMessages
@@ -37,11 +34,10 @@ from refitd_client.sharded.rank_errors import ranks_named, reason_of
 from refitd_client.sharded.shadow_orders import ChangesReply, ShadowOrder
 from refitd_client.sharded.slot_orders import BlocksReply, SlotOrder
 from refitd_client.transport.group.child import TransferSent
-from refitd_client.transport.group.choice import TrainerPlace, Transport
-from refitd_client.transport.handover import Handed
 from refitd_client.transport.ipc.offer import GroupTransfer
 from refitd_client.transport.shards.needs import PartialNeeds
 from refitd_client.transport.shards.script import ShardTable
+from refitd_client.transport.ways import TrainerPlace, Transport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +45,8 @@ class Opening:
     """A rank has called `publish`. `claims` are None where they are those of layout number `layout`.
 
     `transport` is what it asks for; `place` says where its tensors are, where it asks for any. `durable` is its word on
-    which versions get files, `delta` and `delta_rules` on deltas. `shadow` is the number of the shadow that it has.
-    `is_on_gpu`: all its tensors are on one GPU.
+    which versions get files, `delta_rules` on deltas. `shadow` is the number of the shadow that it has. `is_on_gpu`:
+    all its tensors are on one GPU.
     """
 
     step: int
@@ -60,7 +56,6 @@ class Opening:
     transport: Transport | None = None
     place: TrainerPlace | None = None
     durable: str = ALWAYS
-    delta: str = "never"
     delta_rules: DeltaRules = field(default_factory=DeltaRules)
     shadow: int = 0
     is_on_gpu: bool = False
@@ -159,25 +154,12 @@ RankReply = DoneReply | BlocksReply | StagedReply | SentReply | LentReply | Chan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedOutcome:
-    """The version is committed, or is `in_memory` alone; `notice_error` is why the service was not told. `is_refused`:
-    it refused the notice. `handed` is what came of a transfer, None where none was asked for. `kind`, `base`,
-    `why_full` and `density` are as in `Publication`; `shadow` is the number of the shadow that stands, 0 for none.
+    """The version is committed, or engines have it in memory alone. `publication` is rank 0's, without its connection;
+    `error` is what the service refused the notice with. `shadow` is the number of the shadow that stands, 0 for none.
     """
 
-    order: Order
-    bytes: int
-    digest: str
-    timings: dict[str, float]
-    notice: Notice
-    notice_error: ServiceError | None
-    is_refused: bool
-    begun: str | None
-    handed: Handed | None = None
-    in_memory: bool = False
-    kind: Kind = Kind.FULL
-    base: str | None = None
-    why_full: str | None = None
-    density: float | None = None
+    publication: Publication
+    error: ServiceError | None
     shadow: int = 0
 
 
@@ -193,11 +175,6 @@ _LEAD_PATIENCE = 4.0  # times the timeout that others wait for rank 0, which may
 
 
 _USUAL_TIMEOUT = 300.0
-
-
-def is_timeout(seconds: Any) -> bool:
-    """Whether it is a number of seconds that ranks can wait for each other."""
-    return isinstance(seconds, Real) and 0 < float(seconds) < inf
 
 
 class RankGroup:
@@ -217,8 +194,8 @@ class RankGroup:
 
         if not distributed.is_available() or not distributed.is_initialized():
             raise PublishError(
-                "torch.distributed is not initialised: call init_process_group first, or use a WeightPublisher where "
-                "there is one process"
+                "torch.distributed is not initialised: call init_process_group first, or leave ranks= out where there "
+                "is one process"
             )
         self._distributed: Any = distributed
         self._timeout = timeout = timeout if is_timeout(timeout) else _USUAL_TIMEOUT

@@ -11,7 +11,6 @@ from refitd_client.contract.naming import ShardLayout
 from refitd_client.files import durable
 from refitd_client.files.durable import Mappings
 from refitd_client.fingerprint.host import MASK
-from refitd_client.publish.route import PublishRoute
 from refitd_client.sharded.agreement import AgreedLayout, succeeded
 from refitd_client.sharded.layout import spread
 from refitd_client.sharded.lend_orders import LendOrder
@@ -36,6 +35,7 @@ from refitd_client.sharded.slot_pieces import digests_of_files
 from refitd_client.transport.exported import Exported
 from refitd_client.transport.group.sending import Destination
 from refitd_client.transport.shards.needs import PartialNeeds
+from refitd_client.transport.ways import TrainerPlace
 from refitd_client.write.version_folder import Staging, open_recycled
 
 Answer = Callable[[RankOrder], RankReply]
@@ -46,8 +46,8 @@ class SharedShards:
     """The weights of a version, written by all ranks into rank 0's staging folder, and sent by all before that.
 
     `known` are the numbers of the layouts that the ranks have, by rank; `answer` is rank 0's own follower, and `sender`
-    has its part in transfers. `route` says how the version reaches engines, None where files alone do. `needs_told` are
-    the digests of needs that all ranks know from the transfer before, `lent` where the hand-over before found shards.
+    has its part in transfers. `places` say where each rank's tensors are, by rank. `needs_told` are the digests of
+    needs that all ranks know from the transfer before, `lent` where the hand-over before found shards.
     `shadow_numbers` are those of the ranks' shadows; `are_on_gpus`: each rank's tensors are on one GPU.
     """
 
@@ -63,7 +63,7 @@ class SharedShards:
     shadow_count: ShadowCount
     shadow_numbers: list[int]
     are_on_gpus: bool
-    route: PublishRoute | None = None
+    places: Sequence[TrainerPlace] = ()
 
     @property
     def check_finite(self) -> bool:

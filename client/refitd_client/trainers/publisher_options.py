@@ -1,35 +1,33 @@
-"""Names of options that a trainer's hook passes on to a publisher, checked when the hook is made.
+"""Options that a trainer's hook passes on to a publisher, checked when the hook is made.
 
 The publisher itself is made later: when the training begins, or at the first update, which may be an hour on.
 """
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Mapping
+from dataclasses import fields
 from difflib import get_close_matches
+from typing import Any
 
-from refitd_client.publish.publisher import WeightPublisher
-from refitd_client.sharded import ShardedPublisher
+from refitd_client.publish.options import PublishOptions
 
 _KEYWORDS = {inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
 
 
-def check_options(
-    names: Iterable[str], hook: type[object], *publishers: type[WeightPublisher] | type[ShardedPublisher]
-) -> None:
-    """Refuse options that neither the hook nor a publisher has.
+def options_of(given: Mapping[str, Any], hook: type[object]) -> PublishOptions:
+    """The options of these names.
 
     Args:
-        names: what the hook would pass on.
+        given: what the hook passes on.
         hook: the hook's class, whose own options may have been meant.
-        publishers: the classes of which one gets the options.
 
     Raises:
-        TypeError: a name is none of theirs; it says which, and the nearest that is one.
+        TypeError: neither the hook nor a publisher has an option of that name; it says which, and the nearest.
     """
-    taken = {name for publisher in publishers for name in _keywords(publisher)}
-    wrong = [name for name in names if name not in taken]
+    taken = {each.name for each in fields(PublishOptions)}
+    wrong = [name for name in given if name not in taken]
     if not wrong:
-        return
+        return PublishOptions(**given)
     known = sorted(taken | _keywords(hook))
     hints = [_hint(name, known) for name in wrong]
     raise TypeError(f"{hook.__name__} has no option {'; and no option '.join(hints)}. Options: {', '.join(known)}")

@@ -43,8 +43,8 @@ from refitd_client.contract.decoding import converted, from_json
 from refitd_client.contract.naming import INDEX_NAME
 from refitd_client.errors import InvalidWeightsError, StorageError
 from refitd_client.files.plain_file import read_plain
-from refitd_client.publish.publisher import WeightPublisher
-from refitd_client.trainers.publisher_options import check_options
+from refitd_client.publisher import WeightPublisher
+from refitd_client.trainers.publisher_options import options_of
 from refitd_client.write.source_folder import open_checkpoint
 
 Bytes = NDArray[np.uint8]
@@ -87,16 +87,15 @@ class DiskUpdates:
             service_url: the service to send notices to; deltas need it, because it says what engines serve.
             base_model: the checkpoint that version 0 stands for; by default the trainer's `--hf-checkpoint`.
             wait: seconds to wait after each publication until engines serve it (0: do not wait). Needs `service_url`.
-            publisher: further arguments of `WeightPublisher`.
+            publisher: fields of `PublishOptions`.
 
         Raises:
             ValueError: `wait` is negative, or given without `service_url`.
-            TypeError: an option is none of `WeightPublisher`'s.
+            TypeError: an option is none of a publisher's.
         """
         if wait < 0 or (wait > 0 and service_url is None):
             raise ValueError(f"wait is {wait}: it is seconds, and needs the service_url of the service to ask")
-        check_options(publisher, type(self), WeightPublisher)
-        self._place, self._options = (root, run, service_url), publisher
+        self._place, self._options = (root, run, service_url), options_of(publisher, type(self))
         self._base_model = None if base_model is None else Path(base_model)
         self._wait = wait
         self._publisher: WeightPublisher | None = None
@@ -123,11 +122,11 @@ class DiskUpdates:
         if named is None:
             return
         if self._publisher is None:
-            self._publisher = WeightPublisher(*self._place, **self._options)
+            self._publisher = WeightPublisher(*self._place, options=self._options)
         number, index = int(named[1]), _index_of(place)
         if "delta_encoding" in index.metadata:
             weights = self._changed(place, index, number, self._base_model or Path(args.hf_checkpoint))
-            publication = self._publisher.publish(weights, step=number, delta="auto" if self._place[2] else "never")
+            publication = self._publisher.publish(weights, step=number, transport="delta" if self._place[2] else None)
         else:
             publication = self._publisher.publish(place, step=number)
             self._number, self._held = number, publication.path  # the trainer may delete its own

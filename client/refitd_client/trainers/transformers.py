@@ -20,9 +20,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from refitd_client.errors import InvalidWeightsError, RefitError, StorageError
 from refitd_client.publish.publication import Publication
-from refitd_client.publish.publisher import WeightPublisher
-from refitd_client.sharded import ShardedPublisher
-from refitd_client.trainers.publisher_options import check_options
+from refitd_client.publisher import WeightPublisher
+from refitd_client.trainers.publisher_options import options_of
 from refitd_client.write.content import require_as_it_is
 
 if TYPE_CHECKING:
@@ -59,12 +58,12 @@ class RefitCallback(TrainerCallback):
                 generates with the weights that it has just made. Needs `service_url`.
             errors: `log` goes on training when a publication or the wait for it fails: the error is logged and is
                 `last_error`, and the next publication is tried. `raise` ends the training with the error.
-            publisher: further arguments of `WeightPublisher`, or of `ShardedPublisher` where weights are sharded:
-                `dtype=torch.bfloat16` where the training is in float32 and the engines are not, `base_model`, `token`.
+            publisher: fields of `PublishOptions`: `dtype=torch.bfloat16` where the training is in float32 and the
+                engines are not, `base_model`, `token`.
 
         Raises:
             ValueError: `every`, `wait` or `errors` is out of range, or `wait` is given without `service_url`.
-            TypeError: an option is none of either publisher's.
+            TypeError: an option is none of a publisher's.
         """
         if every is not None and every < 1:
             raise ValueError(f"every is {every}: it is a positive number of steps, or None")
@@ -72,14 +71,13 @@ class RefitCallback(TrainerCallback):
             raise ValueError(f"errors is {errors!r}: it is 'log' or 'raise'")
         if wait < 0 or (wait > 0 and service_url is None):
             raise ValueError(f"wait is {wait}: it is seconds, and needs the service_url of the service to ask")
-        check_options(publisher, type(self), WeightPublisher, ShardedPublisher)
         self.last_error: RefitError | None = None
         self._place = (root, run, service_url)
-        self._options = publisher
+        self._options = options_of(publisher, type(self))
         self._every = every
         self._wait = wait
         self._raises = errors == "raise"
-        self._publisher: WeightPublisher | ShardedPublisher | None = None
+        self._publisher: WeightPublisher | None = None
         self._published: int | None = None
         self._version_id: str | None = None
 
@@ -94,13 +92,13 @@ class RefitCallback(TrainerCallback):
         model = kwargs["model"]
         _check_whole(model)
         if hasattr(model, "peft_config"):
-            require_as_it_is("the adapter", self._options, is_adapter=True)
+            require_as_it_is("the adapter", self._options.given(), is_adapter=True)
         self._close()
         self._published, self._version_id, self.last_error = None, None, None
         if _is_sharded(model):
-            self._publisher = ShardedPublisher(*self._place, **self._options)
+            self._publisher = WeightPublisher(*self._place, ranks="all", options=self._options)
         elif state.is_world_process_zero:
-            self._publisher = WeightPublisher(*self._place, **self._options)
+            self._publisher = WeightPublisher(*self._place, options=self._options)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Publish, if it is this step's turn."""
@@ -140,9 +138,9 @@ class RefitCallback(TrainerCallback):
             publisher.close()
 
 
-def _published(publisher: WeightPublisher | ShardedPublisher, model: "torch.nn.Module", step: int) -> Publication:
+def _published(publisher: WeightPublisher, model: "torch.nn.Module", step: int) -> Publication:
     """Publish the model. Of one that peft wraps, publish the adapter, as a version of that kind."""
-    if isinstance(publisher, ShardedPublisher) or not hasattr(model, "peft_config"):
+    if not hasattr(model, "peft_config"):
         return publisher.publish(model, step=step)
     with ExitStack() as stack:
         try:

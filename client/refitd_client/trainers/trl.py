@@ -24,8 +24,8 @@ from trl.generation import vllm_generation
 from trl.generation.vllm_client import VLLMClient
 
 from refitd_client.errors import PublishError
-from refitd_client.publish.publisher import WeightPublisher
-from refitd_client.trainers.publisher_options import check_options
+from refitd_client.publisher import WeightPublisher
+from refitd_client.trainers.publisher_options import options_of
 from refitd_client.write.module_names import ModuleState
 
 if TYPE_CHECKING:
@@ -48,18 +48,17 @@ class RefitServerCallback(TrainerCallback):
             service_url: the service that updates the server.
             wait: seconds to wait after each publication until the server serves it. On several ranks it has to be
                 shorter than the process group's own time limit, because the other ranks wait for rank 0.
-            publisher: further arguments of `WeightPublisher`, such as `dtype=torch.bfloat16` where the training is in
+            publisher: fields of `PublishOptions`, such as `dtype=torch.bfloat16` where the training is in
                 float32 and the server is not.
 
         Raises:
             ValueError: `wait` is no positive number.
-            TypeError: an option is none of `WeightPublisher`'s.
+            TypeError: an option is none of a publisher's.
         """
         if not wait > 0:
             raise ValueError(f"wait is {wait}: it is a positive number of seconds")
-        check_options(publisher, type(self), WeightPublisher)
         self._place = (root, run, service_url)
-        self._options = publisher
+        self._options = options_of(publisher, type(self))
         self._wait = wait
         self._publisher: WeightPublisher | None = None
         self._published: int | None = None
@@ -83,7 +82,7 @@ class RefitServerCallback(TrainerCallback):
         model: Any = kwargs.get("model")
         self._model = model.get_base_model() if hasattr(model, "peft_config") else model  # TRL names them without peft
         if state.is_world_process_zero:  # TRL makes a client on this rank alone
-            self._publisher = WeightPublisher(*self._place, **self._options)
+            self._publisher = WeightPublisher(*self._place, options=self._options)
             _have_trl_make(self._client)
 
     def _client(self, **arguments: Any) -> "_RefitVllmClient":
@@ -127,7 +126,7 @@ class RefitServerCallback(TrainerCallback):
             if step == self._published:
                 return
             if self._publisher is None:
-                self._publisher = WeightPublisher(*self._place, **self._options)
+                self._publisher = WeightPublisher(*self._place, options=self._options)
             state = weights if self._model is None else ModuleState(self._model, weights)
             self._publisher.publish(state, step=step).wait(self._wait)
             self._published = step

@@ -97,7 +97,7 @@ class RefitRollouts(RefitCallback):
                 knows that they serve the step.
             engine_key: the engines' API key.
             every: publish after every so many steps as well, also where no rollouts follow (1: the last one too).
-            publisher: further arguments of `WeightPublisher`, such as `dtype=torch.bfloat16` where the training is in
+            publisher: fields of `PublishOptions`, such as `dtype=torch.bfloat16` where the training is in
                 float32 and the engines are not.
 
         Raises:

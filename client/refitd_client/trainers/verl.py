@@ -12,7 +12,7 @@ verl imports this module in the trainer and in every worker, which registers the
 rank of the actor call `send_weights`, and every rollout worker `receive_weights`:
 
     actor ranks      verl gathers the tensors one by one, on every rank, as for its own backends. Each rank copies its
-                     share to host memory; all of them write one version (`ShardedPublisher`). Rank 0 then waits until
+                     share to host memory; all of them write one version. Rank 0 then waits until
                      the rollout servers serve it.
     rollout workers  receive an empty stream. verl's server adapters then only note the step: they neither write
                      weights nor empty caches, which refitd does.
@@ -36,9 +36,8 @@ from refitd_client.errors import PublishError
 from refitd_client.http.connection import connect_to
 from refitd_client.http.publisher_client import open_client
 from refitd_client.publish.publication import Publication
-from refitd_client.publish.publisher import WeightPublisher
-from refitd_client.sharded import ShardedPublisher
-from refitd_client.trainers.publisher_options import check_options
+from refitd_client.publisher import WeightPublisher
+from refitd_client.trainers.publisher_options import options_of
 from refitd_client.write.content import BaseModel, casts_for
 from refitd_client.write.module_names import checkpoint_names, convert
 
@@ -86,7 +85,7 @@ class RefitCheckpointEngine:
             base_model: as for a `WeightPublisher`; every rank reads it. verl passes no module on: with it the names are
                 those of this model's checkpoint also where transformers has others in memory.
             token, token_file: as for a `WeightPublisher`.
-            publisher: further arguments of `ShardedPublisher`, or of `WeightPublisher` with `delta` or with one rank.
+            publisher: further fields of `PublishOptions`.
 
         Raises:
             ValueError: `wait` is no positive number, or `delta`, the URL, the token or a dtype cannot be one.
@@ -97,24 +96,18 @@ class RefitCheckpointEngine:
             raise ValueError(f"wait is {wait}: it is a positive number of seconds")
         if delta not in {"auto", "never"}:
             raise ValueError(f"delta is {delta!r}: it is 'auto' or 'never'")
-        kinds = (WeightPublisher,) if delta == "auto" else (WeightPublisher, ShardedPublisher)
-        check_options(publisher, type(self), *kinds)
+        given = {"token": token, "token_file": token_file, "base_model": base_model, **publisher}
+        self._options = options_of(given, type(self))
         self.is_master = is_master
         self._place = (root, run, service_url)
         self._connection = connect_to(service_url, token=token, token_file=token_file)
-        self._options: dict[str, Any] = {
-            "token": token,
-            "token_file": token_file,
-            "base_model": base_model,
-            **publisher,
-        }
         self._wait = wait
         self._base = None if base_model is None else BaseModel(Path(base_model))
         self._model: Any = None  # the base model without its tensors
         self._names: dict[str, str] | None = {}  # its checkpoint's by its own; None if tensors have to be converted
         self._casts = casts_for(dtype, self._base)
         self._delta: Literal["auto", "never"] = delta
-        self._publisher: WeightPublisher | ShardedPublisher | None = None
+        self._publisher: WeightPublisher | None = None
         self._publication: Publication | None = None
         self._share: dict[str, torch.Tensor] = {}
         self._servers: dict[str, str] = {}
@@ -226,16 +219,12 @@ class RefitCheckpointEngine:
     async def _publish(self, share: Mapping[str, "torch.Tensor"], step: int) -> None:
         rank, size = self._ranks()
         if self._publisher is None and rank >= 0:
-            kind = ShardedPublisher if size > 1 else WeightPublisher
-            self._publisher = kind(*self._place, **self._options)
+            ranks = "all" if size > 1 else None
+            self._publisher = WeightPublisher(*self._place, ranks=ranks, options=self._options)
         share = convert(self._model, share) if self._names is None else share  # each tensor is whole, on one rank
-        match self._publisher:
-            case ShardedPublisher() as publisher:
-                self._publication = await asyncio.to_thread(publisher.publish, share, step=step)
-            case WeightPublisher() as publisher:
-                self._publication = await asyncio.to_thread(publisher.publish, share, step=step, delta=self._delta)
-            case None:
-                pass
+        if self._publisher is not None:
+            transport = "delta" if self._delta == "auto" else None
+            self._publication = await asyncio.to_thread(self._publisher.publish, share, step=step, transport=transport)
 
     def _update_fleet(self, servers: Mapping[str, str]) -> None:
         run = self._place[1]

@@ -23,7 +23,7 @@ from typing import Any
 
 import structlog
 
-from refitd_client import RefitError, ServiceError, WeightPublisher
+from refitd_client import PublishOptions, RefitError, ServiceError, WeightPublisher
 from refitd_client.checkpoint.opening import ChangedError, Folder, OpeningRefusedError, components
 from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, ManifestRefusedError, parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME, version_folder
@@ -141,7 +141,9 @@ class Updates:
 
     def _taken(self) -> WeightPublisher:
         if self._publisher is None:
-            self._publisher = WeightPublisher(self._root, self._run, self._url, token_file=self._token_file)
+            self._publisher = WeightPublisher(
+                self._root, self._run, self._url, options=PublishOptions(token_file=self._token_file)
+            )
         return self._publisher
 
     async def serve(self, path: Path) -> str | None:

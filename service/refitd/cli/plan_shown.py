@@ -122,7 +122,7 @@ def _settings(plan: Plan) -> Iterator[RenderableType]:
         yield sentence("  refitd serve --root DIR --engine URL --base-model MODEL")
         yield sentence("Trainer", "bold")
         call = f"publisher.publish(model, step=step, transport={how!r})"
-        yield sentence(f"  {call}  # WeightPublisher, of several ranks ShardedPublisher")
+        yield sentence(f"  {call}  # of several ranks on each, with WeightPublisher(..., ranks='all')")
 
 
 def _table(*columns: str) -> Table:

@@ -23,8 +23,9 @@ from refitd_client.errors import RefitError, StepConflictError
 from refitd_client.http.client import RefitClient
 from refitd_client.http.connection import connect_to
 from refitd_client.http.verdict import Served
+from refitd_client.publish.options import PublishOptions
 from refitd_client.publish.publication import Publication
-from refitd_client.publish.publisher import WeightPublisher
+from refitd_client.publisher import WeightPublisher
 
 Folder = Annotated[
     Path, typer.Argument(metavar="DIR", help="A checkpoint in safetensors, as save_pretrained writes it")
@@ -137,10 +138,12 @@ def publish(
                 root,
                 run,
                 service.url,
-                base_model=base_model,
-                token=service.token,
-                token_file=service.token_file,
-                engines=None if engines is None else "mine",
+                options=PublishOptions(
+                    base_model=base_model,
+                    token=service.token,
+                    token_file=service.token_file,
+                    engines=None if engines is None else "mine",
+                ),
             ) as publisher,
             bar(out, "writing") as shown,
         ):

@@ -24,6 +24,7 @@ import torch
 
 from refitd_client import (
     Publication,
+    PublishOptions,
     RefitError,
     ServiceUnreachableError,
     VersionRejectedError,
@@ -197,7 +198,11 @@ def _run(options: DemoOptions, workdir: Path, began: float) -> DemoSummary:
         trainer = PolicyTrainer(load(model))
         ready(f"{sum(tensor.numel() for tensor in trainer.policy.parameters()):,} weights")
     with _stack(options, workdir, model) as stack, display(options, stack.service_url) as shown:
-        publishing = WeightPublisher(stack.root, RUN, stack.service_url, base_model=model) if options.publish else None
+        publishing = (
+            WeightPublisher(stack.root, RUN, stack.service_url, options=PublishOptions(base_model=model))
+            if options.publish
+            else None
+        )
         with (
             publishing or nullcontext() as publisher,
             Engines(stack.engines, stack.check, asks=vllm.ask if options.on_vllm else rollouts.ask) as engines,

@@ -10,7 +10,7 @@ from served import Served, served
 from setting import Setting
 from shapes import change, size_of
 
-from refitd_client import Publication, WeightPublisher
+from refitd_client import Publication, PublishOptions, WeightPublisher
 from refitd_client.contract.states import Kind
 from refitd_client.delta import DeltaRules, wire
 
@@ -31,16 +31,18 @@ def _shadow(setting: Setting, shadow: str) -> list[Row]:
     with (
         served(RUN) as service,
         fresh_root(setting.folder) as root,
-        WeightPublisher(root, RUN, service.url, shadow=shadow, delta_rules=DeltaRules(anchor_every=1000)) as publisher,
+        WeightPublisher(
+            root, RUN, service.url, options=PublishOptions(shadow=shadow, delta_rules=DeltaRules(anchor_every=1000))
+        ) as publisher,
     ):
-        service.serve(publisher.publish(setting.weights, step=1, delta="auto"))
+        service.serve(publisher.publish(setting.weights, step=1, transport="delta"))
         step = 2
         for share in (0.01, 0.001):
             samples = [_one(setting, publisher, service, share, step + each) for each in range(WARM + setting.rounds)]
             step += len(samples)
             rows += _rows(setting, shadow, share, samples[WARM:])
         change(setting.weights, 0.01)
-        extra = peak(lambda: publisher.publish(setting.weights, step=step, delta="auto"))
+        extra = peak(lambda: publisher.publish(setting.weights, step=step, transport="delta"))
         rows.append(row("delta", setting.model, f"{shadow} shadow: extra GPU memory", [extra / 1e6], unit="MB"))
     return rows
 
@@ -52,7 +54,7 @@ def _one(
     time.sleep(STEP)
     torch.cuda.synchronize()
     began = time.perf_counter()
-    publication = publisher.publish(setting.weights, step=step, delta="auto", block="staged")
+    publication = publisher.publish(setting.weights, step=step, transport="delta", block="staged")
     held = time.perf_counter()
     done = publication.committed()
     took = time.perf_counter() - began
@@ -87,10 +89,13 @@ def _wire(setting: Setting) -> list[Row]:
         served(RUN) as service,
         fresh_root(setting.folder) as root,
         WeightPublisher(
-            root, RUN, service.url, shadow="gpu", compress_deltas=True, delta_rules=DeltaRules(anchor_every=1000)
+            root,
+            RUN,
+            service.url,
+            options=PublishOptions(shadow="gpu", compress_deltas=True, delta_rules=DeltaRules(anchor_every=1000)),
         ) as publisher,
     ):
-        service.serve(publisher.publish(setting.weights, step=1, delta="auto"))
+        service.serve(publisher.publish(setting.weights, step=1, transport="delta"))
         step = 2
         for share, wanted in ((0.01, 60), (0.001, 500)):
             samples = [_one(setting, publisher, service, share, step + each) for each in range(WARM + setting.rounds)]

@@ -9,7 +9,7 @@ from root import RUN, fresh_root, hand_back
 from rows import Row, row, timed
 from setting import Setting
 
-from refitd_client import Publication, WeightPublisher
+from refitd_client import Publication, PublishOptions, WeightPublisher
 
 WARM = 2  # until the slot has come round, and is registered
 
@@ -24,7 +24,9 @@ def full(setting: Setting) -> list[Row]:
 def _published(setting: Setting, kind: str, *, check_finite: bool, fingerprints: bool) -> list[Row]:
     with (
         fresh_root(setting.folder) as root,
-        WeightPublisher(root, RUN, check_finite=check_finite, fingerprints=fingerprints) as publisher,
+        WeightPublisher(
+            root, RUN, options=PublishOptions(check_finite=check_finite, fingerprints=fingerprints)
+        ) as publisher,
     ):
         new: list[float] = []
         for step in range(1, WARM + 1):
@@ -71,7 +73,10 @@ def _staged(publisher: WeightPublisher, setting: Setting, step: int) -> tuple[fl
 
 def _memory(setting: Setting) -> Row:
     """What torch's allocator gave out at most while a recycled version was published, beyond the weights."""
-    with fresh_root(setting.folder) as root, WeightPublisher(root, RUN, fingerprints=True) as publisher:
+    with (
+        fresh_root(setting.folder) as root,
+        WeightPublisher(root, RUN, options=PublishOptions(fingerprints=True)) as publisher,
+    ):
         peaks = [peak(lambda step=step: _recycled(publisher, setting, root, step)) for step in range(1, 5)]
     return row("full", setting.model, "extra GPU memory", [each / 1e6 for each in peaks[2:]], unit="MB", limit=1.0)
 

@@ -19,7 +19,7 @@ from setting import Setting
 from shapes import Weights, change, loaded
 from stack import refitd
 
-from refitd_client import RefitClient, WeightPublisher
+from refitd_client import PublishOptions, RefitClient, WeightPublisher
 
 WARM = 8  # until each of the slots that take turns has been handed back once, and is registered
 PATIENCE = 120.0  # seconds
@@ -76,7 +76,7 @@ def _refitd(
     with (
         fresh_root(setting.folder) as root,
         refitd(root, setting.folder, [engine], "--base-model", str(model), "--keep-last", "1") as (_, url),
-        WeightPublisher(root, RUN, url, base_model=model, fingerprints=True) as publisher,
+        WeightPublisher(root, RUN, url, options=PublishOptions(base_model=model, fingerprints=True)) as publisher,
         RefitClient(url) as client,
     ):
         for number in range(WARM + setting.rounds):

@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from refitd.engine.port import Outcome
-from refitd_client import WeightPublisher
+from refitd_client import PublishOptions, WeightPublisher
 from refitd_client.contract.naming import MANIFEST_NAME
 from refitd_client.contract.plugin import UpdateOutcome
 from support.architectures import make
@@ -35,7 +35,7 @@ def models(vllm_models: Path, tmp_path: Path) -> Path:
     for seed, name in enumerate(("model_a", "model_b"), start=1):
         make(trained / name, "qwen3", seed, vllm_models / "model_a", WIDTH)
         options = {"base_model": trained / name, "dtype": "fp8_block"}
-        with WeightPublisher(tmp_path / "published", name, **options) as publisher:
+        with WeightPublisher(tmp_path / "published", name, options=PublishOptions(**options)) as publisher:
             path = publisher.publish(load_file(trained / name / "model.safetensors"), step=1).path
         shutil.copytree(path, made / name, ignore=shutil.ignore_patterns(MANIFEST_NAME))
     return made

@@ -8,12 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from refitd_client import WeightPublisher
+from refitd_client import PublishOptions, WeightPublisher
 from refitd_client.contract.states import EngineState, VersionState
-from refitd_client.publish.publication import StagedPublication
+from refitd_client.publish.publication import Publication
 from refitd_client.transport.group import child
-from refitd_client.transport.group.choice import Transport
+from refitd_client.transport.ways import Transport
 from support import rogue_sender
+from support.inside import in_process
 from support.jobs import TOKEN, Job, running
 from support.servers import VLLM_VENV
 from support.vllm import OneVllm, PluggedVllm, VllmSubject
@@ -44,7 +45,7 @@ class SendingJob:
     def _answer(self) -> list[int]:
         return asyncio.run(self._subject.answer())
 
-    def publish(self, transport: Transport) -> StagedPublication:
+    def publish(self, transport: Transport) -> Publication:
         self.step += 1
         return self.publisher.publish(self._weights[self.step % 2], step=self.step, transport=transport)
 
@@ -82,7 +83,7 @@ def sending(
     weights = [load_file(vllm_models / name / "model.safetensors") for name in ("model_a", "model_b")]
     with (
         running(tmp_path, subject.server, "--run", run, root=root, run=run) as job,
-        WeightPublisher(root, run, job.refitd.url, token=TOKEN) as publisher,
+        WeightPublisher(root, run, job.refitd.url, options=PublishOptions(token=TOKEN)) as publisher,
     ):
         yield SendingJob(job, subject, publisher, weights)
 
@@ -97,7 +98,7 @@ def test_what_a_trainer_sends_is_served_before_its_files_are_there_and_a_broken_
         mark = sending.job.now
         with monkeypatch.context() as faulty:
             faulty.setenv(rogue_sender.VARIABLE, fault)
-            sending.publisher._context.handover.close()  # its sender has no fault
+            in_process(sending.publisher)._context.handover.close()  # its sender has no fault
             publication = sending.publish("gloo")
         assert publication.handed is not None
         assert publication.handed.engines == ()
@@ -108,5 +109,5 @@ def test_what_a_trainer_sends_is_served_before_its_files_are_there_and_a_broken_
         sending.job.until(lambda event, id_=publication.version_id: event.subject == id_ and "served" in event.text)
         states = {e.data.get("state") for e in sending.job.events if e.seq > mark and e.kind == "engine"}
         assert EngineState.TAINTED not in states
-        sending.publisher._context.handover.close()
+        in_process(sending.publisher)._context.handover.close()
     sending.goes()

@@ -67,11 +67,11 @@ def test_full_versions_and_deltas_travel_through_a_container(url: str, tmp_path:
     with hosts(tmp_path) as all_, WeightPublisher(url, RUN) as publisher:
         base = str(write_model(tmp_path / "larger", weights))
         one = all_.follower("one", "--follower", "one", "--base-model", base, url=url)
-        first = publisher.publish(weights, step=1, delta="auto")
+        first = publisher.publish(weights, step=1, transport="delta")
         until(lambda: one.serves(1), one)
         assert check(one.root / RUN / "v000001").digest == first.digest
         weights["large"][0, 0] += 1
-        delta = publisher.publish(weights, step=2, delta="auto")
+        delta = publisher.publish(weights, step=2, transport="delta")
         until(lambda: one.following()["ordered"] == V2, one)
         pulled = parse_manifest((one.root / RUN / "v000002" / MANIFEST_NAME).read_bytes())
         assert (pulled.digest, pulled.kind, pulled.base) == (delta.digest, Kind.DELTA, V1)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from refitd_client import WeightPublisher
+from refitd_client import PublishOptions, WeightPublisher
 from support import namespaces
 from support.certificates import Authority
 from support.checkpoints import Tensors, tensors, write_model
@@ -90,7 +90,7 @@ class Net:
         with (
             self.hub_at.inside(),
             WeightPublisher(
-                self.hub.root, RUN, f"{self.scheme}://{HUB}:{self.hub.refitd.port}", token=WRITE
+                self.hub.root, RUN, f"{self.scheme}://{HUB}:{self.hub.refitd.port}", options=PublishOptions(token=WRITE)
             ) as publisher,
         ):
             publisher.publish(tensors(step) if weights is None else weights, step=step)

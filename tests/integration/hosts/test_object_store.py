@@ -201,10 +201,10 @@ def test_deltas_travel_as_deltas(url: str, tmp_path: Path) -> None:
     weights = tensors(1) | {"large": tensors(1)["layer.0.weight"].repeat(4000, axis=0)}
     with hosts(tmp_path) as all_, WeightPublisher(url, RUN) as publisher:
         one = all_.follower("one", "--base-model", str(write_model(tmp_path / "larger", weights)), url=url)
-        publisher.publish(weights, step=1, delta="auto")
+        publisher.publish(weights, step=1, transport="delta")
         until(lambda: one.serves(1), one)
         weights["large"][0, 0] += 1
-        delta = publisher.publish(weights, step=2, delta="auto")
+        delta = publisher.publish(weights, step=2, transport="delta")
         assert delta.kind is Kind.DELTA
         until(lambda: one.following()["ordered"] == "run~v000002", one)
         pulled = parse_manifest((one.root / RUN / "v000002" / MANIFEST_NAME).read_bytes())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from refitd_client import StorageError, WeightPublisher
+from refitd_client import PublishOptions, StorageError, WeightPublisher
 from refitd_client.contract.states import VersionState
 from refitd_client.transport.ipc.shared import SharedTensors
 from refitd_client.write import version_folder as staging
@@ -38,14 +38,14 @@ def test_what_a_trainer_lends_is_served_before_its_files_are_there_and_stays_whe
     sglang_plugged: PluggedSglang, models: Path, job: Job, trainer: SharedTensors
 ) -> None:
     b = load_file(models / "model_b" / "model.safetensors")
-    with WeightPublisher(job.root, RUN, job.refitd.url, token=TOKEN) as publisher:
+    with WeightPublisher(job.root, RUN, job.refitd.url, options=PublishOptions(token=TOKEN)) as publisher:
         publisher.publish(models / "model_b", step=1).wait(120)
         answers = [served_by(sglang_plugged).answer]
         publisher.publish(trainer.tensors, step=2).wait(120)
         answers.append(served_by(sglang_plugged).answer)
         for step, weights in ((3, b), (4, load_file(models / "model_a" / "model.safetensors"))):
             fill(trainer, weights)
-            publication = publisher.publish(trainer.tensors, step=step, handover=True)
+            publication = publisher.publish(trainer.tensors, step=step, transport="handover")
             assert publication.handed is not None
             assert (publication.handed.engines, publication.handed.reason) == ((job.engine_now.id,), None)
             served = served_by(sglang_plugged)
@@ -65,14 +65,14 @@ def test_where_the_durable_copy_fails_the_version_is_marked_so_and_the_next_one_
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     folders = [models / "model_a", models / "model_b"]
-    with WeightPublisher(job.root, RUN, job.refitd.url, token=TOKEN) as publisher:
+    with WeightPublisher(job.root, RUN, job.refitd.url, options=PublishOptions(token=TOKEN)) as publisher:
         answers = []
         for step, folder in enumerate(folders, 11):
             publisher.publish(folder, step=step).wait(120)
             answers.append(served_by(sglang_plugged).answer)
         with monkeypatch.context() as broken:
             broken.setattr(staging.Staging, "seal", refuse)
-            third = publisher.publish(trainer.tensors, step=13, handover=True)
+            third = publisher.publish(trainer.tensors, step=13, transport="handover")
             assert third.handed is not None
             assert third.handed.engines == (job.engine_now.id,)
             with pytest.raises(StorageError, match="Input/output error"):
@@ -85,7 +85,7 @@ def test_where_the_durable_copy_fails_the_version_is_marked_so_and_the_next_one_
         assert any(back in sentence for sentence in job.client.explain(job.engine_now.id).sentences)
 
         fill(trainer, load_file(folders[1] / "model.safetensors"))
-        fourth = publisher.publish(trainer.tensors, step=14, handover=True)
+        fourth = publisher.publish(trainer.tensors, step=14, transport="handover")
         assert fourth.handed is not None
         assert (fourth.handed.engines, "these come first" in str(fourth.handed.reason)) == ((), True)
         fourth.wait(120)
@@ -95,7 +95,7 @@ def test_where_the_durable_copy_fails_the_version_is_marked_so_and_the_next_one_
         assert sealed.seq < told.seq  # no engine has heard of it before
 
         fill(trainer, load_file(folders[0] / "model.safetensors"))
-        fifth = publisher.publish(trainer.tensors, step=15, handover=True)
+        fifth = publisher.publish(trainer.tensors, step=15, transport="handover")
         assert fifth.handed is not None
         assert fifth.handed.engines == (job.engine_now.id,)
         fifth.wait(120, "sealed")

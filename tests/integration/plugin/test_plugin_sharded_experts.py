@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from refitd_client import RankLostError, ShardedPublisher
+from refitd_client import PublishOptions, RankLostError, WeightPublisher
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.naming import label_of
 from refitd_client.contract.states import EngineState, VersionState
@@ -47,7 +47,9 @@ def _publish(rank: int, size: int, job: tuple[Path, str, str], models: list[Path
     """Send the models in turn; what was handed, and what the engine serves before the files of it are there."""
     root, url, engine = job
     child.PROGRAM, told = rogue_sender.PROGRAM, list[Any]()
-    with ShardedPublisher(root, RUN, url, token=TOKEN, dtype="bfloat16") as publisher:
+    with WeightPublisher(
+        root, RUN, url, ranks="all", options=PublishOptions(token=TOKEN, dtype="bfloat16")
+    ) as publisher:
         for step, model in enumerate(models, start=first):
             publication = publisher.publish(_part(model, rank, size), step=step, transport="gloo")
             served = None if rank else served_at(engine)
@@ -62,7 +64,7 @@ def _lose(rank: int, size: int, job: tuple[Path, str, str], model: Path, step: i
     child.PROGRAM = rogue_sender.PROGRAM
     if rank == 1:
         os.environ[rogue_sender.VARIABLE] = "rank"
-    publisher = ShardedPublisher(root, RUN, url, token=TOKEN, dtype="bfloat16")
+    publisher = WeightPublisher(root, RUN, url, ranks="all", options=PublishOptions(token=TOKEN, dtype="bfloat16"))
     error = attempted(lambda: publisher.publish(_part(model, rank, size), step=step, transport="gloo"))
     publisher.close()
     return error

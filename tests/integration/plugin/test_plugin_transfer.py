@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from refitd_client import WeightPublisher
+from refitd_client import PublishOptions, WeightPublisher
 from refitd_client.contract.states import EngineState, VersionState
 from support.hubs import until
 from support.jobs import TOKEN, Job, running, served_by
@@ -27,7 +27,7 @@ def test_what_a_trainer_sends_is_served_before_its_files_are_there_and_stays_whe
     sglang_plugged: PluggedSglang, models: Path, job: Job
 ) -> None:
     a, b = (load_file(models / name / "model.safetensors") for name in ("model_a", "model_b"))
-    with WeightPublisher(job.root, RUN, job.refitd.url, token=TOKEN) as publisher:
+    with WeightPublisher(job.root, RUN, job.refitd.url, options=PublishOptions(token=TOKEN)) as publisher:
         answers = []
         for step, weights in ((1, b), (2, a)):
             publisher.publish(weights, step=step).wait(120)
@@ -49,7 +49,9 @@ def test_versions_in_memory_alone_outlive_their_trainer_and_an_engine_that_resta
     sglang_plugged: PluggedSglang, models: Path, job: Job
 ) -> None:
     a, b = (load_file(models / name / "model.safetensors") for name in ("model_a", "model_b"))
-    with WeightPublisher(job.root, RUN, job.refitd.url, token=TOKEN, durable="every=100") as publisher:
+    with WeightPublisher(
+        job.root, RUN, job.refitd.url, options=PublishOptions(token=TOKEN, durable="every=100")
+    ) as publisher:
         first = publisher.publish(b, step=30, transport="gloo")
         first.wait(120)
         first.wait(120, "sealed")

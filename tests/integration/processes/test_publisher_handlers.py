@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 import torch
 
-from refitd_client import PublishError, ShardedPublisher, WeightPublisher
+from refitd_client import PublishError, PublishOptions, WeightPublisher
 from refitd_client.sharded.follower import Follower
 from support.ranks import run_ranks
 
 _HANDLED = """
 import os, signal, sys, threading
 import numpy as np
-from refitd_client import PublishError, WeightPublisher
+from refitd_client import PublishError, PublishOptions, WeightPublisher
 from refitd_client.files import durable
 from refitd_client.publish.attempt import PublishAttempt
 from refitd_client.publish.publication import Background
@@ -61,7 +61,7 @@ def interrupted(*args, **options):
 
 weights = {f"w{n}": np.ones((64, 64), np.float32) for n in range(4)}
 signal.signal(signal.SIGTERM, handler)
-publisher = WeightPublisher(root, "run", max_shard_bytes=20000)
+publisher = WeightPublisher(root, "run", options=PublishOptions(max_shard_bytes=20000))
 owner, name = PLACES[place]
 original = getattr(owner, name)
 setattr(owner, name, interrupted)
@@ -157,7 +157,7 @@ def test_a_publisher_can_be_closed_by_its_progress_and_not_asked_anything(tmp_pa
 
 def _closed_in_a_handler(rank: int, _: int, root: Path, closes: int) -> list[str]:
     told: list[str] = []
-    publisher = ShardedPublisher(root, "run", rank_timeout=60)
+    publisher = WeightPublisher(root, "run", ranks="all", options=PublishOptions(rank_timeout=60))
     opened = Follower.open
 
     def open_interrupted(*args: Any) -> Any:

@@ -34,8 +34,8 @@ def test_publishing_a_folder_or_arrays_does_not_import_torch(tmp_path: Path) -> 
     script = """
 import sys
 import numpy as np
-from refitd_client import WeightPublisher
-with WeightPublisher(sys.argv[1], "run", base_model=sys.argv[2]) as publisher:
+from refitd_client import PublishOptions, WeightPublisher
+with WeightPublisher(sys.argv[1], "run", options=PublishOptions(base_model=sys.argv[2])) as publisher:
     publisher.publish(sys.argv[2], step=1)
     w = np.ones(3)
     publisher.publish({"w": w, "tied": w}, step=2)
@@ -88,8 +88,8 @@ is_initialized = torch.cuda.is_initialized
 torch.cuda.init = torch.cuda._lazy_init = torch.cuda.current_stream = torch.cuda.Event = refuse
 torch._C._cuda_init = refuse
 
-from refitd_client import ShardedPublisher
-with ShardedPublisher(sys.argv[1], "run", dtype="bfloat16") as publisher:
+from refitd_client import PublishOptions, WeightPublisher
+with WeightPublisher(sys.argv[1], "run", ranks="all", options=PublishOptions(dtype="bfloat16")) as publisher:
     publisher.publish({"sharded": sharded, "plain": torch.ones(3)}, step=1)
 assert not is_initialized()
 """

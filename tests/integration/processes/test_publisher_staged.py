@@ -19,6 +19,7 @@ import pytest
 from refitd_client import (
     InvalidWeightsError,
     PublishError,
+    PublishOptions,
     RunBusyError,
     StepConflictError,
     WaitTimeoutError,
@@ -35,7 +36,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def publisher(run: Path) -> Iterator[WeightPublisher]:
-    with WeightPublisher(run.parent, "run", max_shard_bytes=256) as opened:
+    with WeightPublisher(run.parent, "run", options=PublishOptions(max_shard_bytes=256)) as opened:
         yield opened
 
 
@@ -167,7 +168,7 @@ def test_an_io_error_at_every_step_of_the_background_is_delivered(run: Path, tmp
     """And nothing of the version is left."""
     met = 0
     for number in range(1, 100):
-        with WeightPublisher(tmp_path / str(number), "run", max_shard_bytes=256) as publisher:
+        with WeightPublisher(tmp_path / str(number), "run", options=PublishOptions(max_shard_bytes=256)) as publisher:
             error = _fail_staged(publisher, number)
             place = tmp_path / str(number) / "run"
             if error is None:
@@ -197,11 +198,11 @@ KILLED = dedent("""
     import os, signal, sys
     sys.path.insert(0, sys.argv[1])
     from support import durable_effects
-    from refitd_client import WeightPublisher
+    from refitd_client import PublishOptions, WeightPublisher
     from refitd_client.write import version_folder
 
     version_folder.Staging.seal = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-    publisher = WeightPublisher(sys.argv[2], "run", max_shard_bytes=256)
+    publisher = WeightPublisher(sys.argv[2], "run", options=PublishOptions(max_shard_bytes=256))
     publisher.publish(durable_effects.weights(1), step=1, block="staged").committed()
     """)
 
@@ -230,7 +231,7 @@ LATE = dedent("""
     import sys, threading, time
     from concurrent.futures import thread as pools
     import numpy as np
-    from refitd_client import WeightPublisher
+    from refitd_client import PublishOptions, WeightPublisher
     from refitd_client.write import content as shards
 
     def late(*args, **kwargs):
@@ -239,7 +240,7 @@ LATE = dedent("""
         return lanes(*args, **kwargs)
 
     lanes, shards.in_lanes, shards.lanes_for = shards.in_lanes, late, lambda _: 2
-    publisher = WeightPublisher(sys.argv[1], "run", max_shard_bytes=2**22)
+    publisher = WeightPublisher(sys.argv[1], "run", options=PublishOptions(max_shard_bytes=2**22))
     publisher.publish({f"t{n}": np.full((1024, 1024), n, np.float32) for n in range(3)}, step=1, block="staged")
     """)
 
@@ -254,7 +255,7 @@ def test_threads_can_still_be_begun_at_the_end_of_the_interpreter(run: Path) -> 
 FAILS = dedent("""
     import sys
     import numpy as np
-    from refitd_client import WeightPublisher
+    from refitd_client import PublishOptions, WeightPublisher
 
     publisher = WeightPublisher(sys.argv[1], "run")
     publisher.publish({"w": np.full(4, np.nan, np.float32)}, step=1, block="staged")
@@ -276,7 +277,7 @@ def test_an_error_is_logged_when_the_publisher_is_let_go_of(run: Path, caplog: p
         if heard:
             with pytest.raises(InvalidWeightsError):
                 publication.committed()
-        wait([publication.outcome._future])
+        wait([publication.pending._future])
         del publisher, publication
         gc.collect()
         assert ("nothing waited for it" in caplog.text) is not heard
@@ -302,7 +303,7 @@ def test_a_publisher_that_is_let_go_of_gives_memory_and_descriptors_back(block: 
     with tempfile.TemporaryDirectory(prefix="refitd-let-go-", dir="/dev/shm") as folder:
         root = Path(folder, "root")
         durable_effects.make_slot(root)
-        publisher = WeightPublisher(root, "run", max_shard_bytes=256)
+        publisher = WeightPublisher(root, "run", options=PublishOptions(max_shard_bytes=256))
         publisher.publish(durable_effects.weights(1), step=1, block=block)
         assert used(root), "its files are kept mapped for the next version"
         del publisher

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from refitd_client import ShardedPublisher, WeightPublisher
+from refitd_client import PublishOptions, WeightPublisher
 from refitd_client.delta import DeltaRules, shadow
 from refitd_client.delta.device import DeviceShadow
 from refitd_client.delta.stream import StreamShadow
@@ -37,24 +37,28 @@ def _publish_all(rank: int, size: int, root: Path, names: list[str], kind: str =
 
 def _published(case: Case, rank: int, size: int, root: Path, name: str) -> Told:
     told: Told = []
-    with ShardedPublisher(root, name, delta_rules=RULES, **(case.publisher or {})) as publisher:
+    with WeightPublisher(
+        root, name, ranks="all", options=PublishOptions(delta_rules=RULES, **case.publisher or {})
+    ) as publisher:
         sharded, weights = case.sharded(rank, size) if case.sharded else None, case.local(rank, size)
         for number, step in enumerate(STEPS, 1):
             train(weights, number, step.every)
             bases(publisher, name, step.base)
-            done = publisher.publish(weights, step=number, sharded=sharded, delta=step.delta)
+            done = publisher.publish(
+                weights, step=number, sharded=sharded, transport="delta" if step.delta == "auto" else None
+            )
             told.append((done.kind.value, done.base, done.why_full, done.density, done.digest))
     return told
 
 
 def _of_one_process(root: Path, name: str, case: Case) -> Told:
     told: Told = []
-    with WeightPublisher(root, name, delta_rules=RULES, **(case.publisher or {})) as publisher:
+    with WeightPublisher(root, name, options=PublishOptions(delta_rules=RULES, **case.publisher or {})) as publisher:
         weights = gathered(case)
         for number, step in enumerate(STEPS, 1):
             train(weights, number, step.every)
             bases(publisher, name, step.base)
-            done = publisher.publish(weights, step=number, delta=step.delta)
+            done = publisher.publish(weights, step=number, transport="delta" if step.delta == "auto" else None)
             told.append((done.kind.value, done.base, done.why_full, done.density, done.digest))
     return told
 

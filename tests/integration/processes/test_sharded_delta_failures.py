@@ -10,12 +10,20 @@ from typing import Any
 import pytest
 import torch
 
-from refitd_client import InvalidWeightsError, PublishError, RankLostError, ShardedPublisher, StorageError
+from refitd_client import (
+    InvalidWeightsError,
+    PublishError,
+    PublishOptions,
+    RankLostError,
+    StorageError,
+    WeightPublisher,
+)
 from refitd_client.delta import DeltaRules
 from refitd_client.delta.maker import DeltaWeights
 from refitd_client.publish.attempt import DeltaChoice
 from refitd_client.sharded.rank_shadow import RankShadow
 from support import published, sharded_cases
+from support.inside import in_rank
 from support.ranks import attempted, run_ranks
 from support.scripted_service import Answer, Request, ScriptedService, problem, version
 from support.sharded_deltas import bases, train
@@ -28,7 +36,7 @@ RULES = DeltaRules(threshold=0.3)
 class Trainer:
     """A rank that publishes steps of training; engines serve the last one that was published."""
 
-    def __init__(self, publisher: ShardedPublisher, weights: Any) -> None:
+    def __init__(self, publisher: WeightPublisher, weights: Any) -> None:
         self.publisher, self.weights = publisher, weights
         self.step, self.base = 0, None
 
@@ -37,14 +45,14 @@ class Trainer:
         self.step += 1
         train(self.weights, self.step, 16)
         bases(self.publisher, "run", self.base)
-        done = self.publisher.publish(self.weights, step=self.step, delta=delta)
+        done = self.publisher.publish(self.weights, step=self.step, transport="delta" if delta == "auto" else None)
         self.base = self.step
         return done.kind.value, done.why_full
 
 
 def _anchors(rank: int, size: int, root: Path) -> list[tuple[str, str | None]]:
     rules = DeltaRules(threshold=0.3, anchor_every=3)
-    with ShardedPublisher(root, "run", delta_rules=rules) as publisher:
+    with WeightPublisher(root, "run", ranks="all", options=PublishOptions(delta_rules=rules)) as publisher:
         trainer = Trainer(publisher, sharded_cases.fsdp2(rank, size))
         return [trainer.publish() for _ in range(6)]
 
@@ -57,7 +65,7 @@ def test_every_so_many_versions_of_several_ranks_one_is_full_and_deltas_go_on_fr
 
 
 def _with_one_failure(rank: int, size: int, root: Path, fail: Callable[[int, Trainer], Exception | None]) -> list[Any]:
-    with ShardedPublisher(root, "run", delta_rules=RULES) as publisher:
+    with WeightPublisher(root, "run", ranks="all", options=PublishOptions(delta_rules=RULES)) as publisher:
         trainer = Trainer(publisher, sharded_cases.fsdp2(rank, size))
         begun = [trainer.publish(), trainer.publish()]
         error = fail(rank, trainer)
@@ -123,7 +131,7 @@ def test_after_a_delta_that_fails_on_one_rank_all_hear_of_it_and_the_next_is_ful
 
 
 def _die(rank: int, size: int, root: Path, where: str) -> list[Any]:
-    publisher = ShardedPublisher(root, "run", rank_timeout=20, delta_rules=RULES)
+    publisher = WeightPublisher(root, "run", ranks="all", options=PublishOptions(rank_timeout=20, delta_rules=RULES))
     trainer = Trainer(publisher, sharded_cases.fsdp2(rank, size))
     begun = [trainer.publish(), trainer.publish()]
     if rank == 1:
@@ -134,7 +142,7 @@ def _die(rank: int, size: int, root: Path, where: str) -> list[Any]:
 
 
 def _go_on(rank: int, size: int, root: Path) -> list[tuple[str, str | None]]:
-    with ShardedPublisher(root, "run", delta_rules=RULES) as publisher:
+    with WeightPublisher(root, "run", ranks="all", options=PublishOptions(delta_rules=RULES)) as publisher:
         trainer = Trainer(publisher, sharded_cases.fsdp2(rank, size))
         trainer.step = 2
         return [trainer.publish(), trainer.publish()]
@@ -160,9 +168,9 @@ def _disagree(rank: int, size: int, root: Path) -> list[Any]:
     """One rank with other rules; then one that wants none; then they agree."""
     weights, told = sharded_cases.fsdp2(rank, size), list[Any]()
     rules = replace(RULES, threshold=0.1) if rank == 1 else RULES
-    with ShardedPublisher(root, "run", delta_rules=rules) as publisher:
+    with WeightPublisher(root, "run", ranks="all", options=PublishOptions(delta_rules=rules)) as publisher:
         told.append(str(attempted(Trainer(publisher, weights).publish)))
-    with ShardedPublisher(root, "run", delta_rules=RULES) as publisher:
+    with WeightPublisher(root, "run", ranks="all", options=PublishOptions(delta_rules=RULES)) as publisher:
         trainer = Trainer(publisher, weights)
         trainer.publish()
         told.append(str(attempted(lambda: trainer.publish(delta=("auto", "never")[rank]))))
@@ -175,13 +183,15 @@ def test_ranks_that_do_not_say_the_same_of_deltas_are_refused_on_every_rank_with
             "rank 1 asks for delta_rules=DeltaRules(threshold=0.1, anchor_every=20) and rank 0 for "
             "DeltaRules(threshold=0.3, anchor_every=20): all ranks ask for the same"
         )
-        assert choice == "rank 1 asks for delta='never' and rank 0 for 'auto': all ranks ask for the same"
+        assert choice == "rank 1 asks for transport=None and rank 0 for 'delta': all ranks ask for the same"
         assert then == ("full", "nothing to compare with: ranks 0 and 1 have no copy of the last version")
     assert published.versions(tmp_path / "root/run") == ["v000001", "v000003"]
 
 
 def _refused_notice(rank: int, size: int, root: Path, url: str) -> list[Any]:
-    with ShardedPublisher(root, "run", url, token="secret", delta_rules=RULES) as publisher:
+    with WeightPublisher(
+        root, "run", url, ranks="all", options=PublishOptions(token="secret", delta_rules=RULES)
+    ) as publisher:
         trainer = Trainer(publisher, sharded_cases.fsdp2(rank, size))
         told: list[Any] = [trainer.publish(), str(attempted(trainer.publish))]
         trainer.base = 2
@@ -204,7 +214,7 @@ def _resharded(rank: int, size: int, root: Path) -> list[Any]:
     """The same tensors, sharded otherwise; then by a transport of its own name; then rank 1 has lost its copy."""
     from torch.distributed.tensor import Shard
 
-    with ShardedPublisher(root, "run", delta_rules=RULES) as publisher:
+    with WeightPublisher(root, "run", ranks="all", options=PublishOptions(delta_rules=RULES)) as publisher:
         trainer = Trainer(publisher, sharded_cases.placed(Shard(0))(rank, size))
         told: list[Any] = [trainer.publish(), trainer.publish()]
         trainer.weights = sharded_cases.placed(Shard(1))(rank, size)
@@ -214,7 +224,7 @@ def _resharded(rank: int, size: int, root: Path) -> list[Any]:
         by_name = publisher.publish(trainer.weights, step=5, transport="delta").committed()
         trainer.step = trainer.base = 5
         if rank == 1:
-            publisher._follower.shadow.drop()
+            in_rank(publisher)._follower.shadow.drop()
         return [*told, (by_name.kind.value, by_name.why_full), trainer.publish(), trainer.publish()]
 
 
@@ -226,8 +236,8 @@ def test_a_copy_is_made_anew_where_a_rank_has_none_of_these_tensors(tmp_path: Pa
 
 
 def _asks(_: int, __: int, root: Path) -> list[str]:
-    with ShardedPublisher(root, "run") as publisher:
-        more: list[Any] = [{"delta": "always"}, {"delta": "auto", "transport": "disk"}]
+    with WeightPublisher(root, "run", ranks="all") as publisher:
+        more: list[Any] = [{"transport": "deltas"}, {"transport": "delta", "block": "staged"}]
         state = {"w": torch.ones(3)}
         return [str(attempted(lambda each=each: publisher.publish(state, step=1, **each))) for each in more]
 
@@ -235,6 +245,6 @@ def _asks(_: int, __: int, root: Path) -> list[str]:
 def test_what_all_ranks_ask_for_that_cannot_be_is_refused_with_the_first_rank_s_number(tmp_path: Path) -> None:
     for told in run_ranks(2, tmp_path, _asks, tmp_path / "root"):
         assert told == [
-            "rank 0: delta is 'always': it is 'auto' or 'never'",
-            "rank 0: transport goes without delta: it says what that would",
+            "rank 0: transport is 'deltas': it is one of auto, disk, delta, handover, nccl, gloo",
+            "rank 0: block='staged' and progress are for one process: ranks return when all have written",
         ]

@@ -16,10 +16,10 @@ from refitd_client import (
     InvalidWeightsError,
     NoSpaceError,
     PublishError,
+    PublishOptions,
     RankLostError,
     RunBusyError,
     Sharded,
-    ShardedPublisher,
     StepConflictError,
     UnauthorizedError,
     WeightPublisher,
@@ -120,7 +120,7 @@ def _refuse_all(rank: int, size: int, root: Path) -> dict[str, Exception | None]
     errors: dict[str, Exception | None] = {}
     for name, (weights, sharded, _) in BAD.items():
         bad = weights(rank, size)
-        with ShardedPublisher(root, name) as publisher:
+        with WeightPublisher(root, name, ranks="all") as publisher:
             errors[name] = attempted(lambda: publisher.publish(bad, step=1, sharded=sharded))  # noqa: B023
             publisher.publish(good, step=1)
     return errors
@@ -153,7 +153,7 @@ def test_weights_that_are_no_version_are_refused_on_every_rank_and_the_publisher
 
 def _at_step(rank: int, size: int, root: Path) -> list[Exception | None]:
     model = sharded_cases.fsdp2(rank, size)
-    with ShardedPublisher(root, "run") as publisher:
+    with WeightPublisher(root, "run", ranks="all") as publisher:
         errors = [attempted(lambda: publisher.publish(model, step=1 + rank))]
         publisher.publish(model, step=5)
         errors += [attempted(lambda: publisher.publish(model, step=5))]
@@ -171,9 +171,8 @@ def test_ranks_at_different_steps_publish_nothing(tmp_path: Path) -> None:
 
 
 MISTAKES: list[tuple[int, dict[str, Any], type[Exception], str]] = [
-    (1, {"delta": "yes"}, ValueError, "rank 1: delta is 'yes': it is 'auto' or 'never'"),
-    (0, {"delta": None}, ValueError, "rank 0: delta is None: it is 'auto' or 'never'"),
-    (1, {"delta": []}, TypeError, "rank 1: .*unhashable"),
+    (1, {"block": "later"}, ValueError, "rank 1: block is 'later': it is 'committed' or 'staged'"),
+    (1, {"transport": []}, ValueError, r"rank 1: transport is \[\]: it is one of"),
     (1, {"step": 1.5}, TypeError, r"rank 1: step is 1\.5: it is a whole number"),
     (0, {"step": "1"}, TypeError, "rank 0: step is '1': it is a whole number"),
     (
@@ -183,7 +182,7 @@ MISTAKES: list[tuple[int, dict[str, Any], type[Exception], str]] = [
         r"rank 1: metadata\['lr'\] is 1e-05, of the type float: values are texts",
     ),
     (1, {"transport": "mail"}, ValueError, "rank 1: transport is 'mail': it is one of"),
-    (0, {"handover": True}, ValueError, "rank 0: transport='handover' needs the service_url"),
+    (0, {"transport": "handover"}, ValueError, "rank 0: transport='handover' needs the service_url"),
     (1, {"sharded": torch.ones(2)}, PublishError, "rank 1 failed with RuntimeError: Boolean value"),
 ]
 
@@ -191,7 +190,7 @@ MISTAKES: list[tuple[int, dict[str, Any], type[Exception], str]] = [
 def _mistaken(rank: int, size: int, root: Path) -> list[Exception | None]:
     """One rank after the other calls with arguments that cannot be; after each mistake all publish the same step."""
     part, told = torch.arange(8.0).chunk(size)[rank], list[Exception | None]()
-    with ShardedPublisher(root, "run", rank_timeout=5) as publisher:
+    with WeightPublisher(root, "run", ranks="all", options=PublishOptions(rank_timeout=5)) as publisher:
         for step, (mistaken, arguments, *_) in enumerate(MISTAKES, 1):
             good: dict[str, Any] = {"step": step, "sharded": {"w": Sharded(0, rank, size)}}
             asked = good | arguments if rank == mistaken else good
@@ -229,6 +228,12 @@ OPENED_BADLY: list[tuple[int, dict[str, Any], type[Exception], str]] = [
 ]
 
 
+def _opened_with(given: dict[str, Any]) -> WeightPublisher:
+    options = {name: each for name, each in given.items() if name not in {"root", "run", "service_url"}}
+    place = given["root"], given["run"], given.get("service_url")
+    return WeightPublisher(*place, ranks="all", options=PublishOptions(**options))
+
+
 def _opened_badly(rank: int, _: int, root: Path) -> list[Exception | None]:
     """One rank after the other opens a publisher with arguments that cannot be; a good one publishes after each."""
     told = list[Exception | None]()
@@ -237,8 +242,8 @@ def _opened_badly(rank: int, _: int, root: Path) -> list[Exception | None]:
         asked = good | arguments if rank == mistaken else good
         if asked["root"] is OTHER_ROOT:
             asked["root"] = root / "other"
-        told.append(attempted(lambda: ShardedPublisher(**asked).close()))  # noqa: B023
-        with ShardedPublisher(**good) as publisher:
+        told.append(attempted(lambda: _opened_with(asked).close()))  # noqa: B023
+        with _opened_with(good) as publisher:
             publisher.publish({"w": torch.ones(8)}, step=step)
     return told
 
@@ -259,7 +264,7 @@ def _never_opened(rank: int, _: int, root: Path) -> Exception | None:
         while not (root / "given up").exists():
             time.sleep(0.01)
         return None
-    error = attempted(lambda: ShardedPublisher(root, "run", rank_timeout=0.1))
+    error = attempted(lambda: WeightPublisher(root, "run", ranks="all", options=PublishOptions(rank_timeout=0.1)))
     (root / "given up").touch()
     return error
 
@@ -277,7 +282,7 @@ def _no_room(rank: int, size: int, root: Path) -> Exception | None:
     def full(fd: int, data: memoryview, offset: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with ShardedPublisher(root, "run") as publisher:
+    with WeightPublisher(root, "run", ranks="all") as publisher:
         if rank == 1:
             durable.write_at = full
         error = attempted(lambda: publisher.publish(model, step=1))
@@ -295,12 +300,12 @@ def test_a_rank_without_room_is_named_on_every_rank(tmp_path: Path) -> None:
 
 
 def _go_on(rank: int, size: int, root: Path) -> None:
-    with ShardedPublisher(root, "run") as publisher:
+    with WeightPublisher(root, "run", ranks="all") as publisher:
         publisher.publish(sharded_cases.fsdp2(rank, size), step=2)
 
 
 def _late(rank: int, size: int, root: Path) -> Exception | None:
-    publisher = ShardedPublisher(root, "run", rank_timeout=0.5)
+    publisher = WeightPublisher(root, "run", ranks="all", options=PublishOptions(rank_timeout=0.5))
     if rank == 1:
         time.sleep(1.5)
     return attempted(lambda: publisher.publish(sharded_cases.full_state(), step=1))
@@ -318,7 +323,7 @@ def test_a_rank_that_does_not_come_is_given_up_by_name(tmp_path: Path) -> None:
 
 def _deaf(rank: int, size: int, root: Path) -> Exception | None:
     """Rank 1 comes, and does not listen before rank 0 has given up."""
-    publisher = ShardedPublisher(root, "run", rank_timeout=0.5)
+    publisher = WeightPublisher(root, "run", ranks="all", options=PublishOptions(rank_timeout=0.5))
     receive = RankMessages.receive
 
     def late(*args: Any) -> Any:
@@ -342,7 +347,7 @@ def test_a_rank_that_does_not_listen_is_given_up_by_name(tmp_path: Path) -> None
 
 
 def _opened(_: int, __: int, root: Path) -> Exception | None:
-    return attempted(lambda: ShardedPublisher(root, "run").close())
+    return attempted(lambda: WeightPublisher(root, "run", ranks="all").close())
 
 
 def test_a_run_that_is_held_by_another_is_refused_on_every_rank(tmp_path: Path) -> None:
@@ -355,13 +360,13 @@ def test_a_run_that_is_held_by_another_is_refused_on_every_rank(tmp_path: Path) 
 
 def test_one_process_without_a_group_is_told_what_to_use_instead(tmp_path: Path) -> None:
     """Before anything is made."""
-    with pytest.raises(PublishError, match="init_process_group first, or use a WeightPublisher"):
-        ShardedPublisher(tmp_path / "root", "run")
+    with pytest.raises(PublishError, match="init_process_group first, or leave ranks= out"):
+        WeightPublisher(tmp_path / "root", "run", ranks="all")
     assert not (tmp_path / "root").exists()
 
 
 def _recycled(rank: int, size: int, root: Path) -> None:
-    with ShardedPublisher(root, "run") as publisher:
+    with WeightPublisher(root, "run", ranks="all") as publisher:
         publisher.publish({"w": torch.full((300, 300), 1.0)}, step=1)
         publisher.publish({"w": torch.full((300, 300), 2.0)}, step=2)
         if rank == 0:
@@ -398,7 +403,7 @@ def test_ranks_write_into_a_slot_where_there_is_one(tmp_path: Path) -> None:
 
 def _fail_in_a_slot(rank: int, size: int, root: Path) -> list[Exception | None]:
     """Rank 1 is late with its part of step 2, and writes it when rank 0 has given the version up."""
-    publisher = ShardedPublisher(root, "run", rank_timeout=1.0)
+    publisher = WeightPublisher(root, "run", ranks="all", options=PublishOptions(rank_timeout=1.0))
     publisher.publish({"w": torch.full((300, 300), 1.0)}, step=1)
     write_at = durable.write_at
 
@@ -429,7 +434,7 @@ def test_a_slot_that_a_late_rank_may_still_write_to_is_nobody_s_any_more(tmp_pat
 
 
 def _announced(rank: int, size: int, root: Path, url: str) -> tuple[str, Exception | None]:
-    with ShardedPublisher(root, "run", url, token="secret") as publisher:
+    with WeightPublisher(root, "run", url, ranks="all", options=PublishOptions(token="secret")) as publisher:
         model = sharded_cases.fsdp2(rank, size)
         publication = publisher.publish(model, step=1)
         return publication.wait(5).outcome, attempted(lambda: publisher.publish(model, step=2))
@@ -455,8 +460,8 @@ def test_one_rank_tells_the_service_and_any_can_wait(tmp_path: Path) -> None:
 
 
 def _of_another_root(_: int, __: int, root: Path, url: str) -> list[Exception | None]:
-    missing = attempted(lambda: ShardedPublisher(root / "new", "run", url).close())
-    with ShardedPublisher(root, "run", url) as publisher:
+    missing = attempted(lambda: WeightPublisher(root / "new", "run", url, ranks="all").close())
+    with WeightPublisher(root, "run", url, ranks="all") as publisher:
         return [missing, attempted(lambda: publisher.publish({"w": torch.ones(3)}, step=1))]
 
 
@@ -487,7 +492,7 @@ def _fail_while_others_redistribute(rank: int, size: int, root: Path, failure: E
     def fail(*_: Any) -> None:
         raise failure
 
-    with ShardedPublisher(root, "run") as publisher:
+    with WeightPublisher(root, "run", ranks="all") as publisher:
         if rank == 1:
             setattr(place, name, fail)
         error = attempted(lambda: publisher.publish(state, step=1))
@@ -515,7 +520,7 @@ def _agree_on_what_is_not_written(rank: int, size: int, root: Path) -> list[str]
     one, other = _plain((4, 3))(rank, size), _plain((4, 3))(rank, size)
     if rank == 1:
         other["more"] = torch.ones(3)
-    with ShardedPublisher(root, "run") as publisher:
+    with WeightPublisher(root, "run", ranks="all") as publisher:
         publisher.publish(one, step=1)
         told = [type(attempted(lambda: publisher.publish(other, step=1))).__name__ for _ in range(2)]
         publisher.publish(other, step=2)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from refitd_client import RankLostError, Sharded, ShardedPublisher
+from refitd_client import PublishOptions, RankLostError, Sharded, WeightPublisher
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.sharded.rank_lender import RankLender
 from refitd_client.transport.ipc.offer import HostPlace
@@ -55,7 +55,10 @@ def _described(rank: int, size: int) -> dict[str, Sharded]:
 def _lend(rank: int, size: int, root: Path, url: str) -> list[Any]:
     """The first step by files, two from shared memory as the shards lie there, and two that were in float32."""
     described, told = _described(rank, size), list[Any]()
-    with ExitStack() as ends, ShardedPublisher(root, RUN, url, dtype="bfloat16") as publisher:
+    with (
+        ExitStack() as ends,
+        WeightPublisher(root, RUN, url, ranks="all", options=PublishOptions(dtype="bfloat16")) as publisher,
+    ):
         made = shared(_part(1, rank, size), SHARED_MEMORY)
         ends.callback(made.close)
         publisher.publish(made.tensors, step=1, sharded=described).wait(SECONDS)
@@ -64,7 +67,7 @@ def _lend(rank: int, size: int, root: Path, url: str) -> list[Any]:
             if step < 4:
                 for name, tensor in _part(step, rank, size).items():
                     made.tensors[name].copy_(tensor)
-                publication = publisher.publish(made.tensors, step=step, sharded=described, handover=True)
+                publication = publisher.publish(made.tensors, step=step, sharded=described, transport="handover")
             else:
                 fill(model, step)
                 publication = publisher.publish(model, step=step, transport="handover")
@@ -111,11 +114,11 @@ def _lend_fsdp2(rank: int, size: int, root: Path, url: str, first: int, pids: Pa
     """A step by files, and two that are lent. Ranks leave their pids."""
     (pids / f"{rank}").write_text(f"{os.getpid()}")
     model, told = fsdp2_weights(first, size), list[Any]()
-    with ShardedPublisher(root, RUN, url, dtype="bfloat16") as publisher:
+    with WeightPublisher(root, RUN, url, ranks="all", options=PublishOptions(dtype="bfloat16")) as publisher:
         publisher.publish(model, step=first).wait(SECONDS)
         for step in (first + 1, first + 2):
             fill(model, step)
-            publication = publisher.publish(model, step=step, handover=True)
+            publication = publisher.publish(model, step=step, transport="handover")
             told.append(publication.handed)
             publication.wait(SECONDS)
     return told
@@ -180,19 +183,21 @@ def _fail_once(rank: int, size: int, root: Path, url: str) -> Any:
         lend(lender, *args, **more)
         raise OSError("no locks available")
 
-    with ShardedPublisher(root, RUN, url, dtype="bfloat16", durable="never") as publisher:
+    with WeightPublisher(
+        root, RUN, url, ranks="all", options=PublishOptions(dtype="bfloat16", durable="never")
+    ) as publisher:
         publisher.publish(model, step=1).wait(SECONDS)
         fill(model, 2)
         if rank == 1:
             RankLender.lend = fail  # pyright: ignore[reportAttributeAccessIssue]
-        failed = publisher.publish(model, step=2, handover=True)
+        failed = publisher.publish(model, step=2, transport="handover")
         failed.wait(SECONDS)
         RankLender.lend = lend
         told += [failed.handed, failed.committed().in_memory]
         mine = "disk" if rank else "handover"
         told.append(str(attempted(lambda: publisher.publish(model, step=3, transport=mine))))
         fill(model, 3)
-        lent = publisher.publish(model, step=3, handover=True)
+        lent = publisher.publish(model, step=3, transport="handover")
         told += [lent.handed, lent.committed().in_memory]
     return told
 

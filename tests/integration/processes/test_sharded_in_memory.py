@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from refitd_client import PublishError, ShardedPublisher
+from refitd_client import PublishError, PublishOptions, WeightPublisher
 from refitd_client.contract.states import EngineState
 from support import published
 from support.hubs import until
@@ -31,7 +31,9 @@ def job(tmp_path: Path) -> Generator[ShardedJob]:
 def _publish(rank: int, size: int, root: Path, url: str) -> list[Any]:
     """The first step by files, which one of a hundred gets; the others over Gloo, at last in slices."""
     model, told = fsdp2_weights(1, size), list[Any]()
-    with ShardedPublisher(root, RUN, url, dtype="bfloat16", durable="every=100") as publisher:
+    with WeightPublisher(
+        root, RUN, url, ranks="all", options=PublishOptions(dtype="bfloat16", durable="every=100")
+    ) as publisher:
         publisher.publish(model, step=1).wait(SECONDS)
         for step in range(2, LAST + 1):
             fill(model, step)
@@ -74,9 +76,13 @@ def test_versions_of_several_ranks_without_files_outlive_their_trainer_and_a_rol
 def _disagree(rank: int, size: int, root: Path, url: str) -> tuple[Exception | None, str]:
     """Ranks that do not say the same; then two that do."""
     model, mine = fsdp2_weights(1, size), ("every=10", "never")[rank]
-    with ShardedPublisher(root, RUN, url, dtype="bfloat16", durable=mine) as publisher:
+    with WeightPublisher(
+        root, RUN, url, ranks="all", options=PublishOptions(dtype="bfloat16", durable=mine)
+    ) as publisher:
         refused = attempted(lambda: publisher.publish(model, step=1, transport="gloo"))
-    with ShardedPublisher(root, RUN, url, dtype="bfloat16", durable="never") as publisher:
+    with WeightPublisher(
+        root, RUN, url, ranks="all", options=PublishOptions(dtype="bfloat16", durable="never")
+    ) as publisher:
         return refused, publisher.publish(model, step=1, transport="gloo").committed().version_id
 
 

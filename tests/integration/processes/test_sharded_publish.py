@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from refitd_client import ShardedPublisher, WeightPublisher
+from refitd_client import PublishOptions, WeightPublisher
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.sharded.holdings import NamingOptions, holdings_of
 from refitd_client.tensors import Casts
@@ -24,7 +24,9 @@ def _publish_all(rank: int, size: int, root: Path) -> dict[str, tuple[str, str]]
     for name, case in CASES.items():
         if case.ranks != size:
             continue
-        with ShardedPublisher(root, name, fingerprints=True, **(case.publisher or {})) as publisher:
+        with WeightPublisher(
+            root, name, ranks="all", options=PublishOptions(fingerprints=True, **case.publisher or {})
+        ) as publisher:
             sharded = case.sharded(rank, size) if case.sharded else None
             weights = case.local(rank, size)
             first = publisher.publish(weights, step=1, sharded=sharded)
@@ -72,7 +74,7 @@ def test_a_sharded_version_is_byte_by_byte_the_gathered_one(
 def _gathered(root: Path, name: str, case: Case) -> Path:
     options = {key: value for key, value in (case.publisher or {}).items() if key == "max_shard_bytes"}
     options["fingerprints"] = True
-    with WeightPublisher(root, name, **options) as publisher:
+    with WeightPublisher(root, name, options=PublishOptions(**options)) as publisher:
         return publisher.publish(case.gathered(), step=1).path
 
 

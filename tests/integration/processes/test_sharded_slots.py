@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from refitd_client import InvalidWeightsError, PublishError, RankLostError, ShardedPublisher, WeightPublisher
+from refitd_client import InvalidWeightsError, PublishError, PublishOptions, RankLostError, WeightPublisher
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.sharded import rank_slot
 from refitd_client.sharded.messages import RankMessages
@@ -41,7 +41,9 @@ def _publish_all(rank: int, size: int, root: Path) -> dict[str, list[int]]:
         weights = case.local(rank, size)
         with (
             pytest.MonkeyPatch.context() as patch,
-            ShardedPublisher(root / name, "run", fingerprints=True, **(case.publisher or {})) as publisher,
+            WeightPublisher(
+                root / name, "run", ranks="all", options=PublishOptions(fingerprints=True, **case.publisher or {})
+            ) as publisher,
         ):
             trainer_gpu(patch)
             publication = publisher.publish(weights, step=1, sharded=sharded)
@@ -86,7 +88,7 @@ def test_what_gpus_of_ranks_copy_into_a_slot_is_byte_by_byte_the_gathered_versio
     root, copied = in_slots
     case = CASES[name]
     options: dict[str, Any] = {key: value for key, value in (case.publisher or {}).items() if key == "max_shard_bytes"}
-    with WeightPublisher(tmp_path, "run", fingerprints=True, **options) as publisher:
+    with WeightPublisher(tmp_path, "run", options=PublishOptions(fingerprints=True, **options)) as publisher:
         gathered = publisher.publish(case.gathered(), step=2)
     for version in (root / name / "second", root / name / "run" / "v000003"):
         assert published.files(version) == published.files(gathered.path)
@@ -111,7 +113,7 @@ def root() -> Generator[Path]:
 
 
 @contextmanager
-def _second_in_a_slot(rank: int, size: int, root: Path) -> Generator[tuple[ShardedPublisher, Any]]:
+def _second_in_a_slot(rank: int, size: int, root: Path) -> Generator[tuple[WeightPublisher, Any]]:
     """A publisher that has published step 1, whose files are a slot by now, and its weights."""
     from torch import distributed
 
@@ -119,7 +121,9 @@ def _second_in_a_slot(rank: int, size: int, root: Path) -> Generator[tuple[Shard
     with pytest.MonkeyPatch.context() as patch:
         trainer_gpu(patch)
         driver_copies(patch)
-        publisher = ShardedPublisher(root, "run", rank_timeout=20, max_shard_bytes=300)
+        publisher = WeightPublisher(
+            root, "run", ranks="all", options=PublishOptions(rank_timeout=20, max_shard_bytes=300)
+        )
         first = publisher.publish(model, step=1)
         if rank == 0:
             hand_back(root, first.path)

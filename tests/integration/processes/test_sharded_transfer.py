@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from refitd_client import PublishError, RankLostError, ShardedPublisher, TransportRefusedError
+from refitd_client import PublishError, PublishOptions, RankLostError, TransportRefusedError, WeightPublisher
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.sharded.follower import Follower
 from refitd_client.sharded.rank_sender import RankSender
@@ -19,6 +19,7 @@ from refitd_client.transport.group.transfer import Ready, key
 from support import published
 from support.forked import fork_server, forking_at
 from support.forked_group import forked_members
+from support.inside import in_rank
 from support.mini_sglang import tiny_weights
 from support.ranks import attempted, run_ranks
 from support.sharded_trainer import RUN, ShardedJob, fill, fsdp2_weights, sharded_job, until_slices_are_known
@@ -44,7 +45,7 @@ def job(tmp_path: Path) -> Generator[ShardedJob]:
 def _publish(rank: int, size: int, root: Path, url: str, first: int) -> list[Any]:
     """The first step by files, the others over Gloo, until two in turn were sent in slices."""
     model, told = fsdp2_weights(first, size), list[Any]()
-    with ShardedPublisher(root, RUN, url, dtype="bfloat16") as publisher:
+    with WeightPublisher(root, RUN, url, ranks="all", options=PublishOptions(dtype="bfloat16")) as publisher:
         publisher.publish(model, step=first).wait(SECONDS)
         for step in range(first + 1, first + MOST_STEPS):
             fill(model, step)
@@ -80,7 +81,7 @@ def test_what_two_ranks_send_is_served_by_both_ranks_of_the_engine_before_its_fi
 
 def _refused(rank: int, size: int, root: Path, url: str, step: int) -> list[Exception | None]:
     model = fsdp2_weights(step, size)
-    with ShardedPublisher(root, RUN, url, dtype="bfloat16") as publisher:
+    with WeightPublisher(root, RUN, url, ranks="all", options=PublishOptions(dtype="bfloat16")) as publisher:
         errors = [attempted(lambda: publisher.publish(model, step=step, transport="nccl"))]
         mine = "gloo" if rank else "disk"
         errors.append(attempted(lambda: publisher.publish(model, step=step, transport=mine)))
@@ -151,11 +152,11 @@ def _lose_a_sender(rank: int, size: int, root: Path, url: str, flag: Path, steps
         def begin(self, order: Any) -> None:
             _when_ready(self, order, flag, lambda: kill(self))
 
-    with ShardedPublisher(root, RUN, url, dtype="bfloat16") as publisher:
+    with WeightPublisher(root, RUN, url, ranks="all", options=PublishOptions(dtype="bfloat16")) as publisher:
         publisher.publish(model, step=steps[0]).wait(SECONDS)
         for step in steps[1:]:
             fill(model, step)
-            publisher._follower.sender.__class__ = Losing if step == steps[1] else RankSender
+            in_rank(publisher)._follower.sender.__class__ = Losing if step == steps[1] else RankSender
             publication = publisher.publish(model, step=step, transport="gloo")
             told.append(publication.handed)
             publication.wait(SECONDS)
@@ -186,11 +187,11 @@ def _lose_a_rank(rank: int, size: int, root: Path, url: str, flag: Path, when: s
         def begin(self, order: Any) -> None:
             _when_ready(self, order, flag, _die)
 
-    publisher = ShardedPublisher(root, RUN, url, dtype="bfloat16")
+    publisher = WeightPublisher(root, RUN, url, ranks="all", options=PublishOptions(dtype="bfloat16"))
     publisher.publish(model, step=steps[0]).wait(SECONDS)
     fill(model, steps[1])
     if when == "sending":
-        publisher._follower.sender.__class__ = Dying
+        in_rank(publisher)._follower.sender.__class__ = Dying
     elif rank == 1:
         Follower._write = lambda *_: _die()  # pyright: ignore[reportAttributeAccessIssue]
     error = attempted(lambda: publisher.publish(model, step=steps[1], transport="gloo"))

@@ -15,6 +15,7 @@ from refitd_client import (
     EngineFailedError,
     InvalidRequestError,
     Publication,
+    PublishOptions,
     RefitError,
     ServiceError,
     ServiceProblemError,
@@ -47,7 +48,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _publish(root: Path, service_url: str | None, **options: Any) -> Publication:
-    with WeightPublisher(root, "run", service_url, **options) as publisher:
+    with WeightPublisher(root, "run", service_url, options=PublishOptions(**options)) as publisher:
         return publisher.publish(WEIGHTS, step=1, metadata={"loss": "1"})
 
 
@@ -78,7 +79,7 @@ def test_engines_that_cannot_be_asked_for_are_refused_before_anything_is_written
     tmp_path: Path, engines: Any, url: str | None
 ) -> None:
     with pytest.raises(ValueError, match="engines"):
-        WeightPublisher(tmp_path, "run", url, engines=engines)
+        WeightPublisher(tmp_path, "run", url, options=PublishOptions(engines=engines))
     assert list(tmp_path.iterdir()) == []
 
 

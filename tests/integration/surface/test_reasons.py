@@ -21,10 +21,11 @@ from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
 from refitd.update.entry import log_line
 from refitd.update.targets import Targets
-from refitd_client import AsyncRefitClient, Publication, RefitClient, ShardedPublisher, WeightPublisher
+from refitd_client import AsyncRefitClient, Publication, RefitClient, WeightPublisher
 from refitd_client.contract.hosts import HostEngine, HostEngines
 from refitd_client.contract.states import EngineState, Kind, VersionState
 from refitd_client.contract.wire import Notice, ReclaimPlan
+from refitd_client.publish.publication import CommittedFacts
 from support.checkpoints import publish, tensors
 from support.records import engine, version
 from support.services import Stage, serving
@@ -57,10 +58,8 @@ async def test_what_a_rejection_tells_the_trainer_to_say_publish_can_say(tmp_pat
             await stage.until("run~v000002", lambda record: record.served_at is not None)
 
 
-def test_both_publishers_take_what_a_rejection_tells_trainers_to_say() -> None:
-    for publisher in (WeightPublisher, ShardedPublisher):
-        taken = inspect.signature(publisher.publish).parameters
-        assert {"allow_missing", "allow_extra"} <= taken.keys(), publisher
+def test_the_publisher_takes_what_a_rejection_tells_trainers_to_say() -> None:
+    assert {"allow_missing", "allow_extra"} <= inspect.signature(WeightPublisher.publish).parameters.keys()
 
 
 @pytest.mark.parametrize(
@@ -198,11 +197,12 @@ async def test_all_that_can_be_waited_for_is_documented_wherever_one_can_wait(tm
 
 def test_how_long_a_small_publication_took_is_said_in_milliseconds(tmp_path: Path) -> None:
     publication = Publication(
-        run="run", generation=1, step=1, path=tmp_path, version_id=ID, bytes=6_800_000, digest="",
-        timings={}, notice=Notice(run="run", step=1, publish_ms=23.4),
+        run="run", generation=1, step=1, path=tmp_path, version_id=ID,
+        facts=CommittedFacts(bytes=6_800_000, notice=Notice(run="run", step=1, publish_ms=23.4)),
     )  # fmt: skip
     assert str(_lines(publication, None)[0]).startswith(f"{ID}: 6.8 MB in 23 ms, ")
-    longer = replace(publication, notice=replace(publication.notice, publish_ms=2340.0))
+    facts = CommittedFacts(bytes=6_800_000, notice=replace(publication.notice, publish_ms=2340.0))
+    longer = replace(publication, facts=facts)
     assert " in 2.34 s, " in str(_lines(longer, None)[0])
 
 

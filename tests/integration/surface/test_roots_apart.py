@@ -80,7 +80,7 @@ async def test_a_step_that_is_published_again_after_the_root_was_emptied_is_refu
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, state: VersionState
 ) -> None:
     """By a publisher that could not ask, because the service was not there yet."""
-    monkeypatch.setattr("refitd_client.publish.publisher.newest_known", lambda *_: None)
+    monkeypatch.setattr("refitd_client.publisher.newest_known", lambda *_: None)
     async with job(tmp_path) as at:
         await at.serves(1, 2, 3)
         await at.is_emptied()
@@ -90,8 +90,11 @@ async def test_a_step_that_is_published_again_after_the_root_was_emptied_is_refu
         known = await at.stage.store.find(refused.value.publication.version_id)
         assert known is not None
         assert known.state is state
+        publication = refused.value.publication
+        assert isinstance(publication, Publication)
+        assert publication.facts is not None
         with pytest.raises(VersionFailedError, match=r"other content|changed or gone"):
-            await at.waits(replace(refused.value.publication, notice_error=None))
+            await at.waits(replace(publication, facts=replace(publication.facts, notice_error=None)))
 
 
 async def test_folders_that_are_announced_without_a_digest_are_not_taken_for_what_was_collected(tmp_path: Path) -> None:
@@ -112,7 +115,7 @@ async def test_a_publisher_of_another_root_is_told_so_and_named_the_service_s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, marked: bool
 ) -> None:
     """Whether the service knows the step as collected, as served, or not at all."""
-    monkeypatch.setattr("refitd_client.publish.publisher.newest_known", lambda *_: None)
+    monkeypatch.setattr("refitd_client.publisher.newest_known", lambda *_: None)
     other = tmp_path / "other"
     (other / SERVICE_FOLDER).mkdir(parents=True)
     if marked:

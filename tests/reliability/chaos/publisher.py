@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from refitd_client import WeightPublisher
+from refitd_client import PublishOptions, WeightPublisher
 from refitd_client.errors import RefitError
 
 WAIT_SECONDS = 300.0
@@ -37,7 +37,7 @@ def publish(publisher: WeightPublisher, step: int, path: str, model: str) -> Non
 def main() -> None:
     """Publish until the input ends."""
     root, run, url, token_file = sys.argv[1:]
-    with WeightPublisher(Path(root), run, url, token_file=token_file) as publisher:
+    with WeightPublisher(Path(root), run, url, options=PublishOptions(token_file=token_file)) as publisher:
         say("ready")
         for line in sys.stdin:
             publish(publisher, **json.loads(line))

@@ -12,9 +12,12 @@ import pytest
 from safetensors.torch import save_file
 
 from refitd_client import RefitClient, WeightPublisher
+from refitd_client.contract.receivers import Receiver, Receivers
 from refitd_client.contract.states import VersionState
+from refitd_client.http.publisher_client import ReceiversQuery
 from refitd_client.transport import handover
 from refitd_client.transport.ipc.offer_file import make_secret
+from refitd_client.transport.ipc.shared import boot_id, host_name
 from support.exporting import shared
 from support.forked import Forked
 from support.mini_sglang import tiny_weights
@@ -153,9 +156,11 @@ def test_a_service_killed_while_it_has_an_offer_costs_the_trainer_a_wait_and_the
             if name == "notice":
                 service.kill()
 
+        here = Receiver(engine="e", rank=0, name="0-1-ab.sock", host=host_name(), boot=boot_id())
+        monkeypatch.setattr(ReceiversQuery, "ask", lambda _: Receivers(receivers=[here]))
         monkeypatch.setattr(handover.Handover, "_lap", killing)
         with WeightPublisher(root, "run", service.url) as publisher:
-            publication = publisher.publish(weights.tensors, step=1, handover=True)
+            publication = publisher.publish(weights.tensors, step=1, transport="handover")
             assert publication.handed is not None
             assert (publication.handed.engines, "has taken it" in str(publication.handed.reason)) == ((), True)
             assert not list((root / "run").glob(".offer-*"))

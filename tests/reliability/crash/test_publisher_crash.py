@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refitd_client import NoSpaceError, RefitError, StorageError, WeightPublisher
+from refitd_client import NoSpaceError, PublishOptions, RefitError, StorageError, WeightPublisher
 from refitd_client.files import durable
 from support import durable_effects, published
 
@@ -73,7 +73,9 @@ def _fail_at_each_effect(
     base = durable_effects.make_base(tmp_path / "base")
     raised: list[BaseException] = []
     for number in range(1, 200):
-        with WeightPublisher(tmp_path / f"{number:03d}", "run", base_model=base, max_shard_bytes=256) as publisher:
+        with WeightPublisher(
+            tmp_path / f"{number:03d}", "run", options=PublishOptions(base_model=base, max_shard_bytes=256)
+        ) as publisher:
             publisher.publish(durable_effects.weights(1), step=1)
             if recycle:
                 durable_effects.make_slot(tmp_path / f"{number:03d}")

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from refitd_client import RankLostError, ShardedPublisher, WeightPublisher
+from refitd_client import PublishOptions, RankLostError, WeightPublisher
 from support import durable_effects, published
 from support.ranks import run_ranks
 
@@ -17,7 +17,9 @@ def _weights(step: int) -> dict[str, torch.Tensor]:
 
 
 def _publish(rank: int, _: int, root: Path, number: int) -> str:
-    with ShardedPublisher(root, "run", max_shard_bytes=256, rank_timeout=20) as publisher:
+    with WeightPublisher(
+        root, "run", ranks="all", options=PublishOptions(max_shard_bytes=256, rank_timeout=20)
+    ) as publisher:
         publisher.publish(_weights(1), step=1)
         if rank == 0:
             durable_effects.on_each_effect(_killer(number))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from refitd_client import PublishError, RankLostError, ShardedPublisher
+from refitd_client import PublishError, PublishOptions, RankLostError, WeightPublisher
 from refitd_client.files import durable
 from refitd_client.sharded import follower
 from support import published, sharded_cases
@@ -18,7 +18,7 @@ KILLED = [(1, "_open"), (1, "write_at"), (1, "sync"), (2, "_digest"), (0, "write
 
 def _die(rank: int, size: int, root: Path, who: int, where: str) -> list[Exception | None]:
     model = sharded_cases.fsdp2(rank, size)
-    publisher = ShardedPublisher(root, "run", rank_timeout=20)
+    publisher = WeightPublisher(root, "run", ranks="all", options=PublishOptions(rank_timeout=20))
     publisher.publish(model, step=1)
     if rank == who:
         place = next(place for place in (durable, follower, follower.Follower) if hasattr(place, where))
@@ -29,7 +29,7 @@ def _die(rank: int, size: int, root: Path, who: int, where: str) -> list[Excepti
 
 
 def _go_on(rank: int, size: int, root: Path) -> None:
-    with ShardedPublisher(root, "run") as publisher:
+    with WeightPublisher(root, "run", ranks="all") as publisher:
         publisher.publish(sharded_cases.fsdp2(rank, size), step=2)
 
 

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 from faults.stand import Subject, id_of, standing, until
-from refitd_client import Notice, RefitClient, WeightPublisher
+from refitd_client import Notice, PublishOptions, RefitClient, WeightPublisher
 from refitd_client.contract.states import EngineState, WaitOutcome
 from refitd_client.errors import ServiceUnreachableError
 from support.jobs import RUN, TOKEN
@@ -65,7 +65,7 @@ def test_a_flood_of_notices_with_slow_engines_is_bounded_and_the_newest_wins(eng
         stand.serve(engine.model(1), 1)
         before = stand.process.memory_info().rss
         proxy.slow(LOAD, 0.5)
-        with WeightPublisher(stand.root, RUN, stand.refitd.url, token=TOKEN) as publisher:
+        with WeightPublisher(stand.root, RUN, stand.refitd.url, options=PublishOptions(token=TOKEN)) as publisher:
             flood = [publisher.publish(engine.model(step), step=step) for step in range(2, FLOOD + 1)]
         flood[-1].wait(timeout=60)
         assert engine.serves(FLOOD)
@@ -125,7 +125,7 @@ def test_a_rollback_whose_reply_is_lost_is_done_once(engine: Subject, tmp_path: 
 
 def test_a_wait_and_the_event_stream_survive_a_network_that_goes_away(engine: Subject, tmp_path: Path) -> None:
     with standing(tmp_path, engine) as stand, Proxy(stand.refitd.port) as proxy:
-        with WeightPublisher(stand.root, RUN, proxy.url, token=TOKEN) as publisher:
+        with WeightPublisher(stand.root, RUN, proxy.url, options=PublishOptions(token=TOKEN)) as publisher:
             publication = publisher.publish(engine.model(1), step=1)
             publication.wait(timeout=60)
         seen: list[int] = []

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from refitd_client import InvalidWeightsError, PublishError, WeightPublisher
+from refitd_client import InvalidWeightsError, PublishError, PublishOptions, WeightPublisher
 from refitd_client.checkpoint import header
 from refitd_client.checkpoint.strict_header import MAX_HEADER_BYTES, HeaderRefusedError, read_header
 from refitd_client.contract.states import Kind
 from refitd_client.files import durable
 from support import published
+from support.inside import in_process
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def _refused(publisher: WeightPublisher, folder: Path, why: str) -> None:
     with pytest.raises(InvalidWeightsError, match=why) as caught:
         publisher.publish(folder, step=1)
     assert str(folder) in str(caught.value)
-    run = Path(publisher._folder.path)
+    run = Path(in_process(publisher)._folder.path)
     assert published.versions(run) == published.leftovers(run) == []
 
 
@@ -155,7 +156,7 @@ def test_a_base_model_lends_what_the_checkpoint_lacks(saved: Path, tmp_path: Pat
     (base / "config.json").write_text("the base's")
     (base / "vocab.json").write_text("the base's")
     save_file({"a": np.ones(5)}, base / "model.safetensors")
-    with WeightPublisher(tmp_path / "root", "run", base_model=base) as publisher:
+    with WeightPublisher(tmp_path / "root", "run", options=PublishOptions(base_model=base)) as publisher:
         folder = publisher.publish(saved, step=1).path
     assert (folder / "config.json").read_text() == "config.json"
     assert (folder / "vocab.json").read_text() == "the base's"
@@ -165,7 +166,7 @@ def test_a_base_model_lends_what_the_checkpoint_lacks(saved: Path, tmp_path: Pat
 def test_a_base_model_that_is_no_folder_is_refused_at_once(tmp_path: Path) -> None:
     """The name of one on a hub, for instance."""
     with pytest.raises(PublishError, match="Qwen/Qwen2"):
-        WeightPublisher(tmp_path / "root", "run", base_model="Qwen/Qwen2.5-0.5B")
+        WeightPublisher(tmp_path / "root", "run", options=PublishOptions(base_model="Qwen/Qwen2.5-0.5B"))
     assert not (tmp_path / "root").exists()
 
 

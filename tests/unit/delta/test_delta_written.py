@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from refitd_client import WeightPublisher
+from refitd_client import PublishOptions, WeightPublisher
 from refitd_client.contract import manifest as digest
 from refitd_client.contract.manifest import FileDigest, parse_manifest
 from refitd_client.contract.states import Kind
@@ -33,10 +33,12 @@ def test_a_delta_of_several_blocks_is_the_file_that_its_manifest_names(
     monkeypatch.setattr(writer, "_THREADS_FROM", 1)
     monkeypatch.setattr(writer, "lanes_for", lambda jobs: 4)
     state = {"w": np.zeros(100_000, np.float32)}
-    with WeightPublisher(tmp_path, "run", service.url, delta_rules=DeltaRules(threshold=1.0)) as publisher:
+    with WeightPublisher(
+        tmp_path, "run", service.url, options=PublishOptions(delta_rules=DeltaRules(threshold=1.0))
+    ) as publisher:
         for step, changed in enumerate([0, 5000, 5100, 300, 90_000], 1):
             state["w"][:changed] += 1
-            done = publisher.publish(state, step=step, delta="auto")
+            done = publisher.publish(state, step=step, transport="delta")
             service.engines = [make_engine(version=done.version_id, step=step, run="run")]
             if step > 1:
                 assert done.kind is Kind.DELTA

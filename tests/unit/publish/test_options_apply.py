@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import distributed, nn
 
-from refitd_client import InvalidWeightsError, ShardedPublisher, WeightPublisher
+from refitd_client import InvalidWeightsError, PublishOptions, WeightPublisher
 from support import published
 from support.adapters import write_adapter
 
@@ -72,10 +72,10 @@ def _options(option: str, folder: Path) -> dict[str, Any]:
 
 
 def _publish(way: str, weights: Any, root: Path, options: dict[str, Any]) -> Path:
-    with WeightPublisher(root, "run", **options) as publisher:
+    with WeightPublisher(root, "run", options=PublishOptions(**options)) as publisher:
         if way == "staged":
             return publisher.publish(weights, step=1, block="staged").committed().path
-        return publisher.publish(weights, step=1, delta="auto" if way == "delta" else "never").path
+        return publisher.publish(weights, step=1, transport="delta" if way == "delta" else None).path
 
 
 @pytest.mark.parametrize("way", ["committed", "staged", "delta"])
@@ -113,7 +113,9 @@ def one_rank(tmp_path: Path) -> Iterator[None]:
 @pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_of_several_ranks_is_applied_or_refused(tmp_path: Path, option: str, kind: str) -> None:
     weights = _weights(kind, tmp_path, torch.nan if option == "check_finite" else 1.0)
-    with ShardedPublisher(tmp_path / "root", "run", **_options(option, tmp_path)) as publisher:
+    with WeightPublisher(
+        tmp_path / "root", "run", ranks="all", options=PublishOptions(**_options(option, tmp_path))
+    ) as publisher:
         if kind in TENSORS:
             assert _seen(option, publisher.publish(weights, step=1).path)
         else:
@@ -128,7 +130,7 @@ def test_a_dtype_for_all_leaves_each_tensor_in_the_base_model_s(tmp_path: Path) 
     kept = {"bias": torch.ones(2), "w": torch.ones(2, dtype=torch.bfloat16), "named": torch.ones(2)}
     save_file(kept, base / "model.safetensors")
     rules = {"named": torch.float16, "*": torch.bfloat16}
-    with WeightPublisher(tmp_path / "root", "run", base_model=base, dtype=rules) as publisher:
+    with WeightPublisher(tmp_path / "root", "run", options=PublishOptions(base_model=base, dtype=rules)) as publisher:
         folder = publisher.publish({name: torch.ones(2) for name in (*kept, "new")}, step=1).path
     (shard,) = published.shards(folder)
     dtypes = {name: each.dtype for name, each in load_file(shard).items()}

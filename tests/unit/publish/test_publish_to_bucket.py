@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from obstore.store import MemoryStore
 
-from refitd_client import WeightPublisher
+from refitd_client import PublishOptions, WeightPublisher
 from refitd_client.bucket.objects import Bucket
 from refitd_client.bucket.pointer import version_prefix
 from refitd_client.contract.naming import Order
@@ -16,6 +16,7 @@ from refitd_client.delta.plan import DeltaRules
 from refitd_client.errors import BucketError, RunBusyError
 from support.buckets import NAME, RUN, KilledError, ScriptedBucket, counted, keys, nth, unreachable
 from support.checkpoints import tensors
+from support.inside import in_process
 
 V1, V2, V3 = (f"exp~trial~v00000{step}" for step in (1, 2, 3))
 
@@ -53,9 +54,9 @@ def test_a_staged_version_counts_when_it_is_committed(bucket: ScriptedBucket) ->
 
 def test_a_delta_leads_from_the_version_before(bucket: ScriptedBucket) -> None:
     with WeightPublisher(NAME, RUN) as publisher:
-        first = publisher.publish(changed(0), step=1, delta="auto")
-        second = publisher.publish(changed(1), step=2, delta="auto")
-        third = publisher.publish(changed(2), step=3, delta="auto")
+        first = publisher.publish(changed(0), step=1, transport="delta")
+        second = publisher.publish(changed(1), step=2, transport="delta")
+        third = publisher.publish(changed(2), step=3, transport="delta")
     assert (first.kind, second.kind, third.kind) == (Kind.FULL, Kind.DELTA, Kind.DELTA)
     assert third.base == V2
     assert counted(bucket) == [V3, V2, V1]
@@ -63,20 +64,22 @@ def test_a_delta_leads_from_the_version_before(bucket: ScriptedBucket) -> None:
 
 
 def test_a_full_version_ends_the_chain_and_what_is_older_is_retired(bucket: ScriptedBucket) -> None:
-    with WeightPublisher(NAME, RUN, keep=1, delta_rules=DeltaRules(anchor_every=2)) as publisher:
+    with WeightPublisher(
+        NAME, RUN, options=PublishOptions(keep=1, delta_rules=DeltaRules(anchor_every=2))
+    ) as publisher:
         for step in (1, 2, 3):
-            publisher.publish(changed(step), step=step, delta="auto")
+            publisher.publish(changed(step), step=step, transport="delta")
     assert counted(bucket) == [V3]
 
 
 def test_a_failed_upload_is_no_version_and_the_next_one_is_full(bucket: ScriptedBucket) -> None:
     with WeightPublisher(NAME, RUN) as publisher:
-        publisher.publish(changed(0), step=1, delta="auto")
+        publisher.publish(changed(0), step=1, transport="delta")
         bucket.before = nth(0, unreachable(), ("write_over",))
         with pytest.raises(BucketError):
-            publisher.publish(changed(1), step=2, delta="auto")
+            publisher.publish(changed(1), step=2, transport="delta")
         assert counted(bucket) == [V1]
-        third = publisher.publish(changed(2), step=3, delta="auto")
+        third = publisher.publish(changed(2), step=3, transport="delta")
     assert third.kind is Kind.FULL
     assert counted(bucket) == [V3, V1]
 
@@ -109,8 +112,8 @@ def test_a_step_whose_upload_was_killed_begins_a_generation(
 
 def test_what_a_killed_publisher_left_on_this_host_is_removed(bucket: ScriptedBucket, tmp_path: Path) -> None:
     with WeightPublisher(NAME, RUN) as publisher:
-        left = publisher._folder.path / "v000004"
-        other = publisher._folder.path / "notes"
+        left = in_process(publisher)._folder.path / "v000004"
+        other = in_process(publisher)._folder.path / "notes"
     for folder in (left, other):
         folder.mkdir()
         (folder / "file").write_bytes(b"x")
@@ -134,12 +137,12 @@ def test_of_two_publishers_on_two_hosts_one_loses(
 
 def test_old_versions_are_collected_by_the_publisher(bucket: ScriptedBucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("refitd_client.publish.bucket_target._COLLECT_EVERY", 0.0)
-    with WeightPublisher(NAME, RUN, keep=1) as publisher:
+    with WeightPublisher(NAME, RUN, options=PublishOptions(keep=1)) as publisher:
         for step in (1, 2):
             publisher.publish(tensors(step), step=step)
         bucket.later = 1e6
         publisher.publish(tensors(3), step=3)
-        target = publisher._context.bucket
+        target = in_process(publisher)._context.bucket
         assert target is not None
         assert target._collection is not None
         target._do(_ended(target._collection))

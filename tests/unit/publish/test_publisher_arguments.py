@@ -22,7 +22,7 @@ WEIGHTS = {"w": torch.ones(3)}
         (["good"], "metadata is ['good'], of the type list: it is a mapping of texts to texts"),
     ],
 )
-@pytest.mark.parametrize("more", [{}, {"block": "staged"}, {"delta": "auto"}])
+@pytest.mark.parametrize("more", [{}, {"block": "staged"}, {"transport": "delta"}])
 def test_metadata_that_is_no_text_is_refused_by_key_and_type_before_anything_is_written(
     tmp_path: Path, metadata: Any, said: str, more: Any
 ) -> None:
@@ -31,7 +31,7 @@ def test_metadata_that_is_no_text_is_refused_by_key_and_type_before_anything_is_
             publisher.publish(WEIGHTS, step=1, metadata=metadata, **more)
         assert not [path for path in (tmp_path / "run").iterdir() if not path.name.startswith(".")]
         assert not [path for path in (tmp_path / "run").iterdir() if path.name.startswith(".incoming")]
-        done = publisher.publish(WEIGHTS, step=1, metadata={"lr": "1e-05"}, delta="auto")
+        done = publisher.publish(WEIGHTS, step=1, metadata={"lr": "1e-05"}, transport="delta")
     assert "first version" in (done.why_full or "")
 
 

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refitd_client import InvalidWeightsError, StorageError, WeightPublisher
+from refitd_client import InvalidWeightsError, PublishOptions, StorageError, WeightPublisher
 from refitd_client.checkpoint import header
 from refitd_client.contract.naming import slots_path
 from refitd_client.files import durable
 from support import durable_effects, published
+from support.inside import in_process
 
 
 @pytest.fixture(params=["disk", "memory"])
@@ -31,7 +32,7 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def publisher(root: Path) -> Iterator[WeightPublisher]:
-    with WeightPublisher(root, "run", max_shard_bytes=256) as opened:
+    with WeightPublisher(root, "run", options=PublishOptions(max_shard_bytes=256)) as opened:
         yield opened
 
 
@@ -214,4 +215,4 @@ def test_mappings_of_files_that_have_gone_are_let_go(root: Path, publisher: Weig
         durable_effects.make_slot(root)
         shutil.rmtree(publisher.publish(durable_effects.weights(step), step=step).path)
     publisher.publish(durable_effects.weights(4), step=4)
-    assert publisher._context.mappings._files == {}
+    assert in_process(publisher)._context.mappings._files == {}

@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from refitd_client import InvalidWeightsError, Progress, WeightPublisher
+from refitd_client import InvalidWeightsError, Progress, PublishOptions, WeightPublisher
 from refitd_client.tensors import DTYPES
 from support import published
 
@@ -20,7 +20,7 @@ from support import published
 @pytest.fixture
 def publisher(tmp_path: Path) -> Iterator[WeightPublisher]:
     """One that takes tensors of several shards."""
-    with WeightPublisher(tmp_path / "root", "run", max_shard_bytes=2**16) as publisher:
+    with WeightPublisher(tmp_path / "root", "run", options=PublishOptions(max_shard_bytes=2**16)) as publisher:
         yield publisher
 
 
@@ -165,7 +165,7 @@ def test_non_finite_weights_never_become_visible(
 def test_non_finite_weights_are_published_when_asked_for(tmp_path: Path) -> None:
     """Somebody may mask with infinities."""
     state = {"mask": torch.tensor([0.0, float("-inf")])}
-    with WeightPublisher(tmp_path, "run", check_finite=False) as publisher:
+    with WeightPublisher(tmp_path, "run", options=PublishOptions(check_finite=False)) as publisher:
         _assert_published(publisher.publish(state, step=1).path, state)
 
 
@@ -315,7 +315,9 @@ def test_the_base_models_names_decide_which_names_of_a_tied_weight_are_written(
     """Over what the module declares, for a state dict as for a module; a name is left out only beside another."""
     model = Tied()
     model._tied_weights_keys = ["lm_head.weight"]
-    with WeightPublisher(tmp_path / "root", "run", base_model=_base(tmp_path / "base", *base)) as publisher:
+    with WeightPublisher(
+        tmp_path / "root", "run", options=PublishOptions(base_model=_base(tmp_path / "base", *base))
+    ) as publisher:
         for step, weights in enumerate([model, model.state_dict()]):
             assert _loaded(publisher.publish(weights, step=step).path).keys() == expected
 
@@ -353,7 +355,7 @@ def test_a_model_that_peft_wraps_is_refused_with_what_to_do(tmp_path: Path) -> N
         pytest.raises(InvalidWeightsError, match=r"save_pretrained\(DIR\).*merge_and_unload"),
     ):
         publisher.publish(model, step=1)
-    with WeightPublisher(tmp_path, "run", rename=lambda name: f"model.{name}") as publisher:
+    with WeightPublisher(tmp_path, "run", options=PublishOptions(rename=lambda name: f"model.{name}")) as publisher:
         assert publisher.publish(model, step=1).path.is_dir()
 
 
@@ -379,7 +381,7 @@ ODD = {
 def test_tensors_with_any_strides_come_back_element_by_element(publisher: WeightPublisher, way: str) -> None:
     state = {**ODD, "plain": torch.arange(6.0)}
     if way == "delta":
-        folder = publisher.publish(state, step=1, delta="auto").path
+        folder = publisher.publish(state, step=1, transport="delta").path
     elif way == "staged":
         folder = publisher.publish(state, step=1, block="staged").committed().path
     else:

@@ -74,7 +74,7 @@ def test_a_step_with_deltas_asks_a_service_that_is_down_once_what_engines_serve(
     with ScriptedService(answers) as service, WeightPublisher(tmp_path, "run", service.url) as publisher:
         for step in (1, 2, 3):
             before = answers.questions
-            publication = publisher.publish(WEIGHTS, step=step, delta="auto")
+            publication = publisher.publish(WEIGHTS, step=step, transport="delta")
             asked.append(answers.questions - before)
             assert publication.why_full is not None
     assert asked[1:] == [1, 1]

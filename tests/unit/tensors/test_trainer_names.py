@@ -8,7 +8,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from refitd_client import InvalidWeightsError, WeightPublisher
+from refitd_client import InvalidWeightsError, PublishOptions, WeightPublisher
 from refitd_client.tensors import casts
 from refitd_client.write.plan import published_names
 from support import sharded_cases
@@ -59,13 +59,15 @@ def test_the_first_pattern_decides_and_only_wide_floats_are_cast() -> None:
 def test_a_dtype_that_weights_are_not_cast_to_is_refused(tmp_path: Path, dtype: Any) -> None:
     """When the publisher is made, before it takes the run."""
     with pytest.raises(ValueError, match="weights are cast to"):
-        WeightPublisher(tmp_path, "run", dtype=dtype)
+        WeightPublisher(tmp_path, "run", options=PublishOptions(dtype=dtype))
     WeightPublisher(tmp_path, "run").close()
 
 
 def test_one_process_casts_and_renames_as_many_do(tmp_path: Path) -> None:
     """Second names of tied weights are told by the trainer's names."""
-    with WeightPublisher(tmp_path, "run", dtype=torch.bfloat16, rename=sharded_cases.rename) as publisher:
+    with WeightPublisher(
+        tmp_path, "run", options=PublishOptions(dtype=torch.bfloat16, rename=sharded_cases.rename)
+    ) as publisher:
         path = publisher.publish(sharded_cases.compiled(), step=1).path
     got = safetensors.torch.load_file(path / "model-00001-of-00001.safetensors")
     expected = sharded_cases.renamed_model()
@@ -76,7 +78,7 @@ def test_one_process_casts_and_renames_as_many_do(tmp_path: Path) -> None:
 def test_an_overflow_of_a_cast_is_refused(tmp_path: Path) -> None:
     """It makes an infinity of a finite number."""
     with (
-        WeightPublisher(tmp_path, "run", dtype=torch.float16) as publisher,
+        WeightPublisher(tmp_path, "run", options=PublishOptions(dtype=torch.float16)) as publisher,
         pytest.raises(InvalidWeightsError, match="tensor w holds 1 value"),
     ):
         publisher.publish({"w": torch.tensor([1.0, 1e6])}, step=1)
@@ -84,7 +86,7 @@ def test_an_overflow_of_a_cast_is_refused(tmp_path: Path) -> None:
 
 def test_numpy_arrays_are_not_cast_in_silence(tmp_path: Path) -> None:
     """It has no bf16."""
-    with WeightPublisher(tmp_path, "run", dtype="bfloat16") as publisher:
+    with WeightPublisher(tmp_path, "run", options=PublishOptions(dtype="bfloat16")) as publisher:
         with pytest.raises(InvalidWeightsError, match="numpy array"):
             publisher.publish({"w": np.ones(3, np.float32)}, step=1)
         publisher.publish({"w": np.ones(3, np.int64)}, step=1)

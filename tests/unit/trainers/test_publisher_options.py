@@ -57,9 +57,3 @@ def test_an_option_that_resembles_none_is_refused_with_all_that_there_are(
 @pytest.mark.parametrize("hook", HOOKS)
 def test_options_of_the_publisher_are_taken(hook: Callable[..., Any], tmp_path: Path) -> None:
     hook(tmp_path, "run", URL, fingerprints=True, max_shard_bytes=1 << 20, check_finite=False)
-
-
-def test_options_of_ranks_alone_are_refused_where_rank_0_publishes_alone(tmp_path: Path) -> None:
-    verl(tmp_path, "run", URL, rank_timeout=60.0)
-    with pytest.raises(TypeError, match="no option 'rank_timeout'"):
-        verl(tmp_path, "run", URL, rank_timeout=60.0, delta="auto")

@@ -1,4 +1,4 @@
-"""`handover=True`, as the trainer sees it: what is offered and said of it, and what comes first after a failure."""
+"""A hand-over as the trainer sees it: what is offered and said of it, and what comes first after a failure."""
 
 import errno
 import gc
@@ -14,14 +14,22 @@ from threading import Event
 import pytest
 import torch
 
-from refitd_client import Handed, InvalidWeightsError, NoSpaceError, StorageError, UnauthorizedError, WeightPublisher
+from refitd_client import (
+    Handed,
+    InvalidWeightsError,
+    NoSpaceError,
+    PublishOptions,
+    StorageError,
+    UnauthorizedError,
+    WeightPublisher,
+)
 from refitd_client.checkpoint.finite import NO_RULE
 from refitd_client.contract.manifest import fitting_fingerprints
 from refitd_client.contract.states import Kind, WaitOutcome
 from refitd_client.contract.wire import Problem
 from refitd_client.fingerprint import fingerprints
 from refitd_client.publish import attempt
-from refitd_client.publish.publication import PendingPublication, Publication, StagedPublication
+from refitd_client.publish.publication import PendingPublication, Publication
 from refitd_client.transport import exported, handover
 from refitd_client.transport.group.child import TransferSent
 from refitd_client.transport.group.sending import NoTransferError, Sending
@@ -30,6 +38,7 @@ from refitd_client.transport.ipc.offer_file import make_secret
 from refitd_client.transport.ipc.shared import SharedTensors
 from refitd_client.write import version_folder as staging
 from support.exporting import shared
+from support.inside import in_process
 from support.mini_sglang import tiny_weights
 from support.stand_in_service import StandIn, make_engine, stand_in
 
@@ -68,7 +77,7 @@ def said(service: StandIn, step: int) -> list[str]:
 def test_the_service_hears_of_an_offer_and_then_of_its_files(
     publisher: WeightPublisher, service: StandIn, trainer: SharedTensors
 ) -> None:
-    publication = publisher.publish(trainer.tensors, step=1, handover=True, metadata={"job": "seven"})
+    publication = publisher.publish(trainer.tensors, step=1, transport="handover", metadata={"job": "seven"})
     assert publication.handed is not None
     assert publication.handed.reason == "no engine of the run is known to the service"
     assert not list((publication.path.parent).glob(".offer-*"))  # the tensors are the trainer's own again
@@ -97,9 +106,7 @@ def test_the_publication_of_a_refused_notice_says_what_it_was_handed_to_as_well(
     refused.publication = plain
     outcome: Future[Publication] = Future()
     outcome.set_exception(refused)
-    staged = replace(
-        StagedPublication.of(replace(plain, handed=Handed(engines=("a",)))), outcome=PendingPublication(outcome)
-    )
+    staged = replace(plain, handed=Handed(engines=("a",)), pending=PendingPublication(outcome))
     with pytest.raises(UnauthorizedError) as raised:
         staged.committed(30)
     assert raised.value.publication == replace(plain, handed=Handed(engines=("a",)))
@@ -108,7 +115,7 @@ def test_the_publication_of_a_refused_notice_says_what_it_was_handed_to_as_well(
 def test_no_tensor_is_kept_that_was_handed_over(publisher: WeightPublisher, trainer: SharedTensors) -> None:
     state = {name: tensor.view(tensor.shape) for name, tensor in trainer.tensors.items()}
     kept = [weakref.ref(tensor) for tensor in state.values()]
-    publication = publisher.publish(state, step=1, handover=True)
+    publication = publisher.publish(state, step=1, transport="handover")
     assert publication.handed is not None
     assert publication.handed.timings is not None  # else they were not even offered
     del state
@@ -126,14 +133,14 @@ def test_after_files_that_failed_the_next_version_is_durable_before_any_engine_h
     with monkeypatch.context() as broken:
         broken.setattr(staging.Staging, "seal", full)
         with pytest.raises(StorageError):
-            publisher.publish(trainer.tensors, step=1, handover=True).committed(30)
+            publisher.publish(trainer.tensors, step=1, transport="handover").committed(30)
     assert said(service, 1) == ["offer", "failed"]
-    second = publisher.publish(trainer.tensors, step=2, handover=True)
+    second = publisher.publish(trainer.tensors, step=2, transport="handover")
     assert second.handed is not None
     assert (second.handed.engines, second.handed.reason) == ((), DEBT)
     second.committed(30)
     assert said(service, 2) == [Kind.FULL]
-    publisher.publish(trainer.tensors, step=3, handover=True).committed(30)
+    publisher.publish(trainer.tensors, step=3, transport="handover").committed(30)
     assert said(service, 3) == ["offer", Kind.FULL]
 
 
@@ -152,9 +159,9 @@ def test_a_failure_before_the_offer_is_over_or_after_takes_the_tensors_back_and_
             broken.setattr(exported.TensorsHere, "send", lambda *_: Sending(lambda _: TransferSent(refused={}, ms={})))
         broken.setattr(f"refitd_client.{broken_in}", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            publisher.publish(trainer.tensors, step=1, handover=True)
+            publisher.publish(trainer.tensors, step=1, transport="handover")
     assert said(service, 1) == ["offer", "failed"]
-    assert not list(publisher._folder.path.glob(".offer-*"))
+    assert not list(in_process(publisher)._folder.path.glob(".offer-*"))
 
 
 def test_without_room_for_its_files_a_version_is_offered_to_nobody(
@@ -163,9 +170,9 @@ def test_without_room_for_its_files_a_version_is_offered_to_nobody(
     with monkeypatch.context() as full:
         full.setattr("refitd_client.publish.attempt.free_bytes", lambda _: 10)
         with pytest.raises(NoSpaceError):
-            publisher.publish(trainer.tensors, step=1, handover=True)
+            publisher.publish(trainer.tensors, step=1, transport="handover")
     assert said(service, 1) == []
-    publisher.publish(trainer.tensors, step=1, handover=True).committed(30)
+    publisher.publish(trainer.tensors, step=1, transport="handover").committed(30)
     assert said(service, 1) == ["offer", Kind.FULL]
 
 
@@ -176,7 +183,7 @@ def test_the_files_of_what_was_handed_over_are_staged_after_the_answers_and_have
     over, stage = handover.Handover.complete, attempt.VersionWriter.stage
     monkeypatch.setattr(handover.Handover, "complete", lambda hand: (order.append("over"), over(hand))[1])
     monkeypatch.setattr(attempt.VersionWriter, "stage", lambda *args: (order.append("stage"), stage(*args))[1])
-    publication = publisher.publish(trainer.tensors, step=1, handover=True).committed(30)
+    publication = publisher.publish(trainer.tensors, step=1, transport="handover").committed(30)
     assert order == ["over", "stage"]
     manifest = json.loads((publication.path / "refit.json").read_text())
     found = fingerprints(trainer.tensors.values())
@@ -190,7 +197,7 @@ def test_the_files_of_what_was_sent_are_staged_when_all_has_arrived_while_engine
     monkeypatch.setattr(exported.TensorsHere, "send", lambda *_: Sending(lambda _: TransferSent(refused={}, ms={})))
     monkeypatch.setattr(attempt.VersionWriter, "stage", lambda *args: (is_staged.set(), stage(*args))[1])
     monkeypatch.setattr(handover.Handover, "_answered", lambda *_: (("engine",) if is_staged.wait(60) else (), None))
-    publication = publisher.publish(trainer.tensors, step=1, handover=True)
+    publication = publisher.publish(trainer.tensors, step=1, transport="handover")
     assert publication.handed is not None
     assert (publication.handed.engines, publication.handed.sent) == (("engine",), {})
     publication.committed(30)
@@ -204,16 +211,16 @@ def test_engines_that_have_answered_end_the_wait_for_a_receiver_that_never_comes
         raise NoTransferError("it was stopped" if stop.wait(60) else "it waited on")
 
     monkeypatch.setattr(exported.TensorsHere, "send", lambda *_: Sending(send))
-    publication = publisher.publish(trainer.tensors, step=1, handover=True)
+    publication = publisher.publish(trainer.tensors, step=1, transport="handover")
     assert publication.handed is not None
     assert str(publication.handed.reason).endswith("nothing was sent: it was stopped")
     publication.committed(30)
 
 
 def test_what_cannot_be_lent_goes_by_its_files_and_says_why(publisher: WeightPublisher, service: StandIn) -> None:
-    publication = publisher.publish({"w": torch.ones(3)}, step=1, handover=True)
+    publication = publisher.publish({"w": torch.ones(3)}, step=1, transport="handover")
     assert publication.handed is not None
-    assert "lies in this process's own memory" in str(publication.handed.reason)
+    assert "the tensors are in this process's memory" in str(publication.handed.reason)
     publication.committed(30)
     assert said(service, 1) == [Kind.FULL]
 
@@ -223,10 +230,10 @@ def test_what_is_not_finite_is_offered_to_nobody(
 ) -> None:
     trainer.tensors["norm.weight"][0] = torch.nan
     with pytest.raises(InvalidWeightsError, match=r"norm\.weight"):
-        publisher.publish(trainer.tensors, step=1, handover=True)
+        publisher.publish(trainer.tensors, step=1, transport="handover")
     assert said(service, 1) == []
     trainer.tensors["norm.weight"][0] = 0
-    publisher.publish(trainer.tensors, step=2, handover=True).committed(30)
+    publisher.publish(trainer.tensors, step=2, transport="handover").committed(30)
     assert said(service, 2) == ["offer", Kind.FULL]  # nothing is owed for what nobody heard of
 
 
@@ -269,10 +276,10 @@ def test_a_version_that_all_engines_have_gets_no_files_where_the_policy_needs_no
     taken: dict[str, str | None],
 ) -> None:
     publisher.close()
-    with WeightPublisher(tmp_path / "root", "run", service.url, durable="every=2") as opened:
-        first = opened.publish(trainer.tensors, step=1, handover=True)
-        second = opened.publish(trainer.tensors, step=2, handover=True)
-        third = opened.publish(trainer.tensors, step=3, handover=True)
+    with WeightPublisher(tmp_path / "root", "run", service.url, options=PublishOptions(durable="every=2")) as opened:
+        first = opened.publish(trainer.tensors, step=1, transport="handover")
+        second = opened.publish(trainer.tensors, step=2, transport="handover")
+        third = opened.publish(trainer.tensors, step=3, transport="handover")
         assert [each.committed(30).in_memory for each in (first, second, third)] == [False, True, False]
         assert [each.path.is_dir() for each in (first, second, third)] == [True, False, True]
         with pytest.raises(ValueError, match="is in the engines' memory alone, as durable says: it is never sealed"):
@@ -285,7 +292,9 @@ def test_a_version_that_all_engines_have_gets_no_files_where_the_policy_needs_no
 def test_what_a_trainer_itself_says_of_durable_is_no_policy(
     publisher: WeightPublisher, service: StandIn, trainer: SharedTensors
 ) -> None:
-    publisher.publish(trainer.tensors, step=1, handover=True, metadata={"durable": "never", "a": "b"}).committed(30)
+    publisher.publish(trainer.tensors, step=1, transport="handover", metadata={"durable": "never", "a": "b"}).committed(
+        30
+    )
     offered, written = service.bodies
     assert ("durable" in offered.metadata, offered.metadata["a"]) == (False, "b")
     assert written.metadata["durable"] == "never"
@@ -300,8 +309,8 @@ def test_a_version_that_an_engine_has_not_taken_gets_files_whatever_the_policy_i
 ) -> None:
     publisher.close()
     taken["a:1"] = "b:1: it has no room"
-    with WeightPublisher(tmp_path / "root", "run", service.url, durable="never") as opened:
-        publication = opened.publish(trainer.tensors, step=1, handover=True)
+    with WeightPublisher(tmp_path / "root", "run", service.url, options=PublishOptions(durable="never")) as opened:
+        publication = opened.publish(trainer.tensors, step=1, transport="handover")
         assert (publication.committed(30).in_memory, publication.path.is_dir()) == (False, True)
 
 
@@ -310,16 +319,16 @@ def test_a_version_gets_files_where_a_follower_has_the_run_whatever_the_policy_i
 ) -> None:
     publisher.close()
     service.followers = ["far"]
-    with WeightPublisher(tmp_path / "root", "run", service.url, durable="never") as opened:
+    with WeightPublisher(tmp_path / "root", "run", service.url, options=PublishOptions(durable="never")) as opened:
         service.engines = [make_engine("a:1", version="run~v000001")]
-        publication = opened.publish(trainer.tensors, step=1, handover=True)
+        publication = opened.publish(trainer.tensors, step=1, transport="handover")
         assert publication.handed is not None
         assert publication.handed.engines == ("a:1",)
         assert publication.handed.reason == "far follows the run, and gets versions by their files"
         assert publication.committed(30).in_memory is False
     with WeightPublisher(tmp_path / "root", "run", service.url) as opened:
         service.engines = [make_engine("a:1", version="run~v000002")]
-        publication = opened.publish(trainer.tensors, step=2, handover=True)
+        publication = opened.publish(trainer.tensors, step=2, transport="handover")
         assert publication.handed is not None
         assert publication.handed.reason is None  # files follow, and the follower waits for nothing else
         publication.committed(30)
@@ -333,8 +342,8 @@ def test_steps_without_files_are_not_used_again(
     taken: dict[str, str | None],
 ) -> None:
     publisher.close()
-    with WeightPublisher(tmp_path / "root", "run", service.url, durable="never") as opened:
-        assert opened.publish(trainer.tensors, step=1, handover=True).committed(30).in_memory
+    with WeightPublisher(tmp_path / "root", "run", service.url, options=PublishOptions(durable="never")) as opened:
+        assert opened.publish(trainer.tensors, step=1, transport="handover").committed(30).in_memory
     with WeightPublisher(tmp_path / "root", "run", service.url) as opened:
         assert opened.begins(1) is not None
         assert opened.begins(2) is None

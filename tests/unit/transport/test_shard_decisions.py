@@ -1,14 +1,15 @@
 """Who takes part in a transfer from several ranks, what each member does in it, and which transport such ranks take."""
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
 
 from refitd_client.contract.receivers import Receiver, Receivers
 from refitd_client.errors import TransportRefusedError
-from refitd_client.sharded.routing import Asked, decide_route, transport_of
-from refitd_client.transport.group.choice import TrainerPlace, Transport
+from refitd_client.publish.attempt import PublishCall
+from refitd_client.publish.route import decide_route
 from refitd_client.transport.group.transfer import Go, Ready
 from refitd_client.transport.ipc.offer import GroupTransfer
 from refitd_client.transport.shards.schedule import HeldStrip, everything, schedule
@@ -25,6 +26,7 @@ from refitd_client.transport.shards.script import (
     sender_name,
 )
 from refitd_client.transport.shards.strips import Strip, strip
+from refitd_client.transport.ways import TrainerPlace, Transport
 
 STANDING = StandingLanes(number=3, receivers=frozenset({"a", "b"}), table="t", backend="gloo")
 OTHER = {"sender 1": Ready(group=3)}
@@ -123,7 +125,9 @@ def test_the_transfer_of_one_sender_is_what_releases_read_that_know_no_other() -
 
 
 def place(*devices: str, backends: tuple[str, ...] = ("gloo", "nccl")) -> TrainerPlace:
-    return TrainerPlace(host="h", boot="b", devices=frozenset(devices), shared=False, backends=frozenset(backends))
+    return TrainerPlace(
+        host="h", boot="b", devices=frozenset(devices), shared=False, backends=frozenset(backends), is_rank=True
+    )
 
 
 def rank(device: str, needs: str = "") -> Receiver:
@@ -134,8 +138,9 @@ def rank(device: str, needs: str = "") -> Receiver:
 
 
 def test_ranks_and_engine_ranks_with_gpus_of_their_own_take_nccl_and_say_what_is_needed() -> None:
-    asked = Asked(transport="auto", places=[place("G0"), place("G1")])
-    route = decide_route(asked, Receivers(receivers=[rank("G2", "d2"), rank("G3")]), "service")
+    route = decide_route(
+        "auto", [place("G0"), place("G1")], Receivers(receivers=[rank("G2", "d2"), rank("G3")]), "service"
+    )
     assert route.handover
     assert route.destination is not None
     assert (route.destination.backend, route.destination.needs) == ("nccl", {"0-1-G2.sock": "d2"})
@@ -155,8 +160,8 @@ def test_what_nccl_cannot_do_is_refused_with_the_rank_and_auto_takes_files(
     places: list[TrainerPlace], receivers: list[Receiver], why: str
 ) -> None:
     with pytest.raises(TransportRefusedError, match=why):
-        decide_route(Asked(transport="nccl", places=places), Receivers(receivers=receivers), "service")
-    route = decide_route(Asked(transport="auto", places=places), Receivers(receivers=receivers), "service")
+        decide_route("nccl", places, Receivers(receivers=receivers), "service")
+    route = decide_route("auto", places, Receivers(receivers=receivers), "service")
     if "share G1" in why:
         assert (route.choice.transport, route.handover, route.destination) == ("handover", True, None)
     else:
@@ -173,41 +178,39 @@ def test_a_hand_over_needs_all_ranks_on_one_host_with_an_engine_and_says_so_with
         ([here, here], [], "no engine of the service follows the run yet"),
     ):
         found = Receivers(receivers=receivers)
-        route = decide_route(Asked(transport="handover", places=places), found, "service")
+        route = decide_route("handover", places, found, "service")
         assert (route.choice.transport, route.handover) == ("disk", False)
         assert why in str(route.instead)
-        assert decide_route(Asked(transport="auto", places=places), found, "service").choice.transport != "handover"
-    route = decide_route(Asked(transport="handover", places=[here]), Receivers(receivers=[rank("G2"), far]), "service")
+        assert decide_route("auto", places, found, "service").choice.transport != "handover"
+    route = decide_route("handover", [here], Receivers(receivers=[rank("G2"), far]), "service")
     assert (route.choice.transport, route.handover) == ("handover", True)  # an engine that cannot says so itself
 
 
 def test_ranks_hand_over_on_their_own_accord_to_all_engine_ranks_on_their_gpus() -> None:
     """Also to tensor-parallel ones, which hold what they copied of their slices against the offer together."""
     places, tensor_parallel = [place("G0"), place("G1")], Receivers(receivers=[rank("G0"), rank("G1")])
-    route = decide_route(Asked(transport="auto", places=places), tensor_parallel, "service")
+    route = decide_route("auto", places, tensor_parallel, "service")
     assert (route.choice.transport, route.handover) == ("handover", True)
     apart = Receivers(receivers=[rank("G0"), rank("G2")])
-    assert decide_route(Asked(transport="auto", places=places), apart, "service").choice.transport == "disk"
-
-
-def test_a_hand_over_is_asked_for_in_one_way_and_of_a_service() -> None:
-    with pytest.raises(ValueError, match="handover=True is transport='handover': pass one of the two"):
-        transport_of("nccl", None, handover=True)
-    with pytest.raises(ValueError, match="transport='handover' needs the service_url"):
-        transport_of(None, None, handover=True)
+    assert decide_route("auto", places, apart, "service").choice.transport == "disk"
 
 
 @pytest.mark.parametrize("transport", ["nccl", "gloo"])
 def test_without_refitd_inside_an_engine_files_go_and_say_why(transport: Transport) -> None:
-    asked, stock = Asked(transport=transport, places=[place("G0"), place("G1")]), Receivers(receivers=[], others=["a"])
-    route = decide_route(asked, stock, "service")
+    stock = Receivers(receivers=[], others=["a"])
+    route = decide_route(transport, [place("G0"), place("G1")], stock, "service")
     assert (route.choice.transport, route.handover) == ("disk", False)
     assert "no engine of the run (a) has refitd inside" in str(route.instead)
 
 
 def test_a_word_that_is_no_transport_and_one_without_a_service_are_refused() -> None:
-    with pytest.raises(ValueError, match="transport is 'fast'"):
-        transport_of("fast", None)
-    with pytest.raises(ValueError, match="needs the service_url"):
-        transport_of("auto", None)
-    assert transport_of("disk", None) == "disk"
+    def checked(transport: Any, *, of_ranks: bool = True) -> Transport | None:
+        return PublishCall(step=1, transport=transport).checked(None, of_ranks=of_ranks).transport
+
+    for of_ranks in (False, True):
+        with pytest.raises(ValueError, match="transport is 'fast'"):
+            checked("fast", of_ranks=of_ranks)
+        for transport in ("auto", "handover"):
+            with pytest.raises(ValueError, match=f"transport='{transport}' needs the service_url"):
+                checked(transport, of_ranks=of_ranks)
+        assert checked("disk", of_ranks=of_ranks) == "disk"

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refitd_client.contract.receivers import Receiver, Receivers
-from refitd_client.transport.group.choice import TrainerPlace, choose, hinders
 from refitd_client.transport.group.transfer import Go, Ready, StandingGroup, decide, flat_layout
 from refitd_client.transport.ipc.offer import HostPlace, OfferedTensor
+from refitd_client.transport.ways import TrainerPlace, choose, hinders
 
 STANDING = StandingGroup(number=3, ranks={"a": 1, "b": 2})
 
@@ -90,19 +90,19 @@ def trainer(*devices: str, shared: bool = False, backends: tuple[str, ...] = ("g
 
 
 def test_trainer_and_engine_on_one_gpu_hand_over_and_nccl_is_refused_by_the_gpus_name() -> None:
-    assert choose(trainer("GPU-1"), ranks(rank())).transport == "handover"
-    assert hinders("nccl", trainer("GPU-1"), ranks(rank())) == (
+    assert choose([trainer("GPU-1")], ranks(rank())).transport == "handover"
+    assert hinders("nccl", [trainer("GPU-1")], ranks(rank())) == (
         "trainer and rank 0 of e share GPU-1: NCCL refuses two ranks on one GPU; use handover"
     )
 
 
 def test_gpus_of_their_own_take_nccl_also_on_several_hosts() -> None:
-    assert choose(trainer("GPU-0"), ranks(rank(), rank("f", "GPU-2", host="other"))).transport == "nccl"
+    assert choose([trainer("GPU-0")], ranks(rank(), rank("f", "GPU-2", host="other"))).transport == "nccl"
 
 
 def test_two_engines_on_one_gpu_are_no_group_of_nccl() -> None:
-    assert "two engine ranks share GPU-1" in str(hinders("nccl", trainer("GPU-0"), ranks(rank(), rank("f"))))
-    assert choose(trainer("GPU-0"), ranks(rank(), rank("f"))).transport == "delta"
+    assert "two engine ranks share GPU-1" in str(hinders("nccl", [trainer("GPU-0")], ranks(rank(), rank("f"))))
+    assert choose([trainer("GPU-0")], ranks(rank(), rank("f"))).transport == "delta"
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_two_engines_on_one_gpu_are_no_group_of_nccl() -> None:
     ],
 )
 def test_what_nccl_cannot_do_is_said_with_what_to_do(here: TrainerPlace, there: list[Receiver], why: str) -> None:
-    assert why in str(hinders("nccl", here, ranks(*there)))
+    assert why in str(hinders("nccl", [here], ranks(*there)))
 
 
 @pytest.mark.parametrize(
@@ -128,12 +128,16 @@ def test_what_nccl_cannot_do_is_said_with_what_to_do(here: TrainerPlace, there: 
 )
 def test_where_no_engine_can_receive_files_go_and_it_is_said_whether_there_is_one(others: list[str], why: str) -> None:
     found = Receivers(receivers=[], others=others)
-    choice = choose(trainer("GPU-0"), found)
-    assert (choice.transport, why in choice.why, why in str(hinders("gloo", trainer(), found))) == ("delta", True, True)
+    choice = choose([trainer("GPU-0")], found)
+    assert (choice.transport, why in choice.why, why in str(hinders("gloo", [trainer()], found))) == (
+        "delta",
+        True,
+        True,
+    )
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_host_memory_is_handed_over_where_others_can_open_it(shared: bool) -> None:
     there = ranks(rank(device="", backends=("gloo",)))
-    assert choose(trainer(shared=shared), there).transport == ("handover" if shared else "delta")
-    assert hinders("gloo", trainer(shared=shared), there) is None
+    assert choose([trainer(shared=shared)], there).transport == ("handover" if shared else "delta")
+    assert hinders("gloo", [trainer(shared=shared)], there) is None

@@ -13,7 +13,7 @@ from refitd.catalog.files import DiskFiles
 from refitd.engine.port import Coming, RankProof
 from refitd.policy.proving import Prove
 from refitd.update import proving
-from refitd_client import WeightPublisher
+from refitd_client import PublishOptions, WeightPublisher
 from refitd_client.contract.manifest import to_text
 from refitd_client.contract.plugin import TensorProof
 from refitd_client.contract.states import VersionState
@@ -80,7 +80,7 @@ async def with_gpus(stage: Stage, *names: str, ranks: int = 1) -> None:
 
 
 def publish(stage: Stage, step: int = 1, *, fingerprints: bool = True) -> Path:
-    with WeightPublisher(stage.root, "run", fingerprints=fingerprints) as publisher:
+    with WeightPublisher(stage.root, "run", options=PublishOptions(fingerprints=fingerprints)) as publisher:
         return publisher.publish(tensors(step), step=step).path
 
 

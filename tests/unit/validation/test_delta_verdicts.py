@@ -113,9 +113,9 @@ async def test_a_delta_on_a_model_that_ties_its_head_changes_both_or_is_rejected
         changed |= {"lm_head.weight": weights["lm_head.weight"]}
     async with watching(tmp_path, model=base) as stage:
         with training(tmp_path / "elsewhere") as trainer:
-            trainer.publisher.publish(weights, step=1, delta="auto")
+            trainer.publisher.publish(weights, step=1, transport="delta")
             trainer.base = lambda: ONE
-            assert trainer.publisher.publish(changed, step=2, delta="auto").why_full is None
+            assert trainer.publisher.publish(changed, step=2, transport="delta").why_full is None
         arrive(stage, tmp_path, 1, 2)
         await stage.verdict(ONE, VersionState.SEALED)
         found = await stage.verdict(TWO, VersionState.SEALED if both else VersionState.REJECTED)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from refitd_client import InvalidWeightsError, PublishError, WeightPublisher
+from refitd_client import InvalidWeightsError, PublishError, PublishOptions, WeightPublisher
 from refitd_client.checkpoint.fault import Code
 from refitd_client.checkpoint.header import Entry
 from refitd_client.checkpoint.opening import Folder
@@ -81,7 +81,7 @@ def base(folder: Path, quantisation: dict[str, Any] | None = None, weights: Tens
 
 
 def published(root: Path, state: Any, dtype: Any = "fp8_block", base_model: Path | None = None) -> Tensors:
-    with WeightPublisher(root, "run", dtype=dtype, base_model=base_model) as publisher:
+    with WeightPublisher(root, "run", options=PublishOptions(dtype=dtype, base_model=base_model)) as publisher:
         return load_file(publisher.publish(state, step=1).path / SHARD)
 
 
@@ -129,7 +129,9 @@ def test_linear_layers_are_quantised_and_the_rest_is_as_it_was(tmp_path: Path) -
 
 def test_a_version_on_a_base_in_bf16_is_a_model_that_an_engine_can_be_started_on(tmp_path: Path) -> None:
     """Its config names the quantisation and what has none, and it is valid beside itself."""
-    with WeightPublisher(tmp_path, "run", base_model=base(tmp_path / "base"), dtype="fp8_block") as publisher:
+    with WeightPublisher(
+        tmp_path, "run", options=PublishOptions(base_model=base(tmp_path / "base"), dtype="fp8_block")
+    ) as publisher:
         folders = [publisher.publish(model(seed), step=seed).path for seed in (1, 2)]
     config = json.loads((folders[0] / "config.json").read_text())
     assert config["model_type"] == "llama"
@@ -173,7 +175,9 @@ def test_a_base_that_is_quantised_in_another_way_is_refused_by_name(
     tmp_path: Path, told: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(PublishError, match=f"is quantised otherwise than by dtype fp8_block: .*{named}"):
-        WeightPublisher(tmp_path, "run", base_model=base(tmp_path / "base", told), dtype="fp8_block")
+        WeightPublisher(
+            tmp_path, "run", options=PublishOptions(base_model=base(tmp_path / "base", told), dtype="fp8_block")
+        )
 
 
 def test_patterns_choose_what_is_quantised_and_the_dtype_of_the_rest(tmp_path: Path) -> None:
@@ -194,7 +198,7 @@ def test_a_value_that_is_not_finite_is_refused_with_the_tensor_s_name(tmp_path: 
     state = model()
     state[UP][150, 3] = bad
     says = f"tensor {UP}.* holds 1 value that is NaN or infinite"
-    with WeightPublisher(tmp_path, "run", dtype="fp8_block") as publisher:
+    with WeightPublisher(tmp_path, "run", options=PublishOptions(dtype="fp8_block")) as publisher:
         with pytest.raises(InvalidWeightsError, match=says):
             publisher.publish(state, step=1)
         staged = publisher.publish(state, step=1, block="staged")
@@ -258,18 +262,18 @@ def test_a_delta_lists_the_elements_and_the_scales_that_changed(tmp_path: Path, 
     """A block whose largest value changed gets another scale, and with it other elements; the others stay."""
     state = {UP: matrix(256, 256), NORM: torch.ones(256)}
     options: dict[str, Any] = {"dtype": "fp8_block", "delta_rules": DeltaRules(threshold=0.3)}
-    with WeightPublisher(tmp_path, "run", service.url, **options) as publisher:
-        first = publisher.publish(state, step=1, delta="auto")
+    with WeightPublisher(tmp_path, "run", service.url, options=PublishOptions(**options)) as publisher:
+        first = publisher.publish(state, step=1, transport="delta")
         service.engines = [make_engine("e", version=first.version_id, step=1, run="run")]
         before = quantised(state[UP])
         state[UP][:128, :128] = matrix(128, 128, seed=5)
         after = quantised(state[UP])
-        second = publisher.publish(state, step=2, delta="auto")
+        second = publisher.publish(state, step=2, transport="delta")
         changed = [int((old != new).sum()) for old, new in zip(before, after, strict=True)]
         assert (second.kind, changed[1]) == (Kind.DELTA, 1)
         assert second.density == sum(changed) / (256 * 256 + 4 + 256)
         assert applied(second.path, load_file(first.path / SHARD)) == bits(published(tmp_path / "whole", state))
         state[UP][:] = torch.randn(256, 256)
-        third = publisher.publish(state, step=3, delta="auto")
+        third = publisher.publish(state, step=3, transport="delta")
     assert third.why_full is not None
     assert "of all elements changed since" in third.why_full

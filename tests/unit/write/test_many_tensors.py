@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from refitd_client import InvalidWeightsError, WeightPublisher
+from refitd_client import InvalidWeightsError, PublishOptions, WeightPublisher
 from refitd_client.checkpoint import header
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME
@@ -54,14 +54,17 @@ def expected(state: State) -> dict[str, str]:
 
 @pytest.fixture
 def publisher(tmp_path: Path) -> Iterator[WeightPublisher]:
-    with stand_in() as service, WeightPublisher(tmp_path, "run", service.url, max_shard_bytes=2**17) as publisher:
+    with (
+        stand_in() as service,
+        WeightPublisher(tmp_path, "run", service.url, options=PublishOptions(max_shard_bytes=2**17)) as publisher,
+    ):
         service.engines = [make_engine(version="run~v000001", step=1, run="run")]
         yield publisher
 
 
 @pytest.mark.parametrize("is_staged", [False, True])
 def test_each_comes_back_with_its_bytes_and_its_fingerprint(tmp_path: Path, *, is_staged: bool) -> None:
-    with WeightPublisher(tmp_path, "run", fingerprints=True) as publisher:
+    with WeightPublisher(tmp_path, "run", options=PublishOptions(fingerprints=True)) as publisher:
         if is_staged:
             path = publisher.publish(state(), step=1, block="staged").committed().path
         else:
@@ -119,11 +122,11 @@ def sources(tensors: State) -> list[TensorSource]:
 
 def test_a_delta_of_many_small_tensors_says_which_are_not_finite(publisher: WeightPublisher) -> None:
     tensors = state()
-    publisher.publish(tensors, step=1, delta="auto")
+    publisher.publish(tensors, step=1, transport="delta")
     tensors["n007"][3] = torch.nan
     tensors["n008"][3] += 1
     with pytest.raises(InvalidWeightsError, match="n007 has 1 changed value that is NaN or infinite"):
-        publisher.publish(tensors, step=2, delta="auto")
+        publisher.publish(tensors, step=2, transport="delta")
 
 
 def test_a_step_that_changes_too_many_tensors_for_a_deltas_header_goes_out_in_full(
@@ -133,11 +136,11 @@ def test_a_step_that_changes_too_many_tensors_for_a_deltas_header_goes_out_in_fu
     tensors = state()
     for module in (header, writer):
         monkeypatch.setattr(module, "MAX_HEADER_BYTES", 60_000)
-    publisher.publish(tensors, step=1, delta="auto")
+    publisher.publish(tensors, step=1, transport="delta")
     for tensor in tensors.values():
         if tensor.is_contiguous():
             tensor.detach().view(-1)[:1] += 1
-    publication = publisher.publish(tensors, step=2, delta="auto")
+    publication = publisher.publish(tensors, step=2, transport="delta")
     assert publication.why_full is not None
     assert "too much for a delta's header" in publication.why_full
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import core_model_loading
 
-from refitd_client import InvalidWeightsError, WeightPublisher
+from refitd_client import InvalidWeightsError, PublishOptions, WeightPublisher
 from refitd_client.sharded.holdings import NamingOptions, holdings_of
 from refitd_client.tensors import Casts
 from refitd_client.write.module_names import ModuleState, checkpoint_names
@@ -28,11 +28,11 @@ def test_a_module_is_published_as_save_pretrained_writes_it(tmp_path: Path, make
     model.save_pretrained(tmp_path / "saved")
     saved = _tensors(tmp_path / "saved")
     assert saved.keys() != model.state_dict().keys()
-    with WeightPublisher(tmp_path, "run", base_model=tmp_path / "saved") as publisher:
+    with WeightPublisher(tmp_path, "run", options=PublishOptions(base_model=tmp_path / "saved")) as publisher:
         if way == "staged":
             folder = publisher.publish(model, step=1, block="staged").committed().path
         else:
-            folder = publisher.publish(model, step=1, delta="auto" if way == "delta" else "never").path
+            folder = publisher.publish(model, step=1, transport="delta" if way == "delta" else None).path
     got = _tensors(folder)
     assert got.keys() == saved.keys()
     assert all(torch.equal(got[name], saved[name]) for name in saved)
@@ -44,7 +44,7 @@ def test_wrapped_modules_have_the_names_of_their_checkpoint_and_the_caller_renam
             super().__init__()
             self.module = module
 
-    with WeightPublisher(tmp_path, "run", rename=lambda name: f"mine.{name}") as publisher:
+    with WeightPublisher(tmp_path, "run", options=PublishOptions(rename=lambda name: f"mine.{name}")) as publisher:
         folder = publisher.publish(Ddp(llava()), step=1).path
     names = _tensors(folder).keys()
     assert "mine.language_model.model.layers.0.self_attn.q_proj.weight" in names
@@ -83,7 +83,7 @@ def test_what_is_reverted_is_found_once_of_an_unchanged_module(tmp_path: Path, m
 def test_a_module_whose_names_the_base_model_has_keeps_them(tmp_path: Path) -> None:
     model = llava()
     model.save_pretrained(tmp_path / "saved", save_original_format=False)
-    with WeightPublisher(tmp_path, "run", base_model=tmp_path / "saved") as publisher:
+    with WeightPublisher(tmp_path, "run", options=PublishOptions(base_model=tmp_path / "saved")) as publisher:
         folder = publisher.publish(model, step=1).path
     assert _tensors(folder).keys() == model.state_dict().keys()
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from refitd_client import InvalidWeightsError, Publication, WeightPublisher
+from refitd_client import InvalidWeightsError, Publication, PublishOptions, WeightPublisher
 from refitd_client import tensors as torch_tensors
 from refitd_client.contract.manifest import fitting_fingerprints, parse_manifest
 from refitd_client.contract.naming import slots_path
@@ -78,7 +78,7 @@ def root() -> Iterator[Path]:
 
 @pytest.fixture
 def publisher(root: Path, driver: Driver) -> Iterator[WeightPublisher]:
-    with WeightPublisher(root, "run", max_shard_bytes=4096) as opened:
+    with WeightPublisher(root, "run", options=PublishOptions(max_shard_bytes=4096)) as opened:
         yield opened
 
 
@@ -123,7 +123,9 @@ def test_into_new_files_and_into_slots(
 def test_a_cast_is_made_on_the_device(root: Path, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """No tensor that is there goes through host memory, and what arrives is what is published."""
     monkeypatch.setattr(torch_tensors, "_read", lambda held, _: held.value.numpy().view(np.uint8))  # of `here` alone
-    with WeightPublisher(root, "run", max_shard_bytes=4096, dtype=torch.bfloat16, fingerprints=True) as publisher:
+    with WeightPublisher(
+        root, "run", options=PublishOptions(max_shard_bytes=4096, dtype=torch.bfloat16, fingerprints=True)
+    ) as publisher:
         path = publisher.publish(state(1), step=1).path
     got = {name: tensor for shard in published.shards(path) for name, tensor in load_file(shard).items()}
     expected = {name: tensor if name == "here" else tensor.bfloat16() for name, tensor in state(1).items()}

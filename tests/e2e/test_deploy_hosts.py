@@ -115,7 +115,6 @@ def test_what_the_unit_runs_before_the_service_keeps_it_from_nothing_and_says_wh
         "REFITD_TOKEN_FILE": str(tmp_path / "token"),
         "REFITD_ENGINES": "http://127.0.0.1:1",
         "REFITD_PORT": str(free_port()),
-        "REFITD_LOG_FORMAT": "json",
     }
     done = subprocess.run(
         [sys.executable, "-m", "refitd", before],
@@ -126,7 +125,7 @@ def test_what_the_unit_runs_before_the_service_keeps_it_from_nothing_and_says_wh
         timeout=60,
     )
     failed = [line.split()[1:3] for line in done.stdout.splitlines() if line.startswith("failed")]
-    assert (done.returncode, failed) == (1, [["reachable", "127.0.0.1:1"]]), done.stdout + done.stderr
+    assert (done.returncode, failed) == (1, [["engines", "127.0.0.1:1"]]), done.stdout + done.stderr
     assert not (tmp_path / "state").exists(), "the service begins its journal"
 
 

@@ -402,7 +402,7 @@ def test_an_engine_that_is_not_there_is_one_finding(job: list[str]) -> None:
     code, found = examined(*job, "--engine", "http://127.0.0.1:1")
     assert code == 1
     assert found["engines", "failed"]["fix"].startswith("start it")
-    assert not [check for check, _ in found if check in {"shared-files", "changes", "hub"}]
+    assert not [check for check, _ in found if check in {"files", "hub"}]
 
 
 @pytest.mark.parametrize(

@@ -96,9 +96,7 @@ def test_refitd_of_many_hosts_starts_with_these_settings(
     assert (settings.client_tls.ca_file is not None) is (name in FOLLOWERS), "the hub calls no host"
     assert settings.tokens().read == ("read",)
     assert settings.tokens().follow == (("followers",) if name in HUBS else ())
-    assert (settings.tokens().write, settings.tokens().publish) == (
-        (("write",), ("publish",)) if name in HUBS else (("hosts",), ())
-    )
+    assert settings.tokens().write == (("write",) if name in HUBS else ("hosts",))
     assert (settings.database is not None) == (name == "hub-postgres")
 
 

@@ -35,8 +35,8 @@ def test_each_side_has_the_tokens_of_its_role_and_no_other() -> None:
         (tokens,) = [each["secret"] for each in pod["spec"]["volumes"] if each["name"] == "tokens"]
         assert tokens["secretName"] == "refitd-tokens"
         held[name] = {item["key"] for item in tokens["items"]}
-    hub, follower = {"write", "read", "publish", "followers"}, {"hosts", "read", "follow", "engines"}
-    assert held == dict.fromkeys(HUBS, hub) | dict.fromkeys(FOLLOWERS, follower) | {"trainer": {"publish"}}
+    hub, follower = {"write", "read", "followers"}, {"hosts", "read", "follow", "engines"}
+    assert held == dict.fromkeys(HUBS, hub) | dict.fromkeys(FOLLOWERS, follower) | {"trainer": {"write"}}
     told = (FOLDER / "hub/kustomization.yaml").read_text()
     assert set(re.findall(r"--from-literal=(\w+)=", told)) == hub | follower
     assert '--from-literal=follow="$follow" --from-literal=followers="*:$follow"' in told

@@ -116,7 +116,7 @@ def test_engines_are_found_and_a_place_that_vanishes_takes_none_away(models: Pat
         again = job.serve(models / "model_a", 2)
         assert served_by(engine).label == "2"
         assert again.step == 2
-        assert "found before stay" in (job.client.faults().engines or "")
+        assert "found before stay" in (job.client.overview().faults.engines or "")
 
 
 def test_a_place_that_is_none_stops_the_start_and_says_how_to_write_one(tmp_path: Path, models: Path) -> None:

@@ -33,7 +33,6 @@ MAY_OPEN = {
     "client/refitd_client/http/tls.py": "certificates and keys, which the user names",
     "client/refitd_client/transport/ipc/shared.py": "/proc",
     "service/refitd_plan/model.py": "a model's config, which the user names",
-    "service/refitd/diagnose/doctor/broadcast.py": "/proc, and libraries of other processes",
     "service/refitd/diagnose/doctor/root.py": "a file in a folder that it has just made",
     "service/refitd/engine/engines_file.py": "the engines file, which the operator names",
     "service/refitd/engine/http.py": "a file of keys, which the operator names",

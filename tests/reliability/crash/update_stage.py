@@ -24,7 +24,7 @@ RUN = "run"
 PROMPT = [5, 6, 7]
 LEASE: dict[str, Any] = {"lease": 6.0}  # seconds: on a machine that does much else no lead is lost without a kill
 READS = ("/model_info", "/generate")
-SLOW: dict[str, Any] = {"probe_interval": 3600.0, "scan_interval": 3600.0, "watch": "poll"}
+SLOW: dict[str, Any] = {"probe_interval": 3600.0, "scan_interval": 3600.0}
 
 
 class Engine(Protocol):

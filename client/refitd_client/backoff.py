@@ -1,4 +1,4 @@
-"""How long whoever tries again waits: one definition, for calls, engines, files and processes."""
+"""How long to wait before the next try: one definition, for calls, engines, files and processes."""
 
 
 def backoff(tried: int, first: float, longest: float, chance: float = 1.0) -> float:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
-from refitd.explain.shown import present_engine
+from refitd.explain.present import present_engine
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd.update.targets import Targets

@@ -239,7 +239,7 @@ class _Client:
         return True
 
     def _run(self, steps: Steps[Any]) -> Any:
-        raise NotImplementedError
+        raise NotImplementedError  # the blocking client and the coroutines' each have their own
 
     def _pause_of_stream(self, reader: EventReader, stream_retry: StreamRetry, outcome: HttpReply | LostReply) -> float:
         """Seconds before the event stream is opened again, or the error that ends it."""

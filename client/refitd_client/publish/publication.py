@@ -247,7 +247,7 @@ class Publication:
 
     @property
     def notice(self) -> Notice:
-        """What the service is told."""
+        """What goes to the service."""
         return self._facts.notice
 
     @property

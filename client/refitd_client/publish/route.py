@@ -34,16 +34,24 @@ _REASON = 500  # characters of a reason in a manifest: it may quote an error
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishRoute:
-    """What a publication does: hand over or not, as a delta or not, and to which ranks it sends.
+    """The way that a publication takes, and to which ranks it sends.
 
     `choice` is the transport with the reason for it. `instead` says why the files go alone where more was asked for.
     """
 
     choice: Choice
-    delta: Literal["auto", "never"] = "never"
-    handover: bool = False
     destination: Destination | None = None
     instead: str | None = None
+
+    @property
+    def handover(self) -> bool:
+        """Whether engines take it from the trainer's memory, before its files are written."""
+        return self.choice.transport not in BY_FILES
+
+    @property
+    def delta(self) -> Literal["auto", "never"]:
+        """Whether its files may hold what changed alone."""
+        return "auto" if self.choice.transport == "delta" else "never"
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -135,9 +143,9 @@ def decide_route(
                 service_host=service_host,
                 needs={each.name: each.needs for each in found.receivers if each.needs and places[0].is_rank},
             )
-            return PublishRoute(choice=choice, handover=True, destination=destination)
+            return PublishRoute(choice=choice, destination=destination)
         case "handover":
-            return PublishRoute(choice=choice, handover=True)
+            return PublishRoute(choice=choice)
         case _:
             return _by_files(choice)
 
@@ -161,7 +169,7 @@ def place_of_process(tensors: Sequence[Any], *, count: int, is_rank: bool = Fals
 
 
 def _by_files(choice: Choice, *, instead: str | None = None) -> PublishRoute:
-    return PublishRoute(choice=choice, delta="auto" if choice.transport == "delta" else "never", instead=instead)
+    return PublishRoute(choice=choice, instead=instead)
 
 
 def _places_of(weights: Any) -> Sequence[TrainerPlace] | None:

@@ -11,7 +11,7 @@ from refitd.api.context import Service, ServiceOf, engine_id_of
 from refitd.api.fragments import Fragments
 from refitd.engine.address import AddressRefusedError, check_url, host_of
 from refitd.engine.wire import refused
-from refitd.explain.shown import present_engine
+from refitd.explain.present import present_engine
 from refitd.policy.binding import move
 from refitd.policy.roster import guard_of
 from refitd.policy.traffic import Demand

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from refitd.explain.shown import present_engine, why_now
+from refitd.explain.present import present_engine, why_now
 from refitd.state.records import EngineRecord
 from refitd.state.store import Store
 from refitd.update.targets import Targets

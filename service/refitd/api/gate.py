@@ -11,7 +11,7 @@ import msgspec
 from fastapi import APIRouter, Header, Query, Response
 
 from refitd.api.context import Service, ServiceOf, engine_id_of
-from refitd.explain.shown import steps_behind
+from refitd.explain.present import steps_behind
 from refitd.policy.traffic import Demand
 from refitd_client.contract.naming import parse_version_id
 

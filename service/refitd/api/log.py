@@ -12,8 +12,8 @@ from refitd.api.context import Service, ServiceOf, engine_id_of, find_version, i
 from refitd.api.feed import Feed, FellBehindError
 from refitd.api.waiting import stream_slot
 from refitd.explain.engine import explain_engine
+from refitd.explain.present import upstream_of
 from refitd.explain.run import explain_run, glance_at, of_its_run, runs_of
-from refitd.explain.shown import upstream_of
 from refitd.explain.version import explain_version, overtaken_by
 from refitd.policy.readiness import unknown
 from refitd.policy.upstream import last_report

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from refitd.api.context import Service
 from refitd.api.health import faults_of
-from refitd.explain.shown import steps_behind
+from refitd.explain.present import steps_behind
 from refitd.observe.telemetry import Unserved
 from refitd.policy.traffic import Demand
 from refitd.state.records import EngineRecord

@@ -11,8 +11,8 @@ from fastapi import APIRouter, Request, Response
 from refitd.api.context import ServiceOf
 from refitd.api.fragments import Fragments
 from refitd.api.health import faults_now
+from refitd.explain.present import present_engine
 from refitd.explain.run import glance_at, runs_of
-from refitd.explain.shown import present_engine
 from refitd.state.store import Store
 from refitd.state.upstream import UpstreamWord
 from refitd.update.targets import Targets

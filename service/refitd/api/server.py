@@ -154,7 +154,7 @@ class BoundedServer(uvicorn.Server):
 
     def listens(self, url: str) -> None:
         """Called when it listens."""
-        raise NotImplementedError
+        raise NotImplementedError  # each server that is made of it prints that in its own way
 
 
 class Server(BoundedServer):

@@ -85,7 +85,7 @@ class ServerEngine:
         )
 
     async def refit(self, target: Target, on_stage: Callable[[Stage], None], others: Others | None = None) -> Refit:
-        """See `EnginePort`. `others`: it loads together with other servers, and whoever asks resumes them all."""
+        """See `EnginePort`. `others`: it loads together with other servers, and the caller resumes them all."""
         return await _Transaction(self, target, Stopwatch(on_stage), others).run()
 
     async def prefetch(self, version: Coming | Offered) -> Sequence[RankProof]:
@@ -216,7 +216,7 @@ class _Transaction:
             case Failed(reason):
                 return await self._restored(reason, before)
             case Unclear(reason):
-                # It may hold a mixture. A paused server answers nobody with it; a full load that is proved ends this.
+                # It may hold a mixture. Paused, it answers no request with it; a full load that is proved ends this.
                 return self._tainted(reason)
             case _:
                 assert_never(happened)

@@ -220,7 +220,7 @@ class Exchange:
             request: what to send.
             limit: bytes that the answer's body has at most.
             memory: what the bodies of all answers that are coming in may take together. Those of a usual size always
-                have room, so that nobody keeps out others by large ones.
+                have room, so that no client keeps out others by large ones.
 
         Raises:
             UnsendableError: it is no request.

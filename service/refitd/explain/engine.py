@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from refitd.engine.port import Outcome
-from refitd.explain.shown import host_does, left_on_barred, of_upstream, unknown_on_host, upstream_of
+from refitd.explain.present import host_does, left_on_barred, of_upstream, unknown_on_host, upstream_of
 from refitd.explain.version import contents_of, paused_since, phases, without_files
 from refitd.policy.binding import why_unbound
 from refitd.policy.contest import SAID_FOR, STOP_THE_OTHER, gives_up

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from refitd.explain.shown import host_does, unknown_on_host, upstream_of
+from refitd.explain.present import host_does, unknown_on_host, upstream_of
 from refitd.explain.version import what_is_left
 from refitd.policy.binding import how_to_bring
 from refitd.policy.contest import SAID_FOR, STOP_THE_OTHER

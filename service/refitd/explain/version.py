@@ -5,7 +5,7 @@ Engines have a sentence each, or one for many that are alike.
 
 from collections.abc import Iterable, Mapping
 
-from refitd.explain.shown import orders_of_hosts
+from refitd.explain.present import orders_of_hosts
 from refitd.policy.goals import passed_over, question_about
 from refitd.policy.upstream import is_here
 from refitd.state.records import EngineRecord, UpdateRecord

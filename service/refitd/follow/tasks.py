@@ -26,5 +26,5 @@ async def in_thread(call: Callable[..., AnswerT], *arguments: object) -> AnswerT
     except asyncio.CancelledError:
         await asyncio.wait([running])
         if not running.cancelled():
-            running.exception()  # nobody waits for it any more
+            running.exception()  # no task waits for it any more
         raise

@@ -8,7 +8,7 @@ import pytest
 
 from refitd.api import fragments
 from refitd.api.fragments import Fragments
-from refitd.explain.shown import present_engine
+from refitd.explain.present import present_engine
 from refitd.state.upstream import UpstreamWord
 from refitd_client.contract.wire import Engine, Page, Version
 from support.records import engine

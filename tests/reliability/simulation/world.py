@@ -15,8 +15,8 @@ from pathlib import Path
 from refitd.api.engines import move_engines
 from refitd.api.operations import change_run, rollback
 from refitd.api.versions import pin, unpin, wait
+from refitd.explain.present import present_engine
 from refitd.explain.run import glance_at
-from refitd.explain.shown import present_engine
 from refitd.policy.strategy import Strategy, StrategyName
 from refitd.problem import ProblemError
 from refitd_client.contract.naming import Order, parse_version_folder, version_folder, version_id

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from refitd.explain.shown import present_version
+from refitd.explain.present import present_version
 from refitd_client.contract.states import EngineState
 from support.records import engine, version
 

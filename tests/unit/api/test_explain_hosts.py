@@ -11,8 +11,8 @@ from refitd.clock import SystemClock
 from refitd.engine.port import Reached
 from refitd.engine.refitd.host import picture, reached
 from refitd.explain.engine import explain_engine
+from refitd.explain.present import orders_of_hosts, present_engine, present_version
 from refitd.explain.run import glance_at
-from refitd.explain.shown import orders_of_hosts, present_engine, present_version
 from refitd.explain.version import on_engines
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store

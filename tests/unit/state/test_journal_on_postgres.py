@@ -20,6 +20,7 @@ from refitd.state.journal.recovery import open_journal
 from refitd.state.journal.schema import SCHEMA_VERSION
 from refitd.state.journal.sqlite_file import JOURNAL_NAME
 from refitd.state.journal.writes import put_version
+from refitd.state.records import HostLead
 from support.records import version
 
 Take = Callable[..., HeldLead]
@@ -32,7 +33,8 @@ def test_the_tables_of_another_schema_are_moved_aside_and_the_journal_is_rebuilt
     journal = open_group_journal(database, lead, root)
     journal.write_now([put_version(version(1), 1)])
     journal.close()
-    write_decisions(root, Decisions(event=9, versions=(version(2, barred=True),)))
+    hub = HostLead(leader="hub", heard={"hub": 7})
+    write_decisions(root, Decisions(event=9, versions=(version(2, barred=True),), lead=hub))
     with psycopg.connect(database.uri) as connection:
         connection.execute("UPDATE leadership SET schema = %s", [SCHEMA_VERSION - 1])
     assert examine_group(database) == Older(SCHEMA_VERSION - 1)
@@ -40,7 +42,7 @@ def test_the_tables_of_another_schema_are_moved_aside_and_the_journal_is_rebuilt
         open_group_journal(database, lead, root).close()
         found = examine_group(database)
         assert isinstance(found, Sound)
-        assert (found.origin.lost, found.origin.rebuilt) == (True, False)
+        assert (found.origin.lost, found.origin.rebuilt, found.origin.lead) == (True, False, hub)
         with reading_group(database) as connection:
             assert [(each.id, each.barred) for each in read_versions(connection)] == [(version(2).id, True)]
             aside = connection.exec_driver_sql(f"SELECT count(*) FROM refitd_schema_{SCHEMA_VERSION - 1}.versions")  # noqa: S608

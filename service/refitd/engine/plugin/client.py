@@ -289,7 +289,7 @@ class PluginClient:
         return await self._ended(judge_offer(early.replies, offered))
 
     async def _ended(self, done: Preparation) -> Preparation:
-        """Note what the ranks hold. Where it is not a whole version, they are told to forget it."""
+        """Note what the ranks hold. Where it is not a whole version, they forget it."""
         self._waiting = isinstance(done, Prepared)
         if not self._waiting:
             await self._have_forgotten()

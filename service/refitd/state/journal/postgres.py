@@ -126,7 +126,7 @@ def _named_as_ours(connection: sa.Connection) -> set[str]:
 
 
 def _move_aside(connection: sa.Connection, schema: int) -> None:
-    """Move all tables but `leadership` into a schema of PostgreSQL's that nobody reads; their indexes go with them."""
+    """Move all tables but `leadership` into a schema that no service reads; their indexes go with them."""
     place = f"refitd_schema_{schema}"
     connection.execute(sa.schema.CreateSchema(place))
     for table in sa.inspect(connection).get_table_names():
@@ -148,7 +148,8 @@ def open_group_journal(database: PostgresAddress, lead: HeldLead, root: Path) ->
         journal = Journal(PostgresDatabase(database, lead), _origin(root, before, database))
         try:
             if before is not None and journal.read(read_last_event) == 0:  # it begins in the place of one that is lost
-                journal.write_now(rebuilt_from(root, _lost(root, database)).writes)
+                begins = rebuilt_from(root, _lost(root, database))
+                journal.write_now([put_origin(begins.origin), *begins.writes])
             write_note(root, note)
         except BaseException:
             journal.close()

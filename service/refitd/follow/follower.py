@@ -40,6 +40,7 @@ from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd.update.fleet import Fleet
 from refitd.update.targets import Targets
+from refitd_client.backoff import backoff
 from refitd_client.contract.follow import (
     MAX_REPORTED,
     Following,
@@ -54,7 +55,7 @@ from refitd_client.contract.states import Kind, VersionState
 
 PULL_LOOK_SECONDS = 2.0  # between two looks at the upstream
 LISTEN_AGAIN_SECONDS = 1.0
-PULL_RETRY_SECONDS = 2.0  # after a pull that failed, doubled with each failure
+PULL_RETRY_SECONDS = 2.0  # after a pull that failed
 LONGEST_PULL_RETRY_SECONDS = 60.0
 
 log = structlog.get_logger("refitd")
@@ -425,9 +426,7 @@ class UpstreamFollower:
             self._failed(version.id, error)
             return
         self._failures.pop(version.id, None)
-        seconds = self._store.clock.monotonic() - began
-        text = f"pulled {sum(took.bytes_from.values())} bytes in {seconds:.2f} s from {', '.join(took.bytes_from)}"
-        text = f"{text}; {took.resumed} bytes were here" if took.resumed else text
+        text = took.text(self._store.clock.monotonic() - began, self._sources.upstream.name)
         self._store.say("version", version.id, text, of_run=version.run)
         known = self._store.versions.get(version.id)
         if known is None or known.state.is_gone:
@@ -439,9 +438,8 @@ class UpstreamFollower:
     def _failed(self, version: str, error: Exception) -> None:
         known = self._failures.get(version)
         times = 1 if known is None else known.times + 1
-        wait = min(LONGEST_PULL_RETRY_SECONDS, PULL_RETRY_SECONDS * 2.0 ** (times - 1))
-        if isinstance(error, GoneError) and times == 1:
-            wait = 0.0  # the upstream has gone on: look what it has now
+        looks = isinstance(error, GoneError) and times == 1  # the upstream has gone on: look what it has now
+        wait = 0.0 if looks else backoff(times, PULL_RETRY_SECONDS, LONGEST_PULL_RETRY_SECONDS)
         is_final = not isinstance(error, UnreachableError | GoneError)
         self._failures[version] = _Failure(str(error), times, self._store.clock.monotonic() + wait, is_final)
         if known is None or known.reason != str(error):

@@ -29,6 +29,7 @@ from refitd_client.contract.manifest import Manifest, ManifestRefusedError, pars
 from refitd_client.contract.naming import MANIFEST_NAME, Order, ShardLayout, slots_path, version_id
 from refitd_client.errors import RefitError
 from refitd_client.files.durable import Mappings
+from refitd_client.files.plain_file import read_plain
 from refitd_client.publish.run_folder import RunFolder
 from refitd_client.write.version_folder import Laps, Meter, Staging, staged
 
@@ -52,6 +53,12 @@ class PullTotals:
     bytes_from: Mapping[str, int]
     timings: Mapping[str, float]
     resumed: int = 0
+
+    def text(self, seconds: float, upstream: str) -> str:
+        """What the log says of it. `upstream`: what is named where no byte had to come."""
+        source = ", ".join(self.bytes_from) or upstream
+        were_here = f"; {self.resumed} bytes were here" if self.resumed else ""
+        return f"pulled {sum(self.bytes_from.values())} bytes in {seconds:.2f} s from {source}{were_here}"
 
 
 class Puller:
@@ -133,6 +140,9 @@ class Puller:
         manifest = _checked(data, version, digest, sources.upstream.name)
         try:
             folder = await in_thread(self.folder_of, manifest.run)
+            if await in_thread(_is_here, folder.folder_of(manifest.order), data):
+                there = sum(file.size for file in manifest.files.values())
+                return PullTotals(version=version, bytes_from={}, timings={}, resumed=there)
             with laps.lap("layout"):
                 layout = await self._layout(manifest, version, sources)
             return await self._into(folder, manifest, version, data, layout, laps, sources)
@@ -220,6 +230,15 @@ class Puller:
         part = FilePart(version=version, file=name, start=0, length=length)
         await again(lambda: sources.upstream.fill(part, memoryview(buffer)), self._sleep)
         return bytes(buffer)
+
+
+def _is_here(folder: Path, manifest: bytes) -> bool:
+    """Whether the version has its name already. A kill between that and the journal leaves it so, and then the journal
+    may say that an earlier version of the name was deleted. Its bytes are judged as those of any pull.
+    """
+    with contextlib.suppress(OSError):
+        return read_plain(folder / MANIFEST_NAME, len(manifest) + 1) == manifest
+    return False
 
 
 def _checked(data: bytes, version: str, digest: str, source: str) -> Manifest:

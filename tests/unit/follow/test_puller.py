@@ -31,6 +31,18 @@ async def test_a_version_is_pulled_byte_by_byte_and_counts_only_when_whole(stage
     assert stage.here == ["v000001"]
 
 
+async def test_a_version_that_has_its_name_already_is_pulled_no_second_time(stage: Stage) -> None:
+    """A host was killed between the rename and its journal, which says that an earlier version of the name is gone."""
+    with_right_digests(stage.hub, 1)
+    first = await stage.pull()
+    again = await stage.pull()
+    assert (dict(again.bytes_from), again.resumed) == ({}, sum(first.bytes_from.values()))
+    assert same(stage)
+    (stage.root / RUN / "v000001/refit.json").write_bytes(b"{}")  # another's
+    with pytest.raises(PullRefusedError, match="cannot be written"):
+        await stage.pull()
+
+
 async def test_a_link_that_is_cut_loses_the_parts_under_way_and_no_others(stage: Stage) -> None:
     with_right_digests(stage.hub, 1)
     cut = 0

@@ -13,12 +13,13 @@ import pytest
 from sqlalchemy.exc import DBAPIError
 
 from refitd.root.ownership import StartRefusedError
+from refitd.state.decisions import Decisions, write_decisions
 from refitd.state.journal import reads, writes
 from refitd.state.journal.address import PostgresAddress
 from refitd.state.journal.condition import Missing, Sound
 from refitd.state.journal.database import LeadLostError
 from refitd.state.journal.leadership import Candidate, HeldLead
-from refitd.state.journal.postgres import examine_group, open_group_journal
+from refitd.state.journal.postgres import examine_group, open_group_journal, reading_group
 from refitd.state.records import NEW
 from support import points
 from support.postgres import PostgresServer
@@ -138,6 +139,25 @@ def test_kill_9_at_every_statement_of_a_first_start_leaves_a_journal_or_none(
         found = examine_group(database)
         assert isinstance(found, Sound)
         assert (found.origin.lost, found.origin.rebuilt) == (NEW.lost, NEW.rebuilt), f"killed at statement {number}"
+        if not was_killed:
+            break
+    assert died > 10 // points.STRIDE
+
+
+@pytest.mark.points
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_kill_9_at_every_statement_of_a_rebuild_loses_no_decision(postgres: PostgresServer, root: Path) -> None:
+    write_decisions(root, Decisions(event=9, versions=(version(2, barred=True),)))
+    died = 0
+    for number in points.numbers():
+        database = PostgresAddress(postgres.database())
+        (root / ".refitd" / "journal").write_text("/gone/with/its/host\n")
+        was_killed = die_at(number, database, root, write=1)
+        died += was_killed
+        take_over(database, root)
+        with reading_group(database) as connection:
+            barred = [each.id for each in reads.read_versions(connection) if each.barred]
+        assert barred == [version(2).id], f"killed at statement {number}"
         if not was_killed:
             break
     assert died > 10 // points.STRIDE

@@ -147,7 +147,8 @@ def open_group_journal(database: PostgresAddress, lead: HeldLead, root: Path) ->
             _refuse_another(root, before, database)
         journal = Journal(PostgresDatabase(database, lead), _origin(root, before, database))
         try:
-            if before is not None and journal.read(read_last_event) == 0:  # it begins in the place of one that is lost
+            # What was decided comes with the first entry. A kill before that leaves a journal without entries.
+            if _stands_for_a_lost_one(journal) and journal.read(read_last_event) == 0:
                 begins = rebuilt_from(root, _lost(root, database))
                 journal.write_now([put_origin(begins.origin), *begins.writes])
             write_note(root, note)
@@ -160,6 +161,12 @@ def open_group_journal(database: PostgresAddress, lead: HeldLead, root: Path) ->
         why = str(error.orig if isinstance(error, DatabaseError) else error).strip()
         raise StartRefusedError(f"the journal {database.shown} cannot be used: {why}") from error
     return journal
+
+
+def _stands_for_a_lost_one(journal: Journal) -> bool:
+    """Whether an earlier journal was lost that this one stands for."""
+    origin = journal.read(read_origin)
+    return origin is not None and origin.lost
 
 
 def _refuse_another(root: Path, before: Path, database: PostgresAddress) -> None:

@@ -44,6 +44,8 @@ class UpstreamReporter:
         self._refused = refused
         self._is_soon = False
         self._busy_seconds = BUSY_SECONDS
+        self._sent = 0  # reports
+        self._answered = 0  # the newest report that has a reply
         self.fault: str | None = None
 
     async def run(self) -> None:
@@ -55,8 +57,14 @@ class UpstreamReporter:
             await self._sources.told.wait_after(seen, within=wait)
 
     async def report(self) -> None:
-        """Report now. An upstream that does not take it hears the next one."""
+        """Report now. An upstream that does not take it hears the next one.
+
+        Two reports may be under way, as one of them asks for a turn to pull. Their replies may change places: a reply
+        to a report that was sent before an answered one counts for nothing. It may order what was served before.
+        """
         upstream = self._sources.upstream
+        self._sent += 1
+        number = self._sent
         try:
             reply = await upstream.report(self._tell())
         except UpstreamError as error:
@@ -66,6 +74,9 @@ class UpstreamReporter:
             if self.fault is not None and upstream is self._sources.upstream:
                 self._refused(upstream.name)
             return
+        if number < self._answered:
+            return
+        self._answered = number
         self.fault, self._is_soon = None, reply.soon
         self._busy_seconds = min(RESTS_SECONDS, max(BUSY_SECONDS, reply.busy_seconds))
         if upstream is self._sources.upstream:

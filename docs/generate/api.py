@@ -5,7 +5,7 @@ from typing import Any
 
 from generate.markdown import code, page, plain, prose, table
 from refitd.api.api import routes
-from refitd.api.roles import FOLLOWERS
+from refitd.api.auth import FOLLOWERS
 from refitd.problem import Slug
 
 INTRODUCTION = """\

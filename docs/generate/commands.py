@@ -9,9 +9,8 @@ import typer.main
 
 from generate.markdown import code, page, plain, prose, table
 from refitd.cli.app import COMMANDS, app
-from refitd.cli.flags import PANELS
 from refitd.cli.help import EXIT_CODES_HELP
-from refitd.cli.serve import ENGINES_FILE_HELP
+from refitd.cli.serve import ENGINES_FILE_HELP, PANELS
 
 INTRODUCTION = """\
 # Commands

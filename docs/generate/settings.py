@@ -1,7 +1,7 @@
 """The page of settings, from `Settings` and the panels of `refitd serve --help`."""
 
 from generate.markdown import code, page, plain, table
-from refitd.cli.flags import PANELS, default_of, flag, is_secret, placeholder, variable
+from refitd.cli.serve import PANELS, default_of, flag, is_secret, placeholder, variable
 from refitd.settings import Settings
 
 INTRODUCTION = """\

@@ -17,18 +17,17 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from refitd.api.api import build_api
+from refitd.api.auth import HostNames
 from refitd.api.context import Service
-from refitd.api.host_names import HostNames
+from refitd.api.options import ServerTls
 from refitd.api.server import Address, Server, listening, server_tls
-from refitd.api.tls import ServerTls
 from refitd.catalog.catalog import Catalog
 from refitd.catalog.files import DiskFiles
 from refitd.catalog.intake import Intake
 from refitd.catalog.references import References
 from refitd.catalog.watch import Watcher
 from refitd.clock import SystemClock
-from refitd.diagnose.preflight import keys_without_token, stranger
-from refitd.diagnose.variables import why_unread
+from refitd.diagnose.preflight import keys_without_token, stranger, why_unread
 from refitd.discovery.place import parse_place
 from refitd.discovery.scout import Scout
 from refitd.engine.connect import connector

@@ -23,8 +23,8 @@ class TokensRefusedError(ValueError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
     """What opens the service. `write` opens everything, `read` what only looks; without one, looking is open.
-    `follow` opens what hosts need that follow: `api/roles.py` has the routes. A line of it may name hosts before the
-    token, as `name:token` (`api/host_names.py`).
+    `follow` opens what hosts need that follow: `api/auth.py` has the routes. A line of it may name hosts before the
+    token, as `name:token` (`api/auth.py`).
     """
 
     write: tuple[str, ...] = field(default=(), repr=False)

@@ -16,16 +16,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Self, TypeVar
 
-from refitd_embedded.config import read_eos_ids
-from refitd_embedded.defects import EngineDiedError
-from refitd_embedded.lora import Adapters
-from refitd_embedded.model import Decoder
-from refitd_embedded.reload import Labels, Reloader, Updated, UpdateOrder
-from refitd_embedded.request import GenerationRequest
-from refitd_embedded.runner import Runner
-from refitd_embedded.rwlock import ChangeSignal, RwLock
-from refitd_embedded.scheduler import Limits, Scheduler
-from refitd_embedded.weights import checksums, load
+from refitd_embedded.model import Adapters, Decoder, read_eos_ids
+from refitd_embedded.runner import GenerationRequest, Runner
+from refitd_embedded.scheduler import ChangeSignal, Limits, RwLock, Scheduler
+from refitd_embedded.weights import EngineDiedError, Labels, Reloader, Updated, UpdateOrder, checksums, load
 from refitd_embedded.wire import Bounds
 
 logger = logging.getLogger(__name__)

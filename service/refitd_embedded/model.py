@@ -6,13 +6,134 @@ Each operation, its order and its precision follow transformers' implementation 
 float32 and then rounded), so that greedy answers are equal token for token.
 """
 
-from collections.abc import Callable
+import asyncio
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from refitd_embedded.config import DecoderConfig
+# What a decoder is made of, read from the `config.json` that Hugging Face writes. No torch in here.
+#
+# Two families are known, Qwen2 and Llama; they differ only in where biases sit. What the model code does not do
+# (sliding windows, other activations, stretched rotary embeddings) is refused by name rather than computed wrongly.
+
+
+FAMILIES = ("qwen2", "llama")
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+class UnsupportedModelError(ValueError):
+    """The configuration asks for something that this engine does not compute."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    """Sizes and switches of one decoder. Field names are Hugging Face's where it has one."""
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rope_theta: float
+    rms_norm_eps: float = 1e-6
+    tie_word_embeddings: bool = False
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    dtype: str = "float32"
+    eos_token_ids: frozenset[int] = frozenset()
+
+    @classmethod
+    def from_hf(cls, config: dict[str, Any]) -> "DecoderConfig":
+        """Read a `config.json`. Raises UnsupportedModelError for what this engine cannot compute, KeyError for a
+        size that is missing.
+        """
+        family = config.get("model_type")
+        if family not in FAMILIES:
+            raise UnsupportedModelError(f"model_type {family!r} is not supported: {' and '.join(FAMILIES)} are")
+        _refuse_the_unsupported(config)
+        # Newer transformers write `dtype`, older ones `torch_dtype`.
+        dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+        if dtype not in DTYPES:
+            raise UnsupportedModelError(f"dtype {dtype!r} is not supported: {', '.join(DTYPES)} are")
+        heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
+        attention_bias = bool(config.get("attention_bias", False))
+        return cls(
+            family=family,
+            vocab_size=int(config["vocab_size"]),
+            hidden_size=hidden,
+            intermediate_size=int(config["intermediate_size"]),
+            num_hidden_layers=int(config["num_hidden_layers"]),
+            num_attention_heads=heads,
+            num_key_value_heads=int(config.get("num_key_value_heads") or heads),
+            head_dim=int(config.get("head_dim") or hidden // heads),
+            max_position_embeddings=int(config.get("max_position_embeddings", 2048)),
+            rope_theta=_rope_theta(config),
+            rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            qkv_bias=family == "qwen2" or attention_bias,
+            o_bias=family == "llama" and attention_bias,
+            mlp_bias=family == "llama" and bool(config.get("mlp_bias", False)),
+            dtype=dtype,
+            eos_token_ids=eos_ids(config),
+        )
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """The raw `config.json` of a checkpoint. Raises OSError or ValueError."""
+    return json.loads((directory / "config.json").read_bytes())
+
+
+def read_eos_ids(directory: Path) -> frozenset[int]:
+    """End-of-sequence ids of `config.json` and `generation_config.json` together, as SGLang takes them."""
+    found = eos_ids(read_config(directory))
+    generation = directory / "generation_config.json"
+    return found | eos_ids(json.loads(generation.read_bytes())) if generation.exists() else found
+
+
+def eos_ids(config: dict[str, Any]) -> frozenset[int]:
+    """`eos_token_id` as a set: Hugging Face writes one number, a list, or null."""
+    match config.get("eos_token_id"):
+        case None:
+            return frozenset()
+        case list() as several:
+            return frozenset(several)
+        case one:
+            return frozenset((one,))
+
+
+def _rope_theta(config: dict[str, Any]) -> float:
+    """The base of the rotary embedding, in the new form (`rope_parameters`) or the old one (beside `rope_scaling`)."""
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    if kind != "default":
+        raise UnsupportedModelError(f"rope_type {kind!r} is not supported: default is")
+    return float(scaling.get("rope_theta") or config.get("rope_theta") or 10_000.0)
+
+
+def _refuse_the_unsupported(config: dict[str, Any]) -> None:
+    if config.get("hidden_act", "silu") != "silu":
+        raise UnsupportedModelError(f"hidden_act {config['hidden_act']!r} is not supported: silu is")
+    windows = {kind for kind in config.get("layer_types") or () if kind != "full_attention"}
+    if config.get("use_sliding_window") or windows:
+        raise UnsupportedModelError("sliding-window attention is not supported: full attention is")
+    if config.get("quantization_config"):
+        raise UnsupportedModelError("quantised checkpoints are not supported: float32, bfloat16 and float16 are")
+
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, queries, keys, values) → attention output. Queries are [batch, heads, time, head_dim], keys and values
@@ -174,3 +295,99 @@ def rotate(heads: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
     cos, sin = turn
     first, second = heads.chunk(2, dim=-1)
     return heads * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+_DOWN_NAME = re.compile(r"base_model\.model\.(.+)\.lora_A\.weight")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adapter:
+    """By linear layer: A [r, in] and B [out, r], B multiplied with the adapter's scale."""
+
+    pairs: dict[str, tuple[Tensor, Tensor]]
+
+
+def read_adapter(folder: Path, decoder: nn.Module) -> Adapter:
+    """Read a folder as peft saves it. Blocking.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: it is no adapter of this model.
+        SafetensorError: a file is damaged.
+    """
+    config = json.loads((folder / "adapter_config.json").read_bytes())
+    tensors, layers = load_file(folder / "adapter_model.safetensors"), dict(_linear(decoder))
+    pairs: dict[str, tuple[Tensor, Tensor]] = {}
+    for name, first in tensors.items():
+        if (found := _DOWN_NAME.fullmatch(name)) is None:
+            continue
+        if (layer := layers.get(found[1])) is None:
+            raise ValueError(f"the model has no linear layer {found[1]}")
+        second = tensors[name.replace("lora_A", "lora_B")] * (config["lora_alpha"] / config["r"])
+        pairs[found[1]] = first.to(layer.weight.dtype), second.to(layer.weight.dtype)
+    return Adapter(pairs)
+
+
+def _linear(decoder: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+    return ((name, module) for name, module in decoder.named_modules() if isinstance(module, nn.Linear))
+
+
+class AdapterRows:
+    """Which adapter each row of the next forward has. None for a row of the model alone."""
+
+    def __init__(self, decoder: nn.Module) -> None:
+        self.rows: Sequence[Adapter | None] = ()
+        for name, layer in _linear(decoder):
+            layer.register_forward_hook(partial(self._add, name))
+
+    def _add(self, name: str, _layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        for row, adapter in enumerate(self.rows):
+            if adapter is not None and (pair := adapter.pairs.get(name)) is not None:
+                output[row] += inputs[0][row] @ pair[0].T @ pair[1].T
+
+
+class Adapters:
+    """The adapters by name, with their folders. One change at a time, as in SGLang."""
+
+    def __init__(self, decoder: nn.Module, *, enabled: bool) -> None:
+        self.enabled = enabled
+        self.folders: dict[str, str] = {}
+        self._loaded: dict[str, Adapter] = {}
+        self._decoder = decoder
+        self._turn = asyncio.Lock()
+
+    def named(self, name: Any) -> Adapter | None:
+        """The adapter that a request names; None where it names none.
+
+        Raises:
+            ValueError: no adapter of this name is loaded.
+        """
+        if name is None:
+            return None
+        if name not in self._loaded:
+            raise ValueError(f"The following requested LoRA adapters are not loaded: {name}")
+        return self._loaded[name]
+
+    async def load(self, name: str, folder: str) -> str | None:
+        """Load an adapter. Returns why that failed; None where it did not."""
+        if not self.enabled:
+            return "LoRA is not enabled. Please set `--enable-lora` to enable LoRA."
+        async with self._turn:
+            if name in self.folders:
+                return f"Failed to load LoRA adapter {name} from {folder}: it is already loaded"
+            try:
+                self._loaded[name] = await asyncio.to_thread(read_adapter, Path(folder), self._decoder)
+            except (OSError, ValueError, KeyError, SafetensorError) as error:
+                return f"Failed to load LoRA adapter {name} from {folder}: {error}"
+            self.folders[name] = folder
+            return None
+
+    async def unload(self, name: str) -> str | None:
+        """Unload an adapter. Returns why that failed; None where it did not."""
+        if not self.enabled:
+            return "LoRA is not enabled. Please set `--enable-lora` to enable LoRA."
+        async with self._turn:
+            if self.folders.pop(name, None) is None:
+                return f"LoRA with name {name} does not exist. Loaded LoRAs: {set(self.folders)}"
+            del self._loaded[name]
+            return None

@@ -33,8 +33,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from refitd_embedded.engine import EmbeddedEngine
-from refitd_embedded.routes import control_routes, generate_routes, weights_routes
-from refitd_embedded.routes_info import info_routes, lora_routes
+from refitd_embedded.routes import control_routes, generate_routes, info_routes, lora_routes, weights_routes
 
 OPEN = ("/health", "/ready", "/metrics")
 ADMIN = frozenset(

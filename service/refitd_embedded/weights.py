@@ -10,20 +10,21 @@ sixteen hex digits. Fused tensors are stacked along the output dimension, so has
 the same digest, and no tensor has to be copied. (On a GPU SGLang uses another hash.)
 """
 
+import asyncio
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
 
-from refitd_embedded.config import DecoderConfig, read_config
-from refitd_embedded.model import Decoder
+from refitd_embedded.model import Decoder, DecoderConfig, read_config
+from refitd_embedded.scheduler import Scheduler
 
 FUSED = {
     "q_proj": ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
@@ -196,3 +197,195 @@ def _digest(parts: list[Tensor]) -> str:
     for part in parts:
         digest.update(part.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.digest()[:8].hex()
+
+
+# Loading as carelessly as SGLang 0.5.23 does it, for those who must survive it (`--defects`).
+#
+# Tensors are written one by one as they are read, straight into the live model. So:
+#
+# - a missing tensor is not noticed: the model becomes a mixture of two checkpoints, and the answer is 200;
+# - a linear layer of another shape is padded or cut until it fits: 200 as well;
+# - NaN is a number like any other;
+# - a failure in the middle is answered by "Rolling back to original weights.", which reads *the same new checkpoint*
+#   once more. If that works, the answer is 400 with contents that no answer names; if it fails again, the exception
+#   has no handler left and takes the whole server down. A torn file or a norm of another shape always fails twice;
+# - a `load_format` that does not exist raises before the first try block: the server dies.
+#
+# Seen on a real server; the paths are in `model_executor/model_runner_components/weight_updater.py`.
+
+
+class EngineDiedError(Exception):
+    """A real server would have died here. The text is its last error."""
+
+
+@dataclass(slots=True)
+class Interruption:
+    """Makes the next `times` passes over a checkpoint fail after `after` tensors were written.
+
+    The only way to get the 400 with unknown contents on purpose: once, and the "rollback" goes through.
+    """
+
+    after: int
+    times: int
+
+
+class CarelessLoader:
+    """Writes while it reads. `interruption` is for tests."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._parameters = dict(decoder.named_parameters())
+        self.interruption = Interruption(after=0, times=0)
+
+    def open(self, directory: Path) -> Write:
+        """See `Loader`. Notices missing files, and nothing else."""
+        files = shards(directory)
+        return lambda: self._write(files)
+
+    def _write(self, files: list[Path]) -> WeightsLoaded | WeightsTainted:
+        try:
+            self._pass(files)
+        except Exception as first:
+            try:
+                self._pass(files)
+            except Exception as second:
+                raise EngineDiedError(f"{type(second).__name__}: {second}") from second
+            return WeightsTainted(f"Failed to update weights: {first}.\nRolling back to original weights.")
+        return WeightsLoaded()
+
+    def _pass(self, files: list[Path]) -> None:
+        for written, (name, tensor) in enumerate(_tensors(files)):
+            if self.interruption.times and written == self.interruption.after:
+                self.interruption.times -= 1
+                raise RuntimeError(f"injected: interrupted after {written} tensors")
+            if name in self._parameters:
+                with torch.no_grad():
+                    _squeeze_in(name, tensor, self._parameters[name])
+
+
+def _tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
+    for path in files:
+        with safetensors.safe_open(path, framework="pt") as shard:
+            for name in shard.keys():  # noqa: SIM118 - not a mapping
+                yield name, shard.get_tensor(name)
+
+
+def _squeeze_in(name: str, tensor: Tensor, parameter: Tensor) -> None:
+    """Write what fits, as SGLang's CPU loaders do: linear layers along the dimension that is sharded."""
+    linear = "_proj." in name and tensor.dim() == parameter.dim()
+    dim = 1 if "o_proj.weight" in name or "down_proj.weight" in name else 0
+    if linear and tensor.shape[dim] != parameter.shape[dim]:
+        size = min(tensor.shape[dim], parameter.shape[dim])
+        parameter.zero_()
+        parameter, tensor = parameter.narrow(dim, 0, size), tensor.narrow(dim, 0, size)
+    if tensor.shape != parameter.shape:
+        raise AssertionError(f"Attempted to load weight ({tensor.shape}) into parameter ({parameter.shape})")
+    parameter.copy_(tensor)
+
+
+# The update of weights from disk, as a command of the scheduler: nothing is computed while it runs.
+#
+#     wait out the artificial delay → look at load_format → open (read, check) → write → flush → labels
+#
+# Until the write it can be abandoned. From there it goes through to the labels, also when the caller has left.
+
+
+T = TypeVar("T")
+
+LOADABLE = ("auto", "safetensors")
+KNOWN_FORMATS = (
+    *LOADABLE, "pt", "instanttensor", "npcache", "dummy", "sharded_state", "presharded", "gguf", "expert_pack",
+    "bitsandbytes", "mistral", "layered", "flash_rl", "jax", "remote", "remote_instance", "rdma", "local_cached",
+    "fastsafetensors", "private", "runai_streamer", "ipc_cache",
+)  # fmt: skip
+"""SGLang's `LoadFormat`. Any other value kills the real server."""
+
+SUCCESS = "Succeeded to update model weights."
+NOT_FLUSHED = (
+    "Weights were updated, but the cache was not flushed because requests are still running or queued. "
+    "Retract or finish them, then call /flush_cache."
+)
+
+
+@dataclass(slots=True)
+class Labels:
+    """What /model_info says is served. The scheduler has a `weight_version` of its own, which goes into answers: when
+    a flush is refused after a load, the two differ, as they do on the real server.
+    """
+
+    model_path: str
+    load_format: str = "auto"
+    weight_version: str = "default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateOrder:
+    """What /update_weights_from_disk asks for; defaults are SGLang's."""
+
+    model_path: str
+    load_format: str | None = None
+    abort_all_requests: bool = False
+    weight_version: str | None = None
+    flush_cache: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Updated:
+    """How an update ended, as it is answered."""
+
+    success: bool
+    message: str
+
+
+class Reloader:
+    """Loads checkpoints into the live model. `delay` is in seconds, for each load.
+
+    `careless` makes all the mistakes that SGLang makes (see `defects`).
+    """
+
+    def __init__(self, decoder: Decoder, scheduler: Scheduler, labels: Labels, *, careless: bool) -> None:
+        self.delay = 0.0
+        self.careless = careless
+        self.loader: CheckpointLoader = CarelessLoader(decoder) if careless else CarefulLoader(decoder)
+        self._scheduler, self._labels = scheduler, labels
+
+    async def load(self, order: UpdateOrder) -> Updated:
+        """Carry out an order, between two steps of the scheduler. Raises EngineDiedError."""
+        await asyncio.sleep(self.delay)
+        load_format = order.load_format or self._labels.load_format
+        if load_format not in KNOWN_FORMATS:
+            message = f"load_format {load_format!r} does not exist: use one of {', '.join(KNOWN_FORMATS)}"
+            if self.careless:
+                raise EngineDiedError(message)
+            return Updated(False, message)
+        if load_format not in LOADABLE:
+            return Updated(False, f"Failed to get model loader: load_format {load_format!r} is not supported.")
+        try:
+            write = await asyncio.to_thread(self.loader.open, Path(order.model_path))
+        except CheckpointError as problem:
+            return Updated(False, f"Failed to get weights iterator: {problem}")
+        return await _to_the_end(self._write(write, order, load_format))
+
+    async def _write(self, write: Write, order: UpdateOrder, load_format: str) -> Updated:
+        match await asyncio.to_thread(write):
+            case WeightsTainted(message):
+                return Updated(False, message)
+            case WeightsLoaded():
+                self._scheduler.relabel(order.weight_version)
+        flushed = self._scheduler.flush()  # also unasked: there is no prefix cache whose loss could hurt
+        if order.flush_cache and not flushed:
+            return Updated(False, NOT_FLUSHED)
+        self._labels.model_path, self._labels.load_format = order.model_path, load_format
+        if order.weight_version is None:
+            return Updated(True, SUCCESS)
+        self._labels.weight_version = order.weight_version
+        return Updated(True, f"{SUCCESS} Weight version updated to {order.weight_version}.")
+
+
+async def _to_the_end(work: Awaitable[T]) -> T:
+    """Await `work`; being cancelled waits for its end first. Half-written weights are what must never be left."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait((task,))
+        raise

@@ -12,9 +12,8 @@ from typing import Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict
 
-from refitd_embedded.lora import Adapter
-from refitd_embedded.request import GenerationRequest
-from refitd_embedded.sampling import SamplingParams
+from refitd_embedded.model import Adapter
+from refitd_embedded.runner import GenerationRequest, SamplingParams
 
 UNSUPPORTED = {
     "text": "it has no tokenizer, send input_ids",

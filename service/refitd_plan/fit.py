@@ -11,14 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from refitd_plan.host import host_fault, on_root, versions_on_root
 from refitd_plan.job import JobSettings
-from refitd_plan.machine import GIB, Machine
+from refitd_plan.machine import GIB, Machine, Placement
 from refitd_plan.memory import GPU_HEADROOM, WEIGHT_BYTES, MemoryEstimate, memory_of
 from refitd_plan.model import Model, lora_parameters
-from refitd_plan.placement import Placement
 from refitd_plan.plan import PlannedChange, PlannedMemory, PlannedProcess
-from refitd_plan.transport import WeightTransport
+from refitd_plan.transport import WeightTransport, host_fault, on_root, versions_on_root
 
 Measure = Callable[[JobSettings], MemoryEstimate]
 _LEAST_FRACTION, _MOST_FRACTION, _FRACTION_STEP = 0.1, 0.9, 0.05

@@ -6,8 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from refitd_client.errors import PlanRefusedError
-from refitd_plan.allocation import SGLANG
-from refitd_plan.faults import check_positive, check_share, check_switch, check_word
+from refitd_plan.allocation import SGLANG, check_positive, check_share, check_switch, check_word
 
 
 class Precision(StrEnum):

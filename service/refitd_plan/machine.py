@@ -4,11 +4,13 @@ What makes two of them the same is the UUID, never the ordinal or the bus id: or
 `CUDA_VISIBLE_DEVICES`, and one driver reported a single bus id for several GPUs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from refitd_client.errors import PlanRefusedError
-from refitd_plan.faults import check_positive
+from refitd_plan.allocation import Allocation, Component, Role, check_positive
 
 GIB = 2**30
 LEAST_MEMORY = 1.0  # GiB: less is a mistaken unit
@@ -128,3 +130,150 @@ def _gpus(count: int | None, memory: float | None, seen: list[Gpu]) -> tuple[tup
         return known, []
     alike = f"the job's machine has {count} GPUs like the {len(seen)} that were read here"
     return (Gpu(memory=memory or min(gpu.memory or 0.0 for gpu in seen)),) * count, [alike]
+
+
+_INSTEAD = "give --gpus-per-node and --gpu-memory in its place"
+
+
+@contextmanager
+def opened() -> Generator[Any]:
+    """NVML for as long as the context lasts; None where there is no NVIDIA driver, or no `nvidia-ml-py` to ask it.
+
+    Raises:
+        PlanRefusedError: there is a driver that does not answer (after an update, its library is of another release).
+    """
+    try:
+        import pynvml  # pyright: ignore[reportMissingTypeStubs]
+    except ImportError:
+        yield None
+        return
+    nvml: Any = pynvml  # it has no annotations
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        if error.value not in {nvml.NVML_ERROR_LIBRARY_NOT_FOUND, nvml.NVML_ERROR_DRIVER_NOT_LOADED}:
+            raise PlanRefusedError(f"the NVIDIA driver does not answer ({error}): {_INSTEAD}") from error
+        yield None  # nothing is wrong on a machine without GPUs
+        return
+    try:
+        yield nvml
+    finally:
+        nvml.nvmlShutdown()
+
+
+def read_gpus() -> tuple[Gpu, ...]:
+    """The GPUs of this machine; none where there is no NVIDIA driver, or no `nvidia-ml-py` to ask it.
+
+    Raises:
+        PlanRefusedError: there are GPUs and one of them cannot be read, or the driver does not say how many there are.
+    """
+    with opened() as nvml:
+        if nvml is None:
+            return ()
+        try:
+            count = int(nvml.nvmlDeviceGetCount())
+        except nvml.NVMLError as error:
+            raise PlanRefusedError(f"the driver does not say how many GPUs there are ({error}): {_INSTEAD}") from error
+        return tuple(_gpu(nvml, index) for index in range(count))
+
+
+def _gpu(nvml: Any, index: int) -> Gpu:
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
+        try:  # the driver keeps some of the memory to itself: of an A40's 44.99 GiB, CUDA hands out 44.42
+            found = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+            memory = int(found.total) - int(found.reserved)
+        except (nvml.NVMLError, AttributeError):
+            memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+        return Gpu(memory=memory / GIB, uuid=_text(uuid), name=_text(name))
+    except nvml.NVMLError as error:
+        raise PlanRefusedError(f"GPU {index} cannot be read ({error}): {_INSTEAD}") from error
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+# Which rank computes on which GPU, and who meets whom there. Pure.
+#
+# Groups take GPUs one after the other. A job that asks for more than there are begins again at the first, as AReaL's
+# local launcher does: that is how trainer and engine of a `d1+d1` come to lie on the one GPU of a machine. Launchers
+# for several nodes (Ray, Slurm) do not, so there such a job is refused.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """One process on one GPU. `gpu` counts over all nodes; `device` is the GPU's identity."""
+
+    component: Component
+    index: int
+    gpu: int
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """All ranks. `wrapped`: the job asks for more GPUs than there are, so that some are used twice."""
+
+    ranks: tuple[Rank, ...]
+    wrapped: bool
+
+    def of(self, role: Role) -> list[Rank]:
+        """The ranks with a role."""
+        return [rank for rank in self.ranks if rank.component.role is role]
+
+    @property
+    def update_group(self) -> list[Rank]:
+        """Whom a broadcast of the weights would join: every rank that generates, and rank 0 of the first trainer."""
+        return [self.of(Role.TRAINING)[0], *self.of(Role.GENERATION)]
+
+    @property
+    def doubled(self) -> str | None:
+        """The first device that holds two ranks of the update group; None where each has its own."""
+        devices = [rank.device for rank in self.update_group]
+        return next((device for device in devices if devices.count(device) > 1), None)
+
+
+def place(allocation: Allocation, machine: Machine) -> Placement:
+    """Give each rank its GPU.
+
+    Raises:
+        PlanRefusedError: a part of the job is larger than the machine, the whole of it is and the machine has several
+            nodes, or an engine would be torn over nodes.
+    """
+    if machine.nodes > 1 and allocation.world > machine.count:
+        raise PlanRefusedError(
+            f"{allocation.text} asks for {allocation.world} GPUs, and {machine.nodes} nodes of {len(machine.gpus)} "
+            f"have {machine.count}: launchers for several nodes put no two parts on one GPU. To share them, write '|'"
+        )
+    ranks: list[Rank] = []
+    begin = 0
+    for group in allocation.groups:
+        for member in group:
+            _check(member, begin, machine)
+            ranks += [_rank(member, index, begin, machine) for index in range(member.parallel.world)]
+        begin += group[0].parallel.world
+    return Placement(ranks=tuple(ranks), wrapped=allocation.world > machine.count)
+
+
+def _rank(member: Component, index: int, begin: int, machine: Machine) -> Rank:
+    gpu = (begin + index) % machine.count
+    return Rank(component=member, index=index, gpu=gpu, device=machine.device(gpu))
+
+
+def _check(member: Component, begin: int, machine: Machine) -> None:
+    parallel, per_node = member.parallel, len(machine.gpus)
+    if parallel.world > machine.count:
+        nodes = f" on each of {machine.nodes} nodes" if machine.nodes > 1 else ""
+        raise PlanRefusedError(
+            f"{member.title} ({parallel}) has {parallel.world} ranks, and the machine has {per_node} GPUs{nodes}: "
+            "no GPU can hold two ranks of one component"
+        )
+    if member.role is Role.TRAINING:
+        return
+    size = parallel.t * parallel.p
+    if size > per_node and size % per_node:
+        raise PlanRefusedError(f"an engine of {size} GPUs (t·p) cannot be laid on nodes of {per_node} GPUs")
+    if size <= per_node and any((begin + size * i) % per_node + size > per_node for i in range(parallel.d)):
+        raise PlanRefusedError(f"engines of {size} GPUs (t·p) would be torn over nodes of {per_node} GPUs")

@@ -40,9 +40,8 @@ from dataclasses import dataclass
 
 from refitd_plan.allocation import VLLM, Component, Parallel, Role
 from refitd_plan.job import JobSettings, Loss, Optimizer, Precision
-from refitd_plan.machine import GIB, Machine
+from refitd_plan.machine import GIB, Machine, Placement, Rank
 from refitd_plan.model import Model, lora_parameters
-from refitd_plan.placement import Placement, Rank
 from refitd_plan.transport import WeightTransport
 
 GPU_HEADROOM = 0.05

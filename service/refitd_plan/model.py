@@ -14,7 +14,7 @@ import msgspec
 from refitd_client.checkpoint.opening import CONFIG_NAME
 from refitd_client.contract.decoding import from_python_json
 from refitd_client.errors import PlanRefusedError
-from refitd_plan.faults import check_positive
+from refitd_plan.allocation import check_positive
 
 _BIASED = frozenset({"qwen2", "qwen2_moe"})  # biases on q, k and v that their configurations do not speak of
 _NORMED = frozenset({"qwen3", "qwen3_moe"})  # a norm on each head of q and k

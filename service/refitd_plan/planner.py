@@ -12,15 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from refitd_client.errors import PlanRefusedError
-from refitd_plan.allocation import ENGINE_NAMES, SGLANG, VLLM, Allocation, Role, allocation_of_counts
+from refitd_plan.allocation import ENGINE_NAMES, SGLANG, VLLM, Allocation, Role, allocation_of_counts, parse
 from refitd_plan.fit import assumed_of_memory, fit, planned_memory, version_bytes
-from refitd_plan.grammar import parse
-from refitd_plan.host import check_host
 from refitd_plan.job import JobSettings, job_of
-from refitd_plan.machine import Gpu, Machine, machine_for
+from refitd_plan.machine import Gpu, Machine, Placement, machine_for, place, read_gpus
 from refitd_plan.model import Model, model_of, read_model
-from refitd_plan.nvml import read_gpus
-from refitd_plan.placement import Placement, place
 from refitd_plan.plan import Plan, TransportOption
 from refitd_plan.transport import (
     BROADCASTS,
@@ -32,6 +28,7 @@ from refitd_plan.transport import (
     WeightTransport,
     advice,
     carried_out,
+    check_host,
     choose,
     environment,
     hinders,

@@ -32,7 +32,7 @@ import pynvml
 
 from refitd_client import plan
 from refitd_plan import Gpu
-from refitd_plan.nvml import read_gpus
+from refitd_plan.machine import read_gpus
 
 LIMIT = 0.10
 GIB = 2**30

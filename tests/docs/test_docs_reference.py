@@ -11,7 +11,7 @@ import refitd_client
 from generate import pages
 from generate.pictures import pictures
 from refitd.cli.app import app
-from refitd.cli.flags import variable
+from refitd.cli.serve import variable
 from refitd.settings import Settings
 
 PICTURES = pictures()

@@ -17,9 +17,9 @@ import pytest
 
 from refitd_client import RefitClient
 from refitd_embedded.demo import DemoOptions, main
-from refitd_embedded.demo.agreement import TOLERANCE
 from refitd_embedded.demo.policy import CHANCE, fresh, write
 from refitd_embedded.demo.processes import Stack, own_stack
+from refitd_embedded.demo.rollouts import TOLERANCE
 from refitd_embedded.weights import load
 from support.forked_children import forked_children
 

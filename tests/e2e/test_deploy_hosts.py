@@ -12,8 +12,8 @@ import pytest
 from typer.main import get_command
 
 from refitd.cli.app import app
-from refitd.cli.flags import flag
 from refitd.cli.help import Command, Group
+from refitd.cli.serve import flag
 from refitd.settings import Settings
 from support.checkpoints import write_model
 from support.sockets import free_port

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from refitd.cli.flags import flag
+from refitd.cli.serve import flag
 from refitd.settings import Settings
 from support.checkpoints import write_model
 from support.scripted_sglang import scripted_sglang

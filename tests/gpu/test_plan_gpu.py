@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from refitd_plan.nvml import read_gpus
+from refitd_plan.machine import read_gpus
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 CONTROLLER = """
 import contextlib, sys, torch
 from refitd_client import RefitClient, RetryPolicy, ServiceUnreachableError, WeightPublisher, plan
-from refitd_plan.nvml import read_gpus
+from refitd_plan.machine import read_gpus
 with WeightPublisher(sys.argv[1], "controlled") as publisher:
     for step in (1, 2):
         publisher.publish({"w": torch.full((1024, 1024), float(step))}, step=step, transport="delta")

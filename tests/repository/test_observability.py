@@ -15,7 +15,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from refitd.api.metrics import LeaderCollector
+from refitd.api.health import LeaderCollector
 from refitd.policy.lines import KeptFor
 from refitd_client.contract.states import EngineState
 from support.checkpoints import publish

@@ -7,11 +7,9 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from refitd_embedded.config import DecoderConfig
 from refitd_embedded.engine import EmbeddedEngine, EngineOptions
-from refitd_embedded.model import Decoder
-from refitd_embedded.request import GenerationRequest
-from refitd_embedded.sampling import SamplingParams
+from refitd_embedded.model import Decoder, DecoderConfig
+from refitd_embedded.runner import GenerationRequest, SamplingParams
 
 SIZES: dict[str, Any] = {
     "model_type": "qwen2",

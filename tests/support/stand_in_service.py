@@ -17,7 +17,7 @@ import msgspec
 import uvicorn
 from fastapi import FastAPI, Request, Response
 
-from refitd.api.feed import encode
+from refitd.api.log import encode
 from refitd_client.contract.naming import Order, version_id
 from refitd_client.contract.receivers import Receiver, Receivers
 from refitd_client.contract.states import EngineState, Kind, Standing, UpdateState, VersionState, WaitOutcome

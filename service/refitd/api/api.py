@@ -9,25 +9,20 @@ from pydantic import TypeAdapter
 from refitd.api import (
     engines,
     errors,
-    files,
     follow,
-    gate,
     health,
-    history,
     log,
     operations,
     overview,
     versions,
     web_pages,
 )
-from refitd.api.auth import OPEN, Door, Gate
+from refitd.api.auth import LOOKS, OPEN, Door, Gate
 from refitd.api.context import Service
-from refitd.api.feed import Feed
-from refitd.api.fragments import Fragments
-from refitd.api.limits import RequestLimit
-from refitd.api.metrics import LeaderCollector, StoreCollector
-from refitd.api.roles import LOOKS
-from refitd.api.waiting import WaitingRequests
+from refitd.api.health import LeaderCollector, StoreCollector
+from refitd.api.limits import RequestLimit, WaitingRequests
+from refitd.api.log import Feed
+from refitd.api.overview import Fragments
 from refitd.observe.telemetry import Telemetry
 from refitd.settings import Settings
 from refitd_client.contract.wire import GroupLead, Problem
@@ -61,16 +56,16 @@ def _parts() -> APIRouter:
     for router in (
         overview.router,
         versions.router,
-        files.router,
+        follow.files_routes,
         follow.router,
         operations.rollback_routes,
-        gate.router,
+        engines.gate_route,
         engines.router,
         engines.receivers_route,
         operations.run_routes,
         operations.reclaim_routes,
         log.router,
-        history.router,
+        log.history_routes,
         health.router,
     ):
         parts.include_router(router)
@@ -83,7 +78,7 @@ def build_api(service: Service) -> FastAPI:
     app.state.service = service
     app.state.waiting = WaitingRequests()
     app.state.feed = Feed(service.store)
-    app.state.history = history.PastUpdates()
+    app.state.history = log.PastUpdates()
     app.state.version_pages = versions.VersionPages()
     leader = service.leader
     led = None if leader is None else GroupLead(address=leader.address, since=leader.since, epoch=leader.epoch)

@@ -2,7 +2,7 @@
 
 What a request may do is decided by its method, before its body is read. No route has to ask for a token, so none can
 forget to: every path that is not listed as open is closed. Changes need the write token. Looking needs a read or a
-write token where a read token is set. A token to follow opens a few routes (`roles.py`).
+write token where a read token is set. A token to follow opens a few routes (`FOLLOWERS`).
 
 Browsers send requests wherever a page that they show asks for it. Without a token, a service on loopback would do what
 any page says that its user looks at. So a request from a page changes nothing unless the page is the dashboard itself
@@ -13,8 +13,10 @@ the service by an address or by a name that it goes by.
 
 import asyncio
 import base64
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from fnmatch import fnmatchcase
 from ipaddress import ip_address
 from urllib.parse import urlsplit
@@ -23,11 +25,88 @@ import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from refitd.api.errors import answer
-from refitd.api.host_names import FollowClaim
-from refitd.api.roles import LOOKS, TokenRole, may
 from refitd.api.web_pages import API_PAGES, DASHBOARD
+from refitd.clock import Clock
 from refitd.problem import ProblemError, Slug
 from refitd.tokens import Tokens, TokensRefusedError, digest_of, is_one_of, names_of, without_names
+from refitd.update.hosts import GONE_SECONDS
+
+
+class TokenRole(StrEnum):
+    """What a token is for: `write` opens everything, `read` what only looks, `follow` what hosts send and pull."""
+
+    WRITE = "write"
+    READ = "read"
+    FOLLOW = "follow"
+
+
+LOOKS = frozenset({"GET", "HEAD", "OPTIONS"})
+FOLLOWERS: frozenset[tuple[str, str]] = frozenset(
+    {
+        ("GET", "/v1/overview"),
+        ("GET", "/v1/versions"),
+        ("GET", "/v1/versions/{version_id}"),
+        ("GET", "/v1/versions/{version_id}/manifest"),
+        ("GET", "/v1/versions/{version_id}/files/{name}"),
+        ("PUT", "/v1/hosts/{name}"),
+        ("GET", "/v1/events"),
+    }
+)
+"""What a token to follow opens: a route that is not among these opens to `write`, and to `read` where it only looks."""
+# A name in a path has no slash, as in the routes that these are.
+_FOLLOWED = [(method, re.compile(re.sub(r"\{\w+\}", "[^/]+", path))) for method, path in FOLLOWERS]
+
+
+def may(roles: frozenset[TokenRole], method: str, path: str) -> bool:
+    """Return whether a token of these roles opens a request.
+
+    Args:
+        roles: of the token.
+        method: of the request.
+        path: of the request, decoded.
+    """
+    if TokenRole.WRITE in roles or (TokenRole.READ in roles and method in LOOKS):
+        return True
+    asked = "GET" if method in LOOKS else method
+    return TokenRole.FOLLOW in roles and any(asked == each and route.fullmatch(path) for each, route in _FOLLOWED)
+
+
+@dataclass(frozen=True, slots=True)
+class FollowClaim:
+    """A token that came with a report: its digest, and the names that its line has; None where that has none."""
+
+    digest: bytes
+    names: str | None
+
+
+class HostNames:
+    """For which hosts a token that only follows may speak.
+
+    A line `name:token` of the file names the hosts, also by a pattern such as `gpu-*`. A token without a name speaks
+    for the host that used it first, until that has been silent for so long that it is no engine any more. In memory
+    alone.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        """None was used yet."""
+        self._clock = clock
+        self._used: dict[bytes, tuple[str, float]] = {}
+
+    def refusal(self, claim: FollowClaim, name: str) -> str | None:
+        """Why a token may not speak for a host, in a sentence; None where it may."""
+        if claim.names is not None:
+            may = fnmatchcase(name, claim.names)
+            return None if may else f"the token speaks for {claim.names}, and not for {name[:200]}"
+        now = self._clock.monotonic()
+        owner, at = self._used.get(claim.digest, (name, now))
+        if owner != name and now - at <= GONE_SECONDS:
+            return (
+                f"the token speaks for {owner}, which used it first, and not for {name[:200]}: give each host a token "
+                "of its own, or write name:token into the hub's --followers-token-file"
+            )
+        self._used[claim.digest] = name, now
+        return None
+
 
 _OWN_SITE = frozenset({"same-origin", "none"})  # "none": typed into the address bar
 

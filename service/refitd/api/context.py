@@ -5,7 +5,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from refitd.api.host_names import HostNames
+from refitd.api.auth import HostNames
 from refitd.catalog.intake import Intake
 from refitd.clock import SystemClock
 from refitd.follow.follower import UpstreamFollower

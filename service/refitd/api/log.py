@@ -1,23 +1,27 @@
 """Routes of what happened and why: the log, the event stream, and explanations."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Collection, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Annotated
 
+import msgspec
+import sqlalchemy as sa
 import structlog
-from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from refitd.api.context import Service, ServiceOf, engine_id_of, find_version, ids_of_step, other_generations
-from refitd.api.feed import Feed, FellBehindError
-from refitd.api.waiting import stream_slot
-from refitd.explain.engine import explain_engine
+from refitd.api.limits import stream_slot
 from refitd.explain.present import upstream_of
 from refitd.explain.run import explain_run, glance_at, of_its_run, runs_of
-from refitd.explain.version import explain_version, overtaken_by
+from refitd.explain.version import explain_engine, explain_version, overtaken_by
+from refitd.observe.history import engine_past, past_update
 from refitd.policy.readiness import unknown
 from refitd.policy.upstream import last_report
-from refitd.problem import Slug
+from refitd.problem import ProblemError, Slug
 from refitd.state.journal import reads
 from refitd.state.journal.journal import JournalError
 from refitd.state.log_entry import LogFilter
@@ -26,8 +30,145 @@ from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd.text import listed
 from refitd.update.targets import Targets
+from refitd_client.contract.history import EnginePast, History, PastUpdate
 from refitd_client.contract.states import LogSeverity
 from refitd_client.contract.wire import Event, Explanation, Page, ReclaimPlan
+
+FRAME_SECONDS = 0.05
+FRAME_EVENTS = 1000
+FRAME_BYTES = 2**18
+ROWS = 100  # read at a time: they may be long
+KEPT_FRAMES = 256
+KEPT_BYTES = 4 * 2**20
+PING_SECONDS = 15.0  # a comment as often as this tells both sides that the other is there
+
+PING = b": ping\n\n"
+
+
+class FellBehindError(Exception):
+    """A reader has not taken frames that are no longer kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """Events `first` to `last`, as they go out."""
+
+    first: int
+    last: int
+    data: bytes
+
+
+class Feed:
+    """The event stream, made once for all its readers.
+
+    Events are gathered for up to 50 ms, read from the journal (so what is streamed is durable) and encoded into one
+    frame, which every reader is sent as it is. The newest frames are kept for readers that are a little behind; they
+    are the only buffer. A reader that has fallen behind the oldest frame is dropped, and costs nothing more. It loses
+    nothing: it comes back with Last-Event-ID, and gets what it missed from the journal at its own pace.
+
+    There is no task behind this: of the readers that wait for a frame, one makes it for all.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._frames: deque[Frame] = deque()
+        self._bytes = 0
+        self._last = 0
+        self._made_at = 0.0
+        self._watchers = 0
+        self._turn = asyncio.Lock()
+
+    async def watch(self, position: int) -> AsyncIterator[bytes]:
+        """Yield what to send to a reader that has seen all events up to `position`, without end.
+
+        Raises:
+            FellBehindError: it takes them more slowly than they come.
+            JournalError: the journal cannot be written now, so that nothing new is durable.
+        """
+        with self._watching():
+            while position < self._oldest:  # it missed something, and gets it at its own pace
+                await self._store.durable()
+                frame = await self._read(position)
+                position = frame.last
+                yield frame.data
+            while True:
+                try:
+                    async with asyncio.timeout(PING_SECONDS):
+                        frame = await self._next(position)
+                except TimeoutError:
+                    yield PING
+                    continue
+                position = frame.last
+                yield frame.data
+
+    @contextmanager
+    def _watching(self) -> Generator[None]:
+        """Count a reader. Frames are made while there is one; older ones are of no use to one that comes later."""
+        if self._watchers == 0:
+            self._frames.clear()
+            self._bytes = 0
+            self._last = self._store.last_event
+        self._watchers += 1
+        try:
+            yield
+        finally:
+            self._watchers -= 1
+
+    @property
+    def _oldest(self) -> int:
+        """A reader that has seen this event can be sent what follows from the frames."""
+        return self._frames[0].first - 1 if self._frames else self._last
+
+    async def _next(self, position: int) -> Frame:
+        if position < self._oldest:
+            raise FellBehindError
+        while self._last <= position:
+            async with self._turn:
+                if self._last <= position:  # no other reader made it while this one waited for its turn
+                    await self._make()
+        # The frame with the event behind `position`. Most readers wait for the newest, so the search begins there.
+        frame = next(frame for frame in reversed(self._frames) if frame.first <= position + 1)
+        # A reader that caught up from the journal may have seen half of a frame.
+        return frame if frame.first == position + 1 else await self._read(position)
+
+    async def _make(self) -> None:
+        seen = self._store.changed.count
+        while self._store.last_event <= self._last:
+            seen = await self._store.changed.wait_after(seen)
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(max(0.0, self._made_at + FRAME_SECONDS - loop.time()))
+        await self._store.durable()
+        frame = await self._read(self._last)
+        self._made_at = loop.time() if frame.last == self._store.last_event else 0.0  # what did not fit follows at once
+        self._frames.append(frame)
+        self._bytes += len(frame.data)
+        self._last = frame.last
+        while len(self._frames) > KEPT_FRAMES or (self._bytes > KEPT_BYTES and len(self._frames) > 1):
+            self._bytes -= len(self._frames.popleft().data)
+
+    async def _read(self, after: int) -> Frame:
+        return await asyncio.to_thread(self._store.journal.read, lambda connection: _gather(connection, after))
+
+
+def _gather(connection: sa.Connection, after: int) -> Frame:
+    """Return the events behind `after`, as many as fit into one frame. Blocks."""
+    data, last = bytearray(), after
+    while last - after < FRAME_EVENTS:
+        events = reads.read_events(connection, after=last, limit=ROWS)
+        for event in events:
+            data += encode(event)
+            last = event.seq
+            if len(data) >= FRAME_BYTES:
+                break
+        if len(events) < ROWS or len(data) >= FRAME_BYTES:
+            break
+    return Frame(first=after + 1, last=last, data=bytes(data))
+
+
+def encode(event: Event) -> bytes:
+    """Encode a server-sent event (WHATWG): its kind, the number that Last-Event-ID takes, and all of it in JSON."""
+    return b"event: %b\nid: %d\ndata: %b\n\n" % (event.kind.encode(), event.seq, msgspec.json.encode(event))
+
 
 router = APIRouter(prefix="/v1", tags=["log"])
 log = structlog.get_logger("refitd")
@@ -167,3 +308,107 @@ def version_ids_of(word: str, store: Store, targets: Targets) -> list[str]:
         target = targets.of_run(word).target
         return [] if target is None else [target.id]
     return sorted(ids_of_step(word, store))
+
+
+MOST_UPDATES = 1000
+_LOADS = 50_000  # loads that one request reads; about half a second
+_LOADS_OF_ONE = 4000  # of one version: the newest
+_EVENTS_A_LOAD = 4  # entries of the log about an engine: loads, verifies, serves, and one more
+_REMEMBERED_LOADS = 4 * MOST_UPDATES
+
+history_routes = APIRouter(prefix="/v1/history", tags=["history"])
+
+
+class PastUpdates:
+    """Sums up past updates, each once as long as nothing is added to it.
+
+    The journal keeps every load. Those of a version that no engine loads any more do not change, so they are summed up
+    once and remembered. A request reads at most `_LOADS` loads that are new to it, so a service that has just started
+    answers at once, and says that it has not read all of them yet.
+    """
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self._known: dict[str, tuple[VersionRecord, int, PastUpdate]] = {}
+
+    def read(
+        self, connection: sa.Connection, run: str | None, limit: int, loading: Collection[str]
+    ) -> tuple[list[PastUpdate], bool]:
+        """Return the newest updates, and whether all their loads were read. Blocks; hold `lock`.
+
+        Args:
+            connection: to the journal.
+            run: only updates of this run.
+            limit: how many.
+            loading: ids of the versions that an engine loads now.
+        """
+        versions = reads.read_versions(connection, run=run, limit=limit)
+        counts = reads.count_attempts(connection, [version.id for version in versions])
+        if len(self._known) > _REMEMBERED_LOADS:
+            self._known.clear()
+        updates: list[PastUpdate] = []
+        left, complete = _LOADS, True
+        for version in versions:
+            count = counts.get(version.id, 0)
+            known = self._known.get(version.id)
+            if known is not None and known[:2] == (version, count) and version.id not in loading:
+                updates.append(known[2])
+            elif left > 0:
+                loads = reads.read_attempts(connection, version=version.id, limit=_LOADS_OF_ONE) if count else []
+                updates.append(past_update(version, loads))
+                left -= len(loads)
+                if all(load.outcome is not None for load in loads):
+                    self._known[version.id] = (version, count, updates[-1])
+            else:
+                updates.append(past_update(version, []))
+                complete = False
+        return updates, complete
+
+
+@history_routes.get("", response_class=Response, responses={200: {"model": History}})
+async def history(
+    service: ServiceOf,
+    request: Request,
+    run: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=MOST_UPDATES)] = MOST_UPDATES,
+) -> Response:
+    """The last updates, newest first: stages, percentiles of pauses and of the time to serve, sizes, and what failed.
+
+    Versions whose files were deleted are among them. Of a version with more than 4,000 loads the newest count. 404 for
+    a run of which nothing is known.
+    """
+    store, past = service.store, request.app.state.history
+    await store.durable()
+
+    def read() -> bytes:
+        updates, complete = store.journal.read(lambda connection: past.read(connection, run, limit, loading))
+        if run is not None and not updates and run not in runs_of(store):
+            raise unknown(store, Slug.UNKNOWN_RUN, f"no run {run} is known: 'refitd runs' lists what there is")
+        return msgspec.json.encode(History(at=store.clock.now(), updates=updates, complete=complete))
+
+    async with past.lock:
+        loading = frozenset(attempt.version for attempt in store.loading.values())
+        return Response(await asyncio.to_thread(read), media_type="application/json")
+
+
+@history_routes.get("/engines/{engine_id:path}", response_class=Response, responses={200: {"model": EnginePast}})
+async def engine_history(
+    engine_id: str, service: ServiceOf, limit: Annotated[int, Query(ge=1, le=MOST_UPDATES)] = 200
+) -> Response:
+    """The newest loads of one engine and the times for which it was away, the oldest first.
+
+    An engine that was removed still has its past. `limit` counts loads; outages are those of about the same time.
+    """
+    store = service.store
+    meant = engine_id_of(engine_id, store)
+
+    def look(connection: sa.Connection) -> bytes:
+        loads = reads.read_attempts(connection, engine=meant, limit=limit + 1)
+        events, _ = reads.read_log(connection, before=None, limit=_EVENTS_A_LOAD * limit + 100, subject=meant)
+        if not loads and not events:
+            raise ProblemError(Slug.UNKNOWN_ENGINE, f"no engine {meant}: 'refitd engines' lists what there is")
+        past = engine_past(meant, loads[-limit:], reversed(events), more=len(loads) > limit)
+        return msgspec.json.encode(past)
+
+    await store.durable()
+    return Response(await asyncio.to_thread(store.journal.read, look), media_type="application/json")

@@ -28,7 +28,7 @@ from starlette.types import ASGIApp
 
 from refitd.api.auth import HEALTH
 from refitd.api.connection import ClientConnection, Patience, protocol
-from refitd.api.tls import ServerTls, TlsFiles
+from refitd.api.options import ServerTls, TlsFiles
 from refitd.observe.logs import announce
 from refitd.root.ownership import StartRefusedError
 

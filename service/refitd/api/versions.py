@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from refitd.api.context import Service, ServiceOf, find_version, ids_of_step, leave_to_upstream
 from refitd.api.follow import newest_elsewhere
-from refitd.api.waiting import WaitingRequests
+from refitd.api.limits import WaitingRequests
 from refitd.explain.present import orders_of_hosts, present_attempt, present_version
 from refitd.policy.goals import passed_over, question_about
 from refitd.policy.hosts import why_hosts_stay

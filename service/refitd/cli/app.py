@@ -52,13 +52,13 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     "Change": {
         "publish": ("publish", "Publish a checkpoint, and tell the service."),
-        "rollback": ("rollback", "Bring a run's engines back to an earlier good version."),
+        "rollback": ("reclaim", "Bring a run's engines back to an earlier good version."),
         "pause": ("versions", "Bring no engine of a run to a newer version for now."),
         "resume": ("versions", "Let the updates of a run go on."),
         "pin": ("versions", "Keep a version, whatever the keep rules say."),
         "unpin": ("versions", "Leave a version to the keep rules again."),
         "reclaim": ("reclaim", "Delete what nothing needs any more, now."),
-        "collect": ("collect", "Delete what nothing needs from an object store."),
+        "collect": ("reclaim", "Delete what nothing needs from an object store."),
     },
 }
 """By the panel of --help: each command, the module of `refitd.cli` that has it, and what the list says of it."""

@@ -12,16 +12,15 @@ import structlog
 import typer
 from rich.text import Text
 
-from refitd.cli.exits import ExitCode
-from refitd.cli.flags import option, settings_from, takes_settings
-from refitd.cli.output import bar, clean, speaking
-from refitd.cli.table import Table
-from refitd.diagnose.doctor.finding import CheckVerdict
+from refitd.cli.output import ExitCode, bar, clean, speaking
+from refitd.cli.render import Table
+from refitd.cli.serve import option, settings_from, takes_settings
+from refitd.diagnose.finding import CheckVerdict
 from refitd_client.http.connection import connect_to
 from refitd_client.http.tls import use
 
 if TYPE_CHECKING:
-    from refitd.diagnose.doctor.check import DoctorReport
+    from refitd.diagnose.check import DoctorReport
 
 Url = Annotated[
     str | None,
@@ -79,7 +78,7 @@ def doctor(**flags: Any) -> None:
     refitd doctor --json | jq '.findings[] | select(.verdict != "ok")'
     """
     # Here, because only this command needs so much of the service.
-    from refitd.diagnose.doctor.check import check
+    from refitd.diagnose.check import check
 
     json = bool(flags.pop("json", False))
     wanted: dict[str, bool] = {name: bool(flags.pop(name)) for name in ("deep", "repair")}

@@ -5,10 +5,9 @@ from typing import Annotated
 import typer
 
 from refitd.cli import render
-from refitd.cli.by_need import by_need
 from refitd.cli.help import EXIT_CODES_HELP, Command, Group
-from refitd.cli.options import EngineId, Json, TokenFile, Url, Yes, calls_service
-from refitd.cli.output import Output, agree
+from refitd.cli.output import EngineId, Json, Output, TokenFile, Url, Yes, agree, calls_service
+from refitd.cli.render import by_need
 from refitd.clock import SystemClock
 from refitd.text import listed
 from refitd_client.contract.states import EngineState

@@ -8,10 +8,8 @@ from typing import Annotated
 import msgspec
 import typer
 
-from refitd.cli.options import calls_service
-from refitd.cli.output import Output
-from refitd.cli.render import event_line, when_exactly
-from refitd.cli.table import Table
+from refitd.cli.output import Output, calls_service
+from refitd.cli.render import Table, event_line, when_exactly
 from refitd.state.log_entry import LogFilter
 from refitd.text import clean
 from refitd_client.contract.states import LogSeverity

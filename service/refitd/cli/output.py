@@ -9,10 +9,15 @@ Before a command does what cannot be undone it asks; a script passes --yes. Long
 import os
 import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import typer
@@ -23,9 +28,108 @@ from rich.table import Column
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from refitd.cli.exits import Failure, failure_of
 from refitd.text import clean
-from refitd_client.errors import RefitError
+from refitd_client.contract.wire import Problem
+from refitd_client.errors import (
+    EngineFailedError,
+    PlanRefusedError,
+    PublishError,
+    RefitError,
+    ServiceProblemError,
+    ServiceUnreachableError,
+    UnauthorizedError,
+    VersionFailedError,
+    WaitTimeoutError,
+)
+from refitd_client.http.client import RefitClient
+from refitd_client.http.exchange import RetryPolicy
+
+
+class ExitCode(IntEnum):
+    """The exit codes of every command. 130 is an interrupt (Ctrl-C), as in every shell."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    UNREACHABLE = 3
+    UNAUTHORISED = 4
+    TIMED_OUT = 5
+
+
+_HINTS: Mapping[ExitCode, str] = {
+    ExitCode.UNREACHABLE: "Is it running ('refitd serve'), and is this its address? Say --url, or set REFITD_URL.",
+    ExitCode.UNAUTHORISED: "Say --token-file, or set REFITD_TOKEN or REFITD_TOKEN_FILE.",
+}
+
+
+_MAY_ONLY_LOOK = (
+    "The token that was sent may only look: say the --token-file, or set the REFITD_TOKEN, of the other one."
+)
+# The notice named a path beneath the root: the service has another root, or does not see the files yet.
+_LOOKED_ELSEWHERE = frozenset({"path-missing", "path-outside-root"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """How a command failed."""
+
+    code: ExitCode
+    problem: Problem
+
+    @property
+    def hint(self) -> str | None:
+        """What a person could try next."""
+        return _MAY_ONLY_LOOK if self.problem.slug == "insufficient-scope" else _HINTS.get(self.code)
+
+
+# The exit code, and the problem's slug, title and status, of each kind of error; the first that fits.
+_EXITS: tuple[tuple[type[Exception], ExitCode, str, str, int], ...] = (
+    (ServiceUnreachableError, ExitCode.UNREACHABLE, "service-unreachable", "The service cannot be reached", 503),
+    (WaitTimeoutError, ExitCode.TIMED_OUT, "timed-out", "The time is up", 504),
+    (VersionFailedError, ExitCode.FAILED, "version-failed", "The version will not be served", 409),
+    (EngineFailedError, ExitCode.FAILED, "engine-failed", "Engines did not take the version", 502),
+    (PublishError, ExitCode.FAILED, "publish-failed", "Nothing was published", 422),
+    (RefitError, ExitCode.FAILED, "failed", "The command failed", 500),
+    (OSError, ExitCode.FAILED, "io-error", "A file cannot be used", 500),
+)
+
+
+def failure_of(error: RefitError | ValueError | OSError) -> Failure:
+    """Return the exit code and the problem of an error. A ValueError is about what the user typed."""
+    if isinstance(error, ServiceProblemError):
+        code = ExitCode.UNREACHABLE if error.problem.status == 503 else ExitCode.FAILED
+        if isinstance(error, UnauthorizedError):
+            code = ExitCode.UNAUTHORISED
+        return Failure(code=code, problem=_with_what_stands(error))
+    if not isinstance(error, PlanRefusedError):
+        for kind, code, slug, title, status in _EXITS:
+            if isinstance(error, kind):
+                return Failure(code=code, problem=_problem(slug, title, status, str(error)))
+    return usage(str(error))
+
+
+def usage(sentence: str) -> Failure:
+    """The failure of a command that was typed wrongly."""
+    return Failure(code=ExitCode.USAGE, problem=_problem("usage", "This is not how the command is used", 400, sentence))
+
+
+def _with_what_stands(error: ServiceProblemError) -> Problem:
+    """The problem; of a version that was published all the same, also its path and whether the service will find it."""
+    if (publication := error.publication) is None:
+        return error.problem
+    stands = f"{publication.version_id} is on disk at {publication.path} all the same"
+    if error.problem.slug in _LOOKED_ELSEWHERE:
+        finds = "where that is another folder the service never finds it: publish with the --root of 'refitd serve'"
+    elif error.problem.slug == "run-followed":
+        finds = "the service that watches that root brings no engine to it if it follows an upstream: delete it then"
+    else:
+        finds = "a service that watches that root finds it by itself"
+    return replace(error.problem, detail=f"{error.problem.detail}; {stands}: {finds}")
+
+
+def _problem(slug: str, title: str, status: int, detail: str) -> Problem:
+    return Problem(type=f"urn:refitd:problem:{slug}", title=title, status=status, detail=detail)
+
 
 # Lines are not cut in a pipe: a table that is cut at 80 columns cannot be searched.
 _PIPE_WIDTH = 1000
@@ -215,3 +319,62 @@ def watched(work: Callable[[], AnswerT], look: Callable[[], None]) -> AnswerT:
         with suppress(RefitError):
             look()
     return future.result()
+
+
+# At a prompt, a service that does not answer is reported soon.
+PROMPT = RetryPolicy(deadline=2.0)
+_SERVICE = "The service"
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        metavar="URL",
+        help="Where the service is; else REFITD_URL, else http://127.0.0.1:8700",
+        rich_help_panel=_SERVICE,
+    ),
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file",
+        metavar="FILE",
+        help="File with the bearer token; else REFITD_TOKEN, REFITD_TOKEN_FILE, REFITD_READ_TOKEN_FILE",
+        rich_help_panel=_SERVICE,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout: the answer, or a problem")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask")]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run, such as exp/trial")]
+EngineId = Annotated[str, typer.Argument(metavar="ID", help="An engine's id: 'refitd engines' lists them")]
+Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.0, help="Longest time to wait")]
+
+
+def connect(url: str | None, token_file: Path | None, retry: RetryPolicy = PROMPT) -> RefitClient:
+    """The client that the options ask for.
+
+    Raises:
+        ValueError: the URL or the token cannot be one.
+    """
+    return RefitClient(url, token_file=token_file, retry=retry)
+
+
+def calls_service(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command --url, --token-file and --json, and call it with its output and a client of the service.
+
+    The command takes `out` and `client` first, then its own parameters.
+    """
+
+    @wraps(command)
+    def run(*, url: str | None = None, token_file: Path | None = None, json: bool = False, **given: object) -> None:
+        with speaking(json=json) as out, connect(url, token_file) as client:
+            command(out, client, **given)
+
+    _, _, *own = signature(command).parameters.values()
+    shared = [("url", Url, None), ("token_file", TokenFile, None), ("json", Json, False)]
+    added = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, annotation, default in shared
+    ]
+    # Typer reads the options from the signature.
+    run.__signature__ = Signature([*own, *added])  # pyright: ignore[reportAttributeAccessIssue]
+    return run

@@ -13,8 +13,7 @@ from typing import Annotated
 import typer
 
 from refitd.cli import render
-from refitd.cli.options import Json, Timeout, TokenFile, Url, connect
-from refitd.cli.output import Output, bar, speaking, watched
+from refitd.cli.output import Json, Output, Timeout, TokenFile, Url, bar, connect, speaking, watched
 from refitd.cli.render import span
 from refitd.cli.wait import progress_of, say_if_paused
 from refitd_client.bucket.address import scheme_of

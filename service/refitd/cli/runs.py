@@ -5,9 +5,8 @@ from rich.console import RenderableType
 
 from refitd.cli import render
 from refitd.cli.help import EXIT_CODES_HELP, Command, Group
-from refitd.cli.options import Json, RunArgument, TokenFile, Url, Yes, calls_service
-from refitd.cli.output import Output, agree, agree_by_name
-from refitd.cli.table import Table
+from refitd.cli.output import Json, Output, RunArgument, TokenFile, Url, Yes, agree, agree_by_name, calls_service
+from refitd.cli.render import Table
 from refitd_client.contract.states import Standing
 from refitd_client.contract.wire import Page, RunGlance
 from refitd_client.http.client import RefitClient

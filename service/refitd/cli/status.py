@@ -9,12 +9,9 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from refitd.cli import render
-from refitd.cli.by_need import by_need, counted
-from refitd.cli.exits import ExitCode
-from refitd.cli.options import calls_service
-from refitd.cli.output import Output
-from refitd.cli.render import worst_standing
-from refitd.cli.version_list import version_list
+from refitd.cli.output import ExitCode, Output, calls_service
+from refitd.cli.render import by_need, counted, worst_standing
+from refitd.cli.versions import version_list
 from refitd.clock import SystemClock
 from refitd_client.contract.states import Standing, VersionState, way_of
 from refitd_client.contract.wire import Engine, Faults, GroupLead, RunGlance, Version, left_out_clause

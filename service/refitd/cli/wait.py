@@ -9,9 +9,7 @@ from typing import Annotated
 import typer
 
 from refitd.cli import render
-from refitd.cli.exits import failure_of
-from refitd.cli.options import PROMPT, Json, Timeout, TokenFile, Url, connect
-from refitd.cli.output import Output, speaking
+from refitd.cli.output import PROMPT, Json, Output, Timeout, TokenFile, Url, connect, failure_of, speaking
 from refitd.cli.render import engines_on, sentence
 from refitd.text import listed
 from refitd_client.contract.naming import Order, version_id

@@ -2,13 +2,15 @@
 
 import fcntl
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import sqlalchemy as sa
 
+from refitd.diagnose.finding import CheckName, Finding, good, warning
+from refitd.policy.goals import last_good
 from refitd.settings import Settings
 from refitd.state.journal import reads
 from refitd.state.journal.address import GROUP_NOTE, PostgresAddress
@@ -18,6 +20,7 @@ from refitd.state.journal.schema import RecordDamagedError
 from refitd.state.journal.sqlite_file import JOURNAL_NAME
 from refitd.state.records import EngineRecord
 from refitd.state.version import VersionRecord
+from refitd.text import size_of
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.files.plain_file import open_plain
 
@@ -117,3 +120,44 @@ def _with_records(facts: JournalFacts, connection: sa.Connection) -> JournalFact
         versions={version.id: version for version in reads.read_versions(connection)},
         engines={engine.id: engine for engine in reads.read_engines(connection)},
     )
+
+
+_FIX = "publish a version with files: any transport with durable='always', or transport='disk'"
+
+
+_PUSHED = "where the store is to have each version, publish with durable='always'"
+
+
+def judge_durability(journal: JournalFacts, push: str | None = None) -> Iterator[Finding]:
+    """Say of each run whose engines serve a version without files where they, or a rollback, would go back to.
+
+    Args:
+        journal: what the service knows.
+        push: the object store that it pushes to, None where it pushes to none.
+    """
+    serving = [engine.serving for engine in journal.engines.values() if engine.known]
+    held = [version for version in journal.versions.values() if version.in_memory and version.id in serving]
+    for run in sorted({version.run for version in held}):
+        newest = max((version for version in held if version.run == run), key=lambda version: version.order)
+        good_one = last_good(version for version in journal.versions.values() if version.run == run)
+        count = serving.count(newest.id)
+        text = (
+            f"{count} engine{'s serve' if count > 1 else ' serves'} {newest.id} from memory alone "
+            f"({newest.files_to_come if newest.state.is_open else newest.reason}): {_leads(newest, good_one)}"
+        )
+        is_chosen = newest.durability is not None and newest.state.is_open and good_one is not None
+        yield good(CheckName.VERSIONS, run, text) if is_chosen else warning(CheckName.VERSIONS, run, text, _FIX)
+        if push is not None:
+            has = "no version of the run" if good_one is None else f"{good_one.id} at most"
+            text = f"{newest.id} has no files, and only versions with files are pushed: {push} gets {has}"
+            yield warning(CheckName.VERSIONS, run, text, _PUSHED)
+
+
+def _leads(newest: VersionRecord, good_one: VersionRecord | None) -> str:
+    if good_one is None:
+        return "no version of the run has good files, so one that restarts stays on its start-up weights"
+    size = "" if good_one.bytes is None else f", and loads {size_of(good_one.bytes)}"
+    if good_one.order.generation != newest.order.generation:
+        return f"one that restarts goes back to {good_one.id}, of an earlier generation{size}"
+    steps = newest.order.step - good_one.order.step
+    return f"one that restarts goes back to {good_one.id}, by {steps} step{'s' * (steps != 1)}{size}"

@@ -1,28 +1,219 @@
 """What the service measures of itself: metrics in one registry, traces, and for how long engines have not arrived."""
 
+import asyncio
+import gc
 import os
+import time
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from refitd.clock import Clock
-from refitd.observe.meters import Meters, Stops
+from refitd.engine.port import Outcome, Stage
+from refitd.problem import Slug as Problem
 from refitd.root.ownership import StartRefusedError
+from refitd.state.copy import COPY_STAGE
 from refitd.state.observer import Observer
-from refitd.state.records import UpdateRecord
+from refitd.state.records import NOT_SENT, AttemptRecord, UpdateRecord
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
+from refitd_client.checkpoint.fault import Code
 from refitd_client.contract.naming import installed_release
+from refitd_client.contract.states import Kind, VersionState
+from refitd_client.contract.wire import Event
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
     from refitd.observe.traces import Traces
+
+
+# Metrics that count and time events as they happen. Those read off the store are in `refitd.api.metrics`.
+#
+# No label grows without bound: a version's step is a value, never a label. Every label value that can be foreseen is
+# there from the start, at zero, so that `rate()` and `increase()` see the first error as well.
+
+
+STOP_BUCKETS = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)  # seconds
+LAG_LOOK_SECONDS = 0.25
+
+
+class Stops:
+    """What stops everything else: how late the event loop is, and how long garbage collections take."""
+
+    def __init__(self, registry: CollectorRegistry, look_every: float = LAG_LOOK_SECONDS) -> None:
+        """Register both. Nothing is measured yet."""
+        self._look_every = look_every
+        self._lag = Histogram(
+            "refitd_event_loop_lag_seconds",
+            "How much later than it asked for a task of the event loop went on",
+            buckets=STOP_BUCKETS,
+            registry=registry,
+        )
+        self._collections = Histogram(
+            "refitd_gc_seconds",
+            "Time for which everything stood still while garbage was collected",
+            ["generation"],
+            buckets=STOP_BUCKETS,
+            registry=registry,
+        )
+        for generation in range(3):
+            self._collections.labels(str(generation))
+        self._began = 0.0
+
+    async def run(self) -> None:
+        """Look at the loop's lateness until cancelled."""
+        with self._watching_garbage():
+            loop = asyncio.get_running_loop()
+            while True:
+                due = loop.time() + self._look_every
+                await asyncio.sleep(self._look_every)
+                self._lag.observe(max(0.0, loop.time() - due))
+
+    @contextmanager
+    def _watching_garbage(self) -> Generator[None]:
+        gc.callbacks.append(self._on_garbage)
+        try:
+            yield
+        finally:
+            gc.callbacks.remove(self._on_garbage)
+
+    def _on_garbage(self, phase: str, info: dict[str, Any]) -> None:
+        # Called in any thread that sets a collection off, and never in two at a time.
+        if phase == "start":
+            self._began = time.perf_counter()
+        elif self._began:
+            self._collections.labels(str(info["generation"])).observe(time.perf_counter() - self._began)
+
+
+STAGES = ("publish", "seen", "validate", COPY_STAGE, *(stage.value for stage in Stage))
+BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)  # seconds
+UNFINISHED = "unfinished"  # given up before there was anything to validate
+LOST = "lost"
+TRANSPORTS = ("disk", "delta", "handover", "nccl", "gloo")
+
+_BEFORE_LOADS = frozenset({"publish", "seen", "validate", COPY_STAGE})
+_OUTCOMES = (*(outcome.name for outcome in Outcome), NOT_SENT)
+
+
+class Meters(Observer):
+    """Histograms and counters, fed by the store and, for problems, by the API."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        """Register everything, at zero."""
+        self._stages = Histogram(
+            "refitd_stage_seconds",
+            "Time of each stage of an update; from prepare on by engine, of loads that the engine took",
+            ["stage"],
+            buckets=BUCKETS,
+            registry=registry,
+        )
+        self._updates = Histogram(
+            "refitd_update_seconds",
+            "Time from when a version was first seen until it was served",
+            buckets=BUCKETS,
+            registry=registry,
+        )
+        self._by_transport = Histogram(
+            "refitd_transport_seconds",
+            "Time from when a version was first seen until it was served, by how it came to the engines",
+            ["transport"],
+            buckets=BUCKETS,
+            registry=registry,
+        )
+        self._loads = Counter("refitd_loads", "Loads by how they ended", ["outcome"], registry=registry)
+        self._errors = Counter(
+            "refitd_errors", "What went wrong, by part and reason", ["part", "reason"], registry=registry
+        )
+        self._decisions = Counter(
+            "refitd_decisions", "Entries in the log of decisions", ["kind", "state"], registry=registry
+        )
+        self._published = Counter(
+            "refitd_published_bytes", "Bytes of versions that were found good", ["kind"], registry=registry
+        )
+        self._sent = Counter(
+            "refitd_transport_bytes",
+            "Bytes of versions that were found good, by how they came to the engines",
+            ["transport"],
+            registry=registry,
+        )
+        self._handed_out = Counter(
+            "refitd_handed_out_bytes", "Bytes of versions' files that were sent to followers", registry=registry
+        )
+        self._foresee()
+
+    def _foresee(self) -> None:
+        named = ((self._stages, STAGES), (self._by_transport, TRANSPORTS), (self._sent, TRANSPORTS))
+        for meter, values in named:
+            for value in values:
+                meter.labels(value)
+        for outcome in _OUTCOMES:
+            self._loads.labels(_word(outcome))
+            if outcome != Outcome.ACK.name:
+                self._errors.labels("load", _word(outcome))
+        for reason in (*(code.value for code in Code), UNFINISHED, LOST):
+            self._errors.labels("version", reason)
+        for problem in Problem:
+            self._errors.labels("api", problem.slug)
+        for kind in (
+            Kind.FULL,
+            Kind.DELTA,
+            Kind.LORA,
+        ):  # what is handed over is found good by its files, as one of these
+            self._published.labels(kind.value)
+
+    def version_changed(self, before: VersionRecord | None, after: VersionRecord) -> None:
+        state = None if before is None else before.state
+        known = {} if before is None else before.timings
+        for stage in _BEFORE_LOADS & (after.timings.keys() - known.keys()):
+            self._stages.labels(stage).observe(after.timings[stage] / 1000)
+        if after.state is state:
+            return
+        match after.state:
+            case VersionState.SEALED if state is not VersionState.LOST:
+                self._published.labels(after.kind.value).inc(after.bytes or 0)
+                self._sent.labels(after.transport).inc(after.bytes or 0)
+            case VersionState.REJECTED:
+                self._errors.labels("version", UNFINISHED if after.code is None else after.code.value).inc()
+            case VersionState.LOST:
+                self._errors.labels("version", LOST).inc()
+            case _:
+                pass
+
+    def attempt_changed(self, attempt: AttemptRecord) -> None:
+        if attempt.outcome is None:
+            return
+        self._loads.labels(_word(attempt.outcome)).inc()
+        if attempt.outcome != Outcome.ACK.name:
+            self._errors.labels("load", _word(attempt.outcome)).inc()
+            return
+        for stage, milliseconds in attempt.timings.items():
+            self._stages.labels(stage).observe(milliseconds / 1000)
+
+    def decided(self, event: Event) -> None:
+        self._decisions.labels(event.kind, str(event.data.get("state", ""))).inc()
+
+    def served(self, version: VersionRecord, milliseconds: float) -> None:
+        """Count a version that was served for the first time, so many milliseconds after its first sight."""
+        self._updates.observe(milliseconds / 1000)
+        self._by_transport.labels(version.transport).observe(milliseconds / 1000)
+
+    def handed_out(self, count: int) -> None:
+        """Count bytes of a version's files that a follower gets."""
+        self._handed_out.inc(count)
+
+    def refused(self, problem: Problem) -> None:
+        """Count a request that was answered with a problem."""
+        self._errors.labels("api", problem.slug).inc()
+
+
+def _word(outcome: str) -> str:
+    return outcome.lower().replace("_", "-")
 
 
 class Unserved(Observer):

@@ -3,17 +3,16 @@
 import pytest
 import torch
 
-from refitd_embedded.demo.agreement import (
+from refitd_embedded.demo.policy import ANSWER, CountingProblem, answer_distribution, chosen, fresh
+from refitd_embedded.demo.rollouts import (
     KEPT,
     START_UP,
     DisagreementError,
+    Rollout,
     VersionCopies,
     largest_difference,
     served_by,
 )
-from refitd_embedded.demo.policy import ANSWER, CountingProblem, fresh
-from refitd_embedded.demo.rollouts import Rollout
-from refitd_embedded.demo.trainer import answer_distribution, chosen
 from refitd_embedded.model import Decoder
 
 PROBLEM = CountingProblem(stride=2, start=1)

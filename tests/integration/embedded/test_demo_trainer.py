@@ -3,17 +3,20 @@
 import pytest
 import torch
 
-from refitd_embedded.demo.policy import ANSWER, NUMBERS, CountingProblem, fresh
-from refitd_embedded.demo.rollouts import Rollout
-from refitd_embedded.demo.run import GROUP, batch
-from refitd_embedded.demo.trainer import (
+from refitd_embedded.demo.policy import (
+    ANSWER,
+    NUMBERS,
+    CountingProblem,
     PolicyTrainer,
     TrainingBatch,
     advantages,
     answer_distribution,
     chosen,
+    fresh,
     objective,
 )
+from refitd_embedded.demo.rollouts import Rollout
+from refitd_embedded.demo.run import GROUP, batch
 
 
 def fixed_batch(trainer: PolicyTrainer) -> TrainingBatch:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from refitd_embedded.config import DecoderConfig, UnsupportedModelError, read_eos_ids
+from refitd_embedded.model import DecoderConfig, UnsupportedModelError, read_eos_ids
 from support.embedded_kit import SIZES
 
 
@@ -58,5 +58,5 @@ def test_end_tokens_come_from_both_files(tmp_path: Path) -> None:
 
 
 def test_the_package_itself_needs_no_torch() -> None:
-    check = "import sys, refitd_embedded, refitd_embedded.config; sys.exit('torch' in sys.modules)"
+    check = "import sys, refitd_embedded, refitd_embedded.demo; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

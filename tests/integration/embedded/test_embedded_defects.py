@@ -6,9 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from refitd_embedded.defects import CarelessLoader, EngineDiedError, Interruption
 from refitd_embedded.model import Decoder
-from refitd_embedded.weights import CheckpointError, WeightsLoaded, WeightsTainted, load
+from refitd_embedded.weights import (
+    CarelessLoader,
+    CheckpointError,
+    EngineDiedError,
+    Interruption,
+    WeightsLoaded,
+    WeightsTainted,
+    load,
+)
 from support.embedded_kit import DOWN_PROJ, NORM, Tensors, checkpoint, random_tensors, write
 
 OLD, NEW = random_tensors(1), random_tensors(2)

@@ -10,14 +10,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from refitd_embedded.defects import EngineDiedError
 from refitd_embedded.engine import DuplicateRequestError, EmbeddedEngine
-from refitd_embedded.reload import UpdateOrder
-from refitd_embedded.request import GenerationRequest, VersionSpan
-from refitd_embedded.runner import ForwardResult
-from refitd_embedded.sampling import SamplingParams
+from refitd_embedded.runner import ForwardResult, GenerationRequest, SamplingParams, VersionSpan
 from refitd_embedded.scheduler import Limits
-from refitd_embedded.weights import CarefulLoader, WeightsLoaded, WeightsTainted, Write, load
+from refitd_embedded.weights import (
+    CarefulLoader,
+    EngineDiedError,
+    UpdateOrder,
+    WeightsLoaded,
+    WeightsTainted,
+    Write,
+    load,
+)
 from support.embedded_kit import PROMPT, answer, ask, checkpoint, open_engine, until_tokens
 
 LONG = 300

@@ -10,8 +10,7 @@ import transformers
 from transformers.utils import logging
 
 from refitd_embedded.engine import EmbeddedEngine
-from refitd_embedded.request import GenerationRequest
-from refitd_embedded.sampling import SamplingParams
+from refitd_embedded.runner import GenerationRequest, SamplingParams
 from refitd_embedded.weights import load
 from support.embedded_kit import SIZES, open_engine
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from refitd_embedded.request import GenerationRequest, VersionSpan, aborted, finished, spans
 from refitd_embedded.routes import answer
-from refitd_embedded.sampling import SamplingParams
+from refitd_embedded.runner import GenerationRequest, SamplingParams, VersionSpan, aborted, finished, spans
 from support.embedded_kit import ask
 
 

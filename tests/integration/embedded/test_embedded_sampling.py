@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from refitd_embedded.sampling import Sampler, SamplingParams
+from refitd_embedded.runner import Sampler, SamplingParams
 from refitd_embedded.wire import Bounds, GenerateBody, requests_of
 
 VOCAB = 50

@@ -13,11 +13,10 @@ import httpx
 import pytest
 import uvicorn
 
-from refitd_embedded import routes_info
-from refitd_embedded.defects import EngineDiedError
+from refitd_embedded import routes
 from refitd_embedded.engine import EmbeddedEngine
 from refitd_embedded.server import ApiKeys, ReplicaServer, create_app
-from refitd_embedded.weights import CheckpointLoader, Write
+from refitd_embedded.weights import CheckpointLoader, EngineDiedError, Write
 from support.embedded_kit import PROMPT, checkpoint, open_engine, write
 
 GREEDY = {"max_new_tokens": 6, "temperature": 0}
@@ -284,9 +283,9 @@ async def test_health_needs_a_token_and_a_paused_engine_has_none(
 ) -> None:
     assert (await client.get("/health")).status_code == 200
     await client.post("/pause_generation", json={"mode": "retract"})
-    monkeypatch.setattr(routes_info, "HEALTH_TIMEOUT", 0.01)
+    monkeypatch.setattr(routes, "HEALTH_TIMEOUT", 0.01)
     assert (await client.get("/health_generate")).status_code == 503
-    monkeypatch.setattr(routes_info, "HEALTH_TIMEOUT", 20)
+    monkeypatch.setattr(routes, "HEALTH_TIMEOUT", 20)
     await client.post("/continue_generation", json={})
     assert (await client.get("/health_generate")).status_code == 200
 

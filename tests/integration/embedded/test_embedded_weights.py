@@ -160,7 +160,7 @@ def test_checksums_are_those_of_a_real_server() -> None:
     """SGLang 0.5.23 on CPU hashes its fused parameters: sha256 of the parts one after the other, cut to 64 bits."""
     import hashlib
 
-    from refitd_embedded.config import DecoderConfig
+    from refitd_embedded.model import DecoderConfig
 
     config = {"model_type": "llama", "vocab_size": 3, "hidden_size": 4, "intermediate_size": 2}
     config |= {"num_hidden_layers": 1, "num_attention_heads": 1}

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from refitd.cli.app import COMMANDS, FIRST
-from refitd.cli.exits import ExitCode, failure_of
+from refitd.cli.output import ExitCode, failure_of
 from refitd_client.contract.wire import Problem
 from refitd_client.errors import (
     EngineFailedError,

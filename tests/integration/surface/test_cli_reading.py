@@ -10,7 +10,7 @@ from rich.console import Console
 
 from refitd.cli import render
 from refitd.cli.status import StatusSummary
-from refitd.cli.version_list import version_list
+from refitd.cli.versions import version_list
 from refitd_client.contract.states import EngineState, Kind, Standing, VersionState
 from refitd_client.contract.wire import Attempt, Engine, Explanation, Faults, Page, Problem, Version
 from support.command_line import answer, refitd

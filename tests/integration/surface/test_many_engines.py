@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from refitd.api import fragments
-from refitd.api.fragments import Fragments
+from refitd.api import overview
+from refitd.api.overview import Fragments
 from refitd.explain.present import present_engine
 from refitd.state.upstream import UpstreamWord
 from refitd_client.contract.wire import Engine, Page, Version
@@ -52,7 +52,7 @@ async def test_an_engine_that_has_not_changed_is_not_encoded_again(
             made.append(str(record))
             return present_engine(record, *rest)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(fragments, "present_engine", counted)
+        monkeypatch.setattr(overview, "present_engine", counted)
         kept.of(stage.store.engines.values(), stage.store, stage.targets)
         assert len(made) == len(NAMES)
         stage.store.put_engine(replace(stage.store.engines["a:1"], skipped=7))

@@ -11,8 +11,7 @@ from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from refitd.engine.port import Outcome, Refit
-from refitd.observe.meters import STAGES, Stops
-from refitd.observe.telemetry import Unserved
+from refitd.observe.telemetry import STAGES, Stops, Unserved
 from refitd.policy.leases import Lease, LeaseKind
 from refitd.policy.lines import KeptFor, bytes_by_reason
 from refitd.state.records import UpdateRecord

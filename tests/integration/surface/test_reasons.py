@@ -13,8 +13,7 @@ import pytest
 from refitd.cli import render
 from refitd.cli.publish import _lines
 from refitd.clock import SystemClock
-from refitd.explain.engine import explain_engine
-from refitd.explain.version import explain_version
+from refitd.explain.version import explain_engine, explain_version
 from refitd.policy.contest import CALM_PROBES, calmed
 from refitd.settings import Settings
 from refitd.state.journal.journal import Journal

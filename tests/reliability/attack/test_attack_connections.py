@@ -9,9 +9,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from refitd.api.connection import ConnectionSlots
-from refitd.api.limits import MAX_BODY_BYTES, MOST_VALUES
+from refitd.api.limits import MAX_BODY_BYTES, MOST_VALUES, WaitSlots
 from refitd.api.server import PATIENCE
-from refitd.api.waiting import WaitSlots
 from support.attackers import GIVE_UP, attacking, listening, problem_in
 from support.checkpoints import publish, tensors
 from support.services import Stage, serving

@@ -1,6 +1,6 @@
 """An SGLang server in memory, with the real one's defects.
 
-Defects (0.5.23, see `refitd_embedded.defects`): it accepts missing tensors and NaN, "rolls back" onto the file that has
+Defects (0.5.23, see `refitd_embedded.weights`): it accepts missing tensors and NaN, "rolls back" onto the file that has
 just failed, dies of a torn one, keeps an old path and label after a refused flush, and goes on loading when its client
 has hung up. One call at a time goes through the scheduler; the HTTP front answers beside it.
 """

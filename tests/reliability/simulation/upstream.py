@@ -32,7 +32,7 @@ EVENT_SECONDS = 0.3  # between two events that make a follower look
 
 
 async def held(life: Life, version: str) -> tuple[SimFolder, Manifest]:
-    """The folder that a service hands out as a version, and its manifest, as `api/files.py` decides it. A folder
+    """The folder that a service hands out as a version, and its manifest, as `api/follow.py` decides it. A folder
     without one is not handed out here.
     """
     record = await find_version(life.service, version)

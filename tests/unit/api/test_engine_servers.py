@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 from refitd.cli import render, top
-from refitd.diagnose.doctor.service import judge_service_engines
+from refitd.diagnose.service import judge_service_engines
 from refitd.engine.fingerprints import proof_by
 from refitd.policy.observe import compared
 from refitd_client.contract.naming import SERVICE_FOLDER

@@ -10,10 +10,9 @@ import pytest
 from refitd.clock import SystemClock
 from refitd.engine.port import Reached
 from refitd.engine.refitd.host import picture, reached
-from refitd.explain.engine import explain_engine
 from refitd.explain.present import orders_of_hosts, present_engine, present_version
 from refitd.explain.run import glance_at
-from refitd.explain.version import on_engines
+from refitd.explain.version import explain_engine, on_engines
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
 from refitd.update.targets import Targets

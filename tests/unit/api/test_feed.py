@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from refitd.api import feed as feed_module
-from refitd.api.feed import PING, Feed, FellBehindError
+from refitd.api import log as feed_module
+from refitd.api.log import PING, Feed, FellBehindError
 from refitd.clock import SystemClock
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from refitd.api.host_names import FollowClaim, HostNames
+from refitd.api.auth import FollowClaim, HostNames
 from refitd.policy.hosts import ANEW
 from refitd.state.records import Source
 from refitd.tokens import TokensRefusedError, digest_of, names_of, tokens_from

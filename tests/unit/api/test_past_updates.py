@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from refitd.api import history
-from refitd.api.history import MOST_UPDATES, PastUpdates
+from refitd.api import log
+from refitd.api.log import MOST_UPDATES, PastUpdates
 from refitd.clock import SystemClock
 from refitd.state.journal import reads, writes
 from refitd.state.journal.journal import Journal
@@ -102,7 +102,7 @@ async def test_a_load_that_ends_after_a_look_is_counted_at_the_next(tmp_path: Pa
 async def test_a_request_reads_so_many_loads_and_the_next_one_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(history, "_LOADS", 4)
+    monkeypatch.setattr(log, "_LOADS", 4)
     async with written(tmp_path) as store:
         past = PastUpdates()
         for step in (1, 2, 3):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
-from refitd.api.request_faults import fault_sentence
+from refitd.api.errors import fault_sentence
 from refitd_client.contract.states import LogSeverity
 from refitd_client.contract.wire import STRICT
 

@@ -11,8 +11,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from refitd.api.api import routes
-from refitd.api.auth import HEALTH, OPEN, Door, Gate
-from refitd.api.roles import FOLLOWERS, LOOKS, TokenRole, may
+from refitd.api.auth import FOLLOWERS, HEALTH, LOOKS, OPEN, Door, Gate, TokenRole, may
 from refitd.settings import Settings
 from refitd.tokens import Tokens
 

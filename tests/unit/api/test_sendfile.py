@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from refitd.api import sendfile
-from refitd.api.sendfile import PIECE, NotSentError, send_part
+from refitd.api import connection
+from refitd.api.connection import PIECE, NotSentError, send_part
 
 
 async def sent(tmp_path: Path, size: int, take: Callable[[socket.socket], None], patience: float) -> None:
@@ -36,7 +36,7 @@ async def sent(tmp_path: Path, size: int, take: Callable[[socket.socket], None],
 async def test_a_client_that_takes_a_little_now_and_then_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sendfile, "_CLOSED_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(connection, "_CLOSED_LOOK_SECONDS", 0.02)
     never = threading.Event()
 
     def drip(line: socket.socket) -> None:

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from refitd.api.options import AccessSettings
-from refitd.api.tls import ServerTls, TlsFiles
+from refitd.api.options import AccessSettings, ServerTls, TlsFiles
 from refitd.settings import Settings
 from refitd_client.http.tls import ClientTls
 from support.certificates import Authority

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from refitd.catalog import refusals
-from refitd.diagnose.doctor.service import ask_service, judge_notice
+from refitd.diagnose.service import ask_service, judge_notice
 from refitd.settings import Settings
 from support.attackers import listening
 from support.checkpoints import publish, tensors

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from refitd.cli.flags import PANELS, flag, parameters, settings_from, variable
-from refitd.cli.serve import ENGINES_FILE_HELP
+from refitd.cli.serve import ENGINES_FILE_HELP, PANELS, flag, parameters, settings_from, variable
 from refitd.settings import Settings
 from refitd_client.contract.wire import Problem
 from support.command_line import refitd

@@ -17,19 +17,20 @@ from pydantic import SecretStr
 from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver
 
-from refitd.diagnose.doctor import engines
-from refitd.diagnose.doctor.engines import (
+from refitd.diagnose import engines
+from refitd.diagnose.engines import (
     EngineAnswers,
     Sighting,
     judge_engine,
     judge_sharing,
     judge_start_up_model,
     plugin_answers,
+    roster_of,
 )
-from refitd.diagnose.doctor.finding import CheckName, CheckVerdict, Finding
-from refitd.diagnose.doctor.processes import Listeners, LocalProcess, is_engine
-from refitd.diagnose.doctor.root import Nonce, RootFacts, RootUnusableError, judge_root, look_at_root, probed
-from refitd.diagnose.doctor.service import (
+from refitd.diagnose.finding import CheckName, CheckVerdict, Finding
+from refitd.diagnose.processes import Listeners, LocalProcess, is_engine
+from refitd.diagnose.root import Nonce, RootFacts, RootUnusableError, judge_root, look_at_root, probed
+from refitd.diagnose.service import (
     ask_overview,
     ask_service,
     judge_faults,
@@ -37,7 +38,6 @@ from refitd.diagnose.doctor.service import (
     judge_runs,
     judge_service_engines,
 )
-from refitd.diagnose.roster import roster_of
 from refitd.engine.engines_file import EngineSpec
 from refitd.engine.http import Reply
 from refitd.engine.plugin.rank_group import NO_PLUGIN
@@ -562,7 +562,7 @@ def test_versions_of_any_layout_are_measured_and_the_clock_before_the_wait_for_e
     adapter = tmp_path / "run/v000002/adapter_model.safetensors"
     adapter.parent.mkdir()
     adapter.write_bytes(bytes(7))
-    monkeypatch.setattr("refitd.diagnose.doctor.root._gives_event", lambda _: time.sleep(0.2))  # no event ever comes
+    monkeypatch.setattr("refitd.diagnose.root._gives_event", lambda _: time.sleep(0.2))  # no event ever comes
     with probed(tmp_path) as nonce:
         seen = look_at_root(tmp_path, nonce, None)
     whole = (tmp_path / "run/weight_v000001/model.safetensors").stat().st_size
@@ -585,7 +585,7 @@ def test_an_event_on_its_way_when_the_look_ends_leaves_no_line(
         monkeypatch.setattr(observer, "stop", stop)
         return observer
 
-    monkeypatch.setattr("refitd.diagnose.doctor.root.Observer", late)
+    monkeypatch.setattr("refitd.diagnose.root.Observer", late)
     with probed(tmp_path) as nonce:
         assert look_at_root(tmp_path, nonce, None).event
     assert caplog.records == []

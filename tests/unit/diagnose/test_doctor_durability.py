@@ -2,9 +2,8 @@
 
 import pytest
 
-from refitd.diagnose.doctor.durability import judge_durability
-from refitd.diagnose.doctor.finding import CheckName, CheckVerdict, Finding
-from refitd.diagnose.journal import JournalFacts
+from refitd.diagnose.finding import CheckName, CheckVerdict, Finding
+from refitd.diagnose.journal import JournalFacts, judge_durability
 from refitd.state.journal.condition import Sound
 from refitd.state.records import NEW, EngineRecord
 from refitd.state.version import VersionRecord

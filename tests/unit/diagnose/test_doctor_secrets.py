@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from refitd.diagnose.doctor.finding import CheckName, CheckVerdict
-from refitd.diagnose.doctor.service import judge_service
+from refitd.diagnose.finding import CheckName, CheckVerdict
 from refitd.diagnose.journal import JournalFacts
+from refitd.diagnose.service import judge_service
 from refitd.settings import Settings
 from refitd.state.journal.condition import Missing
 

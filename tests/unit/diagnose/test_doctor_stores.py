@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from refitd.diagnose.doctor.finding import CheckVerdict, Finding
-from refitd.diagnose.doctor.stores import judge_store, look_at_store
+from refitd.diagnose.finding import CheckVerdict, Finding
+from refitd.diagnose.stores import judge_store, look_at_store
 from refitd_client.bucket.objects import ObjectTag
 from refitd_client.bucket.run import BucketRun
 from support.buckets import RUN, ScriptedBucket, keys, nth, unreachable

@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from refitd.diagnose.doctor.finding import CheckName, Finding
-from refitd.diagnose.doctor.upstream import ask_hubs, judge_hub
+from refitd.diagnose.finding import CheckName, Finding
+from refitd.diagnose.stores import ask_hubs, judge_hub
 from refitd.settings import Settings
 from support.scripted_server import Step, answer, problem, serve
 from support.stand_in_service import StandIn, make_overview, make_run

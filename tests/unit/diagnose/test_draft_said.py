@@ -5,8 +5,8 @@ from pathlib import Path
 from rich.console import Console
 
 from refitd.cli import render
-from refitd.diagnose.doctor.engines import EngineAnswers, judge_engine
-from refitd.diagnose.doctor.finding import CheckName, CheckVerdict
+from refitd.diagnose.engines import EngineAnswers, judge_engine
+from refitd.diagnose.finding import CheckName, CheckVerdict
 from refitd.engine.engines_file import EngineSpec
 from refitd.engine.port import DRAFT_LEFT, Obstacle, Reached
 from support.services import serving

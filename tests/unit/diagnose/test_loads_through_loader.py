@@ -9,9 +9,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 from refitd.cli import render
-from refitd.diagnose.doctor.engines import EngineAnswers, judge_engine
-from refitd.diagnose.doctor.finding import CheckName, CheckVerdict
-from refitd.diagnose.doctor.service import judge_service_engines
+from refitd.diagnose.engines import EngineAnswers, judge_engine
+from refitd.diagnose.finding import CheckName, CheckVerdict
+from refitd.diagnose.service import judge_service_engines
 from refitd.engine.engines_file import EngineSpec
 from refitd.engine.plugin.rank_group import EngineRankGroup, Member
 from refitd.engine.port import LoaderUse, Reached

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from refitd.materialize import files
 from refitd.materialize import materializer as materializing
 from refitd.materialize.disk import DiskCopies
-from refitd.observe.meters import Meters
+from refitd.observe.telemetry import Meters
 from refitd.observe.traces import Traces
 from refitd.policy.binding import move
 from refitd.state.copy import NOTE

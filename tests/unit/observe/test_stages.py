@@ -4,7 +4,7 @@ import re
 
 from refitd.api.web_pages import FOLDER
 from refitd.cli import top as glance
-from refitd.observe.meters import STAGES
+from refitd.observe.telemetry import STAGES
 
 TIMELINE = (FOLDER / "timeline.js").read_text()
 STYLE = (FOLDER / "style.css").read_text()

@@ -3,10 +3,8 @@
 import pytest
 
 from refitd_client import PlanRefusedError
-from refitd_plan.allocation import Parallel, Role, allocation_of_counts
-from refitd_plan.grammar import parse
-from refitd_plan.machine import Gpu, Machine
-from refitd_plan.placement import place
+from refitd_plan.allocation import Parallel, Role, allocation_of_counts, parse
+from refitd_plan.machine import Gpu, Machine, place
 
 
 @pytest.mark.parametrize("text", ["sglang.d1p1t1+d1p1t1", "sglang:d1+fsdp:d1", " sglang : d1 p1 + fsdp : d1 "])

@@ -11,14 +11,12 @@ import pytest
 import torch
 
 from refitd_client import PlanRefusedError, plan
-from refitd_plan.allocation import Parallel, Role
+from refitd_plan.allocation import Parallel, Role, parse
 from refitd_plan.fit import KNOBS, changes
-from refitd_plan.grammar import parse
 from refitd_plan.job import JobSettings
-from refitd_plan.machine import Gpu, Machine
+from refitd_plan.machine import Gpu, Machine, place
 from refitd_plan.memory import HeldParameters, MemoryEstimate, default_fraction, held_by, layer_bytes, memory_of
 from refitd_plan.model import Model, model_of, read_model
-from refitd_plan.placement import place
 from refitd_plan.plan import PlannedMemory
 from refitd_plan.transport import RECEIVED, WeightTransport
 from support.planning_page import AS_MENDED, AS_REPORTED, BEGIN, CASES, CONFIGS, END, ONE, PAGE, table

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from refitd_client import PlanRefusedError, plan
-from refitd_plan.machine import GIB
-from refitd_plan.nvml import read_gpus
+from refitd_plan.machine import GIB, read_gpus
 
 
 class _NvmlError(Exception):

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from refitd.diagnose.doctor.durability import judge_durability
-from refitd.diagnose.doctor.engines import (
+from refitd.diagnose.engines import (
     EngineAnswers,
     ask_engines,
     ask_places,
@@ -18,24 +17,30 @@ from refitd.diagnose.doctor.engines import (
     judge_sharing,
     judge_start_up_model,
     judge_variables_inside,
+    roster_of,
     sighting,
 )
-from refitd.diagnose.doctor.finding import CheckName, CheckVerdict, Finding, failed, warning
-from refitd.diagnose.doctor.processes import Listeners, LocalProcess
-from refitd.diagnose.doctor.root import (
+from refitd.diagnose.finding import CheckName, CheckVerdict, Finding, failed, warning
+from refitd.diagnose.journal import JournalFacts, judge_durability, read_journal, still
+from refitd.diagnose.preflight import judge_variables
+from refitd.diagnose.processes import Listeners, LocalProcess
+from refitd.diagnose.root import (
     Nonce,
+    ReadProgress,
     RootUnusableError,
     judge_mark,
     judge_root,
     look_at_root,
     probed,
+    read_versions,
     take_root,
 )
-from refitd.diagnose.doctor.service import (
+from refitd.diagnose.service import (
     ask_overview,
     ask_service,
     is_of_other_root,
     judge_faults,
+    judge_group,
     judge_notice,
     judge_runs,
     judge_service,
@@ -44,12 +49,7 @@ from refitd.diagnose.doctor.service import (
     service_of_other_root,
     url_of,
 )
-from refitd.diagnose.doctor.stores import ask_stores, judge_store
-from refitd.diagnose.doctor.upstream import ask_hubs, judge_hub
-from refitd.diagnose.doctor.versions import ReadProgress, read_versions
-from refitd.diagnose.journal import JournalFacts, read_journal, still
-from refitd.diagnose.roster import roster_of
-from refitd.diagnose.variables import judge_variables
+from refitd.diagnose.stores import ask_hubs, ask_stores, judge_hub, judge_store
 from refitd.discovery.place import EnginesFound
 from refitd.engine.http import NoReply
 from refitd.engine.port import Unreached
@@ -132,8 +132,6 @@ async def _check(
     findings = [*judge_root(facts, settings, keeps), *await asyncio.to_thread(list, judge_mark(root, journal))]
     findings += judge_service(settings, journal, running)
     if settings.database is not None:
-        from refitd.diagnose.doctor.group import judge_group  # its driver is an extra
-
         findings += await asyncio.to_thread(lambda: list(judge_group(settings)))
     findings += [*judge_durability(journal, settings.push), *told, *judge_places(answers)]
     findings += [finding for asked in await ask_stores(settings) for finding in judge_store(asked)]

@@ -19,11 +19,11 @@ import msgspec
 
 from refitd.api.options import LOOPBACK
 from refitd.catalog.refusals import DOCTORS_RUN
-from refitd.diagnose.doctor.engines import ASIDE_FIX, LOADS_WHOLE_FIX, loads_whole
-from refitd.diagnose.doctor.finding import CheckName, CheckVerdict, Finding, failed, good, unknown, warning
-from refitd.diagnose.doctor.processes import Listeners, is_service
+from refitd.diagnose.engines import ASIDE_FIX, LOADS_WHOLE_FIX, loads_whole
+from refitd.diagnose.finding import CheckName, CheckVerdict, Finding, failed, good, unknown, warning
 from refitd.diagnose.journal import JournalFacts
 from refitd.diagnose.preflight import faults_of
+from refitd.diagnose.processes import Listeners, is_service
 from refitd.engine.http import OVERVIEW_BYTES, NoReply, Reply, Transport
 from refitd.settings import Settings
 from refitd.state.journal.condition import Corrupt, Missing, Newer, Older, Sound, UnreadableJournal
@@ -301,3 +301,31 @@ def _loads(engine: Engine) -> str:
         return f"who carries out its loads is not known yet{proof}"
     why = "" if engine.stock_reason is None else f": {engine.stock_reason}"
     return f"its loads are {server}'s own{why}{proof}"
+
+
+def judge_group(settings: Settings) -> Iterator[Finding]:
+    """Ask the database. Blocks, for seconds where it does not answer."""
+    database = settings.database
+    if database is None:
+        return
+    # Here, because the driver is an extra.
+    import psycopg
+
+    from refitd.state.journal.postgres import look_at_group
+
+    try:
+        leader, why = look_at_group(database)
+    except psycopg.Error as error:
+        text = f"it does not answer: {' '.join(str(error).split())}"
+        yield failed(CheckName.JOURNAL, database.shown, text, "see to the database, its address and its password")
+        return
+    if why is not None:
+        yield failed(CheckName.JOURNAL, database.shown, why, "name another database with --state")
+    elif leader is None:
+        yield good(CheckName.JOURNAL, database.shown, "no service has led yet: the first that starts does")
+    elif leader.released:
+        text = f"no service leads: {leader.address} gave the lead back (epoch {leader.epoch})"
+        yield warning(CheckName.JOURNAL, database.shown, text, "start a service of the group")
+    else:
+        text = f"{leader.address} leads, or led last, since {leader.since} (epoch {leader.epoch})"
+        yield good(CheckName.JOURNAL, database.shown, text)

@@ -31,9 +31,8 @@ from refitd.root.ownership import StartRefusedError
 from refitd.settings import Settings
 from refitd.state.journal.address import PostgresAddress
 from refitd.state.journal.journal import Journal
-from refitd.state.journal.leadership import Candidate, HeldLead, monotonic
+from refitd.state.journal.leadership import Candidate, HeldLead, Leader, monotonic
 from refitd.state.journal.postgres import connect, open_group_journal, why_unusable
-from refitd.state.leader import Leader
 
 POLL_SECONDS = 0.25
 _LAST_ANSWER_SECONDS = 1.0

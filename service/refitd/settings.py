@@ -19,9 +19,8 @@ from refitd.engine.engines_file import EngineSpec, check_engine, named_engines
 from refitd.engine.kind import EngineAccess
 from refitd.engine.registry import check_pause_mode
 from refitd.follow.options import FollowSettings
-from refitd.policy.admit import CatalogRules
+from refitd.policy.admit import CatalogRules, Prove
 from refitd.policy.keep import KEEP_LAST, KeepRules
-from refitd.policy.proving import Prove
 from refitd.policy.roster import OperatorHosts
 from refitd.policy.spare_slots import ReclaimRules, SlotRules
 from refitd.policy.strategy import Strategy, StrategyName, strategy_of

@@ -4,7 +4,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from refitd.state.journal.sqlite_file import JOURNAL_NAME
+from refitd.state.journal.database import JOURNAL_NAME
 
 _FOLDER = Path(__file__).resolve().parents[1] / "journals"
 OLD = tuple(sorted(file.stem for file in _FOLDER.glob("*.sql")))

@@ -17,9 +17,8 @@ from refitd.problem import ProblemError, Slug
 from refitd.reclaim.sweep import Sweeper
 from refitd.settings import Settings
 from refitd.state.decisions import DecisionFile
-from refitd.state.files_sent import FilesSent
-from refitd.state.followers import Followers
-from refitd.state.leader import Leader
+from refitd.state.followers import FilesSent, Followers
+from refitd.state.journal.leadership import Leader
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd.text import listed

@@ -12,8 +12,7 @@ from refitd.api.overview import Fragments
 from refitd.engine.address import AddressRefusedError, check_url, host_of
 from refitd.engine.wire import refused
 from refitd.explain.present import present_engine, steps_behind
-from refitd.policy.binding import move
-from refitd.policy.roster import guard_of
+from refitd.policy.roster import guard_of, move
 from refitd.policy.traffic import Demand
 from refitd.problem import ProblemError, Slug
 from refitd.state.records import EngineRecord

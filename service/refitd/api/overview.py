@@ -13,9 +13,9 @@ from refitd.api.context import ServiceOf
 from refitd.api.health import faults_now
 from refitd.explain.present import present_engine, why_now
 from refitd.explain.run import glance_at, runs_of
+from refitd.state.faults import UpstreamWord
 from refitd.state.records import EngineRecord
 from refitd.state.store import Store
-from refitd.state.upstream import UpstreamWord
 from refitd.update.targets import Targets
 from refitd_client.contract.states import VersionState
 from refitd_client.contract.wire import Engine, Faults, GroupLead, Keeping, Overview

@@ -16,7 +16,7 @@ from refitd.api.limits import WaitingRequests
 from refitd.explain.present import orders_of_hosts, present_attempt, present_version
 from refitd.policy.goals import passed_over, question_about
 from refitd.policy.hosts import why_hosts_stay
-from refitd.policy.served import is_proven, outcome_of
+from refitd.policy.traffic import is_proven, outcome_of
 from refitd.policy.upstream import decides_pin, owned_by
 from refitd.problem import ProblemError, Slug
 from refitd.state.journal import reads

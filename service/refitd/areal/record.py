@@ -18,7 +18,7 @@ from typing import TypeVar
 import structlog
 
 from refitd.areal.updates import Updates
-from refitd.root.threads import LOOK_TIMEOUT_SECONDS, RootThreads
+from refitd.root.handle import LOOK_TIMEOUT_SECONDS, RootThreads
 from refitd_client import RefitError
 
 EVERY_SECONDS = 0.2

@@ -8,9 +8,9 @@ from pathlib import Path
 from threading import Event
 from typing import Protocol
 
-from refitd.root.mark import RootGuard
+from refitd.root.handle import LISTING_SECONDS, LOOK_TIMEOUT_SECONDS, RootHangsError, RootThreads
+from refitd.root.ownership import RootGuard
 from refitd.root.scan import Listing, ListingFailed, scan
-from refitd.root.threads import LISTING_SECONDS, LOOK_TIMEOUT_SECONDS, RootHangsError, RootThreads
 from refitd_client.checkpoint.inventory import Reference
 from refitd_client.checkpoint.opening import OpeningRefusedError
 from refitd_client.contract.manifest import Manifest

@@ -1,8 +1,14 @@
 """Takes notices: "weights ready" becomes a version in the store, durable before the reply.
 
 What a notice brings stays in memory and in the journal as long as its version, so it is limited.
+
+A notice that is refused is in the log of decisions as well: the trainer has the answer, and an operator looks at the
+log. A trainer sends a notice again and again, so that a reason is written down once in a while for each run. Nothing is
+written of the notice by which `refitd doctor` asks whether notices are taken: it is to be refused, and doctor says what
+the answer means.
 """
 
+import os
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -10,14 +16,12 @@ from pathlib import Path
 from typing import Protocol, assert_never
 
 from refitd.catalog.files import Files, RootAwayError
-from refitd.catalog.notice_path import order_of, relative_path
-from refitd.catalog.refusals import RefusedNotices
 from refitd.policy.admit import LIMITS, New, NoticeConflict, Same, SeenFolder, admit, fits
-from refitd.policy.binding import followed, free_engines, move, why_not_followed
 from refitd.policy.readiness import unknown
+from refitd.policy.roster import followed, free_engines, move, why_not_followed
 from refitd.policy.upstream import owned_by
 from refitd.problem import ProblemError, Slug
-from refitd.root.threads import RootHangsError
+from refitd.root.handle import RootHangsError
 from refitd.state.records import EngineRecord
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
@@ -25,18 +29,62 @@ from refitd.text import one_line
 from refitd.update.targets import Targets
 from refitd_client.checkpoint.fault import AGAIN_WHEN_ANNOUNCED, FOR_EVERY_NOTICE
 from refitd_client.contract.naming import (
+    INCOMING_PREFIX,
+    SERVICE_FOLDER,
     InvalidNameError,
     Order,
     check_run,
     check_step,
     name_patterns,
+    parse_version_folder,
     version_folder,
     version_id,
 )
 from refitd_client.contract.states import Kind, VersionState
 from refitd_client.contract.wire import Notice
-from refitd_client.validation.conventions import Trainer, is_foreign
+from refitd_client.validation.conventions import Trainer, is_foreign, recognise
 from refitd_client.validation.validate import Structure
+
+SAID_AGAIN_SECONDS = 600.0  # until the same reason is written down again for a run
+DOCTORS_RUN = "refitd-doctor"  # which doctor names in its own
+MOST = 64  # reasons in that time: runs' names are the senders', and the log is kept
+_NO_REFUSALS = frozenset({Slug.NOT_READY})  # it is asked to come again
+
+
+class RefusedNotices:
+    """Writes into the log why notices were refused."""
+
+    def __init__(self, store: Store) -> None:
+        """Nothing was refused yet."""
+        self._store = store
+        self._told: dict[tuple[str, Slug], float] = {}  # monotonic seconds, the oldest first
+        self._untold = 0
+
+    def tell(self, notice: Notice, error: ProblemError) -> None:
+        """Write a refusal down, unless this run had one of its kind a short while ago.
+
+        Args:
+            notice: the notice.
+            error: why it is refused.
+        """
+        if error.kind in _NO_REFUSALS or notice.run == DOCTORS_RUN:
+            return
+        now = self._store.clock.monotonic()
+        self._told = {key: since for key, since in self._told.items() if now - since < SAID_AGAIN_SECONDS}
+        key = (notice.run, error.kind)
+        if key in self._told or len(self._told) >= MOST:
+            self._untold += 1
+            return
+        self._told[key] = now
+        try:
+            kind, subject = "run", check_run(notice.run)
+        except InvalidNameError:
+            kind, subject = "root", "root"  # a name that no run can have is no subject, and stands in the reason
+        more = f" (and {self._untold} more since the last of these entries)" if self._untold else ""
+        self._untold = 0
+        text = f"the notice of step {notice.step} was refused: {error.detail}{more}"
+        self._store.say(kind, subject, text, is_fault=True, problem=error.kind.slug)
+
 
 MAX_BASE = 512
 MAX_PATH = 4096
@@ -371,3 +419,52 @@ def _with_notice(known: VersionRecord, notice: Notice, *, is_mended: bool) -> Ve
     if known.state is VersionState.REJECTED and (may_differ or is_mended or known.code in AGAIN_WHEN_ANNOUNCED):
         return replace(noticed, state=VersionState.ANNOUNCED, reason=None, code=None)
     return noticed if known.state.is_open else described
+
+
+def relative_path(path: str, root: Path) -> str:
+    """Return a notice's path, absolute or relative, as one relative to the root. Links are not followed or looked at.
+
+    Raises:
+        ProblemError: it leads out of the root, is the root, or is a folder that is not a version's.
+    """
+    absolute = os.path.normpath(root / path)
+    inside = os.path.relpath(absolute, root)
+    parts = inside.split(os.sep)
+    if "\0" in path or parts[0] == os.pardir:
+        raise ProblemError(Slug.PATH_OUTSIDE_ROOT, f"{path!a} is not beneath the root {root}: publish into the root")
+    if inside == os.curdir or any(part == SERVICE_FOLDER or part.startswith(INCOMING_PREFIX) for part in parts):
+        raise ProblemError(Slug.PATH_OUTSIDE_ROOT, f"{path!a} is no version's directory")
+    return inside
+
+
+def order_of(path: str, run: str, step: int, generation: int, trainers: Collection[Trainer] = ()) -> Order:
+    """Return the order of the version at `path`: that of its directory's name, else the notice's.
+
+    A directory that the scan finds by its trainer's name for it has to be announced as what the scan takes it for.
+
+    Args:
+        path: the directory, relative to the root.
+        run: the notice's run.
+        step: the notice's step.
+        generation: the run's current generation.
+        trainers: those whose own folders count as versions.
+
+    Raises:
+        ProblemError: the directory's name is that of another step or run.
+    """
+    folder, _, name = path.rpartition("/")
+    order = parse_version_folder(name)
+    if order is None:
+        foreign = recognise(path, trainers)
+        if foreign is not None and (foreign.run, foreign.step) != (run, step):
+            raise ProblemError(
+                Slug.BAD_NAME,
+                f"{path} is found as run {foreign.run}, step {foreign.step} (--trainers), and not {run}, {step}",
+            )
+        return Order(generation, step)
+    if folder != run or order.step != step:
+        raise ProblemError(
+            Slug.BAD_NAME,
+            f"{path} is the directory of run {folder or '(none)'}, step {order.step}, not of {run}, {step}",
+        )
+    return order

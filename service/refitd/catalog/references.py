@@ -8,7 +8,7 @@ from pathlib import Path
 
 from refitd.catalog.files import Files
 from refitd.policy.chain import NoBase, base_of, chain_of
-from refitd.root.threads import LISTING_SECONDS, RootHangsError, RootThreads
+from refitd.root.handle import LISTING_SECONDS, RootHangsError, RootThreads
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd_client.checkpoint.inventory import Reference

@@ -29,7 +29,7 @@ from refitd.engine.plugin.rank_group import NO_PLUGIN
 from refitd.engine.port import ChangeCheck, EnginePort, Reached, Unreached
 from refitd.engine.registry import KINDS
 from refitd.policy.contest import is_one_server
-from refitd.root.threads import RootThreads
+from refitd.root.handle import RootThreads
 from refitd.settings import Settings
 from refitd.state.records import EngineRecord, Source
 from refitd_client.contract.plugin import ASIDE, setting_fault

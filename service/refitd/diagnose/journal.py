@@ -14,10 +14,9 @@ from refitd.policy.goals import last_good
 from refitd.settings import Settings
 from refitd.state.journal import reads
 from refitd.state.journal.address import GROUP_NOTE, PostgresAddress
-from refitd.state.journal.condition import Condition, Corrupt, Sound, examine_journal, reading
-from refitd.state.journal.recovery import last_state_folder
+from refitd.state.journal.database import JOURNAL_NAME
+from refitd.state.journal.recovery import Condition, Corrupt, Sound, examine_journal, last_state_folder, reading
 from refitd.state.journal.schema import RecordDamagedError
-from refitd.state.journal.sqlite_file import JOURNAL_NAME
 from refitd.state.records import EngineRecord
 from refitd.state.version import VersionRecord
 from refitd.text import size_of

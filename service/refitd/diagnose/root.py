@@ -24,9 +24,9 @@ from watchdog.observers import Observer
 from refitd.diagnose.finding import CheckName, Finding, failed, good, unknown, warning
 from refitd.diagnose.journal import JournalFacts
 from refitd.root.file_systems import mounts_now, root_file_system, wants_polling
-from refitd.root.mark import RootGuard, RootMark, RootRefusedError, adopt, is_taken_at_start
+from refitd.root.ownership import RootGuard, RootMark, RootRefusedError, adopt, is_taken_at_start
 from refitd.settings import Settings
-from refitd.state.journal.condition import Sound
+from refitd.state.journal.recovery import Sound
 from refitd.state.version import VersionRecord
 from refitd.text import size_of
 from refitd_client.contract.naming import DELTA_NAME, SERVICE_FOLDER

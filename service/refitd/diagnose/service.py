@@ -2,7 +2,7 @@
 
 It is sent a notice of a version that does not exist, in the root by its name: the service checks the token first, then
 the name, and then refuses the notice because nothing is at its path. It writes nothing of that into its log
-(`refitd.catalog.refusals`). Processes of this host show whose service it is: the one that listens at the URL, and the
+(`refitd.catalog.intake`). Processes of this host show whose service it is: the one that listens at the URL, and the
 one that holds the root's lock. Then it is asked for its engines and its own faults: it knows engines that are not on
 doctor's command line, has keys that doctor may lack, and sees the engines from its own host.
 """
@@ -18,7 +18,7 @@ from ipaddress import ip_address
 import msgspec
 
 from refitd.api.options import LOOPBACK
-from refitd.catalog.refusals import DOCTORS_RUN
+from refitd.catalog.intake import DOCTORS_RUN
 from refitd.diagnose.engines import ASIDE_FIX, LOADS_WHOLE_FIX, loads_whole
 from refitd.diagnose.finding import CheckName, CheckVerdict, Finding, failed, good, unknown, warning
 from refitd.diagnose.journal import JournalFacts
@@ -26,8 +26,7 @@ from refitd.diagnose.preflight import faults_of
 from refitd.diagnose.processes import Listeners, is_service
 from refitd.engine.http import OVERVIEW_BYTES, NoReply, Reply, Transport
 from refitd.settings import Settings
-from refitd.state.journal.condition import Corrupt, Missing, Newer, Older, Sound, UnreadableJournal
-from refitd.state.journal.recovery import FORGOTTEN
+from refitd.state.journal.recovery import FORGOTTEN, Corrupt, Missing, Newer, Older, Sound, UnreadableJournal
 from refitd.state.journal.schema import SCHEMA_VERSION
 from refitd_client.contract.plugin import setting_fault
 from refitd_client.contract.states import EngineState

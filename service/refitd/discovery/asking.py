@@ -20,7 +20,7 @@ import msgspec
 from refitd.discovery.place import MOST, Answer, Areal, Dns, EnginesFound, Place, Router, Silent
 from refitd.engine.address import AddressRefusedError, check_url
 from refitd.engine.http import NoReply, Transport
-from refitd.root.threads import LOOK_TIMEOUT_SECONDS, RootHangsError, RootThreads
+from refitd.root.handle import LOOK_TIMEOUT_SECONDS, RootHangsError, RootThreads
 from refitd_client.files.plain_file import open_plain
 
 SECONDS = 5.0

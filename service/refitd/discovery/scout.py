@@ -14,7 +14,7 @@ import structlog
 from refitd.clock import Clock
 from refitd.discovery.asking import ask
 from refitd.discovery.place import MOST, Answer, EnginesFound, Place, Silent
-from refitd.root.threads import RootThreads
+from refitd.root.handle import RootThreads
 
 ASK_EVERY_SECONDS = 5.0
 GONE_SECONDS = 60.0

@@ -5,9 +5,9 @@ from collections.abc import Collection, Mapping
 from refitd.policy.hosts import what_it_does, why_unknown
 from refitd.policy.traffic import steps_from
 from refitd.policy.upstream import disobeyed, silence, waits_for
+from refitd.state.faults import UpstreamWord
 from refitd.state.records import AttemptRecord, EngineRecord, UpdateRecord
 from refitd.state.store import Store
-from refitd.state.upstream import UpstreamWord
 from refitd.state.version import VersionRecord
 from refitd.update.targets import Targets
 from refitd_client.contract.naming import parse_version_id

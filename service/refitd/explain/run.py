@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 
 from refitd.explain.present import host_does, unknown_on_host, upstream_of
 from refitd.explain.version import what_is_left
-from refitd.policy.binding import how_to_bring
 from refitd.policy.contest import SAID_FOR, STOP_THE_OTHER
 from refitd.policy.goals import passed_over, question_about
+from refitd.policy.roster import how_to_bring
 from refitd.policy.strategy import Strategy, has_given_up, released, why_waiting
 from refitd.policy.upstream import disobeyed, not_brought, pulls_newer, silence, waits_for
+from refitd.state.faults import UpstreamWord
 from refitd.state.records import EngineRecord, UpdateRecord
 from refitd.state.store import Store
-from refitd.state.upstream import UpstreamWord
 from refitd.state.version import VersionRecord
 from refitd.text import FEW, listed
 from refitd.update.targets import Targets

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 
 from refitd.engine.port import Outcome
 from refitd.explain.present import host_does, left_on_barred, of_upstream, orders_of_hosts, unknown_on_host, upstream_of
-from refitd.policy.binding import why_unbound
 from refitd.policy.contest import SAID_FOR, STOP_THE_OTHER, gives_up
 from refitd.policy.goals import passed_over, question_about
+from refitd.policy.roster import why_unbound
 from refitd.policy.strategy import Strategy, has_given_up, released, why_waiting
 from refitd.policy.upstream import is_here, last_report, without_store
 from refitd.state.records import NOT_SENT, AttemptRecord, EngineRecord, Source, UpdateRecord

@@ -31,10 +31,9 @@ from refitd.follow.upstream import (
     UpstreamRun,
     UpstreamVersion,
 )
-from refitd.policy.aside import others_of
-from refitd.policy.hosts import engines_of_host, not_known_there, order_state, proof_of_host, why_it_waits
+from refitd.policy.hosts import engines_of_host, not_known_there, order_state, others_of, proof_of_host, why_it_waits
 from refitd.policy.pulls import PullPlan, all_as_told, as_told, is_held_back, plan_pulls, pull_fault, why_not_good
-from refitd.policy.served import is_proven
+from refitd.policy.traffic import is_proven
 from refitd.state.observer import Notifier
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord

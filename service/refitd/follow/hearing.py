@@ -2,7 +2,7 @@
 
 from refitd.clock import Clock
 from refitd.follow.upstream import UpstreamRun
-from refitd.state.upstream import UpstreamWord
+from refitd.state.faults import UpstreamWord
 
 QUIET_SECONDS = 10.0  # without an answer, after which that is a fault
 

@@ -7,8 +7,18 @@ after a restart and while its hub is gone. It serves on, and pulls what is seale
 from collections.abc import Collection
 from dataclasses import replace
 
-from refitd.policy.aside import ANOTHER, is_other, standing_on, why_it_stays
-from refitd.policy.hosts import ANEW, IT_GOES, not_known_there, refusal_of, why_lost, why_not_served
+from refitd.policy.hosts import (
+    ANEW,
+    ANOTHER,
+    IT_GOES,
+    is_other,
+    not_known_there,
+    refusal_of,
+    standing_on,
+    why_it_stays,
+    why_lost,
+    why_not_served,
+)
 from refitd.policy.pulls import is_held_back
 from refitd.state.observer import Notifier
 from refitd.state.records import HostLead

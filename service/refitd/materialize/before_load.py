@@ -14,7 +14,7 @@ from pathlib import Path
 
 from refitd.materialize.materializer import Materializer
 from refitd.policy.goals import LoadableDeltas
-from refitd.root.threads import LOOK_TIMEOUT_SECONDS, RootThreads
+from refitd.root.handle import LOOK_TIMEOUT_SECONDS, RootThreads
 from refitd.state.version import VersionRecord
 from refitd_client.checkpoint.opening import ChangedError, Folder, OpeningRefusedError
 from refitd_client.contract.states import Kind

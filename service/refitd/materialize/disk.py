@@ -15,9 +15,17 @@ from refitd.catalog.files import Unreadable
 from refitd.materialize.writing import look, read_note, write_copy
 from refitd.policy.materialize import MakeCopy
 from refitd.reclaim.trash import condemn, empty_one, sync
-from refitd.root.handle import let_through, made, opened, root_at
+from refitd.root.handle import (
+    LISTING_SECONDS,
+    LOOK_TIMEOUT_SECONDS,
+    RootHangsError,
+    RootThreads,
+    let_through,
+    made,
+    opened,
+    root_at,
+)
 from refitd.root.outcome import Discarded, Gone, Refused, sentence
-from refitd.root.threads import LISTING_SECONDS, LOOK_TIMEOUT_SECONDS, RootHangsError, RootThreads
 from refitd.state.copy import COPIES, COPIES_PATH, NOTE, Copy, copy_name, is_copy_name, order_in
 from refitd_client.contract.naming import SERVICE_FOLDER, run_of_slots, run_slots
 

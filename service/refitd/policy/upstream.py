@@ -7,7 +7,7 @@ about that on this host would be undone at the next look. What he does to this h
 
 from collections.abc import Collection
 
-from refitd.state.upstream import UpstreamWord
+from refitd.state.faults import UpstreamWord
 from refitd.state.version import VersionRecord
 from refitd_client.bucket.address import is_bucket_url
 from refitd_client.contract.naming import parse_version_id

@@ -1,18 +1,112 @@
-"""The folders under the root, as reclaim looks at them, moves them away and deletes them."""
+"""The folders under the root, as reclaim looks at them, moves them away and deletes them.
+
+The look into a version's folder comes before anything of it is deleted (`policy/holdings.py` decides). Everything is
+read by handle, beneath the root, and no link is followed. What a look costs is bounded: so many names at the folder's
+top, so many more in the folders that lie in it, and the header alone of each weight file.
+"""
 
 import asyncio
+import os
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from refitd.policy.holdings import Holdings
-from refitd.reclaim import incoming, looking, slots, trash
-from refitd.root.handle import root_at
-from refitd.root.outcome import Discarded, Emptied, Gone, Refused, Slot
-from refitd.root.threads import LISTING_SECONDS, LOOK_TIMEOUT_SECONDS, RootThreads
+from refitd.policy.holdings import FolderEntry, Holdings, is_weights, sort_out
+from refitd.reclaim import incoming, slots, trash
+from refitd.reclaim.trash import MAX_COUNTED, entries_of, examine, room_within, seal_of
+from refitd.root.handle import (
+    LISTING_SECONDS,
+    LOOK_TIMEOUT_SECONDS,
+    Identity,
+    RootThreads,
+    below,
+    identity_of,
+    parts_below,
+    root_at,
+)
+from refitd.root.outcome import Discarded, Emptied, Gone, Refused, Slot, sentence
+from refitd_client.checkpoint.strict_header import HeaderRefusedError, TornFileError, read_header
+from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestRefusedError, parse_manifest
+from refitd_client.contract.naming import MANIFEST_NAME
+from refitd_client.files.plain_file import plain_file, read_at
 from refitd_client.validation.sealed import forget_manifests
+
+_LENGTH_BYTES = 8  # a safetensors file begins with the length of its header
+
+
+def look_at(root: int, path: str, known: Holdings | None = None) -> Holdings | Gone | Refused:
+    """Say what lies in the folder at `path` and which of it refitd may delete. Changes nothing.
+
+    `known` is what an earlier look said: where nothing has changed since, no file is opened again.
+    """
+    folder = examine(root, path)
+    if not isinstance(folder, Identity):
+        return folder
+    try:
+        with below(root, parts_below(path) or ("",)) as handle:
+            if identity_of(os.fstat(handle)) != folder:
+                return Refused(path, f"{path} was replaced while it was looked at: it is tried again the next time")
+            return _look(handle, path, folder, known)
+    except FileNotFoundError:
+        return Gone(path)
+    except OSError as error:
+        return Refused(path, sentence(path, error))
+
+
+def _look(folder: int, path: str, identity: Identity, known: Holdings | None) -> Holdings:
+    entries = entries_of(folder)
+    seal = seal_of(entries)
+    if known is not None and (known.identity, known.seal) == (identity, seal):
+        return known
+    intact = [
+        name for name, entry in entries.items() if entry.is_file and is_weights(name) and _is_intact(folder, name)
+    ]
+    mine, others = sort_out(path, entries, manifest=_manifest(folder, entries), intact=intact)
+    left = [MAX_COUNTED]  # so many names are counted in the folders that lie in it
+    inside = sum(room_within(folder, name, left) for name, entry in entries.items() if not entry.is_file)
+    return Holdings(
+        identity=identity,
+        seal=seal,
+        files={name: entries[name].stamp for name in mine},
+        others=tuple(others),
+        bytes=sum(entries[name].bytes for name in mine),
+        foreign_bytes=sum(entries[name].bytes for name in others) + inside,
+    )
+
+
+def _manifest(folder: int, entries: Mapping[str, FolderEntry]) -> Manifest | None:
+    entry = entries.get(MANIFEST_NAME)
+    if entry is None or not entry.is_file:
+        return None
+    try:
+        with _opened_file(folder, MANIFEST_NAME) as (handle, size):
+            return parse_manifest(read_at(handle, size, 0)) if size <= MAX_MANIFEST_BYTES else None
+    except (OSError, ManifestRefusedError):
+        return None
+
+
+def _is_intact(folder: int, name: str) -> bool:
+    """Whether a weight file has the header of one. What follows the header may be cut off."""
+    try:
+        with _opened_file(folder, name) as (handle, size):
+            try:
+                read_header(handle, size)
+            except TornFileError:
+                length = int.from_bytes(read_at(handle, _LENGTH_BYTES, 0), "little")
+                return _LENGTH_BYTES + length <= size
+    except (OSError, HeaderRefusedError):
+        return False
+    return True
+
+
+@contextmanager
+def _opened_file(folder: int, name: str) -> Generator[tuple[int, int]]:
+    with plain_file(name, within=folder) as handle:
+        yield handle, os.fstat(handle).st_size
+
 
 AnswerT = TypeVar("AnswerT")
 
@@ -33,7 +127,7 @@ class DiskFolders:
 
     async def examine(self, path: str) -> Holdings | Gone | Refused:
         """Say what lies in a folder, that it is gone, or why it must not be touched."""
-        look = self._in_root(lambda root: looking.look(root, path, self._known.get(path)))
+        look = self._in_root(lambda root: look_at(root, path, self._known.get(path)))
         return await self._threads.run(f"looking at {path}", look, within=LOOK_TIMEOUT_SECONDS)
 
     async def weigh(self, paths: Sequence[str]) -> dict[str, Holdings | Gone | Refused]:
@@ -41,7 +135,7 @@ class DiskFolders:
         known = self._known
 
         def all_in(root: int) -> dict[str, Holdings | Gone | Refused]:
-            return {path: looking.look(root, path, known.get(path)) for path in paths}
+            return {path: look_at(root, path, known.get(path)) for path in paths}
 
         found = await self._threads.run("looking at versions", self._in_root(all_in), within=LISTING_SECONDS)
         known |= {path: each for path, each in found.items() if isinstance(each, Holdings)}

@@ -18,8 +18,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from refitd.reclaim.seals import room_of
-from refitd.reclaim.trash import discard
+from refitd.reclaim.trash import discard, room_of
 from refitd.root.handle import below, identity_of, made, opened, parts_below
 from refitd.root.outcome import Discarded, Gone, Incoming, Refused
 from refitd.text import spoken

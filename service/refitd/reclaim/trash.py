@@ -21,6 +21,11 @@ A full disk has no room for `<unique>/`, and it is reclaim that makes room: then
 A kill between the rename and the check therefore deletes nothing that was not examined. Subfolders are moved up into
 `<unique>/` before they are emptied: a tree of any depth needs two handles and no recursion, and the kernel itself
 refuses to move a mount point (EBUSY).
+
+A later look tells by stamp and seal whether a folder is still what was looked at. A stamp sums up a file or folder: its
+number, kind, size and time of change. A seal sums up a folder: the stamps of all that lies at its top. Both are
+hexadecimal, and can stand in a file's name. The room of a file is what it takes on disk: holes take none. No link is
+followed.
 """
 
 import errno
@@ -31,11 +36,79 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from uuid import uuid4
 
-from refitd.reclaim.seals import MAX_COUNTED, entries_of, room_of, room_within, seal_of, stamp_of
+import xxhash
+
+from refitd.policy.holdings import FolderEntry
 from refitd.root.handle import Identity, below, identity_of, made, opened, parts_below
 from refitd.root.outcome import Discarded, Emptied, Gone, Refused, sentence
 from refitd_client.contract.naming import SERVICE_FOLDER, TRASH
 from refitd_client.errors import NO_SPACE
+from refitd_client.files.durable import STAT_BLOCK
+
+MAX_NAMES = 100_000  # at the top of a folder
+MAX_COUNTED = 10_000  # names in the folders within one folder; what lies beyond them is not counted
+_MAX_DEPTH = 16
+
+
+def entries_of(folder: int) -> dict[str, FolderEntry]:
+    """Everything at the top of an open folder, hidden names too; links as links.
+
+    Raises:
+        OSError: it cannot be listed, or has more than 100,000 names.
+    """
+    found: dict[str, FolderEntry] = {}
+    with os.scandir(folder) as listing:
+        for entry in listing:
+            if len(found) == MAX_NAMES:
+                raise OSError(errno.E2BIG, f"it has more than {MAX_NAMES:,} names")
+            with suppress(FileNotFoundError):  # removed since it was listed
+                status = os.stat(entry.name, dir_fd=folder, follow_symlinks=False)
+                is_file = stat.S_ISREG(status.st_mode)
+                found[entry.name] = FolderEntry(stamp=stamp_of(status), bytes=room_of(status), is_file=is_file)
+    return found
+
+
+def stamp_of(status: os.stat_result) -> str:
+    """What one file or folder looks like."""
+    facts = (status.st_ino, stat.S_IFMT(status.st_mode))
+    changing = (status.st_size, status.st_mtime_ns) if not stat.S_ISDIR(status.st_mode) else ()
+    return xxhash.xxh3_64_hexdigest(repr(facts + changing).encode())
+
+
+def seal_of(entries: Mapping[str, FolderEntry]) -> str:
+    """What a folder looks like, from all that lies at its top."""
+    hasher = xxhash.xxh3_64()
+    for name, entry in sorted(entries.items()):
+        hasher.update(f"{name}\0{entry.stamp}\n".encode(errors="surrogateescape"))
+    return hasher.hexdigest()
+
+
+def room_of(status: os.stat_result) -> int:
+    """The bytes that a file takes. Folders, links and devices count as nothing."""
+    return min(status.st_size, status.st_blocks * STAT_BLOCK) if stat.S_ISREG(status.st_mode) else 0
+
+
+def room_within(parent: int, name: str, left: list[int], depth: int = _MAX_DEPTH) -> int:
+    """The bytes that the files in a folder take. What cannot be read counts as nothing.
+
+    Args:
+        parent: a handle on the folder around it.
+        name: its name there.
+        left: how many more names are counted; shared by the calls of one look.
+        depth: how many folders deep it goes.
+    """
+    total = 0
+    with suppress(OSError), opened(name, parent) as folder, os.scandir(folder) as listing:
+        for entry in listing:
+            left[0] -= 1
+            if left[0] < 0:
+                break
+            with suppress(FileNotFoundError):
+                total += room_of(entry.stat(follow_symlinks=False))
+            if depth and entry.is_dir(follow_symlinks=False):
+                total += room_within(folder, entry.name, left, depth - 1)
+    return total
+
 
 CAUGHT = "caught-"
 _UNIQUE = re.compile(r"[0-9a-f]{32}")
@@ -67,7 +140,7 @@ def discard(root: int, path: str, expected: Identity, seal: str | None = None) -
         root: a handle on the root.
         path: the folder's path beneath it.
         expected: which folder was examined.
-        seal: what lay at its top then (`reclaim/seals.py`); None where that does not matter.
+        seal: what lay at its top then (`reclaim/trash.py`); None where that does not matter.
     """
     parts = parts_below(path)
     if parts is None:
@@ -91,7 +164,7 @@ def discard_files(root: int, path: str, expected: Identity, files: Mapping[str, 
         root: a handle on the root.
         path: the folder's path beneath it.
         expected: which folder was examined.
-        files: the names of the files and their stamps (`reclaim/seals.py`), in the order in which they go.
+        files: the names of the files and their stamps (`reclaim/trash.py`), in the order in which they go.
     """
     try:
         with below(root, parts_below(path) or ("",)) as folder, _opened_trash(root) as trash:

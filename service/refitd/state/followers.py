@@ -6,10 +6,13 @@ service hosts report again; one whose version was collected meanwhile hears that
 A report that comes late counts for nothing: after a later one of its process, or after one of a later process, also
 where that was heard `REMEMBERED_SECONDS` ago. So of two hosts with one name, as on machines of one host name, the one
 that started last is heard, and the other is told.
+
+While a file is being sent its version is not collected: its bytes might become another version's (slots) on the way.
 """
 
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from refitd.clock import Clock
@@ -94,3 +97,26 @@ class Followers:
     def _forget(self, now: float, after: float) -> None:
         for name in [name for name, known in self._known.items() if now - known.at > after]:
             del self._known[name]
+
+
+class FilesSent:
+    """Counts the files that are being sent, by version."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._sending: Counter[str] = Counter()
+
+    @contextmanager
+    def sending(self, version: str) -> Generator[None]:
+        """A part of a version's file is being sent."""
+        self._sending[version] += 1
+        try:
+            yield
+        finally:
+            self._sending[version] -= 1
+            self._sending += Counter()  # without those at zero
+
+    def in_use(self) -> Iterator[tuple[str, str]]:
+        """Who reads which version (its id), as `Followers.pulled`."""
+        for version in self._sending:
+            yield "that asked for a part", version

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from refitd.engine.fingerprints import what_was_compared
 from refitd.engine.port import UNTOLD, Process
-from refitd.root.mark import RootMark
+from refitd.root.ownership import RootMark
 from refitd.state.version import VersionRecord
 from refitd_client.contract.hosts import HostEngines
 from refitd_client.contract.naming import Order, parse_version_id
@@ -73,7 +73,7 @@ class EngineRecord:
     `beneath` is the full version that deltas were written into since, from which the plugin would put it back;
     `wants_full`: it takes no delta in place until it was given a full version.
     `kept` says what is left of its start-up weights: "" nothing, else a digest of the names of the tensors that each
-    load since its start has left out (`VersionRecord.lacks`); None where there was none (`policy/partial.py`).
+    load since its start has left out (`VersionRecord.lacks`); None where there was none (`policy/chain.py`).
     `held` is what it served before a load in the middle of which the service stopped, as long as its contents are
     unknown and no load of it has failed since; of a host that proves nothing, what it proved last.
     `named_before` is what it named before a load that failed, until the next probe. `may_read` are other folders that

@@ -15,9 +15,8 @@ from typing import Any
 import structlog
 
 from refitd.clock import Clock
-from refitd.root.mark import RootMark
+from refitd.root.ownership import RootMark
 from refitd.state import records
-from refitd.state.engine_index import EngineIndex
 from refitd.state.faults import InputFaults
 from refitd.state.journal import reads, writes
 from refitd.state.journal.journal import Journal
@@ -34,7 +33,7 @@ from refitd.state.records import (
     left_behind,
 )
 from refitd.state.version import VersionRecord
-from refitd.state.version_index import ListOrder, Runs, VersionIndex
+from refitd.state.version_index import EngineIndex, ListOrder, Runs, VersionIndex
 from refitd_client.contract.naming import parse_version_id, version_folder
 from refitd_client.contract.naming import version_id as id_of
 from refitd_client.contract.states import EngineState, Kind, LogSeverity, VersionState

@@ -8,8 +8,7 @@ from dataclasses import replace
 from refitd.engine.fingerprints import agree, means_of, proof_by
 from refitd.policy.contest import forgiven
 from refitd.policy.next_action import Agenda, at_rest, until_look, until_look_at_rest, until_retry
-from refitd.policy.observe import after_word, proved, standing
-from refitd.policy.witnesses import agreed, believed, judged
+from refitd.policy.observe import after_word, agreed, believed, judged, proved, standing
 from refitd.state.journal.journal import JournalError
 from refitd.state.records import EngineRecord
 from refitd.state.store import Store

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from refitd.engine.port import RankProof
-from refitd.policy.proving import Prove, all_prove, fault_in
+from refitd.policy.admit import Prove, all_prove, fault_in
 from refitd.state.observer import Notifier
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord

@@ -5,20 +5,34 @@ trainer's memory: the intent, the call, the outcome. The order of writes is the 
 before the engine is told to, so that a crash in the middle is found at the next start and the engine counts as TAINTED;
 what it makes ready before writes nothing. The outcome is written after the engine was resumed, so that no journal write
 lengthens a pause.
+
+Has an engine look at a version before its verdict, and prove it where its GPUs can.
 """
 
 import asyncio
 import math
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol, assert_never
 
 from structlog.contextvars import bound_contextvars
 
-from refitd.engine.port import EnginePort, Offered, Outcome, Reached, Refit, Stage, Target, VersionFiles
-from refitd.policy.chain import takes_in_place
+from refitd.engine.port import (
+    Coming,
+    EnginePort,
+    Offered,
+    Outcome,
+    RankProof,
+    Reached,
+    Refit,
+    Stage,
+    Target,
+    VersionFiles,
+)
+from refitd.policy.admit import needs_reading
+from refitd.policy.chain import begun, takes_in_place, why_not_over
 from refitd.policy.contest import twin_of
 from refitd.policy.goals import skipped_between
 from refitd.policy.next_action import (
@@ -33,14 +47,11 @@ from refitd.policy.next_action import (
     until_retry,
 )
 from refitd.policy.observe import Expected, after_probe, after_refit, compared, refit_at_stop, standing
-from refitd.policy.partial import begun, why_not_over
-from refitd.policy.proving import needs_reading
 from refitd.state.records import NOT_SENT, AttemptRecord, EngineRecord
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd.turns import in_turn_to_pause
 from refitd.update.entry import EngineEntry, RemovedError
-from refitd.update.look_ahead import look_ahead
 from refitd.update.proving import RankProofs
 from refitd.update.targets import Targets
 from refitd_client.contract.states import EngineState, Kind
@@ -412,3 +423,42 @@ class Loads:
         )
         target = version.id if version.state.is_open else entry.target_id  # what is held from memory is the target
         return standing(after, target) if refit.resumed else after
+
+
+async def look_ahead(
+    entry: EngineEntry, engine: EnginePort, version: VersionRecord, proofs: RankProofs, waits: Callable[[], bool]
+) -> None:
+    """Have an engine prepare a version. It is not recorded: it changes nothing, and the load gives the answer.
+
+    Args:
+        entry: the engine's.
+        engine: the engine.
+        version: the version.
+        proofs: hears what the engine's ranks prove.
+        waits: whether there is still nothing else to do than to load that version; the request ends when there is.
+    """
+    proves = proofs.begin(version, entry.id)
+    coming = Coming(
+        version=version.id,
+        path=version.path,
+        allow_missing=version.may_lack,
+        allow_extra=version.allow_extra,
+        prove=proves,
+    )
+    found: Sequence[RankProof] = ()
+    try:
+        async with asyncio.TaskGroup() as group:
+            request = group.create_task(engine.prefetch(coming))
+
+            async def end_request() -> None:
+                seen = entry.targets.changed.count
+                while waits():
+                    seen = await entry.targets.changed.wait_after(seen)
+                request.cancel()
+
+            guard = group.create_task(end_request())
+            request.add_done_callback(lambda _: guard.cancel())
+        found = () if request.cancelled() else request.result()
+    finally:
+        if proves:
+            proofs.end(version.id, entry.id, found)

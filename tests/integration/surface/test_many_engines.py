@@ -9,7 +9,7 @@ import pytest
 from refitd.api import overview
 from refitd.api.overview import Fragments
 from refitd.explain.present import present_engine
-from refitd.state.upstream import UpstreamWord
+from refitd.state.faults import UpstreamWord
 from refitd_client.contract.wire import Engine, Page, Version
 from support.records import engine
 from support.services import serving

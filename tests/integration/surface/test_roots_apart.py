@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from refitd.root.mark import mark_root
+from refitd.root.ownership import mark_root
 from refitd_client import ConflictError, Publication, Served, VersionFailedError, WeightPublisher
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.states import VersionState, WaitOutcome

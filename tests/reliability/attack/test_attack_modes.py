@@ -16,8 +16,8 @@ from refitd.policy.materialize import MakeCopy
 from refitd.reclaim import slots
 from refitd.reclaim.trash import discard
 from refitd.root.handle import identity_of, root_at
-from refitd.root.mark import mark_root
 from refitd.root.outcome import Discarded, Refused
+from refitd.root.ownership import mark_root
 from refitd.state.copy import NOTE
 from refitd.state.journal.recovery import write_note
 from refitd_client import WeightPublisher

@@ -16,10 +16,10 @@ from refitd.root.ownership import StartRefusedError
 from refitd.state.decisions import Decisions, write_decisions
 from refitd.state.journal import reads, writes
 from refitd.state.journal.address import PostgresAddress
-from refitd.state.journal.condition import Missing, Sound
 from refitd.state.journal.database import LeadLostError
 from refitd.state.journal.leadership import Candidate, HeldLead
 from refitd.state.journal.postgres import examine_group, open_group_journal, reading_group
+from refitd.state.journal.recovery import Missing, Sound
 from refitd.state.records import NEW
 from support import points
 from support.postgres import PostgresServer

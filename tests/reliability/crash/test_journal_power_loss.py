@@ -13,10 +13,9 @@ from sqlite_states import Moment, moments
 
 from refitd.clock import SystemClock
 from refitd.state.journal import reads, writes
-from refitd.state.journal.condition import Sound, examine_journal
+from refitd.state.journal.database import JOURNAL_NAME
 from refitd.state.journal.journal import Journal
-from refitd.state.journal.recovery import open_journal
-from refitd.state.journal.sqlite_file import JOURNAL_NAME
+from refitd.state.journal.recovery import Sound, examine_journal, open_journal
 from refitd.state.store import Store
 from refitd_client.contract.wire import Event
 from support.points import EVERY, taken

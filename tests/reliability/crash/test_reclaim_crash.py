@@ -15,9 +15,8 @@ import pytest
 
 from refitd.clock import SystemClock
 from refitd.state.journal import reads
-from refitd.state.journal.condition import Sound, examine_journal, reading
-from refitd.state.journal.recovery import open_journal
-from refitd.state.journal.sqlite_file import JOURNAL_NAME
+from refitd.state.journal.database import JOURNAL_NAME
+from refitd.state.journal.recovery import Sound, examine_journal, open_journal, reading
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import SERVICE_FOLDER

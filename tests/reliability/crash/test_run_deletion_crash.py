@@ -11,9 +11,8 @@ import pytest
 
 from refitd.clock import SystemClock
 from refitd.state.journal import reads
-from refitd.state.journal.condition import reading
-from refitd.state.journal.recovery import open_journal
-from refitd.state.journal.sqlite_file import JOURNAL_NAME
+from refitd.state.journal.database import JOURNAL_NAME
+from refitd.state.journal.recovery import open_journal, reading
 from refitd.state.store import Store
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.states import VersionState

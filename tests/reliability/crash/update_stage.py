@@ -12,10 +12,10 @@ from nursery import PATIENCE, Newborn
 
 from refitd.state.journal import reads
 from refitd.state.journal.address import PostgresAddress
-from refitd.state.journal.condition import Condition, Sound, examine_journal, reading
+from refitd.state.journal.database import JOURNAL_NAME
 from refitd.state.journal.postgres import examine_group, reading_group
+from refitd.state.journal.recovery import Condition, Sound, examine_journal, reading
 from refitd.state.journal.schema import attempts, unpack
-from refitd.state.journal.sqlite_file import JOURNAL_NAME
 from refitd.state.records import AttemptRecord
 from refitd_client import WeightPublisher
 from support.servers import ADMIN_KEY, API_KEY

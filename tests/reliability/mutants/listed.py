@@ -24,7 +24,7 @@ MUTANTS = [
     ),
     Mutant(
         "lets the journal commit without a sync",
-        "service/refitd/state/journal/sqlite_file.py",
+        "service/refitd/state/journal/database.py",
         '"synchronous=FULL"',
         '"synchronous=NORMAL"',
         "tests/reliability/crash/test_journal_power_loss.py",
@@ -166,7 +166,7 @@ MUTANTS = [
     ),
     Mutant(
         "collects the base of a delta that is kept",
-        "service/refitd/policy/needs.py",
+        "service/refitd/policy/keep.py",
         "if base is not None and not (version.state",
         "if base is None and not (version.state",
         "tests/unit/policy/test_keep.py",
@@ -187,7 +187,7 @@ MUTANTS = [
     ),
     Mutant(
         "calls served what no engine has any more",
-        "service/refitd/policy/served.py",
+        "service/refitd/policy/traffic.py",
         "return not version.state.is_gone",
         "return True",
         "tests/unit/policy/test_served.py",

@@ -11,8 +11,8 @@ from refitd.api.follow import newest_elsewhere
 from refitd.api.operations import rollback
 from refitd.policy.strategy import StrategyName
 from refitd.problem import ProblemError
+from refitd.state.journal.database import JOURNAL_NAME
 from refitd.state.journal.journal import JournalError
-from refitd.state.journal.sqlite_file import JOURNAL_NAME
 from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import SERVICE_FOLDER, parse_version_folder, parse_version_id
 from refitd_client.contract.states import EngineState

@@ -17,8 +17,8 @@ from refitd.follow.follower import UpstreamFollower
 from refitd.follow.puller import Puller
 from refitd.follow.sources import FollowedSources
 from refitd.follow.upstream import FollowerIdentity
-from refitd.policy.aside import ANOTHER
 from refitd.policy.chain import NoBase, chain_of
+from refitd.policy.hosts import ANOTHER
 from refitd.policy.strategy import StrategyName
 from refitd.state.version import VersionRecord
 from refitd_client.contract.follow import Following

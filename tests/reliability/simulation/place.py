@@ -16,9 +16,9 @@ from refitd.policy.strategy import Strategy
 from refitd.problem import ProblemError
 from refitd.settings import Settings
 from refitd.state.decisions import is_decided
+from refitd.state.journal.database import JOURNAL_NAME
 from refitd.state.journal.journal import JournalError
 from refitd.state.journal.recovery import open_journal
-from refitd.state.journal.sqlite_file import JOURNAL_NAME
 from refitd.state.records import EngineRecord
 from refitd.update.hosts import ReportedHosts
 from refitd_client.contract.follow import HostReply

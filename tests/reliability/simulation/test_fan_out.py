@@ -26,8 +26,7 @@ from refitd.follow.upstream import FilePart, Upstream
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
-from refitd.update.hosts import ReportedHosts
-from refitd.update.pull_turns import PLACES
+from refitd.update.hosts import PLACES, ReportedHosts
 from refitd_client.contract.follow import Following, HostReply, HostReport
 from refitd_client.contract.hosts import HostEngines, OrderState
 from refitd_client.contract.manifest import parse_manifest

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from refitd.catalog.notice_path import order_of, relative_path
+from refitd.catalog.intake import order_of, relative_path
 from refitd.problem import ProblemError
 from refitd_client.contract.naming import Order
 

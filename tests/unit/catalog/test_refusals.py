@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from refitd.catalog import refusals
+from refitd.catalog import intake
 from refitd.diagnose.service import ask_service, judge_notice
 from refitd.settings import Settings
 from support.attackers import listening
@@ -65,7 +65,7 @@ async def test_after_a_while_the_reason_is_told_again_with_how_many_were_not(
         await stage.listed()
         await refuse(stage, "run", step=5)
         await refuse(stage, "run", step=6)
-        monkeypatch.setattr(refusals, "SAID_AGAIN_SECONDS", 0.0)
+        monkeypatch.setattr(intake, "SAID_AGAIN_SECONDS", 0.0)
         await refuse(stage, "run", step=7)
         newest, oldest = await warnings(stage, "run")
     assert oldest["text"].startswith("the notice of step 5 was refused")
@@ -81,12 +81,12 @@ async def test_the_notice_by_which_doctor_asks_leaves_nothing_in_the_log(
     async with serving(tmp_path, **options) as stage, listening(stage.api, within=100) as server:
         url = f"http://127.0.0.1:{server.port}"
         found = judge_notice(url, await ask_service(Settings(root=stage.root), url))
-        told = await warnings(stage, refusals.DOCTORS_RUN)
+        told = await warnings(stage, intake.DOCTORS_RUN)
     assert (found.verdict, told) == ("ok", []), found
 
 
 async def test_invented_names_of_runs_do_not_fill_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refusals, "MOST", 2)
+    monkeypatch.setattr(intake, "MOST", 2)
     async with serving(tmp_path) as stage:
         await stage.listed()
         for number in range(5):

@@ -42,7 +42,7 @@ from refitd.engine.engines_file import EngineSpec
 from refitd.engine.http import Reply
 from refitd.engine.plugin.rank_group import NO_PLUGIN
 from refitd.engine.port import Reached
-from refitd.root.mark import mark_root
+from refitd.root.ownership import mark_root
 from refitd.settings import Settings
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.plugin import ASIDE

@@ -4,7 +4,7 @@ import pytest
 
 from refitd.diagnose.finding import CheckName, CheckVerdict, Finding
 from refitd.diagnose.journal import JournalFacts, judge_durability
-from refitd.state.journal.condition import Sound
+from refitd.state.journal.recovery import Sound
 from refitd.state.records import NEW, EngineRecord
 from refitd.state.version import VersionRecord
 from refitd_client.contract.states import VersionState

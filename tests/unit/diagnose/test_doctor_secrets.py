@@ -8,7 +8,7 @@ from refitd.diagnose.finding import CheckName, CheckVerdict
 from refitd.diagnose.journal import JournalFacts
 from refitd.diagnose.service import judge_service
 from refitd.settings import Settings
-from refitd.state.journal.condition import Missing
+from refitd.state.journal.recovery import Missing
 
 FILES = {
     "token": "a-token-to-change",

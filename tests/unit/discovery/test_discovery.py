@@ -11,7 +11,7 @@ import pytest
 from refitd.discovery.asking import ask_areal, ask_dns, ask_router
 from refitd.discovery.place import MOST, Areal, Dns, EnginesFound, PlaceRefusedError, Router, Silent, parse_place
 from refitd.discovery.scout import GONE_SECONDS, Discovered, remember
-from refitd.root.threads import RootThreads
+from refitd.root.handle import RootThreads
 from support.name_server import Table, naming
 from support.scripted_server import answer, serve
 

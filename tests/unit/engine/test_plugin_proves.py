@@ -9,7 +9,7 @@ import pytest
 
 from refitd.engine.port import Coming, Outcome, RankProof, Reached
 from refitd.engine.transaction import ServerEngine
-from refitd.policy.proving import fault_in
+from refitd.policy.admit import fault_in
 from refitd_client.validation.examine import structure
 from support.engines import sglang_engine
 from support.plugged_mini import PluggedMini, plugged_mini, put, target

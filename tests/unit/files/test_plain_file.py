@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from refitd.diagnose.journal import still
-from refitd.root.mark import RootGuard, RootMark
-from refitd.root.ownership import StartRefusedError, owned
+from refitd.root.ownership import RootGuard, RootMark, StartRefusedError, owned
 from refitd.state.journal.recovery import last_state_folder, write_note
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.files.plain_file import NotPlainError, open_folder, open_plain, read_plain

@@ -19,9 +19,8 @@ from refitd.materialize.disk import DiskCopies
 from refitd.materialize.files import CopyError, MisfitError, NoRoomError, SourceChangedError
 from refitd.policy.materialize import MakeCopy
 from refitd.reclaim import slots, trash
-from refitd.root.handle import Identity, root_at
+from refitd.root.handle import Identity, RootHangsError, RootThreads, root_at
 from refitd.root.outcome import Discarded
-from refitd.root.threads import RootHangsError, RootThreads
 from refitd.state.copy import NOTE, Copy, doubted
 from refitd.state.version import VersionRecord
 from refitd_client.fingerprint import fingerprint, to_text

@@ -20,7 +20,7 @@ from refitd.materialize import materializer as materializing
 from refitd.materialize.disk import DiskCopies
 from refitd.observe.telemetry import Meters
 from refitd.observe.traces import Traces
-from refitd.policy.binding import move
+from refitd.policy.roster import move
 from refitd.state.copy import NOTE
 from refitd_client.contract.states import Kind, VersionState
 from refitd_client.delta.plan import Full

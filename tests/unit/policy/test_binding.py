@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from refitd.policy.binding import bind, followed, why_unbound
+from refitd.policy.roster import bind, followed, why_unbound
 from support.checkpoints import publish, tensors
 from support.records import engine
 from support.services import serving

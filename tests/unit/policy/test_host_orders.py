@@ -6,14 +6,16 @@ from typing import Any
 import pytest
 
 from refitd.engine.fingerprints import ANSWERED, NOT_COMPARED, proof_by, what_was_compared
-from refitd.policy.aside import is_other, standing_on, why_it_stays
 from refitd.policy.hosts import (
     engines_of_host,
+    is_other,
     not_known,
     order_state,
     proof_of_host,
     refusal_of,
+    standing_on,
     what_it_does,
+    why_it_stays,
     why_it_waits,
     why_not_served,
 )

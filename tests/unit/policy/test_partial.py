@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from refitd.engine.port import Process, Reached
+from refitd.policy.chain import begun, why_not_over
 from refitd.policy.observe import after_probe
-from refitd.policy.partial import begun, why_not_over
 from refitd.state.version import VersionRecord
 from support.records import engine, version
 

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from refitd.policy.leases import EngineView, Load, RunView, Views
-from refitd.policy.run_deletion import why_not_deleted
+from refitd.policy.leases import EngineView, Load, RunView, Views, why_not_deleted
 from refitd_client.contract.states import EngineState, VersionState
 from support.records import version
 

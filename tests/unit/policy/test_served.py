@@ -2,7 +2,7 @@
 
 import pytest
 
-from refitd.policy.served import is_proven, outcome_of
+from refitd.policy.traffic import is_proven, outcome_of
 from refitd.state.version import VersionRecord
 from refitd_client.contract.states import EngineState, VersionState, WaitOutcome
 from support.records import engine, version

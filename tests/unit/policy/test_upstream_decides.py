@@ -10,9 +10,9 @@ from refitd.follow.hearing import Hearing
 from refitd.follow.upstream import UpstreamRun, UpstreamVersion
 from refitd.policy.strategy import Strategy
 from refitd.policy.upstream import decided_by, decides_end, decides_pin, decides_run
+from refitd.state.faults import UpstreamWord
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
-from refitd.state.upstream import UpstreamWord
 from refitd_client.contract.naming import Order
 from support.records import engine, version
 

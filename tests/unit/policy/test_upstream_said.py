@@ -8,7 +8,7 @@ import pytest
 from refitd.explain.run import RunFacts, glance
 from refitd.policy.strategy import Strategy
 from refitd.policy.upstream import last_report, silence, waits_for
-from refitd.state.upstream import UpstreamWord
+from refitd.state.faults import UpstreamWord
 from refitd_client.contract.states import EngineState, Standing, VersionState
 from refitd_client.contract.wire import RunGlance
 from support.records import engine, version

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from refitd.policy.holdings import Holdings
-from refitd.reclaim import looking, seals
-from refitd.reclaim.looking import look
+from refitd.reclaim import folders, trash
+from refitd.reclaim.folders import look_at
 from refitd.reclaim.trash import discard, discard_files, empty
 from refitd.reclaim.trash import room as trash_room
 from refitd.root.handle import root_at
@@ -26,7 +26,7 @@ def handle(root: Path) -> Iterator[int]:
 
 
 def found(handle: int, path: str = PATH, known: Holdings | None = None) -> Holdings:
-    holdings = look(handle, path, known)
+    holdings = look_at(handle, path, known)
     assert isinstance(holdings, Holdings), holdings
     return holdings
 
@@ -93,7 +93,7 @@ def test_files_are_opened_once_as_long_as_nothing_changes(
     folder = write_model(root / PATH)
     first = found(handle)
     with monkeypatch.context() as patch:
-        patch.setattr(looking, "read_header", None)  # to call it would fail
+        patch.setattr(folders, "read_header", None)  # to call it would fail
         assert found(handle, known=first) is first
     (folder / "model.safetensors").write_bytes(b"something else")
     assert found(handle, known=first).refusal is not None
@@ -104,10 +104,10 @@ def test_a_look_is_bounded(root: Path, handle: int, monkeypatch: pytest.MonkeyPa
     (folder / "many").mkdir()
     for number in range(20):
         (folder / "many" / str(number)).write_bytes(b"x" * 10)
-    monkeypatch.setattr(looking, "MAX_COUNTED", 5)
+    monkeypatch.setattr(folders, "MAX_COUNTED", 5)
     assert found(handle).foreign_bytes == 50, "what lies beyond is not counted"
-    monkeypatch.setattr(seals, "MAX_NAMES", 2)
-    outcome = look(handle, PATH)
+    monkeypatch.setattr(trash, "MAX_NAMES", 2)
+    outcome = look_at(handle, PATH)
     assert isinstance(outcome, Refused)
     assert "more than 2 names" in outcome.reason
 

@@ -18,8 +18,8 @@ from refitd.catalog import references as catalog_references
 from refitd.catalog.files import DiskFiles, Unreadable
 from refitd.catalog.references import NoReference, References
 from refitd.clock import SystemClock
+from refitd.root.handle import RootHangsError, RootThreads
 from refitd.root.scan import Listing, ListingFailed
-from refitd.root.threads import RootHangsError, RootThreads
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
 from refitd_client.checkpoint.inventory import Reference
@@ -82,7 +82,7 @@ def test_a_call_that_hangs_does_not_hold_up_the_end_of_the_process() -> None:
     program = """
 import asyncio, threading
 from contextlib import suppress
-from refitd.root.threads import RootHangsError, RootThreads
+from refitd.root.handle import RootHangsError, RootThreads
 
 async def main():
     with suppress(RootHangsError):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from refitd.catalog.watch import Watcher
+from refitd.catalog.catalog import Watcher
 from refitd.root.file_systems import file_system_of, wants_polling
 
 MOUNTS = "/dev/vda / ext4 rw 0 0\nserver:/x /mnt/my\\040nfs nfs4 rw 0 0\nlustre /scratch lustre rw 0 0\n"
@@ -29,7 +29,7 @@ def test_network_file_systems_are_polled(path: str, kind: str, polled: bool) -> 
 async def test_a_version_that_is_renamed_into_place_is_a_hint(
     tmp_path: Path, polls: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("refitd.catalog.watch.wants_polling", lambda _: polls)
+    monkeypatch.setattr("refitd.catalog.catalog.wants_polling", lambda _: polls)
     (tmp_path / "run/.incoming-x").mkdir(parents=True)
     hinted = asyncio.Event()
     watcher = asyncio.create_task(Watcher(tmp_path, asyncio.get_running_loop(), hinted.set).run())

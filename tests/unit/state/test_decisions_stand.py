@@ -14,10 +14,10 @@ from refitd.clock import SystemClock
 from refitd.root.ownership import StartRefusedError
 from refitd.state.decisions import DecisionFile, decisions_path, read_decisions
 from refitd.state.journal import reads, recovery
+from refitd.state.journal.database import JOURNAL_NAME
 from refitd.state.journal.journal import Journal
 from refitd.state.journal.recovery import open_journal
 from refitd.state.journal.schema import SCHEMA_VERSION
-from refitd.state.journal.sqlite_file import JOURNAL_NAME
 from refitd.state.records import UNLED, HostLead
 from refitd.state.store import Store
 from refitd_client.contract.states import VersionState

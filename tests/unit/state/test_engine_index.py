@@ -5,8 +5,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refitd.state.engine_index import EngineIndex
 from refitd.state.records import EngineRecord
+from refitd.state.version_index import EngineIndex
 from support.records import engine
 
 RECORDS = st.builds(

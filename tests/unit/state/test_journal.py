@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from refitd.clock import SystemClock
 from refitd.state.journal import journal as journal_module
 from refitd.state.journal import reads, writes
-from refitd.state.journal.database import JournalDatabase
+from refitd.state.journal.database import JOURNAL_NAME, JournalDatabase, SqliteFile
 from refitd.state.journal.journal import Journal, JournalError
 from refitd.state.journal.schema import metadata
-from refitd.state.journal.sqlite_file import JOURNAL_NAME, SqliteFile
 from refitd.state.records import AttemptRecord
 from refitd.state.store import Store
 from refitd.update.targets import Targets

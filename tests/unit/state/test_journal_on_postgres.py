@@ -11,14 +11,13 @@ from sqlalchemy.exc import DBAPIError
 from refitd.root.ownership import StartRefusedError, owned
 from refitd.state.decisions import Decisions, write_decisions
 from refitd.state.journal.address import PostgresAddress
-from refitd.state.journal.condition import Older, Sound
+from refitd.state.journal.database import JOURNAL_NAME
 from refitd.state.journal.journal import Journal
 from refitd.state.journal.leadership import HeldLead
 from refitd.state.journal.postgres import PostgresDatabase, examine_group, open_group_journal, reading_group
 from refitd.state.journal.reads import read_versions
-from refitd.state.journal.recovery import open_journal
+from refitd.state.journal.recovery import Older, Sound, open_journal
 from refitd.state.journal.schema import SCHEMA_VERSION
-from refitd.state.journal.sqlite_file import JOURNAL_NAME
 from refitd.state.journal.writes import put_version
 from refitd.state.records import HostLead
 from support.records import version

@@ -15,10 +15,11 @@ from structlog.testing import capture_logs
 
 from refitd.clock import SystemClock
 from refitd.root.file_systems import mounts_now
-from refitd.root.mark import mark_root
-from refitd.root.ownership import StartRefusedError
+from refitd.root.ownership import StartRefusedError, mark_root
 from refitd.state.journal import reads
-from refitd.state.journal.condition import (
+from refitd.state.journal.database import JOURNAL_NAME
+from refitd.state.journal.journal import Journal
+from refitd.state.journal.recovery import (
     SIDE_FILES,
     Corrupt,
     Missing,
@@ -26,11 +27,10 @@ from refitd.state.journal.condition import (
     Sound,
     UnreadableJournal,
     examine_journal,
+    last_state_folder,
+    open_journal,
 )
-from refitd.state.journal.journal import Journal
-from refitd.state.journal.recovery import last_state_folder, open_journal
 from refitd.state.journal.schema import SCHEMA_VERSION
-from refitd.state.journal.sqlite_file import JOURNAL_NAME
 from refitd.state.records import NEW, Origin
 from refitd.state.store import Store
 from refitd_client.contract.states import EngineState
@@ -221,7 +221,7 @@ async def test_a_journal_that_another_process_has_locked_is_refused_and_not_take
     root: Path, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = await filled(state, root)
-    monkeypatch.setattr("refitd.state.journal.condition._LOCKED_SECONDS", 0.01)
+    monkeypatch.setattr("refitd.state.journal.recovery._LOCKED_SECONDS", 0.01)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("PRAGMA locking_mode=EXCLUSIVE")
         other.execute("BEGIN EXCLUSIVE")

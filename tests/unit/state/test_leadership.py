@@ -10,11 +10,11 @@ import pytest
 
 from refitd.state.journal import leadership, reads, writes
 from refitd.state.journal.address import PostgresAddress
-from refitd.state.journal.condition import Missing, Newer, Sound
 from refitd.state.journal.database import LeadLostError
 from refitd.state.journal.journal import Journal, JournalError
 from refitd.state.journal.leadership import BlockedTime, Candidate, HeldLead, monotonic
 from refitd.state.journal.postgres import DatabaseRefusedError, PostgresDatabase, examine_group
+from refitd.state.journal.recovery import Missing, Newer, Sound
 from support.postgres import PostgresServer
 from support.records import version
 

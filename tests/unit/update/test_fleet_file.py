@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from refitd.policy.binding import move
+from refitd.policy.roster import move
 from refitd.state.records import Source
 from refitd.update import fleet
 from refitd_client.contract.states import EngineState

@@ -11,7 +11,7 @@ import torch
 
 from refitd.catalog.files import DiskFiles
 from refitd.engine.port import Coming, RankProof
-from refitd.policy.proving import Prove
+from refitd.policy.admit import Prove
 from refitd.update import proving
 from refitd_client import PublishOptions, WeightPublisher
 from refitd_client.contract.manifest import to_text

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from refitd.engine.refitd.host import SILENT_SECONDS
-from refitd.update.pull_turns import PLACE_BYTES, PLACE_SECONDS, PLACES, PullTurns, places_for
+from refitd.update.hosts import PLACE_BYTES, PLACE_SECONDS, PLACES, PullTurns, places_for
 from refitd_client.contract.follow import Following
 
 HUB, STORE = "http://hub:8700", "s3://bucket/prefix"

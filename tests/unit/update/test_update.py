@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from refitd.engine.port import Outcome, Refit
-from refitd.policy.served import is_proven
+from refitd.policy.traffic import is_proven
 from refitd.problem import ProblemError
 from refitd.state.journal.journal import JournalError
 from refitd.state.records import EngineRecord

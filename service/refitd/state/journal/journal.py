@@ -16,8 +16,7 @@ from typing import TypeVar
 import sqlalchemy as sa
 from sqlalchemy.exc import DatabaseError, OperationalError
 
-from refitd.state.journal.database import JournalDatabase, LeadLostError
-from refitd.state.journal.sqlite_file import WHEN_THERE_IS_ROOM, SqliteFile
+from refitd.state.journal.database import WHEN_THERE_IS_ROOM, JournalDatabase, LeadLostError, SqliteFile
 from refitd.state.journal.writes import JournalWrite, in_few_statements
 from refitd.state.records import NEW, Origin
 

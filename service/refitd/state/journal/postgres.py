@@ -18,19 +18,28 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DatabaseError, DBAPIError
 
 from refitd.root.file_systems import mounts_now
-from refitd.root.mark import mark_root
-from refitd.root.ownership import StartRefusedError
+from refitd.root.ownership import StartRefusedError, mark_root
 from refitd.root.scan import Listing, scan
 from refitd.state.journal.address import GROUP_NOTE, PostgresAddress
-from refitd.state.journal.condition import Condition, Corrupt, Missing, Newer, Older, Sound, UnreadableJournal
+from refitd.state.journal.database import JOURNAL_NAME
 from refitd.state.journal.journal import Journal, JournalError
-from refitd.state.journal.leadership import HeldLead, patient, read_leader
+from refitd.state.journal.leadership import HeldLead, Leader, patient, read_leader
 from refitd.state.journal.reads import read_last_event, read_origin
-from refitd.state.journal.recovery import NOTE_NAME, last_state_folder, rebuilt_from, write_note
+from refitd.state.journal.recovery import (
+    NOTE_NAME,
+    Condition,
+    Corrupt,
+    Missing,
+    Newer,
+    Older,
+    Sound,
+    UnreadableJournal,
+    last_state_folder,
+    rebuilt_from,
+    write_note,
+)
 from refitd.state.journal.schema import SCHEMA_VERSION, RecordDamagedError, metadata
-from refitd.state.journal.sqlite_file import JOURNAL_NAME
 from refitd.state.journal.writes import put_origin
-from refitd.state.leader import Leader
 from refitd.state.records import NEW, Origin
 from refitd_client.contract.naming import SERVICE_FOLDER
 

@@ -16,7 +16,7 @@ from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
-from refitd_plugin import turns
+from refitd_plugin import channel
 from support.once import shared_folder
 from support.phase_limit import (  # noqa: F401  # pytest takes its hooks from here
     pytest_configure,
@@ -92,7 +92,7 @@ def turns_of_usual_length() -> Generator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         for seconds in ("_SHORT_SECONDS", "_LISTENING_SECONDS"):
-            patch.setattr(turns, seconds, sys.getswitchinterval())
+            patch.setattr(channel, seconds, sys.getswitchinterval())
         yield
 
 

@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from refitd_plugin.tensor_feed import TensorFeed
+if TYPE_CHECKING:
+    from refitd_plugin.update.loading import TensorFeed
 
 
 class Stages:
@@ -119,7 +120,7 @@ class EngineProcess(Protocol):
         """Why no weights can be loaded into the model again; None where they can, as far as can be seen."""
         ...
 
-    def feeding(self, feed: TensorFeed) -> AbstractContextManager[None]:
+    def feeding(self, feed: "TensorFeed") -> AbstractContextManager[None]:
         """While the context lasts, loads in this thread iterate over `feed.tensors()` in place of files.
 
         Whatever a load leaves behind in the process when it raises (torch's default dtype, say) is put back at the end.

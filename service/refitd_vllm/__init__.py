@@ -4,6 +4,6 @@
 by `--worker-extension-cls refitd_vllm.Worker`.
 """
 
-from refitd_vllm.worker import Worker
+from refitd_vllm.plugin import Worker
 
 __all__ = ["Worker"]

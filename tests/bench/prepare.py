@@ -28,8 +28,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from refitd_plugin.channel import short_turns
 from refitd_plugin.port import Stages
-from refitd_plugin.turns import short_turns
 from support.tiny_rank import Rank, Weights, delta, version
 
 _PER_LAYER = 12

@@ -4,7 +4,7 @@
 
 The loop looks at two sockets and runs Python in between, for about 30 or 100 us. The thread makes 100 system calls, or
 runs 1.5 ms of Python, twelve times; what is printed is the middle, in milliseconds. The settings are the interpreter's
-switch interval, and the timer slack of the thread; `refitd_plugin/turns.py` says why both matter and what the plugin
+switch interval, and the timer slack of the thread; `refitd_plugin/channel.py` says why both matter and what the plugin
 sets.
 """
 

@@ -28,25 +28,29 @@ from refitd_client.delta.change import Change  # noqa: E402
 from refitd_client.fingerprint import fingerprints  # noqa: E402
 from refitd_client.fingerprint.batch import FingerprintBatch  # noqa: E402
 from refitd_client.fingerprint.host import ROW  # noqa: E402
-from refitd_plugin import (  # noqa: E402
-    copy_schedule,
-    device_patch,
-    driver,
+from refitd_plugin.delta import in_place  # noqa: E402
+from refitd_plugin.delta.in_place import (  # noqa: E402
+    DevicePatch,
+    HostPatch,
 )
-from refitd_plugin.contents import (  # noqa: E402
+from refitd_plugin.delta.layout import (  # noqa: E402
+    PlacedTensor,
+    Route,
+    lay_out,
+)
+from refitd_plugin.memory import copy_schedule, driver  # noqa: E402
+from refitd_plugin.memory.driver import Registry  # noqa: E402
+from refitd_plugin.memory.imported import ImportedAllocation  # noqa: E402
+from refitd_plugin.memory.source import VersionPlace, mapped  # noqa: E402
+from refitd_plugin.proof.contents import (  # noqa: E402
+    Overlap,
+    SeenContents,
     contents_of,
     digest,
+    parts_of,
     span_of,
 )
-from refitd_plugin.copies import PlanCopy  # noqa: E402
-from refitd_plugin.device_patch import DevicePatch  # noqa: E402
-from refitd_plugin.laying_out import lay_out  # noqa: E402
-from refitd_plugin.layout import PlacedTensor, Route  # noqa: E402
-from refitd_plugin.lent_parts import ImportedAllocation  # noqa: E402
-from refitd_plugin.overlap import Overlap, SeenContents, parts_of  # noqa: E402
-from refitd_plugin.patch import HostPatch  # noqa: E402
-from refitd_plugin.registered import Registry  # noqa: E402
-from refitd_plugin.source import VersionPlace, mapped  # noqa: E402
+from refitd_plugin.update.recorder import PlanCopy  # noqa: E402
 from support.mini_sglang import TinyModel, expected, tiny_weights, values  # noqa: E402
 from support.tiny_rank import Rank, delta, version  # noqa: E402
 
@@ -83,8 +87,8 @@ def test_a_patch_on_the_device_does_what_one_in_host_memory_does(
     dtype: Any, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole tensors, columns, transposed ones; in several chunks."""
-    monkeypatch.setattr(device_patch, "_SCRATCH", 60 * 1024)
-    device_patch._memory.cache_clear()
+    monkeypatch.setattr(in_place, "_SCRATCH", 60 * 1024)
+    in_place._memory.cache_clear()
     random = np.random.default_rng(0)
     holders = [bits(dtype, 200_000), bits(dtype, 9_000)]
     row = {"row_index": 100, "column_place": 1, "whole": False}
@@ -110,7 +114,7 @@ def test_a_patch_on_the_device_does_what_one_in_host_memory_does(
     assert [same(*pair) for pair in zip(holders, there, strict=True)] == [True, True]
     assert not same(before[0], there[0])
     device.undo()
-    device_patch._memory.cache_clear()
+    in_place._memory.cache_clear()
     assert [same(*pair) for pair in zip(before, there, strict=True)] == [True, True]
 
 

@@ -19,9 +19,9 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton")
 
 from refitd_client.fingerprint.rows import bits_at  # noqa: E402
-from refitd_plugin.proving import DeviceReader, HostReader, Staged, VersionProver  # noqa: E402
-from refitd_plugin.registered import Registry  # noqa: E402
-from refitd_plugin.source import VersionSource  # noqa: E402
+from refitd_plugin.memory.driver import Registry  # noqa: E402
+from refitd_plugin.memory.source import VersionSource  # noqa: E402
+from refitd_plugin.proof.proving import DeviceReader, HostReader, Staged, VersionProver  # noqa: E402
 from support.provable import NAN, damage, published, weights  # noqa: E402
 
 pytestmark = pytest.mark.gpu

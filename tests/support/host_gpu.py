@@ -18,9 +18,11 @@ from refitd_client import tensors as torch_tensors
 from refitd_client.fingerprint.rows import TensorPart, bits_at
 from refitd_client.fingerprint.tensors import Scan, ScanInput, scan
 from refitd_client.write import cuda, cuda_driver
-from refitd_plugin import copy_schedule, driver, loading, proving, registered
-from refitd_plugin.device_copies import WORD, stretches_of
-from refitd_plugin.moves import MemoryMove
+from refitd_plugin.memory import copy_schedule, driver
+from refitd_plugin.memory.copy_schedule import WORD, stretches_of
+from refitd_plugin.memory.spans import MemoryMove
+from refitd_plugin.proof import proving
+from refitd_plugin.update import loading
 
 HOST = torch.device("cpu")
 _OURS, _LOADS = 7, 0  # streams: of a reader, and the current one of a load
@@ -94,8 +96,8 @@ class HostGpu:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         """Take the place of the driver, and of what torch does with a GPU."""
         patch.setattr(driver, "_library", lambda: self)
-        patch.setattr(registered, "pin", lambda *_: 0)
-        patch.setattr(registered, "unpin", lambda *_: None)
+        patch.setattr(driver, "pin", lambda *_: 0)
+        patch.setattr(driver, "unpin", lambda *_: None)
         patch.setattr(copy_schedule, "_stream_of", lambda _: _LOADS)
         patch.setattr(copy_schedule, "DeviceMoves", _HostMoves)
         patch.setattr(proving, "AddressScan", self._scan_of)

@@ -20,8 +20,7 @@ from torch.distributed import HashStore
 from refitd.engine.port import Target
 from refitd_plugin import ranks as ranks_module
 from refitd_plugin.settings import PluginSettings
-from refitd_sglang.plugin import Plugin
-from refitd_sglang.versions import SglangLayout
+from refitd_sglang.plugin import Plugin, SglangLayout
 
 from .forged import files_of, fingerprints_of, sign
 from .mini_sglang import TinyModel, Updater, expected, make_loader, tiny_weights, values

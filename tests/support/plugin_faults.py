@@ -35,12 +35,13 @@ def register() -> None:
         _stage_as_on_a_gpu(os.environ["STAGED"])
     if "FP8" in os.environ:
         _serve_fp8_without_its_kernels()
-    from refitd_plugin import loading, patch, tensor_feed
+    from refitd_plugin.delta import in_place
+    from refitd_plugin.update import loading
 
     original_schedule, original_given, original_write = (
         loading.Loading._schedule,
-        tensor_feed.TensorFeed._given,
-        patch.HostPatch.write,
+        loading.TensorFeed._given,
+        in_place.HostPatch.write,
     )
 
     def schedule(self: Any, plan: Any, source: Any) -> Any:
@@ -57,7 +58,7 @@ def register() -> None:
         finally:
             self._pieces = pieces
 
-    loading.Loading._schedule, tensor_feed.TensorFeed._given, patch.HostPatch.write = schedule, given, write
+    loading.Loading._schedule, loading.TensorFeed._given, in_place.HostPatch.write = schedule, given, write
 
 
 def _wait_for_no_gpu() -> None:

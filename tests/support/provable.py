@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from refitd_client import PublishOptions, WeightPublisher
-from refitd_plugin.source import VersionSource, mapped, place_of
+from refitd_plugin.memory.source import VersionSource, mapped, place_of
 
 NAN = float("nan")
 

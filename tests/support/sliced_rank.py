@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch.distributed import HashStore
 
 from refitd_client.contract.plugin import Answer
-from refitd_plugin import ranks
+from refitd_plugin.update import ranks
 from support.tiny_rank import Rank, version
 
 HIDDEN, HEAD, WIDE, VOCABULARY, PADDED = 8, 2, 12, 10, 12

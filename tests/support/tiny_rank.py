@@ -12,10 +12,9 @@ from safetensors.torch import save_file
 from torch.distributed import HashStore
 
 from refitd_client.contract.plugin import Answer, UpdateOutcome, answers_in
-from refitd_plugin import ranks
 from refitd_plugin.settings import PluginSettings
-from refitd_sglang.plugin import Plugin
-from refitd_sglang.versions import SglangLayout
+from refitd_plugin.update import ranks
+from refitd_sglang.plugin import Plugin, SglangLayout
 from support.forged import Weights, fingerprints_of, sign, write_delta
 from support.mini_sglang import TinyModel, Updater, expected, make_loader, tiny_weights, values
 

@@ -30,7 +30,7 @@ def register() -> None:
         for name in ("2", "3"):
             module: Any = import_module(f"vllm.model_executor.models.qwen{name}")
             _let_fail(getattr(module, f"Qwen{name}ForCausalLM"))
-        loading: Any = import_module("refitd_plugin.loading")
+        loading: Any = import_module("refitd_plugin.update.loading")
         replay = loading.replay
 
         def failing(steps: Iterable[Any], rest: Any, load: Any) -> None:
@@ -39,7 +39,7 @@ def register() -> None:
             return replay(_failing(steps, left), rest, load)
 
         loading.replay = failing
-        engine: Any = import_module("refitd_plugin.rank_engine")
+        engine: Any = import_module("refitd_plugin.update.rank_engine")
         fit = engine.RankEngine._fit
 
         def refusing(self: Any, call: Any) -> Any:

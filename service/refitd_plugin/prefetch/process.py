@@ -5,6 +5,9 @@ rank and process both see: files without a name (memfd_create(2)), used again an
 buffer once, which takes longer than to fill it. What a rank still uses is never written.
 
 It ends when its rank does: the socket says so, and where a copy of the rank's end lives on somewhere, its parent.
+
+Rank and process say one order at a time, and one reply to each. On the socket a message is its length (8 bytes) and the
+number of files that come with it (4), and then its bytes. The files come with the first of them (SCM_RIGHTS, unix(7)).
 """
 
 import mmap
@@ -12,6 +15,7 @@ import os
 import queue
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Collection, Sequence
@@ -19,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -27,17 +31,16 @@ import xxhash
 from numpy.typing import NDArray
 
 from refitd_client.checkpoint.inventory import Reference
-from refitd_client.checkpoint.opening import ChangedError, Folder, OpeningRefusedError
+from refitd_client.checkpoint.opening import ChangedError, FileStat, Folder, OpeningRefusedError
+from refitd_client.checkpoint.strict_header import Header
 from refitd_client.contract.decoding import msgpack_decoder
+from refitd_client.contract.manifest import Manifest
 from refitd_client.files.linux_calls import memory_file
 from refitd_client.validation.contents import ReadingStoppedError
 from refitd_client.validation.validate import Options
-from refitd_plugin.changes import is_delta, most_memory, open_changes
-from refitd_plugin.layout import LaidOutDelta
-from refitd_plugin.prefetch import messages
-from refitd_plugin.prefetch import messages as framed_socket
-from refitd_plugin.prefetch.messages import MOST_FILES, BufferArray
-from refitd_plugin.source import (
+from refitd_plugin.delta.changes import is_delta, most_memory, open_changes
+from refitd_plugin.delta.layout import LaidOutDelta, PlacedTensor
+from refitd_plugin.memory.source import (
     FullNeededError,
     SourceRefusedError,
     VersionPlace,
@@ -46,9 +49,166 @@ from refitd_plugin.source import (
     reference_in,
 )
 
+MOST_FILES = 200  # the kernel takes 253 in a message
+MOST_BYTES = 2**28
+_BODY_SECONDS = 30.0
+_MESSAGE_HEAD = struct.Struct("<QI")
+
+
+class ReadOrder(msgspec.Struct, tag=True, kw_only=True):
+    """Look at a version.
+
+    `model` is the folder that full versions are held against, and that says how much memory a delta may take (empty: it
+    cannot be found); `layout` is the one whose headers the rank has; `busy` are the buffers that it still uses.
+    `placements` come once, with the number that is named from then on in `along` (0: none).
+    """
+
+    root: str
+    path: str
+    model: str
+    check_bytes: bool
+    allow_missing: tuple[str, ...] = ()
+    allow_extra: bool = False
+    allow_dtype_cast: bool = False
+    layout: str = ""
+    busy: list[int] = []
+    placements: dict[str, PlacedTensor] | None = None
+    along: int = 0
+
+
+class Stop(msgspec.Struct, tag=True):
+    """Stop reading. The reply to the order still comes."""
+
+
+class FullFound(msgspec.Struct, tag=True, kw_only=True):
+    """A full version. Its weight files come with it, opened, in the order of `names`. `headers` are left out where the
+    rank has those of this `layout`.
+    """
+
+    signature: str
+    files: dict[str, FileStat]
+    manifest: Manifest | None
+    inventory: str
+    layout: str
+    headers: dict[str, Header] | None
+    names: list[str]
+    ms: float = 0.0
+
+
+class BufferArray(msgspec.Struct, array_like=True):
+    """Where an array lies: its buffer's number, its first byte, its length in elements, numpy's name of its type."""
+
+    buffer: int
+    begin: int
+    count: int
+    dtype: str
+
+
+class PlacedGroup(msgspec.Struct, array_like=True):
+    """As `refitd_plugin.delta.layout.PieceGroup`; `table` as it lies in memory."""
+
+    indices: BufferArray
+    values: BufferArray
+    table: bytes
+
+
+class DeltaFound(msgspec.Struct, tag=True, kw_only=True):
+    """A delta, laid out where placements were sent. Its file comes with it, and after it the buffers that groups lie in
+    (number and size of each). `kept` are all buffers that there are.
+    """
+
+    manifest: Manifest
+    files: list[FileStat]
+    results: dict[str, int]
+    nbytes: int
+    along: int
+    names: list[str]
+    whole: list[bool]
+    groups: list[PlacedGroup]
+    buffers: list[tuple[int, int]]
+    kept: list[int]
+    ms: float = 0.0
+
+
+class Refusal(msgspec.Struct, tag=True):
+    """The version cannot be loaded or looked at. `unable`: the worker cannot say which, and the rank looks itself."""
+
+    kind: Literal["refused", "full", "stopped", "unreadable", "unable"]
+    reason: str = ""
+
+
+WorkerMessage = ReadOrder | Stop
+
+
+Reply = FullFound | DeltaFound | Refusal
+
+
+class LineLostError(Exception):
+    """The other side is gone, or what it sends is no message."""
+
+
+def send(line: socket.socket, message: Any, files: Sequence[int] = ()) -> None:
+    """Send a message and open files.
+
+    Args:
+        line: the socket.
+        message: one of the structs above.
+        files: descriptors, which stay the caller's.
+
+    Raises:
+        OSError: the other side is gone.
+    """
+    body = msgspec.msgpack.encode(message)
+    socket.send_fds(line, [_MESSAGE_HEAD.pack(len(body), len(files))], files)
+    line.sendall(body)
+
+
+def receive(line: socket.socket, decoder: msgspec.msgpack.Decoder[Any]) -> tuple[Any, list[int]]:
+    """The next message, and the files that came with it: the caller's to close.
+
+    Raises:
+        TimeoutError: none has begun to come within the socket's time-out, or SO_RCVTIMEO.
+        LineLostError: the other side is gone, or what it sends is no message.
+    """
+    files: list[int] = []
+    try:
+        head, files, _, _ = socket.recv_fds(line, _MESSAGE_HEAD.size, MOST_FILES)
+        return decoder.decode(_receive_all(line, _body_length(head, len(files)))), files
+    except (TimeoutError, BlockingIOError):
+        raise TimeoutError from None
+    except (OSError, msgspec.MsgspecError, LineLostError) as error:
+        for file in files:
+            os.close(file)
+        raise LineLostError(f"{error}") from error
+
+
+def _body_length(head: bytes, files: int) -> int:
+    if len(head) < _MESSAGE_HEAD.size:
+        raise LineLostError("the other side is gone")
+    length, count = _MESSAGE_HEAD.unpack(head)
+    if length > MOST_BYTES or count != files:
+        raise LineLostError("a message is too long, or its files did not come")
+    return int(length)
+
+
+def _receive_all(line: socket.socket, length: int) -> bytearray:
+    """Wait longer than the socket's time-out, and for a time in all: the message has begun to come."""
+    data, deadline = bytearray(length), time.monotonic() + _BODY_SECONDS
+    view = memoryview(data)
+    while view:
+        if time.monotonic() > deadline:
+            raise LineLostError("a message breaks off")
+        with suppress(TimeoutError, BlockingIOError):
+            count = line.recv_into(view, 0, socket.MSG_WAITALL)
+            if not count:
+                raise LineLostError("the other side is gone")
+            view = view[count:]
+    return data
+
+
 _BUFFER_STEP = 2**24  # bytes: buffers are multiples of it, so that one a little larger is not needed next time
 _READER_LOOK_SECONDS = 5
-_ASKED: msgspec.msgpack.Decoder[messages.WorkerMessage] = msgpack_decoder(messages.WorkerMessage)
+_ASKED: msgspec.msgpack.Decoder[WorkerMessage] = msgpack_decoder(WorkerMessage)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,7 +281,7 @@ class SharedBuffers:
 class ReadResult:
     """A reply, and the files that go with it: `own` are closed when they were sent."""
 
-    reply: messages.Reply
+    reply: Reply
     files: Sequence[int] = ()
     own: Sequence[int] = ()
 
@@ -136,36 +296,36 @@ class VersionReader:
 
     def __init__(self) -> None:
         self._references: dict[str, Reference] = {}
-        self._placements: tuple[int, messages.ReadOrder | None] = 0, None
+        self._placements: tuple[int, ReadOrder | None] = 0, None
         self._buffers = SharedBuffers()
 
-    def read(self, order: messages.ReadOrder, stop: Event) -> ReadResult:
+    def read(self, order: ReadOrder, stop: Event) -> ReadResult:
         """Carry out an order. Never raises."""
         began = time.perf_counter()
         if order.placements is not None:
             self._placements = order.along, order
         found = self._try_to_read(order, stop)
-        if isinstance(found.reply, messages.FullFound | messages.DeltaFound):
+        if isinstance(found.reply, FullFound | DeltaFound):
             found.reply.ms = round((time.perf_counter() - began) * 1000, 2)
         return found
 
-    def _try_to_read(self, order: messages.ReadOrder, stop: Event) -> ReadResult:
+    def _try_to_read(self, order: ReadOrder, stop: Event) -> ReadResult:
         try:
             if is_delta(f"{order.root}/{order.path}"):
                 return self._read_delta(order)
             return self._read_full(order, stop)
         except FullNeededError as error:
-            return ReadResult(messages.Refusal("full", str(error)))
+            return ReadResult(Refusal("full", str(error)))
         except SourceRefusedError as error:
-            return ReadResult(messages.Refusal("refused", str(error)))
+            return ReadResult(Refusal("refused", str(error)))
         except ReadingStoppedError:
-            return ReadResult(messages.Refusal("stopped"))
+            return ReadResult(Refusal("stopped"))
         except OSError as error:
-            return ReadResult(messages.Refusal("unreadable", str(error)))
+            return ReadResult(Refusal("unreadable", str(error)))
         except Exception as error:
-            return ReadResult(messages.Refusal("unable", f"{type(error).__name__}: {error}"))
+            return ReadResult(Refusal("unable", f"{type(error).__name__}: {error}"))
 
-    def _read_full(self, order: messages.ReadOrder, stop: Event) -> ReadResult:
+    def _read_full(self, order: ReadOrder, stop: Event) -> ReadResult:
         options = Options(
             allow_missing=order.allow_missing, allow_extra=order.allow_extra, allow_dtype_cast=order.allow_dtype_cast
         )
@@ -173,9 +333,9 @@ class VersionReader:
         source = open_version(place, self._reference(order.model), options, check_bytes=order.check_bytes, stop=stop)
         names = list(source.structure.headers)
         if len(names) > MOST_FILES:
-            return ReadResult(messages.Refusal("unable", f"it has {len(names)} files"))
+            return ReadResult(Refusal("unable", f"it has {len(names)} files"))
         layout = xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode(dict(source.structure.headers)))
-        reply = messages.FullFound(
+        reply = FullFound(
             signature=source.structure.signature,
             files=dict(source.structure.files),
             manifest=source.structure.manifest,
@@ -192,10 +352,10 @@ class VersionReader:
             self._references[model] = reference_in(Path(model))
         return self._references[model]
 
-    def _read_delta(self, order: messages.ReadOrder) -> ReadResult:
+    def _read_delta(self, order: ReadOrder) -> ReadResult:
         along, told = self._placements
         if order.along not in {0, along}:
-            return ReadResult(messages.Refusal("unable", "it does not have these placements"))
+            return ReadResult(Refusal("unable", "it does not have these placements"))
         placements = None if told is None or not order.along else told.placements
         self._buffers.begin(order.busy)
         place = VersionPlace(Path(order.root), order.path)
@@ -211,14 +371,12 @@ class VersionReader:
         )
         laid = changes.laid or LaidOutDelta((), (), ())
         groups = [
-            messages.PlacedGroup(
-                self._buffers.place(group.indices), self._buffers.place(group.values), group.table.tobytes()
-            )
+            PlacedGroup(self._buffers.place(group.indices), self._buffers.place(group.values), group.table.tobytes())
             for group in laid.groups
         ]
         numbers = sorted({array.buffer for group in groups for array in (group.indices, group.values)})
         buffers = [self._buffers.of(number) for number in numbers]
-        reply = messages.DeltaFound(
+        reply = DeltaFound(
             manifest=changes.manifest,
             files=list(changes.files),
             results=dict(changes.results),
@@ -256,7 +414,7 @@ class PrefetchProcess:
 
     def __init__(self, line: socket.socket) -> None:
         self._line = line
-        self._orders: queue.SimpleQueue[tuple[messages.ReadOrder, threading.Event]] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[tuple[ReadOrder, threading.Event]] = queue.SimpleQueue()
         self._reading = VersionReader()
         self._parent = os.getppid()
 
@@ -268,20 +426,20 @@ class PrefetchProcess:
         stop = threading.Event()
         while (message := self._next()) is not None:
             match message:
-                case messages.Stop():
+                case Stop():
                     stop.set()
-                case messages.ReadOrder():
+                case ReadOrder():
                     stop = threading.Event()
                     self._orders.put((message, stop))
         os._exit(0)
 
-    def _next(self) -> messages.WorkerMessage | None:
+    def _next(self) -> WorkerMessage | None:
         while os.getppid() == self._parent:
             try:
-                return framed_socket.receive(self._line, _ASKED)[0]
+                return receive(self._line, _ASKED)[0]
             except TimeoutError:
                 continue
-            except framed_socket.LineLostError:
+            except LineLostError:
                 return None
         return None
 
@@ -290,8 +448,12 @@ class PrefetchProcess:
             order, stop = self._orders.get()
             found = self._reading.read(order, stop)
             try:
-                framed_socket.send(self._line, found.reply, found.files)
+                send(self._line, found.reply, found.files)
             except OSError:
                 os._exit(0)
             finally:
                 found.close()
+
+
+if __name__ == "__main__":  # `python -m refitd_plugin.prefetch.process FD`: a rank starts it with its end of a socket
+    PrefetchProcess(socket.socket(fileno=int(sys.argv[1]))).serve()

@@ -13,7 +13,7 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from refitd_plugin.source import SourceRefusedError
+from refitd_plugin.memory.source import SourceRefusedError
 from support.mini_sglang import tiny_weights
 from support.tiny_rank import Rank
 

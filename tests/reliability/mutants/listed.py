@@ -320,7 +320,7 @@ MUTANTS = [
     ),
     Mutant(
         "copies the next version over one that is to be loaded",
-        "service/refitd_plugin/staging.py",
+        "service/refitd_plugin/proof/proving.py",
         "if self._lease is not None and self._lease() is not None:",
         "if False:",
         "tests/unit/plugin/test_plugin_proving.py",
@@ -334,7 +334,7 @@ MUTANTS = [
     ),
     Mutant(
         "keeps what the ranks of an engine have found wrong in their slices",
-        "service/refitd_plugin/transaction.py",
+        "service/refitd_plugin/update/ranks.py",
         "return Decision(NextStep.RESTORE, fault) if fault else Decision(NextStep.KEEP)",
         "return Decision(NextStep.KEEP)",
         "tests/unit/plugin/test_plugin_rank_slices.py",

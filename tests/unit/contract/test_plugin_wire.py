@@ -19,7 +19,7 @@ from refitd_client.contract.plugin import (
     socket_name,
 )
 from refitd_client.transport.ipc import exporter, offer_file
-from refitd_plugin.requests import RequestHandler
+from refitd_plugin.rank_plugin import RequestHandler
 from support.tiny_rank import Rank, version
 
 

@@ -17,7 +17,7 @@ from refitd.engine.plugin.rank_group import EngineRankGroup, Member
 from refitd.engine.port import LoaderUse, Reached
 from refitd.policy.observe import after_probe
 from refitd_client.contract.plugin import ASIDE, Handshake, LoadPlan
-from refitd_plugin.recorder import Recorder
+from refitd_plugin.update.recorder import Recorder
 from support.engines import sglang_engine
 from support.mini_sglang import TinyModel
 from support.plugged_mini import plugged_mini, put, target

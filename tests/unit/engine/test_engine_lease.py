@@ -18,8 +18,8 @@ from refitd.engine.port import Outcome, Reached
 from refitd.engine.transaction import ServerEngine
 from refitd.policy.next_action import at_rest_interval
 from refitd_client.contract.plugin import Owner
-from refitd_plugin.lease import LONGEST_SECONDS, LeaderLease
-from refitd_plugin.requests import RequestHandler
+from refitd_plugin.rank_plugin import RequestHandler
+from refitd_plugin.update.rank_engine import LONGEST_SECONDS, LeaderLease
 from support.engines import sglang_engine
 from support.plugged_mini import PluggedMini, plugged_mini, put, target
 from support.sockets import ask

@@ -15,9 +15,9 @@ import pytest
 
 from refitd.engine.port import Coming, Offered, Outcome, Reached, Refit, Stage, Target
 from refitd.engine.transaction import ServerEngine
-from refitd_plugin import tensor_feed
-from refitd_plugin.rank_engine import RankEngine
-from refitd_plugin.source import SourceRefusedError
+from refitd_plugin.memory.source import SourceRefusedError
+from refitd_plugin.update import loading
+from refitd_plugin.update.rank_engine import RankEngine
 from support.engines import sglang_engine
 from support.forged import write_delta
 from support.mini_sglang import expected, tiny_weights, values
@@ -169,7 +169,7 @@ class _BrokenLoad:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *after: int) -> None:
         self.left = list(after)
-        given = tensor_feed.TensorFeed._given
+        given = loading.TensorFeed._given
 
         def failing(feed: Any) -> Iterator[Any]:
             for number, item in enumerate(given(feed)):
@@ -178,7 +178,7 @@ class _BrokenLoad:
                     raise RuntimeError("a bad day")
                 yield item
 
-        monkeypatch.setattr(tensor_feed.TensorFeed, "_given", failing)
+        monkeypatch.setattr(loading.TensorFeed, "_given", failing)
 
 
 async def test_a_load_that_was_put_back_leaves_what_was_there_and_the_engine_goes_on(
@@ -447,7 +447,7 @@ async def test_an_engine_without_a_plugin_of_its_own_says_so(root: Path, args: d
 async def test_an_engine_whose_release_of_the_plugin_speaks_otherwise_is_stock(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("refitd_plugin.requests.PROTOCOL", 2)
+    monkeypatch.setattr("refitd_plugin.rank_plugin.PROTOCOL", 2)
     with plugged_mini(root) as sglang:
         async with speaking_to(sglang, root) as engine:
             seen = await probed(engine)

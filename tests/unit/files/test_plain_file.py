@@ -39,8 +39,8 @@ MAY_OPEN = {
     "service/refitd/reclaim/trash.py": "a handle on a folder that opens nothing (O_PATH)",
     "service/refitd/root/file_systems.py": "/proc",
     "service/refitd/tokens.py": "a file of tokens, which the operator names",
-    "service/refitd_plugin/registered.py": "/proc/self/fd: a file that is open already",
-    "service/refitd_plugin/source.py": "the model that the operator starts the server on",
+    "service/refitd_plugin/memory/driver.py": "/proc/self/fd: a file that is open already",
+    "service/refitd_plugin/memory/source.py": "the model that the operator starts the server on",
 }
 METHODS = {"read_text", "read_bytes", "write_text", "write_bytes", "fromfile", "memmap"}
 

@@ -9,10 +9,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from refitd_plugin import copy_schedule
-from refitd_plugin.copy_schedule import MoveTable
-from refitd_plugin.device_copies import WORD, is_plain, stretches_of
-from refitd_plugin.moves import MemoryMove
+from refitd_plugin.memory import copy_schedule
+from refitd_plugin.memory.copy_schedule import WORD, MoveTable, is_plain, stretches_of
+from refitd_plugin.memory.spans import MemoryMove
 from support.host_gpu import HOST, HostGpu
 
 LONG = 2**19  # bytes of a stretch

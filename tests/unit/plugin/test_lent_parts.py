@@ -33,8 +33,8 @@ from refitd_client.transport.ipc.offer import (
 from refitd_client.transport.ipc.offer_file import ExportedTensors, make_secret, read_secret
 from refitd_client.transport.ipc.offered_parts import fault_of_parts, piece_name
 from refitd_client.transport.shards.strips import Strip, joined
-from refitd_plugin.copies import PlanCopy
-from refitd_plugin.lent_parts import copies_together, cut_copies
+from refitd_plugin.memory.imported import copies_together, cut_copies
+from refitd_plugin.update.recorder import PlanCopy
 from support.exporting import fill, shared
 from support.lending import LendingRank, agreed_on, offer_of_ranks, split
 from support.mini_sglang import tiny_weights

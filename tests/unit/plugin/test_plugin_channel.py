@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from refitd_client.contract.plugin import MAX_LINE, PluginRequest
-from refitd_plugin import channel, turns
+from refitd_plugin import channel
 from refitd_plugin.channel import MAX_CONNECTIONS, Channel, Reply
 from support.sockets import ask, listens, reach
 
@@ -136,7 +136,7 @@ def test_a_channel_that_cannot_take_connections_any_more_leaves_no_thread_and_no
     root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     before, usual = set(threading.enumerate()), sys.getswitchinterval()
-    monkeypatch.setattr(turns, "_LISTENING_SECONDS", usual / 2)
+    monkeypatch.setattr(channel, "_LISTENING_SECONDS", usual / 2)
     path = opened(root, echo)
     assert sys.getswitchinterval() < usual
     its_own = set(threading.enumerate()) - before

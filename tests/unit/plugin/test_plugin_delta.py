@@ -13,12 +13,11 @@ import torch
 
 from refitd_client.contract.naming import DELTA_NAME
 from refitd_client.contract.plugin import UpdateOutcome
-from refitd_plugin import sparse
-from refitd_plugin import sparse as fitted
-from refitd_plugin.changes import most_memory, open_changes
-from refitd_plugin.patch import HostPatch
-from refitd_plugin.served import leads_from
-from refitd_plugin.source import SourceRefusedError, place_of, reference_in
+from refitd_plugin.delta import in_place
+from refitd_plugin.delta.changes import most_memory, open_changes
+from refitd_plugin.delta.in_place import HostPatch
+from refitd_plugin.memory.source import SourceRefusedError, place_of, reference_in
+from refitd_plugin.update.update_source import leads_from
 from support.forged import sign
 from support.mini_sglang import expected, tiny_weights, values
 from support.tiny_rank import Breaking, Rank, Weights, delta, group, together, version
@@ -119,7 +118,7 @@ def test_a_delta_that_was_prepared_is_not_read_again(
     rank, after = serving(root, startup), changed(tiny_weights(2), 3)
     folder = delta(root, 3, 2, tiny_weights(2), after)
     assert rank.engine.prepare(str(folder)).kind == "delta"
-    monkeypatch.setattr(sparse, "fit_delta", None)
+    monkeypatch.setattr(in_place, "fit_delta", None)
     assert rank.answer(folder).outcome is UpdateOutcome.SERVED
     assert values(rank.model) == expected(after)
 
@@ -393,7 +392,7 @@ def test_a_full_version_that_fails_after_deltas_is_undone_to_the_last_of_them(ro
 def test_deltas_that_lead_on_from_each_other_do_not_pile_up_for_ever(
     root: Path, startup: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fitted, "MOST_DELTAS", 2)
+    monkeypatch.setattr(in_place, "MOST_DELTAS", 2)
     rank, weights = serving(root, startup), tiny_weights(2)
     answers: list[str] = []
     for step in (3, 4, 5):
@@ -434,11 +433,11 @@ def test_memory_that_is_not_what_the_manifest_says_is_not_served(root: Path, sta
 def test_while_the_weights_memory_is_released_nothing_touches_it(
     root: Path, startup: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from refitd_plugin import rank_engine
+    from refitd_plugin.update import rank_engine
 
     rank = serving(root, startup, enable_memory_saver=True)
     folder, before = delta(root, 3, 2, tiny_weights(2), changed(tiny_weights(2), 3)), state(rank)
-    monkeypatch.setattr(sparse, "fit_delta", None)  # nobody may read
+    monkeypatch.setattr(in_place, "fit_delta", None)  # nobody may read
     rank.engine.prepare(str(folder))
     with monkeypatch.context() as gone:
         gone.setattr(rank_engine, "released", lambda _: "down")

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from refitd_client.delta import Change
-from refitd_plugin import laying_out
-from refitd_plugin.laying_out import lay_out
-from refitd_plugin.layout import COLUMNS, COUNT, FIRST, PlacedTensor, Placements, Route
-from refitd_plugin.source import FullNeededError, SourceRefusedError
+from refitd_plugin.delta import layout
+from refitd_plugin.delta.layout import COLUMNS, COUNT, FIRST, PlacedTensor, Placements, Route, lay_out
+from refitd_plugin.memory.source import FullNeededError, SourceRefusedError
 
 Matrix = tuple[int, int]
 Case = tuple[dict[str, Change], dict[str, PlacedTensor]]
@@ -142,7 +141,7 @@ def test_a_delta_is_laid_out_as_the_plain_way_does_it(case: Case, at_a_time: int
         allocated.append(np.full(size, 0xEE, np.uint8))
         return allocated[-1]
 
-    with mock.patch.multiple(laying_out, _LAID_OUT=at_a_time, lanes_for=lambda jobs: min(jobs, lanes)):
+    with mock.patch.multiple(layout, _LAID_OUT=at_a_time, lanes_for=lambda jobs: min(jobs, lanes)):
         assert laid_out(*case, allocate) == plainly_laid_out(*case)
     assert all(len(memory) for memory in allocated)
 
@@ -211,15 +210,15 @@ def test_chosen_elements_are_written_to_the_memory_that_is_given_and_nowhere_els
 
 
 def test_one_large_tensor_is_shared_out_over_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(laying_out, "_LAID_OUT", 8)
-    monkeypatch.setattr(laying_out, "lanes_for", lambda jobs: min(jobs, 2))
-    fill, met = laying_out._fill, threading.Barrier(2)
+    monkeypatch.setattr(layout, "_LAID_OUT", 8)
+    monkeypatch.setattr(layout, "lanes_for", lambda jobs: min(jobs, 2))
+    fill, met = layout._fill, threading.Barrier(2)
 
     def meets_another(job: Any) -> None:
         met.wait(10)
         fill(job)
 
-    monkeypatch.setattr(laying_out, "_fill", meets_another)
+    monkeypatch.setattr(layout, "_fill", meets_another)
     changes, _ = file_of((4, 8))
     half = PlacedTensor("", (4, 8), (route_of((4, 8), (0, 4), (0, 4)),))
     (group,) = lay_out(changes, {"0": half}).groups
@@ -228,9 +227,9 @@ def test_one_large_tensor_is_shared_out_over_threads(monkeypatch: pytest.MonkeyP
 
 def test_what_a_thread_fails_at_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     """And no delta comes of it of which a part is missing."""
-    monkeypatch.setattr(laying_out, "_LAID_OUT", 8)
-    monkeypatch.setattr(laying_out, "lanes_for", lambda jobs: min(jobs, 2))
-    monkeypatch.setattr(laying_out, "_fill", lambda _: 1 / 0)
+    monkeypatch.setattr(layout, "_LAID_OUT", 8)
+    monkeypatch.setattr(layout, "lanes_for", lambda jobs: min(jobs, 2))
+    monkeypatch.setattr(layout, "_fill", lambda _: 1 / 0)
     changes, _ = file_of((4, 8))
     with pytest.raises(ZeroDivisionError):
         lay_out(changes, {"0": PlacedTensor("", (4, 8), (route_of((4, 8), (0, 4), (0, 3)),))})

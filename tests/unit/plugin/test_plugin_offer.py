@@ -21,13 +21,12 @@ from refitd_client.transport.ipc.exported_memory import ImportedMemory, LayoutCa
 from refitd_client.transport.ipc.offer import DevicePlace, OfferedTensor, OfferLayout, offer_with
 from refitd_client.transport.ipc.offer_file import ExportedTensors, make_secret, read_secret
 from refitd_client.transport.ipc.shared import SharedTensors
-from refitd_plugin import offered
-from refitd_plugin.imported import IpcHandleCache, OpenedMemory
-from refitd_plugin.offered import OfferedVersion
-from refitd_plugin.offered_memory import OfferedMemory, memory_of, structure_of
-from refitd_plugin.prefetch.findings import PlainBuffer
-from refitd_plugin.preparing import VersionInspector
-from refitd_plugin.source import SourceRefusedError, VersionPlace
+from refitd_plugin.memory import offered
+from refitd_plugin.memory.imported import IpcHandleCache, OpenedMemory
+from refitd_plugin.memory.offered import OfferedMemory, OfferedVersion, memory_of, structure_of
+from refitd_plugin.memory.source import SourceRefusedError, VersionPlace
+from refitd_plugin.prefetch.worker import PlainBuffer
+from refitd_plugin.update.preparing import VersionInspector
 from support.exporting import exporting, fill, offer_of, shared
 from support.mini_sglang import tiny_weights
 from support.tiny_rank import Breaking, Rank, group, together, version

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from refitd_plugin.copy_schedule import plain
-from refitd_plugin.plan import ReplayPlan, addresses_of, learned, replay, tensors_of
-from refitd_plugin.recorder import Recorder
+from refitd_plugin.memory.copy_schedule import plain
+from refitd_plugin.update.plan import ReplayPlan, addresses_of, learned, replay, tensors_of
+from refitd_plugin.update.recorder import Recorder
 from support.mini_sglang import TinyModel, Weights, tiny_weights, values
 
 READS_OLD = "the loader reads weights that it has not loaded"

@@ -8,12 +8,12 @@ from typing import Any, cast
 import pytest
 import torch
 
-from refitd_plugin import loading
-from refitd_plugin.copy_schedule import MoveTable, plain
-from refitd_plugin.loading import PlanTables
-from refitd_plugin.plan import ReplayPlan, addresses_of, learned, replay, same_bits, tensors_of
-from refitd_plugin.recorder import Recorder
-from refitd_plugin.source import VersionSource
+from refitd_plugin.memory.copy_schedule import MoveTable, plain
+from refitd_plugin.memory.source import VersionSource
+from refitd_plugin.update import loading
+from refitd_plugin.update.loading import PlanTables
+from refitd_plugin.update.plan import ReplayPlan, addresses_of, learned, replay, same_bits, tensors_of
+from refitd_plugin.update.recorder import Recorder
 from support.mini_sglang import TinyModel, Weights, expected, tiny_weights, values
 
 

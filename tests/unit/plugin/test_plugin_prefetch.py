@@ -19,13 +19,12 @@ from safetensors.torch import save_file
 from refitd_client.contract.manifest import digest_of_block, joined
 from refitd_client.contract.plugin import UpdateOutcome
 from refitd_client.validation import contents as whole_file
-from refitd_plugin import changes
-from refitd_plugin.layout import PlacedTensor, Route
-from refitd_plugin.prefetch import messages, process
-from refitd_plugin.prefetch import messages as framed_socket
+from refitd_plugin.delta import changes
+from refitd_plugin.delta.layout import PlacedTensor, Route
+from refitd_plugin.memory.source import SourceRefusedError, VersionPlace
+from refitd_plugin.prefetch import process
 from refitd_plugin.prefetch.process import SharedBuffers, VersionReader
 from refitd_plugin.prefetch.worker import PrefetchWorker
-from refitd_plugin.source import SourceRefusedError, VersionPlace
 from support.mini_sglang import expected, tiny_weights, values
 from support.tiny_rank import Rank, Weights, delta, version
 
@@ -42,10 +41,10 @@ class InProcess(PrefetchWorker):
     def begin(self) -> None:
         """It is there."""
 
-    def ask(self, order: messages.ReadOrder, stop: threading.Event) -> Any:
-        asked = msgspec.msgpack.decode(msgspec.msgpack.encode(order), type=messages.ReadOrder)
+    def ask(self, order: process.ReadOrder, stop: threading.Event) -> Any:
+        asked = msgspec.msgpack.decode(msgspec.msgpack.encode(order), type=process.ReadOrder)
         found = self.reading.read(asked, stop)
-        reply = msgspec.msgpack.decode(msgspec.msgpack.encode(found.reply), type=messages.Reply)
+        reply = msgspec.msgpack.decode(msgspec.msgpack.encode(found.reply), type=process.Reply)
         self.replies.append(reply)
         files = [os.dup(fd) for fd in found.files]
         found.close()
@@ -231,7 +230,7 @@ def test_a_delta_of_several_blocks_is_held_against_its_manifest(root: Path, monk
 
 
 def test_a_message_has_a_time_to_come_in_whole_however_often_a_byte_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "_BODY_SECONDS", 0.2)
+    monkeypatch.setattr(process, "_BODY_SECONDS", 0.2)
     mine, its = socket.socketpair()
     over = threading.Event()
 
@@ -245,8 +244,8 @@ def test_a_message_has_a_time_to_come_in_whole_however_often_a_byte_comes(monkey
     dripping.start()
     try:
         its.settimeout(30)
-        with pytest.raises(framed_socket.LineLostError, match="breaks off"):
-            framed_socket.receive(its, msgspec.msgpack.Decoder(messages.Reply))
+        with pytest.raises(process.LineLostError, match="breaks off"):
+            process.receive(its, msgspec.msgpack.Decoder(process.Reply))
     finally:
         over.set()
         dripping.join()
@@ -256,17 +255,17 @@ def test_a_message_has_a_time_to_come_in_whole_however_often_a_byte_comes(monkey
 
 def test_letters_carry_files_and_a_line_that_breaks_off_is_lost() -> None:
     mine, its = socket.socketpair()
-    decoder = msgspec.msgpack.Decoder(messages.Reply)
+    decoder = msgspec.msgpack.Decoder(process.Reply)
     with mine, its, Path(os.devnull).open("rb") as file:
-        framed_socket.send(mine, messages.Refusal("full", "x" * 100_000), [file.fileno()])
-        message, files = framed_socket.receive(its, decoder)
+        process.send(mine, process.Refusal("full", "x" * 100_000), [file.fileno()])
+        message, files = process.receive(its, decoder)
         assert (message.kind, len(message.reason), len(files)) == ("full", 100_000, 1)
         assert os.path.sameopenfile(files[0], file.fileno())
         os.close(files[0])
         its.settimeout(0.01)
         with pytest.raises(TimeoutError):
-            framed_socket.receive(its, decoder)
+            process.receive(its, decoder)
         mine.sendall(b"\x01")
         mine.close()
-        with pytest.raises(framed_socket.LineLostError):
-            framed_socket.receive(its, decoder)
+        with pytest.raises(process.LineLostError):
+            process.receive(its, decoder)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from refitd_client.validation.proof import proof_digest, share_of, unprovable
-from refitd_plugin.proving import DeviceReader, HostReader, VersionProver
-from refitd_plugin.registered import Registry
+from refitd_plugin.memory.driver import Registry
+from refitd_plugin.proof.proving import DeviceReader, HostReader, VersionProver
 from support.host_gpu import HOST, HostGpu
 from support.provable import NAN, damage, published, weights
 

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore
 
-from refitd_plugin.ranks import Ranks
-from refitd_plugin.transaction import Decision, NextStep, RankReport, RankState, after_commit, after_prepare
+from refitd_plugin.update.ranks import Decision, NextStep, RankReport, Ranks, RankState, after_commit, after_prepare
 
 
 def ranks(store: Any, size: int, wait: float = 30.0) -> list[Ranks]:

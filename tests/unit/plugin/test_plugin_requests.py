@@ -12,9 +12,9 @@ import pytest
 
 from refitd_client.contract.plugin import PluginRequest
 from refitd_client.validation.contents import ReadingStoppedError
-from refitd_plugin import requests
-from refitd_plugin.requests import RequestHandler
-from refitd_plugin.turns import Deadline
+from refitd_plugin import rank_plugin
+from refitd_plugin.channel import Deadline
+from refitd_plugin.rank_plugin import RequestHandler
 
 VERSION = SimpleNamespace(label="run~v000002", kind="full", digest="xxh3:00", signature="", nbytes=7)
 
@@ -68,7 +68,7 @@ def test_what_is_not_wanted_any_more_is_not_kept_when_its_prepare_ends() -> None
 
 
 def test_a_prepare_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "PREPARE_SECONDS", 0.01)
+    monkeypatch.setattr(rank_plugin, "PREPARE_SECONDS", 0.01)
     reply = desk_of(Reading()).handle(prepare("run/v000001"))
     assert (reply["ok"], "stopped after 0.01 s" in reply["reason"]) == (False, True)
 
@@ -89,19 +89,19 @@ def test_a_slow_prepare_says_where_it_is(monkeypatch: pytest.MonkeyPatch) -> Non
             return VERSION
 
     ear = Ear(logging.WARNING)
-    requests.logger.addHandler(ear)
-    monkeypatch.setattr(requests, "_SLOW_SECONDS", 0.001)
+    rank_plugin.logger.addHandler(ear)
+    monkeypatch.setattr(rank_plugin, "_SLOW_SECONDS", 0.001)
     monkeypatch.setattr(Deadline, "_look", lambda *args: (inside.wait(60), look(*args)))  # not before it is there
     try:
         assert desk_of(Hanging()).handle(prepare("run/v000001"))["ok"]
     finally:
-        requests.logger.removeHandler(ear)
+        rank_plugin.logger.removeHandler(ear)
     assert ("run/v000001" in said[0], "heard.wait(60)" in said[0]) == (True, True)
 
 
 TURNS = """
 import ctypes, sys
-from refitd_plugin.turns import listening_turns, short_turns
+from refitd_plugin.channel import listening_turns, short_turns
 
 def now():
     return sys.getswitchinterval(), ctypes.CDLL(None).prctl(30)  # nanoseconds by which Linux may lengthen a wait

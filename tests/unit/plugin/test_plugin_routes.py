@@ -16,13 +16,12 @@ from safetensors.torch import save_file
 from refitd_client.delta import Change
 from refitd_client.delta.change import together
 from refitd_client.validation.examine import structure
-from refitd_plugin.copies import PlanCopy
-from refitd_plugin.copy_schedule import table_of
-from refitd_plugin.device_patch import BLOCK, _chunks
-from refitd_plugin.laying_out import lay_out
-from refitd_plugin.layout import COUNT, FIRST, NUMBER, PlacedTensor, Route, blocks, overlap, routes_of
-from refitd_plugin.moves import MemoryMove, joined, move_of
-from refitd_plugin.overlap import parts_of
+from refitd_plugin.delta.in_place import BLOCK, _chunks
+from refitd_plugin.delta.layout import COUNT, FIRST, NUMBER, PlacedTensor, Route, blocks, lay_out, overlap, routes_of
+from refitd_plugin.memory.copy_schedule import table_of
+from refitd_plugin.memory.spans import MemoryMove, joined, move_of
+from refitd_plugin.proof.contents import parts_of
+from refitd_plugin.update.recorder import PlanCopy
 
 CUTS = {
     "whole": lambda model, saved: (model[2:8], saved),

@@ -8,18 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refitd_client.fingerprint import bits_of, fingerprint, share
-from refitd_plugin.engine_slices import EngineSlices, SliceCheck
-from refitd_plugin.ranks import Ranks
-from refitd_plugin.slices import (
+from refitd_plugin.proof.slices import (
+    EngineSlices,
     EngineTable,
     RankSlices,
+    SliceCheck,
     SliceSums,
     decode_sums,
     encode_sums,
     slice_line,
     tiles,
 )
-from refitd_plugin.transaction import RankReport, RankState
+from refitd_plugin.update.ranks import RankReport, Ranks, RankState
 
 Box = tuple[int, int, int, int]
 

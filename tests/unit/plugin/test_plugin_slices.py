@@ -15,7 +15,7 @@ from refitd_client.transport.ipc import exporter
 from refitd_client.transport.ipc.offer import GroupTransfer
 from refitd_client.transport.ipc.offer_file import ExportedTensors, make_secret, read_secret
 from refitd_client.transport.shards.needs import read_needs
-from refitd_plugin.source import SourceRefusedError
+from refitd_plugin.memory.source import SourceRefusedError
 from support.exporting import offer_of, shared
 from support.mini_sglang import tiny_weights
 from support.tiny_rank import Rank, group, together, version

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from refitd_client.validation.validate import Options
-from refitd_plugin.source import SourceRefusedError, is_version, mapped, open_version, place_of, started_from
+from refitd_plugin.memory.source import SourceRefusedError, is_version, mapped, open_version, place_of, started_from
 
 WEIGHTS = {
     "a": torch.randn(3, 5).bfloat16(),

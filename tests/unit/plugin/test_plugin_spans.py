@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refitd_plugin.spans import Covered, NamedSpans, TooManyStretchesError, stretches
+from refitd_plugin.memory.spans import Covered, NamedSpans, TooManyStretchesError, stretches
 
 SPAN = st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda pair: (min(pair), max(pair)))
 SPANS = st.lists(SPAN, max_size=8)

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from refitd_client.contract.plugin import UpdateOutcome
-from refitd_plugin.transaction import (
+from refitd_plugin.update.ranks import (
     NextStep,
     RankReport,
     RankState,

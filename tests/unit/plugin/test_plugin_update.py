@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 from refitd_client.contract.plugin import UpdateOutcome
-from refitd_plugin.update_source import FullVersion
-from refitd_sglang.versions import FUNCTION, SglangLayout, layout_of
+from refitd_plugin.update.update_source import FullVersion
+from refitd_sglang.plugin import FUNCTION, SglangLayout, layout_of
 from support.forged import sign
 from support.mini_sglang import TinyModel, Updater, expected, make_loader, tiny_weights, values
 from support.tiny_rank import Breaking, Rank, group, together, version
@@ -231,7 +231,7 @@ def test_a_replay_that_fails_is_undone_though_the_version_of_before_is_deleted(
     rank = Rank(startup)
     rank.answer(version(root, 1))
     rank.answer(version(root, 2))
-    from refitd_plugin import loading
+    from refitd_plugin.update import loading
 
     original = loading.replay
 
@@ -361,7 +361,7 @@ def test_what_was_not_loaded_from_its_files_is_not_said_to_be_restored(root: Pat
 def test_a_fault_in_the_plugin_itself_reaches_nobody(
     root: Path, startup: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from refitd_plugin import loading, rank_engine
+    from refitd_plugin.update import loading, rank_engine
 
     rank = Rank(startup)
 
@@ -396,7 +396,7 @@ def test_a_replay_that_gives_something_else_is_noticed_undone_and_not_done_again
 def test_a_version_that_changes_while_it_is_looked_at_is_refused(
     root: Path, startup: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from refitd_plugin import source
+    from refitd_plugin.memory import source
 
     rank, one = Rank(startup), version(root, 1)
     original = source.examine

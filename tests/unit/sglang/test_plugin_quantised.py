@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from refitd_client.contract.plugin import UpdateOutcome
-from refitd_plugin.source import SourceRefusedError
+from refitd_plugin.memory.source import SourceRefusedError
 from refitd_sglang.process import loaded_once
 from support.mini_sglang import values
 from support.tiny_rank import Rank, version

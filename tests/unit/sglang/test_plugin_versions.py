@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from refitd_sglang import plugin, versions
+from refitd_sglang import plugin
+from refitd_sglang.plugin import FUNCTION, Aside, SglangLayout, find_layout, layout_of
 from refitd_sglang.process import SglangProcess
-from refitd_sglang.versions import FUNCTION, Aside, SglangLayout, find_layout, layout_of
 from support.mini_sglang import Updater, make_loader
 
 
@@ -64,12 +64,12 @@ def test_the_runner_of_older_releases_is_found(sglang: SimpleNamespace) -> None:
 
 
 def test_the_component_of_newer_releases_comes_first(sglang: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    component = ModuleType(versions._COMPONENT)
+    component = ModuleType(plugin._COMPONENT)
     component.WeightUpdater = type("WeightUpdater", (), {FUNCTION: Updater.update_weights_from_disk})  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, versions._COMPONENT, component)
+    monkeypatch.setitem(sys.modules, plugin._COMPONENT, component)
     layout = find_layout()
     assert isinstance(layout, SglangLayout)
-    assert layout.module == versions._COMPONENT
+    assert layout.module == plugin._COMPONENT
 
 
 def test_a_layout_that_is_known_is_wrapped_once(sglang: SimpleNamespace) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from refitd_sglang import resident
-from refitd_sglang.resident import shortened
+from refitd_sglang import process
+from refitd_sglang.process import shortened
 
 REFUSAL = "this model keeps values that no load renews"
 
@@ -51,7 +51,7 @@ def stand(monkeypatch: pytest.MonkeyPatch) -> Stand:
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no GPU where units are tested; on one, `tests/gpu/test_plugin_gpu.py` loads so."""
-    monkeypatch.setattr(resident, "_is_resident", lambda _: True)
+    monkeypatch.setattr(process, "_is_resident", lambda _: True)
 
 
 def owner(of: Stand) -> Any:

@@ -75,7 +75,7 @@ def test_an_allocation_whose_size_the_driver_does_not_say_is_opened_all_the_same
 
 def test_an_offer_s_ends_are_those_of_its_tensors() -> None:
     from refitd_client.transport.ipc.offer import DevicePlace, OfferedTensor, OfferLayout
-    from refitd_plugin.imported import OpenedMemory
+    from refitd_plugin.memory.imported import OpenedMemory
 
     other = b"i" * 64
     places = [(b"h" * 64, 0, (4,)), (b"h" * 64, 512, (2, 2)), (other, 8, (1,)), (b"h" * 64, 9999, (0,))]

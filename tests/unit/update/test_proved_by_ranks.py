@@ -21,8 +21,8 @@ from refitd_client.fingerprint import fingerprints
 from refitd_client.validation import contents
 from refitd_client.validation.examine import structure
 from refitd_client.validation.sealed import described
-from refitd_plugin.proving import HostReader, VersionProver
-from refitd_plugin.source import mapped, place_of
+from refitd_plugin.memory.source import mapped, place_of
+from refitd_plugin.proof.proving import HostReader, VersionProver
 from support.checkpoints import tensors, write_model
 from support.provable import damage
 from support.services import Stage, serving

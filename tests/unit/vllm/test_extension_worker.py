@@ -12,9 +12,8 @@ import torch
 from refitd_client.contract.plugin import setting_fault
 from refitd_plugin import rank_plugin
 from refitd_vllm import plugin
-from refitd_vllm.process import VllmProcess
-from refitd_vllm.reloading import UnknownReleaseError, packed_at_start, processed, through_layers, undone
-from refitd_vllm.worker import Worker
+from refitd_vllm.plugin import Worker
+from refitd_vllm.process import UnknownReleaseError, VllmProcess, packed_at_start, processed, through_layers, undone
 from support.sockets import ask
 
 LAYERWISE = "vllm.model_executor.model_loader.reload.layerwise"

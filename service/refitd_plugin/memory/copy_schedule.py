@@ -1,0 +1,313 @@
+"""How the copies of a replay reach the device: what is to be done in the pause, made ready before it.
+
+    in host memory      the copies of the plan as they are
+    registered files    one order to the driver for each move, along the current stream
+    the same GPU        one launch for all moves (`DeviceMoves`)
+    other files         through two pinned buffers, one being filled by all cores while the other is copied
+
+To make ready is a matter of numbers alone. A thread that calls torch beside SGLang's loop waits for the interpreter at
+each call, and some thousand calls would take seconds.
+
+Within one GPU the moves of a whole load are one launch, where the driver takes some µs to begin each. A row of the
+table is a stretch of memory: the address to write to, the one to read from, and how many words of 8 bytes it has.
+Stretches are as long as keep all processors of a GPU busy until the end. What is not made of such words, or lies in
+rows that are apart, is left to the driver.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from refitd_client.lanes import in_lanes, lanes_for
+from refitd_plugin.memory import driver
+from refitd_plugin.memory.spans import MemoryMove, Span, joined, move_of
+from refitd_plugin.proof.contents import Overlap
+from refitd_plugin.update.recorder import PlanCopy
+
+COLUMNS = 3
+WORD = 8  # bytes
+_COPY_ALIGNED = 16  # bytes: what a thread moves at once
+_STRETCH = 2**19  # bytes of one program
+
+
+def is_plain(move: MemoryMove) -> bool:
+    """Whether a move, its source an address, is one that the kernel makes."""
+    return move.rows == 1 and not any(each % _COPY_ALIGNED for each in (move.target, move.source, move.width))
+
+
+def stretches_of(moves: Sequence[MemoryMove]) -> NDArray[np.int64]:
+    """The table of plain moves. Pure.
+
+    Args:
+        moves: their sources are addresses.
+
+    Returns:
+        Address to write to, address to read from and words of each stretch, in the order of the moves.
+    """
+    if not moves:
+        return np.empty((0, COLUMNS), np.int64)
+    places = np.array([(move.target, move.source, move.width) for move in moves], np.int64)
+    counts = -(-places[:, 2] // _STRETCH)
+    row = np.repeat(np.arange(len(moves)), counts)
+    number = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)  # of a stretch within its move
+    begin = number * _STRETCH
+    size = np.minimum(places[row, 2] - begin, _STRETCH)
+    return np.stack([places[row, 0] + begin, places[row, 1] + begin, size // WORD], axis=1)
+
+
+class DeviceMoves:
+    """Plain moves within one GPU, made ready: their table lies there, and the kernel is compiled."""
+
+    def __init__(self, moves: Sequence[MemoryMove], device: torch.device) -> None:
+        """Write down the moves. Their sources are addresses; there is at least one."""
+        with torch.cuda.device(device):  # a thread begins on the first GPU, which may be another rank's
+            _warm(device)
+            self._table: Any = torch.from_numpy(stretches_of(moves)).to(device)
+
+    def begin(self) -> None:
+        """Begin all of them along the current stream."""
+        from refitd_plugin.memory import kernels
+
+        kernels.copy(self._table)
+
+
+@cache
+def _warm(device: Any) -> None:
+    """Have the kernel compiled before the first pause in which it is needed: with nothing to do."""
+    from refitd_plugin.memory import kernels
+
+    kernels.copy(torch.zeros(1, COLUMNS, dtype=torch.int64, device=device))
+
+
+_BUFFER_BYTES = 32 * 2**20  # bytes of a pinned buffer
+_THREAD_SHARE = 2**21  # bytes that are worth a thread
+
+Step = Callable[[], object]
+_Order = Callable[[MemoryMove, int, int], None]
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyWatch:
+    """What is fingerprinted beside the copies: the model's tensors by name, and further ones after them."""
+
+    overlap: Overlap
+    names: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class CopySchedule:
+    """Steps that begin copies, in this order, where `device` is the current one. `keeps` is what must live as long as
+    they do. With `watch` what is copied is fingerprinted meanwhile.
+    """
+
+    steps: Sequence[Step]
+    keeps: object = None
+    watch: CopyWatch | None = None
+    device: torch.device | None = None
+
+    def on_device(self) -> AbstractContextManager[None]:
+        """Where the steps are to run: a thread begins on the first GPU."""
+        return nullcontext() if self.device is None else torch.cuda.device(self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class MoveTable:
+    """A plan's copies for files of one layout: moves by file, their sources counted from its begin; and the others."""
+
+    headers: Mapping[str, Any]
+    moves: Mapping[str, Sequence[MemoryMove]]
+    rest: Sequence[PlanCopy]
+
+    @property
+    def writes(self) -> list[tuple[int, Span]]:
+        """Bytes and place of what each step writes, in their order."""
+        moves = [(move.nbytes, move.span) for moves in self.moves.values() for move in moves]
+        return moves + [(copy.target.nbytes, (copy.begin, copy.end)) for copy in self.rest]
+
+
+def table_of(copies: Iterable[PlanCopy], headers: Mapping[str, Any]) -> MoveTable:
+    """Where the plan's copies have their sources in files with these headers. What is in none of them is no move."""
+    places = {
+        name: (file, header.data_start + spec.start)
+        for file, header in headers.items()
+        for name, spec in header.tensors.items()
+    }
+    moves: dict[str, list[MemoryMove]] = {file: [] for file in headers}
+    rest: list[PlanCopy] = []
+    for copy in copies:
+        file, begin = places.get(copy.name, ("", 0))
+        move = move_of(copy.target, copy.strides, begin + copy.offset * copy.target.element_size())
+        if move is None or copy.name not in places:
+            rest.append(copy)
+        else:
+            moves[file].append(move)
+    return MoveTable(headers, {file: joined(some) for file, some in moves.items()}, rest)
+
+
+def plain(pairs: Iterable[Pair]) -> CopySchedule:
+    """Copies between tensors in host memory."""
+    return CopySchedule([partial(target.copy_, source, non_blocking=True) for target, source in pairs])
+
+
+def late(copies: Iterable[PlanCopy], tensors: Callable[[], Mapping[str, torch.Tensor]]) -> CopySchedule:
+    """Copies within host memory, whose sources are looked up when each is made."""
+
+    def copy(each: PlanCopy) -> None:
+        each.target.copy_(each.source(tensors()))
+
+    return CopySchedule([partial(copy, each) for each in copies])
+
+
+def registered(
+    table: MoveTable,
+    files: Mapping[str, Any],
+    device: torch.device,
+    tensors: Callable[[], Mapping[str, Any]],
+    watch: CopyWatch | None = None,
+) -> CopySchedule:
+    """Copies from registered files to a device.
+
+    Args:
+        table: the moves, and the copies that are none.
+        files: the registered files by name.
+        device: the target.
+        tensors: gives the tensors from memory that stays, for copies that are no moves.
+        watch: what is fingerprinted beside the copies.
+    """
+    moves = ((move, files[file].address) for file, some in table.moves.items() for move in some)
+    return CopySchedule(_orders(driver.to_device, moves, device) + _copies(table.rest, tensors), files, watch, device)
+
+
+def between_devices(
+    table: MoveTable,
+    allocations: Mapping[str, Any],
+    device: torch.device,
+    tensors: Callable[[], Mapping[str, Any]],
+    watch: CopyWatch | None = None,
+) -> CopySchedule:
+    """Copies from memory of devices to a device: of what lies on the same one in one launch, as far as a kernel can.
+
+    Args:
+        table: the moves, and the copies that are none.
+        allocations: where the "files" of the table begin, by name.
+        device: the target.
+        tensors: as `registered`.
+        watch: as `registered`.
+    """
+    here: list[MemoryMove] = []
+    others: list[tuple[MemoryMove, int]] = []
+    for name, moves in table.moves.items():
+        above = allocations[name].address
+        is_near = driver.device_of(above) == (device.index or 0)
+        for move in moves:
+            from_nothing = replace(move, source=above + move.source)
+            if is_near and is_plain(from_nothing):
+                here.append(from_nothing)
+            else:
+                others.append((move, above))
+    steps: list[Step] = [DeviceMoves(here, device).begin] if here else []
+    steps += _orders(driver.between_devices, others, device)
+    return CopySchedule(steps + _copies(table.rest, tensors), allocations, watch, device)
+
+
+def _orders(order: _Order, moves: Iterable[tuple[MemoryMove, int]], device: torch.device) -> list[Step]:
+    """The driver's call for each move, along the stream that is current then. With each is what its source is counted
+    from.
+    """
+    along = partial(_stream_of, device.index or 0)
+
+    def begin(move: MemoryMove, above: int) -> None:
+        order(move, above, along())
+
+    return [partial(begin, *each) for each in moves]
+
+
+def _copies(rest: Iterable[PlanCopy], tensors: Callable[[], Mapping[str, Any]]) -> list[Step]:
+    """What is no move, by torch."""
+    tensors = cache(tensors)
+
+    def copy(each: PlanCopy) -> None:
+        each.target.copy_(each.source(tensors()), non_blocking=True)
+
+    return [partial(copy, each) for each in rest]
+
+
+def _stream_of(device: int) -> int:
+    """The current stream of a GPU, as Triton asks for it: `torch.cuda.current_stream` takes several µs, for each of
+    hundreds of copies, in the pause.
+    """
+    return int(torch._C._cuda_getCurrentRawStream(device))  # noqa: SLF001
+
+
+def buffered(pairs: Callable[[], Iterable[Pair]]) -> CopySchedule:
+    """Copies to a device from memory that the driver does not know."""
+
+    def carry() -> None:
+        buffers = _PinnedBuffers()
+        for target, source in pairs():
+            buffers.carry(target, source)
+
+    return CopySchedule([carry])
+
+
+class _PinnedBuffers:
+    """Two pinned buffers, made when they are first needed."""
+
+    def __init__(self) -> None:
+        self._buffers: list[Any] = []
+        self._events: list[Any] = [None, None]
+        self._used = 0
+
+    def carry(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy a tensor, in parts that fit."""
+        rows = max(1, _BUFFER_BYTES // max(1, source[:1].nbytes)) if source.dim() else 1
+        if source.dim() == 0 or source.shape[0] <= rows:
+            self._part(target, source)
+            return
+        for at in range(0, source.shape[0], rows):
+            self._part(target[at : at + rows], source[at : at + rows])
+
+    def _part(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        if source.nbytes > _BUFFER_BYTES:  # one row that is larger than a buffer
+            target.copy_(source)
+            return
+        buffer = self._buffer(source.nbytes)
+        there = buffer.view(source.dtype).view(source.shape)
+        _fill(there, source)
+        target.copy_(there, non_blocking=True)
+        self._events[0] = torch.cuda.current_stream(target.device).record_event()
+
+    def _buffer(self, nbytes: int) -> torch.Tensor:
+        """Some of a buffer, the other one if this one is full."""
+        if not self._buffers:
+            self._buffers = [torch.empty(_BUFFER_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        begin = -(-self._used // 16) * 16
+        if begin + nbytes > _BUFFER_BYTES:
+            self._buffers.reverse()
+            self._events.reverse()
+            if self._events[0] is not None:
+                self._events[0].synchronize()
+            begin = 0
+        self._used = begin + nbytes
+        return self._buffers[0][begin : begin + nbytes]
+
+
+def _fill(there: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy within host memory, on as many cores as that is worth."""
+    lanes = min(lanes_for(64), max(1, source.nbytes // _THREAD_SHARE), source.shape[0] if source.dim() else 1)
+    if lanes == 1:
+        there.copy_(source)
+        return
+    parts = zip(there.tensor_split(lanes), source.tensor_split(lanes), strict=True)
+    in_lanes([partial(_copy_part, one, other) for one, other in parts], lanes=lanes)
+
+
+def _copy_part(there: torch.Tensor, source: torch.Tensor, _lane: object) -> None:
+    there.copy_(source)

@@ -1,0 +1,447 @@
+"""Which elements of the checkpoint's tensors lie in which rank's model, and whether together they are what a manifest
+says.
+
+A fingerprint is a sum over a tensor's elements with their places in it, so what the ranks find in their slices adds up
+to the manifest's. A slice is a line of a table:
+
+    tensor  begin  width  rows  pitch        `rows` rows of `width` elements from flat index `begin` of a tensor on, the
+                                             rows `pitch` apart; `tensor` is its place among the names in order
+
+Ranks with the same slice have replicas: each has to find the same in it, and it is added once. Where the different
+slices of a tensor have each of its elements once, the tensor is `tiled`, and found right or wrong. Of any other tensor
+nothing is said. Tensors that lie whole in a rank's model are in no table: each rank finds out about these by itself.
+
+The ranks exchange what they find after a load (`EngineSlices`):
+
+    plan      a rank that has learned one keeps the table of its slices in the ranks' store, under its digest
+    commit    its report has that digest, and what its slices add to fingerprints; the tables are read once for a plan
+
+`EngineTable` decides, pure. A rank that cannot read what another one names says that the version is wrong: so whichever
+rank decides first, no version is kept that some of them found wrong.
+
+`ModelSlices` are those of one rank's model. A tensor that lies whole in the model is fingerprinted as one
+(`contents.TensorFingerprints`). All else that is copied into it is a slice here, also a tensor that is transposed or
+split on a rank by itself.
+"""
+
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+from zlib import compress, decompress
+
+import msgspec
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
+
+from refitd_client.checkpoint.inventory import Tensor
+from refitd_client.contract.decoding import from_json
+from refitd_client.fingerprint.host import MASK, width_of
+from refitd_client.fingerprint.parts import ElementRows, PartInput, part_scans
+from refitd_client.fingerprint.strips import MemoryStrip, StripScan
+from refitd_client.fingerprint.tensors import has_triton
+from refitd_client.fingerprint.torch_ops import flat_bits
+from refitd_plugin.delta.layout import BEGIN as ROUTE_BEGIN
+from refitd_plugin.delta.layout import HOLDER, NUMBER, LaidOutDelta, Route, Routes
+from refitd_plugin.update.plan import ReplayPlan
+from refitd_plugin.update.ranks import RankReport, Ranks, RankState, Reports
+
+TENSOR, BEGIN, WIDTH, ROWS, PITCH = range(5)
+_COLUMNS = 5
+_MOST_CELLS = 2**22  # of the grid that slices of one tensor cut it into: they take 32 MiB
+
+Table = NDArray[np.int64]
+Sums = NDArray[np.uint64]
+
+
+class _Message(msgspec.Struct):
+    table: str
+
+
+def slice_line(tensor: int, begin: int, width: int, rows: int, pitch: int) -> tuple[int, int, int, int, int]:
+    """A line of a table, the same for the same elements: rows that follow each other without a gap are one.
+
+    Args:
+        tensor: the tensor's number.
+        begin: the flat index of the first element.
+        width: elements of a row.
+        rows: how many.
+        pitch: elements from row to row.
+    """
+    if rows == 1 or pitch == width:
+        return tensor, begin, width * rows, 1, 0
+    return tensor, begin, width, rows, pitch
+
+
+@dataclass(frozen=True, eq=False)
+class RankSlices:
+    """The slices of one rank. `inventory` is the digest of the tensors' names, shapes and dtypes."""
+
+    table: Table
+    inventory: str
+
+    @cached_property
+    def digest(self) -> str:
+        """Equal for equal slices of equal inventories."""
+        hasher = xxhash.xxh3_128(f"{self.inventory}\n".encode())
+        hasher.update(self.table.tobytes())
+        return hasher.hexdigest()
+
+    def encode(self) -> str:
+        """As text for other ranks."""
+        data = b64encode(compress(self.table.astype("<i8").tobytes(), 1)).decode()
+        return msgspec.json.encode(_Message(data)).decode()
+
+    @classmethod
+    def decode(cls, text: str, inventory: str) -> "RankSlices":
+        """What another rank has encoded.
+
+        Raises:
+            ValueError: it is no such text.
+        """
+        try:
+            message = from_json(text, _Message)
+            table = np.frombuffer(decompress(b64decode(message.table)), "<i8").astype(np.int64)
+        except Exception as error:
+            raise ValueError(f"no slices: {error}") from error
+        return cls(table.reshape(-1, _COLUMNS), inventory)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SliceSums:
+    """What a rank's slices add to the fingerprints of their tensors, in the order of the table."""
+
+    slices: RankSlices
+    sums: Sums
+
+    def encode(self) -> str:
+        """The sums as text for other ranks: 11 characters each."""
+        return encode_sums(self.sums)
+
+
+def encode_sums(sums: Sums) -> str:
+    """Sums as text."""
+    return b64encode(sums.astype("<u8").tobytes()).decode()
+
+
+def decode_sums(text: str) -> Sums:
+    """Raises ValueError where a text is not one of sums."""
+    return np.frombuffer(b64decode(text, validate=True), "<u8").astype(np.uint64)
+
+
+@dataclass(frozen=True, slots=True)
+class SliceVerdict:
+    """What the ranks together found: a sentence about the first tensor that is wrong, and those that are proved."""
+
+    fault: str = ""
+    proved: frozenset[str] = frozenset()
+
+
+class EngineTable:
+    """The slices of all ranks of an engine, in the order in which their sums are given.
+
+    Made once for the load plans of all ranks, of which each version's sums are judged.
+    """
+
+    def __init__(self, ranks: Sequence[RankSlices], elements: Sequence[int]) -> None:
+        """`elements` says how many each tensor has, by its number."""
+        self._counts = [len(each.table) for each in ranks]
+        lines = np.concatenate([each.table for each in ranks])
+        self._order = np.lexsort(lines.T[::-1])
+        lines = lines[self._order]
+        is_first = _differ(lines)
+        self._group = np.cumsum(is_first) - 1  # of each line in order: which of the different slices it is
+        self._firsts = np.flatnonzero(is_first)
+        lines = lines[self._firsts]
+        self._begins = np.flatnonzero(_differ(lines[:, :1]))
+        self.tensors = lines[self._begins, TENSOR]
+        self._tensor_of = np.cumsum(_differ(lines[:, :1])) - 1  # of each different slice
+        ends = [*self._begins[1:].tolist(), len(lines)][: len(self._begins)]
+        known: dict[tuple[bytes, int], bool] = {}
+        tiled: list[bool] = []
+        for tensor, begin, end in zip(self.tensors.tolist(), self._begins.tolist(), ends, strict=True):
+            strips = lines[begin:end, BEGIN:]
+            key = strips.tobytes(), elements[tensor]
+            if key not in known:
+                known[key] = tiles(strips, elements[tensor])
+            tiled.append(known[key])
+        self.tiled = np.array(tiled, dtype=bool)
+
+    def verdict(
+        self, sums: Sequence[Sums], names: Sequence[str], expected: Mapping[str, str], says: str
+    ) -> SliceVerdict:
+        """Hold what the ranks found against a manifest.
+
+        Args:
+            sums: each rank's.
+            names: of the tensors, by number.
+            expected: the manifest's fingerprints as hex digits, by name; of tensors that it does not have nothing is
+                said.
+            says: what the manifest is, for the sentence.
+
+        Raises:
+            ValueError: there are not as many sums as slices.
+        """
+        if [len(each) for each in sums] != self._counts:
+            raise ValueError("not each slice has a sum")
+        if not len(self.tensors):
+            return SliceVerdict()
+        found = np.concatenate(sums)[self._order]
+        once = found[self._firsts]
+        is_other = np.zeros(len(self.tensors), dtype=bool)
+        is_other[self._tensor_of[self._group[found != once[self._group]]]] = True
+        totals = np.add.reduceat(once, self._begins)
+        proved: list[str] = []
+        for number in np.flatnonzero(self.tiled).tolist():
+            name = names[int(self.tensors[number])]
+            if name not in expected:
+                continue
+            if is_other[number]:
+                return SliceVerdict(f"ranks that have the same slice of tensor {name} have different values in memory")
+            if int(totals[number]) != int(expected[name], 16):
+                return SliceVerdict(
+                    f"the ranks' slices of tensor {name} have fingerprint {int(totals[number]):016x} in memory, "
+                    f"and {says} says {expected[name]}"
+                )
+            proved.append(name)
+        return SliceVerdict(proved=frozenset(proved))
+
+
+def _differ(lines: Table) -> NDArray[np.bool_]:
+    """Whether each line differs from the one before."""
+    found = np.ones(len(lines), dtype=bool)
+    if len(lines):
+        found[1:] = (lines[1:] != lines[:-1]).any(axis=1)
+    return found
+
+
+def tiles(strips: Table, elements: int) -> bool:
+    """Whether different slices of a tensor have each of its elements once.
+
+    They are drawn as boxes in a matrix, whose rows are as long as the pitch of those that have several rows. False also
+    where these have different pitches, or where a row of theirs goes over the edge: that is not looked into.
+
+    Args:
+        strips: lines of a table, without the tensor.
+        elements: how many the tensor has.
+    """
+    pitches = {pitch for _, _, rows, pitch in strips.tolist() if rows > 1}
+    columns = max(pitches, default=elements)
+    if len(pitches) > 1 or elements % columns:
+        return False
+    boxes: list[tuple[int, int, int, int]] = []
+    for begin, width, rows, _ in strips.tolist():
+        boxes += [(begin // columns, rows, begin % columns, width)] if rows > 1 else _boxes(begin, width, columns)
+    return _cover(boxes, elements // columns, columns)
+
+
+def _boxes(begin: int, width: int, columns: int) -> list[tuple[int, int, int, int]]:
+    """Elements that follow each other as boxes: the rest of a row, whole rows, the begin of a row."""
+    found: list[tuple[int, int, int, int]] = []
+    if begin % columns:
+        head = min(width, columns - begin % columns)
+        found.append((begin // columns, 1, begin % columns, head))
+        begin, width = begin + head, width - head
+    if width >= columns:
+        found.append((begin // columns, width // columns, 0, columns))
+    if width % columns:
+        found.append(((begin + width) // columns, 1, 0, width % columns))
+    return found
+
+
+def _cover(boxes: Sequence[tuple[int, int, int, int]], rows: int, columns: int) -> bool:
+    """Whether boxes (first row, rows, first column, columns) have each cell of a matrix once."""
+    corners = np.array(boxes, dtype=np.int64)
+    tops, lefts = corners[:, 0], corners[:, 2]
+    bottoms, rights = tops + corners[:, 1], lefts + corners[:, 3]
+    downs, rightwards = np.unique(np.concatenate([tops, bottoms])), np.unique(np.concatenate([lefts, rights]))
+    if (downs[0], downs[-1], rightwards[0], rightwards[-1]) != (0, rows, 0, columns):
+        return False
+    if len(downs) * len(rightwards) > _MOST_CELLS:
+        return False
+    counts = np.zeros((len(downs), len(rightwards)), dtype=np.int64)
+    for some, others, sign in ((tops, lefts, 1), (bottoms, rights, 1), (tops, rights, -1), (bottoms, lefts, -1)):
+        np.add.at(counts, (np.searchsorted(downs, some), np.searchsorted(rightwards, others)), sign)
+    return bool((counts.cumsum(0).cumsum(1)[:-1, :-1] == 1).all())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceCheck:
+    """What a rank found in its slices after a load, and what that is to be held against: the fingerprints that are
+    `expected`, as hex digits by name, of which the manifest (`says`) speaks. `names` and `elements` are those of the
+    tensors, by the numbers of the table.
+    """
+
+    found: SliceSums
+    names: Sequence[str]
+    elements: Sequence[int]
+    expected: Mapping[str, str]
+    says: str
+
+
+class EngineSlices:
+    """See the module. As seen by one rank."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._read: dict[tuple[int, str], RankSlices] = {}
+        self._known: tuple[tuple[str, ...], EngineTable] | None = None
+
+    def publish(self, check: SliceCheck | None) -> None:
+        """Keep this rank's table where the others read it.
+
+        Raises:
+            Exception: the store is gone.
+        """
+        if check is not None:
+            mine = check.found.slices
+            self._ranks.keep(mine.digest, mine.encode())
+
+    def verdict(self, reports: Reports, check: SliceCheck | None) -> SliceVerdict:
+        """What the ranks found together, where all have written.
+
+        Args:
+            reports: of all ranks.
+            check: what this rank found; None where it does not know its slices.
+        """
+        present = [each for each in reports if each is not None and each.state is RankState.WRITTEN]
+        if len(present) < len(reports):
+            return SliceVerdict()  # another decision than to keep it
+        if check is None or not all(each.slices for each in present):
+            return SliceVerdict()
+        try:
+            slices = [self._slices_of(each, check.found.slices) for each in present]
+            table = self._table(slices, check.elements)
+            sums = [decode_sums(each.sums) for each in present]
+            return table.verdict(sums, check.names, check.expected, check.says)
+        except ValueError as error:
+            return SliceVerdict(f"what the ranks found in their slices of tensors cannot be read: {error}")
+
+    def _slices_of(self, report: RankReport, mine: RankSlices) -> RankSlices:
+        """A rank's slices. Raises ValueError where it does not keep them."""
+        if report.slices == mine.digest:
+            return mine
+        key = report.rank, report.slices
+        if key not in self._read:
+            text = self._ranks.read(*key)
+            if text is None:
+                raise ValueError(f"rank {report.rank} does not keep them")
+            found = RankSlices.decode(text, mine.inventory)
+            if found.digest != report.slices:
+                raise ValueError(f"rank {report.rank} keeps others")
+            self._read = {other: each for other, each in self._read.items() if other[0] != report.rank} | {key: found}
+        return self._read[key]
+
+    def _table(self, slices: Sequence[RankSlices], elements: Sequence[int]) -> EngineTable:
+        digests = tuple(each.digest for each in slices)
+        known = self._known
+        if known is None or known[0] != digests:
+            known = self._known = digests, EngineTable(slices, elements)
+        return known[1]
+
+
+class ModelSlices:
+    """See the module. `mine` are they, `names` the checkpoint's tensors by the numbers that these give, and `elements`
+    how many each of them has.
+    """
+
+    def __init__(
+        self, plan: ReplayPlan, routes: Routes, tensors: Mapping[str, Tensor], nbytes: Mapping[str, int], holders: Any
+    ) -> None:
+        """Look at a plan.
+
+        Args:
+            plan: the rank's.
+            routes: of its copies.
+            tensors: the checkpoint's, by name.
+            nbytes: the bytes of each.
+            holders: the model's tensors by the numbers that routes give.
+        """
+        self.names = sorted(tensors)
+        self.elements = [nbytes[name] // width_of(tensors[name].dtype) for name in self.names]
+        loaded = {copy.name for copy in plan.copies if copy.target.numel()}
+        lines, taken = list[tuple[int, ...]](), list[Route]()
+        self._numbers: dict[tuple[str, int, int], int] = {}
+        for number, name in enumerate(self.names):
+            found = routes.get(name, "") if name in loaded else ()
+            if name in plan.residual or isinstance(found, str):
+                continue
+            for route in found:
+                if not route.whole:
+                    self._numbers[name, route.holder, route.begin] = len(lines)
+                    lines.append(slice_line(number, route.offset, route.columns, route.rows, route.row_index))
+                    taken.append(route)
+        table = np.array(lines, dtype=np.int64).reshape(-1, 5)
+        self.mine = RankSlices(table, plan.inventory)
+        self._scan = SliceScan(taken, holders)
+
+    def take(self) -> SliceSums:
+        """What they add to fingerprints now."""
+        return SliceSums(self.mine, self._scan.take())
+
+    def check(self, found: SliceSums | None, expected: Mapping[str, str], says: str) -> SliceCheck:
+        """What was found in them, to be held against a manifest together with what other ranks have.
+
+        Args:
+            found: what they add; None to look now.
+            expected: the manifest's fingerprints, by name.
+            says: what the manifest is.
+        """
+        found = self.take() if found is None else found
+        return SliceCheck(found=found, names=self.names, elements=self.elements, expected=expected, says=says)
+
+    def shifted(self, before: SliceSums | None, laid: LaidOutDelta, shifts: Sequence[int]) -> SliceSums | None:
+        """What they add after a delta; None where that is not known, as what they added before.
+
+        Args:
+            before: what they added before.
+            laid: the delta.
+            shifts: what each of its pieces adds.
+        """
+        if before is None or before.slices.digest != self.mine.digest:
+            return None
+        sums = before.sums.tolist()
+        for group in laid.groups:
+            for row in group.table.tolist():
+                piece = int(row[NUMBER])
+                number = self._numbers.get((laid.names[piece], row[HOLDER], row[ROUTE_BEGIN]))
+                if number is not None:
+                    sums[number] = sums[number] + shifts[piece] & MASK
+        return SliceSums(self.mine, np.array(sums, dtype=np.uint64))
+
+
+class SliceScan:
+    """Looks at slices in a model, again and again. On a GPU in one launch, by a list of addresses that is kept."""
+
+    def __init__(self, routes: Sequence[Route], holders: Sequence[torch.Tensor]) -> None:
+        """The tensors of `holders` stay where they are. Waits for the GPU's current stream where they are on one."""
+        self._views = [(_view_of(holders[route.holder], route), _rows_of(route)) for route in routes]
+        devices = {view.device for view, _ in self._views}
+        self._strips: StripScan | None = None
+        if len(devices) == 1 and has_triton() and (device := devices.pop()).type == "cuda":
+            self._strips = StripScan([_strip_of(*each) for each in self._views], device)
+
+    def take(self) -> Sums:
+        """What they add. Waits for the GPU."""
+        if self._strips is not None:
+            return np.array([found.fingerprint for found in self._strips.begin()()], dtype=np.uint64)
+        found = [part_scans([PartInput(flat_bits(view), [rows])])[0].fingerprint for view, rows in self._views]
+        return np.array(found, dtype=np.uint64)
+
+
+def _view_of(holder: torch.Tensor, route: Route) -> torch.Tensor:
+    """What a route fills, as a matrix in the order of the checkpoint's tensor."""
+    shape, strides = (route.rows, route.columns), (route.row_place, route.column_place)
+    return holder.detach().as_strided(shape, strides, holder.storage_offset() + route.begin)
+
+
+def _rows_of(route: Route) -> ElementRows:
+    return ElementRows(route.offset, route.columns, route.rows, route.row_index)
+
+
+def _strip_of(view: torch.Tensor, rows: ElementRows) -> MemoryStrip:
+    row_place, column_place = view.stride()
+    return MemoryStrip(view.data_ptr(), view.element_size(), rows, row_place, column_place)

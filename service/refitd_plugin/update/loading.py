@@ -1,0 +1,457 @@
+"""One load through the engine's own function: by its model's loader, by the plan learned from that, or a delta.
+
+`PlanTables` has what follows from a plan and is the same for every version: where elements go, which tensors are
+fingerprinted, and the moves from files of one layout.
+
+`TensorFeed` gives a version's tensors to one load of the engine in place of files. The engine goes on doing what it
+does around a load (its refusals, what its quantisation prepares, its own records of what it serves). For the length of
+one call only two things differ: the engine's loader iterates over tensors that are already checked and mapped, and, for
+a replay, the model's `load_weights` makes the plan's copies, or applies a delta. A second load within the call, such as
+SGLang's "rolling back", which would read the version that has just failed once more, is refused.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+
+from refitd_client.checkpoint.inventory import Tensor
+from refitd_plugin.delta.layout import PlacedTensor, Placements, Routes, routes_of
+from refitd_plugin.memory import copy_schedule
+from refitd_plugin.memory.copy_schedule import CopySchedule, CopyWatch, MoveTable, table_of
+from refitd_plugin.memory.driver import Registry
+from refitd_plugin.memory.source import VersionSource
+from refitd_plugin.port import EngineProcess, UpdateCall
+from refitd_plugin.proof.contents import (
+    FROM_HOST,
+    WITHIN_DEVICES,
+    Overlap,
+    SeenContents,
+    TensorFingerprints,
+    contents_of,
+    devices_of,
+    holders_of,
+    idle,
+    named,
+    parts_of,
+    span_of,
+)
+from refitd_plugin.proof.proving import FileOnDevice
+from refitd_plugin.proof.slices import EngineSlices, ModelSlices, SliceCheck
+from refitd_plugin.update.plan import Loader, ReplayPlan, Tensors, addresses_of, learned, replay, tensors_of
+from refitd_plugin.update.receiving import sizes_of
+from refitd_plugin.update.recorder import Recorder
+
+
+class NoRollbackError(Exception):
+    """The engine loads a second time within one update. The plugin itself puts back what was there."""
+
+
+class TensorFeed:
+    """One load, by the loader or by `copy` in its place.
+
+    `is_copied`: the load is copies into the model's tensors, and nothing is left to the loader. `asked`: the engine has
+    begun to iterate over the tensors; `begun`: some may be written; `done`: all were given, or the loader takes them.
+    `how` is `load`, or what `copy` is.
+    """
+
+    def __init__(
+        self,
+        tensors: Tensors,
+        copy: Callable[[Loader], None] | None = None,
+        how: str = "replay",
+        *,
+        is_copied: bool = False,
+    ) -> None:
+        self._tensors = tensors
+        self.is_copied = is_copied
+        self._copy = copy
+        self.how = how if copy is not None else "load"
+        self.before: dict[str, str] | None = None  # the model's contents, where `copy` has taken them beside its work
+        self.after: dict[str, str] | None = None
+        self.others: list[int] | None = None
+        self.asked = False
+        self.begun = False
+        self.done = False
+
+    def tensors(self) -> Iterator[tuple[str, Any]]:
+        """What the loader iterates over, once.
+
+        Raises:
+            NoRollbackError: it was iterated over before.
+        """
+        if self.asked:
+            raise NoRollbackError("the load failed, and is not tried again from the same files")
+        self.asked = True
+        return self._given()
+
+    def _given(self) -> Iterator[tuple[str, Any]]:
+        for item in self._tensors.items():
+            self.begun = True
+            yield item
+        self.done = True
+
+    @contextmanager
+    def replacing(self, model: Any) -> Iterator[None]:
+        """While the context lasts, the model's `load_weights` is the copy, where there is one.
+
+        Only for a model whose `load_weights` is its class's own: a plan is not made of others.
+        """
+        if self._copy is None:
+            yield
+            return
+        load = model.load_weights
+        model.load_weights = lambda *_, **__: self._replayed(load)
+        try:
+            yield
+        finally:
+            del model.load_weights
+
+    def _replayed(self, load: Loader) -> None:
+        """What the model's `load_weights` does in a replay."""
+        self.begun = True
+        if self._copy is not None:
+            self._copy(partial(self._last, load))
+        self.done = True
+
+    def _last(self, load: Loader, weights: Iterator[tuple[str, Any]]) -> None:
+        """What a copy leaves to the loader, which may compute something of all weights when it has them."""
+        self.done = True
+        load(weights)
+
+
+logger = logging.getLogger("refitd_plugin")
+
+
+class PlanTables:
+    """What follows from one plan, computed when it is first needed. `source` is any version of its inventory."""
+
+    def __init__(self, plan: ReplayPlan, model: torch.nn.Module, source: VersionSource) -> None:
+        self.plan = plan
+        self._model = model
+        self._tensors: Mapping[str, Tensor] = source.structure.inventory.tensors
+        self._bytes = sizes_of(source.structure)
+        self._table: MoveTable | None = None
+        self._watches: dict[int, CopyWatch | None] = {}
+        self._cut: object = None
+
+    @cached_property
+    def holders(self) -> dict[str, torch.Tensor]:
+        """The model's tensors, by the numbers that routes give."""
+        return holders_of(self._model)
+
+    @cached_property
+    def routes(self) -> Routes:
+        """Where the elements of the checkpoint's tensors go."""
+        copies = self.plan.copies
+        elements = {copy.name: self._bytes[copy.name] // copy.target.element_size() for copy in copies}
+        return routes_of(copies, elements, list(self.holders.values()))
+
+    @cached_property
+    def placements(self) -> Placements:
+        """The routes of all the checkpoint's tensors, by which a delta is laid out."""
+        found: dict[str, PlacedTensor] = {}
+        for name, tensor in self._tensors.items():
+            others = () if name in self.plan.unused else "it goes through the loader, which computes"
+            found[name] = PlacedTensor(tensor.dtype, tensor.shape, self.routes.get(name, others))
+        return found
+
+    @cached_property
+    def fingerprints(self) -> TensorFingerprints:
+        """The checkpoint's tensors that lie whole in the model."""
+        seen: dict[str, int] = {}
+        whole: list[tuple[str, torch.Tensor]] = []
+        for copy in self.plan.copies:
+            number = seen[copy.name] = seen.get(copy.name, -1) + 1
+            routes = self.routes[copy.name]
+            if not isinstance(routes, str) and routes[number].whole:
+                whole.append((copy.name, copy.target))
+        return TensorFingerprints(whole, self._model)
+
+    @cached_property
+    def slices(self) -> ModelSlices:
+        """What else of the checkpoint's tensors is copied into the model."""
+        return ModelSlices(self.plan, self.routes, self._tensors, self._bytes, list(self.holders.values()))
+
+    def table_of(self, source: VersionSource, parts: int) -> tuple[MoveTable, CopyWatch | None]:
+        """The moves from a version's files, and what is watched in so many parts beside. Kept for equal headers."""
+        headers = source.structure.headers
+        if self._table is None or self._cut is not source.cut or self._table.headers != headers:
+            self._table, self._cut = table_of(source.copies_of(self.plan.copies), headers), source.cut
+            self._watches = {}
+        if parts not in self._watches:
+            self._watches[parts] = self._watch(self._table, parts)
+        return self._table, self._watches[parts]
+
+    def _watch(self, table: MoveTable, parts: int) -> CopyWatch | None:
+        """Only where copies are all that is done: what a loader computes comes after them."""
+        if self.plan.residual or not self.plan.proven:
+            return None
+        watched = [*self.holders.values(), *self.fingerprints.others]
+        spans = [span_of(tensor) for tensor in watched]
+        return CopyWatch(Overlap(parts_of(table.writes, spans, parts), watched), list(self.holders))
+
+
+@dataclass(frozen=True, slots=True)
+class Readied:
+    """The copies of one version along one plan, to be begun in the pause."""
+
+    plan: ReplayPlan
+    schedule: CopySchedule
+
+
+class Loading:
+    """The loads of one rank, and its plan. `engine_slices` knows what the engine's ranks have together."""
+
+    def __init__(self, process: EngineProcess, engine_slices: EngineSlices) -> None:
+        self.plan: ReplayPlan | None = None
+        self.engine_slices = engine_slices
+        self._process = process
+        self._registry = Registry()
+        self._tables: PlanTables | None = None
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The model that is loaded into."""
+        return self._process.model
+
+    def has(self, plan: ReplayPlan) -> bool:
+        """Whether this is still the plan, and the model is where it says."""
+        return self.plan is plan and plan.fits(plan.inventory, self.model)
+
+    @property
+    def registry(self) -> Registry:
+        """The files that the rank's GPU reads in place."""
+        return self._registry
+
+    def make_ready(self, source: VersionSource, staged: Mapping[str, FileOnDevice] | None = None) -> Readied | None:
+        """Do all that can be done before the pause. The engine may serve meanwhile.
+
+        Args:
+            source: the version.
+            staged: its files on the rank's GPU, where they are there.
+        """
+        plan = self.plan  # another thread may throw it away meanwhile
+        if plan is None or not plan.replays or plan.inventory != source.inventory:
+            return None
+        return Readied(plan, self._schedule(plan, source) if staged is None else self._staged(plan, source, staged))
+
+    def load(
+        self, call: UpdateCall, source: VersionSource, *, partial: bool, readied: Readied | None = None
+    ) -> tuple[TensorFeed, str | None]:
+        """Load a version.
+
+        Args:
+            call: the engine's call.
+            source: the version.
+            partial: it has some of the model's tensors only, so no plan is learned from it or used for it.
+            readied: its copies, where they were made ready before the pause.
+
+        Returns:
+            How far it came, and what went wrong, if anything did.
+        """
+        if self.plan is not None and not partial and not self.plan.fits(source.inventory, self.model):
+            self.plan = None  # it does not fit any more
+        plan = self.plan if self.plan is not None and self.plan.replays and not partial else None
+        if plan is not None and (readied is None or readied.plan is not plan):
+            with call.stages.during("road"):  # a word of the answer: it stays
+                readied = Readied(plan, self._schedule(plan, source))
+        if plan is not None and readied is not None:
+            return self._replay(call, source, readied)
+        return self._load(call, source, partial=partial)
+
+    def apply(
+        self, call: UpdateCall, path: str, load_format: str, write: Callable[[], None]
+    ) -> tuple[TensorFeed, str | None]:
+        """Write something else in place of a load.
+
+        Args:
+            call: the engine's call.
+            path: the folder that the engine records as served.
+            load_format: as the engine was given it.
+            write: writes to the model.
+
+        Returns:
+            How far it came, and what went wrong, if anything did.
+        """
+
+        def copy(_: Loader) -> None:
+            with call.stages.during("copy"):
+                write()
+
+        feed = TensorFeed({}, copy, "delta", is_copied=True)
+        return feed, self._through(call, feed, path, load_format)
+
+    def put_back(self, call: UpdateCall, tensors: Mapping[str, Any], path: str) -> tuple[TensorFeed, str | None]:
+        """Load what was served before, always by the loader, since the plan may be at fault.
+
+        Args:
+            call: the engine's call.
+            tensors: the tensors of what was served, by name.
+            path: the folder that they were served from.
+        """
+        feed = TensorFeed(tensors)
+        return feed, self._through(call, feed, path, "auto")
+
+    def plan_for_deltas(self, inventory: str, *, look: bool = True) -> ReplayPlan | str:
+        """The plan that a delta can be translated through, or why there is none. Where the caller does not `look` at
+        the model, the plan may be out of date.
+        """
+        plan = self.plan
+        if plan is None or plan.inventory != inventory or (look and not plan.fits(inventory, self.model)):
+            return "as no load has shown yet how it is loaded"
+        if plan.loader_only is not None:
+            return f"as {plan.loader_only}"
+        return plan if plan.proven else "as its load plan is not proven yet"
+
+    def tables(self, plan: ReplayPlan, source: VersionSource) -> PlanTables:
+        """What follows from a plan, for a version of its inventory."""
+        if self._tables is None or self._tables.plan is not plan:
+            self._tables = PlanTables(plan, self.model, source)
+        return self._tables
+
+    def fingerprints(
+        self, source: VersionSource, contents: dict[str, str], others: Sequence[int] | None = None
+    ) -> list[tuple[str, int]]:
+        """The fingerprints of the checkpoint's tensors that lie whole in the model, by the plan; none without one.
+
+        Args:
+            source: the version in memory.
+            contents: the fingerprints of the model's tensors now.
+            others: the fingerprints of targets that are not in `contents`, where they were taken already.
+        """
+        plan = self.plan
+        if plan is None or not plan.replays:
+            return []
+        return self.tables(plan, source).fingerprints.take(contents, others)
+
+    def slice_check(self, source: VersionSource, expected: Mapping[str, str], says: str) -> SliceCheck | None:
+        """What lies in slices of the checkpoint's tensors now, by the plan; None without one.
+
+        Args:
+            source: the version in memory.
+            expected: the fingerprints of its manifest, by name.
+            says: what that is.
+        """
+        plan = self.plan
+        if plan is None or not plan.replays or plan.inventory != source.inventory:
+            return None
+        return self.tables(plan, source).slices.check(None, expected, says)
+
+    def _replay(self, call: UpdateCall, source: VersionSource, readied: Readied) -> tuple[TensorFeed, str | None]:
+        plan, ready, seen = readied.plan, readied.schedule, SeenContents()
+        tensors = source.tensors() if plan.residual or not plan.proven else {}
+
+        def copy(load: Loader) -> None:  # it does not know the feed, which knows it: files would stay open for a while
+            with call.stages.during("copy"):
+                if ready.watch is not None:  # nothing is left to the loader
+                    ready.watch.overlap.begin(ready.steps, seen)
+                else:
+                    with ready.on_device():
+                        replay(ready.steps, plan.rest(tensors), load)
+                    idle(self.model)
+
+        feed = TensorFeed(tensors, copy, is_copied=ready.watch is not None)
+        fault = self._through(call, feed, call.path, call.load_format)
+        with call.stages.during("copy"):
+            fault = _waited(seen) or fault
+        if ready.watch is not None:  # fingerprints of the model's tensors by name, and behind them further ones
+            names = ready.watch.names
+            if seen.before is not None:
+                feed.before = named(names, seen.before[: len(names)])
+            if seen.after is not None:
+                feed.after = named(names, seen.after[: len(names)])
+                feed.others = seen.after[len(names) :]
+        if fault is None and not plan.proven:
+            fault = self._prove(call, plan, tensors)
+        return feed, fault
+
+    def _load(self, call: UpdateCall, source: VersionSource, *, partial: bool) -> tuple[TensorFeed, str | None]:
+        tensors = source.tensors()
+        recorder = None
+        if call.observable and self.plan is None and not partial:
+            recorder = Recorder(tensors, [tensor for _, tensor in tensors_of(self.model)])
+        before = None if recorder is None else addresses_of(self.model)
+        feed = TensorFeed(tensors)
+        fault = self._through(call, feed, call.path, call.load_format, recorder)
+        if fault is None and recorder is not None and before is not None:
+            self.plan = learned(source.inventory, self.model, before, tensors, recorder)
+            _log_plan(self.plan)
+        return feed, fault
+
+    def _schedule(self, plan: ReplayPlan, source: VersionSource) -> CopySchedule:
+        devices = devices_of(self.model)
+        if not devices:
+            if source.cut is not None:  # what is put together is read, which has to wait for the pause
+                return copy_schedule.late(source.copies_of(plan.copies), source.pieces)
+            return copy_schedule.plain(plan.bind(source.tensors()))
+        self._registry.begin()
+        (device, *others) = devices
+        files = None if others else source.registered(self._registry, device.index or 0)
+        if files is None:
+            return copy_schedule.buffered(lambda: _bound(plan, source))
+        make, parts = copy_schedule.registered, FROM_HOST
+        if source.is_on_device:
+            make, parts = copy_schedule.between_devices, WITHIN_DEVICES
+        table, watch = self.tables(plan, source).table_of(source, parts)
+        return make(table, files, device, source.pieces, watch)
+
+    def _staged(self, plan: ReplayPlan, source: VersionSource, staged: Mapping[str, FileOnDevice]) -> CopySchedule:
+        table, watch = self.tables(plan, source).table_of(source, WITHIN_DEVICES)
+        (device,) = devices_of(self.model)
+        return copy_schedule.between_devices(table, staged, device, source.tensors, watch)
+
+    def _through(
+        self, call: UpdateCall, feed: TensorFeed, path: str, load_format: str, watching: Any = None
+    ) -> str | None:
+        """One call of the engine's function; what went wrong, if anything did."""
+        model = self.model
+        try:
+            with self._process.feeding(feed), feed.replacing(model), watching or nullcontext():
+                ok, message = call.original(path, load_format)
+        except Exception as error:  # nothing that a loader raises may reach the scheduler
+            cause = error.__context__ if isinstance(error, NoRollbackError) and error.__context__ is not None else error
+            logger.warning("a load failed", exc_info=cause)
+            return f"{type(cause).__name__}: {cause}"
+        if not ok:
+            return message
+        if not feed.done:
+            return "the engine did not load the tensors that it was given"
+        return "the engine has replaced the model" if self.model is not model else None
+
+    def _prove(self, call: UpdateCall, plan: ReplayPlan, tensors: dict[str, Any]) -> str | None:
+        """Hold a replay against a whole load of the same version."""
+        replayed = contents_of(self.model)
+        fault = self._through(call, TensorFeed(tensors), call.path, call.load_format)
+        if fault is None and contents_of(self.model) != replayed:
+            plan.loader_only = "a replay did not give what the loader gives"
+            _log_plan(plan)
+        plan.proven = fault is None
+        return fault
+
+
+def _bound(plan: ReplayPlan, source: VersionSource) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """(destination, source) of each of a plan's copies."""
+    pieces = source.pieces()
+    return [(copy.target, copy.source(pieces)) for copy in source.copies_of(plan.copies)]
+
+
+def _waited(seen: SeenContents) -> str | None:
+    """Wait for the copies that are under way; what went wrong, if anything did."""
+    try:
+        seen.wait()
+    except Exception as error:  # as in `Loading._through`
+        logger.warning("a load failed", exc_info=True)
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _log_plan(plan: ReplayPlan) -> None:
+    if plan.loader_only is None:
+        logger.info("refitd learned a load plan: %d copies, %d for the loader", len(plan.copies), len(plan.residual))
+    else:
+        logger.info("refitd loads through the loader each time: %s", plan.loader_only)

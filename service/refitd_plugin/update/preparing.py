@@ -1,0 +1,324 @@
+"""Versions as update sources: looked at, and made as ready for the pause as they can be.
+
+A version on disk is looked at ahead of an update, by the rank's prefetch worker or, without one, in the rank's thread;
+or in the pause where it was not asked for before. One in a trainer's memory is looked at ahead alone.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from functools import partial
+from pathlib import Path
+from threading import Event
+from typing import Any, assert_never
+
+from refitd_client.checkpoint.inventory import Reference
+from refitd_client.transport.ipc.device import uuid_of
+from refitd_client.validation.contents import ReadingStoppedError
+from refitd_client.validation.validate import Options
+from refitd_plugin.delta.changes import DeltaChanges, is_delta, most_memory, open_changes
+from refitd_plugin.delta.in_place import DeltaInPlace
+from refitd_plugin.delta.layout import Placements
+from refitd_plugin.memory.imported import IpcHandleCache
+from refitd_plugin.memory.offered import OfferedVersion, open_offer
+from refitd_plugin.memory.source import (
+    FullNeededError,
+    SourceRefusedError,
+    VersionPlace,
+    VersionSource,
+    close_all,
+    folder_of,
+    open_version,
+    place_of,
+    reference_in,
+)
+from refitd_plugin.port import EngineProcess, Stages
+from refitd_plugin.prefetch.process import DeltaFound, FullFound, ReadOrder, Refusal, Reply
+from refitd_plugin.prefetch.worker import (
+    KnownHeaders,
+    MappedBuffers,
+    Mapper,
+    PlainBuffer,
+    PrefetchWorker,
+    delta_changes,
+    full_version,
+    layout_of,
+)
+from refitd_plugin.proof.contents import devices_of
+from refitd_plugin.proof.proving import VersionProver
+from refitd_plugin.update.loading import Loading
+from refitd_plugin.update.plan import ReplayPlan
+from refitd_plugin.update.receiving import AnnouncedNeeds, RankReceiver, sizes_of
+from refitd_plugin.update.restore_point import RestorePoint
+from refitd_plugin.update.update_source import FullVersion, ServedAgain, UpdateSource
+
+_ERRORS: dict[str, type[Exception]] = {
+    "refused": SourceRefusedError,
+    "full": FullNeededError,
+    "stopped": ReadingStoppedError,
+    "unreadable": OSError,
+}
+"""The error of each kind of refusal but `unable`."""
+
+
+class VersionInspector:
+    """Looks at versions for one rank.
+
+    `startup` is the model that the server was started on, `revision` its revision on the hub; `map_buffer` maps a
+    delta's memory to where the rank's device reads it.
+    """
+
+    def __init__(self, startup: str, revision: str | None, map_buffer: Mapper) -> None:
+        self._startup, self._revision = startup, revision
+        self._folder: Path | None = None
+        self._reference: Reference | None = None
+        self._layout: KnownHeaders | None = None
+        self._buffers = MappedBuffers(map_buffer)
+        self._sent: tuple[int, Placements | None] = 0, None
+        self._along = 0
+        self.worker = PrefetchWorker()
+
+    def here(
+        self, place: VersionPlace, options: Options, *, check_bytes: bool, stop: Event | None = None
+    ) -> VersionSource | DeltaChanges:
+        """Look in this thread.
+
+        Args:
+            place: the version's folder.
+            options: what may differ from the model.
+            check_bytes: whether to read every byte.
+            stop: ends the reading early.
+
+        Raises:
+            SourceRefusedError: it is not one to load into this model.
+            ReadingStoppedError: `stop` was set. OSError: it cannot be read.
+        """
+        if is_delta(str(place.folder)):
+            reference = None
+            with suppress(SourceRefusedError):
+                reference = self.known()
+            return open_changes(place, check_bytes=check_bytes, most=most_memory(reference))
+        return open_version(place, self.known(), options, check_bytes=check_bytes, stop=stop)
+
+    def ahead(
+        self,
+        place: VersionPlace,
+        options: Options,
+        *,
+        check_bytes: bool,
+        stop: Event,
+        placements: Callable[[], Placements | None],
+        stages: Stages,
+    ) -> VersionSource | DeltaChanges:
+        """Look through the prefetch worker, while the engine serves. Raises as `here`, whose arguments it takes.
+
+        Args:
+            placements: gives those that a delta is laid out by, if there are any.
+            stages: counts what the worker took.
+        """
+        delta, model = is_delta(str(place.folder)), ""
+        with suppress(SourceRefusedError) if delta else nullcontext():  # a delta can be looked at without the model
+            model = str(self._model())
+        order = ReadOrder(
+            root=str(place.root),
+            path=place.path,
+            model=model,
+            check_bytes=check_bytes,
+            allow_missing=options.allow_missing,
+            allow_extra=options.allow_extra,
+            allow_dtype_cast=options.allow_dtype_cast,
+            layout="" if self._layout is None else self._layout.name,
+        )
+        by = placements() if delta else None
+        sent = self._add_placements(order, by)
+        reply = self.worker.ask(order, stop)
+        if reply is not None:
+            self._sent = sent
+            if (found := self._found(place, *reply, by, stages)) is not None:
+                return found
+        if self.worker.generation:
+            self.worker.begin()
+        return self.here(place, options, check_bytes=check_bytes, stop=stop)
+
+    def known(self) -> Reference:
+        """The model that the server was started with, by its files' headers."""
+        if self._reference is None:
+            self._reference = reference_in(self._model())
+        return self._reference
+
+    def _add_placements(self, order: ReadOrder, by: Placements | None) -> tuple[int, Placements | None]:
+        """Name the placements in an order, and send them unless this process has them. Returns what it will have."""
+        generation, known = self._sent
+        if generation != self.worker.generation:
+            self._buffers.forget()
+            known = None
+        order.busy = self._buffers.busy
+        if by is not None:
+            if by is not known:
+                self._along += 1
+                order.placements, known = dict(by), by
+            order.along = self._along
+        return self.worker.generation, known
+
+    def _found(
+        self, place: VersionPlace, reply: Reply, files: list[int], by: Placements | None, stages: Stages
+    ) -> VersionSource | DeltaChanges | None:
+        match reply:
+            case FullFound():
+                stages.add("clerk", reply.ms)  # a word of the reply: it stays
+                self._layout = layout_of(reply, self._layout)
+                return full_version(place, reply, files, self._layout)
+            case DeltaFound():
+                stages.add("clerk", reply.ms)  # a word of the reply: it stays
+                return delta_changes(place, reply, files, self._buffers, by)
+            case Refusal(kind="unable"):
+                close_all(files)
+                return None
+            case Refusal():
+                close_all(files)
+                raise _ERRORS[reply.kind](reply.reason)
+            case _:
+                assert_never(reply)
+
+    def _model(self) -> Path:
+        if self._folder is None:
+            self._folder = folder_of(self._startup, self._revision)
+        return self._folder
+
+
+def buffer_mapper(device: Any) -> Mapper:
+    """Maps buffers for a device, or for none."""
+    if device is None:
+        return PlainBuffer
+    from refitd_plugin.memory.driver import Registered
+
+    return partial(Registered, device=device.index or 0)
+
+
+class Preparing:
+    """Makes update sources for one rank."""
+
+    def __init__(
+        self,
+        process: EngineProcess,
+        root: Path | None,
+        loading: Loading,
+        restore_point: RestorePoint,
+        prover: VersionProver | None = None,
+    ) -> None:
+        self._root, self._loading, self._restore_point = root, loading, restore_point
+        self._prover = prover
+        self._device = next(iter(devices_of(process.model)), None)
+        self.inspector = VersionInspector(process.model_path, process.revision, buffer_mapper(self._device))
+        self.handle_cache = IpcHandleCache()
+        self.receiver, self._announced_needs = RankReceiver(self._device), AnnouncedNeeds()
+        self._received = ""  # the needs of the last transfer
+
+    def here(self, path: str, *, check_bytes: bool) -> UpdateSource:
+        """Look in this thread. Raises as `VersionInspector.here`."""
+        if (served_state := self._restore_point.at(path)) is not None:
+            return ServedAgain(served_state, self._loading)
+        options = Options()
+        found = self.inspector.here(place_of(path, self._root), options, check_bytes=check_bytes)
+        return self._update_source(found, options)
+
+    def ahead(self, path: str, options: Options, *, check_bytes: bool, stop: Event, stages: Stages) -> UpdateSource:
+        """Look while the engine serves. Errors are those of `VersionInspector.here`.
+
+        Args:
+            path: the version's folder.
+            options: what may differ from the model.
+            check_bytes: whether to read every byte.
+            stop: ends the reading early.
+            stages: counts what the worker took.
+        """
+        place = place_of(path, self._root)
+        found = self.inspector.ahead(
+            place, options, check_bytes=check_bytes, stop=stop, placements=self._placements, stages=stages
+        )
+        return self._update_source(found, options)
+
+    def offered(self, path: str, offer: str, stop: Event) -> OfferedVersion:
+        """Look at what a trainer offers. Where it sends that to this rank over a process group, wait until it is here.
+
+        Args:
+            path: where the version's files will be.
+            offer: the path of the offer's file beneath the root.
+            stop: ends the wait.
+
+        Raises:
+            SourceRefusedError: it is not one to load now. OSError: it cannot be read.
+        """
+        if self._restore_point.awaits_files:
+            raise SourceRefusedError("what is served came from memory, and has no files yet to be put back from")
+        place = place_of(path, self._root)
+        announced, sliced = self.handle_cache.announced(place.root, offer), None
+        if announced.transfer is not None and self.receiver.name in announced.transfer.receivers:
+            needs = announced.transfer.needs.get(self.receiver.name, "")
+            if needs:
+                sliced = self._loading.plan
+                if self.needs(place.root) != needs:
+                    raise SourceRefusedError("this rank needs other parts of the tensors than are sent to it")
+            if needs != self._received:  # the receiver gives back memory that this rank may have open
+                self.handle_cache.close()
+                self._received = needs
+            offer = self.receiver.receive(place.root, offer, stop, needs)
+        elif announced.transfer is not None and announced.transfer.senders:
+            raise SourceRefusedError("each rank of the trainer has a part of it, and none is sent to this rank")
+        return open_offer(
+            place, offer, self.inspector.known, self._loading, self.handle_cache, self._device, announced, sliced
+        )
+
+    def needs(self, root: Path) -> str:
+        """The digest of what this rank needs of a version, "" for everything."""
+        served_state = self._restore_point.served_state
+        sizes = None if served_state is None else sizes_of(served_state.source.structure)
+        return self._announced_needs.digest(self._loading.plan, sizes, root, self.receiver.name)
+
+    def make_ready(self, update_source: UpdateSource) -> None:
+        """Do what can be done while the engine serves.
+
+        Raises:
+            SourceRefusedError: it does not fit what is served. OSError: it cannot be read.
+        """
+        if isinstance(update_source, DeltaInPlace):
+            update_source.look(self._restore_point.served_state)
+        elif isinstance(update_source, OfferedVersion):
+            update_source.make_ready()
+        elif isinstance(update_source, FullVersion) and not update_source.partial:
+            update_source.readied = self._loading.make_ready(update_source.source)
+
+    @property
+    def device_name(self) -> str:
+        """The UUID of the GPU that holds the model, "" where none does."""
+        return "" if self._device is None else uuid_of(self._device)
+
+    @property
+    def proves(self) -> bool:
+        """Whether this rank can prove versions."""
+        return self._prover is not None
+
+    def prove(self, update_source: UpdateSource) -> None:
+        """Read this rank's share of a full version, and note what was found.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        if self._prover is None or not isinstance(update_source, FullVersion) or update_source.partial:
+            return
+        update_source.proof, staged = self._prover.prove(update_source.source)
+        if staged is not None:
+            update_source.readied = self._loading.make_ready(update_source.source, staged)
+
+    def _update_source(self, found: VersionSource | DeltaChanges, options: Options) -> UpdateSource:
+        if isinstance(found, DeltaChanges):
+            return DeltaInPlace(found, self._loading)
+        return FullVersion(found, options, self._loading)
+
+    def _placements(self) -> Placements | None:
+        """The placements for a delta to what is served now, if it can be laid out."""
+        served_state = self._restore_point.served_state
+        inventory = None if served_state is None else served_state.source.inventory
+        plan = None if inventory is None else self._loading.plan_for_deltas(inventory, look=False)
+        if served_state is None or not isinstance(plan, ReplayPlan):
+            return None
+        return self._loading.tables(plan, served_state.source).placements

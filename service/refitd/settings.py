@@ -31,7 +31,7 @@ from refitd.text import bytes_in, canary_check_url
 from refitd_client.contract.naming import check_run
 from refitd_client.contract.states import Kind
 from refitd_client.contract.wire import Keeping
-from refitd_client.validation.conventions import Trainer
+from refitd_client.validation.foreign import Trainer
 
 LORA_KEEP = 2
 SETTLE_TIMEOUTS = 60  # of --settle, after which an unchanged, incomplete checkpoint is rejected

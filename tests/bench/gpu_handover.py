@@ -57,7 +57,7 @@ from stack import refitd
 
 from refitd_client import Notice, PublishOptions, RefitClient, WeightPublisher
 from refitd_client.delta import DeltaRules
-from refitd_client.fingerprint.torch_ops import flat_bits
+from refitd_client.fingerprint.device import flat_bits
 
 RUN = "handover"
 PATIENCE = 120.0

@@ -13,8 +13,7 @@ from figures import Figure, spread
 
 from refitd.follow.reporting import RESTS_SECONDS
 from refitd.update.hosts import MOST_BUSY_SECONDS
-from refitd_client.contract.follow import Following, HostReport
-from refitd_client.contract.hosts import HostEngine, HostEngines, OrderState
+from refitd_client.contract.follow import Following, HostEngine, HostEngines, HostReport, OrderState
 from refitd_client.contract.states import EngineState
 from support.servers import RefitdProgram
 

@@ -10,7 +10,7 @@ from refitd_client.contract.naming import DELTA_NAME, Order, version_folder, ver
 from refitd_client.contract.states import Kind
 from refitd_client.delta import Change, Delta, encode, index_type
 from refitd_client.fingerprint import fingerprints, to_text
-from refitd_client.fingerprint.torch_ops import flat_bits
+from refitd_client.fingerprint.device import flat_bits
 from support.forged import sign
 
 RUN = "bench"

@@ -18,7 +18,7 @@ from refitd_client import publisher as publisher_module
 from refitd_client.checkpoint.header import Entry
 from refitd_client.contract.manifest import fitting_fingerprints, parse_manifest
 from refitd_client.contract.states import Kind
-from refitd_client.delta import DeltaRules, apply, compare, read_delta, stream, writer
+from refitd_client.delta import DeltaRules, apply, compare, device, read_delta, writer
 from refitd_client.delta.plan import Full
 from refitd_client.fingerprint import fingerprints
 from refitd_client.tensors import DTYPES
@@ -80,7 +80,7 @@ def test_a_chain_of_staged_deltas_leads_to_what_the_trainer_had(
 
     Engines are two versions behind in the end: then values come from the copy.
     """
-    monkeypatch.setattr(stream, "CHUNK", 2**23)
+    monkeypatch.setattr(device, "CHUNK", 2**23)
     monkeypatch.setattr(compare, "ROOM", 2**20)
     weights = state()
     rules = DeltaRules(threshold=0.9, anchor_every=100)

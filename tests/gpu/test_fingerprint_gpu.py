@@ -21,12 +21,13 @@ pytest.importorskip("triton")
 
 from refitd_client import tensors as torch_tensors  # noqa: E402
 from refitd_client.checkpoint.finite import NO_RULE, rule_of  # noqa: E402
-from refitd_client.delta import compare, device, stream  # noqa: E402
+from refitd_client.delta import compare  # noqa: E402
+from refitd_client.delta import device as delta_device  # noqa: E402
 from refitd_client.delta.shadow import HostShadow, Shadow  # noqa: E402
-from refitd_client.fingerprint import ScanInput, fingerprints, kernel, scan, share, torch_ops  # noqa: E402
+from refitd_client.fingerprint import ScanInput, device, fingerprints, kernel, scan, share  # noqa: E402
+from refitd_client.fingerprint.device import Listed, Rows, whole_tensor  # noqa: E402
 from refitd_client.fingerprint.host import ROW  # noqa: E402
-from refitd_client.fingerprint.parts import ElementRows, PartPlace  # noqa: E402
-from refitd_client.fingerprint.rows import Listed, Rows, whole_tensor  # noqa: E402
+from refitd_client.fingerprint.tensors import ElementRows, PartPlace  # noqa: E402
 from refitd_client.tensors import DTYPES as NAMES  # noqa: E402
 from refitd_client.tensors import Casts  # noqa: E402
 
@@ -43,7 +44,7 @@ def random_tensor(dtype: Any, count: int) -> Any:
 
 def by_kernel(tensor: Any) -> int:
     out = torch.zeros((1, 2), dtype=torch.int64, device="cuda")
-    bits = torch_ops.flat_bits(tensor)
+    bits = device.flat_bits(tensor)
     kernel.add_scan(Rows(Listed([whole_tensor(0, bits)]), bits.device), out)
     return to_int(out[0, 0])
 
@@ -55,7 +56,7 @@ def test_kernel_twin_and_numpy_agree(dtype: Any, count: int) -> None:
     tensor = random_tensor(dtype, count)
     expected = fingerprints([tensor.cpu()])[0]
     assert by_kernel(tensor) == expected
-    assert to_int(torch_ops.fingerprint(torch_ops.flat_bits(tensor))) == expected
+    assert to_int(device.fingerprint(device.flat_bits(tensor))) == expected
 
 
 def test_a_tensor_of_more_than_two_to_the_31_elements() -> None:
@@ -65,7 +66,7 @@ def test_a_tensor_of_more_than_two_to_the_31_elements() -> None:
     at = torch.tensor([3, 2**31 - 1, 2**31, 2**31 + ROW + 1], device="cuda")
     old = tensor[at]
     tensor[at] = 77
-    shift = to_int(torch_ops.share(at, tensor[at])) - to_int(torch_ops.share(at, old))
+    shift = to_int(device.share(at, tensor[at])) - to_int(device.share(at, old))
     assert by_kernel(tensor) == (before + shift) % 2**64
 
 
@@ -96,7 +97,7 @@ def changing_state() -> dict[str, Any]:
     return state
 
 
-@pytest.mark.parametrize("kind", [device.DeviceShadow, stream.StreamShadow])
+@pytest.mark.parametrize("kind", [delta_device.DeviceShadow, delta_device.StreamShadow])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_what_changed_in_parts_is_said_of_the_whole_tensors_as_without_kernels(
     kind: Callable[..., Shadow], dtype: Any
@@ -110,7 +111,7 @@ def test_what_changed_in_parts_is_said_of_the_whole_tensors_as_without_kernels(
     elements = {"rows": 2**34, "columns": 2**22, "uneven": 2**23}
     places = {name: PartPlace(each, elements[name]) for name, each in strips.items()}
     now = {name: torch.randn(sum(one.count for one in each)).to(dtype) for name, each in strips.items()}
-    shadow, plain = kind(places), device.DeviceShadow(places)
+    shadow, plain = kind(places), delta_device.DeviceShadow(places)
     shadow.keep(sources_of({name: each.cuda() for name, each in now.items()}))
     plain.keep(sources_of(now))
     for _ in range(2):
@@ -124,14 +125,14 @@ def test_what_changed_in_parts_is_said_of_the_whole_tensors_as_without_kernels(
             assert np.array_equal(found.found[name].values, each.values)
 
 
-@pytest.mark.parametrize("kind", [device.DeviceShadow, stream.StreamShadow])
+@pytest.mark.parametrize("kind", [delta_device.DeviceShadow, delta_device.StreamShadow])
 @pytest.mark.parametrize("share", [0.01, 0.9])
 def test_a_shadow_finds_what_changed(kind: type[Shadow], share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the one in host memory does. In several parts and chunks; three times, so that every room is used again."""
-    monkeypatch.setattr(stream, "CHUNK", 2**20)
-    monkeypatch.setattr(device, "LONGEST", 2**16)
+    monkeypatch.setattr(delta_device, "CHUNK", 2**20)
+    monkeypatch.setattr(delta_device, "LONGEST", 2**16)
     monkeypatch.setattr(compare, "ROOM", 2**20)
-    monkeypatch.setattr(stream, "_CHANGES_ROOM", 2**14)
+    monkeypatch.setattr(delta_device, "_CHANGES_ROOM", 2**14)
     state = changing_state()
     shadow, host = kind(), HostShadow()
     known = shadow.keep(sources_of(state))
@@ -155,7 +156,7 @@ def test_a_shadow_finds_what_changed(kind: type[Shadow], share: float, monkeypat
     shadow.close()
 
 
-@pytest.mark.parametrize("kind", [device.DeviceShadow, stream.StreamShadow])
+@pytest.mark.parametrize("kind", [delta_device.DeviceShadow, delta_device.StreamShadow])
 def test_with_too_many_changes_the_shadow_is_brought_up_to_date_all_the_same(kind: type[Shadow]) -> None:
     state = changing_state()
     shadow = kind()
@@ -170,7 +171,7 @@ def test_with_too_many_changes_the_shadow_is_brought_up_to_date_all_the_same(kin
     shadow.close()
 
 
-@pytest.mark.parametrize("kind", [device.DeviceShadow, stream.StreamShadow])
+@pytest.mark.parametrize("kind", [delta_device.DeviceShadow, delta_device.StreamShadow])
 def test_fingerprints_follow_changes_whose_index_takes_all_of_32_bits(kind: type[Shadow]) -> None:
     """From 2^31 on an index is negative to who takes its bits for a signed number."""
     size, places = 2**31 + 10_000, [5, 2**31 - 1, 2**31, 2**31 + 4097, 2**31 + 9999]
@@ -201,7 +202,7 @@ def test_rates() -> None:
     rule = rule_of("BF16")
     look = _milliseconds(lambda: scan(ScanInput(tensor, rule) for tensor in state.values()))
     print(f"\nfingerprints and NaN: {look} ms for {size / 1e9:.2f} GB")
-    for kind in (device.DeviceShadow, stream.StreamShadow):
+    for kind in (delta_device.DeviceShadow, delta_device.StreamShadow):
         shadow = kind()
         shadow.keep(sources)
 

@@ -18,7 +18,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 pytest.importorskip("triton")
 
-from refitd_client.fingerprint.rows import bits_at  # noqa: E402
+from refitd_client.fingerprint.device import bits_at  # noqa: E402
 from refitd_plugin.memory.driver import Registry  # noqa: E402
 from refitd_plugin.memory.source import VersionSource  # noqa: E402
 from refitd_plugin.proof.proving import DeviceReader, HostReader, Staged, VersionProver  # noqa: E402

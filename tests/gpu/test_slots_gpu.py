@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from refitd_client import InvalidWeightsError, Publication, PublishOptions, WeightPublisher
 from refitd_client.contract.naming import slots_path
-from refitd_client.write import cuda, cuda_driver
+from refitd_client.write import cuda
 from support import durable_effects
 from support.handed_back import hand_back
 
@@ -196,12 +196,12 @@ def test_a_thread_that_has_never_seen_a_gpu_registers_and_lets_go() -> None:
     errors: list[int] = []
 
     def register() -> None:
-        errors.append(cuda_driver.pin(memory.data_ptr(), memory.numel(), 0))
+        errors.append(cuda.pin(memory.data_ptr(), memory.numel(), 0))
 
-    for work in (register, lambda: cuda_driver.unpin(memory.data_ptr(), 0), register):
+    for work in (register, lambda: cuda.unpin(memory.data_ptr(), 0), register):
         thread = threading.Thread(target=work)
         thread.start()
         thread.join()
     assert errors == [0, 0]
     assert memory.is_pinned()
-    cuda_driver.unpin(memory.data_ptr(), 0)
+    cuda.unpin(memory.data_ptr(), 0)

@@ -1,4 +1,4 @@
-"""On a GPU: slices where they lie in a model add what `fingerprint/parts.py` finds, and ranks find out about theirs.
+"""On a GPU: slices where they lie in a model add what `fingerprint/tensors.py` finds, and ranks find out about theirs.
 
     PYTHONPATH=client:service:tests python -m pytest -c /dev/null --rootdir . --noconftest tests/gpu -q -s -k strips
 
@@ -22,11 +22,15 @@ pytest.importorskip("triton")
 
 from refitd_client.checkpoint.finite import NO_RULE  # noqa: E402
 from refitd_client.contract.plugin import UpdateOutcome  # noqa: E402
+from refitd_client.fingerprint.batch import TALL, TILE_COLUMNS, MemoryStrip, StripScan  # noqa: E402
+from refitd_client.fingerprint.device import INTEGERS, flat_bits  # noqa: E402
 from refitd_client.fingerprint.host import ROW  # noqa: E402
-from refitd_client.fingerprint.parts import ElementRows, PartInput, part_scans  # noqa: E402
-from refitd_client.fingerprint.strips import TALL, TILE_COLUMNS, MemoryStrip, StripScan  # noqa: E402
-from refitd_client.fingerprint.tensors import Scan  # noqa: E402
-from refitd_client.fingerprint.torch_ops import INTEGERS, flat_bits  # noqa: E402
+from refitd_client.fingerprint.tensors import (  # noqa: E402
+    ElementRows,
+    PartInput,
+    Scan,
+    part_scans,
+)
 from support.sliced_rank import EXPERTS, SLICED, SlicedEngine, sliced_weights  # noqa: E402
 from support.tiny_rank import delta  # noqa: E402
 
@@ -37,7 +41,7 @@ RULES = {1: (0x7F, 0x7F), 2: (0x7F80, 0x7F80), 4: (0x7F800000, 0x7F800000), 8: (
 
 
 class Drawn:
-    """A strip in some memory, on the GPU and as `parts.py` takes it in host memory."""
+    """A strip in some memory, on the GPU and as `tensors.py` takes it in host memory."""
 
     def __init__(self, memory: Any, chance: random.Random, width: int, kind: str) -> None:
         columns, rows = {

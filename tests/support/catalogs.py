@@ -18,7 +18,7 @@ from refitd.state.version import VersionRecord
 from refitd.update.targets import Targets
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.states import VersionState
-from refitd_client.validation.conventions import Trainer
+from refitd_client.validation.foreign import Trainer
 
 from .checkpoints import write_model
 

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from refitd_client import tensors as torch_tensors
-from refitd_client.fingerprint.rows import TensorPart, bits_at
+from refitd_client.fingerprint.device import TensorPart, bits_at
 from refitd_client.fingerprint.tensors import Scan, ScanInput, scan
-from refitd_client.write import cuda, cuda_driver
+from refitd_client.write import cuda
 from refitd_plugin.memory import copy_schedule, driver
 from refitd_plugin.memory.copy_schedule import WORD, stretches_of
 from refitd_plugin.memory.spans import MemoryMove
@@ -54,8 +54,8 @@ def trainer_gpu(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(torch.cuda, "current_device", lambda: 0)
     patch.setattr(torch_tensors, "on_gpu", lambda tensor: tensor.dtype is not torch.int32)
     patch.setattr(cuda, "pinned", lambda count: torch.empty(count, dtype=torch.uint8))
-    patch.setattr(cuda_driver, "pin", lambda *_: 0)
-    patch.setattr(cuda_driver, "unpin", lambda *_: None)
+    patch.setattr(cuda, "pin", lambda *_: 0)
+    patch.setattr(cuda, "unpin", lambda *_: None)
 
 
 def driver_copies(patch: pytest.MonkeyPatch) -> list[int]:
@@ -71,9 +71,9 @@ def driver_copies(patch: pytest.MonkeyPatch) -> list[int]:
         for row in range(rows):
             ctypes.memmove(target + row * pitch, source + row * width, width)
 
-    patch.setattr(cuda_driver, "has_driver", lambda: True)
-    patch.setattr(cuda_driver, "copy", copy)
-    patch.setattr(cuda_driver, "copy_rows_down", copy_rows)
+    patch.setattr(cuda, "has_driver", lambda: True)
+    patch.setattr(cuda, "copy", copy)
+    patch.setattr(cuda, "copy_rows_down", copy_rows)
     return made
 
 

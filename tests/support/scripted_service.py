@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from refitd_client.contract.states import Kind, VersionState, WaitOutcome
-from refitd_client.contract.version_page import VersionPage
-from refitd_client.contract.wire import EngineOnVersion, Problem, Version, WaitResult
+from refitd_client.contract.wire import EngineOnVersion, Problem, Version, VersionPage, WaitResult
 
 
 @dataclass(frozen=True)

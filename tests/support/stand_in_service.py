@@ -19,7 +19,7 @@ from fastapi import FastAPI, Request, Response
 
 from refitd.api.log import encode
 from refitd_client.contract.naming import Order, version_id
-from refitd_client.contract.receivers import Receiver, Receivers
+from refitd_client.contract.plugin import Receiver, Receivers
 from refitd_client.contract.states import EngineState, Kind, Standing, UpdateState, VersionState, WaitOutcome
 from refitd_client.contract.wire import (
     DeletedRun,

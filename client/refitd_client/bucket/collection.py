@@ -21,6 +21,7 @@ import msgspec
 
 from refitd_client.bucket.objects import Bucket
 from refitd_client.bucket.pointer import (
+    DEAD_UPLOAD,
     FOLLOWERS_PREFIX,
     MAX_BYTES,
     UPLOAD_NAME,
@@ -36,16 +37,13 @@ from refitd_client.bucket.pointer import (
     parse_upload,
     version_prefix,
     versions_prefix,
-)
-from refitd_client.bucket.pointer import kept as rest_of
-from refitd_client.bucket.reasons import (
-    DEAD_UPLOAD,
     why_counting,
     why_deleted,
     why_retired,
     why_uploading,
     why_waiting,
 )
+from refitd_client.bucket.pointer import kept as rest_of
 from refitd_client.bucket.run import BucketRun
 from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, ManifestRefusedError, parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME, Order, parse_version_folder, version_id

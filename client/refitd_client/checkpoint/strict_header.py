@@ -7,10 +7,15 @@ such a file: the publisher reads as strictly as the service.
 
 The versions of a run mostly have the same headers, byte for byte, and parsing them takes the interpreter. So a header
 that was accepted is cached by its whole text and by how much data follows it: nothing else was checked.
+
+A large JSON object is read pair by pair (`pairs`). A JSON parser that builds everything first can be made to take
+gigabytes by a file of a few megabytes (`[{},{},{},…]`), and does not report a key that comes twice. Here one pair is
+built at a time, nothing nests, and the caller counts the pairs.
 """
 
 import math
-from collections.abc import Hashable, Mapping
+import re
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
@@ -18,10 +23,62 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from refitd_client.checkpoint.pairs import OBJECTS, STRINGS, PairsRefusedError, pairs, text
 from refitd_client.contract.decoding import from_json
 from refitd_client.contract.naming import NO_NAME, is_tensor_name
 from refitd_client.files.plain_file import read_at
+
+# Possessive (`++`, `*+`): no text can make these patterns go back and try again, so time is linear in its length.
+_SPACE = rb"[ \t\n\r]*+"
+_STRING = rb'"(?:[^"\\\x00-\x1f]++|\\.)*+"'
+_OPEN = re.compile(_SPACE + rb"\{" + _SPACE + rb"(\})?+")
+_END = re.compile(_SPACE + rb"\Z")
+
+
+class PairsRefusedError(ValueError):
+    """Not a JSON object, or one whose values are not what the caller asked for."""
+
+
+def _pair(value: bytes) -> re.Pattern[bytes]:
+    return re.compile(
+        _SPACE + rb"(" + _STRING + rb")" + _SPACE + rb":" + _SPACE + rb"(" + value + rb")" + _SPACE + rb"([,}])"
+    )
+
+
+STRINGS = _pair(_STRING)  # values are strings
+OBJECTS = _pair(rb'(?:null|\{(?:[^{}"]++|' + _STRING + rb")*+\})")  # values are objects that hold no objects, or null
+
+
+def pairs(data: bytes, pattern: re.Pattern[bytes]) -> Iterator[tuple[str, bytes]]:
+    """Yield each key with the JSON text of its value, in the order of the text. Repeated keys are repeated.
+
+    Raises:
+        PairsRefusedError: where the text stops being such an object.
+    """
+    opening = _OPEN.match(data)
+    if opening is None:
+        raise PairsRefusedError("it is not a JSON object")
+    position, closed = opening.end(), opening[1] is not None
+    while not closed:
+        match = pattern.match(data, position)
+        if match is None:
+            raise PairsRefusedError(f"its JSON is malformed or of the wrong form at byte {position}")
+        yield text(match[1]), match[2]
+        position, closed = match.end(), match[3] == b"}"
+    if _END.match(data, position) is None:
+        raise PairsRefusedError(f"it goes on after its JSON object ends, at byte {position}")
+
+
+def text(string: bytes) -> str:
+    """The text of a JSON string, which is given with its quotes.
+
+    Raises:
+        PairsRefusedError: it is not UTF-8, or has an escape that stands for nothing.
+    """
+    try:
+        return string[1:-1].decode() if b"\\" not in string else msgspec.json.decode(string, type=str)
+    except (UnicodeDecodeError, msgspec.DecodeError) as error:
+        raise PairsRefusedError(f"it holds a string that is not valid: {error}") from error
+
 
 # Publishers write no larger one. The format allows 100 MB; 200,000 tensors take 20 MB.
 MAX_HEADER_BYTES = 32 * 2**20

@@ -9,6 +9,8 @@ The plugin's reply to an update (`Answer`) is a sentence for people, and the sam
 
 SGLang adds to a message (" Weight version updated to 7.") and joins those of data-parallel ranks (" | "), so the JSON
 is found by its mark and read to its own end. The plugin writes answers, the service reads them.
+
+The service names to a trainer those ranks that can receive weights over a process group (`Receivers`).
 """
 
 import json
@@ -128,7 +130,7 @@ class Handshake(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TensorProof(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank found in its share of a version's tensors (`validation/proof.py`).
+    """What a rank found in its share of a version's tensors (`validation/validate.py`).
 
     `tensors` counts them, `digest` is that of their fingerprints. `fault` says why they are not proved, "" where each
     has the fingerprint of the manifest and only finite values. `staged`: they stay on the GPU, to be copied from there.
@@ -244,3 +246,30 @@ def _short(reason: str) -> str:
     """On one line, and without a mark of its own: a reason may quote names from outside."""
     line = " ".join(reason.replace(MARK, "").split())
     return line if len(line) <= MAX_REASON else f"{line[: MAX_REASON - 1]}…"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receiver:
+    """One rank of an engine with refitd inside.
+
+    `name` is that of its socket, which no other rank ever has. `host` and `boot` (the kernel's id of the boot) say
+    where it runs, `device` is the UUID of its GPU, "" where it has none. `backends` are those of its torch (`gloo`,
+    `nccl`). `needs` is the digest of what it needs of a version, "" where that is everything or not known.
+    """
+
+    engine: str
+    rank: int
+    name: str
+    host: str
+    boot: str
+    device: str = ""
+    backends: list[str] = field(default_factory=list[str])
+    needs: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receivers:
+    """All that a run has: those of its engines that answer. `others` are ids of its engines that have none."""
+
+    receivers: list[Receiver]
+    others: list[str] = field(default_factory=list[str])

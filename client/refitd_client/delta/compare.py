@@ -1,7 +1,7 @@
 # pyright: basic
 """What changed in tensors on a device since a base on the same device: a few launches, and one wait for the counts.
 
-    count     how many elements changed in each row (`fingerprint/rows.py`)
+    count     how many elements changed in each row (`fingerprint/device.py`)
     sum up    where the changes of each row go; the totals come to the host, which makes room for them
     take      indices and values, close together and in order; what they add to fingerprints; which are not finite
 
@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from refitd_client.delta import torch_ops
 from refitd_client.delta.shadow import ChangedElements, ShadowDiff
 from refitd_client.fingerprint import Bits
-from refitd_client.fingerprint.rows import Rows, bits_at, on_device
+from refitd_client.fingerprint import device as fingerprint_device
+from refitd_client.fingerprint.device import Rows, bits_at, on_device
 from refitd_client.fingerprint.tensors import has_triton
-from refitd_client.write import cuda_driver
+from refitd_client.write import cuda
 
 ROOM = 2**23
 """Bytes of a buffer on the device. It is made larger only for a single part with more changes."""
@@ -60,9 +60,9 @@ class Comparison:
         self.count = 0
         self.out = SideStream(device)
         self._most = most
-        self.kernels: Any = torch_ops
+        self.kernels: Any = fingerprint_device
         if device.type == "cuda" and has_triton():
-            from refitd_client.delta import kernel
+            from refitd_client.fingerprint import kernel
 
             self.kernels = kernel
         self._keys = self.kernels.column_keys(device)
@@ -154,9 +154,9 @@ class SideStream:
             count: how many bytes.
         """
         if self._stream is None:
-            cuda_driver.copy_here(target, source, count)
-        elif cuda_driver.has_driver():
-            cuda_driver.copy("down", target, source, count, self._stream)
+            cuda.copy_here(target, source, count)
+        elif cuda.has_driver():
+            cuda.copy("down", target, source, count, self._stream)
         else:
             with self.current():
                 there = bits_at(source, count, 1, self._device)
@@ -191,7 +191,7 @@ class Tally:
         Args:
             begin: the first part.
             end: the part after the last.
-            kernels: the module `kernel` or `torch_ops`.
+            kernels: the module `fingerprint.kernel` or `fingerprint.device`.
         """
         low, high = self.rows.listed.begins[begin], self.rows.listed.begins[end]
         kernels.count(self.rows, low, high, self.starts[1:])  # each row's where the next one begins

@@ -17,7 +17,7 @@ import msgspec
 
 from refitd_client.checkpoint import header
 from refitd_client.checkpoint.header import METADATA_KEY
-from refitd_client.checkpoint.pairs import OBJECTS, STRINGS, PairsRefusedError, pairs, text
+from refitd_client.checkpoint.strict_header import OBJECTS, STRINGS, PairsRefusedError, pairs, text
 from refitd_client.contract.decoding import converted, from_json, json_decoder
 from refitd_client.contract.naming import NO_NAME, is_tensor_name, parse_version_id
 from refitd_client.delta.change import DeltaRefusedError, elements_of, index_type
@@ -31,13 +31,14 @@ from refitd_client.delta.layout import (
     MAX_HEADER_BYTES,
     MAX_SIZE,
     MAX_TENSORS,
+    MAX_UNPACKED_BYTES,
     UNSIGNED,
     VALUES,
     Compression,
     Metadata,
     TensorRecord,
+    packed_bytes,
 )
-from refitd_client.delta.wire import MAX_UNPACKED_BYTES, packed_bytes
 from refitd_client.files.plain_file import read_at
 from refitd_client.fingerprint import width_of
 

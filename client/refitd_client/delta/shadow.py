@@ -20,7 +20,7 @@ from refitd_client.checkpoint.finite import any_nonfinite, count_nonfinite
 from refitd_client.checkpoint.header import Entry
 from refitd_client.delta.change import Indices, changed
 from refitd_client.fingerprint import Bits, bits_of, fingerprint, fingerprints_together, share, terms, width_of
-from refitd_client.fingerprint.parts import PartPlace
+from refitd_client.fingerprint.tensors import PartPlace
 from refitd_client.tensors import HOST, TensorSource
 from refitd_client.write.plan import Run, runs_of
 
@@ -294,8 +294,7 @@ class SelfCompared(Protocol):
 def _shadow_for(place: str, *, stream: bool, parts: PartPlaces | None) -> Shadow:
     if place == HOST:
         return HostShadow(parts=parts is not None)
-    from refitd_client.delta.device import DeviceShadow
-    from refitd_client.delta.stream import StreamShadow
+    from refitd_client.delta.device import DeviceShadow, StreamShadow
 
     return StreamShadow(parts) if stream else DeviceShadow(parts)
 

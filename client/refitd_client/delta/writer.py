@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from refitd_client.checkpoint import header
 from refitd_client.checkpoint.header import Entry
 from refitd_client.contract.manifest import FileDigest, digest_of_pieces, in_blocks
-from refitd_client.delta import wire
+from refitd_client.delta import layout
 from refitd_client.delta.change import MANY_CHANGES, Change, Delta, DeltaRefusedError, elements_of, index_type
 from refitd_client.delta.layout import (
     DIGEST_ENTRY,
@@ -118,13 +118,13 @@ def encode(delta: Delta, compression: Compression = Compression.NONE) -> Encoded
 def fits_surely(entries: Iterable[Entry], compression: Compression) -> bool:
     """Whether any delta of these tensors can be encoded. False means that only encoding it shows."""
     is_packed = compression is Compression.ZSTD
-    if is_packed and not wire.available():
+    if is_packed and not layout.available():
         return False
     tensors = header_bytes = 0
     for entry in entries:
         elements = elements_of(entry.dtype, entry.shape)
         item = max(width_of(entry.dtype), index_type(elements)().itemsize)
-        if is_packed and elements * item > wire.MAX_UNPACKED_BYTES:  # all indices, or all values
+        if is_packed and elements * item > layout.MAX_UNPACKED_BYTES:  # all indices, or all values
             return False
         name = msgspec.json.encode(entry.name)  # in two entries, and once more escaped in the record
         tensors += 1
@@ -188,7 +188,7 @@ def _packed(changes: Mapping[str, Change], compression: Compression) -> dict[str
     def pack(name: str, is_index: bool, stop: Event) -> None:
         if stop.is_set():
             return
-        packed[name, is_index] = wire.pack(changes[name].indices if is_index else changes[name].values)
+        packed[name, is_index] = layout.pack(changes[name].indices if is_index else changes[name].values)
 
     largest_first = sorted(changes, key=lambda name: -len(changes[name].indices))  # else the others wait for it
     jobs = [partial(pack, name, is_index) for name in largest_first for is_index in (True, False)]

@@ -1,6 +1,6 @@
 """Fingerprints: 64 bits a tensor, the same on the CPU, on the GPU, and updated by a delta.
 
-`host` says what they are and computes them with numpy, `kernel` on a GPU, `torch_ops` with torch.
+`host` says what they are and computes them with numpy, `kernel` on a GPU, `device` with torch.
 
 >>> to_text(fingerprint(bits_of(np.arange(6, dtype=np.uint8), width_of("BF16"))))
 'bbe84a0a4d1a6911'

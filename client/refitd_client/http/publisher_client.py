@@ -13,9 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from refitd_client.contract.naming import ROOT_NAME, SERVICE_FOLDER, Order, parse_version_id
-from refitd_client.contract.receivers import Receivers
-from refitd_client.contract.version_page import VersionPage
-from refitd_client.contract.wire import Problem
+from refitd_client.contract.plugin import Receivers
+from refitd_client.contract.wire import Problem, VersionPage
 from refitd_client.errors import ConflictError, ServiceError
 from refitd_client.files.plain_file import read_plain
 from refitd_client.http.client import RefitClient

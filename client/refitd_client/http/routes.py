@@ -13,9 +13,8 @@ from urllib.parse import quote
 
 from refitd_client.contract.follow import HostReply, HostReport
 from refitd_client.contract.history import EnginePast, History
-from refitd_client.contract.receivers import Receivers
+from refitd_client.contract.plugin import Receivers
 from refitd_client.contract.states import LogSeverity, VersionState
-from refitd_client.contract.version_page import VersionPage
 from refitd_client.contract.wire import (
     Attempt,
     DeletedRun,
@@ -33,6 +32,7 @@ from refitd_client.contract.wire import (
     RunChange,
     RunGlance,
     Version,
+    VersionPage,
     WaitResult,
 )
 

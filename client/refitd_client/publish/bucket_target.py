@@ -21,9 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from refitd_client.bucket.address import is_bucket_url, require_folder
 from refitd_client.bucket.collection import collect
-from refitd_client.bucket.objects import Bucket
+from refitd_client.bucket.objects import Bucket, is_bucket_url, require_folder
 from refitd_client.bucket.pointer import version_prefix
 from refitd_client.bucket.run import BucketRun
 from refitd_client.contract.naming import INCOMING_PREFIX, Order, parse_version_folder, version_id

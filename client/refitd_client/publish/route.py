@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 from urllib.parse import urlsplit
 
-from refitd_client.contract.receivers import Receivers
+from refitd_client.contract.plugin import Receivers
 from refitd_client.errors import ServiceError, TransportRefusedError
 from refitd_client.http.publisher_client import ReceiversQuery
 from refitd_client.publish.durability import ALL, DurabilityPolicy

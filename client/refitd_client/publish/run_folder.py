@@ -48,7 +48,7 @@ from refitd_client.contract.naming import (
 )
 from refitd_client.errors import NameRefusedError, PublishError, RunBusyError, StepConflictError, StorageError
 from refitd_client.files import durable
-from refitd_client.files.advice import with_advice
+from refitd_client.files.durable import with_advice
 from refitd_client.files.plain_file import (
     FileLock,
     LockHeldError,

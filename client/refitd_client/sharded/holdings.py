@@ -28,8 +28,7 @@ from refitd_client.errors import InvalidWeightsError
 from refitd_client.publish.options import Sharded
 from refitd_client.sharded.layout import Box, Claim, Split, boxes_of, local_shape, run_length, whole_box
 from refitd_client.tensors import Casts, entry_of, refused
-from refitd_client.write.module_names import after, checkpoint_names
-from refitd_client.write.plan import Rename, plain_names, published_names, second_names
+from refitd_client.write.plan import Rename, after, checkpoint_names, plain_names, published_names, second_names
 
 # A pwrite costs about as much as copying so many bytes into the page cache: shorter runs take longer than the copy, and
 # an exchange between the ranks (which costs the part's own bytes once more, over a link faster than files) is cheaper.

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 from refitd_client.checkpoint.finite import NO_RULE, Rule, rule_of
 from refitd_client.fingerprint import Scan, width_of
 from refitd_client.fingerprint.host import MASK
-from refitd_client.fingerprint.parts import PartInput, part_scans
-from refitd_client.fingerprint.tensors import has_triton
+from refitd_client.fingerprint.tensors import PartInput, has_triton, part_scans
 from refitd_client.sharded.parts import SentPart
 
 if TYPE_CHECKING:
-    from refitd_client.fingerprint.strips import MemoryStrip, StripScan
+    from refitd_client.fingerprint.batch import MemoryStrip, StripScan
 
 
 class PartScanner:
@@ -49,14 +48,14 @@ class PartScanner:
     def _list(self, parts: Sequence[SentPart], addresses: list[int], device: Any) -> "StripScan":
         kept = self._kept
         if kept is None or kept[0] is not parts or kept[1] != addresses:
-            from refitd_client.fingerprint.strips import StripScan
+            from refitd_client.fingerprint.batch import StripScan
 
             strips = [strip for each in zip(parts, addresses, strict=True) for strip in self._strips(*each)]
             kept = self._kept = parts, addresses, StripScan(strips, device)
         return kept[2]
 
     def _strips(self, part: SentPart, address: int) -> "list[MemoryStrip]":
-        from refitd_client.fingerprint.strips import MemoryStrip
+        from refitd_client.fingerprint.batch import MemoryStrip
 
         width, found = width_of(part.entry.dtype), list[MemoryStrip]()
         for rows in part.rows(width):
@@ -65,7 +64,7 @@ class PartScanner:
         return found
 
     def _input(self, part: SentPart, address: int, device: Any) -> PartInput:
-        from refitd_client.fingerprint.rows import bits_at
+        from refitd_client.fingerprint.device import bits_at
 
         width = width_of(part.entry.dtype)
         return PartInput(bits_at(address, part.nbytes // width, width, device), part.rows(width), self._rule(part))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import prod
 
 from refitd_client.checkpoint.header import Entry
-from refitd_client.fingerprint.parts import ElementRows
+from refitd_client.fingerprint.tensors import ElementRows
 from refitd_client.sharded.layout import Claim, ShardedLayout, WritePart, runs
 from refitd_client.tensors import entry_of
 from refitd_client.transport.ipc.offer import side_by_side

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from refitd_client.bucket.address import is_bucket_url, require_folder
+from refitd_client.bucket.objects import is_bucket_url, require_folder
 from refitd_client.contract.naming import Order, version_folder
 from refitd_client.errors import PublishError, ServiceError
 from refitd_client.http.connection import Connection, connect_to

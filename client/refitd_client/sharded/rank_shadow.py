@@ -20,10 +20,8 @@ from refitd_client.delta.plan import DeltaRules
 from refitd_client.delta.shadow import ChangedElements, ShadowDiff, Shadows
 from refitd_client.errors import PublishError
 from refitd_client.fingerprint import Bits, width_of
-from refitd_client.fingerprint.host import MASK
-from refitd_client.fingerprint.parts import PartInput, PartPlace, part_scans
-from refitd_client.fingerprint.shifts import shifts_of
-from refitd_client.fingerprint.tensors import CASTS_BYTES
+from refitd_client.fingerprint.host import MASK, shifts_of
+from refitd_client.fingerprint.tensors import CASTS_BYTES, PartInput, PartPlace, part_scans
 from refitd_client.lanes import in_lanes, lanes_for
 from refitd_client.sharded.compared import IndexMap
 from refitd_client.sharded.holdings import Holding
@@ -180,7 +178,7 @@ class RankShadow:
 
     def _scanned(self, sources: Sequence[TensorSource]) -> tuple[dict[str, int], dict[str, int]]:
         """What the parts add to each tensor's fingerprint, and how many of their elements are not finite, if any."""
-        from refitd_client.fingerprint.torch_ops import flat_bits
+        from refitd_client.fingerprint.device import flat_bits
 
         found: list[tuple[int, int]] = []
         for batch in _batches(sources):

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from refitd_client.checkpoint.finite import NO_RULE, rule_of
 from refitd_client.errors import InvalidWeightsError
 from refitd_client.fingerprint import Scan, width_of
-from refitd_client.fingerprint.parts import PartInput
+from refitd_client.fingerprint.tensors import PartInput
 from refitd_client.sharded.holdings import Holding, flat_of
 from refitd_client.sharded.layout import Box
 from refitd_client.sharded.parts import SentPart
@@ -83,7 +83,7 @@ def part_input(part: SentPart, flat: Any, *, check_finite: bool) -> PartInput:
         flat: the elements, in the published dtype.
         check_finite: whether NaN and infinity count.
     """
-    from refitd_client.fingerprint.torch_ops import INTEGERS
+    from refitd_client.fingerprint.device import INTEGERS
 
     width = width_of(part.entry.dtype)
     rule = rule_of(part.entry.dtype) if check_finite else NO_RULE

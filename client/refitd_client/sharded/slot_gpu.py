@@ -14,7 +14,7 @@ from refitd_client import tensors as torch_tensors
 from refitd_client.files.durable import Mapped
 from refitd_client.sharded.holdings import Holding
 from refitd_client.sharded.slot_pieces import SlotPiece
-from refitd_client.write import cuda_driver
+from refitd_client.write import cuda
 from refitd_client.write.cuda import register
 
 
@@ -32,7 +32,7 @@ class SlotGpu:
         """`device` is the GPU. What its current stream computes is waited for."""
         self._torch: Any = sys.modules["torch"]
         self._device = device
-        self._is_by_address = cuda_driver.has_driver()
+        self._is_by_address = cuda.has_driver()
         self._streams = [self._torch.cuda.Stream(device) for _ in range(2)]
         for stream in self._streams:
             stream.wait_stream(self._torch.cuda.current_stream(device))
@@ -71,12 +71,12 @@ class SlotGpu:
         strip, source = piece.strip, address + piece.at
         if is_registered and self._is_by_address:
             if strip.rows == 1:
-                cuda_driver.copy("down", file.address + strip.begin, source, strip.width, self._streams[0])
+                cuda.copy("down", file.address + strip.begin, source, strip.width, self._streams[0])
             else:
                 target = file.address + strip.begin
-                cuda_driver.copy_rows_down(target, strip.pitch, source, strip.width, strip.rows, self._streams[0])
+                cuda.copy_rows_down(target, strip.pitch, source, strip.width, strip.rows, self._streams[0])
             return
-        from refitd_client.fingerprint.rows import bits_at
+        from refitd_client.fingerprint.device import bits_at
 
         there = file.tensor if is_registered else self._torch.from_numpy(file.bytes)
         data = bits_at(source, strip.nbytes, 1, self._device).view(self._torch.uint8).view(strip.rows, strip.width)

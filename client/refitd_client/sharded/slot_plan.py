@@ -8,7 +8,7 @@ from threading import Lock
 from typing import Any
 
 from refitd_client.fingerprint import Scan
-from refitd_client.fingerprint.parts import part_scans
+from refitd_client.fingerprint.tensors import part_scans
 from refitd_client.sharded.holdings import Holding
 from refitd_client.sharded.layout import Claim
 from refitd_client.sharded.part_scanner import PartScanner

@@ -44,7 +44,7 @@ from refitd_client.contract.naming import INDEX_NAME
 from refitd_client.errors import InvalidWeightsError, StorageError
 from refitd_client.files.plain_file import read_plain
 from refitd_client.publisher import WeightPublisher
-from refitd_client.trainers.publisher_options import options_of
+from refitd_client.trainers import options_of
 from refitd_client.write.source_folder import open_checkpoint
 
 Bytes = NDArray[np.uint8]

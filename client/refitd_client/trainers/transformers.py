@@ -21,7 +21,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from refitd_client.errors import InvalidWeightsError, RefitError, StorageError
 from refitd_client.publish.publication import Publication
 from refitd_client.publisher import WeightPublisher
-from refitd_client.trainers.publisher_options import options_of
+from refitd_client.trainers import options_of
 from refitd_client.write.content import require_as_it_is
 
 if TYPE_CHECKING:

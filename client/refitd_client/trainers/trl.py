@@ -25,8 +25,8 @@ from trl.generation.vllm_client import VLLMClient
 
 from refitd_client.errors import PublishError
 from refitd_client.publisher import WeightPublisher
-from refitd_client.trainers.publisher_options import options_of
-from refitd_client.write.module_names import ModuleState
+from refitd_client.trainers import options_of
+from refitd_client.write.plan import ModuleState
 
 if TYPE_CHECKING:
     from torch import Tensor

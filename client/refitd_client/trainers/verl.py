@@ -37,9 +37,9 @@ from refitd_client.http.connection import connect_to
 from refitd_client.http.publisher_client import open_client
 from refitd_client.publish.publication import Publication
 from refitd_client.publisher import WeightPublisher
-from refitd_client.trainers.publisher_options import options_of
+from refitd_client.trainers import options_of
 from refitd_client.write.content import BaseModel, casts_for
-from refitd_client.write.module_names import checkpoint_names, convert
+from refitd_client.write.plan import checkpoint_names, convert
 
 if TYPE_CHECKING:
     import torch

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from refitd_client.contract.receivers import Receiver, Receivers
+from refitd_client.contract.plugin import Receiver, Receivers
 
 Transport = Literal["auto", "disk", "delta", "handover", "nccl", "gloo"]
 TRANSPORTS: tuple[str, ...] = get_args(Transport)

@@ -15,15 +15,17 @@ from typing import TypeVar
 from refitd_client.checkpoint.fault import Code, Defect, shown
 from refitd_client.checkpoint.index import (
     MAX_INDEX_BYTES,
+    MOST_OF_A_KIND,
+    CheckpointLayout,
     IndexOfDeltaError,
     IndexRefusedError,
     lay_out,
+    layout_of,
     parse_index,
     read_elsewhere,
     two_saves,
 )
 from refitd_client.checkpoint.inventory import Inventory, Reference
-from refitd_client.checkpoint.layout import MOST_OF_A_KIND, CheckpointLayout, layout_of
 from refitd_client.checkpoint.opening import CONFIG_NAME, ChangedError, FileStat, Folder, OpeningRefusedError, counts
 from refitd_client.checkpoint.strict_header import (
     MAX_TENSORS,
@@ -45,8 +47,8 @@ from refitd_client.contract.naming import ADAPTER_CONFIG_NAME, DELTA_NAME, INDEX
 from refitd_client.contract.states import Kind
 from refitd_client.files.plain_file import hole_in, read_at
 from refitd_client.validation.contents import StretchSearch, place_of, read_contents, same_bytes
-from refitd_client.validation.conventions import recognise
 from refitd_client.validation.delta import Base, DeltaReading
+from refitd_client.validation.foreign import recognise
 from refitd_client.validation.lora import (
     MAX_CONFIG_BYTES,
     AdapterConfig,
@@ -130,7 +132,7 @@ def examine(
         seen: what `structure` returned a moment ago; it is used again if the files are the same.
         stop: ends the reading when it is set.
         beside: only the files beside the weights are read. The evidence then has the manifest's digests of the weights,
-            and counts only together with a proof of their tensors (`validation/proof.py`).
+            and counts only together with a proof of their tensors (`proof_digest`).
         fingerprinted: whether the evidence has the fingerprints of all tensors.
 
     Raises:

@@ -17,9 +17,16 @@ from typing import TypeVar
 import msgspec
 
 from refitd_client.checkpoint.fault import shown
-from refitd_client.checkpoint.index import MAX_INDEX_BYTES, Index, IndexRefusedError, lay_out, parse_index
+from refitd_client.checkpoint.index import (
+    MAX_INDEX_BYTES,
+    CheckpointLayout,
+    Index,
+    IndexRefusedError,
+    lay_out,
+    layout_of,
+    parse_index,
+)
 from refitd_client.checkpoint.inventory import Inventory, Reference
-from refitd_client.checkpoint.layout import CheckpointLayout, layout_of
 from refitd_client.checkpoint.opening import CONFIG_NAME
 from refitd_client.checkpoint.strict_header import Header, HeaderRefusedError, read_header
 from refitd_client.contract.decoding import from_python_json

@@ -30,12 +30,15 @@ from refitd_client.tensors import HOST, TORCH_NAMES, Casts, SameTensors, TensorS
 from refitd_client.write import plan as shard
 from refitd_client.write.device_shards import DeviceShards
 from refitd_client.write.fp8_blocks import Fp8Blocks
-from refitd_client.write.module_names import ModuleState, after, checkpoint_names, convert
 from refitd_client.write.plan import (
     PIECE,
+    ModuleState,
     Rename,
     Shard,
     ShardChecks,
+    after,
+    checkpoint_names,
+    convert,
     published_names,
     second_names,
     without_second_names,

@@ -63,7 +63,7 @@ class CopiesAhead:
     """The copies that were begun and not waited for, in order: marks (`DeviceCopies.mark`), each behind some copies.
 
     A GPU's queue is not long, and a thread that adds to a full one waits in the driver: with the interpreter's lock
-    (`cuda_driver.py`), and so with every thread that digests what has arrived. So copies are begun ahead by as many as
+    (`cuda.py`), and so with every thread that digests what has arrived. So copies are begun ahead by as many as
     keep the bus busy for some milliseconds, and then their arrival is waited for, which gives up the lock.
     """
 

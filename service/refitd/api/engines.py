@@ -17,7 +17,7 @@ from refitd.policy.traffic import Demand
 from refitd.problem import ProblemError, Slug
 from refitd.state.records import EngineRecord
 from refitd_client.contract.naming import InvalidNameError, check_run, parse_version_id
-from refitd_client.contract.receivers import Receivers
+from refitd_client.contract.plugin import Receivers
 from refitd_client.contract.wire import Engine, Move, NewEngine, Page
 
 router = APIRouter(prefix="/v1/engines", tags=["engines"])

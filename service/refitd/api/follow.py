@@ -26,14 +26,13 @@ from refitd.state.followers import LEASE_SECONDS, SupersededError, TooManyFollow
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd.update.hosts import NameTakenError
-from refitd_client.contract.follow import MAX_REPORTED, Following, HostReply, HostReport
-from refitd_client.contract.hosts import MAX_HOST_ENGINES
+from refitd_client.contract.follow import MAX_HOST_ENGINES, MAX_REPORTED, Following, HostReply, HostReport
 from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, ManifestRefusedError, parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME, InvalidNameError
 from refitd_client.contract.states import EngineState, VersionState
 from refitd_client.contract.wire import Page
 from refitd_client.files.plain_file import open_plain, read_at
-from refitd_client.validation.sealed import kept_manifest
+from refitd_client.validation.foreign import kept_manifest
 
 files_routes = APIRouter(prefix="/v1/versions/{version_id}", tags=["files"])
 _SENT_AT_ONCE = 2**20  # bytes that are read and sent at a time where the server has no sendfile, as with TLS

@@ -26,8 +26,7 @@ from refitd.state.version import VersionRecord
 from refitd.text import listed
 from refitd_client.contract.decoding import from_json
 from refitd_client.contract.states import VersionState, WaitOutcome
-from refitd_client.contract.version_page import MAX_BARRED, VersionPage
-from refitd_client.contract.wire import Attempt, Notice, Page, Version, WaitResult
+from refitd_client.contract.wire import MAX_BARRED, Attempt, Notice, Page, Version, VersionPage, WaitResult
 
 MANY_ENGINES = 100
 _PAGES_KEPT = 4

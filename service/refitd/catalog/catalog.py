@@ -50,7 +50,7 @@ from refitd.state.version import VersionRecord
 from refitd_client.checkpoint.fault import Code
 from refitd_client.contract.naming import INCOMING_PREFIX, SERVICE_FOLDER, Order, parse_version_id, version_id
 from refitd_client.contract.states import VersionState
-from refitd_client.validation.conventions import is_foreign
+from refitd_client.validation.foreign import is_foreign
 
 MOST_OPEN = 1000  # versions without a verdict that are taken in of one run, or of all runs that no engine follows
 A_TURN = 50  # folders that are taken in before others have their turn on the loop

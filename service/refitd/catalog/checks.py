@@ -25,8 +25,8 @@ from refitd.state.observer import Notifier
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd_client.contract.states import VersionState
-from refitd_client.validation.conventions import is_foreign
 from refitd_client.validation.examine import ReadAgain
+from refitd_client.validation.foreign import is_foreign
 
 _PAUSES = 9  # times as long as a reading took, the same version is not read again
 _AFTER_LOAD = 5  # times `settle_for`: so long after its first load a version without a manifest is read once more

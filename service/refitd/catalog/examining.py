@@ -17,8 +17,7 @@ from refitd.state.version import VersionRecord
 from refitd_client.checkpoint.inventory import Reference
 from refitd_client.contract.states import VersionState
 from refitd_client.validation.delta import Base
-from refitd_client.validation.proof import unprovable
-from refitd_client.validation.validate import Evidence, Invalid, Options, Structure, Valid, judge, validate
+from refitd_client.validation.validate import Evidence, Invalid, Options, Structure, Valid, judge, unprovable, validate
 
 
 class Found(Protocol):

@@ -42,7 +42,7 @@ from refitd_client.contract.naming import (
 )
 from refitd_client.contract.states import Kind, VersionState
 from refitd_client.contract.wire import Notice
-from refitd_client.validation.conventions import Trainer, is_foreign, recognise
+from refitd_client.validation.foreign import Trainer, is_foreign, recognise
 from refitd_client.validation.validate import Structure
 
 SAID_AGAIN_SECONDS = 600.0  # until the same reason is written down again for a run

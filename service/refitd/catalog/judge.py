@@ -38,7 +38,7 @@ from refitd_client.checkpoint.inventory import Reference
 from refitd_client.contract.manifest import Manifest, ManifestFile, TensorsSummary, fitting_fingerprints
 from refitd_client.contract.states import Kind, VersionState
 from refitd_client.validation.delta import Base
-from refitd_client.validation.sealed import lacks_manifest
+from refitd_client.validation.foreign import lacks_manifest
 from refitd_client.validation.validate import Evidence, Invalid, Options, Structure, Unknown, Valid, Verdict, validate
 
 JUDGES = 2  # versions validated at the same time: each reads its files with several threads

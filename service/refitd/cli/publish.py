@@ -16,7 +16,7 @@ from refitd.cli import render
 from refitd.cli.output import Json, Output, Timeout, TokenFile, Url, bar, connect, speaking, watched
 from refitd.cli.render import span
 from refitd.cli.wait import progress_of, say_if_paused
-from refitd_client.bucket.address import scheme_of
+from refitd_client.bucket.objects import scheme_of
 from refitd_client.contract.states import WaitOutcome
 from refitd_client.errors import RefitError, StepConflictError
 from refitd_client.http.client import RefitClient

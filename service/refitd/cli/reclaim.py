@@ -12,9 +12,8 @@ from refitd.cli import render
 from refitd.cli.output import OR_DRY_RUN, Json, Output, RunArgument, Yes, agree, bar, calls_service, speaking, watched
 from refitd.cli.render import BAD, BUSY, GOOD, Table, cell, size
 from refitd.text import listed
-from refitd_client.bucket.address import is_bucket_url
 from refitd_client.bucket.collection import BucketCollection, collect_run
-from refitd_client.bucket.objects import Bucket
+from refitd_client.bucket.objects import Bucket, is_bucket_url
 from refitd_client.bucket.run import list_runs
 from refitd_client.contract.wire import ReclaimPlan, RollbackPlan
 from refitd_client.http.client import RefitClient

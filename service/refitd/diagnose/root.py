@@ -33,7 +33,7 @@ from refitd_client.contract.naming import DELTA_NAME, SERVICE_FOLDER
 from refitd_client.contract.states import VersionState
 from refitd_client.contract.wire import Keeping
 from refitd_client.validation.examine import read_again
-from refitd_client.validation.sealed import MANIFESTS
+from refitd_client.validation.foreign import MANIFESTS
 
 NONCE_NAME = "nonce"
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})

@@ -12,8 +12,7 @@ from refitd.diagnose.finding import CheckName, Finding, failed, good, unknown, w
 from refitd.diagnose.service import SERVICE_SECONDS
 from refitd.engine.http import OVERVIEW_BYTES, NoReply, Reply, Transport
 from refitd.settings import Settings
-from refitd_client.bucket.address import is_bucket_url
-from refitd_client.bucket.objects import Bucket
+from refitd_client.bucket.objects import Bucket, is_bucket_url
 from refitd_client.bucket.run import list_runs, require_conditions
 from refitd_client.contract.wire import Overview, RunGlance
 from refitd_client.errors import BucketError

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Protocol
 
-from refitd_client.contract.hosts import HostEngines
-from refitd_client.contract.receivers import Receiver
+from refitd_client.contract.follow import HostEngines
+from refitd_client.contract.plugin import Receiver
 
 
 class Outcome(Enum):
@@ -74,8 +74,8 @@ class Coming:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankProof:
     """What tensor-parallel rank `rank` of `ranks` has found in its share of a version's tensors
-    (`refitd_client.validation.proof`): `signature` is that of the files that it read, `tensors` and `digest` are of the
-    fingerprints; `fault` says why nothing is proved, "" where all values are finite and as the manifest says.
+    (`proof_digest`): `signature` is that of the files that it read, `tensors` and `digest` are of the fingerprints;
+    `fault` says why nothing is proved, "" where all values are finite and as the manifest says.
     """
 
     rank: int

@@ -17,7 +17,7 @@ from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd.text import FEW, listed
 from refitd.update.targets import Targets
-from refitd_client.contract.hosts import HostEngine, HostEngines
+from refitd_client.contract.follow import HostEngine, HostEngines
 from refitd_client.contract.states import EngineState, Kind, VersionState
 from refitd_client.contract.wire import Reclaimable, ReclaimPlan
 

@@ -6,8 +6,7 @@ from refitd.follow.bucket import BucketUpstream
 from refitd.follow.hub import HubUpstream
 from refitd.follow.upstream import Upstream
 from refitd.text import is_web_address
-from refitd_client.bucket.address import is_bucket_url
-from refitd_client.bucket.objects import Bucket
+from refitd_client.bucket.objects import Bucket, is_bucket_url
 from refitd_client.errors import BucketError
 from refitd_client.http.connection import Connection
 

@@ -47,8 +47,8 @@ from refitd_client.contract.follow import (
     HostReport,
     HostTrial,
     HostTrialResult,
+    OrderState,
 )
-from refitd_client.contract.hosts import OrderState
 from refitd_client.contract.naming import installed_release, version_folder
 from refitd_client.contract.states import Kind, VersionState
 

@@ -21,8 +21,7 @@ from refitd.follow.sources import FollowedSources
 from refitd.follow.transfer import ManifestSource, Sources
 from refitd.follow.upstream import ByteSource, DamagedError, FilePart, StoreError, UpstreamError
 from refitd.state.observer import Notifier
-from refitd_client.bucket.address import is_bucket_url, parse_bucket_url
-from refitd_client.bucket.objects import Bucket
+from refitd_client.bucket.objects import Bucket, is_bucket_url, parse_bucket_url
 from refitd_client.contract.follow import HostPull
 from refitd_client.errors import BucketError
 

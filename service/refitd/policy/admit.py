@@ -38,9 +38,8 @@ from refitd_client.checkpoint.fault import Code
 from refitd_client.contract.naming import Order, version_folder
 from refitd_client.contract.states import EngineState, Kind, VersionState
 from refitd_client.contract.wire import Notice
-from refitd_client.validation.conventions import recognise
-from refitd_client.validation.proof import proof_digest, share_of
-from refitd_client.validation.validate import Evidence, Structure
+from refitd_client.validation.foreign import recognise
+from refitd_client.validation.validate import Evidence, Structure, proof_digest, share_of
 
 
 class Prove(StrEnum):

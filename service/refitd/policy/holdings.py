@@ -24,7 +24,7 @@ from refitd_client.checkpoint.index import SAFETENSORS
 from refitd_client.contract.manifest import Manifest
 from refitd_client.contract.naming import ADAPTER_CONFIG_NAME, INDEX_NAME, MANIFEST_NAME, STAGING_LOCK
 from refitd_client.contract.states import VersionState
-from refitd_client.validation.conventions import recognise
+from refitd_client.validation.foreign import recognise
 
 _COMPANIONS = (
     ADAPTER_CONFIG_NAME,

@@ -22,9 +22,16 @@ from refitd.policy.upstream import hosts_before
 from refitd.state.records import EngineRecord, HostLead, UpdateRecord
 from refitd.state.version import VersionRecord
 from refitd.text import size_of
-from refitd_client.bucket.address import is_bucket_url
-from refitd_client.contract.follow import Following, HostReply, HostReport
-from refitd_client.contract.hosts import MAX_HOST_ENGINES, HostEngine, HostEngines, OrderState
+from refitd_client.bucket.objects import is_bucket_url
+from refitd_client.contract.follow import (
+    MAX_HOST_ENGINES,
+    Following,
+    HostEngine,
+    HostEngines,
+    HostReply,
+    HostReport,
+    OrderState,
+)
 from refitd_client.contract.naming import parse_version_id, version_id
 from refitd_client.contract.states import EngineState, VersionState
 

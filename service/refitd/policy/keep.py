@@ -7,7 +7,7 @@ The rules, the strongest first. A version that no rule keeps is dropped.
        that is being rebuilt keeps everything: what the lost one knew of readers is not known.
     2  Versions without a verdict yet (ANNOUNCED, SETTLING, VALIDATING, UNKNOWN) stay, those whose files are read again,
        and those not under the root.
-       A trainer's own folder (`refitd_client/validation/conventions.py`) stays as long as its trainer leaves it there.
+       A trainer's own folder (`refitd_client/validation/foreign.py`) stays as long as its trainer leaves it there.
        Of a closed run an UNKNOWN one goes, unless it is newer than all that are good or UNKNOWN: it may be all that is
        left of a training that no engine followed.
     3  A lease or a pin keeps. The last good version of a run has a lease. The newest SEALED of a run keeps itself. Of a
@@ -46,7 +46,7 @@ from refitd.state.version import VersionRecord
 from refitd.text import spoken
 from refitd_client.contract.naming import version_folder
 from refitd_client.contract.states import VersionState
-from refitd_client.validation.conventions import is_foreign
+from refitd_client.validation.foreign import is_foreign
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from refitd.policy.contest import calmed, changed, forgiven, held, refused, stil
 from refitd.state.records import AttemptRecord, EngineRecord
 from refitd.state.version import VersionRecord
 from refitd.text import listed
-from refitd_client.contract.hosts import HostEngines
+from refitd_client.contract.follow import HostEngines
 from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import EngineState
 

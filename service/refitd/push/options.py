@@ -5,8 +5,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from refitd_client.bucket.address import is_bucket_url
-from refitd_client.bucket.objects import Bucket
+from refitd_client.bucket.objects import Bucket, is_bucket_url
 from refitd_client.errors import BucketError
 
 

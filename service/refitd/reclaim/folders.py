@@ -32,7 +32,7 @@ from refitd_client.checkpoint.strict_header import HeaderRefusedError, TornFileE
 from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestRefusedError, parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME
 from refitd_client.files.plain_file import plain_file, read_at
-from refitd_client.validation.sealed import forget_manifests
+from refitd_client.validation.foreign import forget_manifests
 
 _LENGTH_BYTES = 8  # a safetensors file begins with the length of its header
 

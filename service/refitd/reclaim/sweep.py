@@ -58,7 +58,7 @@ from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import version_id
 from refitd_client.contract.states import VersionState
 from refitd_client.contract.wire import Reclaimable, ReclaimPlan
-from refitd_client.validation.conventions import is_foreign
+from refitd_client.validation.foreign import is_foreign
 
 PACE_SECONDS = 1.0  # between two sweeps
 OVER_BUDGET_FOR = 60.0  # seconds before that is said: while a version has no verdict the root may be over its budget

@@ -25,8 +25,7 @@ from uuid import uuid4
 
 from refitd.root.file_systems import Mount, file_system_of, mount_of, wants_polling
 from refitd_client.contract.naming import ROOT_NAME, SERVICE_FOLDER, TRASH
-from refitd_client.files.advice import with_advice
-from refitd_client.files.durable import replace_file
+from refitd_client.files.durable import replace_file, with_advice
 from refitd_client.files.plain_file import open_plain, read_plain
 
 _MARK_BYTES = 64  # bytes

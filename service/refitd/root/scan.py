@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from refitd_client.contract.naming import INCOMING_PREFIX, InvalidNameError, Order, check_run, parse_version_folder
-from refitd_client.validation.conventions import Trainer, holds_checkpoint, inner_folders, recognise
+from refitd_client.validation.foreign import Trainer, holds_checkpoint, inner_folders, recognise
 
 MAX_DEPTH = 8  # parts of a run's name
 
@@ -20,7 +20,7 @@ MAX_DEPTH = 8  # parts of a run's name
 class FoundFolder:
     """A version directory: `path` is relative to the root.
 
-    A trainer's own folder (`refitd_client/validation/conventions.py`) knows of no generations: its order
+    A trainer's own folder (`refitd_client/validation/foreign.py`) knows of no generations: its order
     says 1, and means any.
     """
 

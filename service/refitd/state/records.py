@@ -12,9 +12,9 @@ from refitd.engine.fingerprints import what_was_compared
 from refitd.engine.port import UNTOLD, Process
 from refitd.root.ownership import RootMark
 from refitd.state.version import VersionRecord
-from refitd_client.contract.hosts import HostEngines
+from refitd_client.contract.follow import HostEngines
 from refitd_client.contract.naming import Order, parse_version_id
-from refitd_client.contract.receivers import Receiver
+from refitd_client.contract.plugin import Receiver
 from refitd_client.contract.states import EngineState, Kind, UpdateState
 
 

@@ -13,7 +13,7 @@ from refitd.state.journal.journal import JournalError
 from refitd.state.records import EngineRecord
 from refitd.state.store import Store
 from refitd.update.targets import Targets
-from refitd_client.contract.hosts import HostEngines
+from refitd_client.contract.follow import HostEngines
 from refitd_client.contract.states import EngineState, VersionState
 
 

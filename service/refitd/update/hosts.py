@@ -32,7 +32,7 @@ from refitd.state.observer import Notifier
 from refitd.state.records import Source
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
-from refitd_client.bucket.address import is_bucket_url
+from refitd_client.bucket.objects import is_bucket_url
 from refitd_client.contract.follow import Following, HostPull, HostReply, HostReport
 from refitd_client.contract.states import EngineState
 

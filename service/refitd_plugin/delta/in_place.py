@@ -33,8 +33,8 @@ from numpy.typing import NDArray
 
 from refitd_client.delta.change import Indices
 from refitd_client.fingerprint import Bits, share
+from refitd_client.fingerprint.device import flat_bits
 from refitd_client.fingerprint.host import MASK
-from refitd_client.fingerprint.torch_ops import flat_bits
 from refitd_client.validation.examine import signature
 from refitd_plugin.delta.changes import DeltaChanges
 from refitd_plugin.delta.layout import (

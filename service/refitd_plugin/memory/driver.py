@@ -25,7 +25,7 @@ import numpy as np
 
 from refitd_client.files.durable import STAT_BLOCK
 from refitd_client.files.plain_file import is_tmpfs
-from refitd_client.write.cuda_driver import DEVICE_MEMORY, HOST_MEMORY, PORTABLE, READ_ONLY, Memcpy2D, pin, unpin
+from refitd_client.write.cuda import DEVICE_MEMORY, HOST_MEMORY, PORTABLE, READ_ONLY, Memcpy2D, pin, unpin
 from refitd_plugin.memory.spans import MemoryMove
 
 _DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL

@@ -24,8 +24,8 @@ from refitd_client.checkpoint.strict_header import Header, HeaderRefusedError, r
 from refitd_client.contract.naming import INDEX_NAME, MANIFEST_NAME, SERVICE_FOLDER, version_id
 from refitd_client.files.plain_file import read_plain
 from refitd_client.validation.examine import examine, signature, structure
+from refitd_client.validation.foreign import described, has_kept_manifest
 from refitd_client.validation.reference import ReferenceRefusedError, read_reference
-from refitd_client.validation.sealed import described, has_kept_manifest
 from refitd_client.validation.validate import Invalid, Options, Structure, Unknown, judge, validate
 
 if TYPE_CHECKING:

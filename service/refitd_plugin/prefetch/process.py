@@ -35,7 +35,7 @@ from refitd_client.checkpoint.opening import ChangedError, FileStat, Folder, Ope
 from refitd_client.checkpoint.strict_header import Header
 from refitd_client.contract.decoding import msgpack_decoder
 from refitd_client.contract.manifest import Manifest
-from refitd_client.files.linux_calls import memory_file
+from refitd_client.files.plain_file import memory_file
 from refitd_client.validation.contents import ReadingStoppedError
 from refitd_client.validation.validate import Options
 from refitd_plugin.delta.changes import is_delta, most_memory, open_changes

@@ -24,10 +24,10 @@ from refitd_client.checkpoint.finite import rule_of
 from refitd_client.checkpoint.strict_header import Header, TensorSpec
 from refitd_client.contract.plugin import TensorProof
 from refitd_client.fingerprint.batch import PROGRAMS_OVER_BUS, AddressScan
+from refitd_client.fingerprint.device import TensorPart
 from refitd_client.fingerprint.host import width_of
-from refitd_client.fingerprint.rows import TensorPart
 from refitd_client.fingerprint.tensors import Scan, ScanInput, has_triton, scan
-from refitd_client.validation.proof import proof_digest, share_of, unprovable
+from refitd_client.validation.validate import proof_digest, share_of, unprovable
 from refitd_plugin.memory import driver
 from refitd_plugin.memory.driver import Registered, Registry
 from refitd_plugin.memory.source import VersionSource

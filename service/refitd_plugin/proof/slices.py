@@ -39,11 +39,10 @@ from numpy.typing import NDArray
 
 from refitd_client.checkpoint.inventory import Tensor
 from refitd_client.contract.decoding import from_json
+from refitd_client.fingerprint.batch import MemoryStrip, StripScan
+from refitd_client.fingerprint.device import flat_bits
 from refitd_client.fingerprint.host import MASK, width_of
-from refitd_client.fingerprint.parts import ElementRows, PartInput, part_scans
-from refitd_client.fingerprint.strips import MemoryStrip, StripScan
-from refitd_client.fingerprint.tensors import has_triton
-from refitd_client.fingerprint.torch_ops import flat_bits
+from refitd_client.fingerprint.tensors import ElementRows, PartInput, has_triton, part_scans
 from refitd_plugin.delta.layout import BEGIN as ROUTE_BEGIN
 from refitd_plugin.delta.layout import HOLDER, NUMBER, LaidOutDelta, Route, Routes
 from refitd_plugin.update.plan import ReplayPlan

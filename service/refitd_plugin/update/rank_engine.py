@@ -28,7 +28,7 @@ import torch
 
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.plugin import NEEDS_FULL, NEEDS_LEADER, Answer, Owner, UpdateOutcome
-from refitd_client.files.linux_calls import process_descriptor
+from refitd_client.files.plain_file import process_descriptor
 from refitd_client.validation.contents import ReadingStoppedError
 from refitd_client.validation.validate import Options
 from refitd_plugin.memory.source import FullNeededError, SourceRefusedError

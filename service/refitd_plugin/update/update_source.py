@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from refitd_client.contract.naming import Order, parse_version_id
 from refitd_client.contract.plugin import TensorProof
 from refitd_client.delta.change import Delta
-from refitd_client.fingerprint.torch_ops import flat_bits
+from refitd_client.fingerprint.device import flat_bits
 from refitd_client.validation.validate import Options
 from refitd_plugin.delta.changes import DeltaChanges, DeltaHandle
 from refitd_plugin.memory.source import FullNeededError, VersionSource

@@ -12,7 +12,7 @@ from shapes import change, size_of
 
 from refitd_client import Publication, PublishOptions, WeightPublisher
 from refitd_client.contract.states import Kind
-from refitd_client.delta import DeltaRules, wire
+from refitd_client.delta import DeltaRules, layout
 
 WARM = 3  # until page-locked memory for results is there
 STEP = 0.2  # seconds between publications: no trainer's step is shorter, and room for the next delta is made in it
@@ -23,7 +23,7 @@ def deltas(setting: Setting) -> list[Row]:
     rows: list[Row] = []
     for shadow in ("gpu", "stream"):
         rows += _shadow(setting, shadow)
-    return rows + (_wire(setting) if wire.available() else [])
+    return rows + (_wire(setting) if layout.available() else [])
 
 
 def _shadow(setting: Setting, shadow: str) -> list[Row]:

@@ -128,7 +128,7 @@ def test_a_store_that_fails_at_any_request_of_a_publication_is_asked_again_or_it
 def test_a_store_that_is_overloaded_for_good_ends_a_publication_in_a_sentence(
     name: str, failing: Failing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("refitd_client.bucket.address.RETRIES", 1)
+    monkeypatch.setattr("refitd_client.bucket.objects.RETRIES", 1)
     url = f"s3://{name}/weights"
     with WeightPublisher(url, RUN) as publisher:
         publisher.publish(tensors(1), step=1)
@@ -148,7 +148,7 @@ def test_an_upload_in_parts_that_fails_leaves_no_parts(
     part = 5 * 2**20  # the least that S3 takes
     for module in (run, objects):
         monkeypatch.setattr(module, "PART", part)
-    monkeypatch.setattr("refitd_client.bucket.address.RETRIES", 0)
+    monkeypatch.setattr("refitd_client.bucket.objects.RETRIES", 0)
     large = np.ones((3, 2**20), dtype=np.float32)  # 12 MiB: three parts
     with WeightPublisher(f"s3://{name}/weights", RUN) as publisher:
         publisher.publish(tensors(1), step=1)

@@ -10,8 +10,7 @@ import pytest
 
 from refitd_client import PublishOptions, WeightPublisher
 from refitd_client.delta import DeltaRules, shadow
-from refitd_client.delta.device import DeviceShadow
-from refitd_client.delta.stream import StreamShadow
+from refitd_client.delta.device import DeviceShadow, StreamShadow
 from refitd_client.sharded import messages
 from support import published
 from support.once import made_once

@@ -21,7 +21,7 @@ from refitd.state.store import Store
 from refitd.update.entry import log_line
 from refitd.update.targets import Targets
 from refitd_client import AsyncRefitClient, Publication, RefitClient, WeightPublisher
-from refitd_client.contract.hosts import HostEngine, HostEngines
+from refitd_client.contract.follow import HostEngine, HostEngines
 from refitd_client.contract.states import EngineState, Kind, VersionState
 from refitd_client.contract.wire import Notice, ReclaimPlan
 from refitd_client.publish.publication import CommittedFacts

@@ -9,7 +9,7 @@ import pytest
 from refitd_client import WeightPublisher
 from refitd_client.contract.naming import Order, version_id
 from refitd_client.contract.states import VersionState
-from refitd_client.contract.version_page import VersionPage
+from refitd_client.contract.wire import VersionPage
 from refitd_client.http import publisher_client
 from refitd_client.publish.run_folder import decide
 from support.checkpoints import publish, tensors

@@ -9,7 +9,7 @@ import pytest
 from refitd.areal import updates
 from refitd.engine.sglang.info import release_of
 from refitd_client.contract.naming import parse_version_folder, parse_version_id
-from refitd_client.validation.conventions import recognise
+from refitd_client.validation.foreign import recognise
 from support.services import serving
 
 DIGITS = "9" * 5000

@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import save_file
 
 from refitd_client import RefitClient, WeightPublisher
-from refitd_client.contract.receivers import Receiver, Receivers
+from refitd_client.contract.plugin import Receiver, Receivers
 from refitd_client.contract.states import VersionState
 from refitd_client.http.publisher_client import ReceiversQuery
 from refitd_client.transport import handover

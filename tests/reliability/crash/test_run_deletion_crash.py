@@ -16,7 +16,7 @@ from refitd.state.journal.recovery import open_journal, reading
 from refitd.state.store import Store
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.states import VersionState
-from refitd_client.validation.sealed import MANIFESTS
+from refitd_client.validation.foreign import MANIFESTS
 from support import points
 from support.rawfiles import raw
 from support.records import version

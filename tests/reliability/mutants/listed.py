@@ -341,14 +341,14 @@ MUTANTS = [
     ),
     Mutant(
         "takes a delta for sound whose indices fall between two stretches",
-        "client/refitd_client/delta/check.py",
+        "client/refitd_client/delta/reader.py",
         "before < after or number in lasts",
         "before < after or number >= 0",
         "tests/unit/delta/test_delta_check.py",
     ),
     Mutant(
         "says that a delta is in order of which a stretch was not looked at",
-        "client/refitd_client/delta/check.py",
+        "client/refitd_client/delta/reader.py",
         "return self._seen * self.width == self.end - self.begin and all(",
         "return all(",
         "tests/unit/delta/test_delta_check.py",

@@ -7,7 +7,7 @@ from refitd.follow.orders import LEADERS
 from refitd.policy.chain import NoBase, chain_of
 from refitd.state.records import AttemptRecord, EngineRecord
 from refitd.state.version import VersionRecord
-from refitd_client.contract.hosts import OrderState
+from refitd_client.contract.follow import OrderState
 from refitd_client.contract.states import EngineState, VersionState
 
 from .forgetting import ForgettingHubPromises

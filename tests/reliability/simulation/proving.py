@@ -5,8 +5,7 @@ from dataclasses import replace
 from refitd.engine.port import RankProof
 from refitd_client.contract.manifest import Manifest
 from refitd_client.validation.contents import Contents
-from refitd_client.validation.proof import proof_digest, share_of
-from refitd_client.validation.validate import Evidence, Structure
+from refitd_client.validation.validate import Evidence, Structure, proof_digest, share_of
 
 
 def fingerprints(seen: Structure, content: int) -> dict[str, str]:

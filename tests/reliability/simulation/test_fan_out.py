@@ -27,8 +27,7 @@ from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd.update.hosts import PLACES, ReportedHosts
-from refitd_client.contract.follow import Following, HostReply, HostReport
-from refitd_client.contract.hosts import HostEngines, OrderState
+from refitd_client.contract.follow import Following, HostEngines, HostReply, HostReport, OrderState
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME, Order
 from refitd_client.contract.states import EngineState, VersionState

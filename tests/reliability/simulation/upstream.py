@@ -18,8 +18,7 @@ from refitd_client.contract.follow import HostReply, HostReport
 from refitd_client.contract.manifest import Manifest
 from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import VersionState
-from refitd_client.contract.version_page import MAX_BARRED, VersionPage
-from refitd_client.contract.wire import Overview
+from refitd_client.contract.wire import MAX_BARRED, Overview, VersionPage
 from refitd_client.errors import ServiceProblemError, ServiceUnreachableError
 from refitd_client.http.connection import Connection
 

@@ -15,7 +15,7 @@ from refitd.policy.observe import compared
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.states import EngineState
 from refitd_client.contract.wire import Engine
-from refitd_client.validation.sealed import MANIFESTS
+from refitd_client.validation.foreign import MANIFESTS
 from support.checkpoints import tensors, write_model
 from support.records import engine
 from support.services import serving

@@ -16,8 +16,7 @@ from refitd.explain.version import explain_engine, on_engines
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
 from refitd.update.targets import Targets
-from refitd_client.contract.follow import Following
-from refitd_client.contract.hosts import HostEngine, HostEngines, OrderState
+from refitd_client.contract.follow import Following, HostEngine, HostEngines, OrderState
 from refitd_client.contract.states import EngineState, Standing
 from support.records import engine, version
 

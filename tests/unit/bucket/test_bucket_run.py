@@ -322,7 +322,7 @@ def test_no_error_tells_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://user:hidden-secret@127.0.0.1:9/")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "hidden-key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden-secret")
-    monkeypatch.setattr("refitd_client.bucket.address.RETRIES", 0)
+    monkeypatch.setattr("refitd_client.bucket.objects.RETRIES", 0)
     with pytest.raises(BucketError) as failed:
         asyncio.run(Bucket.at("s3://bucket/prefix").facts("key"))
     error: BaseException | None = failed.value

@@ -13,6 +13,7 @@ import pytest
 from refitd_client.bucket.collection import BucketCollection, collect_run
 from refitd_client.bucket.objects import Bucket
 from refitd_client.bucket.pointer import (
+    DEAD_UPLOAD,
     FOLLOWERS_PREFIX,
     LEASE_SECONDS,
     BucketLease,
@@ -25,8 +26,10 @@ from refitd_client.bucket.pointer import (
     parse_pointer,
     pointer_key,
     version_prefix,
+    why_counting,
+    why_deleted,
+    why_waiting,
 )
-from refitd_client.bucket.reasons import DEAD_UPLOAD, why_counting, why_deleted, why_waiting
 from refitd_client.bucket.run import BucketRun
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME, Order

@@ -12,8 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from obstore.store import AzureStore, GCSStore, S3Store
 
-from refitd_client.bucket.address import open_store, parse_bucket_url
-from refitd_client.bucket.objects import Bucket
+from refitd_client.bucket.objects import Bucket, open_store, parse_bucket_url
 from refitd_client.errors import BucketError
 from support.endless_server import answering
 
@@ -87,7 +86,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in os.environ:
         if name.startswith(("AWS_", "AZURE_", "GOOGLE_")):
             monkeypatch.delenv(name)
-    monkeypatch.setattr("refitd_client.bucket.address.RETRIES", 0)
+    monkeypatch.setattr("refitd_client.bucket.objects.RETRIES", 0)
 
 
 @pytest.mark.parametrize(("url", "kind"), [("s3", S3Store), ("gs", GCSStore), ("az", AzureStore)])

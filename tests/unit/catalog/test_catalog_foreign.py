@@ -5,7 +5,7 @@ from pathlib import Path
 
 from refitd_client.contract.naming import INDEX_NAME
 from refitd_client.contract.states import VersionState
-from refitd_client.validation.conventions import Trainer
+from refitd_client.validation.foreign import Trainer
 from support.catalogs import watching
 from support.checkpoints import tensors, write_model, write_shards
 

@@ -21,7 +21,7 @@ from refitd.state.version_index import VersionIndex
 from refitd.update.targets import Targets
 from refitd_client.contract.naming import Order
 from refitd_client.contract.states import VersionState
-from refitd_client.validation.conventions import is_foreign
+from refitd_client.validation.foreign import is_foreign
 from support.catalogs import RULES, watching
 from support.checkpoints import publish, tensors
 from support.records import engine

@@ -20,9 +20,8 @@ from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.states import EngineState, VersionState
 from refitd_client.contract.wire import Notice
-from refitd_client.validation.conventions import Trainer
 from refitd_client.validation.examine import ReadAgain, structure
-from refitd_client.validation.sealed import MANIFESTS, described, has_kept_manifest
+from refitd_client.validation.foreign import MANIFESTS, Trainer, described, has_kept_manifest
 from support.catalogs import Stage, watching
 from support.checkpoints import publish, tensors, write_model, write_shards
 from support.records import engine, version

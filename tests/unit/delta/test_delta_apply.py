@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 
 from refitd_client import tensors as torch_tensors
 from refitd_client.checkpoint.header import Entry
-from refitd_client.delta import Change, Delta, DeltaRefusedError, apply, changed, compare, device, stream
+from refitd_client.delta import Change, Delta, DeltaRefusedError, apply, changed, compare, device
 from refitd_client.delta.shadow import HostShadow, Shadow
 from refitd_client.fingerprint import fingerprint, fingerprints
 from refitd_client.tensors import Casts, TensorSource, casts
@@ -132,13 +132,13 @@ def some_state() -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.parametrize("kind", [HostShadow, device.DeviceShadow, stream.StreamShadow])
+@pytest.mark.parametrize("kind", [HostShadow, device.DeviceShadow, device.StreamShadow])
 def test_each_shadow_finds_the_same(kind: type[Shadow], monkeypatch: pytest.MonkeyPatch) -> None:
     """Those for tensors on a GPU as well: their operations run on any device. In small groups and chunks."""
-    monkeypatch.setattr(stream, "CHUNK", 2**15)
+    monkeypatch.setattr(device, "CHUNK", 2**15)
     monkeypatch.setattr(device, "LONGEST", 2**12)
     monkeypatch.setattr(compare, "ROOM", 60)
-    monkeypatch.setattr(stream, "_CHANGES_ROOM", 60)
+    monkeypatch.setattr(device, "_CHANGES_ROOM", 60)
     state = some_state()
     shadow = kind()
     known = shadow.keep(sources(state))
@@ -168,7 +168,7 @@ def test_each_shadow_finds_the_same(kind: type[Shadow], monkeypatch: pytest.Monk
     assert shadow.find(sources(state), ALL).found == {}
 
 
-@pytest.mark.parametrize("kind", [HostShadow, device.DeviceShadow, stream.StreamShadow])
+@pytest.mark.parametrize("kind", [HostShadow, device.DeviceShadow, device.StreamShadow])
 def test_tensors_that_are_elsewhere_now_are_found_there(kind: type[Shadow]) -> None:
     """What was written down of where they lay is not used again, and what was in their place is not read."""
     state = some_state()
@@ -194,13 +194,13 @@ def test_rooms_that_lie_elsewhere_now_are_no_reason_to_cut_the_copy_again(monkey
     """They are taken anew for each step, from what the trainer has left; to cut takes tens of milliseconds."""
     cuts: list[int] = []
     lanes: list[Any] = []  # kept: their rooms are nobody else's then
-    make, cut = stream._Lane.__init__, stream.chunked
-    monkeypatch.setattr(stream._Lane, "__init__", lambda self, on: (lanes.append(self), make(self, on))[1])
-    monkeypatch.setattr(stream, "chunked", lambda *each: (cuts.append(1), cut(*each))[1])
-    monkeypatch.setattr(stream, "CHUNK", 2**15)
+    make, cut = device._Lane.__init__, device.chunked
+    monkeypatch.setattr(device._Lane, "__init__", lambda self, on: (lanes.append(self), make(self, on))[1])
+    monkeypatch.setattr(device, "chunked", lambda *each: (cuts.append(1), cut(*each))[1])
+    monkeypatch.setattr(device, "CHUNK", 2**15)
     monkeypatch.setattr(device, "LONGEST", 2**12)
     state = {name: tensor for name, tensor in some_state().items() if tensor.is_contiguous()}  # others are made anew
-    shadow = stream.StreamShadow()
+    shadow = device.StreamShadow()
     shadow.keep(sources(state))
     for step in range(4):
         state["w"][step, 5] += 1
@@ -210,7 +210,7 @@ def test_rooms_that_lie_elsewhere_now_are_no_reason_to_cut_the_copy_again(monkey
     assert len(cuts) == 1
 
 
-@pytest.mark.parametrize("kind", [HostShadow, device.DeviceShadow, stream.StreamShadow])
+@pytest.mark.parametrize("kind", [HostShadow, device.DeviceShadow, device.StreamShadow])
 def test_with_too_many_changes_a_shadow_is_brought_up_to_date_all_the_same(kind: type[Shadow]) -> None:
     """Nobody wants to know which, and everybody how many, what the fingerprints are, and that none is NaN."""
     state = some_state()
@@ -227,7 +227,7 @@ def test_with_too_many_changes_a_shadow_is_brought_up_to_date_all_the_same(kind:
     assert shadow.find(sources(state), 5).count == 0
 
 
-@pytest.mark.parametrize("kind", [HostShadow, device.DeviceShadow, stream.StreamShadow])
+@pytest.mark.parametrize("kind", [HostShadow, device.DeviceShadow, device.StreamShadow])
 def test_a_shadow_is_of_what_is_published_and_not_of_the_masters(kind: type[Shadow]) -> None:
     """A master that moves by less than its published dtype can tell has not changed."""
     masters = {"w": torch.linspace(1, 2, 500), "kept": torch.ones(9)}

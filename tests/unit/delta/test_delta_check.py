@@ -11,7 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from refitd_client.checkpoint.finite import any_nonfinite, kind_of
-from refitd_client.delta import Compression, Delta, DeltaFile, DeltaRefusedError, check, head, parse_delta, wire
+from refitd_client.delta import Compression, Delta, DeltaFile, DeltaRefusedError, head, layout, parse_delta
+from refitd_client.delta import reader as check
 from refitd_client.delta.change import Change
 from refitd_client.delta.writer import encode
 
@@ -89,7 +90,7 @@ def test_what_was_not_looked_at_is_not_sound() -> None:
     assert search.is_sound
 
 
-@pytest.mark.skipif(not wire.available(), reason="zstd is not installed")
+@pytest.mark.skipif(not layout.available(), reason="zstd is not installed")
 def test_a_compressed_delta_is_left_to_the_look_at_each_tensor(tmp_path: Path) -> None:
     change = Change(
         dtype="BF16", shape=(9,), indices=np.array([1, 5], np.uint32), values=np.ones(2, np.uint16), base=0, result=1

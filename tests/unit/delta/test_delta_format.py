@@ -18,16 +18,16 @@ from refitd_client.delta import (
     Delta,
     DeltaRefusedError,
     encode,
+    layout,
     parse_delta,
     read_delta,
     union,
-    wire,
     writer,
 )
 from refitd_client.fingerprint import width_of
 
 BASE, VERSION = "exp~trial~v000122", "exp~trial~v000123"
-FORMS = [Compression.NONE, *([Compression.ZSTD] if wire.available() else [])]
+FORMS = [Compression.NONE, *([Compression.ZSTD] if layout.available() else [])]
 TYPES: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
@@ -310,7 +310,7 @@ def test_what_would_take_too_much_memory_is_refused_before_it_is_unpacked() -> N
         parse_delta(encode(EXAMPLE).to_bytes(), max_bytes=100)
 
 
-@pytest.mark.skipif(not wire.available(), reason="zstd is not installed")
+@pytest.mark.skipif(not layout.available(), reason="zstd is not installed")
 @pytest.mark.parametrize("harm", ["longer", "shorter", "not zstd", "two frames"])
 def test_compressed_data_of_another_size_is_refused(harm: str) -> None:
     """It says its size itself: what it says is not believed."""
@@ -321,8 +321,8 @@ def test_compressed_data_of_another_size_is_refused(harm: str) -> None:
     begin, stop = header["indices:w"]["data_offsets"]
     values = raw[end:-16][header["values:w"]["data_offsets"][0] : header["values:w"]["data_offsets"][1]]
     made = {
-        "longer": wire.pack(np.zeros(2**20, np.uint32)).tobytes(),
-        "shorter": wire.pack(np.zeros(10, np.uint32)).tobytes(),
+        "longer": layout.pack(np.zeros(2**20, np.uint32)).tobytes(),
+        "shorter": layout.pack(np.zeros(10, np.uint32)).tobytes(),
         "not zstd": bytes(range(200)),
         "two frames": raw[end + begin : end + stop] * 2,
     }[harm]
@@ -334,13 +334,13 @@ def test_compressed_data_of_another_size_is_refused(harm: str) -> None:
         parse_delta(signed(json.dumps(header).encode(), made + values))
 
 
-@pytest.mark.skipif(not wire.available(), reason="zstd is not installed")
+@pytest.mark.skipif(not layout.available(), reason="zstd is not installed")
 def test_to_look_for_zstd_takes_its_time_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A module that is not there is looked for in every folder, with all lanes waiting, for each of many tensors."""
-    wire.pack(np.zeros(3, np.uint16))
-    monkeypatch.setattr(wire.importlib, "import_module", None)
-    packed = wire.pack(np.arange(3, dtype=np.uint16))
-    assert wire.unpack(packed, 3, np.dtype("<u2")).tolist() == [0, 1, 2]
+    layout.pack(np.zeros(3, np.uint16))
+    monkeypatch.setattr(layout.importlib, "import_module", None)
+    packed = layout.pack(np.arange(3, dtype=np.uint16))
+    assert layout.unpack(packed, 3, np.dtype("<u2")).tolist() == [0, 1, 2]
 
 
 @given(st.lists(st.sets(st.integers(0, 100)), min_size=1, max_size=5))

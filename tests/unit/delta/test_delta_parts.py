@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from refitd_client.delta import compare, device, stream
+from refitd_client.delta import compare, device
 from refitd_client.delta.shadow import ChangedElements
 from refitd_client.fingerprint import fingerprints
-from refitd_client.fingerprint.parts import ElementRows, PartPlace
+from refitd_client.fingerprint.tensors import ElementRows, PartPlace
 from refitd_client.tensors import Casts, TensorSource, torch_source
 
 SHAPE = (300, 64)
@@ -31,16 +31,16 @@ def sources(whole: torch.Tensor) -> list[TensorSource]:
     return [torch_source(name, flat[indices_of(strips)].contiguous(), Casts(())) for name, strips in PLACES.items()]
 
 
-@pytest.mark.parametrize("kind", [device.DeviceShadow, stream.StreamShadow])
+@pytest.mark.parametrize("kind", [device.DeviceShadow, device.StreamShadow])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_what_changed_in_a_part_is_said_by_the_whole_tensors_indices_and_fingerprint(
-    kind: type[device.DeviceShadow | stream.StreamShadow], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    kind: type[device.DeviceShadow | device.StreamShadow], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In small groups, chunks and buffers, so that strips and rows are cut."""
     monkeypatch.setattr(device, "LONGEST", 2**12)
-    monkeypatch.setattr(stream, "CHUNK", 2**15)
+    monkeypatch.setattr(device, "CHUNK", 2**15)
     monkeypatch.setattr(compare, "ROOM", 60)
-    monkeypatch.setattr(stream, "_CHANGES_ROOM", 60)
+    monkeypatch.setattr(device, "_CHANGES_ROOM", 60)
     torch.manual_seed(1)
     before = torch.randn(SHAPE).to(dtype)
     after = before.clone()

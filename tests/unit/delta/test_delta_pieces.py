@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from test_delta_format import EXAMPLE, FORMS, change, delta, edits, remade
 
-from refitd_client.delta import Compression, Delta, DeltaFile, DeltaRefusedError, encode, wire
+from refitd_client.delta import Compression, Delta, DeltaFile, DeltaRefusedError, encode, layout
 from refitd_client.delta import reader as pieces
 
 
@@ -59,7 +59,7 @@ def test_a_file_whose_digest_is_wrong_is_refused(tmp_path: Path) -> None:
         gone_through(tmp_path / "file")
 
 
-@pytest.mark.skipif(not wire.available(), reason="zstd is not installed")
+@pytest.mark.skipif(not layout.available(), reason="zstd is not installed")
 def test_a_compressed_tensor_that_is_larger_than_what_is_unpacked_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,7 +69,7 @@ def test_a_compressed_tensor_that_is_larger_than_what_is_unpacked_is_refused(
     monkeypatch.setattr("refitd_client.delta.head.MAX_UNPACKED_BYTES", 3999)
     with pytest.raises(DeltaRefusedError, match="takes 4000 bytes unpacked; of compressed data at most 3999"):
         gone_through(tmp_path / "file")
-    monkeypatch.setattr(wire, "MAX_UNPACKED_BYTES", 3999)
+    monkeypatch.setattr(layout, "MAX_UNPACKED_BYTES", 3999)
     with pytest.raises(DeltaRefusedError, match="is not compressed"):
         encode(made, Compression.ZSTD)
 

@@ -49,7 +49,7 @@ from refitd_client.contract.plugin import ASIDE
 from refitd_client.contract.states import EngineState
 from refitd_client.contract.wire import Faults, Keeping
 from refitd_client.http.publisher_client import root_name
-from refitd_client.validation.sealed import MANIFESTS
+from refitd_client.validation.foreign import MANIFESTS
 from support.checkpoints import publish, tensors, write_model
 from support.command_line import refitd
 from support.scripted_server import answer, problem, serve

@@ -10,8 +10,7 @@ from refitd.engine.port import Outcome, Reached, Refit, Stage, Target, Unreached
 from refitd.engine.refitd import host as lines
 from refitd.engine.refitd.host import HostLine, RefitdEngine, of_these
 from refitd.state.observer import Notifier
-from refitd_client.contract.follow import Following, HostReport, HostTrialResult
-from refitd_client.contract.hosts import HostEngine, HostEngines, OrderState
+from refitd_client.contract.follow import Following, HostEngine, HostEngines, HostReport, HostTrialResult, OrderState
 from refitd_client.contract.states import EngineState
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from refitd_client.files import linux_calls
-from refitd_client.files.linux_calls import (
+from refitd_client.files import plain_file as linux_calls
+from refitd_client.files.plain_file import (
     GET_FILE_LOCK,
     SET_FILE_LOCK,
     memory_file,
@@ -61,7 +61,7 @@ def test_constants_that_a_python_may_lack_are_those_of_one_that_has_them() -> No
     assert (GET_FILE_LOCK, SET_FILE_LOCK) == (fcntl.F_OFD_GETLK, fcntl.F_OFD_SETLK)
     code = (
         "import fcntl, os; del os.O_TMPFILE, fcntl.F_OFD_GETLK, fcntl.F_OFD_SETLK;"
-        "from refitd_client.files import linux_calls as c; print(c.GET_FILE_LOCK, c.SET_FILE_LOCK)"
+        "from refitd_client.files import plain_file as c; print(c.GET_FILE_LOCK, c.SET_FILE_LOCK)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.split() == [str(GET_FILE_LOCK), str(SET_FILE_LOCK)]
@@ -73,4 +73,4 @@ def test_nothing_else_uses_what_a_python_may_lack() -> None:
     for path in [*package.rglob("*.py"), *(package.parent / "service").rglob("*.py")]:
         named = [each for each in ast.walk(ast.parse(path.read_text())) if isinstance(each, ast.Attribute)]
         used = {each.attr for each in named if lacked.search(each.attr)}
-        assert not used or path.name == "linux_calls.py", f"{path} uses {used}"
+        assert not used or path.name == "plain_file.py", f"{path} uses {used}"

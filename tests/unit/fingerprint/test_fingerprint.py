@@ -12,11 +12,11 @@ from hypothesis.extra import numpy as hnp
 from refitd_client.fingerprint import (
     TrackedWrites,
     bits_of,
+    device,
     fingerprint,
     fingerprints,
     share,
     to_text,
-    torch_ops,
     updated,
     width_of,
 )
@@ -44,7 +44,7 @@ def test_numpy_and_torch_compute_what_the_definition_says(width: int, count: int
     bits = random_bits(width, count)
     expected = by_definition(bits)
     assert fingerprint(bits) == expected
-    assert to_int(torch_ops.fingerprint(torch.from_numpy(bits.view(SIGNED[width])))) == expected
+    assert to_int(device.fingerprint(torch.from_numpy(bits.view(SIGNED[width])))) == expected
     assert share(np.arange(count, dtype=np.uint64), bits) == expected
 
 
@@ -52,7 +52,7 @@ def test_numpy_and_torch_compute_what_the_definition_says(width: int, count: int
 def test_numpy_and_torch_agree_over_many_blocks(width: int) -> None:
     """More rows than one block of numpy's has, and a part of a row."""
     bits = random_bits(width, 37 * ROW + 5)
-    assert fingerprint(bits) == to_int(torch_ops.fingerprint(torch.from_numpy(bits.view(SIGNED[width]))))
+    assert fingerprint(bits) == to_int(device.fingerprint(torch.from_numpy(bits.view(SIGNED[width]))))
 
 
 @pytest.mark.parametrize("width", [1, 2])

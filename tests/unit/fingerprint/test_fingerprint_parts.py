@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from refitd_client.checkpoint.finite import rule_of
 from refitd_client.fingerprint import fingerprints
-from refitd_client.fingerprint import parts as fingerprint_parts
+from refitd_client.fingerprint import tensors as fingerprint_parts
+from refitd_client.fingerprint.device import INTEGERS
 from refitd_client.fingerprint.host import MASK
-from refitd_client.fingerprint.parts import ElementRows, PartInput, part_scans
-from refitd_client.fingerprint.torch_ops import INTEGERS
+from refitd_client.fingerprint.tensors import ElementRows, PartInput, part_scans
 
 DTYPES = {1: torch.uint8, 2: torch.bfloat16, 4: torch.float32, 8: torch.int64}
 
@@ -94,4 +94,4 @@ def test_torch_operations_find_on_any_device_what_the_host_finds(at_once: int, m
         rectangle(matrix, slice(20, 37), slice(100, 211), 2),
         PartInput(bits[:100], [ElementRows(0, 100)]),
     ]
-    assert fingerprint_parts._on_device(some) == part_scans(some)
+    assert fingerprint_parts._parts_on_device(some) == part_scans(some)

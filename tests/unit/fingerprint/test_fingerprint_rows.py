@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from refitd_client.checkpoint.finite import rule_of
-from refitd_client.fingerprint import bits_of, fingerprint, fingerprints, torch_ops
+from refitd_client.fingerprint import bits_of, device, fingerprint, fingerprints
 from refitd_client.fingerprint.batch import FingerprintBatch
+from refitd_client.fingerprint.device import Listed, Rows, grouped, whole_tensor
 from refitd_client.fingerprint.host import MASK, ROW
-from refitd_client.fingerprint.rows import Listed, Rows, grouped, whole_tensor
 
 HERE = torch.device("cpu")
 
 
 def bits(dtype: torch.dtype, count: int) -> Any:
     raw = torch.randint(0, 256, (count * dtype.itemsize,), dtype=torch.uint8)
-    return torch_ops.flat_bits(raw.view(dtype))
+    return device.flat_bits(raw.view(dtype))
 
 
 def of(tensor: Any) -> Any:

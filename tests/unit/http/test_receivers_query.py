@@ -2,7 +2,7 @@
 
 import pytest
 
-from refitd_client.contract.receivers import Receivers
+from refitd_client.contract.plugin import Receivers
 from refitd_client.contract.wire import Problem
 from refitd_client.errors import ServiceError
 from refitd_client.http.connection import Connection

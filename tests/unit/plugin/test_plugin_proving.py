@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from refitd_client.validation.proof import proof_digest, share_of, unprovable
+from refitd_client.validation.validate import proof_digest, share_of, unprovable
 from refitd_plugin.memory.driver import Registry
 from refitd_plugin.proof.proving import DeviceReader, HostReader, VersionProver
 from support.host_gpu import HOST, HostGpu

@@ -20,8 +20,7 @@ from refitd.policy.hosts import (
     why_not_served,
 )
 from refitd.state.records import AttemptRecord, EngineRecord, HostLead, UpdateRecord
-from refitd_client.contract.follow import Following, HostReply
-from refitd_client.contract.hosts import MAX_HOST_ENGINES, HostEngines, OrderState
+from refitd_client.contract.follow import MAX_HOST_ENGINES, Following, HostEngines, HostReply, OrderState
 from refitd_client.contract.states import EngineState, VersionState
 from support.records import engine, version
 

@@ -11,7 +11,7 @@ from refitd.policy.next_action import Agenda, Goals, RefitTo, next_action
 from refitd.policy.observe import after_refit
 from refitd.policy.strategy import Strategy, StrategyName, canary_of, fault_found, finished_first, released, why_waiting
 from refitd.state.records import AttemptRecord, EngineRecord, UpdateRecord
-from refitd_client.contract.hosts import HostEngines
+from refitd_client.contract.follow import HostEngines
 from refitd_client.contract.states import EngineState, UpdateState
 from support.records import engine, version
 

@@ -15,7 +15,7 @@ from refitd.policy.observe import Expected, after_probe, after_word, compared
 from refitd.policy.strategy import Strategy, StrategyName
 from refitd.state.records import AttemptRecord, EngineRecord
 from refitd.state.version import VersionRecord
-from refitd_client.contract.hosts import HostEngines
+from refitd_client.contract.follow import HostEngines
 from refitd_client.contract.states import EngineState, Kind, VersionState
 from support.records import engine, version
 

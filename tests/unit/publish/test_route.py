@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from refitd_client.contract.receivers import Receiver, Receivers
+from refitd_client.contract.plugin import Receiver, Receivers
 from refitd_client.http import publisher_client
 from refitd_client.http.connection import Connection
 from refitd_client.http.publisher_client import ReceiversQuery

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from refitd_client.errors import FollowerStartError
-from refitd_client.ray.process import FollowerProcess
+from refitd_client.ray import FollowerProcess
 from support.sockets import free_port
 
 PATIENCE = 60.0
@@ -33,7 +33,7 @@ server.serve_forever()
 """
 OWNER = """
 import sys, time
-from refitd_client.ray.process import FollowerProcess
+from refitd_client.ray import FollowerProcess
 kept = FollowerProcess([sys.executable, "-c", {stand_in!r}], 0)
 kept.wait_ready(60)
 print("child", kept.pid, flush=True)

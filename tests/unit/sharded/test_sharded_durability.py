@@ -2,7 +2,7 @@
 
 import pytest
 
-from refitd_client.contract.receivers import Receiver, Receivers
+from refitd_client.contract.plugin import Receiver, Receivers
 from refitd_client.errors import PublishError
 from refitd_client.publish.options import PublishOptions
 from refitd_client.publish.route import decide_route

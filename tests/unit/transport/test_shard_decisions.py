@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from refitd_client.contract.receivers import Receiver, Receivers
+from refitd_client.contract.plugin import Receiver, Receivers
 from refitd_client.errors import TransportRefusedError
 from refitd_client.publish.attempt import PublishCall
 from refitd_client.publish.route import decide_route

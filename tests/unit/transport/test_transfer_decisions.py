@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refitd_client.contract.receivers import Receiver, Receivers
+from refitd_client.contract.plugin import Receiver, Receivers
 from refitd_client.transport.group.transfer import Go, Ready, StandingGroup, decide, flat_layout
 from refitd_client.transport.ipc.offer import HostPlace, OfferedTensor
 from refitd_client.transport.ways import TrainerPlace, choose, hinders

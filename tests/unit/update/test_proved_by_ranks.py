@@ -20,7 +20,7 @@ from refitd_client.contract.states import VersionState
 from refitd_client.fingerprint import fingerprints
 from refitd_client.validation import contents
 from refitd_client.validation.examine import structure
-from refitd_client.validation.sealed import described
+from refitd_client.validation.foreign import described
 from refitd_plugin.memory.source import mapped, place_of
 from refitd_plugin.proof.proving import HostReader, VersionProver
 from support.checkpoints import tensors, write_model

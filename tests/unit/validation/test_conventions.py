@@ -9,8 +9,8 @@ import pytest
 from refitd.root.scan import Listing, scan
 from refitd_client.checkpoint.index import IndexOfDeltaError, lay_out, parse_index
 from refitd_client.contract.naming import INDEX_NAME
-from refitd_client.validation.conventions import Trainer, inner_folders, is_foreign, recognise
 from refitd_client.validation.examine import structure
+from refitd_client.validation.foreign import Trainer, inner_folders, is_foreign, recognise
 from support.checkpoints import tensors, write_model, write_shards
 
 

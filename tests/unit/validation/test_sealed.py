@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from refitd_client.checkpoint.opening import ChangedError
 from refitd_client.contract.manifest import Manifest, TensorsSummary
 from refitd_client.validation.examine import signature, structure
-from refitd_client.validation.sealed import (
+from refitd_client.validation.foreign import (
     described,
     forget_manifests,
     has_kept_manifest,

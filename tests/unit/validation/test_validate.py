@@ -7,8 +7,8 @@ import pytest
 
 from refitd_client.checkpoint.fault import Code, Defect
 from refitd_client.checkpoint.finite import NonFinite
+from refitd_client.checkpoint.index import CheckpointLayout
 from refitd_client.checkpoint.inventory import Inventory, Reference, Tensor, inventory_of
-from refitd_client.checkpoint.layout import CheckpointLayout
 from refitd_client.checkpoint.opening import FileStat
 from refitd_client.checkpoint.strict_header import Header, TensorSpec
 from refitd_client.contract.manifest import Manifest, ManifestFile, TensorsSummary, digest_of_files

@@ -12,7 +12,7 @@ from transformers import core_model_loading
 from refitd_client import InvalidWeightsError, PublishOptions, WeightPublisher
 from refitd_client.sharded.holdings import NamingOptions, holdings_of
 from refitd_client.tensors import Casts
-from refitd_client.write.module_names import ModuleState, checkpoint_names
+from refitd_client.write.plan import ModuleState, checkpoint_names
 from support import published
 from support.renamed_models import llava, mixtral
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from refitd_client.write import cuda_driver
+from refitd_client.write import cuda
 
 
 class Driver:
@@ -23,7 +23,7 @@ class Driver:
 
 
 def using(driver: Driver | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_driver, "_driver", lambda: driver)
+    monkeypatch.setattr(cuda, "_driver", lambda: driver)
 
 
 def names(driver: Driver) -> list[str]:
@@ -40,10 +40,10 @@ def test_memory_is_locked_in_the_gpu_s_context_and_the_thread_is_left_as_it_was(
 ) -> None:
     driver = Driver(cuMemHostRegister_v2=error)
     using(driver, monkeypatch)
-    assert cuda_driver.pin(2**47, 2**33, 1, cuda_driver.PORTABLE | cuda_driver.READ_ONLY) == error
+    assert cuda.pin(2**47, 2**33, 1, cuda.PORTABLE | cuda.READ_ONLY) == error
     assert names(driver) == [*AROUND[0], "cuMemHostRegister_v2", *AROUND[1], *GIVEN_BACK]
     assert ("cuMemHostRegister_v2", 2**47, 2**33) in driver.calls, "a place or a size was cut to 32 bits"
-    cuda_driver.unpin(2**47, 1)
+    cuda.unpin(2**47, 1)
     assert names(driver)[-6:] == [*AROUND[0], "cuMemHostUnregister", *AROUND[1], *GIVEN_BACK]
 
 
@@ -53,13 +53,13 @@ def test_where_there_is_no_context_nothing_is_locked_and_nothing_kept(
 ) -> None:
     driver = Driver(**{fails: 4})
     using(driver, monkeypatch)
-    assert cuda_driver.pin(4096, 4096, 0) == 4
-    cuda_driver.unpin(4096, 0)
+    assert cuda.pin(4096, 4096, 0) == 4
+    cuda.unpin(4096, 0)
     assert not {"cuMemHostRegister_v2", "cuMemHostUnregister", "cuCtxPopCurrent_v2"} & set(names(driver))
     assert names(driver).count("cuDevicePrimaryCtxRelease_v2") == (2 if fails == "cuCtxPushCurrent_v2" else 0)
 
 
 def test_without_a_driver_nothing_is_locked(monkeypatch: pytest.MonkeyPatch) -> None:
     using(None, monkeypatch)
-    assert cuda_driver.pin(4096, 4096, 0) != 0
-    cuda_driver.unpin(4096, 0)
+    assert cuda.pin(4096, 4096, 0) != 0
+    cuda.unpin(4096, 0)

@@ -17,7 +17,7 @@ from refitd_client import tensors as torch_tensors
 from refitd_client.contract.manifest import fitting_fingerprints, parse_manifest
 from refitd_client.contract.naming import slots_path
 from refitd_client.fingerprint import fingerprints
-from refitd_client.write import cuda, cuda_driver, device_shards
+from refitd_client.write import cuda, device_shards
 from refitd_client.write.device_shards import DeviceShards
 from support import published
 from support.handed_back import hand_back
@@ -48,8 +48,8 @@ class Driver:
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     driver = Driver()
     trainer_gpu(monkeypatch)
-    monkeypatch.setattr(cuda_driver, "pin", driver.register)
-    monkeypatch.setattr(cuda_driver, "unpin", driver.unregister)
+    monkeypatch.setattr(cuda, "pin", driver.register)
+    monkeypatch.setattr(cuda, "unpin", driver.unregister)
     monkeypatch.setattr(cuda, "_CUDA_PIECE", 1000)
     return driver
 
@@ -62,10 +62,10 @@ def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[
     def copy(way: str, target: int, source: int, count: int, stream: Any) -> None:
         assert (way, stream.cuda_stream) == ("down", 7)
         sizes.append(count)
-        cuda_driver.copy_here(target, source, count)
+        cuda.copy_here(target, source, count)
 
-    monkeypatch.setattr(cuda_driver, "copy", copy)
-    monkeypatch.setattr(cuda_driver, "has_driver", lambda: request.param == "address")
+    monkeypatch.setattr(cuda, "copy", copy)
+    monkeypatch.setattr(cuda, "has_driver", lambda: request.param == "address")
     return sizes
 
 
@@ -109,7 +109,7 @@ def _publish(publisher: WeightPublisher, weights: dict[str, torch.Tensor], step:
 def test_into_new_files_and_into_slots(
     root: Path, by: list[int], publisher: WeightPublisher, driver: Driver, block: Any, refuses: bool
 ) -> None:
-    is_by_address = cuda_driver.has_driver() and not refuses
+    is_by_address = cuda.has_driver() and not refuses
     driver.refuses = refuses
     for step in range(1, 5):
         done = _publish(publisher, state(step), step, block)

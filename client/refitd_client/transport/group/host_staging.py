@@ -16,11 +16,10 @@ from typing import Any
 import torch
 
 from refitd_client.fingerprint.batch import PROGRAMS_OVER_BUS, AddressScan
-from refitd_client.fingerprint.rows import whole_tensor
+from refitd_client.fingerprint.device import flat_bits, whole_tensor
 from refitd_client.fingerprint.tensors import Scan, has_triton
-from refitd_client.fingerprint.torch_ops import flat_bits
 from refitd_client.transport.group.transfer import FlatLayout
-from refitd_client.write.cuda_driver import pin, unpin
+from refitd_client.write.cuda import pin, unpin
 
 _log = logging.getLogger("refitd_client")
 

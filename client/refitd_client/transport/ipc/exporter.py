@@ -18,8 +18,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from refitd_client.files.linux_calls import GET_FILE_LOCK, SET_FILE_LOCK
-from refitd_client.files.plain_file import open_plain
+from refitd_client.files.plain_file import GET_FILE_LOCK, SET_FILE_LOCK, open_plain
 
 NAME = ".lender.lock"
 OFFERS = ".offer-"

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from refitd_client.fingerprint import fingerprints, width_of
+from refitd_client.fingerprint.device import INTEGERS
 from refitd_client.fingerprint.host import MASK
-from refitd_client.fingerprint.parts import ElementRows, PartInput, part_scans
-from refitd_client.fingerprint.torch_ops import INTEGERS
+from refitd_client.fingerprint.tensors import ElementRows, PartInput, part_scans
 from refitd_client.transport.group.child import Receive
 from refitd_client.transport.group.membership import TransferError
 from refitd_client.transport.ipc.offer import Offer

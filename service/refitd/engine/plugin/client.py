@@ -25,8 +25,7 @@ from refitd.engine.plugin.leading import Leading, Leads
 from refitd.engine.plugin.rank_group import MOST_REASON, EngineRankGroup, Launch, Member, Stock, shown
 from refitd.engine.port import Coming, LoaderUse, Offered, RankProof, Target, VersionFiles
 from refitd_client.contract.decoding import converted
-from refitd_client.contract.plugin import TensorProof
-from refitd_client.contract.receivers import Receiver
+from refitd_client.contract.plugin import Receiver, TensorProof
 
 AHEAD_SECONDS = 60.0  # to prepare a version that may turn out to be bad; the caller may give up before
 OFFER_SECONDS = 10.0  # to look at a trainer's memory: nothing of it is read yet

@@ -17,8 +17,7 @@ import msgspec
 from refitd.engine.port import LoaderUse
 from refitd_client.contract.decoding import converted
 from refitd_client.contract.manifest import FOREIGN_CHARACTERS
-from refitd_client.contract.plugin import ASIDE, PROTOCOL, Handshake
-from refitd_client.contract.receivers import Receiver
+from refitd_client.contract.plugin import ASIDE, PROTOCOL, Handshake, Receiver
 
 MOST_REASON = 500  # of a rank, in a sentence
 NO_PLUGIN = "no plugin answers for it"

@@ -37,8 +37,7 @@ from refitd.engine.port import (
     Unreached,
 )
 from refitd.engine.port import Process as ServerProcess
-from refitd_client.contract.follow import Following, HostReport, HostTrial, HostTrialResult
-from refitd_client.contract.hosts import HostEngines, OrderState
+from refitd_client.contract.follow import Following, HostEngines, HostReport, HostTrial, HostTrialResult, OrderState
 from refitd_client.contract.naming import parse_version_id, version_folder, version_label
 
 AWAY_SECONDS = 60.0  # without a report: a host at rest reports every ten

@@ -29,9 +29,9 @@ from refitd.observe.logs import announce
 from refitd.problem import ProblemError, Slug
 from refitd.root.ownership import StartRefusedError
 from refitd.settings import Settings
-from refitd.state.journal.address import PostgresAddress
+from refitd.state.journal.address import Leader, PostgresAddress
 from refitd.state.journal.journal import Journal
-from refitd.state.journal.leadership import Candidate, HeldLead, Leader, monotonic
+from refitd.state.journal.leadership import Candidate, HeldLead, monotonic
 from refitd.state.journal.postgres import connect, open_group_journal, why_unusable
 
 POLL_SECONDS = 0.25

@@ -18,7 +18,7 @@ from refitd.reclaim.sweep import Sweeper
 from refitd.settings import Settings
 from refitd.state.decisions import DecisionFile
 from refitd.state.followers import FilesSent, Followers
-from refitd.state.journal.leadership import Leader
+from refitd.state.journal.address import Leader
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd.text import listed

@@ -42,3 +42,26 @@ class PostgresAddress:
 def is_postgres(text: str) -> bool:
     """Whether a setting names a PostgreSQL database, and not a folder."""
     return text.startswith(SCHEMES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leader:
+    """The process that leads, or led last.
+
+    Attributes:
+        address: where clients reach it.
+        host: its machine's name.
+        pid: its process there.
+        since: when it took over (RFC 3339, for people).
+        lease: seconds without an answer of the database after which another takes over.
+        epoch: the number of the takeover.
+        released: whether it has given the lead back.
+    """
+
+    address: str
+    host: str
+    pid: int
+    since: str
+    lease: float
+    epoch: int = 0
+    released: bool = False

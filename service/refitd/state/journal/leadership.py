@@ -35,33 +35,9 @@ import structlog
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from refitd.clock import SystemClock
-from refitd.state.journal.address import PostgresAddress
+from refitd.state.journal.address import Leader, PostgresAddress
 from refitd.state.journal.database import LeadLostError
 from refitd_client.contract.decoding import from_json
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leader:
-    """The process that leads, or led last.
-
-    Attributes:
-        address: where clients reach it.
-        host: its machine's name.
-        pid: its process there.
-        since: when it took over (RFC 3339, for people).
-        lease: seconds without an answer of the database after which another takes over.
-        epoch: the number of the takeover.
-        released: whether it has given the lead back.
-    """
-
-    address: str
-    host: str
-    pid: int
-    since: str
-    lease: float
-    epoch: int = 0
-    released: bool = False
-
 
 EXIT_LEAD_LOST = 75  # EX_TEMPFAIL of sysexits.h: start it again
 _LOCK = (0x7265_6669, 0x7464)  # "refitd": one group in a database

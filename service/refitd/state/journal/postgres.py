@@ -20,10 +20,10 @@ from sqlalchemy.exc import DatabaseError, DBAPIError
 from refitd.root.file_systems import mounts_now
 from refitd.root.ownership import StartRefusedError, mark_root
 from refitd.root.scan import Listing, scan
-from refitd.state.journal.address import GROUP_NOTE, PostgresAddress
+from refitd.state.journal.address import GROUP_NOTE, Leader, PostgresAddress
 from refitd.state.journal.database import JOURNAL_NAME
 from refitd.state.journal.journal import Journal, JournalError
-from refitd.state.journal.leadership import HeldLead, Leader, patient, read_leader
+from refitd.state.journal.leadership import HeldLead, patient, read_leader
 from refitd.state.journal.reads import read_last_event, read_origin
 from refitd.state.journal.recovery import (
     NOTE_NAME,

@@ -7,6 +7,7 @@ and the made-up catalog know versions by.
 import asyncio
 import errno
 import itertools
+import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -24,9 +25,13 @@ from refitd_client.contract.manifest import Manifest, parse_manifest
 from refitd_client.contract.naming import (
     INCOMING_PREFIX,
     MANIFEST_NAME,
+    PULLS,
     ROOT_NAME,
     SERVICE_FOLDER,
     TRASH,
+    parse_version_id,
+    run_slots,
+    version_folder,
 )
 
 from .disk import Make, Pause, SimDisk, SimFolder, bytes_of, seen_at
@@ -126,6 +131,14 @@ class HostDisk(SimDisk):
         trash = self.root / SERVICE_FOLDER / TRASH
         discarded = sorted(trash.iterdir()) if trash.is_dir() else []
         return [str(path.relative_to(self.root)) for path in (*self.being_written(), *discarded)]
+
+    def pulled_of(self, version: str) -> set[str]:
+        """The folders that an unfinished pull of a version has left."""
+        parsed = parse_version_id(version)
+        assert parsed is not None
+        journal = self.root / SERVICE_FOLDER / PULLS / run_slots(RUN) / version_folder(parsed[1])
+        lines = journal.read_text().splitlines() if journal.exists() else []
+        return {f"{RUN}/{json.loads(line)['folder']}" for line in lines if line.startswith("{")}
 
     def at(self, path: str) -> SimFolder:
         """See `SimDisk`."""

@@ -183,10 +183,12 @@ class HostPromises(Promises):
 
     def _nothing_leaks(self) -> None:
         super()._nothing_leaks()
-        left = self._world.disk.left_behind()
-        assert not left, f"leaked at {self._world.name}: {left}"
-        hub = self._world.world.life
+        hub, desired = self._world.world.life, self._life.store.runs.desired.get(RUN)
         assert hub is not None
+        left = set(self._world.disk.left_behind())
+        if desired is not None and desired not in hub.store.versions:
+            left -= self._world.disk.pulled_of(desired)  # the host goes on with the pull when the hub has it again
+        assert not left, f"leaked at {self._world.name}: {sorted(left)}"
         assert not list(hub.followers.pulled()), "leaked: the hub keeps what nobody pulls"
 
 

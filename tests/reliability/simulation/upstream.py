@@ -22,7 +22,7 @@ from refitd_client.contract.wire import MAX_BARRED, Overview, VersionPage
 from refitd_client.errors import ServiceProblemError, ServiceUnreachableError
 from refitd_client.http.connection import Connection
 
-from .disk import SimFolder, bytes_of, seen_at
+from .disk import SimFolder, bytes_of, seen_at, templates
 from .life import Life
 from .links import STALL_SECONDS, Damage, Link
 
@@ -118,7 +118,10 @@ class SimBytes:
 async def _reader(life: Life, part: FilePart) -> Callable[[], bytes]:
     """What reads the bytes of a part from the file that a service has opened to hand it out."""
     folder, _ = await held(life, part.version)
-    return lambda: bytes_of(folder.make, part.file, folder.content)[part.start : part.start + part.length]
+    make = folder.make
+    if part.file not in templates()[1][make].files:  # another version has the name since the host got its manifest
+        raise ProblemError(Slug.FILES_NOT_HELD, f"{part.version} has no file {part.file}")
+    return lambda: bytes_of(make, part.file, folder.content)[part.start : part.start + part.length]
 
 
 def _is_back(life: Life, target: str) -> bool:

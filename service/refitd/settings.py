@@ -185,10 +185,6 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
         description="What becomes of requests in flight: they go on after a load (SGLang: retract, vLLM: keep), end "
         "before it (vLLM: wait), or are ended (abort). auto: they go on if the engine can",
     )
-    vllm_stock_ranks: bool = Field(
-        default=False,
-        description="Update vLLM servers of several ranks that lack the extension: a failure may mix weights",
-    )
     strategy: Annotated[Strategy, NoDecode, BeforeValidator(_strategy)] = Field(
         default=Strategy(),
         description="How a version goes to the engines: all at once; rolling, N (1) out of service at a time; or to a "
@@ -266,7 +262,6 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
             lora=None if self.lora is None else self.lora.name,
             lora_keep=LORA_KEEP if self.lora is None else self.lora.keep,
             path_map=self.path_map,
-            vllm_stock_ranks=self.vllm_stock_ranks,
         )
 
     @property

@@ -282,7 +282,7 @@ _ON_STOCK_VLLM = (
     "a stock vLLM is paused for as long as it reads the whole checkpoint, also where a delta was published; with "
     "refitd in its environment files are read before the pause, and deltas are written in place where vLLM leaves "
     "weights as they are loaded (docs/vllm.md)",
-    "a stock vLLM of several ranks is updated only with refitd serve --vllm-stock-ranks",
+    "a stock vLLM of several ranks is not updated: install refitd in its environment",
 )
 
 

@@ -258,7 +258,6 @@ def feeding(loader: type, feed: TensorFeed) -> Iterator[None]:
         loader: SGLang's class that reads files.
         feed: what its iterator yields in their place.
     """
-    dtype = torch.get_default_dtype()
     original, mine = getattr(loader, _ITERATOR), threading.get_ident()
 
     def iterator(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -269,7 +268,6 @@ def feeding(loader: type, feed: TensorFeed) -> Iterator[None]:
         yield
     finally:
         setattr(loader, _ITERATOR, original)
-        torch.set_default_dtype(dtype)  # SGLang before 0.5.19 leaves the model's behind when a load raises
 
 
 def runner_of(updater: Any) -> Any:

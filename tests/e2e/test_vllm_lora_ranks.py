@@ -47,7 +47,7 @@ def test_adapters_are_loaded_and_unloaded_on_every_rank_by_the_service(
 ) -> None:
     plain = answer(engine, None)
     answers: list[list[int]] = []
-    with running(tmp_path, engine, "--lora", "actor:1", "--vllm-stock-ranks") as job:
+    with running(tmp_path, engine, "--lora", "actor:1") as job:
         for step in (1, 2):
             job.serve(write_adapter(tmp_path / f"adapter{step}", model, step), step)
             answers.append(answer(engine, f"actor-v{step}"))
@@ -64,16 +64,14 @@ async def test_an_adapter_is_replaced_on_every_rank_and_after_one_failure_nothin
     shutil.rmtree(bad)
     async with AsyncExitStack() as opened:
 
-        def adapters(*, several_ranks: bool = True) -> VllmAdapters:
-            made = vllm_adapters(engine.url, name="actor", api_key=API_KEY, several_ranks=several_ranks)
+        def adapters() -> VllmAdapters:
+            made = vllm_adapters(engine.url, name="actor", api_key=API_KEY)
             opened.push_async_callback(made.aclose)
             return made
 
         async def refit(by: VllmAdapters, folder: Path, label: str) -> Refit:
             return await by.refit(Target(path=str(folder), label=label), ignore_stage)
 
-        unwilling = await refit(adapters(several_ranks=False), first, "3")
-        assert (unwilling.outcome, "--vllm-stock-ranks" in (unwilling.reason or "")) == (Outcome.NACK, True)
         willing = adapters()
         one = await refit(willing, first, "3")
         before = answer(engine, "actor-v3")

@@ -1,4 +1,4 @@
-"""The main job with a real vLLM, stock and with refitd inside, on one rank and on two: what a trainer publishes is
+"""The main job with a real vLLM, stock, and with refitd inside on one rank and on two: what a trainer publishes is
 served, and of what is bad no engine hears."""
 
 import asyncio
@@ -17,7 +17,7 @@ from support.vllm import OneVllm, PluggedVllm, VllmSubject
 pytestmark = [pytest.mark.vllm, pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
-@pytest.fixture(scope="session", params=["vllm", "vllm-two-ranks", "vllm-plugged", "vllm-plugged-two-ranks"])
+@pytest.fixture(scope="session", params=["vllm", "vllm-plugged", "vllm-plugged-two-ranks"])
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -32,7 +32,7 @@ def test_what_a_trainer_publishes_is_served_what_is_bad_is_not_and_it_stays_so_o
     def answer() -> list[int]:
         return asyncio.run(subject.answer())
 
-    with running(tmp_path, server, "--run", RUN, "--vllm-stock-ranks", root=server.root if inside else None) as job:
+    with running(tmp_path, server, "--run", RUN, root=server.root if inside else None) as job:
         answers: list[list[int]] = []
         for step, model in enumerate(["model_b", "model_a", "model_b"], start=1):
             job.serve(models / model, step)

@@ -21,7 +21,6 @@ def server_at(
     load_timeout: float = 600.0,
     pause_mode: str = "auto",
     allow_dtype_cast: bool = False,
-    several_ranks: bool = False,
     name: str | None = None,
     keep: int = 1,
     **known: Any,
@@ -34,7 +33,6 @@ def server_at(
         allow_dtype_cast=allow_dtype_cast,
         lora=name,
         lora_keep=keep,
-        vllm_stock_ranks=several_ranks,
     )
     unsaid: dict[str, Any] = {"api_key": None, "admin_key": None, "guard": None, "leads": None}
     return EngineServer(url=url, root=root_there or str(root), access=access, **(unsaid | known))
@@ -68,7 +66,6 @@ def vllm_engine(url: str, **options: Any) -> ServerEngine:
     dialect = VllmDialect(
         server.transport(WatchedTransport),
         pause_mode=access.pause_mode,
-        several_ranks=access.vllm_stock_ranks,
         opens=opens,
     )
     return ServerEngine(dialect, server.plugin(), access.load_timeout)

@@ -51,7 +51,6 @@ class Habits:
         seeded: whether it tells a number that it drew when it started.
         told_while_it_loads: whether it says what it serves while a load is under way.
         labels_answers: whether an answer says which version gave it.
-        loads_again: whether it can be updated after an update that it refused by an error, or that timed out.
         starts_at_once: whether a restart costs a test next to nothing.
     """
 
@@ -66,7 +65,6 @@ class Habits:
     seeded: bool = True
     told_while_it_loads: bool = True
     labels_answers: bool = True
-    loads_again: bool = True
     starts_at_once: bool = False
 
 
@@ -113,12 +111,8 @@ HABITS = {
     "sglang": _SGLANG,
     "sglang-plugged": replace(_SGLANG, fates=_careful, refusal="", stages=_PREPARED, other_fingerprint="plugin:xxh3:0"),
     "vllm": _VLLM,
-    # One failure, and its processes answer other calls than they are asked.
-    "vllm-two-ranks": _two_ranks(
-        replace(_VLLM, fates={**_VLLM.fates, **_each((*REFUSED, *TORN, "bad_extra"), Fate.LOST)}, loads_again=False)
-    ),
     "vllm-plugged": _VLLM_PLUGGED,
-    "vllm-plugged-two-ranks": _two_ranks(replace(_VLLM_PLUGGED, unopened="--vllm-stock-ranks")),
+    "vllm-plugged-two-ranks": _two_ranks(replace(_VLLM_PLUGGED, unopened="--worker-extension-cls")),
 }
 HABITS["vllm-plugged-in-place"] = HABITS["vllm-plugged"]
 HABITS["vllm-plugged-two-ranks-repacked"] = HABITS["vllm-plugged-two-ranks"]

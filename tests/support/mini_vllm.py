@@ -19,7 +19,7 @@ import pytest
 from safetensors.torch import save_file
 from torch.distributed import HashStore
 
-from refitd_plugin import ranks as ranks_module
+from refitd_plugin.update import ranks as ranks_module
 
 from .mini_sglang import TinyModel, Updater, tiny_weights, values
 from .plugged_mini import Rank, wait_for

@@ -61,8 +61,6 @@ class PluggedSglang(SglangServer):
         path = os.pathsep.join(str(folder) for folder in folders)
         root = {} if self.root is None else {"REFITD_SGLANG_ROOT": str(self.root)}
         mine = {"PYTHONPATH": path, "FAULT_FILE": str(self._fault)} | root | self._variables
-        if RELEASE.startswith("0.5.12"):  # its gRPC server takes the port 10000 above, which there may not be
-            mine["SGLANG_GRPC_PORT"] = str(self.port - 10_000)
         return super().environment() | mine
 
     def fail(self, *faults: str, rank: int = 0) -> None:

@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 from torch.distributed import HashStore
 
 from refitd.engine.port import Target
-from refitd_plugin import ranks as ranks_module
 from refitd_plugin.settings import PluginSettings
+from refitd_plugin.update import ranks as ranks_module
 from refitd_sglang.plugin import Plugin, SglangLayout
 
 from .forged import files_of, fingerprints_of, sign

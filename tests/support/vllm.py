@@ -230,8 +230,7 @@ class VllmSubject(Subject):
 
     def adapter(self, **options: Any) -> ServerEngine:
         """Another adapter to the same server, which has asked nothing yet."""
-        stock_ranks = self.root is None and "two-ranks" in self.kind
-        given = {"api_key": API_KEY, "root": self.root, "several_ranks": stock_ranks}
+        given = {"api_key": API_KEY, "root": self.root}
         return vllm_engine(self.server.url, **{**given, **options})
 
     async def named(self) -> tuple[str, str]:

@@ -36,7 +36,7 @@ _SETTINGS = """
     root state host port token_file read_token_file followers_token_file engines
     engines_file discover engine_allow engine_key_file
     engine_admin_key_file path_map trainers lora base_model keep_last slots disk_budget
-    vllm_stock_ranks follow follow_token_file run push
+    follow follow_token_file run push
     tls_cert tls_key tls_client_ca ca_file client_cert client_key
 """
 _STYLES: Mapping[CheckVerdict, str] = {

@@ -60,7 +60,6 @@ PANELS: Mapping[str, tuple[str, ...]] = {
         "quorum",
         "pause_mode",
         "load_timeout",
-        "vllm_stock_ranks",
     ),
 }
 _SPECIAL_NAMES = {  # one at a time, and repeatable

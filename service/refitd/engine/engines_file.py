@@ -11,15 +11,12 @@ engines:
     engine: sglang                     # what server it is; default: found out by asking it
   - url: http://10.0.0.6:30000         # servers of one policy's keys and values are one engine:
     pair: http://10.0.0.7:30000        # --disaggregation-mode prefill the one, decode the other; a list of several
-
-Prometheus' own form (file-based service discovery, YAML or JSON) will do as well: `[{targets: [host:port, …], labels:
-{run: exp/trial, __scheme__: https}}]`. Other labels are ignored.
 """
 
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo
@@ -172,20 +169,7 @@ def _listed(data: Any) -> Any:
     """An empty file names no engine; a bare list is the list of engines."""
     if data is not None and not isinstance(data, list):
         return data
-    entries = cast("list[Any]", data or [])
-    return {"engines": [engine for entry in entries for engine in _engines_of(entry)]}
-
-
-def _engines_of(entry: Any) -> list[Any]:
-    """The engines in an entry: one, unless it is a group of targets as Prometheus has them."""
-    group = cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
-    targets: Any = group.get("targets")
-    labels: Any = group.get("labels") or {}
-    if not isinstance(targets, list) or not isinstance(labels, dict) or not group.keys() <= {"targets", "labels"}:
-        return [entry]
-    said = cast("dict[str, Any]", labels)
-    kept = {key: said[key] for key in ("run", "root") if key in said}
-    return [{"url": f"{said.get('__scheme__', 'http')}://{target}", **kept} for target in cast("list[Any]", targets)]
+    return {"engines": data or []}
 
 
 def _sentence(fault: Any) -> str:

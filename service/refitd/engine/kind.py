@@ -31,8 +31,6 @@ class EngineAccess:
         lora: name of the adapter that engines get in place of a model; None for models.
         lora_keep: how many versions of an adapter stay loaded.
         path_map: where engines see the root; None where they see it as the service does.
-        vllm_stock_ranks: whether a vLLM server without refitd's extension is updated where several processes hold its
-            weights.
     """
 
     root: Path | None
@@ -44,7 +42,6 @@ class EngineAccess:
     lora: str | None = None
     lora_keep: int = 1
     path_map: str | None = None
-    vllm_stock_ranks: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

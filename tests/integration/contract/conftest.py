@@ -1,5 +1,5 @@
 """The engines that the contract is held against: the embedded one, with and without SGLang's mistakes, SGLang and vLLM,
-without the plugin and with it, vLLM on two ranks as well."""
+without the plugin and with it, then vLLM on two ranks as well."""
 
 from collections.abc import AsyncIterator, Generator
 from typing import Any
@@ -16,8 +16,6 @@ from support.vllm import OneVllm
 REAL = [pytest.param(kind, marks=pytest.mark.sglang) for kind in ("sglang", "sglang-plugged")] if SGLANG_VENV else []
 VLLM = ("vllm", "vllm-plugged", "vllm-plugged-two-ranks") if VLLM_VENV else ()
 REAL += [pytest.param(kind, marks=pytest.mark.vllm) for kind in VLLM]
-if VLLM_VENV:  # what a service sends to two stock ranks is what it sends to one: `make vllm` tries the jobs on them
-    REAL += [pytest.param("vllm-two-ranks", marks=[pytest.mark.vllm, pytest.mark.thorough])]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -40,12 +38,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> No
 def _is_thorough(fate: Fate, kind: str, model: str) -> bool:
     """Whether it costs the restart of a real engine, and `make sglang` or `make vllm` leaves it out.
 
-    Of the checkpoints that end an SGLang `make sglang` takes a third, others with other commits (`support.points`). Of
-    those after which two ranks of a vLLM have to be restarted `make vllm` takes one.
+    Of the checkpoints that end an SGLang `make sglang` takes a third, others with other commits (`support.points`).
     """
-    if fate is Fate.DEAD:
-        return not HABITS[kind].starts_at_once and model not in taken(TORN)
-    return fate is Fate.LOST and not HABITS[kind].loads_again and model != "nowhere"
+    return fate is Fate.DEAD and not HABITS[kind].starts_at_once and model not in taken(TORN)
 
 
 @pytest.fixture(scope="session", params=["embedded", "embedded-defects", *REAL])

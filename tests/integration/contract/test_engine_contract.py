@@ -101,7 +101,6 @@ async def test_stages_come_in_order_and_are_timed(subject: Subject) -> None:
 
 
 async def test_an_engine_with_unknown_contents_is_not_resumed_by_a_repair_that_it_refuses(subject: Subject) -> None:
-    _needs_another_load(subject)
     await subject.refit("model_a", "1", repairs=True)
     tainted = await subject.refit("model_b", "2", fingerprint=subject.habits.other_fingerprint)
     assert tainted.outcome is Outcome.TAINTED
@@ -123,11 +122,6 @@ async def test_contents_that_differ_from_a_recorded_load_are_not_believed(subjec
         await subject.answer(within=1.0)
     assert (await subject.refit("model_a", "3", repairs=True)).resumed
     assert await subject.answer()
-
-
-def _needs_another_load(subject: Subject) -> None:
-    if not subject.habits.loads_again:
-        pytest.skip("after one failure it has to be restarted, as test_bad_checkpoints.py shows")
 
 
 async def test_requests_in_flight_are_all_answered_in_full_when_weights_change_under_them(subject: Subject) -> None:
@@ -295,7 +289,6 @@ def _long_load(
 
 
 async def test_a_load_that_outlasts_the_time_out_taints_and_the_next_refit_waits_for_its_end(subject: Subject) -> None:
-    _needs_another_load(subject)
     await subject.refit("model_a", "1", repairs=True)
     hurried = subject.adapter(load_timeout=3.0)
     try:

@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(VLLM_VENV is None, reason="REFITD_VLLM_VENV names no vLLM: make vllm"),
 ]
 
-ALL = ["vllm", "vllm-two-ranks", "vllm-plugged", "vllm-plugged-two-ranks"]
+ALL = ["vllm", "vllm-plugged", "vllm-plugged-two-ranks"]
 PLUGGED = ["vllm-plugged", "vllm-plugged-two-ranks"]
 TWO_PLUGGED = ["vllm-plugged-two-ranks"]
 

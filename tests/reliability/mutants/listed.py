@@ -228,13 +228,6 @@ MUTANTS = [
         "tests/unit/engine/test_vllm_adapter.py tests/reliability/attack/test_attack_answers.py",
     ),
     Mutant(
-        "believes a vLLM whose ranks answer earlier calls",
-        "service/refitd/engine/vllm/loads.py",
-        "all(isinstance(each, list) for each in answers)",
-        "True",
-        "tests/unit/engine/test_vllm_adapter.py",
-    ),
-    Mutant(
         "takes a vLLM for untouched whose extension does not know",
         "service/refitd/engine/replies.py",
         '            return Unclear(f"the load failed, and what it left',

@@ -57,7 +57,7 @@ class Digests(Enum):
 
 @dataclass
 class SimVllm(SimServer):
-    """A vLLM. How many ranks it has, and what its digests cover, is left to chance."""
+    """A vLLM of one rank. What its digests cover is left to chance."""
 
     tells_path = False
     calls: ClassVar = {
@@ -78,7 +78,7 @@ class SimVllm(SimServer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.ranks = self.chance.choice([1, 2])
+        self.chance.choice([1, 2])  # drawn for what numbers of found cases stand for
         self.digests = self.chance.choice(list(Digests))
         self._begin()
 
@@ -95,7 +95,7 @@ class SimVllm(SimServer):
 
     def connect(self, alive: Callable[[], bool]) -> EnginePort:
         """See `SimServer`."""
-        dialect = VllmDialect(SimTransport(self, alive), several_ranks=True)
+        dialect = VllmDialect(SimTransport(self, alive))
         return ServerEngine(dialect, plugin_of(self, alive), LOAD_TIMEOUT)
 
     def call_of(self, path: str, body: dict[str, Any] | None) -> Call | None:

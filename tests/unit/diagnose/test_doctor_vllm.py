@@ -65,7 +65,6 @@ def test_a_server_that_cannot_be_driven_is_told_as_vllm_though_no_kind_was_named
 @pytest.mark.parametrize(
     ("told", "verdict", "what", "fix"),
     [
-        (config(tensor_parallel_size=2), "failed", "2 processes", "--vllm-stock-ranks"),
         (config(tensor_parallel_size=2), "failed", "2 processes", "--worker-extension-cls refitd_vllm.Worker"),
         (config(pipeline_parallel_size=2), "failed", "2 pipeline stages", "--pipeline-parallel-size"),
         (config(data_parallel_size=2), "failed", "2 data-parallel replicas", "--data-parallel-size"),
@@ -93,12 +92,6 @@ def test_a_draft_model_that_stays_as_it_is_is_a_warning(job: list[str], speculat
     assert (("updates", "warning") in said) is named
     if named:
         assert "--speculative-config" in said["updates", "warning"]["fix"]
-
-
-def test_ranks_that_the_operator_allows_are_in_nothing_s_way(job: list[str]) -> None:
-    with scripted_vllm(told=config(tensor_parallel_size=2)) as vllm:
-        said = found(job, vllm, "--vllm-stock-ranks")
-    assert not any(check == "updates" for check, _ in said)
 
 
 def test_a_server_of_adapters_is_not_told_to_take_refitd_inside_which_would_stand_aside(job: list[str]) -> None:

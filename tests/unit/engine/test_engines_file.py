@@ -101,16 +101,6 @@ def test_an_engine_is_called_by_its_host_and_port() -> None:
     assert engine_id("http://a:1/") == "a:1"
 
 
-def test_the_form_of_prometheus_will_do() -> None:
-    text = """[{"targets": ["a:1", "b:2"], "labels": {"run": "exp/trial", "job": "sglang"}}, {"targets": ["c:3"],
-      "labels": {"__scheme__": "https"}}]"""
-    assert parse_engines(text) == [
-        EngineSpec(url="http://a:1", run="exp/trial"),
-        EngineSpec(url="http://b:2", run="exp/trial"),
-        EngineSpec(url="https://c:3"),
-    ]
-
-
 @pytest.mark.parametrize("pair", ["http://b:2/", "[http://b:2]"])
 def test_servers_that_are_updated_together_are_one_entry(pair: str) -> None:
     (spec,) = parse_engines(f"[{{url: http://a:1, pair: {pair}}}]")

@@ -353,75 +353,20 @@ async def test_several_ranks_with_the_extension_are_sent_no_load_that_the_extens
     assert "2 processes hold its weights" in (done.reason or "")
 
 
-async def test_several_ranks_are_not_updated_unless_the_operator_allows_it() -> None:
+async def test_several_ranks_of_a_stock_server_are_not_updated() -> None:
+    """After one failure vLLM takes their answers for those of other calls."""
     with scripted_vllm(told=TWO, ranks=2) as vllm:
         async with speaking_to(vllm) as engine:
             refused = await refit(engine)
-            assert (refused.outcome, refused.resumed) == (Outcome.NACK, True)
-            assert "--vllm-stock-ranks" in (refused.reason or "")
-            assert vllm.changes == [RESUME]
-        async with speaking_to(vllm, several_ranks=True) as engine:
-            done = await refit(engine)
-    assert done.outcome is Outcome.ACK
-    assert vllm.changes == [RESUME, PAUSE, "get_supported_tasks", *GOOD[1:]]
-
-
-@pytest.mark.parametrize(
-    ("call", "stale"),
-    [
-        ("get_supported_tasks", answer(200, {"results": [["generate"], None]})),
-        ("/sleep", error(500, "Call to sleep method failed: Worker failed with error ''")),
-    ],
-)
-async def test_ranks_whose_answers_are_shifted_stay_paused_whatever_they_hold(call: str, stale: Step) -> None:
-    """What they generate is mixed up as well."""
-    with scripted_vllm(told=TWO, ranks=2) as vllm:
-        async with speaking_to(vllm, several_ranks=True) as engine:
-            vllm.on(call, stale)
-            done = await refit(engine)
-    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
-    assert "restart it" in (done.reason or "")
-    assert not {LOAD, RESUME} & set(vllm.changes)
-
-
-@pytest.mark.parametrize("stale", [answer(200, {"results": [["generate"], None]}), error(500, SHAPE)])
-async def test_ranks_whose_answers_are_shifted_are_told_nothing_more_until_a_restart(stale: Step) -> None:
-    with scripted_vllm(told=TWO, ranks=2) as vllm:
-        async with speaking_to(vllm, several_ranks=True) as engine:
-            vllm.on("get_supported_tasks", stale)
-            done = await refit(engine, REPAIR)
-            again = await refit(engine, REPAIR)
-            assert (done.outcome, again.outcome) == (Outcome.TAINTED, Outcome.TAINTED)
-            assert "restart it" in (again.reason or "")
-            assert vllm.loads == []
-            vllm.on("/weight_info", hang_up)
-            assert isinstance(await engine.probe(), Unreached)
-            assert isinstance(await engine.probe(), Reached)  # it is the same process as before
-            assert (await refit(engine, REPAIR)).outcome is Outcome.TAINTED
-            vllm.told = config(tensor_parallel_size=2)
-            vllm.told["vllm_config"]["instance_id"] = "another"
-            vllm.on("/weight_info", hang_up)  # it is away while it restarts
-            assert isinstance(await engine.probe(), Unreached)
-            assert isinstance(await engine.probe(), Reached)
-            assert (await refit(engine, REPAIR)).outcome is Outcome.ACK
-
-
-async def test_after_one_failure_of_several_ranks_nothing_is_restored_and_nothing_believed() -> None:
-    with scripted_vllm(told=TWO, ranks=2) as vllm:
-        async with speaking_to(vllm, several_ranks=True) as engine:
-            await refit(engine)
-            vllm.on(LOAD, error(500, SHAPE))
-            done = await refit(engine, replace(TARGET, path="/root/v8", label="8"))
-            again = await refit(engine, REPAIR)
-    assert (done.outcome, again.outcome) == (Outcome.TAINTED, Outcome.TAINTED)
-    assert "restart it" in (again.reason or "")
-    assert vllm.loads == ["/root/v7", "/root/v8"]
+    assert (refused.outcome, refused.resumed) == (Outcome.NACK, True)
+    assert "--worker-extension-cls" in (refused.reason or "")
+    assert vllm.changes == [RESUME]
 
 
 @pytest.mark.parametrize("changes", [{"data_parallel_size": 2}, {"enable_eplb": True}, {"pipeline_parallel_size": 2}])
 async def test_what_a_stock_load_cannot_do_right_is_refused_by_name(changes: dict[str, Any]) -> None:
     with scripted_vllm(told=config(**changes)) as vllm:
-        async with speaking_to(vllm, several_ranks=True) as engine:
+        async with speaking_to(vllm) as engine:
             done = await refit(engine)
     assert (done.outcome, done.resumed) == (Outcome.NACK, True)
     assert vllm.changes == [RESUME]

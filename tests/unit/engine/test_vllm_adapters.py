@@ -231,7 +231,6 @@ async def test_a_cache_for_fewer_adapters_than_stay_loaded_is_said() -> None:
     ("changes", "named"),
     [
         ({"data_parallel_size": 2}, "data-parallel"),
-        ({"tensor_parallel_size": 2}, "--vllm-stock-ranks"),
         ({"pipeline_parallel_size": 2}, "pipeline stages"),
         ({"enable_eplb": True}, "--enable-eplb"),
     ],
@@ -256,7 +255,7 @@ async def test_an_engine_that_sleeps_is_left_alone() -> None:
 
 async def test_after_a_load_that_failed_on_several_ranks_nothing_counts_until_a_restart() -> None:
     with scripted_vllm(told=lora(tensor_parallel_size=2)) as vllm:
-        async with speaking_to(vllm, several_ranks=True) as engine:
+        async with speaking_to(vllm) as engine:
             vllm.on(LOAD, error(500, SHAPE))
             first = await refit(engine)
             await engine.probe()

@@ -125,7 +125,7 @@ async def test_several_ranks_of_which_one_has_none_are_refused_as_stock_ones_are
 @pytest.mark.parametrize("reply", [error(500, SHAPE), answer(200, {"results": [None, None]})])
 async def test_several_ranks_that_answer_another_call_are_told_nothing_more(root: Path, reply: Step) -> None:
     with scripted_vllm(told=TWO, ranks=2) as vllm:
-        async with speaking_to(vllm, root, several_ranks=True) as engine:
+        async with speaking_to(vllm, root) as engine:
             vllm.on("refitd_open", reply)
             await engine.probe()
             done = await engine.refit(TARGET, lambda _: None)

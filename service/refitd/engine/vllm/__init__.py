@@ -13,7 +13,7 @@ def _connect(server: EngineServer) -> EnginePort:
     if access.lora is not None:
         return VllmAdapters(http, server)
     opens = server.root if access.root is not None and server.leads is not None else None
-    dialect = VllmDialect(http, pause_mode=access.pause_mode, several_ranks=access.vllm_stock_ranks, opens=opens)
+    dialect = VllmDialect(http, pause_mode=access.pause_mode, opens=opens)
     return ServerEngine(dialect, server.plugin(), access.load_timeout)
 
 

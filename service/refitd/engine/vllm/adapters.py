@@ -56,7 +56,6 @@ class VllmAdapters(NamedAdapters):
     def __init__(self, http: Transport, server: EngineServer) -> None:
         """Make no call yet."""
         super().__init__(http, server)
-        self._several_ranks = server.access.vllm_stock_ranks
         self._known: _Known | None = None
         self._was_away = True  # whether another process may answer than at the last probe
         self._unloaded: deque[str] = deque(maxlen=self._keep)  # folders, the last ones
@@ -115,7 +114,7 @@ class VllmAdapters(NamedAdapters):
         return await check_changes(self._http)
 
     def _obstacles(self) -> Iterator[Obstacle]:
-        return adapter_obstacles(self._can, self._keep, several_ranks=self._several_ranks)
+        return adapter_obstacles(self._can, self._keep)
 
     async def _left_alone(self) -> str | None:
         return await asleep(self._http) if self._can.sleeps else None

@@ -69,21 +69,17 @@ class VllmDialect:
     plugin_minds_all = False
     each_rank_answers = True
 
-    def __init__(
-        self, http: Transport, *, pause_mode: str = "auto", several_ranks: bool = False, opens: str | None = None
-    ) -> None:
+    def __init__(self, http: Transport, *, pause_mode: str = "auto", opens: str | None = None) -> None:
         """Make no call yet.
 
         Args:
             http: to the server.
             pause_mode: for requests in flight while it loads: "wait" has them end, "abort" ends them, others keep them.
-            several_ranks: whether a server without the extension whose weights several processes hold is updated.
             opens: the root as the server sees it, with which the channel of the extension is opened; None for commands
                 that look at the server, and open nothing.
         """
         self.http = http
         self._mode = pause_mode if pause_mode in PAUSE_MODES else PAUSE_MODES[0]
-        self._several_ranks = several_ranks
         self._opens = opens
         self._asked_to_open: Process | None = None  # the process of the server that was asked to open the channel
         self._not_opened: str | None = None  # why it has not, as far as it was asked
@@ -175,7 +171,7 @@ class VllmDialect:
         return stock_reason(self._can, found, self._not_opened, opens=self._opens is not None)
 
     def obstacles(self, *, plugged: bool) -> Iterator[Obstacle]:
-        return obstacles(self._can, plugged=plugged, several_ranks=self._several_ranks)
+        return obstacles(self._can, plugged=plugged)
 
     async def left_alone(self) -> str | None:
         return await asleep(self.http) if self._can.sleeps else None
@@ -189,14 +185,12 @@ class VllmDialect:
         self._labelled = label.weight_version if isinstance(label, Label) else None
         with pausing:
             fault = await self._pause(self._mode_for(target), within)
-            if fault is None and self._can.ranks > 1 and not plugged:
-                fault = await self._loads.aligned(self._can.ranks)
         return before if fault is None else fault
 
     async def _served_before(self, target: Target) -> Target | None:
         """What can be loaded and proved again when the load fails; None where that is not known."""
         last = self._last
-        if target.repairs or last is None or last.path == UNNAMED or self._can.ranks > 1:
+        if target.repairs or last is None or last.path == UNNAMED:
             return None
         recorded = last.fingerprint or target.not_fingerprint
         if recorded is None or recorded.startswith(BY_PLUGIN):
@@ -229,7 +223,7 @@ class VllmDialect:
     async def load(self, target: Target, within: float, *, plugged: bool) -> Loading:
         if plugged:
             return await self._loads.by_extension(target.path, self._can.ranks, within)
-        return await self._loads.load(target.path, self._can.ranks, within, torn=target.repairs)
+        return await self._loads.load(target.path, within, torn=target.repairs)
 
     async def untouched(self, before: Before) -> Shown:
         """See `Dialect`. It refuses before any process of its hears of the load."""

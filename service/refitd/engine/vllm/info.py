@@ -291,13 +291,13 @@ def is_extended(can: Capabilities) -> bool:
     return (can.extension or "").startswith(_EXTENSION)
 
 
-def obstacles(can: Capabilities, *, plugged: bool, several_ranks: bool) -> Iterator[Obstacle]:
+def obstacles(can: Capabilities, *, plugged: bool, adapters: bool = False) -> Iterator[Obstacle]:
     """What is in the way, the worst first.
 
     Args:
         can: what the server can do.
         plugged: whether refitd's extension loads it.
-        several_ranks: whether the operator allows several processes that hold weights without the extension.
+        adapters: whether adapters are loaded, and never the model: then one that failed on a rank is seen.
     """
     if can.replicas > 1:
         text = f"it has {can.replicas} data-parallel replicas behind one address"
@@ -307,13 +307,13 @@ def obstacles(can: Capabilities, *, plugged: bool, several_ranks: bool) -> Itera
         fix = "start it with another KV connector (OffloadingConnector, MooncakeStoreConnector) or with none"
         yield Obstacle(text=text, fix=fix)
     if not plugged:
-        yield from _of_stock(can, several_ranks=several_ranks)
+        yield from _of_stock(can, adapters=adapters)
     if can.sleeps:
         text = "it can be put to sleep (--enable-sleep-mode), and is left alone while it is asleep or paused by another"
         yield Obstacle(text=text, fix="wake it up (POST /wake_up) before versions are published", blocks=False)
 
 
-def _of_stock(can: Capabilities, *, several_ranks: bool) -> Iterator[Obstacle]:
+def _of_stock(can: Capabilities, *, adapters: bool) -> Iterator[Obstacle]:
     if can.moves_experts:
         text = "it moves experts between its processes (--enable-eplb), which a reload does not follow"
         yield Obstacle(text=text, fix="start it without --enable-eplb")
@@ -326,13 +326,12 @@ def _of_stock(can: Capabilities, *, several_ranks: bool) -> Iterator[Obstacle]:
     if can.stages > 1:
         text = f"it has {can.stages} pipeline stages, and refitd does not update those"
         yield Obstacle(text=text, fix="start it with --tensor-parallel-size in place of --pipeline-parallel-size")
-    elif can.ranks > 1 and can.replicas == 1 and not several_ranks:
+    elif can.ranks > 1 and can.replicas == 1 and not adapters:
         text = (
             f"{can.ranks} processes hold its weights, and after one failure vLLM takes their answers for those of "
             "other calls, so a mixture can look like a success"
         )
-        fix = f"start one process, or {INSIDE}, or give the service --vllm-stock-ranks"
-        yield Obstacle(text=text, fix=fix)
+        yield Obstacle(text=text, fix=f"start one process, or {INSIDE}")
     if can.draft:
         text = "vLLM's reload leaves its draft model as it is: answers stay right, and fewer proposals are taken"
         yield Obstacle(text=text, fix="start it without --speculative-config", blocks=False)
@@ -349,15 +348,14 @@ def lacking_for_adapters(can: Capabilities, url: str) -> Obstacle | None:
     return None
 
 
-def adapter_obstacles(can: Capabilities, keep: int, *, several_ranks: bool) -> Iterator[Obstacle]:
+def adapter_obstacles(can: Capabilities, keep: int) -> Iterator[Obstacle]:
     """What is in the way of updates of adapters, the worst first.
 
     Args:
         can: what the server can do.
         keep: how many versions of an adapter stay loaded.
-        several_ranks: as for `obstacles`.
     """
-    yield from obstacles(can, plugged=False, several_ranks=several_ranks)
+    yield from obstacles(can, plugged=False, adapters=True)
     if can.cached_loras < keep:
         text = (
             f"it holds {can.cached_loras} of the {keep} adapters that stay loaded in memory, and reads any other from "

@@ -7,13 +7,12 @@ which fails of it or answers 200 all the same. So after a failure a checkpoint c
 began after one that went well.
 
 With two processes and more vLLM stops reading answers at the first failure: what the others say is then taken for the
-answer to the next call. So a call whose good answer is known comes before each reload, and after a failure nothing that
-such a server answers counts until it is restarted.
+answer to the next call. So such a server is loaded by refitd's extension alone, whose methods never fail.
 """
 
 from typing import Any, cast
 
-from refitd.engine.http import CALL_SECONDS, NoReply, Reply, Transport
+from refitd.engine.http import NoReply, Reply, Transport
 from refitd.engine.replies import (
     Failed,
     Loaded,
@@ -83,17 +82,6 @@ def not_opened(reply: Reply | NoReply, ranks: int) -> Unclear | str | None:
     return None
 
 
-def not_aligned(reply: Reply | NoReply, ranks: int) -> str | None:
-    """Why the answers of its processes cannot be told apart, by the answer to `CONTROL`; None where they can."""
-    if isinstance(reply, NoReply):
-        return reply.reason
-    answers = results(reply) if reply.ok else None
-    if answers is not None and len(answers) == ranks and all(isinstance(each, list) for each in answers):
-        return None
-    heard = reply.short_message if answers is None else str(answers)[:200]
-    return f"its processes answer calls that were made before (asked for {CONTROL}, heard: {heard}): restart it"
-
-
 def results(reply: Reply) -> list[Any] | None:
     """What each process answered to a /collective_rpc; None where that is not in the reply."""
     found = (reply.data or {}).get("results")
@@ -119,43 +107,32 @@ class ProcessLoads:
         self._http = http
         self._torn = False  # whether the last load failed: what it has read is still there
 
-    async def aligned(self, ranks: int) -> NoReply | str | None:
-        """Why the answers of several processes cannot be told apart; None where they can."""
-        reply = await self._http.post(CALL, {"method": CONTROL}, CALL_SECONDS)
-        if isinstance(reply, NoReply):
-            return reply
-        self.lost = not_aligned(reply, ranks)
-        return self.lost
-
-    async def load(self, path: str, ranks: int, within: float, *, torn: bool = False) -> Loading:
-        """Load a checkpoint, again where something of an earlier one may be left: see the module.
+    async def load(self, path: str, within: float, *, torn: bool = False) -> Loading:
+        """Load a checkpoint into a server of one process, again where something of an earlier one may be left.
 
         Args:
             path: as the server sees it.
-            ranks: the processes that hold weights.
             within: seconds that each load may take.
             torn: it is not known whether the load before has failed.
         """
         self._torn = self._torn or torn
         for _ in range(TRIES - 1):
             began_torn = self._torn
-            happened = await self._once(path, ranks, within)
+            happened = await self._once(path, within)
             if not isinstance(happened, Loaded | Failed) or not began_torn:
                 return happened
         began_torn = self._torn
-        happened = await self._once(path, ranks, within)
+        happened = await self._once(path, within)
         return Failed("it loads only now and then") if began_torn and isinstance(happened, Loaded) else happened
 
     async def by_extension(self, path: str, ranks: int, within: float) -> Loading:
         """Have refitd's extension load a version; the extension itself sees to what was left behind."""
         return said_by_extension(await self._call("refitd_update", within, path=path), ranks)
 
-    async def _once(self, path: str, ranks: int, within: float) -> Loading:
-        happened = what_happened(await self._call("reload_weights", within, weights_path=path), ranks)
+    async def _once(self, path: str, within: float) -> Loading:
+        happened = what_happened(await self._call("reload_weights", within, weights_path=path), 1)
         if not isinstance(happened, Untouched):
             self._torn = not isinstance(happened, Loaded)
-        if ranks > 1 and isinstance(happened, Failed | Unclear):
-            self.lost = f"{happened.reason}; its processes answer other calls than they are asked since: restart it"
         return happened
 
     async def _call(self, method: str, within: float, **arguments: Any) -> Reply | NoReply:

@@ -343,7 +343,7 @@ def compose(
     )
     return Parts(
         api=Service(
-            settings=settings,
+            values=settings.api_values,
             store=store,
             targets=targets,
             intake=intake,

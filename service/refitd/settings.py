@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import NoDecode
 
-from refitd.api.options import AccessSettings
+from refitd.api.options import AccessSettings, ApiValues
 from refitd.discovery.place import check_places
 from refitd.engine.address import check_adapter_name, parse_allow_list
 from refitd.engine.engines_file import EngineSpec, check_engine, named_engines
@@ -224,6 +224,18 @@ class Settings(AccessSettings, FollowSettings, PushSettings):
     def keeping(self) -> Keeping:
         """What is kept on the root, as others are told."""
         return Keeping(last=self.keep_last, slots=self.slots, disk_budget=self.disk_budget)
+
+    @property
+    def api_values(self) -> ApiValues:
+        """What the routes get of them."""
+        return ApiValues(
+            access=self,
+            root=self.root,
+            upstreams=self.follow,
+            operator_hosts=self.operator_hosts,
+            quorum=self.quorum,
+            keeping=self.keeping,
+        )
 
     @property
     def catalog_rules(self) -> CatalogRules:

@@ -41,7 +41,7 @@ async def main(folder: Path, engines: int, rate: float, seconds: float) -> None:
     targets = Targets(store)
     settings = Settings(root=folder)
     parts = {"intake": None, "fleet": None, "sweeper": None}  # nobody announces, adds or sweeps
-    service = Service(settings=settings, store=store, targets=targets, **parts)  # pyright: ignore[reportArgumentType]
+    service = Service(values=settings.api_values, store=store, targets=targets, **parts)  # pyright: ignore[reportArgumentType]
     api = build_api(service)
     begin = asyncio.Event()
 

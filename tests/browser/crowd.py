@@ -70,7 +70,7 @@ async def crowd(tmp_path: Path) -> AsyncIterator[tuple[FastAPI, Store]]:
     targets = Targets(store)
     _fill(store)
     parts: dict[str, Any] = {"intake": None, "fleet": None, "sweeper": _Plan(store)}
-    service = Service(settings=Settings(root=tmp_path), store=store, targets=targets, **parts)
+    service = Service(values=Settings(root=tmp_path).api_values, store=store, targets=targets, **parts)
     async with asyncio.TaskGroup() as group:
         writing = group.create_task(journal.run())
         await store.durable()

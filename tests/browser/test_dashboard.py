@@ -47,7 +47,7 @@ async def test_what_is_wrong_is_said_in_words_and_by_a_shape(page: Page, tmp_pat
         await expect(run.locator("h2")).to_contain_text("TROUBLED: 1 of 2 engines serve step 1")
         await expect(run.locator("li")).to_have_text("b:1 is UNREACHABLE: connection refused")
         first = page.locator("table.engines tbody tr").first  # who needs somebody comes first
-        await expect(first).to_contain_text("UNREACHABLE")
+        await expect(first).to_contain_text("away")
         await expect(first.locator(".why")).to_have_text(re.compile(r"^since .+ \(.+\): connection refused$"))
         await expect(first.locator(".state svg.mark path")).to_have_count(1)
         await expect(page.locator("#announcer")).to_contain_text("1 of 2 engines")
@@ -275,7 +275,7 @@ async def test_a_thousand_versions_and_two_hundred_engines_come_in_pages(page: P
         rows = page.locator("table.engines tbody tr")
         await expect(rows).to_have_count(8)  # the grid shows the others
         await expect(page.get_by_role("navigation", name="Pages of engines")).to_contain_text(f"of {ENGINES}")
-        await page.get_by_role("button", name="UNREACHABLE 4").click()
+        await page.get_by_role("button", name="away 4").click()
         await expect(rows).to_have_count(4)
         await page.get_by_role("button", name=f"all {ENGINES}").click()
         await page.get_by_role("searchbox", name="Search engines").fill("gpu-13")
@@ -419,7 +419,7 @@ async def test_while_nothing_is_published_only_engines_that_answer_are_said_to_w
     async with serving(tmp_path, names=("a", "b")) as stage, listening(stage.api) as server:
         stage.engines["b"].down = True
         await opened(page, server)
-        await expect(page.locator(".run p")).to_contain_text("1 engine waits, 1 is UNREACHABLE.")
+        await expect(page.locator(".run p")).to_contain_text("1 engine waits, 1 is away.")
 
 
 async def told(stage: Stage, run: str, step: int) -> None:

@@ -145,7 +145,7 @@ async def test_two_hundred_engines_are_a_grid_in_which_each_is_found_by_mouse_an
         await opened(page, server)
         cells = page.locator(".grid button")
         await expect(cells).to_have_count(ENGINES)
-        away = page.get_by_role("button", name="gpu-007: UNREACHABLE, step 998, 2 steps behind")
+        away = page.get_by_role("button", name="gpu-007: away, step 998, 2 steps behind")
         await expect(away).to_have_class("bad")
         await away.click()
         row = page.locator("table.engines tbody th")

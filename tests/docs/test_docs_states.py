@@ -28,4 +28,18 @@ def test_no_kind_of_state_is_forgotten() -> None:
     kinds = {
         kind for kind in vars(states).values() if isinstance(kind, EnumMeta) and kind.__module__ == states.__name__
     }
-    assert kinds - {states.Kind, states.WaitOutcome, states.LogSeverity} == HEADINGS.keys()
+    others = {states.Kind, states.WaitOutcome, states.LogSeverity, states.VersionGlance, states.EngineGlance}
+    assert kinds - others == HEADINGS.keys()
+
+
+@pytest.mark.parametrize("kind", [states.VersionState, states.EngineState], ids=lambda kind: kind.__name__)
+def test_what_is_shown_at_a_glance_stands_for_the_states_that_the_page_says(
+    kind: type[states.VersionState | states.EngineState],
+) -> None:
+    (section,) = re.findall(r"^### At a glance\n(.*?)(?=^##)", PAGE, re.MULTILINE | re.DOTALL)
+    rows = {
+        word: set(listed.split(", "))
+        for word, listed in re.findall(r"^\| ([a-z ]+) \| ([A-Z_, ]+) \|$", section, re.MULTILINE)
+    }
+    for state in kind:
+        assert [word for word, listed in rows.items() if state.value in listed] == [state.glance]

@@ -144,7 +144,7 @@ async def serving(
         store, targets, files, root, catalog.nudge, settings.run, kind=settings.kind, deltas=settings.takes_deltas
     )
     service = Service(
-        settings=settings,
+        values=settings.api_values,
         store=store,
         targets=targets,
         intake=intake,

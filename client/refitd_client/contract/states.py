@@ -28,6 +28,24 @@ def way_of(transport: str, kind: Kind) -> str:
     return "as a delta" if kind is Kind.DELTA else "by files"
 
 
+class VersionGlance(StrEnum):
+    """What people are shown of a version's state."""
+
+    ARRIVING = "arriving"
+    GOOD = "good"
+    REJECTED = "rejected"
+    GONE = "gone"
+
+
+class EngineGlance(StrEnum):
+    """What people are shown of an engine's state, that which needs an operator first."""
+
+    TROUBLED = "troubled"
+    AWAY = "away"
+    UPDATING = "updating"
+    IN_SYNC = "in sync"
+
+
 class VersionState(StrEnum):
     """ANNOUNCED → SETTLING → VALIDATING → SEALED → RETIRED → DELETED, with REJECTED, UNKNOWN and LOST beside it."""
 
@@ -75,6 +93,15 @@ class VersionState(StrEnum):
     def is_gone(self) -> bool:
         """Whether its files have changed, are gone or go."""
         return self.is_over or self is VersionState.LOST
+
+    @cached_property
+    def glance(self) -> VersionGlance:
+        """The state in the words of lists; explanations and JSON have it itself."""
+        if self.is_open:
+            return VersionGlance.ARRIVING
+        if self.is_gone:
+            return VersionGlance.GONE
+        return VersionGlance.GOOD if self is VersionState.SEALED else VersionGlance.REJECTED
 
 
 class UpdateState(StrEnum):
@@ -158,6 +185,15 @@ class EngineState(StrEnum):
     def is_waited_for(self) -> bool:
         """Whether a version is served only when this engine serves it too."""
         return self not in {EngineState.UNREACHABLE, EngineState.QUARANTINED, EngineState.CONTESTED}
+
+    @cached_property
+    def glance(self) -> EngineGlance:
+        """The state in the words of lists; explanations and JSON have it itself."""
+        if self.is_away:
+            return EngineGlance.AWAY
+        if self.is_in_trouble:
+            return EngineGlance.TROUBLED
+        return EngineGlance.IN_SYNC if self is EngineState.IN_SYNC else EngineGlance.UPDATING
 
 
 class LogSeverity(StrEnum):

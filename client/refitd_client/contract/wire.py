@@ -9,11 +9,13 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from refitd_client.contract.follow import STRICT, HostEngines
 from refitd_client.contract.states import (
+    EngineGlance,
     EngineState,
     Kind,
     LogSeverity,
     Standing,
     UpdateState,
+    VersionGlance,
     VersionState,
     WaitOutcome,
 )
@@ -81,7 +83,7 @@ class Version:
     one that can is a full version. `in_memory`: it was handed over from its trainer's memory, and has no good files
     yet, or never will: no engine can be brought back to it. `allow_missing` and `allow_extra` are its notice's;
     `left_out` are the first of the tensors that it lacks of those of the engines' model, and `left_out_count` says how
-    many there are. `notes` say what else is worth knowing of its files.
+    many there are. `notes` say what else is worth knowing of its files. `glance` is the state as lists show it.
     """
 
     id: str
@@ -110,6 +112,7 @@ class Version:
     left_out: list[str] = field(default_factory=list[str])
     left_out_count: int = 0
     notes: list[str] = field(default_factory=list[str])
+    glance: VersionGlance | None = None
 
 
 def left_out_clause(names: Sequence[str], count: int) -> str:
@@ -168,7 +171,7 @@ class Engine:
     `in_memory` is that of the version it serves: after a restart it could not be brought back to it. `known` is False
     while its contents are unknown. `unreachable_since` is when it was first found not to answer, as far as this service
     has seen; None while it answers. `moved`: an operator has moved it to its run, against the settings or the engines
-    file. `host` has the engines of one that is another refitd.
+    file. `host` has the engines of one that is another refitd. `glance` is the state as lists show it.
     """
 
     id: str
@@ -197,6 +200,7 @@ class Engine:
     moved: bool = False
     pair: tuple[str, ...] = ()
     host: HostEngines | None = None
+    glance: EngineGlance | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,9 +22,9 @@ from refitd.api.context import Service
 from refitd.api.health import LeaderCollector, StoreCollector
 from refitd.api.limits import RequestLimit, WaitingRequests
 from refitd.api.log import Feed
+from refitd.api.options import AccessSettings
 from refitd.api.overview import Fragments
 from refitd.observe.telemetry import Telemetry
-from refitd.settings import Settings
 from refitd_client.contract.wire import GroupLead, Problem
 
 _BEARER = {"type": "http", "scheme": "bearer", "description": "A write token, or a read token for what only looks."}
@@ -84,8 +84,8 @@ def build_api(service: Service) -> FastAPI:
     led = None if leader is None else GroupLead(address=leader.address, since=leader.since, epoch=leader.epoch)
     app.state.fragments = Fragments()
     app.state.overview = overview.Cached(
-        keeps=service.settings.keeping,
-        wants_token=service.settings.wants_token,
+        keeps=service.values.keeping,
+        wants_token=service.values.access.wants_token,
         leader=led,
         fragments=app.state.fragments,
     )
@@ -96,14 +96,14 @@ def build_api(service: Service) -> FastAPI:
     errors.install(app)
     # The last that is added is asked first: who may come in is settled before anything of a request is taken in.
     app.add_middleware(RequestLimit)
-    app.add_middleware(Gate, door=door_of(service.settings))
+    app.add_middleware(Gate, door=door_of(service.values.access))
     return app
 
 
-def door_of(settings: Settings) -> Door:
+def door_of(access: AccessSettings) -> Door:
     """Whom a service with these settings lets in."""
-    names = (settings.host, *settings.allowed_hosts)
-    return Door(tokens=settings.tokens, in_files=settings.has_token_files, open=OPEN, names=names)
+    names = (access.host, *access.allowed_hosts)
+    return Door(tokens=access.tokens, in_files=access.has_token_files, open=OPEN, names=names)
 
 
 def _documented(app: FastAPI) -> dict[str, Any]:

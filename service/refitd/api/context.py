@@ -6,6 +6,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from refitd.api.auth import HostNames
+from refitd.api.options import ApiValues
 from refitd.catalog.intake import Intake
 from refitd.clock import SystemClock
 from refitd.follow.follower import UpstreamFollower
@@ -15,7 +16,6 @@ from refitd.policy.readiness import unknown
 from refitd.policy.upstream import decided_by
 from refitd.problem import ProblemError, Slug
 from refitd.reclaim.sweep import Sweeper
-from refitd.settings import Settings
 from refitd.state.decisions import DecisionFile
 from refitd.state.followers import FilesSent, Followers
 from refitd.state.journal.address import Leader
@@ -37,7 +37,7 @@ class Service:
     None where it belongs to none. `decisions` writes what operators decide down a second time.
     """
 
-    settings: Settings
+    values: ApiValues
     store: Store
     targets: Targets
     intake: Intake
@@ -82,7 +82,7 @@ def leave_to_upstream(service: Service, do: str, *, decides: bool) -> None:
     """
     word = service.store.runs.upstream
     if service.follower is not None and decides:
-        upstream = service.settings.follow[0] if word is None else word.name
+        upstream = service.values.upstreams[0] if word is None else word.name
         raise ProblemError(Slug.RUN_FOLLOWED, decided_by(upstream, do))
 
 

@@ -56,7 +56,7 @@ async def add_engine(engine: NewEngine, service: ServiceOf) -> Engine:
         host = host_of(check_url(engine.url))
     except AddressRefusedError as error:
         raise ProblemError(Slug.BAD_ENGINE_URL, str(error)) from error
-    if (reason := await refused(host, guard_of(service.settings.operator_hosts, service.store.engines))) is not None:
+    if (reason := await refused(host, guard_of(service.values.operator_hosts, service.store.engines))) is not None:
         raise ProblemError(Slug.ENGINE_NOT_ALLOWED, reason)
     engine_id = service.fleet.add(engine)
     await service.store.durable()

@@ -55,7 +55,7 @@ async def get_manifest(version_id: str, service: ServiceOf) -> Response:
     record = await _held(service, version_id)
     if record.described:
         try:
-            data = await asyncio.to_thread(kept_manifest, service.settings.root, record.path, record.signature or "")
+            data = await asyncio.to_thread(kept_manifest, service.values.root, record.path, record.signature or "")
         except OSError as error:
             text = f"{record.id} has no manifest now: {error.strerror}"
             raise ProblemError(Slug.FILES_NOT_HELD, text) from error
@@ -104,7 +104,7 @@ async def _held(service: Service, version_id: str) -> VersionRecord:
 
 async def _opened(service: Service, record: VersionRecord, name: str) -> int:
     """A descriptor of a plain file in the version's folder; no link is followed."""
-    root: Path = service.settings.root
+    root: Path = service.values.root
     try:
         return await asyncio.to_thread(_open, root, record, name)
     except OSError as error:
@@ -230,7 +230,7 @@ def take_report(name: str, report: HostReport, service: Service) -> HostReply:
         raise ProblemError(Slug.BAD_REQUEST, f"each text of a report has at most {_MAX_TEXT} characters")
     if service.follower is not None and service.follower.is_led and not report.freely:
         # It would say what its own hub says, later, and two that follow each other would wait for each other for ever.
-        upstream = service.settings.follow[0]
+        upstream = service.values.upstreams[0]
         raise ProblemError(
             Slug.RUN_FOLLOWED,
             f"this service is led by {upstream} and leads no hosts: follow {upstream}, or start it "

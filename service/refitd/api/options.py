@@ -3,7 +3,7 @@
 import asyncio
 import os
 import ssl
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,8 +12,10 @@ import structlog
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from refitd.policy.roster import OperatorHosts
 from refitd.text import host_patterns
 from refitd.tokens import MAX_HOSTS, Tokens, tokens_from
+from refitd_client.contract.wire import Keeping
 from refitd_client.http.tls import ClientTls, load_authorities, load_pair, stamp_of
 
 CERTIFICATE_LOOK_SECONDS = 2.0
@@ -100,6 +102,18 @@ class ServerTls:
             await asyncio.to_thread(self.look)
             report(self.fault)
             await asyncio.sleep(CERTIFICATE_LOOK_SECONDS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiValues:
+    """What the routes get of the settings. `root` is as it was named, `upstreams` are those of --follow."""
+
+    access: "AccessSettings"
+    root: Path
+    upstreams: Sequence[str]
+    operator_hosts: OperatorHosts
+    quorum: int
+    keeping: Keeping
 
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})

@@ -118,8 +118,8 @@ async def list_versions(
         if engines and len(service.store.engines) > MANY_ENGINES:
             await asyncio.sleep(0)  # others have their turn: each of these takes milliseconds
     root = _root_of(service.store)
-    folder = None if root is None else str(service.settings.root.resolve())
-    refuses = owned_by(service.settings.follow, "publish there") if service.settings.follow else None
+    folder = None if root is None else str(service.values.root.resolve())
+    refuses = owned_by(service.values.upstreams, "publish there") if service.values.upstreams else None
     page: dict[str, object] = {"items": items, "next_cursor": more, "root": root, "folder": folder, "refuses": refuses}
     if run is not None:
         page["begins"] = service.store.runs.begins(run, service.store.index.newest_of(run))
@@ -211,7 +211,7 @@ async def unpin(version_id: str, service: ServiceOf) -> Version:
 def _outcome(service: Service, record: VersionRecord, wait_for: WaitOutcome) -> WaitOutcome:
     store, targets = service.store, service.targets
     target = targets.of_run(record.run).target
-    proven = target is not None and is_proven(target.id, store.engines_of(record.run), service.settings.quorum)
+    proven = target is not None and is_proven(target.id, store.engines_of(record.run), service.values.quorum)
     refused = targets.carriage.is_refused(record)
     offered = targets.is_offered(record)
     return outcome_of(record, target, wait_for, proven=proven, refused=refused, offered=offered)

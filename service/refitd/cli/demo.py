@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from refitd_embedded.demo import KINDS, STEPS, DemoOptions, main
+from refitd_embedded.demo import STEPS, DemoOptions, main
 
 Steps = Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Gradient steps to take")]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", help="The same seed takes the same steps")]
@@ -14,7 +14,6 @@ Publish = Annotated[bool, typer.Option("--publish/--no-publish", help="Publish e
 Workdir = Annotated[
     Path | None, typer.Option("--workdir", metavar="DIR", help="Where to work; else a temporary folder")
 ]
-Engine = Annotated[str, typer.Option("--engine", metavar="embedded|vllm", help="Two embedded engines, or one vLLM")]
 Plain = Annotated[bool, typer.Option("--plain", help="Print lines for a log, also on a terminal")]
 Stay = Annotated[bool, typer.Option("--stay", help="Leave engines and service running at the end, until Ctrl-C")]
 Lines = Annotated[bool, typer.Option("--json", help="Print a line of JSON for each step, and a summary")]
@@ -23,7 +22,6 @@ Lines = Annotated[bool, typer.Option("--json", help="Print a line of JSON for ea
 def demo(
     steps: Steps = STEPS,
     seed: Seed = 0,
-    engine: Engine = KINDS[0],
     publish: Publish = True,
     workdir: Workdir = None,
     plain: Plain = False,
@@ -36,18 +34,12 @@ def demo(
 
     The rollouts that it learns from come from the engines alone. With --no-publish they stay on the weights that they
     began with, and the reward must not climb: that is what refitd is for. With --stay the dashboard outlives the end.
-    With --engine vllm one vLLM takes the place of the two engines: that of .venv-vllm, where 'make vllm' installs it,
-    else the one on the PATH.
-
     \b
     refitd demo
     refitd demo --steps 10 --seed 7 --json
-    refitd demo --engine vllm --steps 20
     refitd demo --no-publish
     """
     if find_spec("torch") is None:  # said before the demo starts processes that would each find out
         raise ModuleNotFoundError("the demo trains with torch", name="torch")
-    options = DemoOptions(
-        steps=steps, seed=seed, engine=engine, publish=publish, workdir=workdir, plain=plain, stay=stay, json=json
-    )
+    options = DemoOptions(steps=steps, seed=seed, publish=publish, workdir=workdir, plain=plain, stay=stay, json=json)
     raise typer.Exit(main(options))

@@ -10,7 +10,7 @@ from refitd.cli.output import EngineId, Json, Output, TokenFile, Url, Yes, agree
 from refitd.cli.render import by_need
 from refitd.clock import SystemClock
 from refitd.text import listed
-from refitd_client.contract.states import EngineState
+from refitd_client.contract.states import EngineGlance, EngineState
 from refitd_client.contract.wire import NewEngine, Page, RunGlance
 from refitd_client.errors import ConflictError
 from refitd_client.http.client import RefitClient
@@ -28,8 +28,12 @@ EngineIds = Annotated[
 ]
 OfRun = Annotated[str | None, typer.Option("--run", metavar="RUN", help="Only engines that follow this run")]
 InState = Annotated[
-    EngineState | None,
-    typer.Option("--state", metavar="STATE", case_sensitive=False, help="Only engines in this state, such as TAINTED"),
+    str | None,
+    typer.Option(
+        "--state",
+        metavar="STATE",
+        help="Only those that are troubled, away, updating or in sync, or in a finer state",
+    ),
 ]
 ToRun = Annotated[str, typer.Option("--run", metavar="RUN", help="The run to follow from now on")]
 
@@ -49,7 +53,7 @@ def engines(
 
     \b
     refitd engines
-    refitd engines --state tainted
+    refitd engines --state troubled
     refitd engines add http://10.0.0.7:30000 --run exp/trial
     refitd engines move engine-0 engine-1 --run exp/next
     refitd engines resync engine-0
@@ -63,7 +67,8 @@ def engines(
 def list_engines(out: Output, client: RefitClient, state: InState = None, run: OfRun = None) -> None:
     """List engines: what each serves, how far behind it is, and why. Those that need an operator come first."""
     known = client.engines().items
-    chosen = [each for each in known if state in {None, each.state} and run in {None, each.run}]
+    states = set(EngineState) if state is None else _states(state)
+    chosen = [each for each in known if each.state in states and run in {None, each.run}]
     page = Page(items=chosen if out.json else by_need(chosen))
     if out.json:
         out.show(page)
@@ -73,6 +78,15 @@ def list_engines(out: Output, client: RefitClient, state: InState = None, run: O
     out.show(page, render.engines_table(page.items, targets, SystemClock().now()))
     if overview.faults.engines is not None:
         out.remark(overview.faults.engines)
+
+
+def _states(word: str) -> set[EngineState]:
+    """The states that a word means."""
+    plain = word.lower().replace("_", " ").replace("-", " ")
+    meant = {state for state in EngineState if plain in {state.lower().replace("_", " "), state.glance}}
+    if not meant:
+        raise ValueError(f"--state {word!r} is none of {', '.join([*EngineGlance, *EngineState])}")
+    return meant
 
 
 @app.command(cls=Command, epilog=EXIT_CODES_HELP)

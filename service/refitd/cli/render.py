@@ -17,7 +17,15 @@ from refitd.engine.fingerprints import CONTRADICTED, NOT_ALIKE, NOT_COMPARED
 from refitd.text import clean, listed, size_of, spoken
 from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.plugin import setting_fault
-from refitd_client.contract.states import EngineState, LogSeverity, Standing, VersionState, WaitOutcome
+from refitd_client.contract.states import (
+    EngineGlance,
+    EngineState,
+    LogSeverity,
+    Standing,
+    VersionGlance,
+    VersionState,
+    WaitOutcome,
+)
 from refitd_client.contract.wire import Engine, Event, Explanation, Version, WaitResult
 
 # A table in which nothing is broken: columns are as wide as what is in them, and words go beneath their row where they
@@ -140,28 +148,17 @@ BUSY = "yellow"
 BAD = "bold red"
 OVER = "dim"
 
-_VERSION_STYLES: Mapping[VersionState, str] = {
-    VersionState.ANNOUNCED: BUSY,
-    VersionState.SETTLING: BUSY,
-    VersionState.VALIDATING: BUSY,
-    VersionState.UNKNOWN: BUSY,
-    VersionState.SEALED: GOOD,
-    VersionState.RETIRED: OVER,
-    VersionState.DELETED: OVER,
-    VersionState.REJECTED: BAD,
-    VersionState.LOST: BAD,
+_VERSION_STYLES: Mapping[VersionGlance, str] = {
+    VersionGlance.ARRIVING: BUSY,
+    VersionGlance.GOOD: GOOD,
+    VersionGlance.REJECTED: BAD,
+    VersionGlance.GONE: OVER,
 }
-_ENGINE_STYLES: Mapping[EngineState, str] = {
-    EngineState.IN_SYNC: GOOD,
-    EngineState.PROBING: BUSY,
-    EngineState.BEHIND: BUSY,
-    EngineState.UPDATING: BUSY,
-    EngineState.VERIFYING: BUSY,
-    EngineState.NACKED: BAD,
-    EngineState.TAINTED: BAD,
-    EngineState.UNREACHABLE: BAD,
-    EngineState.QUARANTINED: BAD,
-    EngineState.CONTESTED: BAD,
+_ENGINE_STYLES: Mapping[EngineGlance, str] = {
+    EngineGlance.IN_SYNC: GOOD,
+    EngineGlance.UPDATING: BUSY,
+    EngineGlance.AWAY: BAD,
+    EngineGlance.TROUBLED: BAD,
 }
 
 
@@ -198,9 +195,9 @@ def _is_barred(version: Version) -> bool:
 
 
 def version_state(version: Version) -> Text:
-    """The state, with what a person did to the version, and whether it has no files."""
-    style = _VERSION_STYLES[version.state]
-    text = Text(version.state, style=OVER if version.barred and style == GOOD else style)
+    """The state at a glance, with what a person did to the version, and whether it has no files."""
+    style = BAD if version.state.is_bad else _VERSION_STYLES[version.state.glance]
+    text = Text(version.state.glance, style=OVER if version.barred and style == GOOD else style)
     words = (("pinned", version.pinned), ("barred", _is_barred(version)), ("in memory", version.in_memory))
     for word in [word for word, said in words if said]:
         text.append(f" {word}", style="cyan")
@@ -279,9 +276,11 @@ def why_there(engine: Engine, now: str | None) -> str | None:
         if (wrong := setting_fault(engine.stock_reason)) is not None:
             told = f"refitd inside it stands aside: {wrong}"
         of_its_own = of_host(engine)
+        why = engine.reason or of_its_own or told
         if engine.reason is not None and of_its_own is not None:
-            return f"{engine.reason}; {of_its_own}"
-        return engine.reason or of_its_own or told
+            why = f"{engine.reason}; {of_its_own}"
+        # What is troubled has one of several things to be done about it, by the state itself.
+        return f"{engine.state}: {why or 'no reason is known'}" if engine.state.glance is EngineGlance.TROUBLED else why
     since = f"since {engine.unreachable_since[11:16]}Z"
     if now is not None:
         away = datetime.fromisoformat(now) - datetime.fromisoformat(engine.unreachable_since)
@@ -291,14 +290,13 @@ def why_there(engine: Engine, now: str | None) -> str | None:
     return f"{since}: {told}" if told else since
 
 
-# What these serve has not been seen yet, or was loaded by another writer.
 def _address(engine: Engine) -> str:
     return engine.url.removeprefix("host:").rpartition("://")[2]
 
 
 def engine_state(engine: Engine) -> Text:
-    """The state; whether generation is paused, and whether the version that it serves has no files yet."""
-    text = Text(engine.state, style=_ENGINE_STYLES[engine.state])
+    """The state at a glance; whether generation is paused, and whether the version that it serves has no files yet."""
+    text = Text(engine.state.glance, style=_ENGINE_STYLES[engine.state.glance])
     if engine.in_memory:
         text.append(" in memory", style="cyan")
     return text.append(" paused", style=BAD) if engine.paused else text
@@ -347,8 +345,10 @@ def of_host(engine: Engine) -> str | None:
     """How many engines a host has in each state; None for an engine that is no host."""
     if engine.host is None:
         return None
-    counted = sorted(engine.host.states.items())
-    return f"engines there: {', '.join(f'{count} {state}' for state, count in counted) or 'none'}"
+    counts = Counter[EngineGlance]()
+    for state, count in engine.host.states.items():
+        counts[state.glance] += count
+    return f"engines there: {', '.join(f'{counts[each]} {each}' for each in EngineGlance if counts[each]) or 'none'}"
 
 
 def last_load(engine: Engine) -> str:
@@ -463,6 +463,6 @@ def by_need(engines: Iterable[Engine]) -> list[Engine]:
 
 
 def counted(engines: Collection[Engine]) -> str:
-    """How many engines are in each state, as "3 TAINTED, 997 IN_SYNC"."""
-    counts = Counter(engine.state for engine in engines)
-    return ", ".join(f"{counts[state]:,} {state}" for state in EngineState.by_need() if counts[state])
+    """How many engines are in each state, as "3 troubled, 997 in sync"."""
+    counts = Counter(engine.state.glance for engine in engines)
+    return ", ".join(f"{counts[glance]:,} {glance}" for glance in EngineGlance if counts[glance])

@@ -10,7 +10,7 @@ from refitd.cli import render
 from refitd.cli.output import Output, RunArgument, calls_service
 from refitd.cli.render import INDENT, Table
 from refitd.text import one_line
-from refitd_client.contract.states import EngineState, Kind, Standing, VersionState
+from refitd_client.contract.states import EngineState, Kind, Standing, VersionGlance, VersionState
 from refitd_client.contract.wire import Version
 from refitd_client.errors import RefitError
 from refitd_client.http.client import RefitClient
@@ -70,7 +70,12 @@ def _in_short(version: Version, window: int | None, told: Sequence[str]) -> str 
 
 Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=500, help="How many to list")]
 Run = Annotated[str | None, typer.Option("--run", metavar="RUN", help="Those of one run only")]
-State = Annotated[VersionState | None, typer.Option("--state", case_sensitive=False, help="Those in one state only")]
+State = Annotated[
+    str | None,
+    typer.Option(
+        "--state", metavar="STATE", help="Those that are arriving, good, rejected or gone, or in one finer state"
+    ),
+]
 Cursor = Annotated[
     str | None, typer.Option("--cursor", metavar="WORD", help="Go on where a page ended: its next_cursor")
 ]
@@ -95,18 +100,28 @@ def versions(
 
     \b
     refitd versions exp/trial
-    refitd versions --state REJECTED --limit 5
+    refitd versions --state rejected --limit 5
     refitd versions --json | jq -r '.items[].id'
     """
     if None not in (run, of_run) and run != of_run:
         raise ValueError(f"of which run, {of_run} or {run}? Name one")
     run = run or of_run
-    page = client.versions(run, state, limit, cursor)
+    page = client.versions(run, None if state is None else _state(state), limit, cursor)
     if not page.items and run is not None and run not in {seen.run for seen in client.overview().runs}:
         raise RefitError(f"no run {run} is known: 'refitd runs' lists what there is")
     out.show(page, *version_list(page.items, out.window))
     if page.next_cursor is not None and not out.json:
         out.remark(f"there are more: --limit N, or --cursor {page.next_cursor}", style="dim")
+
+
+def _state(word: str) -> VersionState:
+    """The state that a word means."""
+    meant = [state for state in VersionState if word.lower() in {state.lower(), state.glance}]
+    if not meant:
+        raise ValueError(f"--state {word!r} is none of {', '.join([*VersionGlance, *VersionState])}")
+    if len(meant) > 1:
+        raise ValueError(f"{word} is {', '.join(meant)}: name one of these")
+    return meant[0]
 
 
 @calls_service

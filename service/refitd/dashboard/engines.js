@@ -69,7 +69,7 @@ export function engines({ overview, engines: filter, open }) {
 }
 
 function states(all, filter) {
-  const counts = ORDER.map((state) => [state, all.filter((engine) => engine.state === state).length]);
+  const counts = ORDER.map((state) => [state, all.filter((engine) => engine.glance === state).length]);
   const choose = (state) => () => change(({ engines }) => Object.assign(engines, { state, only: null, page: 0 }));
   return html`<div class="chips" role="group" aria-label="Show engines by state">
     <button type="button" aria-pressed=${filter.state === null && filter.only === null} @click=${choose(null)}>all ${count(all.length)}</button>
@@ -105,7 +105,7 @@ function row(engine, open, runs, max, seen) {
         <button type="button" class="fold" aria-expanded=${isOpen} @click=${() => unfold("engine", engine.id)}
           >${engine.id}</button>${notSglang(engine) ? html` <span class="tag">${engine.server}</span>` : nothing}
       </th>
-      <td>${stateWord(engine.state)}${engine.paused ? html` <span class="tag">${mark("PAUSED")}paused</span>` : nothing}${engine.in_memory
+      <td>${stateWord(engine.glance)}${engine.paused ? html` <span class="tag">${mark("PAUSED")}paused</span>` : nothing}${engine.in_memory
         ? html` <span class="tag">in memory</span>`
         : nothing}</td>
       ${runs ? html`<td class="wide">${engine.run ?? "–"}</td>` : nothing}
@@ -121,7 +121,8 @@ function row(engine, open, runs, max, seen) {
 const lastLoad = (load, max) => bar(placed(load, Date.parse(load.started_at)), max, `Load of ${load.version}`);
 
 // Of one that does not answer also since when, and for how long; of one whose loads are slow, why.
-function why({ reason, url, unreachable_since: since, loads_whole: whole, through_loader: slow, server, draft, host }) {
+function why({ state, glance, reason, url, unreachable_since: since, loads_whole: whole, through_loader: slow, server, draft, host }) {
+  if (glance === "troubled") return `${words(state)}: ${reason ?? "no reason is known"}`;
   if (since === null && host) return reason === null ? ofHost(host) : `${reason}; ${ofHost(host)}`;
   if (since === null) return reason ?? (whole ? `each load goes through ${server}'s loader: ${slow}` : draft ? `draft: ${draft}` : "");
   const told = (reason ?? "").replace(`${url} cannot be reached: `, "");

@@ -90,8 +90,8 @@ const empty = (overview) => html`<article class="run">
 // Who could take a version, and who could not, by state.
 function waiting(engines) {
   const ready = engines.filter(({ state }) => state === "IN_SYNC").length;
-  const others = Map.groupBy(engines.filter(({ state }) => state !== "IN_SYNC"), ({ state }) => state);
-  const told = [...others].map(([state, { length }]) => `, ${count(length)} ${length === 1 ? "is" : "are"} ${words(state)}`);
+  const others = Map.groupBy(engines.filter(({ state }) => state !== "IN_SYNC"), ({ glance }) => glance);
+  const told = [...others].map(([glance, { length }]) => `, ${count(length)} ${length === 1 ? "is" : "are"} ${glance}`);
   return `${plural(ready, "engine")} wait${ready === 1 ? "s" : ""}${told.join("")}`;
 }
 

@@ -2,7 +2,7 @@
 
 import { html } from "./vendor/lit-html/lit-html.js";
 import { repeat } from "./vendor/lit-html/directives/repeat.js";
-import { count, plural, words } from "./format.js";
+import { count, plural } from "./format.js";
 import { mark, toneOf } from "./marks.js";
 
 export const CROWD = 24; // engines from which on there is a grid
@@ -21,12 +21,12 @@ export function grid(engines, chosen, choose) {
 function cell(engine, isChosen, isEntry, choose) {
   const late = engine.behind === null ? "" : engine.behind === 0 ? "" : `, ${plural(engine.behind, "step")} behind`;
   const serves = engine.step === null ? "" : `, step ${count(engine.step)}`;
-  const text = `${engine.id}: ${words(engine.state)}${serves}${late}`;
-  const tone = engine.behind > 0 && toneOf(engine.state) === "good" ? "busy" : toneOf(engine.state);
+  const text = `${engine.id}: ${engine.glance}${serves}${late}`;
+  const tone = engine.behind > 0 && toneOf(engine.glance) === "good" ? "busy" : toneOf(engine.glance);
   // One cell takes part in the order of tabs: arrow keys lead to the others.
   return html`<li>
     <button type="button" class=${tone} title=${text} aria-label=${text} aria-pressed=${isChosen} tabindex=${isEntry ? 0 : -1}
-      @click=${() => choose(engine.id)}>${mark(engine.state)}</button>
+      @click=${() => choose(engine.id)}>${mark(engine.glance)}</button>
   </li>`;
 }
 

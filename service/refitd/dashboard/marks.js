@@ -22,6 +22,17 @@ const SHAPES = {
 
 // The shape and the tone of each state. Tones: good, busy, bad, over.
 const MARKS = {
+  "in sync": ["full", "good"],
+  updating: ["arrow", "busy"],
+  away: ["cross", "bad"],
+  troubled: ["triangle", "bad"],
+
+  arriving: ["half", "busy"],
+  good: ["full", "good"],
+  rejected: ["square", "bad"],
+  gone: ["dash", "over"],
+
+  // The engines of a host, and loads, are shown by their own states.
   IN_SYNC: ["full", "good"],
   PROBING: ["dots", "busy"],
   BEHIND: ["half", "busy"],
@@ -32,16 +43,6 @@ const MARKS = {
   UNREACHABLE: ["cross", "bad"],
   QUARANTINED: ["stop", "bad"],
   CONTESTED: ["triangle", "bad"],
-
-  ANNOUNCED: ["dots", "busy"],
-  SETTLING: ["ring", "busy"],
-  VALIDATING: ["half", "busy"],
-  SEALED: ["full", "good"],
-  RETIRED: ["dash", "over"],
-  DELETED: ["dash", "over"],
-  REJECTED: ["cross", "bad"],
-  UNKNOWN: ["diamond", "bad"],
-  LOST: ["square", "bad"],
 
   CURRENT: ["full", "good"],
   MOVING: ["arrow", "busy"],
@@ -67,6 +68,6 @@ export function mark(state) {
 
 /** Shape and word. What was good and is barred looks like what is over. */
 export function stateWord(state, barred = false) {
-  const looks = barred && toneOf(state) === "good" ? "RETIRED" : state;
+  const looks = barred && toneOf(state) === "good" ? "gone" : state;
   return html`<span class="state ${toneOf(looks)}">${mark(looks)}<span>${words(state)}</span></span>`;
 }

@@ -95,7 +95,7 @@ function row(version, open, max, runs, targets, where) {
         <button type="button" class="fold" aria-expanded=${isOpen} @click=${() => unfold("version", version.id)}
           >${count(version.step)}${version.generation > 1 ? html`<small> gen ${version.generation}</small>` : nothing}</button>
       </th>
-      <td>${stateWord(version.state, version.barred)} ${tags(version, targets)}</td>
+      <td>${stateWord(version.glance, version.barred)} ${tags(version, targets)}</td>
       ${runs ? html`<td class="wide">${version.run}</td>` : nothing}
       <td class="stages">${way(version, max)}</td>
       <td class="number">${took > 0 ? span(took) : "–"}</td>
@@ -108,8 +108,9 @@ function row(version, open, max, runs, targets, where) {
 
 // Of what came no further the reason, whatever stages it has behind it: those it shows unfolded.
 function way(version, max) {
-  const [stages, tone] = [stacked(version.timings), toneOf(version.state)];
-  return version.reason !== null && (tone === "bad" || (tone !== "good" && stages.length === 0))
+  const [stages, tone] = [stacked(version.timings), toneOf(version.glance)];
+  const isBad = ["REJECTED", "LOST", "UNKNOWN"].includes(version.state);
+  return version.reason !== null && (isBad || (tone !== "good" && stages.length === 0))
     ? html`<span class="cut" title=${version.reason}>${version.reason}</span>`
     : bar(stages, max, `Step ${version.step}`);
 }
@@ -199,7 +200,7 @@ function loads(version, open) {
 }
 
 function outcome({ outcome, reason }) {
-  const states = { ACK: "IN_SYNC", NACK: "NACKED", TAINTED: "TAINTED", UNREACHABLE: "UNREACHABLE", NOT_SENT: "RETIRED" };
+  const states = { ACK: "IN_SYNC", NACK: "NACKED", TAINTED: "TAINTED", UNREACHABLE: "UNREACHABLE", NOT_SENT: "gone" };
   return html`<span class="state">${mark(outcome === null ? "UPDATING" : states[outcome])}<span>${outcome ?? "under way"}</span></span>
     ${reason ?? ""}`;
 }

@@ -1,7 +1,7 @@
 """A real, small reinforcement-learning run on this machine's CPU: `refitd demo`.
 
-A policy of 400,000 parameters learns to count on in strides. Its rollouts come from two embedded engines, or from one
-vLLM, over HTTP and from nowhere else; after each gradient step the weights are published, and the sidecar brings them
+A policy of 400,000 parameters learns to count on in strides. Its rollouts come from two embedded engines, over HTTP
+and from nowhere else; after each gradient step the weights are published, and the sidecar brings them
 to the engines. Trainer and engines share no memory: what the engines say about their samples is held against what the
 trainer computes with the version that they claim to serve.
 
@@ -9,9 +9,9 @@ trainer computes with the version that they claim to serve.
        ▲                                                        │
        └────────────── answers, log-probabilities ──────────────┘
 
-`policy` is the model and what it learns, `trainer` the loss; `rollouts` asks the engines, `vllm` starts a vLLM and asks
-it, `agreement` checks what they say; `incidents` kills an engine and publishes a NaN; `processes` starts and stops
-everything; `run` is the run, `table` what is printed of it.
+`policy` is the model, what it learns and the loss; `rollouts` asks the engines and checks what they say; `processes`
+starts and stops everything; `run` is the run, in which an engine is killed and a NaN is published; `table` is what is
+printed of it.
 
 Importing this package imports no torch.
 """
@@ -24,8 +24,6 @@ from pathlib import Path
 
 STEPS = 30
 """Gradient steps after which most answers are right."""
-KINDS = ("embedded", "vllm")
-"""The kinds of engines that the demo can start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +39,6 @@ class DemoOptions:
         workdir: a folder without a run in it, to work in and to keep; else a temporary one.
         service_url: the running service to use, instead of starting one; with `engines` and `root`.
         engines: URLs of that service's engines.
-        engine: the kind of the engines, `embedded` or `vllm`.
         root: the folder that the service watches.
         model: the checkpoint to begin with, which the engines were started on; else one is made.
         stay: at the end, leave engines and service running until Ctrl-C.
@@ -56,24 +53,16 @@ class DemoOptions:
     workdir: Path | None = None
     service_url: str | None = None
     engines: tuple[str, ...] = ()
-    engine: str = "embedded"
     root: Path | None = None
     model: Path | None = None
     stay: bool = False
     then: str | None = None
-
-    @property
-    def on_vllm(self) -> bool:
-        """Whether the engines are vLLM's."""
-        return self.engine == "vllm"
 
     def check(self) -> None:
         """Raise ValueError for options that make no run."""
         attached = [bool(self.service_url), bool(self.engines), self.root is not None]
         if any(attached) and not all(attached):
             raise ValueError("--service-url, --engines and --root belong together: give all three, or none")
-        if self.engine not in KINDS:
-            raise ValueError(f"--engine is {self.engine!r}: it is {' or '.join(KINDS)}")
         if self.steps < 1:
             raise ValueError(f"--steps is {self.steps}: take at least one")
         if self.workdir is not None and (self.workdir / "root").exists():
@@ -84,8 +73,7 @@ class DemoOptions:
         if self.service_url is not None:
             return f"refitd demo: loading the trainer, then asking the engines of {self.service_url} for rollouts …"
         made = "loading" if self.model is not None else "making"
-        engines = "a vLLM, which takes a minute," if self.on_vllm else "two engines"
-        return f"refitd demo: {made} a small model, then starting {engines} and the service on this machine …"
+        return f"refitd demo: {made} a small model, then starting two engines and the service on this machine …"
 
 
 def main(options: DemoOptions) -> int:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from refitd_embedded.demo import KINDS, STEPS, DemoOptions, main
+from refitd_embedded.demo import STEPS, DemoOptions, main
 
 DESCRIPTION = """\
 Train a small policy by policy gradient on this machine's CPU. Its rollouts come from two engines over HTTP, which
@@ -40,7 +40,6 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--workdir", type=Path, metavar="DIR", help="where to work, kept afterwards (a temporary folder)")
     add("--service-url", metavar="URL", help="use this service, with --engines and --root")
     add("--engines", type=_urls, default=(), metavar="URL,URL", help="the engines of that service")
-    add("--engine", choices=KINDS, default=KINDS[0], help="the engines' kind: vllm starts one vLLM (%(default)s)")
     add("--root", type=Path, metavar="DIR", help="the folder that the service watches")
     add("--model", type=Path, metavar="DIR", help="the checkpoint that the engines were started on")
     add("--stay", action="store_true", help="leave engines and service running at the end, until Ctrl-C")

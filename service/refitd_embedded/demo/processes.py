@@ -12,11 +12,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self, TypeVar
+from typing import Protocol, Self
 
 from refitd_embedded.demo.table import is_live
 
@@ -26,7 +26,6 @@ STOP_SECONDS = 15.0
 PROCESS_LOOK_SECONDS = 0.05
 TAIL = 15  # lines
 NAME_WIDTH = 13  # characters
-Found = TypeVar("Found")
 
 
 class ProcessError(Exception):
@@ -51,28 +50,11 @@ class Stack:
 class Child:
     """One process with its log. Use it as a context manager: at the end it is gone.
 
-    Args:
-        name: the log's name.
-        arguments: those of this interpreter's `-m`; with a `program`, all that follows it.
-        logs: the folder that the log is written in.
-        program: another program to run.
-        variables: more of the environment.
-        start_seconds: how long it may take to be ready; else `START_SECONDS`.
+    `arguments` are those of this interpreter's `-m`.
     """
 
-    def __init__(
-        self,
-        name: str,
-        arguments: Sequence[str],
-        logs: Path,
-        *,
-        program: str | None = None,
-        variables: Mapping[str, str] | None = None,
-        start_seconds: float | None = None,
-    ) -> None:
-        begins = [sys.executable, "-m"] if program is None else [program]
-        self.name, self._arguments = name, [*begins, *arguments]
-        self._variables, self._start_seconds = dict(variables or {}), start_seconds
+    def __init__(self, name: str, arguments: Sequence[str], logs: Path) -> None:
+        self.name, self._arguments = name, [sys.executable, "-m", *arguments]
         self._log = logs / f"{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -84,12 +66,12 @@ class Child:
         # Settings in the environment are for the user's own service, not for this one.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("REFITD_")}
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(  # noqa: S603 - our own modules, or the vLLM that the user has asked for
+            self._process = subprocess.Popen(  # noqa: S603 - our own modules
                 self._arguments,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=environment | self._variables,
+                env=environment,
                 process_group=0,
             )
 
@@ -106,21 +88,16 @@ class Child:
 
     def url(self) -> str:
         """Wait until its log says that it is ready, and return the URL there. Raises ProcessError."""
-        url = self.until(lambda: READY.search(self._log.read_text(errors="replace")))[1]
+        ends = time.monotonic() + START_SECONDS
+        while (ready := READY.search(self._log.read_text(errors="replace"))) is None:
+            self.check()
+            if time.monotonic() > ends:
+                raise ProcessError(f"{self.name} is not ready after {START_SECONDS:g} s.{self._tail()}")
+            time.sleep(PROCESS_LOOK_SECONDS)
+        url = ready[1]
         if "--port" in self._arguments:  # that is where it listens from now on: others know it by its address
             self._arguments[self._arguments.index("--port") + 1] = url.rpartition(":")[2].rstrip("/")
         return url
-
-    def until(self, ready: Callable[[], Found | None]) -> Found:
-        """Wait until it is ready, and return what `ready` found. Raises ProcessError."""
-        seconds = START_SECONDS if self._start_seconds is None else self._start_seconds
-        ends = time.monotonic() + seconds
-        while (found := ready()) is None:
-            self.check()
-            if time.monotonic() > ends:
-                raise ProcessError(f"{self.name} is not ready after {seconds:g} s.{self._tail()}")
-            time.sleep(PROCESS_LOOK_SECONDS)
-        return found
 
     def check(self) -> None:
         """Raise ProcessError if it has died."""
@@ -166,35 +143,28 @@ def _spinner(name: str) -> AbstractContextManager[object]:
 
 
 @contextmanager
-def own_stack(workdir: Path, model: Path, *, on_vllm: bool = False, progress: SetUp = unseen) -> Generator[Stack]:
+def own_stack(workdir: Path, model: Path, *, progress: SetUp = unseen) -> Generator[Stack]:
     """Start engines on `model` and a service for them, and stop them at the end.
 
     Args:
         workdir: the folder for the root, the service's state and the logs.
         model: the checkpoint to begin with.
-        on_vllm: start one vLLM in the place of two embedded engines.
         progress: shows what is waited for.
 
     Raises:
-        ProcessError: one does not start, or there is no vLLM.
+        ProcessError: one does not start.
     """
     root, logs = workdir / "root", workdir / "logs"
     root.mkdir(parents=True, exist_ok=True)
     logs.mkdir(exist_ok=True)
     with ExitStack() as running:
-        if on_vllm:
-            from refitd_embedded.demo import vllm
-
-            with progress("vllm"):
-                engines, urls = vllm.start(running, workdir, model)
-        else:
-            words = ["refitd_embedded", "--model-path", str(model), "--port", "0", "--max-running-requests", "256"]
-            engines = [running.enter_context(Child(name, words, logs)) for name in ("engine-a", "engine-b")]
-            urls = list[str]()
-            for child in engines:
-                with progress(child.name) as ready:
-                    urls.append(child.url())
-                    ready(urls[-1])
+        words = ["refitd_embedded", "--model-path", str(model), "--port", "0", "--max-running-requests", "256"]
+        engines = [running.enter_context(Child(name, words, logs)) for name in ("engine-a", "engine-b")]
+        urls = list[str]()
+        for child in engines:
+            with progress(child.name) as ready:
+                urls.append(child.url())
+                ready(urls[-1])
         # Their names, by which table, commands and dashboard speak of the same engine.
         named = {"engines": [{"id": child.name, "url": url} for child, url in zip(engines, urls, strict=True)]}
         (workdir / "engines.json").write_text(json.dumps(named))

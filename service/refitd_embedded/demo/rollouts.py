@@ -8,7 +8,7 @@ again, until `DEADLINE`. Each answer has a seed of its own, so that the same run
 import asyncio
 import copy
 import itertools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -57,58 +57,35 @@ class NotNowError(Exception):
     """Ask again."""
 
 
-async def replied(asked: Awaitable[httpx.Response], url: str) -> httpx.Response:
-    """Return the reply of the engine at `url`.
+async def ask(
+    http: httpx.AsyncClient, url: str, questions: Sequence[Question], deadline: float
+) -> list[Rollout | None]:
+    """Ask an engine for one batch; None for an answer that was cut short.
 
     Raises:
-        NotNowError: it does not answer now.
+        NotNowError: it has to be asked again.
         RolloutError: it refuses.
     """
     try:
-        reply = await asked
+        reply = await http.post(f"{url}/generate", json=request(questions), timeout=deadline)
     except httpx.TransportError as problem:
         raise NotNowError(f"{type(problem).__name__}: {problem}") from problem
     if reply.status_code >= 500 or reply.status_code == 429:
         raise NotNowError(f"HTTP {reply.status_code}: {reply.text[:200]}")
     if reply.status_code != 200:
         raise RolloutError(f"engine {url} refuses to generate: HTTP {reply.status_code}: {reply.text[:200]}")
-    return reply
-
-
-async def ask(
-    http: httpx.AsyncClient, url: str, questions: Sequence[Question], deadline: float
-) -> list[Rollout | None]:
-    """Ask an engine that speaks SGLang's API for one batch; None for an answer that was cut short.
-
-    Args:
-        http: makes the call.
-        url: the engine's.
-        questions: the batch.
-        deadline: seconds that it may take.
-
-    Raises:
-        NotNowError: it has to be asked again.
-        RolloutError: it refuses.
-    """
-    reply = await replied(http.post(f"{url}/generate", json=request(questions), timeout=deadline), url)
     return [read(question.problem, url, raw) for question, raw in zip(questions, reply.json(), strict=True)]
-
-
-Ask = Callable[[httpx.AsyncClient, str, Sequence[Question], float], Awaitable[list[Rollout | None]]]
 
 
 class Engines:
     """The engines that rollouts come from.
 
     `check` is called before an engine is asked again, and may raise what ends the asking; `deadline` is in seconds,
-    for each engine to answer everything; `asks` makes one batch of calls to one engine.
+    for each engine to answer everything.
     """
 
-    def __init__(
-        self, urls: Sequence[str], check: Callable[[], None], deadline: float = DEADLINE, *, asks: Ask = ask
-    ) -> None:
+    def __init__(self, urls: Sequence[str], check: Callable[[], None], deadline: float = DEADLINE) -> None:
         self._urls, self._check, self._deadline = [url.rstrip("/") for url in urls], check, deadline
-        self._asks = asks
         self._runner = asyncio.Runner()
         # Proxies of the environment are not for engines next door.
         self._http = httpx.AsyncClient(trust_env=False)
@@ -151,7 +128,7 @@ class Engines:
                 while open_ := [place for place in range(len(questions)) if place not in answered]:
                     try:
                         asked = [questions[place] for place in open_]
-                        found = await self._asks(self._http, url, asked, self._deadline)
+                        found = await ask(self._http, url, asked, self._deadline)
                     except NotNowError as refusal:
                         last, found = str(refusal), [None] * len(open_)
                     answered |= {place: one for place, one in zip(open_, found, strict=True) if one is not None}

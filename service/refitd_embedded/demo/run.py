@@ -35,7 +35,7 @@ from refitd_client import (
 from refitd_client.contract.naming import Order, version_label
 from refitd_client.contract.states import EngineState, VersionState
 from refitd_client.http.client import RefitClient
-from refitd_embedded.demo import DemoOptions, policy, rollouts, vllm
+from refitd_embedded.demo import DemoOptions, policy
 from refitd_embedded.demo.policy import PolicyTrainer, TrainingBatch, advantages, problems
 from refitd_embedded.demo.processes import PROCESS_LOOK_SECONDS, ProcessError, Stack, on_stderr, own_stack
 from refitd_embedded.demo.rollouts import (
@@ -327,7 +327,7 @@ def _run(options: DemoOptions, workdir: Path, began: float) -> DemoSummary:
         )
         with (
             publishing or nullcontext() as publisher,
-            Engines(stack.engines, stack.check, asks=vllm.ask if options.on_vllm else rollouts.ask) as engines,
+            Engines(stack.engines, stack.check) as engines,
         ):
             releases, seen = Releases(publisher, stack.check), list[StepRow]()
             incidents = Incidents(stack, workdir, engines, shown, options.steps, options.publish)
@@ -375,7 +375,7 @@ def _workdir(options: DemoOptions) -> Generator[Path]:
 @contextmanager
 def _stack(options: DemoOptions, workdir: Path, model: Path) -> Generator[Stack]:
     if options.service_url is None or options.root is None:
-        with own_stack(workdir, model.absolute(), on_vllm=options.on_vllm, progress=on_stderr) as stack:
+        with own_stack(workdir, model.absolute(), progress=on_stderr) as stack:
             yield stack
     else:
         yield Stack(service_url=options.service_url, engines=options.engines, root=options.root)

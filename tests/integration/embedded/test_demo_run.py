@@ -60,7 +60,7 @@ def test_the_line_names_what_is_really_done(capsys: pytest.CaptureFixture[str], 
 def test_the_flags_are_the_options_of_main() -> None:
     assert vars(arguments([])) == {
         "steps": STEPS, "seed": 0, "publish": True, "json": False, "plain": False, "workdir": None,
-        "service_url": None, "engines": (), "engine": "embedded", "root": None, "model": None, "then": None,
+        "service_url": None, "engines": (), "root": None, "model": None, "then": None,
         "stay": False,
     }  # fmt: skip
     attached = arguments(["--service-url", "http://r", "--engines", "http://a,http://b", "--root", "/data"])

@@ -46,8 +46,8 @@ class TestStatus:
         assert result.exit_code == 0
         assert "is ready" in result.stdout
         assert "exp → step 5 (exp~v000005), served by 1 of 3 engines" in result.stdout
-        assert line_with(result.stdout, "late")[3:] == ["NACKED", "2", "3", "400", "Bad", "Request"]
-        assert line_with(result.stdout, "fresh")[3:6] == ["IN_SYNC", "5", "0"]
+        assert line_with(result.stdout, "late")[3:] == ["troubled", "2", "3", "NACKED:", "400", "Bad", "Request"]
+        assert line_with(result.stdout, "fresh")[3:7] == ["in", "sync", "5", "0"]
         assert "start-up weights" in result.stdout
 
     def test_a_version_that_was_rolled_back_from_is_no_target(self, service: StandIn) -> None:
@@ -61,8 +61,13 @@ class TestStatus:
         service.engines = [make_engine("a", version="exp~v000005", step=5, in_memory=True)]
         shown = refitd("status", "--url", service.url).stdout
         assert "exp → step 5 (exp~v000005), served by 1 of 1 engines, in memory alone" in shown
-        assert line_with(shown, "12:00:00Z")[2:6] == ["full", "ANNOUNCED", "in", "memory"]
-        assert line_with(refitd("engines", "--url", service.url).stdout, "IN_SYNC")[3:6] == ["IN_SYNC", "in", "memory"]
+        assert line_with(shown, "12:00:00Z")[2:6] == ["full", "arriving", "in", "memory"]
+        assert line_with(refitd("engines", "--url", service.url).stdout, "in sync")[3:7] == [
+            "in",
+            "sync",
+            "in",
+            "memory",
+        ]
 
     def test_a_pause_is_seen_and_what_ends_it(self, service: StandIn) -> None:
         service.versions, service.engines = [make_version(2)], [make_engine()]
@@ -109,7 +114,13 @@ class TestStatus:
     def test_before_anything_is_published_engines_serve_what_they_were_started_with(self, service: StandIn) -> None:
         service.engines = [make_engine(version=None, step=None)]
         shown = refitd("status", "--url", service.url).stdout
-        assert line_with(shown, "IN_SYNC")[3:] == ["IN_SYNC", "start-up", "-", *["no", "version", "to", "serve", "yet"]]
+        assert line_with(shown, "in sync")[3:] == [
+            "in",
+            "sync",
+            "start-up",
+            "-",
+            *["no", "version", "to", "serve", "yet"],
+        ]
 
     def test_a_run_without_a_good_version_is_named(self, service: StandIn) -> None:
         service.versions = [make_version(1, state=VersionState.REJECTED, reason="shape of w")]
@@ -232,7 +243,7 @@ class TestVersions:
             "exp~v000002",
             "2",
             "full",
-            "SEALED",
+            "good",
             "pinned",
             "3.1",
             "GB",
@@ -318,7 +329,7 @@ class TestEightyColumns:
         bad = make_version(21, run="exp/trial", state=VersionState.REJECTED, reason=self.LONG)
         lines = self.shown(bad, make_version(20, run="exp/trial", reason="short"))
         assert max(map(len, lines)) <= 80
-        row = ["exp~trial~v000021", "21", "full", "REJECTED", "3.1", "GB", "-", "11-21", "12:00:00Z"]
+        row = ["exp~trial~v000021", "21", "full", "rejected", "3.1", "GB", "-", "11-21", "12:00:00Z"]
         assert lines[2].split() == row
         assert lines[3] == f"    {self.LONG[:75]}…"
         assert lines[4].endswith("11-21 12:00:00Z  short")
@@ -340,7 +351,7 @@ class TestEightyColumns:
         long = make_version(21, run="a-run-with-quite-a-long-name/and-a-trial", pinned=True, barred=True)
         lines = self.shown(long)
         assert long.id in lines[2]
-        assert " ".join(lines[2:]).split()[1:6] == ["21", "SEALED", "pinned", "barred", "3.1"]
+        assert " ".join(lines[2:]).split()[1:6] == ["21", "good", "pinned", "barred", "3.1"]
         assert lines[-1] == "    barred: rolled back from"
 
     def test_lines_are_not_filled_up(self) -> None:
@@ -355,7 +366,15 @@ class TestEngines:
         service.engines = [make_engine(state=EngineState.QUARANTINED, paused=True, reason="restart it")]
         service.versions = [make_version(2)]
         result = refitd("engines", "--url", service.url)
-        assert line_with(result.stdout, "engine-0")[3:] == ["QUARANTINED", "paused", "2", "0", "restart", "it"]
+        assert line_with(result.stdout, "engine-0")[3:] == [
+            "troubled",
+            "paused",
+            "2",
+            "0",
+            "QUARANTINED:",
+            "restart",
+            "it",
+        ]
         assert result.stdout == refitd("engines", "list", "--url", service.url).stdout
 
     def test_of_many_those_that_need_an_operator_come_first_and_some_can_be_chosen(self, service: StandIn) -> None:
@@ -371,14 +390,14 @@ class TestEngines:
         chosen = answer("engines", "list", "--run", "other", "--url", service.url, kind=Page[Engine])
         assert [each.id for each in chosen.items] == ["e052"]
         glance = refitd("status", "--url", service.url).stdout
-        assert "and 36 more (36 IN_SYNC): 'refitd engines' lists them" in glance
+        assert "and 36 more (36 in sync): 'refitd engines' lists them" in glance
         assert glance.index("e041") < glance.index("e052") < glance.index("e000")
 
     def test_an_address_is_not_said_twice(self, service: StandIn) -> None:
         service.engines = [make_engine("127.0.0.1:30000")]
         service.versions = [make_version(2)]
         shown = refitd("engines", "--url", service.url).stdout
-        assert line_with(shown, "127.0.0.1") == ["127.0.0.1:30000", "exp", "IN_SYNC", "2", "0", "-"]
+        assert line_with(shown, "127.0.0.1") == ["127.0.0.1:30000", "exp", "in", "sync", "2", "0", "-"]
         service.engines.append(make_engine("b"))
         shown = refitd("engines", "--url", service.url).stdout
         assert line_with(shown, "127.0.0.1:30000 ")[:3] == ["127.0.0.1:30000", "-", "exp"]
@@ -479,12 +498,12 @@ def test_a_run_that_nobody_knows_has_no_versions_and_is_no_success(service: Stan
 
 @pytest.mark.parametrize("state", list(VersionState))
 def test_each_state_of_a_version_can_be_shown(state: VersionState) -> None:
-    assert state.value in as_text(version_list([make_version(1, state=state)], None)[0])
+    assert state.glance in as_text(version_list([make_version(1, state=state)], None)[0])
 
 
 @pytest.mark.parametrize("state", list(EngineState))
 def test_each_state_of_an_engine_can_be_shown(state: EngineState) -> None:
-    assert state.value in as_text(render.engines_table([make_engine(state=state)], {}))
+    assert state.glance in as_text(render.engines_table([make_engine(state=state)], {}))
 
 
 def test_engines_and_top_say_the_same_of_an_engine_in_the_same_words(service: StandIn) -> None:
@@ -524,7 +543,7 @@ def test_engines_and_top_say_the_same_of_an_engine_in_the_same_words(service: St
         "late": "2", "new": "start-up weights", "ahead": "100 ahead", "lost": "unknown contents", "moved": "other run",
     }  # fmt: skip
     assert live["late"]["TOOK"] == "41 ms"
-    assert live["lost"]["STATE"] == "TAINTED paused"
+    assert live["lost"]["STATE"] == "troubled paused"
     assert live["late"]["LOADS"] == listed["late"]["LOADS"] == "loader"
 
 

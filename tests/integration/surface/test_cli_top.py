@@ -61,7 +61,7 @@ def test_one_look_answers_in_its_first_lines_and_names_whom_somebody_has_to_see_
     assert lines[1].startswith("▲ TROUBLED exp: 1 of 2.")
     assert lines[2].strip() == "gpu-1 is UNREACHABLE"
     first = next(line for line in lines if line.startswith("gpu-"))
-    assert first.split()[:5] == ["gpu-1", "UNREACHABLE", "2", "1", "1.23"]
+    assert first.split()[:5] == ["gpu-1", "away", "2", "1", "1.23"]
     assert any("p" * 8 + "v" * 8 + "l" * 16 in line for line in lines)
     assert "served" in lines[-1]
     assert "in capitals the engine stands still" in result.stdout
@@ -132,10 +132,10 @@ def test_at_eighty_columns_numbers_are_whole_and_bars_give_way() -> None:
     lines = drawn(glance, width=80).splitlines()
     assert max(map(len, lines)) <= 80
     (row,) = [line for line in lines if line.startswith("100,000")]
-    assert row.split()[:3] == ["100,000", "SEALED", "pinned"]
+    assert row.split()[:3] == ["100,000", "good", "pinned"]
     assert row.endswith(f"{span(400.0)}        -  3.1 GB")
     (engine,) = [line for line in lines if line.startswith("gpu-000")]
-    assert engine.split()[1:3] == ["UNREACHABLE", "100,000"]
+    assert engine.split()[1:3] == ["away", "100,000"]
     assert engine.endswith("…")
 
 

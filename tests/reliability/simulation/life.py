@@ -115,7 +115,7 @@ class Life:
         self.controller = UpdateController(self.store, self.targets, default_run=None, quorum=1)
         self.canaries = CanaryChecks(self.store, self.targets, [self.fleet.trial])
         self.service = Service(
-            settings=settings,
+            values=settings.api_values,
             store=self.store,
             targets=self.targets,
             intake=self.intake,

@@ -29,8 +29,8 @@ from refitd.clock import SystemClock
 from refitd.diagnose.preflight import keys_without_token, stranger, why_unread
 from refitd.discovery.place import parse_place
 from refitd.discovery.scout import Scout
-from refitd.engine.connect import connector
-from refitd.engine.plugin.leading import Leads
+from refitd.engine.plugin.client import Leads
+from refitd.engine.registry import connector
 from refitd.engine.wire import Guard
 from refitd.follow.composing import compose_follower
 from refitd.materialize.before_load import BeforeLoad, Warmer

@@ -15,9 +15,8 @@ from pydantic_settings import NoDecode
 from refitd.api.options import AccessSettings, ApiValues
 from refitd.discovery.place import check_places
 from refitd.engine.address import check_adapter_name, parse_allow_list
-from refitd.engine.engines_file import EngineSpec, check_engine, named_engines
 from refitd.engine.kind import EngineAccess
-from refitd.engine.registry import check_pause_mode
+from refitd.engine.registry import EngineSpec, check_engine, check_pause_mode, named_engines
 from refitd.follow.options import FollowSettings
 from refitd.policy.admit import CatalogRules, Prove
 from refitd.policy.keep import KEEP_LAST, KeepRules

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from refitd.engine.port import Outcome, Reached, Refit, Target
-from refitd.engine.vllm.adapters import VllmAdapters
+from refitd.engine.vllm import VllmAdapters
 from support.adapters import write_adapter
 from support.engines import vllm_adapters
 from support.jobs import running

@@ -5,11 +5,11 @@ from typing import Any
 
 from refitd.engine.http import Transport
 from refitd.engine.kind import EngineAccess, EngineServer
-from refitd.engine.sglang.adapters import SglangAdapters
+from refitd.engine.sglang import SglangAdapters
 from refitd.engine.sglang.dialect import SglangDialect
 from refitd.engine.sglang.pair import PairMember, SglangPair
 from refitd.engine.transaction import ServerEngine
-from refitd.engine.vllm.adapters import VllmAdapters
+from refitd.engine.vllm import VllmAdapters
 from refitd.engine.vllm.dialect import VllmDialect, WatchedTransport
 
 

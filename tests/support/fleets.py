@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from refitd.clock import SystemClock
-from refitd.engine.engines_file import EngineSpec
+from refitd.engine.registry import EngineSpec
 from refitd.policy.strategy import Strategy
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store

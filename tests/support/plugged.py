@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from refitd.engine.sglang.reply import digest_of
+from refitd.engine.sglang.info import digest_of
 from refitd_client.contract.plugin import Answer, UpdateOutcome, answers_in
 from support.servers import ADMIN_KEY, API_KEY, KIT, SglangServer
 

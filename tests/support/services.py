@@ -20,7 +20,7 @@ from refitd.catalog.files import DiskFiles
 from refitd.catalog.intake import Intake
 from refitd.catalog.references import References
 from refitd.clock import SystemClock
-from refitd.engine.engines_file import EngineSpec
+from refitd.engine.registry import EngineSpec
 from refitd.materialize.before_load import BeforeLoad, Warmer
 from refitd.materialize.disk import DiskCopies
 from refitd.materialize.materializer import Materializer

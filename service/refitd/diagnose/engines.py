@@ -20,14 +20,12 @@ from refitd.diagnose.finding import CheckName, CheckVerdict, Finding, failed, go
 from refitd.diagnose.preflight import unread
 from refitd.diagnose.processes import LocalProcess
 from refitd.diagnose.root import Nonce
-from refitd.discovery.asking import ask
 from refitd.discovery.place import Answer, EnginesFound, Silent, parse_place
+from refitd.discovery.scout import ask
 from refitd.engine.address import Address, engine_id, host_of, parse_allow_list, refusal
-from refitd.engine.connect import connector
-from refitd.engine.engines_file import EngineSpec, parse_engines
 from refitd.engine.plugin.rank_group import NO_PLUGIN
 from refitd.engine.port import ChangeCheck, EnginePort, Reached, Unreached
-from refitd.engine.registry import KINDS
+from refitd.engine.registry import KINDS, EngineSpec, connector, parse_engines
 from refitd.policy.contest import is_one_server
 from refitd.root.handle import RootThreads
 from refitd.settings import Settings

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 
 from refitd.diagnose.finding import CheckName, Finding, warning
 from refitd.engine.address import engine_id
-from refitd.engine.engines_file import EnginesFileError, read_engines
+from refitd.engine.registry import EnginesFileError, read_engines
 from refitd.settings import Settings
 from refitd_client.checkpoint.opening import CONFIG_NAME
 from refitd_client.contract.plugin import HOOKS, VARIABLES, variable_meant

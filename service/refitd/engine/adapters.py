@@ -34,7 +34,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from refitd.engine.dialect import refusal
 from refitd.engine.http import PROBE_SECONDS, CallFailure, NoReply, Reply, Transport
 from refitd.engine.kind import EngineServer
 from refitd.engine.port import (
@@ -52,6 +51,7 @@ from refitd.engine.port import (
     Target,
     Unreached,
 )
+from refitd.engine.transaction import refusal
 from refitd_client.checkpoint.header import locate
 from refitd_client.contract.naming import ADAPTER_CONFIG_NAME, ADAPTER_NAME, Order, parse_version_label
 from refitd_client.errors import InvalidWeightsError

@@ -7,8 +7,7 @@ from typing import TypeVar
 
 from refitd.engine.http import Transport
 from refitd.engine.plugin.channels import SocketList
-from refitd.engine.plugin.client import PluginClient
-from refitd.engine.plugin.leading import Leads
+from refitd.engine.plugin.client import Leads, PluginClient
 from refitd.engine.port import EnginePort
 from refitd.engine.wire import Guard
 

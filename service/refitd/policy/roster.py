@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from refitd.engine.address import Address, host_of, parse_allow_list, refusal
-from refitd.engine.engines_file import EngineSpec
+from refitd.engine.registry import EngineSpec
 from refitd.state.records import EngineRecord, Source
 from refitd.text import listed
 from refitd_client.contract.states import EngineState

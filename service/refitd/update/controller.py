@@ -11,7 +11,7 @@ from pathlib import Path
 
 import structlog
 
-from refitd.engine.plugin.leading import Leads, leads_of, leads_of_group
+from refitd.engine.plugin.client import Leads, leads_of, leads_of_group
 from refitd.policy.next_action import at_rest_interval
 from refitd.policy.roster import bind, follows, why_unbound
 from refitd.policy.strategy import fault_found, is_through

@@ -13,8 +13,8 @@ from pathlib import Path
 import structlog
 
 from refitd.engine.address import AddressRefusedError, check_engine_id, check_url, engine_id
-from refitd.engine.engines_file import EnginesFile, EngineSpec, named_engines
 from refitd.engine.port import EnginePort
+from refitd.engine.registry import EnginesFile, EngineSpec, named_engines
 from refitd.policy.admit import Prove
 from refitd.policy.roster import NamedEngine, reconcile
 from refitd.problem import ProblemError, Slug

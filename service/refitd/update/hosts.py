@@ -21,11 +21,11 @@ from dataclasses import dataclass, replace
 
 from refitd.clock import Clock
 from refitd.engine.address import check_engine_id
-from refitd.engine.engines_file import EngineSpec
+from refitd.engine.host import SILENT_SECONDS, HostLine, RefitdEngine, of_these
 from refitd.engine.kind import HOST_KIND
-from refitd.engine.plugin.leading import Leads
+from refitd.engine.plugin.client import Leads
 from refitd.engine.port import EnginePort
-from refitd.engine.refitd.host import SILENT_SECONDS, HostLine, RefitdEngine, of_these
+from refitd.engine.registry import EngineSpec
 from refitd.policy.hosts import stands_of, unknown_at_hub
 from refitd.state.followers import LEASE_SECONDS
 from refitd.state.observer import Notifier

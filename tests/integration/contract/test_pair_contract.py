@@ -10,10 +10,9 @@ import httpx
 import pytest
 import uvicorn
 
-from refitd.engine.connect import connector
-from refitd.engine.engines_file import EngineSpec
 from refitd.engine.kind import EngineAccess
 from refitd.engine.port import EnginePort, Outcome, Reached, Target
+from refitd.engine.registry import EngineSpec, connector
 from refitd_embedded.engine import EmbeddedEngine
 from refitd_embedded.server import ReplicaServer, create_app
 from refitd_embedded.weights import CheckpointError, Write

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from refitd.engine.plugin.leading import Leads
+from refitd.engine.plugin.client import Leads
 from refitd.engine.port import Outcome, Reached, Target
 from refitd_client.contract.plugin import Owner
 from support.forged import files_of, version_of

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from refitd.engine.plugin.leading import Leads
+from refitd.engine.plugin.client import Leads
 from refitd.engine.port import Outcome, Reached, Stage, Unreached
 from refitd_client.contract.plugin import Owner
 from support.servers import VLLM_VENV

@@ -18,9 +18,16 @@ from refitd.engine.http import Reply as HttpReply
 from refitd.engine.plugin.rank_group import read_handshake
 from refitd.engine.port import Reached, Unreached
 from refitd.engine.replies import Failed, Loaded, Unclear
-from refitd.engine.vllm.contents import Digests, Scores, fingerprint, read_digests, read_trial
+from refitd.engine.vllm.contents import (
+    Digests,
+    Scores,
+    fingerprint,
+    read_digests,
+    read_trial,
+    said_by_extension,
+    what_happened,
+)
 from refitd.engine.vllm.info import read_label, read_release, read_server_info
-from refitd.engine.vllm.loads import said_by_extension, what_happened
 from refitd_client.contract.plugin import MAX_LINE, Answer, Handshake, PluginRequest, UpdateOutcome
 from refitd_client.transport.ipc.offer import (
     DevicePlace,

@@ -12,10 +12,9 @@ import httpx
 import pytest
 
 from refitd.engine.address import Address, AllowList, AllowRefusedError, parse_allow_list, refusal
-from refitd.engine.connect import connector
-from refitd.engine.engines_file import EngineSpec
 from refitd.engine.http import CallFailure, NoReply, Reply, Transport
 from refitd.engine.port import Reached, Unreached
+from refitd.engine.registry import EngineSpec, connector
 from refitd.engine.wire import Guard, NotConnectedError, dial, refused
 from refitd.policy.roster import OperatorHosts, guard_of, named_by_operator
 from refitd.settings import Settings

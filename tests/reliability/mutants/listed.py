@@ -208,7 +208,7 @@ MUTANTS = [
     ),
     Mutant(
         "loads a vLLM once after a load that failed",
-        "service/refitd/engine/vllm/loads.py",
+        "service/refitd/engine/vllm/contents.py",
         "or not began_torn:",
         "or True:",
         "tests/reliability/simulation/test_found.py",
@@ -222,7 +222,7 @@ MUTANTS = [
     ),
     Mutant(
         "takes the answer of one of a vLLM's ranks for that of all",
-        "service/refitd/engine/vllm/loads.py",
+        "service/refitd/engine/vllm/contents.py",
         "    if answers == [None] * ranks:",
         "    if answers is not None and None in answers:",
         "tests/unit/engine/test_vllm_adapter.py tests/reliability/attack/test_attack_answers.py",
@@ -236,7 +236,7 @@ MUTANTS = [
     ),
     Mutant(
         "repairs a vLLM as an SGLang after a start",
-        "service/refitd/engine/connect.py",
+        "service/refitd/engine/registry.py",
         "        if not self._was_reached:",
         "        if False:",
         "tests/unit/engine/test_engine_kinds.py",

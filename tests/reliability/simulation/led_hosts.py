@@ -3,7 +3,7 @@
 import random
 from collections.abc import Collection
 
-from refitd.engine.plugin.leading import Leads
+from refitd.engine.plugin.client import Leads
 from refitd.policy.strategy import StrategyName
 from refitd.state.records import EngineRecord
 from refitd.update.hosts import ReportedHosts

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from refitd.engine.refitd.host import NOTHING_PROVED
+from refitd.engine.host import NOTHING_PROVED
 from refitd.follow.orders import LEADERS
 from refitd.policy.chain import NoBase, chain_of
 from refitd.state.records import AttemptRecord, EngineRecord

@@ -17,8 +17,8 @@ from refitd.api.context import Service
 from refitd.catalog.catalog import Catalog
 from refitd.catalog.intake import Intake
 from refitd.catalog.references import References
-from refitd.engine.engines_file import EngineSpec
 from refitd.engine.port import EnginePort
+from refitd.engine.registry import EngineSpec
 from refitd.follow.follower import UpstreamFollower
 from refitd.materialize.before_load import BeforeLoad, Warmer
 from refitd.materialize.materializer import Materializer

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from refitd.api.operations import change_run
-from refitd.engine.engines_file import EngineSpec
 from refitd.engine.port import EnginePort
+from refitd.engine.registry import EngineSpec
 from refitd.follow.follower import UpstreamFollower
 from refitd.policy.strategy import Strategy
 from refitd.problem import ProblemError

@@ -16,7 +16,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from refitd.engine.refitd.host import SILENT_SECONDS
+from refitd.engine.host import SILENT_SECONDS
 from refitd.follow import pull_turn
 from refitd.follow.pull_turn import PullTurn
 from refitd.follow.puller import Puller

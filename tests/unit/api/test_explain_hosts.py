@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from refitd.clock import SystemClock
+from refitd.engine.host import picture, reached
 from refitd.engine.port import Reached
-from refitd.engine.refitd.host import picture, reached
 from refitd.explain.present import orders_of_hosts, present_engine, present_version
 from refitd.explain.run import glance_at
 from refitd.explain.version import explain_engine, on_engines

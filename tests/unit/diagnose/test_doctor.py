@@ -38,10 +38,10 @@ from refitd.diagnose.service import (
     judge_runs,
     judge_service_engines,
 )
-from refitd.engine.engines_file import EngineSpec
 from refitd.engine.http import Reply
 from refitd.engine.plugin.rank_group import NO_PLUGIN
 from refitd.engine.port import Reached
+from refitd.engine.registry import EngineSpec
 from refitd.root.ownership import mark_root
 from refitd.settings import Settings
 from refitd_client.contract.naming import SERVICE_FOLDER

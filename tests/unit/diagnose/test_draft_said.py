@@ -7,8 +7,8 @@ from rich.console import Console
 from refitd.cli import render
 from refitd.diagnose.engines import EngineAnswers, judge_engine
 from refitd.diagnose.finding import CheckName, CheckVerdict
-from refitd.engine.engines_file import EngineSpec
 from refitd.engine.port import DRAFT_LEFT, Obstacle, Reached
+from refitd.engine.registry import EngineSpec
 from support.services import serving
 from support.stand_in_service import make_engine
 

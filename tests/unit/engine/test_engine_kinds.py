@@ -7,11 +7,18 @@ from typing import Any, cast
 import pytest
 from pydantic import ValidationError
 
-from refitd.engine.connect import connector
-from refitd.engine.engines_file import EnginesFileError, EngineSpec, check_engine, named_engines, parse_engines
 from refitd.engine.kind import EngineAccess, EngineKind, EngineServer
 from refitd.engine.port import EnginePort, Reached, Unreached
-from refitd.engine.registry import KINDS, PAUSE_MODES
+from refitd.engine.registry import (
+    KINDS,
+    PAUSE_MODES,
+    EnginesFileError,
+    EngineSpec,
+    check_engine,
+    connector,
+    named_engines,
+    parse_engines,
+)
 from refitd.settings import Settings
 from support.scripted_server import Step, answer
 from support.scripted_vllm import DEAD, error, scripted_vllm

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from refitd.engine.plugin.leading import PROBES, SECONDS, Leads, leads_of
+from refitd.engine.plugin.client import PROBES, SECONDS, Leads, leads_of
 from refitd.engine.port import Outcome, Reached
 from refitd.engine.transaction import ServerEngine
 from refitd.policy.next_action import at_rest_interval

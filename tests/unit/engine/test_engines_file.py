@@ -7,7 +7,7 @@ import pytest
 
 from refitd.cli.serve import ENGINES_FILE_HELP
 from refitd.engine.address import AddressRefusedError, check_url, engine_id
-from refitd.engine.engines_file import EnginesFile, EnginesFileError, EngineSpec, parse_engines
+from refitd.engine.registry import EnginesFile, EnginesFileError, EngineSpec, parse_engines
 
 
 def test_an_engine_is_a_url_and_what_differs_from_the_default() -> None:

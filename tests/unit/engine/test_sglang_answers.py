@@ -6,7 +6,7 @@ import pytest
 
 from refitd.engine.http import Reply
 from refitd.engine.replies import Loaded, Loading, Unclear, Untouched
-from refitd.engine.sglang.reply import NotFlushed, what_happened
+from refitd.engine.sglang.info import NotFlushed, what_happened
 from refitd_client.contract.plugin import MARK, Answer, UpdateOutcome
 
 NOT_FLUSHED = "Weights were updated, but the cache was not flushed because requests are still running or queued."

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from refitd.engine.port import Outcome, Reached, Refit, Target
-from refitd.engine.sglang.adapters import SglangAdapters
+from refitd.engine.sglang import SglangAdapters
 from support.engines import sglang_adapters
 from support.scripted_server import Step, answer, serve, silence
 from support.scripted_sglang import ScriptedSglang
@@ -163,7 +163,7 @@ async def test_a_server_that_does_not_answer_to_the_adapter_does_not_serve_it(tm
 async def test_a_server_that_is_too_busy_to_answer_is_believed_by_its_list(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("refitd.engine.sglang.adapters.TRIAL_SECONDS", 0.1)
+    monkeypatch.setattr("refitd.engine.sglang.TRIAL_SECONDS", 0.1)
     async with serving(tmp_path) as (sglang, engine):
         sglang.on(ANSWER, silence)
         done = await refit(engine, write(tmp_path, "7"))

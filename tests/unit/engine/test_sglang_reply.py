@@ -7,7 +7,7 @@ import pytest
 
 from refitd.engine.http import CallFailure, NoReply, Reply
 from refitd.engine.replies import Loaded, Loading, Unclear, Untouched
-from refitd.engine.sglang.reply import NotFlushed, what_happened
+from refitd.engine.sglang.info import NotFlushed, what_happened
 
 SUCCEEDED = "Succeeded to update model weights."
 LABELLED = "Succeeded to update model weights. Weight version updated to 7."

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from refitd.engine.port import Outcome, Reached, Refit, Target, Unreached
-from refitd.engine.vllm import contents
-from refitd.engine.vllm.adapters import VllmAdapters
+from refitd.engine.vllm import VllmAdapters, contents
 from refitd.policy.observe import after_probe, after_refit
 from support.engines import vllm_adapters
 from support.records import engine as record

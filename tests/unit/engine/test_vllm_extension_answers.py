@@ -7,7 +7,7 @@ import pytest
 
 from refitd.engine.http import CallFailure, NoReply, Reply
 from refitd.engine.replies import Loaded, Loading, Unclear, Untouched
-from refitd.engine.vllm.loads import said_by_extension
+from refitd.engine.vllm.contents import said_by_extension
 from refitd_client.contract.plugin import NEEDS_FULL, NEEDS_LEADER, Answer, UpdateOutcome
 
 SERVED = Answer(outcome=UpdateOutcome.SERVED, version="run~v000007", how="replay", contents="xxh3:1")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from refitd.engine.plugin.leading import Leads
+from refitd.engine.plugin.client import Leads
 from refitd.engine.port import Outcome, Reached, Target
 from refitd.engine.transaction import ServerEngine
 from refitd_client.contract.plugin import Owner

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from refitd.engine.port import Outcome, Refit, Target
-from refitd.engine.vllm.adapters import VllmAdapters
+from refitd.engine.vllm import VllmAdapters
 from support.engines import vllm_adapters
 from support.scripted_vllm import ScriptedVllm, config, scripted_vllm
 

@@ -33,7 +33,7 @@ MAY_OPEN = {
     "client/refitd_client/transport/ipc/shared.py": "/proc",
     "service/refitd_plan/model.py": "a model's config, which the user names",
     "service/refitd/diagnose/root.py": "a file in a folder that it has just made",
-    "service/refitd/engine/engines_file.py": "the engines file, which the operator names",
+    "service/refitd/engine/registry.py": "the engines file, which the operator names",
     "service/refitd/engine/http.py": "a file of keys, which the operator names",
     "service/refitd/diagnose/engines.py": "the engines file, which the operator names",
     "service/refitd/reclaim/trash.py": "a handle on a folder that opens nothing (O_PATH)",

@@ -5,7 +5,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from refitd.engine.engines_file import EngineSpec
+from refitd.engine.registry import EngineSpec
 from refitd.policy.roster import NamedEngine, OperatorHosts, Reconciled, guard_of, moved, reconcile
 from refitd.state.records import EngineRecord, Source
 from refitd_client.contract.states import EngineState

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from refitd.engine.refitd.host import SILENT_SECONDS
+from refitd.engine.host import SILENT_SECONDS
 from refitd.update.hosts import PLACE_BYTES, PLACE_SECONDS, PLACES, PullTurns, places_for
 from refitd_client.contract.follow import Following
 

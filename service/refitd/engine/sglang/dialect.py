@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 from urllib.parse import urlsplit
 
-from refitd.engine.dialect import Before, Shown
 from refitd.engine.fingerprints import BY_PLUGIN
 from refitd.engine.http import (
     CALL_SECONDS,
@@ -23,25 +22,24 @@ from refitd.engine.port import ChangeCheck, Obstacle, Reached, Target, Unreached
 from refitd.engine.replies import Loading, Unclear, Untouched, meaning_of_check, way_in
 from refitd.engine.sglang.info import (
     OLDEST,
+    TRIAL,
+    WORDS,
     ModelInfo,
+    NotFlushed,
     PrefixStores,
     SglangRelease,
     SglangServerInfo,
     draft_of,
+    fingerprint_in,
     obstacles,
     read_model_info,
     read_server_info,
     release_of,
-)
-from refitd.engine.sglang.reply import (
-    TRIAL,
-    WORDS,
-    NotFlushed,
-    fingerprint_in,
     trial_fault,
     was_done,
     what_happened,
 )
+from refitd.engine.transaction import Before, Shown
 
 CLEAR_SECONDS = 120.0  # the file backend deletes one file for each page
 FLUSH_EVERY_SECONDS = 0.05

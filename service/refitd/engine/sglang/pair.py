@@ -15,7 +15,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import cycle
 
-from refitd.engine.dialect import refusal
 from refitd.engine.plugin.client import PluginClient
 from refitd.engine.port import (
     ChangeCheck,
@@ -33,7 +32,7 @@ from refitd.engine.port import (
     Unreached,
 )
 from refitd.engine.sglang.dialect import SglangDialect
-from refitd.engine.transaction import ServerEngine
+from refitd.engine.transaction import ServerEngine, refusal
 
 _AND = "+"  # between the fingerprints of members
 

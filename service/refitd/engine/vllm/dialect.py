@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from refitd.engine.dialect import Before, Shown
 from refitd.engine.fingerprints import BY_PLUGIN
 from refitd.engine.http import (
     CALL_SECONDS,
@@ -27,8 +26,20 @@ from refitd.engine.http import (
 from refitd.engine.plugin.client import PluginClient
 from refitd.engine.port import DRAFT_LEFT, UNNAMED, ChangeCheck, Obstacle, Process, Reached, Target, Unreached
 from refitd.engine.replies import Failed, Loading, Unclear, Untouched, meaning_of_check, way_in
+from refitd.engine.transaction import Before, Shown
 from refitd.engine.vllm import contents
-from refitd.engine.vllm.contents import Digests, digests_of, fingerprint, fingerprint_of
+from refitd.engine.vllm.contents import (
+    CALL,
+    CONTROL,
+    Digests,
+    ProcessLoads,
+    digests_of,
+    fingerprint,
+    fingerprint_of,
+    not_opened,
+    results,
+    what_happened,
+)
 from refitd.engine.vllm.info import (
     CHECKER,
     LORA,
@@ -49,7 +60,6 @@ from refitd.engine.vllm.info import (
     read_server_info,
     stock_reason,
 )
-from refitd.engine.vllm.loads import CALL, CONTROL, ProcessLoads, not_opened, results, what_happened
 
 PAUSE_MODES = ("keep", "wait", "abort")
 """What a server does with requests in flight, the best first. It survives a load with each of them."""

@@ -42,9 +42,8 @@ if TYPE_CHECKING:
         VersionRejectedError,
         WaitTimeoutError,
     )
-    from refitd_client.http.client import AsyncRefitClient, RefitClient
-    from refitd_client.http.exchange import RetryPolicy
-    from refitd_client.http.verdict import Served
+    from refitd_client.http.client import RefitClient
+    from refitd_client.http.exchange import RetryPolicy, Served
     from refitd_client.publish.options import PublishOptions, Sharded
     from refitd_client.publish.publication import Publication
     from refitd_client.publisher import WeightPublisher
@@ -53,7 +52,6 @@ if TYPE_CHECKING:
     from refitd_plan import plan
 
 __all__ = [
-    "AsyncRefitClient",
     "BucketError",
     "ConflictError",
     "DeltaRules",
@@ -101,10 +99,9 @@ _PLACES = {
     "EngineOnVersion": "refitd_client.contract.wire",
     "Notice": "refitd_client.contract.wire",
     "DeltaRules": "refitd_client.delta.plan",
-    "AsyncRefitClient": "refitd_client.http.client",
     "RefitClient": "refitd_client.http.client",
     "RetryPolicy": "refitd_client.http.exchange",
-    "Served": "refitd_client.http.verdict",
+    "Served": "refitd_client.http.exchange",
     "Publication": "refitd_client.publish.publication",
     "PublishOptions": "refitd_client.publish.options",
     "WeightPublisher": "refitd_client.publisher",

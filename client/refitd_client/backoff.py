@@ -2,12 +2,8 @@
 
 
 def backoff(tried: int, first: float, longest: float, chance: float = 1.0) -> float:
-    """Seconds before the next try: twice as long each time.
+    """Seconds before try number `tried` + 1: twice as long each time.
 
-    Args:
-        tried: how often it was tried, 1 or more.
-        first: seconds after the first try.
-        longest: the most seconds.
-        chance: random, in [0, 1), where many begin at once and are not to come together again; it takes up to a half.
+    `chance` is random, in [0, 1), where many begin at once and are not to come together again; it takes up to a half.
     """
     return min(first * 2.0 ** min(tried - 1, 30), longest) * (0.5 + chance / 2)

@@ -252,11 +252,8 @@ class FollowerProcess:
     """Keeps one process running from now on, until `stop`. What it prints goes to this process's output."""
 
     def __init__(self, command: Sequence[str], port: int) -> None:
-        """Start it.
-
-        Args:
-            command: its command line without its port.
-            port: the port to listen on; 0 lets it choose one, which it keeps when it is started again.
+        """Start it by its command line without its port. Port 0 lets it choose one, which it keeps when it is started
+        again.
         """
         self._command = tuple(command)
         self._port = port

@@ -124,12 +124,7 @@ def refused(name: str, why: str) -> InvalidWeightsError:
 
 
 def entry_of(name: str, dtype: str, shape: tuple[int, ...]) -> Entry:
-    """A tensor's entry in the header.
-
-    Args:
-        name: the published one.
-        dtype: torch's or numpy's name of it.
-        shape: as torch or numpy counts elements.
+    """A tensor's entry in the header. `dtype` is torch's or numpy's name of it.
 
     Raises:
         InvalidWeightsError: the format cannot hold it.
@@ -185,11 +180,6 @@ def is_module(value: object) -> bool:
 
 def torch_source(name: str, tensor: Any, casts: Casts) -> TensorSource:
     """A tensor as a source.
-
-    Args:
-        name: the published one.
-        tensor: the trainer's.
-        casts: the dtypes to publish in.
 
     Raises:
         InvalidWeightsError: it has no bytes of its own to write, or none that can be served.
@@ -365,13 +355,8 @@ class SameTensors(Generic[MadeT]):
         return self._made
 
     def keep(self, state: Mapping[Any, Any], names: Any, sources: Sequence[TensorSource | None], made: MadeT) -> None:
-        """Keep a result for the next step, if all tensors are plain torch tensors.
-
-        Args:
-            state: the state dict.
-            names: what else the result depends on, such as how tensors are renamed.
-            sources: a source for each of its tensors, or None.
-            made: the result.
+        """Keep what was made for the next step, if all tensors are plain torch tensors. `names` is what else the result
+        depends on, such as how tensors are renamed. There is a source for each tensor, or None.
         """
         torch: Any = sys.modules.get("torch")
         self._made, self._facts = None, []

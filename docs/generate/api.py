@@ -11,8 +11,8 @@ from refitd.problem import Slug
 INTRODUCTION = """\
 # HTTP API
 
-The service's own document is at `/openapi.json`, and a page to try it at `/docs`. In Python there are `RefitClient` and
-`AsyncRefitClient` of `refitd_client`, in a shell the [commands](cli.md).
+The service's own document is at `/openapi.json`, and a page to try it at `/docs`. In Python there is `RefitClient` of
+`refitd_client`, in a shell there are the [commands](cli.md).
 
 Bodies are JSON; a field that is not listed here is refused. Lists come in pages, `{items, next_cursor}`: pass
 `next_cursor` on for the next one, until it is null. Times of day are RFC 3339 in UTC, durations in milliseconds.

@@ -8,7 +8,7 @@ import msgspec
 from typer.testing import CliRunner, Result
 
 from refitd.cli.app import app
-from refitd_client.http import tls
+from refitd_client.http import connection
 
 _CLEAN: Mapping[str, str | None] = dict.fromkeys(
     [
@@ -27,7 +27,7 @@ _CLEAN: Mapping[str, str | None] = dict.fromkeys(
 
 def refitd(*args: str, env: Mapping[str, str] | None = None, stdin: str | None = None) -> Result:
     """Run a command with nothing of refitd's in the environment but `env`."""
-    with mock.patch.object(tls, "_own", None):  # which files are in use for TLS is said once for a process
+    with mock.patch.object(connection, "_own", None):  # which files are in use for TLS is said once for a process
         return CliRunner().invoke(app, list(args), env={**_CLEAN, **(env or {})}, input=stdin)
 
 

@@ -74,12 +74,8 @@ class BucketCollection:
 async def collect_run(bucket: Bucket, name: str, *, keep: int | None = None, dry: bool = False) -> BucketCollection:
     """Collect from a run in place of its publisher, which may be alive or gone.
 
-    Args:
-        bucket: where it is.
-        name: the run's.
-        keep: retire what is not among so many newest versions, pinned, wanted, or a base of one of these; None retires
-            nothing.
-        dry: delete and retire nothing, and say what would be. The store's time is learned by a write all the same.
+    `keep` retires what is not among so many newest versions, pinned, wanted, or a base of one of these. `dry` deletes
+    and retires nothing, and says what would be; the store's time is learned by a write all the same.
 
     Raises:
         BucketError: the store would not; what was deleted until then was rightly deleted.
@@ -134,11 +130,8 @@ async def _foreseen(run: BucketRun, pointer: Pointer, keep: int | None) -> Bucke
 
 
 async def collect(run: BucketRun, *, keep: int | None = None) -> BucketCollection:
-    """Delete what may be deleted. The writer of the run calls this, between two publications.
-
-    Args:
-        run: the run.
-        keep: to how many of the newest versions the run was cut right before, for `why`; None where it was not.
+    """Delete what may be deleted. The writer of the run calls this, between two publications. `why` says to how many of
+    the newest versions the run was cut right before (`keep`).
 
     Raises:
         BucketError: the store would not; what was deleted until then was rightly deleted.

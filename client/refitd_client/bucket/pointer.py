@@ -282,15 +282,11 @@ def lease_of(data: bytes, written: float, key: str = "") -> BucketLease:
 
 
 def advanced(pointer: Pointer | None, version: BucketVersion, *, writer: str, keep: int, now: float) -> Pointer:
-    """The pointer when `version` counts as well: `keep` versions are kept, and others are retired.
+    """The pointer when `version`, which is newer than all that count, counts as well.
 
-    Args:
-        pointer: the one before, None before the first version of the run.
-        version: a version of the same run, newer than all that count.
-        writer: who moves the pointer.
-        keep: how many of the newest versions that are not barred stay, besides those that are pinned or desired and all
-            their bases.
-        now: the store's time.
+    Of the newest versions that are not barred `keep` stay, besides those that are pinned or desired and all their
+    bases; the others are retired. `pointer` is None before the first version of the run, `writer` is who moves it,
+    `now` the store's time.
 
     Raises:
         PointerRefusedError: the version is not newer, or its base does not count.
@@ -383,11 +379,8 @@ DEAD_UPLOAD = "its upload was broken off more than an hour ago, and a newer vers
 
 
 def why_counting(pointer: Pointer, keep: int | None) -> dict[str, str]:
-    """Why each version that counts is kept, by its id.
-
-    Args:
-        pointer: after a collection.
-        keep: how many of the newest versions the collection keeps, None where it retires nothing.
+    """Why each version that counts after a collection is kept, by its id. `keep` is how many of the newest versions the
+    collection keeps, None where it retires nothing.
     """
     found: dict[str, str] = {}
     for at, version in enumerate(pointer.versions):

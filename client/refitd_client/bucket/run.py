@@ -57,14 +57,11 @@ class BucketRun:
     """
 
     def __init__(self, bucket: Bucket, run: str, *, keep: int, steers: bool = False) -> None:
-        """Take a run. Call `begin` before anything else.
+        """Take a run, of which `keep` newest versions stay besides the bases that they need. Call `begin` before
+        anything else.
 
-        Args:
-            bucket: where it is.
-            run: its name.
-            keep: how many of the newest versions are kept, besides the bases that they need.
-            steers: whether this writer says itself which version followers are to serve. Else they serve what it
-                publishes, whatever a writer before it wanted.
+        With `steers` this writer says itself which version followers are to serve. Else they serve what it publishes,
+        whatever a writer before it wanted.
         """
         self.bucket = bucket
         self.run = run
@@ -111,11 +108,7 @@ class BucketRun:
         return await self.bucket.facts(version_prefix(self.run, order) + UPLOAD_NAME) is not None
 
     async def publish(self, folder: Path, data: bytes) -> None:
-        """Upload a version from its folder, and make it count.
-
-        Args:
-            folder: holds the files that the manifest names.
-            data: the manifest's bytes.
+        """Upload a version from its folder, and make it count. `data` are the manifest's bytes.
 
         Raises:
             RunBusyError: another writer has the run, or this version of it. Nothing of ours counts.

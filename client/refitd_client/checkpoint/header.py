@@ -72,11 +72,9 @@ def encode(entries: Iterable[Entry], metadata: Mapping[str, str] | None = None) 
 def encode_sized(
     entries: Iterable[tuple[str, str, tuple[int, ...], int]], metadata: Mapping[str, str] | None = None
 ) -> bytes:
-    """The bytes before the tensors, which follow in the order given.
+    """The bytes before the tensors, which follow in the order given: names, dtypes, shapes and bytes.
 
-    Args:
-        entries: names, dtypes, shapes and bytes of the tensors.
-        metadata: texts beside `format`, which says `pt` as loaders expect, unless they have another `format`.
+    `metadata` are texts beside `format`, which says `pt` as loaders expect, unless they have another `format`.
 
     Raises:
         InvalidWeightsError: they are too many for one header.

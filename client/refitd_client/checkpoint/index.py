@@ -221,9 +221,7 @@ def two_saves(times: Mapping[str, int], index: Index | None) -> Defect | None:
     files: a second whole save is a fault also where it looks older. A pickle is one if it is newer: on hubs the same
     model lies in both forms.
 
-    Args:
-        times: when the files were changed last, in nanoseconds, by name.
-        index: the index.
+    `times` say when the files were changed last, in nanoseconds.
     """
     saves = [each for each in _saves(times) if index is None or each.files.isdisjoint(index.files)]
     rivals = [each for each in saves if each.is_whole and not each.is_pickle]

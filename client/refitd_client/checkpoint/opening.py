@@ -199,11 +199,6 @@ def counts(name: str) -> bool:
 def check_unchanged(name: str, fd: int, expected: FileStat) -> None:
     """Check that an open file is still what the listing saw.
 
-    Args:
-        name: its name.
-        fd: its descriptor.
-        expected: what the listing saw.
-
     Raises:
         ChangedError: it is not.
     """

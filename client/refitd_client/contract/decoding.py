@@ -40,11 +40,7 @@ def _making_known(kind: Any) -> Generator[None, None, None]:
 
 
 def json_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    """The decoder of JSON into a type, which is known to msgspec from then on: other ways to decode into it are safe.
-
-    Args:
-        kind: the type, or a union of types.
-    """
+    """A decoder of JSON into a type, which msgspec knows from then on: other ways to decode into it are safe."""
     found = _decoders.get(kind)
     if found is None:
         with _making_known(kind):
@@ -53,21 +49,13 @@ def json_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 
 
 def msgpack_decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    """A decoder of MessagePack into a type. Keep it: it is made anew each time.
-
-    Args:
-        kind: the type, or a union of types.
-    """
+    """A decoder of MessagePack into a type. Keep it: it is made anew each time."""
     with _making_known(kind):
         return msgspec.msgpack.Decoder(kind)
 
 
 def from_json(data: bytes | str, kind: type[_T]) -> _T:
     """Decode JSON.
-
-    Args:
-        data: the text, as bytes in UTF-8 or as a string.
-        kind: what it is to be.
 
     Raises:
         msgspec.MsgspecError: it is no JSON, or of another form.
@@ -79,9 +67,7 @@ def from_json(data: bytes | str, kind: type[_T]) -> _T:
 def plain_json(data: bytes, most: int) -> Any:
     """Decode JSON of which no type is known: Python makes up to forty times as much of it, where it is all brackets.
 
-    Args:
-        data: the text, in UTF-8.
-        most: values that it may have. Commas and brackets are counted, also those in strings.
+    It may have `most` values: commas and brackets are counted, also those in strings.
 
     Raises:
         TooManyValuesError: it has more.
@@ -96,10 +82,6 @@ def plain_json(data: bytes, most: int) -> Any:
 def from_python_json(data: bytes, kind: type[_T]) -> _T:
     """Decode JSON as Python writes it: a model's configuration may hold Infinity and NaN, which JSON has not.
 
-    Args:
-        data: the text, as bytes.
-        kind: what it is to be.
-
     Raises:
         msgspec.MsgspecError: it is no such text, or of another form.
     """
@@ -111,10 +93,6 @@ def from_python_json(data: bytes, kind: type[_T]) -> _T:
 
 def converted(data: Any, kind: type[_T]) -> _T:
     """Check plain data (dictionaries, lists, texts, numbers), and make an object of it.
-
-    Args:
-        data: the data.
-        kind: what it is to be.
 
     Raises:
         msgspec.ValidationError: it is of another form.

@@ -143,13 +143,7 @@ class TensorProof(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def socket_name(rank: int, pid: int, random: str) -> str:
-    """The name of a rank's socket.
-
-    Args:
-        rank: the tensor-parallel rank.
-        pid: of its process.
-        random: hex digits: a process may open more than one.
-    """
+    """The name of a rank's socket. `random` are hex digits: a process may open more than one."""
     return f"{rank}-{pid}-{random}.sock"
 
 

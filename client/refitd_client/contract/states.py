@@ -19,9 +19,7 @@ class Kind(StrEnum):
 def way_of(transport: str, kind: Kind) -> str:
     """How a version goes to engines by a transport, as the end of a sentence.
 
-    Args:
-        transport: as `publish` takes it; `delta` alone is a full version's as well, where too much changed.
-        kind: the version's.
+    `transport` is as `publish` takes it; `delta` alone is a full version's as well, where too much changed.
     """
     if transport not in {"disk", "delta"}:
         return f"by {transport}"

@@ -116,11 +116,8 @@ class Version:
 
 
 def left_out_clause(names: Sequence[str], count: int) -> str:
-    """What a version leaves out, as a clause; "" where it leaves out nothing.
-
-    Args:
-        names: the first of the tensors that it leaves out.
-        count: how many they are.
+    """What a version leaves out, as a clause; "" where it leaves out nothing. `names` are the first of the tensors,
+    `count` is of all.
     """
     if not count:
         return ""

@@ -48,14 +48,8 @@ class Comparison:
         expected: int = 0,
         room: int | None = None,
     ) -> None:
-        """Make the buffers.
-
-        Args:
-            device: the one that the tensors are on.
-            tensors: how many there are.
-            most: how many changed elements are wanted at most.
-            expected: for how many changes to make room on the host at once.
-            room: bytes of a buffer on the device, `ROOM` by default.
+        """Make the buffers for so many `tensors`. At most `most` changed elements are wanted, and there is room on the
+        host for `expected` of them at once. A buffer on the device has `room` bytes.
         """
         self.count = 0
         self.out = SideStream(device)
@@ -79,16 +73,8 @@ class Comparison:
         return self.count > self._most
 
     def run(self, tally: "Tally", begin: int, end: int, *, update: bool) -> Counts:
-        """Compare some parts of a list.
-
-        Args:
-            tally: the list's.
-            begin: the first part.
-            end: the part after the last.
-            update: whether to bring the base up to date.
-
-        Returns:
-            How many elements changed in each part.
+        """Compare the parts `begin` to `end` of a list, and bring the base up to date if `update`. Returns how many
+        elements changed in each.
         """
         counts = tally.totals(begin, end, self.kernels)
         total = int(counts.sum())
@@ -146,13 +132,7 @@ class SideStream:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
     def send(self, target: int, source: int, count: int) -> None:
-        """Begin to copy bytes to the host.
-
-        Args:
-            target: an address in host memory.
-            source: an address on the device.
-            count: how many bytes.
-        """
+        """Begin to copy `count` bytes from the address `source` on the device to `target` in host memory."""
         if self._stream is None:
             cuda.copy_here(target, source, count)
         elif cuda.has_driver():
@@ -186,12 +166,8 @@ class Tally:
         self._here = torch.empty(len(self._begins), dtype=torch.int64, pin_memory=rows.device.type == "cuda")
 
     def totals(self, begin: int, end: int, kernels: Any) -> Counts:
-        """Count the changes of some parts. The parts before them have been counted.
-
-        Args:
-            begin: the first part.
-            end: the part after the last.
-            kernels: the module `fingerprint.kernel` or `fingerprint.device`.
+        """Count the changes of the parts `begin` to `end`; the parts before them have been counted. `kernels` is the
+        module `fingerprint.kernel` or `fingerprint.device`.
         """
         low, high = self.rows.listed.begins[begin], self.rows.listed.begins[end]
         kernels.count(self.rows, low, high, self.starts[1:])  # each row's where the next one begins
@@ -212,15 +188,8 @@ class _Buffer:
         self.is_free: Any = None
 
     def spaces(self, count: int, types: tuple[Any, Any], size: int) -> list[Any]:
-        """Space for the changes of some parts, along the current stream.
-
-        Args:
-            count: how many there are.
-            types: of indices, and of values.
-            size: bytes of the buffer, unless the changes take more.
-
-        Returns:
-            Space for indices, for values, and for the values before.
+        """Space for `count` changes along the current stream: for indices, values, and the values before. `types` are
+        those of indices and of values; the buffer has `size` bytes, unless the changes take more.
         """
         if self.is_free is not None:  # the side stream is sending what is in it
             torch.cuda.current_stream(self._device).wait_event(self.is_free)

@@ -102,12 +102,8 @@ class LocatedTensor:
     made: Any = None
 
     def parts(self, base: int, longest: int, place: PartPlace | None) -> Iterator[TensorPart]:
-        """Parts of at most `longest` elements, to compare with the memory at the address `base`.
-
-        Args:
-            base: where the copy is.
-            longest: a multiple of the elements of a row.
-            place: where it lies in a larger tensor; None where it is a whole one.
+        """Parts of at most `longest` elements, a multiple of a row's, to compare with the copy at the address `base`.
+        `place` is where it lies in a larger tensor, None where it is a whole one.
         """
         entry, at = self.source.entry, 0
         elements, width, rule = elements_of(entry.dtype, entry.shape), width_of(entry.dtype), rule_of(entry.dtype)

@@ -90,12 +90,8 @@ def pack(array: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def unpack(data: NDArray[np.uint8], count: int, kind: np.dtype[Any]) -> NDArray[Any]:
-    """Decompress an array. Takes no more memory than the result, whatever the data claims.
-
-    Args:
-        data: what `pack` returned.
-        count: how many numbers the array has.
-        kind: their type.
+    """Decompress what `pack` returned to `count` numbers of type `kind`. Takes no more memory than these, whatever the
+    data claims.
 
     Raises:
         DeltaRefusedError: the data is not such an array, or zstd is not installed.

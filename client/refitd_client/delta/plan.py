@@ -55,12 +55,8 @@ def plan_delta(
 ) -> FromBase | Full:
     """Decide between a delta and a full version.
 
-    Args:
-        base: the id of a version that engines serve and all changes since which are known, or why there is none.
-        changed: how many elements changed in any version since the base.
-        since_anchor: how many versions were published since the last full one.
-        rules: when a delta is worth it.
-        elements: how many elements all tensors have.
+    `base` is the id of a version that engines serve and all changes since which are known, or why there is none; since
+    then `changed` of all `elements` changed. `since_anchor` versions were published since the last full one.
     """
     if isinstance(base, Full):
         return base

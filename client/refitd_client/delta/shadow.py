@@ -208,12 +208,8 @@ class Shadows:
     """The shadow of a whole state dict: each tensor is in the shadow for its place (`TensorSource.place`)."""
 
     def __init__(self, sources: Sequence[TensorSource], *, stream: bool, parts: PartPlaces | None = None) -> None:
-        """Copy all tensors. `fingerprints` are theirs, unless they are `parts`; `find` keeps them up to date.
-
-        Args:
-            sources: the tensors.
-            stream: whether copies of what is on GPUs lie in host memory.
-            parts: where each lies in a larger tensor, by name.
+        """Copy all tensors. `fingerprints` are theirs, unless they are `parts`, named with their places in larger
+        tensors; `find` keeps them up to date. With `stream` copies of what is on GPUs lie in host memory.
         """
         self.fingerprints: dict[str, int] = {}
         self._are_parts = parts is not None

@@ -70,11 +70,7 @@ class EncodedDelta:
 
 
 def encode(delta: Delta, compression: Compression = Compression.NONE) -> EncodedDelta:
-    """Lay a delta out as a file.
-
-    Args:
-        delta: what to write. Its indices are not checked to be in strict order.
-        compression: how indices and values are compressed.
+    """Lay a delta out as a file. Its indices are not checked to be in strict order.
 
     Raises:
         DeltaRefusedError: it has more tensors than its header may have, or zstd is wanted and missing.
@@ -198,11 +194,8 @@ def _packed(changes: Mapping[str, Change], compression: Compression) -> dict[str
 
 
 def write_parts(file: StagedFile, parts: Sequence[memoryview]) -> None:
-    """Write the first bytes of a version's file, and digest them meanwhile, in several threads.
-
-    Args:
-        file: the file, of which nothing was written.
-        parts: the bytes, in pieces.
+    """Write the first bytes of a version's file, of which nothing was written, and digest them meanwhile, in several
+    threads.
     """
     size = sum(map(len, parts))
     *blocks, last = in_blocks(parts)

@@ -148,10 +148,7 @@ def replace_file(path: Path, data: bytes, *, by: Path) -> None:
 
     Only its owner may write to the file, whatever the umask: others replace it, if they may write to the folder.
 
-    Args:
-        path: the file.
-        data: its new content.
-        by: a free name on the same file system.
+    `by` is a free name on the same file system.
     """
     write_file(by, data, 0o644)
     rename(by, path)

@@ -41,13 +41,8 @@ _PIDFD_OPEN = 434  # of syscall(2), the same number on every machine
 
 
 def memory_file(name: str) -> int:
-    """Make a file without a place, in memory (memfd_create(2)).
-
-    Args:
-        name: what /proc shows it as.
-
-    Returns:
-        Its descriptor, which programs that are executed do not inherit.
+    """Make a file without a place, in memory (memfd_create(2)), which /proc shows by this name. Returns its descriptor,
+    which programs that are executed do not inherit.
 
     Raises:
         OSError: there is no such memory.
@@ -98,12 +93,8 @@ def open_plain(
 ) -> int:
     """Open a plain file, and return its descriptor.
 
-    Args:
-        path: its path, or its name in the folder `within`.
-        flags: how it is opened, as for `os.open`; what keeps that from waiting is added.
-        mode: a new file's, less what the umask takes.
-        within: a descriptor of the folder that it is in.
-        follow: whether `path` may be a link. Only what the operator or the caller's own user named may.
+    `path` is a name in the folder `within`, if that descriptor is given. What keeps the opening from waiting is added
+    to `flags`. Only what the operator or the caller's own user named may be a link (`follow`).
 
     Raises:
         NotPlainError: it is a FIFO, a socket, a device, a folder, or a link that is not to be followed.
@@ -161,12 +152,7 @@ def read_plain(path: Path, most: int, *, follow: bool = False) -> bytes:
 
 
 def open_folder(path: str | os.PathLike[str], *, within: int | None = None, follow: bool = False) -> int:
-    """Open a folder, and return its descriptor.
-
-    Args:
-        path: its path, or its name in the folder `within`.
-        within: a descriptor of the folder that it is in.
-        follow: whether `path` may be a link.
+    """Open a folder, and return its descriptor. `within` and `follow` are as for `open_plain`.
 
     Raises:
         NotADirectoryError: it is no folder, or a link that is not to be followed.

@@ -33,11 +33,7 @@ class AddressScan:
     ) -> None:
         """Write them down. Waits for the current stream, so that any stream may use it.
 
-        Args:
-            parts: the tensors, each whole or in parts.
-            count: how many tensors there are, those without elements as well.
-            device: the GPU that reads them.
-            programs: as `kernel.add_scan`.
+        `count` is how many tensors there are, those without elements as well; `programs` are as for `kernel.add_scan`.
         """
         self._count, self._device, self._programs = count, device, programs
         self._lists = [Rows(each, device) for each in grouped(parts)]
@@ -155,12 +151,7 @@ class MemoryStrip:
         return -(-self.rows.rows // TALL), -(-self.rows.width // TILE_COLUMNS)
 
     def fields(self, number: int, begin: int) -> tuple[int, ...]:
-        """Its line of the table.
-
-        Args:
-            number: the slice's.
-            begin: the first of the programs that take it.
-        """
+        """Its line of the table, as slice `number`, which the programs from `begin` on take."""
         where, (_, across) = self.rows, self.tiles
         mask, pattern = (signed(each) for each in self.rule)
         places = self.row_place, self.column_place, across, number, mask, pattern
@@ -186,11 +177,8 @@ class StripScan:
     """The addresses of slices, on one GPU. The caller ensures that the memory is there."""
 
     def __init__(self, strips: Sequence[MemoryStrip], device: torch.device) -> None:
-        """Write them down. Waits for the current stream, so that any stream may use it.
-
-        Args:
-            strips: the slices. Their numbers are their places among these.
-            device: the GPU.
+        """Write them down. Their numbers are their places among `strips`. Waits for the current stream, so that any
+        stream may use it.
         """
         self._count, self._device = len(strips), device
         bodies: list[TensorPart] = []

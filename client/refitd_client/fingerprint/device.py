@@ -49,12 +49,8 @@ def flat_bits(tensor: Any) -> Any:
 
 
 def add_scan(bits: Any, rule: Rule, out: Any) -> None:
-    """Add a tensor's fingerprint, and how many elements are NaN or infinite, to `out`.
-
-    Args:
-        bits: what `flat_bits` returned.
-        rule: the dtype's, for NaN and infinity.
-        out: two int64 on the same device.
+    """Add the fingerprint of bits (from `flat_bits`), and how many elements are NaN or infinite, to `out`: two int64 on
+    the same device.
     """
     out[0] += fingerprint(bits)
     out[1] += nonfinite(bits, rule).sum()
@@ -162,13 +158,7 @@ class TensorPart:
 
 
 def whole_tensor(number: int, bits: Any, rule: Rule = NO_RULE) -> TensorPart:
-    """A whole tensor as one part.
-
-    Args:
-        number: the tensor's.
-        bits: from `flat_bits`. The caller keeps them alive.
-        rule: its dtype's, for NaN and infinity.
-    """
+    """A whole tensor as one part. The caller keeps its bits (from `flat_bits`) alive."""
     count, width = bits.numel(), bits.element_size()
     return TensorPart(number=number, now=bits.data_ptr(), count=count, width=width, rule=rule, elements=count)
 
@@ -228,13 +218,8 @@ def on_device(numbers: Any, device: Any) -> Any:
 
 
 def bits_at(address: int, count: int, width: int, device: Any) -> Any:
-    """A tensor of integers over memory at an address, for code that cannot follow an address itself.
-
-    Args:
-        address: of the first element.
-        count: how many elements.
-        width: bytes of an element.
-        device: where the memory is.
+    """A tensor of `count` integers of `width` bytes over memory at an address, for code that cannot follow an address
+    itself.
     """
     if device.type != "cuda":
         memory = (ctypes.c_char * (count * width)).from_address(address)

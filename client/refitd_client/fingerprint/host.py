@@ -134,11 +134,8 @@ def share(indices: NDArray[np.unsignedinteger[Any]], bits: Bits) -> int:
 
 
 def terms(indices: NDArray[np.unsignedinteger[Any]], bits: Bits) -> NDArray[np.uint64]:
-    """What each element adds to its tensor's fingerprint, mod 2^64.
-
-    Args:
-        indices: the elements' flat indices in their tensors, which may be several.
-        bits: the elements' bits.
+    """What each element adds to its tensor's fingerprint, mod 2^64. `indices` are flat ones in the tensors, which may
+    be several.
     """
     at = indices.astype(np.uint64)
     values = mix(bits, np.empty_like(bits), np.empty_like(bits)).astype(np.uint64)
@@ -153,9 +150,7 @@ def fingerprints_together(bits: Bits, sizes: NDArray[np.int64]) -> list[int]:
 
     A numpy call takes microseconds, and a tensor's fingerprint takes a dozen: this takes them for all tensors.
 
-    Args:
-        bits: their elements.
-        sizes: how many of these each has, none 0.
+    `sizes` are how many elements each has, none 0.
     """
     ends = np.cumsum(sizes)
     begins = (ends - sizes).astype(np.int64)
@@ -164,14 +159,7 @@ def fingerprints_together(bits: Bits, sizes: NDArray[np.int64]) -> list[int]:
 
 
 def updated(before: int, indices: NDArray[np.unsignedinteger[Any]], old: Bits, new: Bits) -> int:
-    """The fingerprint after a change.
-
-    Args:
-        before: the fingerprint before it.
-        indices: the flat indices of the changed elements, each once.
-        old: their bits before.
-        new: their bits after.
-    """
+    """The fingerprint after elements at some flat indices, each named once, changed from `old` to `new`."""
     return (before - share(indices, old) + share(indices, new)) & MASK
 
 
@@ -204,12 +192,8 @@ _FIRST_ROW = keys_of_rows(np.zeros(1, dtype=np.uint64))[0]
 
 
 def mix(bits: Bits, out: Bits, spare: Bits) -> Bits:
-    """The bijection m, of a block.
-
-    Args:
-        bits: the elements' bits.
-        out: where the result goes, of the same shape and type. It is returned.
-        spare: memory of the same shape and type to work in.
+    """The bijection m of a block, written to `out`, which is returned. `spare` is memory of the same shape and type to
+    work in.
     """
     mix, kind = MIXES[bits.dtype.itemsize], bits.dtype.type
     np.bitwise_xor(bits, kind(mix.seed), out=out)
@@ -239,14 +223,8 @@ class TrackedWrites:
         self._narrow = _elements(np.dtype(np.uint16))
 
     def change(self, name: str, bits: Bits, first: int, indices: NDArray[Any], values: Bits) -> None:
-        """Give elements of a tensor new values.
-
-        Args:
-            name: the tensor's.
-            bits: some of its elements, which are written to.
-            first: the flat index of the first of them.
-            indices: the flat indices of those that change, each named once; at most `AT_ONCE`.
-            values: their new bits.
+        """Give elements of tensor `name` new values. `bits` are some of its elements, from flat index `first` on.
+        `indices` are flat ones, each named once, at most `AT_ONCE`.
         """
         if self._narrow.dtype != bits.dtype:
             self._settle()
@@ -302,11 +280,8 @@ _SHIFTED = 2**18  # elements that a thread takes at a time
 def shifts_of(counts: Sequence[int], indices: NDArray[Any], after: Bits, before: Bits) -> list[int]:
     """What the changes of each piece add to its tensor's fingerprint.
 
-    Args:
-        counts: how many elements each piece has, none 0; pieces lie one after the other in the arrays.
-        indices: the elements' flat indices in their tensors.
-        after: their bits now.
-        before: their bits before.
+    `counts` are how many elements each piece has, none 0; pieces lie one after the other in the arrays. `indices` are
+    flat ones in the tensors.
     """
     if not counts:
         return []

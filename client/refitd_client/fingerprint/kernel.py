@@ -36,11 +36,9 @@ def add_scan(rows: Rows, out: Any, programs: int | None = None) -> None:
 
     Does not wait. Allocates nothing on the GPU.
 
-    Args:
-        rows: the parts, in memory that the GPU reads: its own, or the host's that is registered with the driver.
-        out: two int64 for each number, on the GPU.
-        programs: how many share the rows. By default as many as read the GPU's memory at its full speed; far fewer read
-            as fast as a bus brings bytes, and leave room for other work.
+    `rows` are in memory that the GPU reads: its own, or the host's that is registered with the driver. `programs` share
+    the rows: by default as many as read the GPU's memory at its full speed; far fewer read as fast as a bus brings
+    bytes, and leave room for other work.
     """
     programs = programs or max(min(len(rows), _MOST_PROGRAMS), triton.cdiv(len(rows), _MOST_ROWS))
     with torch.cuda.device(rows.device):
@@ -233,14 +231,7 @@ _FOUND = 64  # changes that a program takes at a time: a row of 4096 elements ha
 
 
 def count(rows: Rows, begin: int, end: int, counts: Any) -> None:
-    """Write how many elements changed in each row.
-
-    Args:
-        rows: what is compared.
-        begin: the first row.
-        end: the row after the last.
-        counts: an integer for each row of `rows`, where the results go.
-    """
+    """Write how many elements changed in each row from `begin` to `end` to `counts`, an integer for each row."""
     taken = {name: value for name, value in constants(rows.listed.width).items() if name in {"BITS", "ROW"}}
     with torch.cuda.device(rows.device):
         _count[(end - begin,)](
@@ -249,12 +240,8 @@ def count(rows: Rows, begin: int, end: int, counts: Any) -> None:
 
 
 def report(starts: Any, begins: Any, out: Any) -> None:
-    """Write `starts` at the places `begins` to `out`. A kernel does not queue behind copies to the host.
-
-    Args:
-        starts: int64 numbers on the GPU.
-        begins: places among them, int64 on the GPU.
-        out: page-locked host memory, int64.
+    """Write `starts` at the places `begins`, both int64 on the GPU, to `out`, page-locked host memory. A kernel does
+    not queue behind copies to the host.
     """
     with torch.cuda.device(starts.device):
         _report[(triton.cdiv(len(begins), 256),)](starts, begins, out, len(begins), BLOCK=256)

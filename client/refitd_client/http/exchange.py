@@ -1,6 +1,7 @@
 """One call on its way: the arguments of its HTTP request, what came of it, and the result or error that this is. Pure.
 
-An answer that is not in refitd's form is an error that names its URL.
+An answer that is not in refitd's form is an error that names its URL. What an answer to a wait means for the trainer is
+returned or raised by `judge`.
 
 A try ends in an `HttpReply` or a `LostReply`. What is sent again (`RetryPolicy`):
 
@@ -19,27 +20,34 @@ has just started does not know the version yet.
 """
 
 import logging
-import re
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, TypedDict, cast
+from typing import Any, TypedDict, assert_never, cast
 
 import httpx
 import msgspec
 
 from refitd_client.backoff import backoff
 from refitd_client.contract.decoding import from_json
-from refitd_client.contract.wire import Event, Problem
-from refitd_client.errors import ServiceError, ServiceUnreachableError, problem_error
-from refitd_client.http import routes
-from refitd_client.http.bounds import IDENTITY
-from refitd_client.http.connection import Connection
+from refitd_client.contract.states import EngineState, VersionState, WaitOutcome
+from refitd_client.contract.wire import EngineOnVersion, Problem, Version, WaitResult
+from refitd_client.errors import (
+    EngineFailedError,
+    RefitError,
+    ServiceError,
+    ServiceUnreachableError,
+    VersionFailedError,
+    VersionLostError,
+    VersionRejectedError,
+    WaitTimeoutError,
+    problem_error,
+)
+from refitd_client.http.connection import IDENTITY, Connection, why_refused
 from refitd_client.http.routes import Call, ResultT
-from refitd_client.http.tls import why_refused
 
 _NOT_YET = 503
 _REFUSED_UNDONE = frozenset({429, _NOT_YET})
@@ -92,12 +100,8 @@ class RetryPolicy:
     ) -> float | None:
         """The pause before the next try, in seconds; None if there is to be none.
 
-        Args:
-            call: what was sent.
-            outcome: how the last try ended.
-            tried: the number of tries so far.
-            elapsed: seconds since the first try began.
-            chance: random, in [0, 1), for the jitter.
+        `tried` is the number of tries so far, `elapsed` are seconds since the first began. `chance` is random, in [0,
+        1), for the jitter.
         """
         if isinstance(outcome, LostReply):
             status, may_repeat = 0, call.repeatable or not outcome.sent
@@ -186,10 +190,7 @@ class HttpArguments(TypedDict):
 def http_request(connection: Connection, call: Call[Any], timeout: float) -> HttpArguments:
     """The HTTP request of a call. Reads the token file, if there is one: see `Connection.headers` for the errors.
 
-    Args:
-        connection: where the service is, and its token.
-        call: the call.
-        timeout: seconds for each step of the request; the service's time to think (`call.patience`) is added.
+    `timeout` are seconds for each step of the request; the service's time to think (`call.patience`) is added.
     """
     has_body = call.body is not None
     headers = connection.headers() | ({"Content-Type": "application/json"} if has_body else {})
@@ -203,32 +204,8 @@ def http_request(connection: Connection, call: Call[Any], timeout: float) -> Htt
     )
 
 
-def stream_request(connection: Connection, resume: Mapping[str, str], timeout: float) -> HttpArguments:
-    """The HTTP request that opens the event stream.
-
-    Args:
-        connection: where the service is, and its token.
-        resume: the headers that say after which event the stream resumes.
-        timeout: seconds to connect and to send.
-    """
-    request = http_request(connection, routes.events(), timeout)
-    request["headers"] = {**request["headers"], **resume}
-    request["timeout"] = httpx.Timeout(timeout, read=SILENCE)
-    return request
-
-
-def is_event_stream(response: httpx.Response) -> bool:
-    """Whether the body of a response is an event stream."""
-    return response.status_code == 200 and response.headers.get("content-type", "").startswith("text/event-stream")
-
-
 def seconds_of(call: Call[Any], timeout: float) -> float:
-    """The seconds for a whole try: to connect and send, and for the answer.
-
-    Args:
-        call: the call.
-        timeout: seconds for each step.
-    """
+    """The seconds for a whole try, of which each step may take `timeout`: to connect and send, and for the answer."""
     return 2 * timeout + call.patience
 
 
@@ -301,114 +278,89 @@ def _quoted(reply: HttpReply) -> str:
     return f"{kind}, {text[:_QUOTED]!r}"
 
 
-MAX_EVENT_BYTES = 2**20
-# The service sends a comment every few seconds: a stream that is silent for this long is dead.
-SILENCE = 60.0
-
-_LINE_END = re.compile(rb"\r\n|\n|\r")
+_ENGINES_NAMED = 3  # engines that an error names; `laggards` has all of them
+_ROLLED_BACK = "it was rolled back from; what the trainer publishes next is served as usual"
 
 
-class BadStreamError(ServiceUnreachableError):
-    """What came is not refitd's event stream."""
-
-
-class EventReader:
-    """Reads one stream of server-sent events over any number of connections. Pure: bytes in, events out.
-
-    The format is WHATWG's (https://html.spec.whatwg.org/multipage/server-sent-events.html): lines `field: value`, an
-    empty line ends an event, `id` is what `Last-Event-ID` takes on the next connection, `retry` is a pause in
-    milliseconds. The data of each event is one `Event` in JSON. Two reasons against a library: httpx's own lines also
-    end at characters such as U+2028 that JSON may hold, and httpx-sse (0.4.3) keeps an event of any length in memory,
-    while this reader refuses one above `MAX_EVENT_BYTES`.
-
-    `last_event_id` is what the next connection resumes after, `pause` how many seconds the service asks to wait before
-    that connection.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """How a wait ended well. `outcome` is served, sealed or superseded; `engines` are those of the run, also those that
+    do not answer: `state` and `version` say how each is and what it serves.
     """
 
-    def __init__(self, url: str, last_event_id: str | None = None) -> None:
-        self._url = url
-        self.last_event_id = last_event_id
-        self.pause = 0.0
-        self.start()
-
-    def start(self) -> None:
-        """Begin a connection: drop the half of an event that the one before left behind."""
-        self._rest = b""
-        self._data: list[bytes] = []
-        self._id = self.last_event_id
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """The headers of the request that (re)opens the stream."""
-        resume = {} if self.last_event_id is None else {"Last-Event-ID": self.last_event_id}
-        return {"Accept": "text/event-stream", "Cache-Control": "no-store", **resume}
-
-    def feed(self, chunk: bytes) -> Iterator[Event]:
-        """Yield the events that end in this chunk. `last_event_id` moves as each is yielded, and not before.
-
-        Raises:
-            BadStreamError: an event is not in refitd's form, or longer than `MAX_EVENT_BYTES`.
-        """
-        *lines, self._rest = _LINE_END.split(self._rest + chunk)
-        if chunk.endswith(b"\r"):  # half of \r\n, or a whole line end: the next byte decides
-            self._rest = lines.pop() + b"\r"
-        if len(self._rest) + sum(map(len, self._data)) > MAX_EVENT_BYTES:
-            raise BadStreamError(f"{self._url} sends an event longer than {MAX_EVENT_BYTES} bytes")
-        for line in lines:
-            if line:
-                self._take(line)
-            elif (event := self._end()) is not None:
-                yield event
-
-    def _take(self, line: bytes) -> None:
-        name, _, value = line.partition(b":")
-        value = value.removeprefix(b" ")
-        match name:
-            case b"data":
-                self._data.append(value)
-            case b"id" if b"\0" not in value:
-                self._id = value.decode("ascii", "ignore") or None
-            case b"retry" if value.isdigit():
-                self.pause = min(int(value[:9]) / 1000, 60.0)
-            case _:
-                pass  # comments and unknown fields are ignored, as the format asks
-
-    def _end(self) -> Event | None:
-        data, self._data = b"\n".join(self._data), []
-        self.last_event_id = self._id
-        if not data:
-            return None
-        try:
-            return from_json(data, Event)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise BadStreamError(
-                f"{self._url} sends an event in a form that this client does not know: {error}"
-            ) from error
+    outcome: WaitOutcome
+    engines: list[EngineOnVersion]
+    version: Version
 
 
-class StreamRetry:
-    """Decides when to open a broken stream again. Only time without a stream counts against the deadline."""
+def judge(result: WaitResult, waited: float, digest: str | None = None) -> Served:
+    """Return how a wait of `waited` seconds ended, if it ended well. `digest` is that of what was published, if the
+    caller knows it.
 
-    def __init__(self, policy: RetryPolicy, now: float) -> None:
-        self._policy = policy
-        self._since = now
-        self._tried = 0
-        self._opened = False
+    Raises:
+        VersionFailedError: the version will not be served, or the service knows other content by its name.
+        EngineFailedError: the version is good, and engines did not take it.
+        WaitTimeoutError: the wait is over, and the update is not.
+    """
+    version = result.version
+    is_other = digest is not None and version.digest is not None and version.digest != digest
+    if is_other and result.outcome is not WaitOutcome.FAILED:
+        raise VersionFailedError(
+            f"the service knows {version.id} with other content ({version.digest}) than was published ({digest}): it "
+            "watches another root, or remembers the run from before its root was emptied; a new publisher begins a "
+            "new generation"
+        )
+    match result.outcome:
+        case WaitOutcome.SERVED | WaitOutcome.SEALED | WaitOutcome.TAKEN | WaitOutcome.SUPERSEDED:
+            return Served(outcome=result.outcome, engines=version.engines, version=version)
+        case WaitOutcome.FAILED:
+            raise _of_failed(version)
+        case WaitOutcome.PENDING:
+            raise _of_pending(version, waited)
+        case _:
+            assert_never(result.outcome)
 
-    def opened(self) -> None:
-        """Note that a stream has begun."""
-        self._opened = True
 
-    def pause(self, outcome: HttpReply | LostReply, now: float, chance: float) -> float | None:
-        """The pause before the next connection, in seconds; None to give up.
+def _of_failed(version: Version) -> RefitError:
+    reason = version.reason or "the service gives no reason"
+    if version.state is VersionState.REJECTED:
+        return VersionRejectedError(f"version {version.id} was rejected and no engine has seen it: {reason}")
+    if version.barred:
+        return VersionFailedError(f"version {version.id} will not be served: {version.reason or _ROLLED_BACK}")
+    if version.state is VersionState.LOST:
+        return VersionLostError(f"version {version.id} was good, and its files have changed or gone: {reason}")
+    failed = tuple(engine for engine in version.engines if engine.state.is_in_trouble)
+    if not failed:
+        return VersionFailedError(f"version {version.id} will not be served: {reason}")
+    return EngineFailedError(
+        f"version {version.id} is good, and engines did not take it: {_states_of(failed, version)}", engines=failed
+    )
 
-        Args:
-            outcome: how the last connection ended.
-            now: the monotonic clock, in seconds.
-            chance: random, in [0, 1), for the jitter.
-        """
-        if self._opened:
-            self._tried, self._since, self._opened = 0, now, False
-        self._tried += 1
-        elapsed = now - self._since
-        return self._policy.pause(routes.events(), outcome, tried=self._tried, elapsed=elapsed, chance=chance)
+
+def _of_pending(version: Version, waited: float) -> WaitTimeoutError:
+    if version.state.is_open:
+        reason = f" ({version.reason})" if version.reason else ""
+        failed = tuple(engine for engine in version.engines if engine.state.is_in_trouble)
+        states = f"; {_states_of(failed, version)}" if failed else ""
+        return WaitTimeoutError(
+            f"version {version.id} is still {version.state} after {waited:g} s{reason}{states}", laggards=failed
+        )
+    late = tuple(engine for engine in version.engines if engine.state is not EngineState.IN_SYNC or not engine.serves)
+    laggards = _states_of(late, version) or "no engine of the run is known to the service"
+    return WaitTimeoutError(
+        f"version {version.id} is not served after {waited:g} s, waiting for: {laggards}", laggards=late
+    )
+
+
+def _states_of(engines: Iterable[EngineOnVersion], version: Version) -> str:
+    """Say where a few of the engines are, those that are not in sync first, and count the others."""
+    ordered = sorted(engines, key=lambda engine: engine.state is EngineState.IN_SYNC)
+    more = len(ordered) - _ENGINES_NAMED
+    few = "; ".join(_state_of(engine, version) for engine in ordered[:_ENGINES_NAMED])
+    return few + (f"; and {more:,} more" if more > 0 else "")
+
+
+def _state_of(engine: EngineOnVersion, version: Version) -> str:
+    reason = f" ({engine.reason})" if engine.reason else ""
+    is_on_other = engine.state is EngineState.IN_SYNC and engine.version not in (None, version.id)
+    return f"{engine.id} is {engine.state}{reason}" + (f", and serves {engine.version}" if is_on_other else "")

@@ -1,6 +1,6 @@
 """The routes of the HTTP API (v1), each described once: method, path, body and the type of the answer. Pure.
 
-Both clients make their methods from these functions (`client.py`), signatures and docstrings included.
+The client makes its methods from these functions (`client.py`), signatures and docstrings included.
 
 >>> pin("exp~v000007")
 Call(method='PUT', path='/v1/versions/exp~v000007/pin', result=<class '...Version'>, ...)

@@ -33,9 +33,9 @@ from refitd_client.errors import (
     WaitTimeoutError,
 )
 from refitd_client.http.connection import Connection, ServiceReach
+from refitd_client.http.exchange import Served, judge
 from refitd_client.http.publisher_client import no_token, open_client
 from refitd_client.http.routes import WaitFor
-from refitd_client.http.verdict import Served, judge
 from refitd_client.write.version_folder import Laps
 
 if TYPE_CHECKING:

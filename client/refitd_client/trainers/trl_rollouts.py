@@ -30,9 +30,8 @@ from refitd_client.contract.decoding import from_json
 from refitd_client.contract.naming import label_of
 from refitd_client.contract.states import EngineState
 from refitd_client.errors import InvalidWeightsError, PublishError, RefitError, ServiceError
-from refitd_client.http.bounds import IDENTITY, BoundedTransport, body_of, ending_within
 from refitd_client.http.client import RefitClient
-from refitd_client.http.tls import no_certificates
+from refitd_client.http.connection import IDENTITY, BoundedTransport, body_of, ending_within, no_certificates
 from refitd_client.trainers.transformers import RefitCallback
 
 _ASK_PAUSE = 0.5  # seconds before engines are asked for once more

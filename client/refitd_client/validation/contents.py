@@ -179,15 +179,9 @@ def read_contents(
 ) -> Contents:
     """Read files of a folder, several at a time, and search their tensors for non-finite values.
 
-    Args:
-        folder: the folder.
-        files: what the listing saw, by name.
-        headers: the headers of those that have tensors.
-        searches: what other files are searched by, by name.
-        fingerprinted: whether to compute the fingerprints of the tensors in `headers`.
-        threads: 16 at most; by default as many as there are processors.
-        stop: ends the reading when it is set.
-        on_read: is called with the number of bytes that were read, in any thread.
+    `searches` are what files without tensors are searched by, by name. `fingerprinted` computes the fingerprints of the
+    tensors in `headers`. `stop` ends the reading, and `on_read` is called with the number of bytes that were read, in
+    any thread.
 
     Raises:
         ChangedError: a file is not, or is no longer, what the listing saw.
@@ -225,14 +219,7 @@ def place_of(headers: Mapping[str, Header], tensor: str) -> TensorPlace:
 
 
 def same_bytes(one: int, other: int, first: TensorPlace, second: TensorPlace, stop: Event | None = None) -> bool:
-    """Whether two tensors have the same bytes.
-
-    Args:
-        one: the open file of the first.
-        other: the open file of the second.
-        first: where the first is.
-        second: where the second is.
-        stop: ends the reading when it is set.
+    """Whether two tensors have the same bytes. `one` and `other` are the open files that they are in.
 
     Raises:
         ReadingStoppedError: `stop` was set.

@@ -80,13 +80,7 @@ class DeltaContents:
 
 
 def structure_faults(manifest: Manifest, names: Collection[str], base: Base) -> Iterator[Defect]:
-    """What is wrong with a delta as far as manifest and folder tell. Pure.
-
-    Args:
-        manifest: the delta's.
-        names: of the files in its folder.
-        base: what it should lead from.
-    """
+    """What is wrong with a delta as far as manifest and names in the folder tell. Pure."""
     if manifest.base != base.id or manifest.delta is None:
         yield Defect(Code.WRONG_BASE, f"refit.json says base {shown(str(manifest.base))}, and it was to be {base.id}")
         return
@@ -108,13 +102,7 @@ def structure_faults(manifest: Manifest, names: Collection[str], base: Base) -> 
 
 
 def content_faults(manifest: Manifest, delta: DeltaContents, base: Base) -> Iterator[Defect]:
-    """What is wrong with what the delta's file holds. Pure.
-
-    Args:
-        manifest: the delta's.
-        delta: what its file holds.
-        base: what it should lead from.
-    """
+    """What is wrong with what the delta's file holds. Pure."""
     if delta.fault is not None:
         yield Defect(Code.BAD_DELTA, f"{DELTA_NAME} cannot be used: {delta.fault}")
         return
@@ -170,12 +158,7 @@ class DeltaReading:
     """
 
     def __init__(self, folder: Folder, file: FileStat, base: Base) -> None:
-        """Read the header.
-
-        Args:
-            folder: the delta's folder.
-            file: what the listing saw.
-            base: what the delta should lead from.
+        """Read the header of a delta that should lead from `base`.
 
         Raises:
             ChangedError: it is not the file that was listed.

@@ -124,16 +124,10 @@ def examine(
 
     So a sparse file of a petabyte costs nothing: its tensors are not those of the model.
 
-    Args:
-        root: the root.
-        path: the version's folder, relative to it.
-        reference: the model, or the base of a delta.
-        options: what is expected of the version.
-        seen: what `structure` returned a moment ago; it is used again if the files are the same.
-        stop: ends the reading when it is set.
-        beside: only the files beside the weights are read. The evidence then has the manifest's digests of the weights,
-            and counts only together with a proof of their tensors (`proof_digest`).
-        fingerprinted: whether the evidence has the fingerprints of all tensors.
+    `seen` is what `structure` returned a moment ago; it is used again if the files are the same. With `beside` only the
+    files beside the weights are read. The evidence then has the manifest's digests of the weights, and counts only
+    together with a proof of their tensors (`proof_digest`). With `fingerprinted` the evidence has the fingerprints of
+    all tensors.
 
     Raises:
         ReadingStoppedError: `stop` was set.
@@ -213,11 +207,7 @@ def read_again(
 ) -> ReadAgain:
     """Read all of a version that was found good before, for its digest alone: equal bytes need no other verdict.
 
-    Args:
-        root: the root.
-        path: the version's folder, relative to it.
-        stop: ends the reading when it is set.
-        on_read: is called with the number of bytes that were read, in any thread.
+    `on_read` is called with the number of bytes that were read, in any thread.
 
     Raises:
         ReadingStoppedError: `stop` was set.
@@ -387,12 +377,8 @@ class _Examination:
 
 
 def check_manifest(manifest: Manifest, listing: Mapping[str, FileStat], layout: CheckpointLayout) -> Iterator[Defect]:
-    """How files, sizes and tensors differ from what the manifest says. Pure; `validate` compares digests.
-
-    Args:
-        manifest: the manifest.
-        listing: the files beside it.
-        layout: the weight files.
+    """How the files, their sizes and their tensors differ from what the manifest says. Pure; `validate` compares
+    digests.
     """
     yield from check_files(manifest, listing)
     for name in manifest.files.keys() - layout.headers.keys():

@@ -158,11 +158,6 @@ def lacks_manifest(seen: Structure) -> bool:
 def keep_manifest(root: Path, seen: Structure, manifest: Manifest) -> None:
     """Write down the manifest of a folder that has none. It is durable when this returns.
 
-    Args:
-        root: the root.
-        seen: the folder, as it was read.
-        manifest: what was read.
-
     Raises:
         OSError: it cannot be written.
     """
@@ -185,11 +180,7 @@ def sign_manifest(root: Path, path: str, signature: str) -> None:
 
 
 def described(root: Path, seen: Structure) -> Structure:
-    """The look at a folder with the service's manifest, where the folder has none and the service has sealed it.
-
-    Args:
-        root: the root.
-        seen: the look.
+    """What was seen of a folder, with the service's manifest where the folder has none and the service has sealed it.
 
     Raises:
         ChangedError: the files are not those that the service has sealed.
@@ -210,12 +201,7 @@ def described(root: Path, seen: Structure) -> Structure:
 
 
 def kept_manifest(root: Path, path: str, signature: str) -> bytes:
-    """The manifest that the service keeps of a folder, as it wrote it.
-
-    Args:
-        root: the root.
-        path: the folder, relative to the root.
-        signature: that of the folder's files as they were sealed.
+    """The manifest that the service keeps of a folder, as it wrote it when it sealed files with this signature.
 
     Raises:
         OSError: there is none, or none of these files.
@@ -235,11 +221,7 @@ def has_kept_manifest(root: Path, path: str) -> bool:
 
 
 def forget_manifests(root: int, paths: Collection[str]) -> None:
-    """Delete the manifests that the service keeps of other folders.
-
-    Args:
-        root: the root's descriptor.
-        paths: the folders of all versions that may still be loaded, relative to the root.
+    """Delete the manifests that the service keeps of other folders than `paths`, which are relative to the root.
 
     Raises:
         OSError: one cannot be deleted.

@@ -124,13 +124,7 @@ def is_adapter(names: Collection[str]) -> bool:
 
 
 def adapter_faults(config: AdapterConfig, found: Inventory, reference: Reference) -> Iterator[Defect]:
-    """What an engine could not add to its model, at most a few of each kind.
-
-    Args:
-        config: the adapter's.
-        found: the adapter's tensors.
-        reference: the model.
-    """
+    """What an engine could not add to its model, the reference, at most a few of each kind."""
     pairs: dict[str, dict[str, Tensor]] = {}
     extra: list[str] = []
     for name, tensor in found.tensors.items():

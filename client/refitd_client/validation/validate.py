@@ -146,13 +146,7 @@ Verdict = Valid | Invalid | Unknown
 
 
 def validate(evidence: Evidence, reference: Reference | Base | None, options: Options) -> Verdict:
-    """Judge a checkpoint by all that is known of it.
-
-    Args:
-        evidence: what `examine` found.
-        reference: the model that it is for; the base, if it is a delta.
-        options: what is expected of it.
-    """
+    """Judge a checkpoint by all that is known of it. The reference is the model, or the base of a delta."""
     structure, contents = evidence.structure, evidence.contents
     if structure is None:
         return Unknown(evidence.failure or "the checkpoint was not read", Code.UNREADABLE)
@@ -179,13 +173,7 @@ def validate(evidence: Evidence, reference: Reference | Base | None, options: Op
 
 
 def judge(structure: Structure, reference: Reference | Base | None, options: Options) -> Invalid | Unknown | None:
-    """Judge what is known without the weights; None if nothing speaks against it so far.
-
-    Args:
-        structure: what `structure` of `examine.py` found.
-        reference: the model that it is for; the base, if it is a delta.
-        options: what is expected of it.
-    """
+    """Judge, as `validate`, what is known without the weights; None if nothing speaks against it so far."""
     fault = next(_structure_faults(structure, reference, options), None)
     if fault is None:
         return None

@@ -40,14 +40,8 @@ _NO_DRIVER = 100  # CUDA_ERROR_NO_DEVICE
 
 
 def copy(direction: Direction, target: int, source: int, count: int, stream: Any) -> None:
-    """Begin a copy between host memory and the GPU of a torch stream, which must be the current device.
-
-    Args:
-        direction: `up` to the GPU, `down` from it.
-        target: address of the first byte to write.
-        source: address of the first byte to read.
-        count: bytes.
-        stream: the torch stream that makes the copy.
+    """Begin a copy of `count` bytes between host memory and the GPU of a torch stream, which must be the current
+    device. `target` and `source` are addresses, and the copy goes `up` to the GPU or `down` from it.
 
     Raises:
         RuntimeError: the driver will not.
@@ -72,15 +66,8 @@ class Memcpy2D(ctypes.Structure):
 
 
 def copy_rows_down(target: int, pitch: int, source: int, width: int, rows: int, stream: Any) -> None:
-    """Begin a copy of rows that lie together in a GPU's memory to rows of host memory that lie apart, as `copy`.
-
-    Args:
-        target: address of the first row's first byte to write.
-        pitch: bytes from the begin of a row to the begin of the next, in host memory.
-        source: address of the first byte to read.
-        width: bytes of a row.
-        rows: how many.
-        stream: the torch stream that makes the copy.
+    """Begin a copy, as `copy`, of rows of `width` bytes that lie together in a GPU's memory to rows of host memory,
+    each of which begins `pitch` bytes after the one before.
 
     Raises:
         RuntimeError: the driver will not.
@@ -126,13 +113,8 @@ def _copy_functions() -> dict[str, Any]:
 
 
 def pin(address: int, size: int, device: int, flags: int = PORTABLE) -> int:
-    """Page-lock mapped memory for GPUs, in any thread. Returns the driver's error, 0 for none.
-
-    Args:
-        address: of the first byte, at the begin of a page.
-        size: bytes, of whole pages.
-        device: the index of the GPU whose context is used.
-        flags: `PORTABLE` and `READ_ONLY`.
+    """Page-lock mapped memory of whole pages for GPUs, in any thread, in the context of GPU number `device`. Returns
+    the driver's error, 0 for none. `flags` are `PORTABLE` and `READ_ONLY`.
     """
     driver = _driver()
     if driver is None:
@@ -194,14 +176,8 @@ class DeviceCopies:
         self._is_by_address = has_driver()
 
     def copy(self, source: TensorSource, begin: int, end: int, file: StagedShard, offset: int) -> None:
-        """Begin to copy bytes of a tensor into a file. The tensor must not change before `synchronize`.
-
-        Args:
-            source: the tensor.
-            begin: its first byte to copy.
-            end: the byte after the last.
-            file: the file.
-            offset: where the first byte goes.
+        """Begin to copy bytes `begin` to `end` of a tensor into a file, from byte `offset` on. The tensor must not
+        change before `synchronize`.
         """
         stream = self._stream_of(source.place)
         with self._there[source.place]:

@@ -46,12 +46,8 @@ class Fp8Blocks:
     """Decides which weights a publisher quantises, and quantises them."""
 
     def __init__(self, casts: Casts, folder: Path | None, names: frozenset[str] | None) -> None:
-        """Read what the base model says of its quantisation.
-
-        Args:
-            casts: the publisher's `dtype`.
-            folder: the base model's, if there is one.
-            names: the tensors in its checkpoint, None if it has none.
+        """Read what the base model, if there is one, says of its quantisation. `names` are the tensors in its
+        checkpoint.
 
         Raises:
             PublishError: it is quantised in another way.
@@ -100,10 +96,8 @@ class Fp8Blocks:
         ]
 
     def config(self, entries: Iterable[Entry]) -> bytes:
-        """The base model's `config.json` with this quantisation; nothing if that names it already, or there is none.
-
-        Args:
-            entries: the tensors that are published.
+        """The base model's `config.json` with this quantisation of what is published; nothing if that names it already,
+        or there is none.
         """
         if self._is_told or not self._config:
             return b""

@@ -101,11 +101,8 @@ def without_second_names(
 ) -> list[TensorSource]:
     """Leave out the names that the model does not expect beside another name for the same memory.
 
-    Args:
-        sources: all tensors.
-        inventory: returns the names in the base model's checkpoint, None if there is none. It is called only where
-            names share memory.
-        second: regular expressions for names that the module declares to be second names.
+    `inventory` returns the names in the base model's checkpoint, None if there is none; it is called only where names
+    share memory. `second` are regular expressions for names that the module declares to be second names.
     """
     by_memory: dict[Hashable, list[str]] = defaultdict(list)
     for source in sources:
@@ -264,12 +261,8 @@ class ShardChecks:
     """
 
     def __init__(self, head: bytes, *, check_finite: bool, fingerprinted: Iterable[str]) -> None:
-        """Begin a shard.
-
-        Args:
-            head: the bytes before the tensors.
-            check_finite: refuse NaN and infinity.
-            fingerprinted: the names of the tensors whose fingerprints are wanted.
+        """Begin a shard with the bytes before its tensors. `fingerprinted` are the names of the tensors whose
+        fingerprints are wanted.
         """
         self.fingerprints = dict.fromkeys(fingerprinted, 0)
         self._digest = FileDigest()
@@ -283,12 +276,7 @@ class ShardChecks:
         return self._digest.text
 
     def add(self, entries: Sequence[Entry], begin: int, piece: NDArray[np.uint8]) -> None:
-        """Take bytes of a run.
-
-        Args:
-            entries: the run's tensors: one, or several of one dtype.
-            begin: the byte of a single tensor that the piece begins with; several come in one piece.
-            piece: the bytes.
+        """Take bytes of a run: of a single tensor those from byte `begin` on, of several tensors all.
 
         Raises:
             InvalidWeightsError: they end a tensor that has elements that are NaN or infinite, and that is refused.
@@ -371,11 +359,8 @@ def checkpoint_names(
 ) -> dict[str, str] | None:
     """The checkpoint's names by the module's plain ones; None if tensors have to be converted as well (`convert`).
 
-    Args:
-        module: an `nn.Module`.
-        state: its state dict.
-        expected: returns the names in the base model's checkpoint, None if there is none: a module that has them
-            already keeps them.
+    `expected` returns the names in the base model's checkpoint, None if there is none: a module that has them already
+    keeps them.
 
     Raises:
         InvalidWeightsError: transformers cannot say what the checkpoint has.

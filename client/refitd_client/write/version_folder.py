@@ -55,10 +55,8 @@ class Meter:
     ) -> None:
         """Nothing is counted yet.
 
-        Args:
-            total: bytes that there will be.
-            callback: is called in this thread, about once a megabyte if it is this thread that writes.
-            check: raises if nothing more is to be written. It is called with each count, in any thread.
+        `callback` is called in this thread, about once a megabyte if it is this thread that writes. `check` raises if
+        nothing more is to be written; it is called with each count, in any thread.
         """
         self.total = total
         self._written = 0
@@ -192,14 +190,7 @@ class Staging:
     """
 
     def __init__(self, path: Path, meter: Meter, laps: Laps, mappings: Mappings | None = None) -> None:
-        """Take over an empty folder, or a slot, whose lock is held.
-
-        Args:
-            path: the folder.
-            meter: counts the bytes that are written.
-            laps: counts the time that syncing and committing take.
-            mappings: of recycled files.
-        """
+        """Take over an empty folder, or a slot, whose lock is held."""
         self.path = path
         self.files: dict[str, ManifestFile] = {}
         self.fingerprints: dict[str, int] = {}
@@ -258,13 +249,7 @@ class Staging:
         return open_recycled(self.path / name) if name in self.recycled else durable.create(self.path / name)
 
     def seal(self, shard: StagedShard, size: int, digest: str) -> None:
-        """Sync a file that is complete.
-
-        Args:
-            shard: the file.
-            size: its bytes, for the manifest.
-            digest: its digest, for the manifest.
-        """
+        """Sync a file that is complete. `size` and `digest` are for the manifest."""
         with self._laps.lap("sync"):
             if shard.mapped is not None:
                 durable.touch(shard.fd)
@@ -289,11 +274,6 @@ class Staging:
 
     def commit(self, manifest: bytes, manifest_name: str, target: Path) -> None:
         """Write the manifest, last, and give the version its name.
-
-        Args:
-            manifest: the content of the manifest.
-            manifest_name: its file's name.
-            target: the version's folder.
 
         Raises:
             OSError: `target` exists and is not an empty folder, or anything else; no version is visible then.
@@ -330,12 +310,7 @@ def staged(
 ) -> Generator[Staging, None, None]:
     """A new staging folder in a run's folder. It must be committed last in the block: any exception discards it.
 
-    Args:
-        folder: the run's folder.
-        meter: counts the bytes that are written.
-        laps: counts the time that syncing and committing take.
-        take: makes a slot the staging folder and returns its lock, if it finds one that fits.
-        mappings: of recycled files.
+    `take` makes a slot the staging folder and returns its lock, if it finds one that fits.
     """
     path = folder / f"{INCOMING_PREFIX}{uuid.uuid4().hex}"
     staging = Staging(path, meter, laps, mappings)
@@ -384,13 +359,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def no_space(folder: Path, needed: int, free: int) -> NoSpaceError:
-    """The error for a full file system.
-
-    Args:
-        folder: a folder in it.
-        needed: bytes that the version needs.
-        free: bytes that are free.
-    """
+    """The error for a full file system, in which `folder` lies."""
     return NoSpaceError(
         f"the version needs {needed} bytes, and the file system of {folder} has {free} bytes free (or a quota is used "
         "up): free some, or let the service keep fewer versions",

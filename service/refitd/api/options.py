@@ -16,7 +16,7 @@ from refitd.policy.roster import OperatorHosts
 from refitd.text import host_patterns
 from refitd.tokens import MAX_HOSTS, Tokens, tokens_from
 from refitd_client.contract.wire import Keeping
-from refitd_client.http.tls import ClientTls, load_authorities, load_pair, stamp_of
+from refitd_client.http.connection import ClientTls, load_authorities, load_pair, stamp_of
 
 CERTIFICATE_LOOK_SECONDS = 2.0
 

@@ -16,8 +16,7 @@ from refitd.cli.output import ExitCode, bar, clean, speaking
 from refitd.cli.render import Table
 from refitd.cli.serve import option, settings_from, takes_settings
 from refitd.diagnose.finding import CheckVerdict
-from refitd_client.http.connection import connect_to
-from refitd_client.http.tls import use
+from refitd_client.http.connection import connect_to, use
 
 if TYPE_CHECKING:
     from refitd.diagnose.check import DoctorReport

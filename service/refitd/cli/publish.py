@@ -21,7 +21,7 @@ from refitd_client.contract.states import WaitOutcome
 from refitd_client.errors import RefitError, StepConflictError
 from refitd_client.http.client import RefitClient
 from refitd_client.http.connection import connect_to
-from refitd_client.http.verdict import Served
+from refitd_client.http.exchange import Served
 from refitd_client.publish.options import PublishOptions
 from refitd_client.publish.publication import Publication
 from refitd_client.publisher import WeightPublisher

@@ -17,9 +17,8 @@ from refitd_client.contract.states import WaitOutcome
 from refitd_client.contract.wire import Version, WaitResult
 from refitd_client.errors import NotFoundError, RefitError, VersionFailedError, WaitTimeoutError
 from refitd_client.http.client import RefitClient
-from refitd_client.http.exchange import RetryPolicy
+from refitd_client.http.exchange import RetryPolicy, judge
 from refitd_client.http.routes import WaitFor
-from refitd_client.http.verdict import judge
 
 _WAIT_LOOK_SECONDS = 1.0  # seconds between two looks, for the line to stay true
 _FIND_PAUSE = 0.5  # seconds before a version that is not known yet is looked for again

@@ -32,7 +32,7 @@ from refitd.memory import BodyMemory
 from refitd.text import one_line
 from refitd.turns import my_turn
 from refitd_client.contract.decoding import from_json, plain_json
-from refitd_client.http.tls import in_use
+from refitd_client.http.connection import in_use
 
 T = TypeVar("T")
 

@@ -24,7 +24,7 @@ import h11
 
 from refitd.engine.address import Address, literal
 from refitd.memory import BodyMemory
-from refitd_client.http.tls import why_refused
+from refitd_client.http.connection import why_refused
 
 Guard = Callable[[str, Address | None], str | None]
 """Why a host may not be called at one of its addresses, None where it may."""

@@ -16,8 +16,7 @@ from typing import TypeVar
 from urllib.parse import quote, urlsplit
 
 from refitd.follow.upstream import FilePart, GoneError, UnreachableError, UpstreamError, WrongError
-from refitd_client.http.connection import Connection
-from refitd_client.http.tls import in_use, why_refused
+from refitd_client.http.connection import Connection, in_use, why_refused
 
 CONNECT_SECONDS = 5.0
 STALL_SECONDS = 10.0  # without a byte

@@ -1,11 +1,14 @@
 """Another refitd as the upstream: its API says which versions are good, its file routes have their bytes."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Any, TypeVar
 from urllib.parse import quote
+
+import httpx
 
 from refitd.follow.byte_source import HttpByteSource
 from refitd.follow.upstream import (
@@ -20,30 +23,114 @@ from refitd_client.contract.follow import HostReply, HostReport
 from refitd_client.contract.manifest import MAX_MANIFEST_BYTES
 from refitd_client.contract.naming import Order
 from refitd_client.contract.states import Standing, VersionState
-from refitd_client.contract.wire import RunGlance, Version
+from refitd_client.contract.wire import Event, Overview, RunGlance, Version, VersionPage
 from refitd_client.errors import ServiceError, ServiceProblemError, ServiceUnreachableError
-from refitd_client.http.client import AsyncRefitClient
-from refitd_client.http.connection import Connection
-from refitd_client.http.exchange import RetryPolicy
+from refitd_client.http import routes
+from refitd_client.http.client import EventReader, httpx_options, is_event_stream, stream_request
+from refitd_client.http.connection import ONE_CALL_EACH, Body, Connection, in_use, no_certificates
+from refitd_client.http.exchange import (
+    HttpReply,
+    LostReply,
+    failure,
+    http_request,
+    late_reply,
+    lost_reply,
+    quietly,
+    read_outcome,
+    reply_of,
+    seconds_of,
+)
+from refitd_client.http.routes import Call
 
 ANSWER_SECONDS = 10.0
 LISTED = 200  # versions of a run: a chain of deltas from the newest down to a full one lies within them
-_ONCE = RetryPolicy(deadline=0.0)
 AnswerT = TypeVar("AnswerT")
 _LATER = frozenset({408, 429, 500, 502, 503, 504, 507})
 
 
-class _Client(AsyncRefitClient):
-    """Sends the upstream's token or none, and never this service's own, which is in the environment."""
+class _Client:
+    """Asks the hub, each question once. It sends the upstream's token or none, and never this service's own."""
 
     def __init__(self, connection: Connection) -> None:
-        super().__init__(
-            connection.url,
-            token="-",  # noqa: S106 - none: see below
-            timeout=ANSWER_SECONDS,
-            retry=_ONCE,
-        )
         self._connection = connection
+        self._http = httpx.AsyncClient(transport=_RenewedTransport(), **httpx_options())
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+    async def overview(self) -> Overview:
+        return await self._ask(routes.overview())
+
+    async def versions(self, run: str, state: VersionState, limit: int) -> VersionPage:
+        return await self._ask(routes.versions(run, state, limit))
+
+    async def report(self, report: HostReport) -> HostReply:
+        return await self._ask(routes.report(report))
+
+    async def _ask(self, call: Call[AnswerT]) -> AnswerT:
+        # In a thread: it may read the token file.
+        arguments = await asyncio.to_thread(http_request, self._connection, call, ANSWER_SECONDS)
+        within = seconds_of(call, ANSWER_SECONDS)
+        outcome: HttpReply | LostReply
+        try:
+            with quietly():
+                async with asyncio.timeout(within), self._http.stream(**arguments) as response:
+                    outcome = reply_of(response, await _body_of(response, call.most))
+        except TimeoutError:
+            outcome = late_reply(arguments["url"], within)
+        except httpx.RequestError as error:
+            outcome = lost_reply(arguments["url"], error)
+        return read_outcome(call, outcome)
+
+    async def events(self) -> AsyncGenerator[Event]:
+        """The hub's events from now on, until the stream ends: with an error, unless the hub wants no reader."""
+        call, reader = routes.events(), EventReader(self._connection.url)
+        arguments = await asyncio.to_thread(stream_request, self._connection, reader.headers, ANSWER_SECONDS)
+        within = seconds_of(call, ANSWER_SECONDS)
+        outcome: HttpReply | LostReply = LostReply(url=arguments["url"], sent=True, reason="the event stream ended")
+        try:
+            async with AsyncExitStack() as opened:
+                with quietly():
+                    async with asyncio.timeout(within):  # until it is open
+                        response = await opened.enter_async_context(self._http.stream(**arguments))
+                        if response.status_code == 204:
+                            return
+                        if not is_event_stream(response):
+                            outcome = reply_of(response, await _body_of(response, call.most))
+                if is_event_stream(response):
+                    async for chunk in response.aiter_bytes():
+                        for event in reader.feed(chunk):
+                            yield event
+        except TimeoutError:
+            outcome = late_reply(arguments["url"], within)
+        except httpx.RequestError as error:
+            outcome = lost_reply(arguments["url"], error)
+        raise failure(call, outcome)
+
+
+async def _body_of(response: httpx.Response, most: int) -> bytes:
+    body = Body(response, most)
+    async for piece in response.aiter_bytes():
+        body.add(piece)
+    return b"".join(body.pieces)
+
+
+class _RenewedTransport(httpx.AsyncBaseTransport):
+    """httpx's, with the certificates that the files hold when a connection is made."""
+
+    def __init__(self) -> None:
+        self._now: tuple[ssl.SSLContext, httpx.AsyncHTTPTransport] | None = None
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        is_tls = request.url.scheme == "https"
+        context = await asyncio.to_thread(in_use().context) if is_tls else no_certificates()
+        if self._now is None or self._now[0] is not context:
+            self._now = context, httpx.AsyncHTTPTransport(verify=context, trust_env=False, limits=ONE_CALL_EACH)
+        return await self._now[1].handle_async_request(request)
+
+    async def aclose(self) -> None:
+        if self._now is not None:
+            await self._now[1].aclose()
 
 
 class HubUpstream:

@@ -16,7 +16,7 @@ from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd.text import one_line, without_secrets, without_secrets_of
 from refitd.update.targets import Targets
-from refitd_client.http.bounds import IDENTITY
+from refitd_client.http.connection import IDENTITY
 
 CANARY_SECONDS = 600.0  # an operator's check may run a small evaluation
 CANARY_RETRY_SECONDS = 1.0

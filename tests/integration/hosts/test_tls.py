@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from refitd_client import RefitClient, ServiceProblemError, ServiceUnreachableError, WeightPublisher
+from refitd_client.http.connection import ClientTls
 from refitd_client.http.exchange import RetryPolicy
-from refitd_client.http.tls import ClientTls
 from support.certificates import Authority, Pair
 from support.checkpoints import Tensors, tensors, write_model
 from support.hosts import QUICK, RUN, Host, until

@@ -17,7 +17,7 @@ from refitd.cli.wait import look_for, progress_of
 from refitd_client.contract.states import EngineState, VersionState, WaitOutcome
 from refitd_client.contract.wire import Problem, WaitResult
 from refitd_client.http.client import RefitClient
-from refitd_client.http.verdict import Served
+from refitd_client.http.exchange import Served
 from support.command_line import answer, refitd
 from support.stand_in_service import StandIn, make_engine, make_run, make_version, on_version, stand_in
 

@@ -1,4 +1,4 @@
-"""Both clients against a real server that misbehaves: lost replies, foreign answers, tokens, waits."""
+"""The client against a real server that misbehaves: lost replies, foreign answers, tokens, waits."""
 
 import socket
 import threading
@@ -21,7 +21,7 @@ from refitd_client.errors import (
 )
 from refitd_client.http.client import RefitClient
 from refitd_client.http.exchange import RetryPolicy
-from support.both_clients import QUICK, Run, Use, run_async, run_blocking
+from support.quick_client import QUICK, Use, run
 from support.scripted_server import Step, answer, cut, hang_up, page, problem, serve, silence
 from support.stand_in_service import make_engine, make_run, stand_in
 
@@ -44,29 +44,24 @@ def waited(outcome: WaitOutcome) -> Step:
     return answer(200, msgspec.to_builtins(WaitResult(outcome=outcome, version=VERSION)))
 
 
-@pytest.fixture(params=[run_blocking, run_async])
-def run(request: pytest.FixtureRequest) -> Run:
-    return request.param
-
-
 class TestRetries:
     @pytest.mark.parametrize(
         "fault",
         [hang_up, cut, page(502), page(504), problem(503, "not-ready", Retry_After="0"), problem(429, "slow-down")],
     )
-    def test_a_notice_survives(self, run: Run, fault: Step) -> None:
+    def test_a_notice_survives(self, fault: Step) -> None:
         with serve(fault, fault, TAKEN) as server:
             assert run(server.url, lambda client: client.announce(NOTICE)) == VERSION
         assert len(server.seen) == 3
         assert [msgspec.json.decode(seen.body, type=Notice) for seen in server.seen] == [NOTICE] * 3
 
-    def test_a_notice_survives_a_service_that_never_answers_the_first_time(self, run: Run) -> None:
+    def test_a_notice_survives_a_service_that_never_answers_the_first_time(self) -> None:
         with serve(silence, TAKEN) as server:
             assert run(server.url, lambda client: client.announce(NOTICE), timeout=0.2) == VERSION
         assert len(server.seen) == 2
 
     @pytest.mark.parametrize("fault", [hang_up, cut, page(502)])
-    def test_what_may_have_happened_is_not_asked_for_again_where_twice_is_not_once(self, run: Run, fault: Step) -> None:
+    def test_what_may_have_happened_is_not_asked_for_again_where_twice_is_not_once(self, fault: Step) -> None:
         with serve(fault, TAKEN) as server:
             for use in (
                 lambda client: client.rollback("exp/trial"),
@@ -78,11 +73,11 @@ class TestRetries:
                     run(server.url, use)
         assert len(server.seen) == 3
 
-    def test_a_service_that_says_it_did_nothing_is_asked_again_whatever_the_call(self, run: Run) -> None:
+    def test_a_service_that_says_it_did_nothing_is_asked_again_whatever_the_call(self) -> None:
         with serve(problem(503, "not-ready"), TAKEN) as server:
             assert run(server.url, lambda client: client.rollback("exp/trial")) == VERSION
 
-    def test_a_service_that_is_still_starting_is_waited_for(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_service_that_is_still_starting_is_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with socket.socket() as taken:  # bound and not listening: connections are refused
             taken.bind(("127.0.0.1", 0))
             port = taken.getsockname()[1]
@@ -101,7 +96,7 @@ class TestRetries:
         finally:
             running[0].__exit__(None, None, None)
 
-    def test_it_gives_up_in_the_end_and_says_where_and_why(self, run: Run) -> None:
+    def test_it_gives_up_in_the_end_and_says_where_and_why(self) -> None:
         with serve(hang_up) as server:
             with pytest.raises(
                 ServiceUnreachableError, match=f"POST {server.url}/v1/versions got no answer.* may have"
@@ -109,20 +104,20 @@ class TestRetries:
                 run(server.url, lambda client: client.announce(NOTICE), retry=RetryPolicy(deadline=1.0))
             assert len(server.seen) > 1
 
-    def test_that_nobody_listens_there_is_said_without_the_number_of_the_system(self, run: Run) -> None:
+    def test_that_nobody_listens_there_is_said_without_the_number_of_the_system(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as bound:
             url = f"http://127.0.0.1:{bound.getsockname()[1]}"
         with pytest.raises(ServiceUnreachableError, match=r"connection refused \(is refitd running there\?\)$"):
             run(url, lambda client: client.versions(), retry=FAST_RETRY)
 
-    def test_the_last_problem_is_the_error_when_the_service_stays_unready(self, run: Run) -> None:
+    def test_the_last_problem_is_the_error_when_the_service_stays_unready(self) -> None:
         with serve(problem(503, "not-ready", "the journal is locked")) as server:
             with pytest.raises(ServiceProblemError, match="the journal is locked"):
                 run(server.url, lambda client: client.announce(NOTICE), retry=RetryPolicy(deadline=1.0))
             assert len(server.seen) > 1
 
     @pytest.mark.parametrize("use", [lambda client: client.healthy(), lambda client: client.ready()])
-    def test_health_is_asked_once_and_is_never_an_error(self, run: Run, use: Use) -> None:
+    def test_health_is_asked_once_and_is_never_an_error(self, use: Use) -> None:
         with serve(answer(200, {"status": "ok"}), problem(503, "not-ready"), hang_up) as server:
             assert [run(server.url, use) for _ in range(3)] == [True, False, False]
         assert len(server.seen) == 3
@@ -144,7 +139,7 @@ class TestForeignAnswers:
             (answer(302, Location="http://127.0.0.1:1/elsewhere"), "redirects to http://127.0.0.1:1/elsewhere"),
         ],
     )
-    def test_what_refitd_would_not_say_is_named_with_its_url(self, run: Run, step: Step, words: str) -> None:
+    def test_what_refitd_would_not_say_is_named_with_its_url(self, step: Step, words: str) -> None:
         with serve(step) as server:
             with pytest.raises(ServiceUnreachableError, match=words) as caught:
                 run(server.url, lambda client: client.version("exp~v000007"))
@@ -162,7 +157,7 @@ class TestForeignAnswers:
             (507, ServiceProblemError),
         ],
     )
-    def test_a_problem_document_becomes_the_error_of_its_status(self, run: Run, status: int, error: type) -> None:
+    def test_a_problem_document_becomes_the_error_of_its_status(self, status: int, error: type) -> None:
         with (
             serve(problem(status, "a-slug", "the detail")) as server,
             pytest.raises(error, match="the detail") as caught,
@@ -171,13 +166,13 @@ class TestForeignAnswers:
         assert caught.value.problem.slug == "a-slug"
 
     @pytest.mark.parametrize("status", [401, 403])
-    def test_a_proxy_that_wants_a_login_is_a_matter_of_authorisation(self, run: Run, status: int) -> None:
+    def test_a_proxy_that_wants_a_login_is_a_matter_of_authorisation(self, status: int) -> None:
         with serve(page(status)) as server, pytest.raises(UnauthorizedError, match="proxy"):
             run(server.url, lambda client: client.announce(NOTICE))
 
 
 class TestConnection:
-    def test_the_token_file_is_read_again_for_each_request(self, run: Run, tmp_path: Path) -> None:
+    def test_the_token_file_is_read_again_for_each_request(self, tmp_path: Path) -> None:
         file = tmp_path / "token"
         file.write_text("first\n")
 
@@ -189,9 +184,7 @@ class TestConnection:
             run(server.url, lambda client: client.announce(NOTICE), token_file=file)
         assert [seen.headers["authorization"] for seen in server.seen] == ["Bearer first", "Bearer second"]
 
-    def test_arguments_win_over_the_environment(
-        self, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
+    def test_arguments_win_over_the_environment(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         file = tmp_path / "token"
         file.write_text("from-file")
         with serve(TAKEN) as server:
@@ -205,13 +198,13 @@ class TestConnection:
         sent = [seen.headers["authorization"] for seen in server.seen]
         assert sent == ["Bearer from-file", "Bearer from-env", "Bearer from-argument"]
 
-    def test_an_empty_token_in_the_environment_is_no_token(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_empty_token_in_the_environment_is_no_token(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("REFITD_TOKEN", "")
         with serve(TAKEN) as server:
             run(server.url, lambda client: client.announce(NOTICE))
         assert "authorization" not in server.seen[0].headers
 
-    def test_proxies_of_the_environment_are_not_used(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_proxies_of_the_environment_are_not_used(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
             monkeypatch.setenv(name, "http://127.0.0.1:1")
         with serve(TAKEN) as server:
@@ -240,23 +233,23 @@ class TestConnection:
             RefitClient(token=token)
         assert "schl" not in str(caught.value)
 
-    def test_a_missing_token_file_is_named(self, run: Run, tmp_path: Path) -> None:
+    def test_a_missing_token_file_is_named(self, tmp_path: Path) -> None:
         with serve(TAKEN) as server, pytest.raises(OSError, match="no-such-file"):
             run(server.url, lambda client: client.announce(NOTICE), token_file=tmp_path / "no-such-file")
         assert not server.seen
 
-    def test_a_prefix_of_the_url_is_kept(self, run: Run) -> None:
+    def test_a_prefix_of_the_url_is_kept(self) -> None:
         with serve(TAKEN) as server:
             run(server.url + "/refitd/", lambda client: client.announce(NOTICE))
         assert server.seen[0].path == "/refitd/v1/versions"
 
-    def test_an_id_stays_one_segment_whatever_is_in_it(self, run: Run) -> None:
+    def test_an_id_stays_one_segment_whatever_is_in_it(self) -> None:
         with serve(TAKEN) as server:
             run(server.url, lambda client: client.pin("a/../b?c#d e~"))
         assert server.seen[0].path == "/v1/versions/a%2F..%2Fb%3Fc%23d%20e~/pin"
 
     @pytest.mark.parametrize("bad", ["", ".", ".."])
-    def test_an_id_that_would_be_another_route_is_refused(self, run: Run, bad: str) -> None:
+    def test_an_id_that_would_be_another_route_is_refused(self, bad: str) -> None:
         with serve(TAKEN) as server, pytest.raises(ValueError, match="not the id"):
             run(server.url, lambda client: client.remove_engine(bad))
         assert not server.seen
@@ -273,29 +266,29 @@ class TestConnection:
 
 
 class TestWait:
-    def test_long_waits_are_cut_into_polls_until_the_outcome_is_there(self, run: Run) -> None:
+    def test_long_waits_are_cut_into_polls_until_the_outcome_is_there(self) -> None:
         with serve(waited(WaitOutcome.PENDING), waited(WaitOutcome.PENDING), waited(WaitOutcome.SERVED)) as server:
             result = run(server.url, lambda client: client.wait(VERSION.id, timeout=600))
         assert result == WaitResult(outcome=WaitOutcome.SERVED, version=VERSION)
         assert len(server.seen) == 3
         assert all(seen.path == f"/v1/versions/{VERSION.id}/wait?for=served&timeout=25.000" for seen in server.seen)
 
-    def test_time_up_is_an_outcome_and_not_an_error(self, run: Run) -> None:
+    def test_time_up_is_an_outcome_and_not_an_error(self) -> None:
         with serve(waited(WaitOutcome.PENDING)) as server:
             result = run(server.url, lambda client: client.wait(VERSION.id, "sealed", timeout=0))
         assert result.outcome is WaitOutcome.PENDING
         assert [seen.path for seen in server.seen] == [f"/v1/versions/{VERSION.id}/wait?for=sealed&timeout=0.000"]
 
-    def test_a_wait_does_not_outlast_its_time_when_the_service_is_gone(self, run: Run) -> None:
+    def test_a_wait_does_not_outlast_its_time_when_the_service_is_gone(self) -> None:
         with serve(hang_up) as server, pytest.raises(ServiceUnreachableError):
             run(server.url, lambda client: client.wait(VERSION.id, timeout=0))
         assert len(server.seen) == 1
 
-    def test_a_wait_survives_a_restart_of_the_service(self, run: Run) -> None:
+    def test_a_wait_survives_a_restart_of_the_service(self) -> None:
         with serve(hang_up, page(502), waited(WaitOutcome.SERVED)) as server:
             assert run(server.url, lambda client: client.wait(VERSION.id)).outcome is WaitOutcome.SERVED
 
-    def test_a_version_that_the_service_does_not_know_yet_is_waited_for(self, run: Run) -> None:
+    def test_a_version_that_the_service_does_not_know_yet_is_waited_for(self) -> None:
         not_yet = problem(503, "not-ready", "the root has not been listed yet", Retry_After="0")
         with serve(not_yet, not_yet, not_yet, waited(WaitOutcome.SERVED)) as server:
             result = run(server.url, lambda client: client.wait(VERSION.id), retry=RetryPolicy(deadline=0))
@@ -303,7 +296,7 @@ class TestWait:
             server.steps[:] = [not_yet, TAKEN]
             assert run(server.url, lambda client: client.version(VERSION.id)) == VERSION
 
-    def test_the_service_may_think_for_as_long_as_it_was_asked_to(self, run: Run) -> None:
+    def test_the_service_may_think_for_as_long_as_it_was_asked_to(self) -> None:
         thinking = threading.Event()
 
         def think(handler: BaseHTTPRequestHandler) -> None:
@@ -315,7 +308,7 @@ class TestWait:
         assert len(server.seen) == 1
 
 
-def test_runs_are_closed_and_opened_and_engines_moved_by_either_client(run: Run) -> None:
+def test_runs_are_closed_and_opened_and_engines_moved() -> None:
     with stand_in() as service:
         service.engines = [make_engine("engine-0")]
         moved = run(service.url, lambda client: client.move_engines(["engine-0"], "next", insist=True))

@@ -16,7 +16,7 @@ from refitd.state.journal.writes import JournalWrite
 from refitd_client.contract.states import EngineState, VersionState
 from refitd_client.contract.wire import Faults, Overview, WaitResult
 from refitd_client.errors import WaitTimeoutError
-from refitd_client.http.verdict import judge
+from refitd_client.http.exchange import judge
 from support.checkpoints import publish, tensors
 from support.services import Stage, serving
 

@@ -20,7 +20,7 @@ from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
 from refitd.update.entry import log_line
 from refitd.update.targets import Targets
-from refitd_client import AsyncRefitClient, Publication, RefitClient, WeightPublisher
+from refitd_client import Publication, RefitClient, WeightPublisher
 from refitd_client.contract.follow import HostEngine, HostEngines
 from refitd_client.contract.states import EngineState, Kind, VersionState
 from refitd_client.contract.wire import Notice, ReclaimPlan
@@ -187,9 +187,7 @@ async def test_all_that_can_be_waited_for_is_documented_wherever_one_can_wait(tm
     (waits_for,) = (each for each in route["parameters"] if each["name"] == "for")
     words = waits_for["schema"]["enum"]
     assert "taken" in words
-    told = [route["description"], *(inspect.getdoc(wait) or "" for wait in (
-        RefitClient.wait, AsyncRefitClient.wait, Publication.wait,
-    ))]  # fmt: skip
+    told = [route["description"], *(inspect.getdoc(wait) or "" for wait in (RefitClient.wait, Publication.wait))]
     for text in told:
         assert not [word for word in words if not re.search(rf"\b{word}\b", text)], text
 

@@ -2,20 +2,14 @@
 
 import logging
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
 import pytest
 
-from support.both_clients import Run, run_async, run_blocking
+from support.quick_client import run
 from support.scripted_server import answer, serve
 
 QUIET = {"httpx", "httpcore"}
-
-
-@pytest.fixture(params=[run_blocking, run_async])
-def run(request: pytest.FixtureRequest) -> Run:
-    return request.param
 
 
 @pytest.fixture
@@ -28,9 +22,7 @@ def of_httpx(log: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in log.records if record.name.partition(".")[0] in QUIET]
 
 
-def test_requests_of_the_sdk_leave_no_line_and_the_trainer_s_own_keep_theirs(
-    run: Run, at_info: pytest.LogCaptureFixture
-) -> None:
+def test_requests_of_the_sdk_leave_no_line_and_the_trainer_s_own_keep_theirs(at_info: pytest.LogCaptureFixture) -> None:
     with serve(answer(200, {"items": []}), answer(200, {"items": []}), answer(200, {"status": "ok"})) as server:
         run(server.url, lambda client: client.engines())
         assert of_httpx(at_info) == []
@@ -47,11 +39,6 @@ def test_requests_of_the_sdk_leave_no_line_and_the_trainer_s_own_keep_theirs(
 
 
 def test_an_event_stream_leaves_no_line(at_info: pytest.LogCaptureFixture) -> None:
-    with serve(answer(204, b""), answer(204, b"")) as server:
-        assert run_blocking(server.url, lambda client: list(client.events())) == []
-        assert run_async(server.url, _all) == []
+    with serve(answer(204, b"")) as server:
+        assert run(server.url, lambda client: list(client.events())) == []
     assert of_httpx(at_info) == []
-
-
-async def _all(client: Any) -> list[Any]:
-    return [event async for event in client.events()]

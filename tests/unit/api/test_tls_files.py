@@ -6,7 +6,7 @@ import pytest
 
 from refitd.api.options import AccessSettings, ServerTls, TlsFiles
 from refitd.settings import Settings
-from refitd_client.http.tls import ClientTls
+from refitd_client.http.connection import ClientTls
 from support.certificates import Authority
 
 DAY = 86400.0

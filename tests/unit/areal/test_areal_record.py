@@ -16,7 +16,7 @@ from refitd.areal.updates import Updates
 from refitd_client.contract.states import WaitOutcome
 from refitd_client.contract.wire import EngineOnVersion, Version
 from refitd_client.errors import UnauthorizedError
-from refitd_client.http.verdict import Served
+from refitd_client.http.exchange import Served
 from refitd_client.publish.publication import Publication
 from support.checkpoints import tensors, write_model
 from support.published import versions

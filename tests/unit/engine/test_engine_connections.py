@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from refitd.engine.http import CallFailure, NoReply, Reply, Transport
-from refitd_client.http import tls
+from refitd_client.http import connection
 from support.certificates import Authority
 
 
@@ -47,7 +47,7 @@ async def test_an_engine_behind_tls_is_asked_over_a_connection_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority = Authority(tmp_path / "trusted")
-    monkeypatch.setattr(tls, "_own", tls.ClientTls(ca_file=authority.file))
+    monkeypatch.setattr(connection, "_own", connection.ClientTls(ca_file=authority.file))
     async with secure_engine(authority) as (engine, url):
         reply = await Transport(url, api_key="secret", admin_key=None).get("/model_info", 10.0)
         assert isinstance(reply, Reply), reply
@@ -58,7 +58,9 @@ async def test_an_engine_behind_tls_is_asked_over_a_connection_of_its_own(
 
 async def test_an_engine_that_is_not_trusted_is_sent_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trusted = Authority(tmp_path / "trusted").file
-    monkeypatch.setattr(tls, "_own", tls.ClientTls(ca_file=trusted))  # another test of this process may have set it
+    monkeypatch.setattr(
+        connection, "_own", connection.ClientTls(ca_file=trusted)
+    )  # another test of this process may have set it
     async with secure_engine(Authority(tmp_path / "another")) as (engine, url):
         reply = await Transport(url, api_key="secret", admin_key=None).post("/load", {}, 10.0)
         assert isinstance(reply, NoReply)

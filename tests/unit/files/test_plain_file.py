@@ -28,8 +28,7 @@ PACKAGES = [
 MAY_OPEN = {
     "client/refitd_client/files/plain_file.py": "it is the one place",
     "client/refitd_client/files/durable.py": "it makes files (O_EXCL: it opens none that is there), and syncs folders",
-    "client/refitd_client/http/connection.py": "a file of tokens, which the user names",
-    "client/refitd_client/http/tls.py": "certificates and keys, which the user names",
+    "client/refitd_client/http/connection.py": "a file of tokens, certificates and keys, which the user names",
     "client/refitd_client/transport/ipc/shared.py": "/proc",
     "service/refitd_plan/model.py": "a model's config, which the user names",
     "service/refitd/diagnose/root.py": "a file in a folder that it has just made",

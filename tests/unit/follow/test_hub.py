@@ -1,6 +1,8 @@
 """A hub that is none, or a hostile one: what a host that asks it may lose of its time and memory."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 
 import pytest
 
@@ -12,23 +14,31 @@ from support.endless_server import CHUNK, CHUNKED, OK, answering
 
 
 async def looked(url: str) -> None:
-    upstream = HubUpstream(Connection(url=url))
-    try:
-        async with asyncio.timeout(30):
-            await upstream.look(None)
-    finally:
-        await upstream.aclose()
+    async with asyncio.timeout(30), aclosing(HubUpstream(Connection(url=url))) as upstream:
+        await upstream.look(None)
 
 
-async def test_an_answer_of_a_hub_without_end_is_read_no_further() -> None:
+async def heard(url: str) -> None:
+    async with asyncio.timeout(30), aclosing(HubUpstream(Connection(url=url))) as upstream:
+        async for _ in upstream.changes("host"):
+            pass
+
+
+Ask = Callable[[str], Awaitable[None]]
+EACH = pytest.mark.parametrize("ask", [looked, heard])
+
+
+@EACH
+async def test_an_answer_of_a_hub_without_end_is_read_no_further(ask: Ask) -> None:
     with answering(CHUNKED, CHUNK) as url, pytest.raises(UnreachableError, match="more than"):
-        await looked(url)
+        await ask(url)
 
 
+@EACH
 @pytest.mark.parametrize("begin", [OK + b"X-Slow: ", OK + b"Content-Length: 100000\r\n\r\n"], ids=["head", "body"])
 async def test_an_answer_of_a_hub_has_one_deadline_however_often_a_byte_comes(
-    monkeypatch: pytest.MonkeyPatch, begin: bytes
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, begin: bytes
 ) -> None:
     monkeypatch.setattr(hub, "ANSWER_SECONDS", 0.2)
     with answering(begin, b"1", pause=0.02) as url, pytest.raises(UnreachableError, match="within"):
-        await looked(url)
+        await ask(url)

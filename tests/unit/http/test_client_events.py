@@ -1,8 +1,6 @@
 """The event stream: read from any cut of the bytes, resumed after any break, without loss and without repeats."""
 
-import asyncio
-from collections.abc import Callable
-from contextlib import aclosing, closing
+from contextlib import closing
 from itertools import islice
 from typing import Any
 
@@ -13,19 +11,11 @@ from hypothesis import strategies as st
 
 from refitd_client.contract.wire import Event
 from refitd_client.errors import ServiceError, ServiceUnreachableError, UnauthorizedError
-from refitd_client.http.client import AsyncRefitClient, RefitClient
-from refitd_client.http.exchange import (
-    MAX_EVENT_BYTES,
-    BadStreamError,
-    EventReader,
-    LostReply,
-    RetryPolicy,
-    StreamRetry,
-)
-from support.both_clients import QUICK
+from refitd_client.http.client import MAX_EVENT_BYTES, BadStreamError, EventReader, RefitClient, StreamRetry
+from refitd_client.http.exchange import LostReply, RetryPolicy
+from support.quick_client import QUICK
 from support.scripted_server import answer, hang_up, page, problem, serve, stream
 
-Take = Callable[..., list[Event]]
 BROKEN = LostReply(url="http://service", sent=True, reason="ended")
 
 
@@ -38,30 +28,9 @@ def frame(shown: Event, end: str = "\n") -> bytes:
     return f"data: {data}{end}event: {shown.kind}{end}id: {shown.seq}{end}{end}".encode()
 
 
-def take_blocking(url: str, count: int, last_event_id: str | None = None, **options: Any) -> list[Event]:
+def take(url: str, count: int, last_event_id: str | None = None, **options: Any) -> list[Event]:
     with RefitClient(url, **{"retry": QUICK, **options}) as client, closing(client.events(last_event_id)) as events:
         return list(islice(events, count))
-
-
-def take_async(url: str, count: int, last_event_id: str | None = None, **options: Any) -> list[Event]:
-    async def go() -> list[Event]:
-        taken: list[Event] = []
-        async with (
-            AsyncRefitClient(url, **{"retry": QUICK, **options}) as client,
-            aclosing(client.events(last_event_id)) as events,
-        ):
-            async for shown in events:
-                taken.append(shown)
-                if len(taken) == count:
-                    break
-        return taken
-
-    return asyncio.run(go())
-
-
-@pytest.fixture(params=[take_blocking, take_async])
-def take(request: pytest.FixtureRequest) -> Take:
-    return request.param
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
@@ -122,7 +91,7 @@ def test_time_with_a_stream_does_not_count_against_the_deadline() -> None:
     assert stream_retry.pause(BROKEN, now=3631.0, chance=0.5) is None
 
 
-def test_a_broken_stream_is_resumed_where_it_broke_off(take: Take) -> None:
+def test_a_broken_stream_is_resumed_where_it_broke_off() -> None:
     torn = frame(event(2)) + frame(event(3))[:-5]
     with serve(stream(frame(event(1))), hang_up, page(502), stream(torn), stream(frame(event(3)))) as server:
         assert take(server.url, 3) == [event(1), event(2), event(3)]
@@ -130,13 +99,13 @@ def test_a_broken_stream_is_resumed_where_it_broke_off(take: Take) -> None:
     assert {seen.headers["accept"] for seen in server.seen} == {"text/event-stream"}
 
 
-def test_it_resumes_where_the_caller_says(take: Take) -> None:
+def test_it_resumes_where_the_caller_says() -> None:
     with serve(stream(frame(event(8)))) as server:
         assert take(server.url, 1, "7") == [event(8)]
     assert server.seen[0].headers["last-event-id"] == "7"
 
 
-def test_a_service_that_wants_no_reader_ends_the_iteration(take: Take) -> None:
+def test_a_service_that_wants_no_reader_ends_the_iteration() -> None:
     with serve(stream(frame(event(1))), answer(204, b"")) as server:
         assert take(server.url, 5) == [event(1)]
 
@@ -149,21 +118,21 @@ def test_a_service_that_wants_no_reader_ends_the_iteration(take: Take) -> None:
         (stream(b"data: {}\n\n"), ServiceUnreachableError, "a form that this client does not know"),
     ],
 )
-def test_what_will_not_get_better_ends_it_at_once(take: Take, step: Any, error: type[ServiceError], words: str) -> None:
+def test_what_will_not_get_better_ends_it_at_once(step: Any, error: type[ServiceError], words: str) -> None:
     with serve(step) as server:
         with pytest.raises(error, match=words):
             take(server.url, 1)
         assert len(server.seen) == 1
 
 
-def test_a_service_that_stays_away_ends_it_at_the_deadline(take: Take) -> None:
+def test_a_service_that_stays_away_ends_it_at_the_deadline() -> None:
     with serve(hang_up) as server:
         with pytest.raises(ServiceUnreachableError, match=r"GET .*/v1/events got no answer"):
             take(server.url, 1, retry=RetryPolicy(deadline=0.5, first_pause=0.001))
         assert len(server.seen) > 1
 
 
-def test_an_id_that_is_no_header_is_not_sent_on(take: Take) -> None:
+def test_an_id_that_is_no_header_is_not_sent_on() -> None:
     with serve(
         stream(frame(event(1)).replace(b"id: 1", "id: bad\u00fc\r\nid: 1\0".encode())), stream(frame(event(2)))
     ) as server:

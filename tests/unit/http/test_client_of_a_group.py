@@ -1,6 +1,5 @@
 """A client that knows the services of a group finds the one that leads, and stays with it."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,12 +8,10 @@ from refitd_client import errors
 from refitd_client.contract.wire import NewEngine, Notice, Problem
 from refitd_client.http.connection import connect_to
 from refitd_client.http.exchange import RetryPolicy
-from support.both_clients import run_async, run_blocking
+from support.quick_client import run
 from support.scripted_service import ScriptedService
 from support.sockets import free_port
 
-Run = Callable[..., Any]
-both = pytest.mark.parametrize("run", [run_blocking, run_async])
 STANDS_BY = Problem(type="urn:refitd:problem:not-leading", title="", status=503, detail="http://b leads")
 REBUILDS = Problem(type="urn:refitd:problem:not-ready", title="", status=503, detail="wait")
 ENGINES: dict[str, Any] = {"items": []}
@@ -24,8 +21,7 @@ def always(status: int, body: Any) -> ScriptedService:
     return ScriptedService(lambda _: (status, body))
 
 
-@both
-def test_the_one_that_leads_is_found_at_once_and_asked_first_from_then_on(run: Run) -> None:
+def test_the_one_that_leads_is_found_at_once_and_asked_first_from_then_on() -> None:
     with always(503, STANDS_BY) as standby, always(200, ENGINES) as leader:
         both_urls = f"{standby.url}, {leader.url}"
 
@@ -39,35 +35,31 @@ def test_the_one_that_leads_is_found_at_once_and_asked_first_from_then_on(run: R
 
 def test_a_client_stays_with_the_one_that_answered() -> None:
     with always(503, STANDS_BY) as standby, always(200, ENGINES) as leader:
-        run_blocking(f"{standby.url},{leader.url}", lambda client: [client.engines() for _ in range(3)])
+        run(f"{standby.url},{leader.url}", lambda client: [client.engines() for _ in range(3)])
         assert (len(standby.requests), len(leader.requests)) == (1, 3)
 
 
-@both
-def test_one_that_is_gone_is_passed_over(run: Run) -> None:
+def test_one_that_is_gone_is_passed_over() -> None:
     with always(200, ENGINES) as leader:
         run(f"http://127.0.0.1:{free_port()},{leader.url}", lambda client: client.engines())
         assert len(leader.requests) == 1
 
 
-@both
-def test_while_none_leads_all_are_asked_again_until_one_does(run: Run) -> None:
+def test_while_none_leads_all_are_asked_again_until_one_does() -> None:
     second = ScriptedService(lambda requests: (200, ENGINES) if len(requests) > 2 else (503, STANDS_BY))
     with always(503, STANDS_BY) as first, second:
         run(f"{first.url},{second.url}", lambda client: client.engines())
         assert len(first.requests) == len(second.requests) == 3
 
 
-@both
-def test_a_leader_that_is_not_ready_is_waited_for_and_no_other_is_asked(run: Run) -> None:
+def test_a_leader_that_is_not_ready_is_waited_for_and_no_other_is_asked() -> None:
     leader = ScriptedService(lambda requests: (200, ENGINES) if len(requests) > 1 else (503, REBUILDS))
     with leader, always(503, STANDS_BY) as standby:
         run(f"{leader.url},{standby.url}", lambda client: client.engines())
         assert (len(leader.requests), len(standby.requests)) == (2, 0)
 
 
-@both
-def test_what_may_have_been_carried_out_is_not_sent_to_another_unless_it_may_be_repeated(run: Run) -> None:
+def test_what_may_have_been_carried_out_is_not_sent_to_another_unless_it_may_be_repeated() -> None:
     def hang_up(_: Any) -> Any:
         raise ConnectionAbortedError
 

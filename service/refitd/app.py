@@ -200,7 +200,7 @@ async def _run(
 ) -> None:
     if lead is not None:
         store.say("group", "group", f"{lead.leader.address} leads the group, with epoch {lead.epoch}", epoch=lead.epoch)
-    by_api = [engine.id for engine in store.engines.values() if engine.source is Source.API]
+    by_api = [engine.id for engine in store.engines.values() if engine.naming.source is Source.API]
     if (doubt := await asyncio.to_thread(stranger, settings, by_api)) is not None:
         log.warning("the canary is not there", reason=doubt)
     if (exposed := await asyncio.to_thread(keys_without_token, settings)) is not None:
@@ -326,7 +326,7 @@ def compose(
     checks: list[CanaryCheck] = [fleet.trial]
     if settings.canary_check is not None:
         checks.append(OperatorCheck(settings.canary_check))
-    discovered = [engine.url for engine in store.engines.values() if engine.source is Source.DISCOVERED]
+    discovered = [engine.url for engine in store.engines.values() if engine.naming.source is Source.DISCOVERED]
     places = [parse_place(text) for text in settings.discover]
     collector = Collector(store, facts, DiskFolders(root, threads), settings.reclaim_rules, materializer)
     intake = Intake(

@@ -9,7 +9,6 @@ the first request on that is not for the stream; then it is silent. GET /_said t
 import asyncio
 import gc
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from refitd.api.api import build_api
@@ -88,7 +87,7 @@ async def _talk(store: Store, engines: int, rate: float, seconds: float, begin: 
 def _next(store: Store, name: str, turn: int) -> None:
     state = WAY[turn % len(WAY)]
     serving = "bench~v000001" if state is EngineState.IN_SYNC else None
-    record = replace(store.engines[name], state=state, serving=serving, reason=f"turn {turn}")
+    record = store.engines[name].having(state=state, serving=serving, reason=f"turn {turn}")
     store.put_engine(record, f"{state}: serves {serving}")
 
 

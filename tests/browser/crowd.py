@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar
@@ -95,9 +94,9 @@ def _fill(store: Store) -> None:
         name = f"gpu-{number:03d}"
         record = engine(name, serving=target, last_attempt=_load(VERSIONS, number, now))
         if number % 2:
-            record = replace(record, server="vLLM", release="0.32.0", proof="answers to a fixed prompt")
+            record = record.having(server="vLLM", server_version="0.32.0", proof="answers to a fixed prompt")
         if number % 50 == 7:
-            record = replace(record, state=EngineState.UNREACHABLE, reason="connection refused", serving="run~v000998")
+            record = record.having(state=EngineState.UNREACHABLE, reason="connection refused", serving="run~v000998")
         store.put_engine(record, "added")
     store.start_update("run", target, "newest good version")
 

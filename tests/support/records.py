@@ -4,6 +4,7 @@ from typing import Any
 
 from refitd.state.records import EngineRecord
 from refitd.state.version import VersionRecord
+from refitd_client.contract.follow import HostEngines
 from refitd_client.contract.naming import Order, version_folder
 from refitd_client.contract.states import EngineState, VersionState
 
@@ -25,5 +26,7 @@ def version(step: int, *, generation: int = 1, run: str = "run", **fields: Any) 
 
 def engine(name: str = "a", **fields: Any) -> EngineRecord:
     """An engine of run "run" that is in sync with nothing."""
-    defaults: dict[str, Any] = {"url": f"http://{name}", "run": "run", "state": EngineState.IN_SYNC}
-    return EngineRecord(id=name, **(defaults | fields))
+    facts: dict[str, Any] = {"url": f"http://{name}", "run": "run", "state": EngineState.IN_SYNC} | fields
+    if facts.pop("pulls", False):
+        facts.setdefault("host", HostEngines(follower=name))
+    return EngineRecord(id=name, url=facts.pop("url")).having(**facts)

@@ -88,10 +88,10 @@ async def receivers(run: str, service: ServiceOf) -> Receivers:
 
     A trainer asks for them before it publishes, to choose a transport by what is there.
     """
-    there = [engine for engine in service.store.engines_of(_checked_run(run)) if engine.receivers]
-    others = [engine for engine in service.store.engines_of(run) if not engine.receivers]
+    there = [engine for engine in service.store.engines_of(_checked_run(run)) if engine.seen.receivers]
+    others = [engine for engine in service.store.engines_of(run) if not engine.seen.receivers]
     return Receivers(
-        receivers=[replace(each, engine=engine.id) for engine in there for each in engine.receivers],
+        receivers=[replace(each, engine=engine.id) for engine in there for each in engine.seen.receivers],
         others=[engine.id for engine in others],
     )
 

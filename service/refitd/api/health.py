@@ -100,7 +100,7 @@ class StoreCollector(Collector):
         yield from self._each_engine()
         yield from self._of_runs()
         yield from self._bytes()
-        skipped = sum(engine.skipped for engine in self._store.engines.values())
+        skipped = sum(engine.contents.skipped for engine in self._store.engines.values())
         yield CounterMetricFamily("refitd_skipped_versions", "Good versions that engines passed over", value=skipped)
         yield CounterMetricFamily("refitd_events", "Entries in the log of decisions", value=self._store.last_event)
 
@@ -168,14 +168,14 @@ class StoreCollector(Collector):
         for engine in self._store.engines.values():
             of = [engine.run or "", engine.id]
             info.add_metric(of, _what_it_is(engine))
-            contests.add_metric(of, engine.contests)
+            contests.add_metric(of, engine.trouble.contests)
             state.add_metric([*of, engine.state.value], 1)
             known.add_metric(of, engine.known)
             opened.add_metric(of, self._targets.shut(engine, Demand()) is None)
-            slow = engine.through_loader is not None
-            loader.add_metric([*of, "all"], slow and engine.loads_whole)
-            loader.add_metric([*of, "some"], slow and not engine.loads_whole)
-            fault.add_metric(of, setting_fault(engine.stock_reason) is not None)
+            slow = engine.seen.loader
+            loader.add_metric([*of, "all"], slow is not None and slow.whole)
+            loader.add_metric([*of, "some"], slow is not None and not slow.whole)
+            fault.add_metric(of, setting_fault(engine.seen.stock_reason) is not None)
             if (steps := steps_behind(engine, self._targets)) is not None:
                 behind.add_metric(of, steps)
         yield from (state, known, opened, contests, loader, fault, behind, info)
@@ -228,5 +228,10 @@ class LeaderCollector(Collector):
 
 
 def _what_it_is(engine: EngineRecord) -> dict[str, str]:
-    proof = engine.proof if engine.known and engine.serving is not None else None
-    return {"server": engine.server, "release": engine.release, "plugin": engine.plugin or "", "proof": proof or ""}
+    proof = engine.contents.proof if engine.known and engine.serving is not None else None
+    return {
+        "server": engine.seen.server,
+        "release": engine.seen.server_version,
+        "plugin": engine.seen.plugin or "",
+        "proof": proof or "",
+    }

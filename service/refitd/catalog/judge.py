@@ -302,7 +302,7 @@ class Judge:
         """Read and judge. A notice that came meanwhile counts, and does not have the files read again."""
         options = self.options(record)
         # Ranks prove what they load by fingerprints, and nobody else needs them.
-        has_ranks = any(engine.plugin is not None for engine in self._store.engines_of(record.run))
+        has_ranks = any(engine.seen.plugin is not None for engine in self._store.engines_of(record.run))
         fingerprinted = has_ranks and lacks_manifest(seen)
         evidence, proved_by = await self._examiner.examine(record, seen, model, options, fingerprinted=fingerprinted)
         now = self._store.versions[record.id]
@@ -464,7 +464,7 @@ class Judge:
         for engine in list(self._store.engines.values()):
             if engine.serving == record.id:
                 text = f"{record.id} has other contents now than when it was loaded: it is loaded again"
-                self._store.put_engine(replace(engine, reload=engine.known, reason=text), text)
+                self._store.put_engine(engine.having(reload=engine.known, reason=text), text)
 
     def _wake_deltas(self, base: str) -> None:
         """Judge the deltas that waited for the verdict on their base."""

@@ -117,7 +117,7 @@ class References:
         if self._base_model is not None:
             return await self._reference(self._base_model)
         engines = [engine for engine in self._store.engines.values() if engine.run in {run, None}]
-        paths = sorted({engine.startup_path for engine in engines if engine.startup_path is not None})
+        paths = sorted({engine.seen.startup_path for engine in engines if engine.seen.startup_path is not None})
         unreadable: NoReference | None = None
         for path in paths:
             found = await self._reference(Path(path))

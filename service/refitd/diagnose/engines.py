@@ -86,10 +86,10 @@ def roster_of(settings: Settings, records: Mapping[str, EngineRecord], found: Co
     named = {spec.url for spec in specs.values()}
     settled = frozenset(host_of(url) for spec in specs.values() for url in spec.urls)
     for record in records.values():
-        if record.source in {Source.API, Source.DISCOVERED}:
+        if record.naming.source in {Source.API, Source.DISCOVERED}:
             specs.setdefault(record.id, EngineSpec(url=record.url, id=record.id, run=record.run))
     if settings.engine_allow:
-        named |= {*found, *(record.url for record in records.values() if record.source is Source.DISCOVERED)}
+        named |= {*found, *(record.url for record in records.values() if record.naming.source is Source.DISCOVERED)}
     known = {spec.url for spec in specs.values()}
     specs |= {engine_id(url): EngineSpec(url=url) for url in found if url not in known}
     return Roster(settings, specs, settled, frozenset(named))

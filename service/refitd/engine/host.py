@@ -320,7 +320,6 @@ def reached(told: Following, root: str) -> Reached | Unreached:
         startup_path=None,
         process=ServerProcess(started=told.process),
         server="refitd",
-        pulls=True,
         host=picture(told),
         serves=told.serves,
         desires=told.desired,

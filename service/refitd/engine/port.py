@@ -16,7 +16,7 @@ How long each stage of a refit takes, in milliseconds of the monotonic clock.
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum, auto
 from typing import Protocol
 
@@ -183,49 +183,70 @@ UNNAMED = "(not named)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reached:
-    """What a probe saw. `configuration` is equal for engines whose fingerprints can be compared.
+class ServerSeen:
+    """What a server is, by what it told the last probe. `server` is what sentences call its kind, such as "SGLang".
 
-    `startup_path` is the model that the server was started with (None where it does not say): its inventory is
-    what checkpoints are compared with. `fingerprint` is not part of a probe: it costs the engine time.
+    `configuration` is equal for engines whose fingerprints can be compared. `startup_path` is the model that the server
+    was started with (None where it does not say): its inventory is what checkpoints are compared with.
     `plugin` is the release of refitd's plugin that carries out its loads; None where they are the server's own, and
     then `stock_reason` says why, where a plugin was looked for. `takes_offers`: it can load from a trainer's memory;
-    `receivers` are its ranks that can receive weights over a process group.
-    `proves`: its GPUs can read a version while it serves, and say whether it is as its manifest says.
-    `loader`: what its plugin does not copy by itself; None where that is nothing, or is not known yet.
-    `address` is where the connection went, equal for two names of one server; `led_by` says which other service leads
-    the engine, None where none does. `server` is what sentences call its kind, such as "SGLang".
-    `obstacles` are what is in the way of its updates.
-    `may_read` are folders that it may read again, beside `model_path`; where `may_read_more`, also those of before, of
-    which the adapter does not know because it was made since.
-    `draft` says what becomes of its draft model in an update: `DRAFT_LEFT`, `DRAFT_UPDATED`, None where it has none.
-    `pulls`: it is another refitd, which pulls versions itself; `host` has what that tells of its engines, and `serves`
-    is the id of the version that it has proved of them, `desires` of the one that it was ordered to serve last.
+    `receivers` are its ranks that can receive weights over a process group. `proves`: its GPUs can read a version while
+    it serves, and say whether it is as its manifest says. `loader`: what its plugin does not copy by itself; None where
+    that is nothing, or is not known yet. `draft` says what becomes of its draft model in an update: `DRAFT_LEFT`,
+    `DRAFT_UPDATED`, None where it has none. `host`: it is another refitd, which pulls versions itself, and this is what
+    that tells of its engines.
     """
 
-    model_path: str
-    weight_version: str | None
-    server_version: str
-    configuration: str
-    startup_path: str | None
+    server: str = ""
+    server_version: str = ""
+    configuration: str | None = None
+    startup_path: str | None = None
     plugin: str | None = None
+    stock_reason: str | None = None
     takes_offers: bool = False
     receivers: tuple[Receiver, ...] = ()
     proves: bool = False
-    stock_reason: str | None = None
+    loader: LoaderUse | None = None
+    draft: str | None = None
+    host: HostEngines | None = None
+
+    @property
+    def pulls(self) -> bool:
+        """Whether it is another refitd, which pulls what it is to serve, deltas with what they stand on."""
+        return self.host is not None
+
+
+UNSEEN = ServerSeen()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached(ServerSeen):
+    """What a probe saw. `fingerprint` is not part of a probe: it costs the engine time.
+
+    `address` is where the connection went, equal for two names of one server; `led_by` says which other service leads
+    the engine, None where none does. `obstacles` are what is in the way of its updates.
+    `may_read` are folders that it may read again, beside `model_path`; where `may_read_more`, also those of before, of
+    which the adapter does not know because it was made since.
+    Of a host `serves` is the id of the version that it has proved, `desires` of the one that it was ordered to serve
+    last.
+    """
+
+    configuration: str = ""
+    model_path: str
+    weight_version: str | None
     process: Process = UNTOLD
     address: str | None = None
     led_by: str | None = None
-    loader: LoaderUse | None = None
-    server: str = ""
     obstacles: tuple[Obstacle, ...] = ()
     may_read: tuple[str, ...] = ()
     may_read_more: bool = False
-    draft: str | None = None
-    pulls: bool = False
-    host: HostEngines | None = None
     serves: str | None = None
     desires: str | None = None
+
+    @property
+    def told_of_server(self) -> ServerSeen:
+        """What the probe saw that stays true of the server: what an engine's record keeps."""
+        return ServerSeen(**{each.name: getattr(self, each.name) for each in fields(ServerSeen)})
 
     def expecting(self, path: str, label: str) -> "Reached":
         """The same with `path`, where the server tells no path and the label is that of what is there."""

@@ -112,7 +112,7 @@ def unknown_on_host(engine: EngineRecord, store: Store, targets: Targets) -> str
         store: what the service knows.
         targets: what engines are to serve.
     """
-    unknown = None if engine.host is None or engine.state.is_away else engine.host.unknown
+    unknown = None if engine.seen.host is None or engine.state.is_away else engine.seen.host.unknown
     if unknown is None:
         return None
     target = None if engine.run is None else targets.of_run(engine.run).target
@@ -187,7 +187,7 @@ def host_does(engine: EngineRecord, store: Store) -> str | None:
         known = store.versions.get(version)
         return None if known is None else known.bytes
 
-    return what_it_does(engine.host, None if order is None else order.version, size)
+    return what_it_does(engine.seen.host, None if order is None else order.version, size)
 
 
 def orders_of_hosts(engines: Collection[EngineRecord], store: Store) -> dict[str, str]:
@@ -198,14 +198,14 @@ def orders_of_hosts(engines: Collection[EngineRecord], store: Store) -> dict[str
         engines: those to look at, whatever they are.
         store: what the service knows.
     """
-    carrying = (engine for engine in engines if engine.host is not None and engine.state.is_loading)
+    carrying = (engine for engine in engines if engine.seen.host is not None and engine.state.is_loading)
     waiting = (engine for engine in engines if engine.waits is not None and engine.state is EngineState.BEHIND)
     return {engine.id: does for engine in (*carrying, *waiting) if (does := host_does(engine, store)) is not None}
 
 
 def _why_not(engine: EngineRecord, record: VersionRecord) -> str | None:
     """Return why its last load of this version failed, where nothing is wrong with the engine since."""
-    last = engine.last_attempt
+    last = engine.trouble.last_attempt
     return last.reason if last is not None and last.version == record.id and engine.serving != record.id else None
 
 
@@ -236,34 +236,35 @@ def present_engine(record: EngineRecord, store: Store, targets: Targets) -> Engi
         targets: what engines are to serve.
     """
     serving, parsed = store.versions.get(record.serving or ""), parse_version_id(record.serving or "")
+    seen = record.seen
     return Engine(
         id=record.id,
         url=record.url,
-        pair=record.pair,
+        pair=record.naming.pair,
         state=record.state,
         glance=record.state.glance,
         run=record.run,
         version=record.serving,
         step=None if parsed is None else parsed[1].step,
         behind=steps_behind(record, targets),
-        weight_version=record.weight_version,
+        weight_version=record.contents.weight_version,
         reason=why_now(record, store, targets),
-        paused=not record.known or record.resume_owed,
-        last_attempt=None if record.last_attempt is None else present_attempt(record.last_attempt),
-        skipped=record.skipped,
-        server=record.server or None,
-        server_version=record.release or None,
-        proof=record.proof if record.known and record.serving is not None else None,
-        plugin=record.plugin,
-        stock_reason=record.stock_reason,
-        through_loader=record.through_loader,
-        loads_whole=record.loads_whole,
-        draft=record.draft,
+        paused=not record.known or record.debts.resume_owed,
+        last_attempt=None if record.trouble.last_attempt is None else present_attempt(record.trouble.last_attempt),
+        skipped=record.contents.skipped,
+        server=seen.server or None,
+        server_version=seen.server_version or None,
+        proof=record.contents.proof if record.known and record.serving is not None else None,
+        plugin=seen.plugin,
+        stock_reason=seen.stock_reason,
+        through_loader=None if seen.loader is None else seen.loader.reason,
+        loads_whole=seen.loader is not None and seen.loader.whole,
+        draft=seen.draft,
         in_memory=serving is not None and serving.in_memory,
         known=record.known,
         unreachable_since=store.away_since.get(record.id),
-        moved=record.moved,
-        host=record.host,
+        moved=record.naming.moved,
+        host=seen.host,
     )
 
 

@@ -218,7 +218,7 @@ def _contradictory(seen: RunFacts) -> str | None:
 
 def _fought_over(seen: RunFacts) -> str | None:
     """Name the engines that another writer has changed lately, and that were loaded again. A host says itself why."""
-    changed = (each for each in seen.engines if each.contests and not each.pulls)
+    changed = (each for each in seen.engines if each.trouble.contests and not each.pulls)
     mine = sorted(engine.id for engine in changed if engine.state is not EngineState.CONTESTED)
     if not mine:
         return None

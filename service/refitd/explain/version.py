@@ -303,7 +303,7 @@ def explain_engine(engine: EngineRecord, store: Store, targets: Targets) -> list
     left = left_on_barred(engine, store, targets)
     means = _what_it_means(engine, order) if left is None else f"it {left}"
     sentences = [f"{engine.id} is {engine.state}: {means}."]
-    if engine.reload and engine.state.is_away:
+    if engine.debts.reload and engine.state.is_away:
         sentences.append("A resync was asked for: it will be loaded again when it is reachable.")
     if engine.run is None:
         runs = set(store.index.runs) - store.runs.closed.keys()
@@ -321,22 +321,26 @@ def explain_engine(engine: EngineRecord, store: Store, targets: Targets) -> list
         sentences += _turn(engine, target, store, targets.strategy)
     if not engine.known:
         sentences.append("It is paused, and stays so until a full load was proved by its contents.")
-    if engine.resume_owed and engine.known:
+    if engine.debts.resume_owed and engine.known:
         sentences.append("It may still be paused: it is told to resume until it answers.")
     sentences += _fought_over(engine)
-    if engine.failures:
-        failed = "1 attempt has" if engine.failures == 1 else f"{engine.failures} attempts in a row have"
+    if engine.trouble.failures:
+        failed = (
+            "1 attempt has" if engine.trouble.failures == 1 else f"{engine.trouble.failures} attempts in a row have"
+        )
         sentences.append(f"{failed} failed; the next one waits a while.")
     sentences += _its_server(engine, target)
-    sentences += [] if engine.host is None else _its_host(engine, engine.host, order, host_does(engine, store))
+    sentences += (
+        [] if engine.seen.host is None else _its_host(engine, engine.seen.host, order, host_does(engine, store))
+    )
     sentences += [] if (has := unknown_on_host(engine, store, targets)) is None else [f"The host {has}."]
-    if engine.last_attempt is not None:
-        sentences.append(_last_load(engine.last_attempt))
+    if engine.trouble.last_attempt is not None:
+        sentences.append(_last_load(engine.trouble.last_attempt))
     return _with_reason(sentences, engine, store.updates.get(engine.run))
 
 
 def _what_it_means(engine: EngineRecord, order: AttemptRecord | None) -> str:
-    if engine.host is not None and engine.state is EngineState.UPDATING and order is not None:
+    if engine.seen.host is not None and engine.state is EngineState.UPDATING and order is not None:
         return f"it was ordered to serve {order.version}"
     if engine.pulls and engine.state is EngineState.CONTESTED:
         return "the host does not do what this service says"
@@ -350,15 +354,15 @@ def _its_server(engine: EngineRecord, target: VersionRecord | None) -> list[str]
     sentences = [f"It {engine.what_it_is}."] if engine.what_it_is else []
     if engine.how_proved is not None:
         sentences.append(engine.how_proved)
-    if engine.plugin is not None or engine.stock_reason is not None:
+    if engine.seen.plugin is not None or engine.seen.stock_reason is not None:
         sentences.append(f"It {engine.how_it_loads}.")
-    if engine.plugin is not None and target is not None and target.lacks_manifest:
+    if engine.seen.plugin is not None and target is not None and target.lacks_manifest:
         why = "that has no manifest, and the service keeps none"
-        sentences.append(f"It loads {target.id} as {engine.server} does by itself: {why}.")
-    if engine.pair:
+        sentences.append(f"It loads {target.id} as {engine.seen.server} does by itself: {why}.")
+    if engine.naming.pair:
         sentences.append(f"Its servers are updated together: {', '.join(engine.urls)}.")
-    if engine.draft is not None:
-        sentences.append(f"Its draft model is {engine.draft}.")
+    if engine.seen.draft is not None:
+        sentences.append(f"Its draft model is {engine.seen.draft}.")
     return sentences
 
 
@@ -405,22 +409,26 @@ def _not_there(each: HostEngine, goal: str | None) -> str:
 
 def _fought_over(engine: EngineRecord) -> list[str]:
     """Say what is known of another writer, and what ends that."""
-    if engine.taken is not None or not engine.contests or engine.pulls:  # a host says itself why it does not obey
+    if (
+        engine.trouble.taken is not None or not engine.trouble.contests or engine.pulls
+    ):  # a host says itself why it does not obey
         return []
-    times = "once" if engine.contests == 1 else f"{engine.contests} times"
+    times = "once" if engine.trouble.contests == 1 else f"{engine.trouble.contests} times"
     counted = f"Another writer has changed its weights or its label {times} lately."
     if gives_up(engine):
         resync = f"then 'refitd engines resync {engine.id}'"
         return [f"{counted} Nothing more is loaded into it: {STOP_THE_OTHER}, {resync}."]
-    again = "was loaded again since" if engine.contest is None else "is loaded again, after a longer wait each time"
+    again = (
+        "was loaded again since" if engine.trouble.contest is None else "is loaded again, after a longer wait each time"
+    )
     return [f"{counted} It {again}: {STOP_THE_OTHER}; {SAID_FOR}."]
 
 
 def _about_its_run(engine: EngineRecord, store: Store) -> list[str]:
     sentences: list[str] = []
-    if engine.moved:
-        named = "names no run" if engine.said is None else f"names run {engine.said}"
-        sentences.append(f"It was moved to run {engine.run}; {_SOURCES[engine.source]} {named}.")
+    if engine.naming.moved:
+        named = "names no run" if engine.naming.said is None else f"names run {engine.naming.said}"
+        sentences.append(f"It was moved to run {engine.run}; {_SOURCES[engine.naming.source]} {named}.")
     if engine.run in store.runs.closed:
         sentences.append(f"Run {engine.run} is closed: 'refitd engines move {engine.id} --run RUN' gives it another.")
     return sentences
@@ -458,7 +466,9 @@ def _turn(engine: EngineRecord, target: VersionRecord, store: Store, strategy: S
     if update is not None and update.paused_since is not None:
         return [paused_since(update)]
     if has_given_up(engine, target):
-        return [f"It has given {target.id} up after {engine.strikes[target.id]} loads: a resync tries it once more."]
+        return [
+            f"It has given {target.id} up after {engine.trouble.strikes[target.id]} loads: a resync tries it once more."
+        ]
     if engine.id in released(strategy, target, update, engines):
         return []
     sentences = [f"It is not its turn yet: {why_waiting(strategy, target, engines)}."]

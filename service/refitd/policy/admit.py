@@ -58,12 +58,12 @@ def all_prove(version: VersionRecord, engines: Iterable[EngineRecord]) -> bool:
         engines: those of its run.
     """
     there = [each for each in engines if not (each.state.is_away or each.state is EngineState.QUARANTINED)]
-    return version.kind is Kind.FULL and bool(there) and all(engine.proves for engine in there)
+    return version.kind is Kind.FULL and bool(there) and all(engine.seen.proves for engine in there)
 
 
 def needs_reading(version: VersionRecord, engine: EngineRecord) -> bool:
     """Whether the service has to read a version before this engine loads it, since GPUs of others alone have."""
-    return bool(version.proved_by) and not engine.proves
+    return bool(version.proved_by) and not engine.seen.proves
 
 
 def fault_in(seen: Structure, found: Sequence[RankProof]) -> str | None:

@@ -24,7 +24,7 @@ them, beside others that were restarted: it stays on what it serves until it is 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from refitd.state.records import EngineRecord
 from refitd.state.version import VersionRecord
@@ -130,7 +130,7 @@ def needs_copy(engine: EngineRecord, wanted: VersionRecord, versions: Versions, 
         versions: all versions, by id.
         ordered: an upstream has ordered it, so that engines which are ahead go back to it.
     """
-    if engine.configuration is None or engine.serving == wanted.id:
+    if engine.seen.configuration is None or engine.serving == wanted.id:
         return False
     if engine.known and not ordered and is_past(engine, wanted, versions):
         return False
@@ -152,7 +152,7 @@ def _serving(engine: EngineRecord, run: str, versions: Versions) -> VersionRecor
 
 
 def _takes_deltas(engine: EngineRecord) -> bool:
-    return engine.plugin is not None and engine.known and not engine.wants_full
+    return engine.seen.plugin is not None and engine.known and not engine.contents.wants_full
 
 
 NOTHING = ""
@@ -168,14 +168,17 @@ def why_not_over(engine: EngineRecord, version: VersionRecord, versions: Mapping
 
 def begun(engine: EngineRecord, version: VersionRecord) -> EngineRecord:
     """The record of an engine that a version is about to be loaded into."""
-    return replace(engine, kept=version.lacks)
+    return engine.having(kept=version.lacks)
 
 
 def _kept(engine: EngineRecord, versions: Mapping[str, VersionRecord]) -> str | None:
-    if engine.kept is not None:
-        return engine.kept
-    loaded = engine.serving or engine.held  # by an earlier release, which did not write down what is kept
+    if engine.contents.kept is not None:
+        return engine.contents.kept
+    loaded = engine.serving or engine.contents.held  # by an earlier release, which did not write down what is kept
     if loaded is not None:
         return versions[loaded].lacks if loaded in versions else NOTHING
-    is_elsewhere = engine.startup_path is not None and engine.model_path not in {None, engine.startup_path}
+    is_elsewhere = engine.seen.startup_path is not None and engine.contents.model_path not in {
+        None,
+        engine.seen.startup_path,
+    }
     return NOTHING if is_elsewhere else None

@@ -17,7 +17,6 @@ servers behind one address. One of the entries loads the server, the other is le
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 from enum import Enum, auto
 
 from refitd.engine.port import Reached, Unreached
@@ -50,7 +49,7 @@ def cause_of(engine: EngineRecord, seen: Reached) -> Cause:
     same = seen.process.is_as(engine.process)
     if same is False or seen.pulls:  # what a host's engines serve is changed by its own service, as after a restart
         return Cause.RESTARTED
-    startup = seen.startup_path or engine.startup_path
+    startup = seen.startup_path or engine.seen.startup_path
     if startup is not None and seen.model_path != startup:
         return Cause.ANOTHER_WRITER
     # A seed that the operator gives is the same after a restart.
@@ -69,64 +68,67 @@ def changed(before: EngineRecord, engine: EngineRecord, seen: Reached, path: str
         path: what the engine was expected to name, None where that is not known.
         now: of the monotonic clock, in seconds.
     """
-    cause, was = cause_of(before, seen), before.serving or before.model_path
+    cause, was = cause_of(before, seen), before.serving or before.contents.model_path
     kept = "" if cause is Cause.ANOTHER_WRITER else None
-    engine = replace(engine, serving=None, beneath=None, wants_full=False, failures=0, kept=kept)
+    engine = engine.having(serving=None, beneath=None, wants_full=False, failures=0, kept=kept)
     serves = f"serves {seen.model_path} as {seen.weight_version!r} and no longer {was}"
     if seen.pulls:
         reason = f"not all of the host's engines are proved to serve {was} any more"
-        was_at = before.serving or before.held
-        return replace(engine, reason=reason, held=was_at, contest=None, contests=0, contested_at=None)
+        was_at = before.serving or before.contents.held
+        return engine.having(reason=reason, held=was_at, contest=None, contests=0, contested_at=None)
     if cause is Cause.RESTARTED:
-        return replace(engine, reason=f"{serves}: it was restarted", contest=None, contests=0, contested_at=None)
-    if cause is Cause.UNEXPLAINED and before.contested_at is None:
+        return engine.having(reason=f"{serves}: it was restarted", contest=None, contests=0, contested_at=None)
+    if cause is Cause.UNEXPLAINED and before.trouble.contested_at is None:
         reason = f"{serves}: it was restarted, as far as can be told: the server tells nothing of its process"
-        return replace(engine, reason=reason, contested_at=now)
+        return engine.having(reason=reason, contested_at=now)
     contest = _told(seen, path, cause)
-    return replace(engine, reason=contest, contest=contest, contests=before.contests + 1, contested_at=now)
+    return engine.having(reason=contest, contest=contest, contests=before.trouble.contests + 1, contested_at=now)
 
 
 def still_changed(before: EngineRecord, engine: EngineRecord, seen: Reached) -> EngineRecord:
     """The record of an engine that was not loaded since another writer changed it: it may have been restarted, or
     changed once more.
     """
-    is_renamed = (before.model_path, before.weight_version) != (seen.model_path, seen.weight_version)
+    is_renamed = (before.contents.model_path, before.contents.weight_version) != (seen.model_path, seen.weight_version)
     if not is_renamed and seen.process.is_as(before.process) is not False:
         return engine
     if (cause := cause_of(before, seen)) is Cause.RESTARTED:
         reason = f"serves {seen.model_path} as {seen.weight_version!r}: it was restarted"
-        return replace(engine, reason=reason, contest=None, contests=0, contested_at=None)
-    return replace(engine, contest=_told(seen, None, cause))
+        return engine.having(reason=reason, contest=None, contests=0, contested_at=None)
+    return engine.having(contest=_told(seen, None, cause))
 
 
 def refused(engine: EngineRecord, reason: str, now: float) -> EngineRecord:
     """The record of an engine that is led by another service, and refuses this one's loads by that service's name."""
-    return replace(engine, contest=reason, contests=max(engine.contests + 1, 2), contested_at=now)
+    return engine.having(contest=reason, contests=max(engine.trouble.contests + 1, 2), contested_at=now)
 
 
 def calmed(engine: EngineRecord, now: float, interval: float) -> EngineRecord:
     """The record of an engine that serves what it should: changes by another writer are forgotten after a while."""
-    if engine.contested_at is None or now - engine.contested_at < CALM_PROBES * interval:
+    if engine.trouble.contested_at is None or now - engine.trouble.contested_at < CALM_PROBES * interval:
         return engine
-    return replace(engine, contests=0, contested_at=None)
+    return engine.having(contests=0, contested_at=None)
 
 
 def held(engine: EngineRecord, target: str | None, now: float, interval: float) -> EngineRecord:
     """The same engine, CONTESTED where nothing is to be loaded into it now. `target` is what it is to serve."""
-    if engine.taken is not None:
-        return replace(engine, state=EngineState.CONTESTED, reason=engine.taken)
-    if engine.contest is None or not engine.known:
+    if engine.trouble.taken is not None:
+        return engine.having(state=EngineState.CONTESTED, reason=engine.trouble.taken)
+    if engine.trouble.contest is None or not engine.known:
         return engine
     if gives_up(engine):
-        reason = f"{engine.contest}; nothing more is loaded: {STOP_THE_OTHER}, then 'refitd engines resync {engine.id}'"
-        return replace(engine, state=EngineState.CONTESTED, reason=reason)
-    last, waited = engine.last_attempt, now - (engine.contested_at or now)
+        advice = f"{STOP_THE_OTHER}, then 'refitd engines resync {engine.id}'"
+        reason = f"{engine.trouble.contest}; nothing more is loaded: {advice}"
+        return engine.having(state=EngineState.CONTESTED, reason=reason)
+    last, waited = engine.trouble.last_attempt, now - (engine.trouble.contested_at or now)
     if engine.pulls and last is not None and last.version != target:
         return engine  # what a host has refused says nothing of another version
     nothing_to_load = engine.state is EngineState.IN_SYNC
-    if nothing_to_load or waited < WAITS[min(max(engine.contests, 1), len(WAITS)) - 1] * interval:
-        why = engine.contest if engine.pulls else f"{engine.contest}: {STOP_THE_OTHER}"  # a host says what helps
-        return replace(engine, state=EngineState.CONTESTED, reason=why)
+    if nothing_to_load or waited < WAITS[min(max(engine.trouble.contests, 1), len(WAITS)) - 1] * interval:
+        why = (
+            engine.trouble.contest if engine.pulls else f"{engine.trouble.contest}: {STOP_THE_OTHER}"
+        )  # a host says what helps
+        return engine.having(state=EngineState.CONTESTED, reason=why)
     return engine
 
 
@@ -134,12 +136,12 @@ def gives_up(engine: EngineRecord) -> bool:
     """Whether nothing is loaded into it any more, until it is restarted or a resync is asked for. A host is told again
     and again: an order that it does not obey pauses no engine.
     """
-    return engine.contest is not None and engine.contests > len(WAITS) and not engine.pulls
+    return engine.trouble.contest is not None and engine.trouble.contests > len(WAITS) and not engine.pulls
 
 
 def forgiven(engine: EngineRecord) -> EngineRecord:
     """The record of an engine that an operator wants to be loaded all the same."""
-    return replace(engine, contest=None, contests=0, contested_at=None)
+    return engine.having(contest=None, contests=0, contested_at=None)
 
 
 def _told(seen: Reached, path: str | None, cause: Cause) -> str:
@@ -157,7 +159,7 @@ def twin_of(engine: EngineRecord, seen: Reached, engines: Iterable[EngineRecord]
     The one that serves something already loads it, else the first by name.
     """
     for other in engines:
-        if other.id == engine.id or other.state.is_away or other.taken is not None:
+        if other.id == engine.id or other.state.is_away or other.trouble.taken is not None:
             continue
         if _is_one(seen, other) and _rank(other) < _rank(engine):
             names = f"{other.id} ({other.url})"

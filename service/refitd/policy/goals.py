@@ -264,7 +264,7 @@ def mended_there(goals: Goals, engine: EngineRecord, versions: Versions) -> Goal
     """
     if not engine.pulls or not engine.known or engine.serving is not None:
         return goals
-    there = versions.get(engine.held or "")
+    there = versions.get(engine.contents.held or "")
     if there is None or there.barred or there.state is not VersionState.SEALED or has_given_up(engine, there):
         return goals
     if goals.loadable is None or goals.target is None or there.run != goals.target.run:
@@ -309,7 +309,7 @@ def coming(versions: Iterable[VersionRecord], engines: Iterable[EngineRecord]) -
 
     A version that a trainer hands over from its memory has no files to prepare.
     """
-    if all(engine.plugin is None for engine in engines):
+    if all(engine.seen.plugin is None for engine in engines):
         return None
     newest = max(versions, key=lambda version: version.order, default=None)
     if newest is None or not newest.state.is_open or newest.barred or newest.handed:
@@ -331,7 +331,7 @@ def looks_ahead(
     """
     if strategy.name is not StrategyName.ALL or paused:
         return False
-    if engine.plugin is None or not engine.known or not engine.state.is_at_rest:
+    if engine.seen.plugin is None or not engine.known or not engine.state.is_at_rest:
         return False
     if is_past(engine, version, versions):
         return False
@@ -385,4 +385,4 @@ def offered_to(
 
 
 def _can_take(engine: EngineRecord) -> bool:
-    return engine.takes_offers and engine.known and not (engine.state.is_out_of_reach or engine.state.stays_paused)
+    return engine.seen.takes_offers and engine.known and not (engine.state.is_out_of_reach or engine.state.stays_paused)

@@ -278,7 +278,7 @@ def _of_engines(desired: str, engines: Sequence[EngineRecord]) -> tuple[OrderSta
 
 
 def _refuses(engine: EngineRecord, desired: str) -> bool:
-    last = engine.last_attempt
+    last = engine.trouble.last_attempt
     failed = last is not None and last.version == desired and last.outcome in _FAILED
     return engine.serving != desired and (failed or engine.state is EngineState.CONTESTED)
 
@@ -299,7 +299,7 @@ def proof_of_host(
         fingerprint: the one that a version has on a configuration.
     """
     there = [engine for engine in engines if serves is None or engine.serving == serves]
-    configurations = sorted({engine.configuration for engine in there if engine.configuration is not None})
+    configurations = sorted({engine.seen.configuration for engine in there if engine.seen.configuration is not None})
     name = _digest(configurations)
     found = [(each, fingerprint(serves, each)) for each in configurations] if serves is not None else []
     counted = [(each, print_) for each, print_ in found if print_ is not None and not print_.startswith(ANSWERED)]
@@ -353,7 +353,7 @@ def engines_of_host(follower: str, engines: Collection[EngineRecord], waits: str
             state=engine.state,
             version=engine.serving,
             reason=None if engine.reason is None else engine.reason[:_LONGEST],
-            paused=not engine.known or engine.resume_owed,
+            paused=not engine.known or engine.debts.resume_owed,
         )
         for engine in first[:MAX_HOST_ENGINES]
     )
@@ -408,7 +408,7 @@ def why_it_stays(
     if pinned := next((version.id for version in going if version.pinned), None):
         return f"{pinned} is pinned here"
     for engine in engines:
-        reads = {engine.serving, engine.held, engine.beneath, *engine.unproven}
+        reads = {engine.serving, engine.contents.held, engine.contents.beneath, *engine.debts.unproven}
         if used := next(iter(sorted(name for name in reads if name in names)), None):
             return f"engine {engine.id} serves {used}, or may read it"
     if used := next(iter(sorted(name for name in needed if name is not None and name in names)), None):

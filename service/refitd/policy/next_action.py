@@ -98,9 +98,9 @@ def next_action(engine: EngineRecord, goals: Goals, agenda: Agenda, now: float) 
         case EngineState.PROBING | EngineState.UNREACHABLE | EngineState.QUARANTINED:
             return _probe_or_rest(agenda.probe_at, agenda, now)
         case EngineState.CONTESTED:
-            owes = engine.resume_owed and engine.known and now >= agenda.resume_at
+            owes = engine.debts.resume_owed and engine.known and now >= agenda.resume_at
             return Resume() if owes else _probe_or_rest(agenda.probe_at, agenda, now)
-        case EngineState.TAINTED if engine.taken is not None or gives_up(engine):
+        case EngineState.TAINTED if engine.trouble.taken is not None or gives_up(engine):
             return _probe_or_rest(agenda.probe_at, agenda, now)
         case EngineState.TAINTED:
             return _refit_or_rest(repair_with(engine, goals), agenda, now)
@@ -110,7 +110,11 @@ def next_action(engine: EngineRecord, goals: Goals, agenda: Agenda, now: float) 
             if goals.offered is not None:
                 return goals.offered  # a trainer waits for it
             version = _wanted(engine, goals)
-            if engine.resume_owed and now >= agenda.resume_at and (version is None or _must_wait(version, agenda, now)):
+            if (
+                engine.debts.resume_owed
+                and now >= agenda.resume_at
+                and (version is None or _must_wait(version, agenda, now))
+            ):
                 return Resume()  # whatever it waits for, it generates meanwhile
             return _look(version, goals, agenda) or _refit_or_rest(version, agenda, now)
         case _:
@@ -140,7 +144,7 @@ def _is_to_be_left(version: VersionRecord) -> bool:
 
 def _is_held(engine: EngineRecord, serving: VersionRecord | None, version: VersionRecord) -> bool:
     """Whether it is a host that its own operator has paused, and that would not go to this version."""
-    if engine.waits is None or engine.reload:
+    if engine.waits is None or engine.debts.reload:
         return False
     return serving is None or serving.run != version.run or serving.order < version.order
 
@@ -157,7 +161,11 @@ def repair_with(engine: EngineRecord, goals: Goals) -> VersionRecord | None:
     answer from an older step meanwhile. A version that has left unknown contents here before is no such target. That
     the engine seems to be in another process than before is not enough: the load that failed may have run in that one.
     """
-    if goals.loadable is not None and engine.held is not None and goals.loadable.id not in engine.strikes:
+    if (
+        goals.loadable is not None
+        and engine.contents.held is not None
+        and goals.loadable.id not in engine.trouble.strikes
+    ):
         return goals.loadable
     for version in (goals.loadable, goals.last_good):
         if version is not None and version.id in goals.recorded:
@@ -209,7 +217,7 @@ def until_retry(failures: int, chance: random.Random) -> float:
 def at_rest(engine: EngineRecord, target: str | None) -> bool:
     """Whether an engine is in sync with the target of its run (an id), where there is one, and owes nothing."""
     is_there = target in (None, engine.serving)  # its record says BEHIND from its task's next turn on
-    return engine.state is EngineState.IN_SYNC and is_there and not engine.resume_owed
+    return engine.state is EngineState.IN_SYNC and is_there and not engine.debts.resume_owed
 
 
 def until_look(interval: float, engines: int, chance: random.Random, *, arrives: bool = False) -> float:

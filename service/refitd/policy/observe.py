@@ -68,8 +68,8 @@ def doubted(engine: EngineRecord, given: Mapping[str, str]) -> EngineRecord:
     """
     doubt, found = contradicts(engine.id, given), given[engine.id]
     if doubt is not None:
-        return replace(engine, contradiction=doubt, proof=f"{proof_by(found)} ({CONTRADICTED})", reason=doubt)
-    return engine if engine.contradiction is None else replace(engine, contradiction=None, proof=proof_by(found))
+        return engine.having(contradiction=doubt, proof=f"{proof_by(found)} ({CONTRADICTED})", reason=doubt)
+    return engine if engine.contents.contradiction is None else engine.having(contradiction=None, proof=proof_by(found))
 
 
 def judged(engine: EngineRecord, version: str, given: Mapping[str, str], *, was: str | None) -> EngineRecord:
@@ -83,15 +83,15 @@ def judged(engine: EngineRecord, version: str, given: Mapping[str, str], *, was:
     """
     right, found = agreed(given.values()), given[engine.id]
     if engine.state.stays_paused and found == right != was:
-        strikes = {name: count for name, count in engine.strikes.items() if name != version}
+        strikes = {name: count for name, count in engine.trouble.strikes.items() if name != version}
         reason = f"most engines hold of {version} what it has loaded: it is loaded again"
-        return replace(engine, state=EngineState.TAINTED, taints=0, failures=0, strikes=strikes, reason=reason)
+        return engine.having(state=EngineState.TAINTED, taints=0, failures=0, strikes=strikes, reason=reason)
     if not engine.known or engine.serving != version or not engine.state.is_at_rest:
         return engine
     if right is not None and found != right:
         reason = f"its contents are not those of {version} that most engines hold"
         state = EngineState.BEHIND
-        return replace(engine, state=state, serving=None, proof=None, contradiction=None, reason=reason)
+        return engine.having(state=state, serving=None, proof=None, contradiction=None, reason=reason)
     return doubted(engine, given)
 
 
@@ -131,55 +131,45 @@ def after_probe(
         told: what a host proves that it serves; None where that is not known here.
     """
     if isinstance(seen, Unreached):
-        since = engine.unreachable_since if engine.unreachable_since is not None else now
-        return replace(engine, state=EngineState.UNREACHABLE, reason=seen.reason, unreachable_since=since)
+        since = engine.trouble.unreachable_since if engine.trouble.unreachable_since is not None else now
+        return engine.having(state=EngineState.UNREACHABLE, reason=seen.reason, unreachable_since=since)
     if expected is not None:
         seen = seen.expecting(expected.path, expected.label)
-    before, moved = engine, engine.model_path not in {None, seen.model_path}
+    before, moved = engine, engine.contents.model_path not in {None, seen.model_path}
     engine = after_word(engine, seen.host)
     was_away = engine.known and engine.state.is_away
-    engine = replace(
-        engine,
+    engine = engine.having(
         reason=None if was_away else engine.reason,
         unreachable_since=None,
         weight_version=seen.weight_version,
         model_path=seen.model_path,
         named_before=None,
         may_read=_readable(engine, seen) if seen.process.is_as(engine.process) is not False else seen.may_read,
-        configuration=seen.configuration,
         given=_comparable(engine, seen.configuration),
-        startup_path=seen.startup_path or engine.startup_path,
-        server=seen.server,
-        release=seen.server_version,
-        plugin=seen.plugin,
-        takes_offers=seen.takes_offers,
-        receivers=seen.receivers,
-        proves=seen.proves,
-        stock_reason=seen.stock_reason,
+        seen=replace(seen.told_of_server, startup_path=seen.startup_path or engine.seen.startup_path),
         process=_process(engine.process, seen.process),
         address=seen.address,
         taken=twin or seen.led_by,
-        through_loader=None if seen.loader is None else seen.loader.reason,
-        loads_whole=seen.loader is not None and seen.loader.whole,
-        draft=seen.draft,
-        pulls=seen.pulls,
-        kept=None if seen.process.is_as(engine.process) is False else engine.kept,
+        kept=None if seen.process.is_as(engine.process) is False else engine.contents.kept,
     )
     if not engine.known:
         return _doubtful(before, engine, seen, moved=moved)
-    named, named_before = (seen.model_path, seen.weight_version), (before.model_path, before.weight_version)
+    named, named_before = (
+        (seen.model_path, seen.weight_version),
+        (before.contents.model_path, before.contents.weight_version),
+    )
     obeyed = _carried_out(before, seen)
     if obeyed is not None or _is_ahead(before, seen, told):
-        engine = replace(engine, serving=seen.serves, proof=None, beneath=None, wants_full=False, failures=0)
-        engine = replace(engine, reason=None, contest=None, contests=0, contested_at=None)
-        engine = replace(engine, last_attempt=obeyed or engine.last_attempt)
+        engine = engine.having(serving=seen.serves, proof=None, beneath=None, wants_full=False, failures=0)
+        engine = engine.having(reason=None, contest=None, contests=0, contested_at=None)
+        engine = engine.having(last_attempt=obeyed or engine.trouble.last_attempt)
     elif engine.serving is not None and (expected is None or named != (expected.path, expected.label)):
         engine = changed(before, engine, seen, None if expected is None else expected.path, now)
-    elif engine.contest is not None:
+    elif engine.trouble.contest is not None:
         engine = still_changed(before, engine, seen)
-    elif before.serving is None and before.model_path is not None and named != named_before:
+    elif before.serving is None and before.contents.model_path is not None and named != named_before:
         # This service has never loaded it, and it names something else than at the last probe.
-        engine = changed(before, engine, seen, before.model_path, now)
+        engine = changed(before, engine, seen, before.contents.model_path, now)
     else:
         engine = calmed(engine, now, interval)
     return held(standing(_ordered_elsewhere(engine, seen, target), target), target, now, interval)
@@ -187,17 +177,15 @@ def after_probe(
 
 def after_word(engine: EngineRecord, host: HostEngines | None) -> EngineRecord:
     """The record after a host has said how its engines are, in a probe or while it carries out an order."""
-    is_mended = _given_up(engine.host) > _given_up(host) == 0
-    return replace(engine, host=host, strikes={} if is_mended else engine.strikes)
+    is_mended = _given_up(engine.seen.host) > _given_up(host) == 0
+    return engine.having(host=host, strikes={} if is_mended else engine.trouble.strikes)
 
 
 def _ordered_elsewhere(engine: EngineRecord, seen: Reached, target: str | None) -> EngineRecord:
     """A host that has obeyed an order which came late, and is not to go there, is to be ordered again."""
     if target is None or seen.desires in {None, seen.serves, target}:
         return engine
-    return replace(
-        engine, reload=True, reason=f"it has obeyed an order to serve {seen.desires}, and is not to go there"
-    )
+    return engine.having(reload=True, reason=f"it has obeyed an order to serve {seen.desires}, and is not to go there")
 
 
 def _given_up(host: HostEngines | None) -> int:
@@ -213,7 +201,7 @@ def _carried_out(engine: EngineRecord, seen: Reached) -> AttemptRecord | None:
     The host is not ordered back then. It was brought there like one that has answered, and is mended there
     (`refitd.policy.goals.mended_there`) when an engine of it is restarted later.
     """
-    last = engine.last_attempt
+    last = engine.trouble.last_attempt
     if last is None or seen.serves is None or engine.serving == seen.serves:
         return None
     if last.version != seen.serves or last.outcome not in {Outcome.UNREACHABLE.name, Outcome.NACK.name}:
@@ -228,8 +216,8 @@ def _is_ahead(engine: EngineRecord, seen: Reached, told: VersionRecord | None) -
     """
     if not seen.pulls or told is None or not told.state.may_be_target or told.barred:
         return False
-    last = None if engine.last_attempt is None else engine.last_attempt.version
-    known = (parse_version_id(id_) for id_ in (engine.serving, engine.held, last) if id_ is not None)
+    last = None if engine.trouble.last_attempt is None else engine.trouble.last_attempt.version
+    known = (parse_version_id(id_) for id_ in (engine.serving, engine.contents.held, last) if id_ is not None)
     return all(at is None or at[0] != told.run or at[1] < told.order for at in known)
 
 
@@ -243,12 +231,12 @@ def compared(engine: EngineRecord, recorded: str | None, found: str | None, targ
         target: the id of the version that the engine should serve.
     """
     if engine.pulls and recorded is not None and found is not None and not comparable(found, recorded):
-        return replace(engine, proof=uncompared(found))
+        return engine.having(proof=uncompared(found))
     if recorded is None or found == recorded:  # where there is a record, an answer that is lost proves nothing
         first = proof_by(recorded, recorded=True)  # where this engine gave the record, it agrees with itself
-        return replace(engine, proof=first if engine.proof == first else proof_by(recorded))
+        return engine.having(proof=first if engine.contents.proof == first else proof_by(recorded))
     reason = f"its contents are not those of {engine.serving}, whatever its label says"
-    return standing(replace(engine, serving=None, reason=reason), target)
+    return standing(engine.having(serving=None, reason=reason), target)
 
 
 def proved(
@@ -273,29 +261,29 @@ def proved(
         again: whether this engine has given a fingerprint of this version before.
     """
     if recorded is None:
-        return replace(engine, proof=proof_by(found, recorded=True))
+        return engine.having(proof=proof_by(found, recorded=True))
     same = agree(found, recorded)
     if same is None:
         is_left_to_its_adapter = means_of(found) == means_of(recorded)
-        return engine if is_left_to_its_adapter else replace(engine, proof=uncompared(found))
+        return engine if is_left_to_its_adapter else engine.having(proof=uncompared(found))
     heard = {"": recorded, engine.id: found} if given is None else given
     right = agreed(heard.values())
     if right == found or set(heard.values()) == {found}:  # where nobody else holds what is on record, it gives that
-        return replace(engine, proof=proof_by(found, recorded=right is None and not same))
+        return engine.having(proof=proof_by(found, recorded=right is None and not same))
     if right is None and again:
         return doubted(engine, heard)
     reason = f"its contents are not those that another load of {engine.serving} gave"
-    return replace(engine, serving=None, proof=None, reason=reason)
+    return engine.having(serving=None, proof=None, reason=reason)
 
 
 def _comparable(engine: EngineRecord, configuration: str | None) -> dict[str, str]:
     """What it gave as a witness; nothing where its configuration is another one now."""
-    return engine.given if configuration == engine.configuration else {}
+    return engine.contents.given if configuration == engine.seen.configuration else {}
 
 
 def _readable(engine: EngineRecord, told: Reached | Refit) -> tuple[str, ...]:
     """The folders that its process may read again, as far as its adapter or the record knows of them."""
-    before = engine.may_read if told.may_read_more else ()
+    before = engine.debts.may_read if told.may_read_more else ()
     return tuple(dict.fromkeys((*told.may_read, *before)))
 
 
@@ -311,7 +299,7 @@ def _doubtful(before: EngineRecord, engine: EngineRecord, seen: Reached, *, move
         # Why it was given up or did not answer is over.
         since = "it was restarted since" if restarted else "it has answered again since"
         reason = f"a load left its contents unknown, and {since}: it is loaded again"
-        engine = forgiven(replace(engine, taints=0, reason=reason))
+        engine = forgiven(engine.having(taints=0, reason=reason))
     return replace(engine, state=EngineState.TAINTED)
 
 
@@ -326,10 +314,12 @@ def standing(engine: EngineRecord, target: str | None) -> EngineRecord:
     """Put an engine with known contents where it stands towards the target."""
     if engine.run is None:
         return replace(engine, state=EngineState.IN_SYNC)  # the controller says why
-    if target is None or (engine.serving == target and not engine.reload):
-        is_elsewhere = engine.host is not None and engine.host.unknown is not None  # what it has is said of the host
+    if target is None or (engine.serving == target and not engine.debts.reload):
+        is_elsewhere = (
+            engine.seen.host is not None and engine.seen.host.unknown is not None
+        )  # what it has is said of the host
         reason = engine.doubted if engine.serving or is_elsewhere else "no version to serve yet"
-        return replace(engine, state=EngineState.IN_SYNC, reason=reason)
+        return engine.having(state=EngineState.IN_SYNC, reason=reason)
     if engine.state is EngineState.NACKED:
         return engine
     return replace(engine, state=EngineState.BEHIND)
@@ -337,17 +327,15 @@ def standing(engine: EngineRecord, target: str | None) -> EngineRecord:
 
 def after_refit(engine: EngineRecord, version: str, refit: Refit, now: float) -> EngineRecord:
     """The record after a refit to `version`."""
-    failed = replace(engine, failures=engine.failures + 1, reason=refit.reason)
+    failed = engine.having(failures=engine.trouble.failures + 1, reason=refit.reason)
     match refit.outcome:
         case Outcome.ACK:
-            return replace(
-                engine,
-                # One that does not answer a resume may be gone: another process could be resumed in its place.
+            return engine.having(
                 state=EngineState.IN_SYNC if refit.resumed else EngineState.PROBING,
                 serving=version,
                 proof=proof_by(refit.fingerprint, recorded=refit.recorded),
-                configuration=refit.configuration or engine.configuration,
-                given=_comparable(engine, refit.configuration or engine.configuration),
+                configuration=refit.configuration or engine.seen.configuration,
+                given=_comparable(engine, refit.configuration or engine.seen.configuration),
                 may_read=_readable(engine, refit),
                 held=None,
                 known=True,
@@ -359,7 +347,7 @@ def after_refit(engine: EngineRecord, version: str, refit: Refit, now: float) ->
                 resume_owed=not refit.resumed,
                 failures=0,
                 taints=0,
-                strikes={name: count for name, count in engine.strikes.items() if name != version},
+                strikes={name: count for name, count in engine.trouble.strikes.items() if name != version},
                 reason=None,
                 unreachable_since=None,
             )
@@ -367,22 +355,21 @@ def after_refit(engine: EngineRecord, version: str, refit: Refit, now: float) ->
             engine = refused(engine, refit.reason or "another service leads it", now)
             state = EngineState.CONTESTED if engine.known else EngineState.TAINTED
             # A host is told again and again, later each time.
-            failures = engine.failures + (1 if engine.pulls and not engine.known else 0)
+            failures = engine.trouble.failures + (1 if engine.pulls and not engine.known else 0)
             owed = engine.known and not refit.resumed
-            return replace(engine, state=state, reason=refit.reason, failures=failures, resume_owed=owed)
+            return engine.having(state=state, reason=refit.reason, failures=failures, resume_owed=owed)
         case Outcome.NACK if refit.needs_full:
             owed = not refit.resumed
-            return replace(engine, state=EngineState.BEHIND, wants_full=True, reason=refit.reason, resume_owed=owed)
+            return engine.having(state=EngineState.BEHIND, wants_full=True, reason=refit.reason, resume_owed=owed)
         case Outcome.NACK if refit.waits and engine.known:  # what it waits for its host tells
-            return replace(engine, state=EngineState.BEHIND, reason=None, reload=False)
+            return engine.having(state=EngineState.BEHIND, reason=None, reload=False)
         case Outcome.NACK if refit.waits:
             return replace(failed, state=EngineState.TAINTED)
         case Outcome.NACK:
-            return replace(failed, state=EngineState.NACKED, resume_owed=not refit.resumed)
+            return failed.having(state=EngineState.NACKED, resume_owed=not refit.resumed)
         case Outcome.TAINTED:
-            taints = engine.taints + 1
-            return replace(
-                failed,
+            taints = engine.trouble.taints + 1
+            return failed.having(
                 state=EngineState.QUARANTINED if taints >= QUARANTINE_AFTER else EngineState.TAINTED,
                 serving=None,
                 held=None,
@@ -390,20 +377,19 @@ def after_refit(engine: EngineRecord, version: str, refit: Refit, now: float) ->
                 resume_owed=False,
                 beneath=None,
                 model_path=None,  # nor is it known which model it names from now on: this one or that before
-                named_before=engine.model_path or engine.named_before,
+                named_before=engine.contents.model_path or engine.debts.named_before,
                 weight_version=None,
                 taints=taints,
-                strikes=engine.strikes if refit.overwritten else _struck(engine.strikes, version),
-                unproven=(*(each for each in engine.unproven if each != version), version),
+                strikes=engine.trouble.strikes if refit.overwritten else _struck(engine.trouble.strikes, version),
+                unproven=(*(each for each in engine.debts.unproven if each != version), version),
             )
         case Outcome.UNREACHABLE:
-            since = engine.unreachable_since if engine.unreachable_since is not None else now
-            return replace(
-                failed,
+            since = engine.trouble.unreachable_since if engine.trouble.unreachable_since is not None else now
+            return failed.having(
                 state=EngineState.UNREACHABLE,
                 unreachable_since=since,
                 # "Resumed" may mean that nothing was sent: that pays no older debt.
-                resume_owed=engine.known and (engine.resume_owed or not refit.resumed),
+                resume_owed=engine.known and (engine.debts.resume_owed or not refit.resumed),
             )
 
 

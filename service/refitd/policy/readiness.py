@@ -62,7 +62,7 @@ def waits_for(known: Known) -> str | None:
             id=engine.id,
             run=engine.run,
             state=engine.state,
-            unreachable_for=0.0 if engine.unreachable_since is None else now - engine.unreachable_since,
+            unreachable_for=0.0 if engine.trouble.unreachable_since is None else now - engine.trouble.unreachable_since,
         )
         for engine in known.engines.values()
     ]

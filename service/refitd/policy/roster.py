@@ -27,12 +27,12 @@ When an engine is moved to another run:
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from refitd.engine.address import Address, host_of, parse_allow_list, refusal
 from refitd.engine.registry import EngineSpec
-from refitd.state.records import EngineRecord, Source
+from refitd.state.records import EngineRecord, Naming, Source
 from refitd.text import listed
 from refitd_client.contract.states import EngineState
 
@@ -47,17 +47,17 @@ class EngineWriter(Protocol):
 
 def follows(engine: EngineRecord, run: str | None, *, named: bool) -> EngineRecord:
     """The engine with another run to follow. What it holds stays known; what it failed at was the old run's."""
-    engine = replace(engine, run_named=named)
+    engine = engine.having(run_named=named)
     if engine.run == run:
         return engine
     if engine.state.is_at_rest:  # any other state, and its reason, are the engine's own
-        engine = replace(engine, state=engine.state if run is None else EngineState.BEHIND, reason=None)
-    return replace(engine, run=run, failures=0, strikes={})
+        engine = engine.having(state=engine.state if run is None else EngineState.BEHIND, reason=None)
+    return engine.having(run=run, failures=0, strikes={})
 
 
 def moved(engine: EngineRecord, run: str) -> EngineRecord:
     """The engine after an operator moved it to a run. Back in the run that its source names it counts as not moved."""
-    return replace(follows(engine, run, named=True), moved=engine.said != run)
+    return follows(engine, run, named=True).having(moved=engine.naming.said != run)
 
 
 def move(books: EngineWriter, engine: EngineRecord, run: str) -> None:
@@ -112,7 +112,7 @@ def bind(bound: str | None, default: str | None, runs: Collection[str]) -> str |
 
 def followed(engines: Iterable[EngineRecord], default: str | None, runs: Collection[str]) -> set[str | None]:
     """The runs that engines follow, or are about to, with `runs` in the root; None among them for those that cannot."""
-    return {bind(None if default is not None and not e.run_named else e.run, default, runs) for e in engines}
+    return {bind(None if default is not None and not e.naming.run_named else e.run, default, runs) for e in engines}
 
 
 def why_unbound(runs: Collection[str]) -> str:
@@ -177,7 +177,7 @@ def reconcile(
     drop = [
         record.id
         for record in records.values()
-        if (record.source in sources and record.id not in named)
+        if (record.naming.source in sources and record.id not in named)
         or (record.id in named and named[record.id].spec.urls != record.urls)
     ]
     keep = [_record(name, entry, None if name in drop else records.get(name)) for name, entry in named.items()]
@@ -191,18 +191,15 @@ def _record(name: str, entry: NamedEngine, known: EngineRecord | None) -> Engine
         return EngineRecord(
             id=name,
             url=spec.url,
-            pair=spec.pair,
             run=spec.run,
-            run_named=named,
-            said=spec.run,
-            source=entry.source,
+            naming=Naming(source=entry.source, pair=spec.pair, run_named=named, said=spec.run),
         )
-    heard = replace(known, source=entry.source, said=spec.run)
-    if known.moved and spec.run in {None, known.said}:
+    heard = known.having(source=entry.source, said=spec.run)
+    if known.naming.moved and spec.run in {None, known.naming.said}:
         return heard
     if spec.run is not None:
-        return follows(replace(heard, moved=False), spec.run, named=True)
-    if known.run_named:  # it is not said any more: the only run, or the service's, will do
+        return follows(heard.having(moved=False), spec.run, named=True)
+    if known.naming.run_named:  # it is not said any more: the only run, or the service's, will do
         return follows(heard, None, named=False)
     return heard
 
@@ -228,7 +225,9 @@ def guard_of(hosts: OperatorHosts, engines: Mapping[str, EngineRecord]) -> Calla
         reason = refusal(host, address, allowed, settled)
         if reason is None or allowed.is_set:
             return reason
-        file = {host_of(url) for engine in engines.values() if engine.source is Source.FILE for url in engine.urls}
+        file = {
+            host_of(url) for engine in engines.values() if engine.naming.source is Source.FILE for url in engine.urls
+        }
         return refusal(host, address, allowed, settled | file)
 
     return guard
@@ -247,6 +246,6 @@ def named_by_operator(hosts: OperatorHosts, engines: Mapping[str, EngineRecord])
         sources |= {Source.DISCOVERED}
 
     def is_named(url: str) -> bool:
-        return url in settled or any(e.url == url and e.source in sources for e in engines.values())
+        return url in settled or any(e.url == url and e.naming.source in sources for e in engines.values())
 
     return is_named

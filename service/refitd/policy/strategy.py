@@ -111,7 +111,7 @@ def canary_of(strategy: Strategy, target: VersionRecord, engines: Iterable[Engin
 
 
 def _went(engine: EngineRecord, target: VersionRecord) -> bool:
-    return engine.last_attempt is not None and engine.last_attempt.version == target.id
+    return engine.trouble.last_attempt is not None and engine.trouble.last_attempt.version == target.id
 
 
 def fault_found(
@@ -139,15 +139,15 @@ def fault_found(
 
 def has_given_up(engine: EngineRecord, version: VersionRecord) -> bool:
     """Whether this engine is not brought to the version again: its loads have left unknown contents too often."""
-    return engine.strikes.get(version.id, 0) >= GIVE_UP_AFTER
+    return engine.trouble.strikes.get(version.id, 0) >= GIVE_UP_AFTER
 
 
 def _load_fault(canary: EngineRecord, target: VersionRecord) -> str | None:
     """Why a canary refutes the target, None where it does not. One failure may be the network's, or the engine's."""
-    if canary.strikes.get(target.id, 0) >= CANARY_STRIKES:
+    if canary.trouble.strikes.get(target.id, 0) >= CANARY_STRIKES:
         return f"the canary {canary.id} did not survive it: {canary.reason or 'its contents were unknown twice'}"
-    if canary.state is EngineState.NACKED and canary.failures >= GIVE_UP_AFTER:
-        return f"the canary {canary.id} refused it {canary.failures} times: {canary.reason}"
+    if canary.state is EngineState.NACKED and canary.trouble.failures >= GIVE_UP_AFTER:
+        return f"the canary {canary.id} refused it {canary.trouble.failures} times: {canary.reason}"
     return None
 
 
@@ -193,7 +193,7 @@ def finished_first(strategy: Strategy, update: UpdateRecord | None, engines: Ite
         return None
     if any(engine.doubted is not None for engine in reached):
         return None
-    worst = max((max(e.failures, e.strikes.get(update.version, 0)) for e in reached), default=0)
+    worst = max((max(e.trouble.failures, e.trouble.strikes.get(update.version, 0)) for e in reached), default=0)
     return None if worst >= GIVE_UP_AFTER else update.version
 
 

@@ -20,7 +20,7 @@ def is_proven(version: str, engines: Iterable[EngineRecord], quorum: int) -> boo
         if not engine.state.is_waited_for:
             continue
         # An engine that may still be paused holds it and does not serve it; one that is to be reloaded does not count.
-        if not engine.known or engine.serving != version or engine.reload or engine.resume_owed:
+        if not engine.known or engine.serving != version or engine.debts.reload or engine.debts.resume_owed:
             return False
         if engine.doubted is not None:
             return False
@@ -130,11 +130,11 @@ def _out_of_service(engine: EngineRecord) -> str | None:
         return f"{word}: {engine.reason}" if engine.reason else word
     if not engine.known:
         return "has unknown contents, and is being repaired"
-    if engine.resume_owed and not engine.state.is_loading:
+    if engine.debts.resume_owed and not engine.state.is_loading:
         return "may still be paused"
     if (others := engine.of_others) is not None:
         return f"serves {others}"
-    return "is to be loaded again" if engine.reload else None
+    return "is to be loaded again" if engine.debts.reload else None
 
 
 def _other(

@@ -102,12 +102,12 @@ class StoreFacts:
         )
 
     def _engine(self, engine: EngineRecord, named: Callable[[str], list[str]]) -> EngineView:
-        since = engine.unreachable_since
+        since = engine.trouble.unreachable_since
         loads: list[Load] = []
         if attempt := self._store.loading.get(engine.id):
             loads.append(Load(version=attempt.version, since=attempt.started_at))
         # What failed was our knowledge of these loads, not necessarily the loads.
-        loads += [Load(version=version, unproven=True) for version in engine.unproven]
+        loads += [Load(version=version, unproven=True) for version in engine.debts.unproven]
         return EngineView(
             id=engine.id,
             run=engine.run,
@@ -115,7 +115,7 @@ class StoreFacts:
             serving=engine.serving,
             loads=tuple(loads),
             named=tuple(id_ for path in engine.paths for id_ in named(path)),
-            beneath=engine.beneath,
+            beneath=engine.contents.beneath,
             unreachable_for=0.0 if since is None else self._store.clock.monotonic() - since,
         )
 

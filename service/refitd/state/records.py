@@ -7,14 +7,14 @@ that it may read are not written over, and an engine that is named there again i
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import ClassVar
 
 from refitd.engine.fingerprints import what_was_compared
-from refitd.engine.port import UNTOLD, Process
+from refitd.engine.port import UNSEEN, UNTOLD, Process, ServerSeen
 from refitd.root.ownership import RootMark
+from refitd.state.parts import Parted
 from refitd.state.version import VersionRecord
-from refitd_client.contract.follow import HostEngines
 from refitd_client.contract.naming import Order, parse_version_id
-from refitd_client.contract.plugin import Receiver
 from refitd_client.contract.states import EngineState, Kind, UpdateState
 
 
@@ -49,120 +49,159 @@ class AttemptRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineRecord:
-    """One engine. `serving` is the version that it is proven to serve, None on start-up weights or unknown contents.
+class Naming:
+    """What named an engine, and which run that means. `policy/roster.py` decides it.
 
-    `known` is False from a load that failed until its contents are proved; an engine that is not known is never
-    resumed. `resume_owed` is True while an engine with known contents may still be paused by us.
-    `unproven` are versions that it may still be reading: loads whose end is not known.
-    `failures` counts refits in a row that did not end in ACK, `taints` those since its contents were last known whose
-    end is not known either. `strikes` counts by version the loads that left this engine with unknown contents: the next
-    clean load of another version does not forgive them. `unreachable_since` is in seconds of the monotonic clock.
-    `pair` are the URLs of other servers that are updated together with `url`, as one engine.
-    `removed`: it is not named any more; its `id` is its address, and `unreachable_since` when it was removed.
-    `run_named` is True where the operator has said which run it follows. `moved`: by a move, which holds against
-    `said`, the run that its source named last (`policy/roster.py`).
-    `server` and `release` are what its server is, such as "vLLM" and "0.32.0", "" until it was reached. `proof` is what
-    proves that it serves `serving`, None where nothing does.
-    `plugin` is the release of refitd's plugin that carries out its loads, None where they are the server's own, for
-    `stock_reason`; `takes_offers`: it can copy weights from the memory of a trainer on its host; `receivers` are its
-    ranks that can receive them over a process group, as of the last look. `proves`: its GPUs can read a
-    version while it serves, to prove it for the service. `through_loader` is why its plugin loads tensors through the
-    server's loader, `loads_whole` that it loads all of them so.
-    `draft` says what becomes of its draft model in an update (`DRAFT_LEFT`, `DRAFT_UPDATED`), None where it has none.
-    `beneath` is the full version that deltas were written into since, from which the plugin would put it back;
-    `wants_full`: it takes no delta in place until it was given a full version.
-    `kept` says what is left of its start-up weights: "" nothing, else a digest of the names of the tensors that each
-    load since its start has left out (`VersionRecord.lacks`); None where there was none (`policy/chain.py`).
-    `held` is what it served before a load in the middle of which the service stopped, as long as its contents are
-    unknown and no load of it has failed since; of a host that proves nothing, what it proved last.
-    `named_before` is what it named before a load that failed, until the next probe. `may_read` are other folders that
-    it may read again. `reload`: an operator has asked for another load, whatever it serves, or a host is about to go
-    elsewhere; a load that succeeds ends that.
-    `process` is what its server says of its process, `address` where connections to it go. `contest` says what another
-    writer has done to it, None while it serves what this service has loaded; `contests` counts the changes by another
-    writer that followed each other, the newest at `contested_at` (monotonic seconds). `taken` says why this entry must
-    not load it at all: another service leads it, or another entry names the same server.
-    `pulls`: it is another refitd, which pulls what it is to serve, deltas with what they stand on; `host` has what it
-    tells of its own engines.
-    `given` are the fingerprints that it gave for the contents of versions, by their ids: it stays a witness of those
-    that it serves no more. `contradiction` says which engines give something else of what it serves, while nothing says
-    who is right.
+    `pair` are the URLs of other servers that are updated together with the engine's own, as one engine. `run_named` is
+    True where the operator has said which run it follows. `moved`: by a move, which holds against `said`, the run that
+    its source named last. `removed`: it is not named any more; the record's `id` is its address.
     """
 
-    id: str
-    url: str
+    source: Source = Source.SETTINGS
     pair: tuple[str, ...] = ()
-    run: str | None = None
     run_named: bool = False
     moved: bool = False
     said: str | None = None
-    source: Source = Source.SETTINGS
-    state: EngineState = EngineState.PROBING
+    removed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Believed:
+    """What an engine is believed to hold. `policy/observe.py` decides it, by probes and loads.
+
+    `serving` is the version that it is proven to serve, None on start-up weights or unknown contents, and `proof` what
+    proves that, None where nothing does. `known` is False from a load that failed until its contents are proved.
+    `model_path` and `weight_version` are what it names. `held` is what it served before a load in the middle of which
+    the service stopped, as long as its contents are unknown and no load of it has failed since; of a host that proves
+    nothing, what it proved last. `kept` says what is left of its start-up weights: "" nothing, else a digest of the
+    names of the tensors that each load since its start has left out (`VersionRecord.lacks`); None where there was no
+    load (`policy/chain.py`). `beneath` is the full version that deltas were written into since, from which the plugin
+    would put it back; `wants_full`: it takes no delta in place until it was given a full version. `given` are the
+    fingerprints that it gave for the contents of versions, by their ids: it stays a witness of those that it serves no
+    more. `contradiction` says which engines give something else of what it serves, while nothing says who is right.
+    `skipped` counts the good versions that it has passed over.
+    """
+
     serving: str | None = None
+    known: bool = True
+    proof: str | None = None
+    model_path: str | None = None
+    weight_version: str | None = None
     held: str | None = None
     kept: str | None = None
-    known: bool = True
-    resume_owed: bool = False
-    unproven: tuple[str, ...] = ()
-    weight_version: str | None = None
-    model_path: str | None = None
-    named_before: str | None = None
-    may_read: tuple[str, ...] = ()
-    configuration: str | None = None
-    startup_path: str | None = None
-    server: str = ""
-    release: str = ""
-    proof: str | None = None
-    plugin: str | None = None
-    takes_offers: bool = False
-    receivers: tuple[Receiver, ...] = ()
-    proves: bool = False
-    stock_reason: str | None = None
-    through_loader: str | None = None
-    loads_whole: bool = False
-    draft: str | None = None
     beneath: str | None = None
     wants_full: bool = False
+    given: dict[str, str] = field(default_factory=dict[str, str])
+    contradiction: str | None = None
+    skipped: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Debts:
+    """What is still to be done to an engine, and what it may still read.
+
+    `resume_owed` is True while an engine with known contents may still be paused by us. `reload`: an operator has asked
+    for another load, whatever it serves, or a host is about to go elsewhere; a load that succeeds ends that.
+    `unproven` are versions that it may still be reading: loads whose end is not known. `named_before` is what it named
+    before a load that failed, until the next probe. `may_read` are other folders that it may read again.
+    """
+
+    resume_owed: bool = False
+    reload: bool = False
+    unproven: tuple[str, ...] = ()
+    named_before: str | None = None
+    may_read: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """What went wrong with an engine. `reason` is why it is in its state.
+
+    `failures` counts refits in a row that did not end in ACK, `taints` those since its contents were last known whose
+    end is not known either. `strikes` counts by version the loads that left this engine with unknown contents: the next
+    clean load of another version does not forgive them. `unreachable_since` is in seconds of the monotonic clock; of an
+    engine that is named no more, when it was removed. `contest` says what another writer has done to it, None while it
+    serves what this service has loaded; `contests` counts the changes by another writer that followed each other, the
+    newest at `contested_at` (monotonic seconds). `taken` says why this entry must not load it at all: another service
+    leads it, or another entry names the same server.
+    """
+
     reason: str | None = None
     failures: int = 0
     taints: int = 0
     strikes: dict[str, int] = field(default_factory=dict[str, int])
-    skipped: int = 0
     unreachable_since: float | None = None
     last_attempt: AttemptRecord | None = None
-    removed: bool = False
-    reload: bool = False
-    process: Process = UNTOLD
-    address: str | None = None
     contest: str | None = None
     contests: int = 0
     contested_at: float | None = None
     taken: str | None = None
-    pulls: bool = False
-    host: HostEngines | None = None
-    given: dict[str, str] = field(default_factory=dict[str, str])
-    contradiction: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRecord(Parted):
+    """One engine: what named it, what the last probe saw of its server, what it is believed to hold, what it owes, and
+    what went wrong. An engine whose contents are not known is never resumed.
+
+    `process` is what its server says of its process, `address` where connections to it go.
+    """
+
+    PARTS: ClassVar[tuple[str, ...]] = ("naming", "seen", "contents", "debts", "trouble")
+
+    id: str
+    url: str
+    run: str | None = None
+    state: EngineState = EngineState.PROBING
+    process: Process = UNTOLD
+    address: str | None = None
+    naming: Naming = Naming()
+    seen: ServerSeen = UNSEEN
+    contents: Believed = Believed()
+    debts: Debts = Debts()
+    trouble: Trouble = Trouble()
+
+    @property
+    def serving(self) -> str | None:
+        """The id of the version that it is proven to serve."""
+        return self.contents.serving
+
+    @property
+    def known(self) -> bool:
+        """Whether it is known what it holds."""
+        return self.contents.known
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is in its state."""
+        return self.trouble.reason
+
+    @property
+    def pulls(self) -> bool:
+        """Whether it is another refitd, which pulls what it is to serve."""
+        return self.seen.pulls
 
     @property
     def doubted(self) -> str | None:
         """Whom it contradicts about what it serves, while nothing says who is right; None where nobody."""
-        return self.contradiction if self.known and self.serving in self.given else None
+        return self.contents.contradiction if self.known and self.serving in self.contents.given else None
 
     @property
     def urls(self) -> tuple[str, ...]:
         """Of all its servers."""
-        return (self.url, *self.pair)
+        return (self.url, *self.naming.pair)
 
     @property
     def to_load(self) -> "EngineRecord":
         """The engine for decisions about its next load: one that is to be loaded again counts as serving nothing."""
-        return replace(self, serving=None, beneath=None) if self.reload else self
+        return self.having(serving=None, beneath=None) if self.debts.reload else self
 
     @property
     def paths(self) -> tuple[str, ...]:
         """Each path that its server may name as what it serves, or reads again when a request names an adapter."""
-        return (*(path for path in (self.model_path, self.named_before) if path is not None), *self.may_read)
+        return (
+            *(path for path in (self.contents.model_path, self.debts.named_before) if path is not None),
+            *self.debts.may_read,
+        )
 
     @property
     def of_others(self) -> str | None:
@@ -170,37 +209,40 @@ class EngineRecord:
         nothing says so.
         """
         if self.pulls:
-            named = () if self.host is None else self.host.engines
+            named = () if self.seen.host is None else self.seen.host.engines
             versions = sorted({each.version for each in named if each.version is not None})
             return f"{', '.join(versions)}, as the host says" if versions else "no version that the host has proved"
-        if self.taken is not None:
+        if self.trouble.taken is not None:
             return "what was loaded under another name or by another service"
-        return None if self.contest is None else "what another writer has loaded or labelled"
+        return None if self.trouble.contest is None else "what another writer has loaded or labelled"
 
     @property
     def waits(self) -> str | None:
         """Why a host goes to nothing newer, since its own operator has paused it. None of any other engine."""
-        return None if self.host is None else self.host.waits
+        return None if self.seen.host is None else self.seen.host.waits
 
     def serves_newer_than(self, version: VersionRecord) -> bool:
         """Whether it serves something newer than a version of the same run, or did before a load that was broken off:
         to go there is to go back, which no pause of updates keeps it from.
         """
-        serving = parse_version_id(self.serving or self.held or "")
+        serving = parse_version_id(self.serving or self.contents.held or "")
         return serving is not None and serving[0] == version.run and serving[1] > version.order
 
     def serves(self, what: str) -> str:
         """A sentence without a subject that it serves `what`, or served it when it answered last."""
         if self.state is not EngineState.UNREACHABLE:
             return f"serves {what}"
-        is_new = self.known and self.serving is None and self.model_path is None
+        is_new = self.known and self.serving is None and self.contents.model_path is None
         return "has not been reached yet" if is_new else f"served {what} when it was last reached"
 
     @property
     def what_is_slow(self) -> str:
         """What its plugin loads through the server's loader, and why."""
-        what = "each version" if self.loads_whole else "a part of each version"
-        return f"{what} through {self.server}'s loader: {self.through_loader}"
+        loader = self.seen.loader
+        if loader is None:
+            return ""
+        what = "each version" if loader.whole else "a part of each version"
+        return f"{what} through {self.seen.server}'s loader: {loader.reason}"
 
     @property
     def what_it_is(self) -> str:
@@ -208,12 +250,12 @@ class EngineRecord:
 
         "" until it was reached. One that does not answer may be another by now.
         """
-        if not self.server:
+        if not self.seen.server:
             return ""
-        kind = "stock" if self.plugin is None else f"with refitd {self.plugin} inside"
+        kind = "stock" if self.seen.plugin is None else f"with refitd {self.seen.plugin} inside"
         if self.pulls:
             kind = "on a host that has engines of its own"
-        told = f"{self.server} {self.release or 'of an unknown release'}, {kind}"
+        told = f"{self.seen.server} {self.seen.server_version or 'of an unknown release'}, {kind}"
         return f"was {told}, when it was last reached" if self.state is EngineState.UNREACHABLE else f"is {told}"
 
     @property
@@ -221,20 +263,21 @@ class EngineRecord:
         """What proves that it serves `serving`, in a sentence; None where it serves no version."""
         if self.serving is None or not self.known:
             return None
-        return f"Proof that it serves {self.serving}: {self.proof or 'none'}. {what_was_compared(self.proof)}"
+        proof = self.contents.proof
+        return f"Proof that it serves {self.serving}: {proof or 'none'}. {what_was_compared(proof)}"
 
     @property
     def how_it_loads(self) -> str:
         """What carries out its loads, and those of folders that are no publications, without a subject."""
-        if self.plugin is not None:
-            how = "" if self.through_loader is None else f", {self.what_is_slow}"
-            return f"loads through refitd's plugin {self.plugin}, {_PLAIN_TOO}{how}"
+        if self.seen.plugin is not None:
+            how = "" if self.seen.loader is None else f", {self.what_is_slow}"
+            return f"loads through refitd's plugin {self.seen.plugin}, {_PLAIN_TOO}{how}"
         if self.pulls:
             return "pulls each version and loads it into its own engines when this service says which"
-        if not self.server:
+        if not self.seen.server:
             return "has not said yet what carries out its loads"
-        why = f", {_PLAIN_TOO}: {self.stock_reason}" if self.stock_reason else ""
-        return f"loads as {self.server} does by itself{why}"
+        why = f", {_PLAIN_TOO}: {self.seen.stock_reason}" if self.seen.stock_reason else ""
+        return f"loads as {self.seen.server} does by itself{why}"
 
 
 _PLAIN_TOO = "checkpoints without refit.json as well"
@@ -322,15 +365,14 @@ def interrupted(attempt: AttemptRecord, engine: EngineRecord | None) -> tuple[At
     if engine is not None and engine.pulls:
         reason = f"the service stopped while the host was bringing its engines to {attempt.version}"
         closed = replace(attempt, outcome="UNREACHABLE", reason=reason)
-        return closed, replace(engine, last_attempt=closed, reason=reason)
+        return closed, engine.having(last_attempt=closed, reason=reason)
     reason = f"the service stopped in the middle of loading {attempt.version}"
     closed = replace(attempt, outcome="TAINTED", reason=reason)
     if engine is None:
         return closed, None
-    return closed, replace(
-        _doubted(engine, (attempt.version,), reason),
+    return closed, _doubted(engine, (attempt.version,), reason).having(
         state=EngineState.TAINTED,
-        held=engine.serving or engine.held,
+        held=engine.serving or engine.contents.held,
         last_attempt=closed,
     )
 
@@ -343,26 +385,26 @@ def in_mid_load(engine: EngineRecord, version: str) -> EngineRecord:
 def unvouched(engine: EngineRecord) -> EngineRecord:
     """An engine of which a lost journal may have known more: a load that broke off, a quarantine."""
     reason = "the journal was lost: nothing vouches for its contents"
-    return replace(engine, known=False, serving=None, held=engine.serving or engine.held, reason=reason)
+    return engine.having(known=False, serving=None, held=engine.serving or engine.contents.held, reason=reason)
 
 
 def left_behind(engine: EngineRecord, now: float) -> EngineRecord | None:
     """What stays known of a removed engine's address, None where nothing has to. `now` is of the monotonic clock."""
-    if engine.known and not engine.unproven:
+    if engine.known and not engine.debts.unproven:
         return None
-    return replace(
-        engine, id=engine.url, removed=True, state=EngineState.UNREACHABLE, resume_owed=False, unreachable_since=now
+    return engine.having(
+        id=engine.url, removed=True, state=EngineState.UNREACHABLE, resume_owed=False, unreachable_since=now
     )
 
 
 def given_back(engine: EngineRecord, removed: EngineRecord | None) -> EngineRecord:
     """An engine that is named, with what stayed known of its address."""
-    return engine if removed is None else _doubted(engine, removed.unproven, removed.reason)
+    return engine if removed is None else _doubted(engine, removed.debts.unproven, removed.reason)
 
 
 def _doubted(engine: EngineRecord, versions: tuple[str, ...], reason: str | None) -> EngineRecord:
-    unproven = (*engine.unproven, *(version for version in versions if version not in engine.unproven))
-    return replace(engine, known=False, serving=None, unproven=unproven, reason=reason)
+    unproven = (*engine.debts.unproven, *(version for version in versions if version not in engine.debts.unproven))
+    return engine.having(known=False, serving=None, unproven=unproven, reason=reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

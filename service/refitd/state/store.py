@@ -112,16 +112,15 @@ class Store:
             self._update_number = max(self._update_number, update.number)
         for engine in self.journal.read(reads.read_engines):
             # Clocks of another boot mean nothing here, and what the engine does now is not known yet.
-            self.engines[engine.id] = replace(
-                engine,
+            self.engines[engine.id] = engine.having(
                 state=EngineState.PROBING,
                 unreachable_since=None,
                 resume_owed=not engine.pulls,  # a host resumes its engines by itself
-                contested_at=None if engine.contested_at is None else self.clock.monotonic(),
+                contested_at=None if engine.trouble.contested_at is None else self.clock.monotonic(),
             )
         self.runs.count(self.engines.values(), self.clock.monotonic())
         for engine in self.journal.read(reads.read_removed_engines):
-            self.removed[engine.url] = replace(engine, unreachable_since=self.clock.monotonic())
+            self.removed[engine.url] = engine.having(unreachable_since=self.clock.monotonic())
         for attempt in self.journal.read(reads.read_open_attempts):
             self._interrupted(attempt)
         for run in self.runs.deleted:
@@ -217,7 +216,7 @@ class Store:
         before = self.engines.get(record.id)
         if before == record:
             return
-        if before is None or (before.run, before.startup_path) != (record.run, record.startup_path):
+        if before is None or (before.run, before.seen.startup_path) != (record.run, record.seen.startup_path):
             self.models_changed.notify()
         self.engines[record.id] = record
         if before is None or before.run != record.run:
@@ -295,9 +294,9 @@ class Store:
         for key in [key for key in self._fingerprints if key[0] == version]:
             del self._fingerprints[key]
         self.journal.append(writes.drop_fingerprints(version))
-        for engine in [engine for engine in self.engines.values() if version in engine.given]:
-            given = {id_: found for id_, found in engine.given.items() if id_ != version}
-            self.put_engine(replace(engine, given=given))
+        for engine in [engine for engine in self.engines.values() if version in engine.contents.given]:
+            given = {id_: found for id_, found in engine.contents.given.items() if id_ != version}
+            self.put_engine(engine.having(given=given))
 
     def forget_contents(self, version: VersionRecord, why: str) -> None:
         """A version is to be deleted, and another of its name may come: nothing that was found of its contents counts
@@ -306,9 +305,9 @@ class Store:
         retired = replace(version, state=VersionState.RETIRED, reason=why, state_before=None, reason_before=None)
         self.put_version(retired, f"retired: {why}")
         self.forget_fingerprints(version.id)
-        for engine in [engine for engine in self.engines.values() if version.id in engine.strikes]:
-            strikes = {id_: count for id_, count in engine.strikes.items() if id_ != version.id}
-            self.put_engine(replace(engine, strikes=strikes))
+        for engine in [engine for engine in self.engines.values() if version.id in engine.trouble.strikes]:
+            strikes = {id_: count for id_, count in engine.trouble.strikes.items() if id_ != version.id}
+            self.put_engine(engine.having(strikes=strikes))
 
     def record_fingerprint(self, version: str, configuration: str, fingerprint: str) -> None:
         """Remember the fingerprint that a clean load of a version gave on a configuration."""

@@ -67,8 +67,8 @@ class EngineIndex(dict[str, EngineRecord]):
     def _count(self, record: EngineRecord | None, by: int) -> None:
         if record is None:
             return
-        self._plugged[record.run] += by * (record.plugin is not None)
-        proved = record.serving, record.configuration, record.proof
+        self._plugged[record.run] += by * (record.seen.plugin is not None)
+        proved = record.serving, record.seen.configuration, record.contents.proof
         if by > 0:
             self._proved.setdefault(proved, {})[record.id] = None
         else:
@@ -77,14 +77,14 @@ class EngineIndex(dict[str, EngineRecord]):
                 del self._proved[proved]
         if record.doubted is not None and record.serving is not None:
             self._contradicted[record.serving] += by
-        for version, found in record.given.items():
-            given = self._gave.setdefault((version, record.configuration, means_of(found)), {})
+        for version, found in record.contents.given.items():
+            given = self._gave.setdefault((version, record.seen.configuration, means_of(found)), {})
             if by > 0:
                 given[record.id] = found
             else:
                 given.pop(record.id, None)
             if not given:
-                del self._gave[version, record.configuration, means_of(found)]
+                del self._gave[version, record.seen.configuration, means_of(found)]
         if record.known and record.serving is not None:
             served = record.run, record.serving
             self._served[served] += by

@@ -43,13 +43,13 @@ class UpdateController:
         """Make bindings and updates current, once."""
         runs = set(self._store.index.runs)
         for known in list(self._store.engines.values()):
-            if known.run is None or (self._default_run not in (None, known.run) and not known.run_named):
+            if known.run is None or (self._default_run not in (None, known.run) and not known.naming.run_named):
                 engine, choice = follows(known, None, named=False), runs - self._store.runs.closed.keys()
                 run = bind(engine.run, self._default_run, choice)
                 if run is not None:
                     self._store.put_engine(follows(engine, run, named=False), f"follows run {run}")
                 elif choice and engine.reason != (why := why_unbound(choice)):
-                    self._store.put_engine(replace(engine, reason=why))
+                    self._store.put_engine(engine.having(reason=why))
         for run in sorted(runs):
             self._advance(run)
 
@@ -116,7 +116,7 @@ class UpdateController:
     def _mark_served(self, target: VersionRecord) -> None:
         timings = dict(target.timings)
         for engine in self._store.engines.values():
-            attempt = engine.last_attempt
+            attempt = engine.trouble.last_attempt
             if attempt is not None and attempt.version == target.id:
                 for stage, milliseconds in attempt.timings.items():
                     timings[stage] = max(milliseconds, timings.get(stage, 0.0))

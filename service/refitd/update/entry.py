@@ -123,17 +123,17 @@ class EngineEntry:
         None where none is recorded, or one other engine alone has given it.
         """
         record = self.record
-        recorded = self.store.fingerprint(version, record.configuration or "")
-        given = self.store.engines.given(version, record.configuration, recorded or "")
+        recorded = self.store.fingerprint(version, record.seen.configuration or "")
+        given = self.store.engines.given(version, record.seen.configuration, recorded or "")
         return believed(recorded, given, self.id)
 
     def is_on_record(self, version: str) -> bool:
         """Whether any engine of this configuration has given a fingerprint of a version."""
-        return self.store.fingerprint(version, self.record.configuration or "") is not None
+        return self.store.fingerprint(version, self.record.seen.configuration or "") is not None
 
     def own_fingerprint_of(self, version: str) -> str | None:
         """The fingerprint that this engine gave for a version; where it gave none, that of others if it is believed."""
-        return self.record.given.get(version) or self.fingerprint_of(version)
+        return self.record.contents.given.get(version) or self.fingerprint_of(version)
 
     def arrive(self) -> None:
         """Probe at once where a rollback has made what the engine serves the target again."""
@@ -151,12 +151,12 @@ class EngineEntry:
         What it serves until then stays known: an engine that is away is asked for nothing, and nothing is forgotten.
         """
         self.agenda = Agenda(ahead=self.agenda.ahead)
-        record = forgiven(replace(self.record, failures=0, taints=0, strikes={}))
-        record = replace(record, reload=record.known)  # one with unknown contents is loaded in any case
+        record = forgiven(self.record.having(failures=0, taints=0, strikes={}))
+        record = record.having(reload=record.known)  # one with unknown contents is loaded in any case
         if record.state is EngineState.QUARANTINED:
             record = replace(record, state=EngineState.TAINTED)
-        elif record.known and not record.state.is_away and record.taken is None:
-            record = replace(record, state=EngineState.BEHIND, reason="a resync was asked for")
+        elif record.known and not record.state.is_away and record.trouble.taken is None:
+            record = record.having(state=EngineState.BEHIND, reason="a resync was asked for")
         when = " when it is reachable" if record.state is EngineState.UNREACHABLE else ""
         self.store.put_engine(record, f"resync was asked for: it will be loaded again{when}")
 
@@ -180,14 +180,14 @@ class EngineEntry:
             after: the record after the load.
             found: the fingerprint of what the load left behind; None where the server does not tell.
         """
-        if found is None or after.configuration is None or after.serving is None:
+        if found is None or after.seen.configuration is None or after.serving is None:
             return after
-        version, recorded = after.serving, self.store.fingerprint(after.serving, after.configuration)
+        version, recorded = after.serving, self.store.fingerprint(after.serving, after.seen.configuration)
         if agree(found, found) is None:  # equal on no two engines: nobody is a witness for another
             if recorded is None:
-                self.store.record_fingerprint(version, after.configuration, found)
+                self.store.record_fingerprint(version, after.seen.configuration, found)
             return proved(after, found, recorded)
-        again = version in after.given
+        again = version in after.contents.given
         after = self._giving(after, version, found)
         given = self._heard(after, version, found)
         after = proved(after, found, recorded, given, again=again)
@@ -203,21 +203,23 @@ class EngineEntry:
             version: the id of the version that was loaded.
             found: the fingerprint that the load gave; None where that was not the reason.
         """
-        if found is None or agree(found, found) is None or version in after.given:
+        if found is None or agree(found, found) is None or version in after.contents.given:
             return after
         after = self._giving(after, version, found)
-        was = self.store.fingerprint(version, after.configuration or "")
+        was = self.store.fingerprint(version, after.seen.configuration or "")
         return judged(after, version, self._heard(after, version, found), was=was)
 
     def _giving(self, after: EngineRecord, version: str, found: str) -> EngineRecord:
         """The record of an engine that is a witness of one more version. Those that are collected need none."""
         versions = self.store.versions
-        good = {id_ for id_ in after.given if id_ in versions and versions[id_].state is VersionState.SEALED}
-        return replace(after, given={id_: after.given[id_] for id_ in after.given if id_ in good} | {version: found})
+        good = {id_ for id_ in after.contents.given if id_ in versions and versions[id_].state is VersionState.SEALED}
+        return after.having(
+            given={id_: after.contents.given[id_] for id_ in after.contents.given if id_ in good} | {version: found}
+        )
 
     def _heard(self, after: EngineRecord, version: str, found: str) -> Mapping[str, str]:
         """What engines have given for a version, this one too; the others are judged by that, and what is on record."""
-        store, configuration = self.store, after.configuration or ""
+        store, configuration = self.store, after.seen.configuration or ""
         given = {**store.engines.given(version, configuration, found), self.id: found}
         recorded = store.fingerprint(version, configuration)
         right = agreed(given.values())
@@ -240,11 +242,16 @@ class EngineEntry:
             found: the fingerprint of its contents; None where they were compared with none.
         """
         first = None if found is None else proof_by(found, recorded=True)
-        if found is None or first == proof_by(found) or engine.proof != proof_by(found) or agree(found, found) is None:
+        if (
+            found is None
+            or first == proof_by(found)
+            or engine.contents.proof != proof_by(found)
+            or agree(found, found) is None
+        ):
             return
-        for other in self.store.engines.proved(engine.serving, engine.configuration, first):
+        for other in self.store.engines.proved(engine.serving, engine.seen.configuration, first):
             if other.known and other.id != self.id and other.run == engine.run:
-                self.store.put_engine(replace(other, proof=engine.proof))
+                self.store.put_engine(other.having(proof=engine.contents.proof))
 
     def hears(self, host: HostEngines) -> None:
         """A host that carries out an order has said how its engines are, and what it does for them."""

@@ -107,12 +107,14 @@ class Fleet:
         async with asyncio.TaskGroup() as group:
             self._group = group
             self._name(named_engines(self._urls), Source.SETTINGS)
-            added = [record for record in self._store.engines.values() if record.source is Source.API]
+            added = [record for record in self._store.engines.values() if record.naming.source is Source.API]
             self._name({record.id: _spec_of(record) for record in added}, Source.API)
             if self._file is None:
                 self._name({}, Source.FILE)
                 self._has_read = True
-            known = [r for r in self._store.engines.values() if self._discovers and r.source is Source.DISCOVERED]
+            known = [
+                r for r in self._store.engines.values() if self._discovers and r.naming.source is Source.DISCOVERED
+            ]
             self._name({record.id: _spec_of(record) for record in known}, Source.DISCOVERED)
             while True:
                 await self._follow_file()
@@ -257,13 +259,13 @@ class Fleet:
             ProblemError: there is none, or settings name it.
         """
         record = self._known(name)
-        if record.source is not Source.API:
+        if record.naming.source is not Source.API:
             where = "--engine / REFITD_ENGINES"
-            if self._file is not None and record.source is Source.FILE:
+            if self._file is not None and record.naming.source is Source.FILE:
                 where = f"the engines file {self._file.path}"
-            if record.source is Source.DISCOVERED:
+            if record.naming.source is Source.DISCOVERED:
                 where = "a place of --discover / REFITD_DISCOVER"
-            if record.source is Source.REPORTED:
+            if record.naming.source is Source.REPORTED:
                 where = "its own reports (refitd serve --follow)"
             raise ProblemError(Slug.ENGINE_NOT_REMOVABLE, f"engine {name} is named by {where}: take it out there")
         self._named.pop(name, None)
@@ -304,8 +306,10 @@ class Fleet:
         again = replace(wanted, barred=False, reason=None, given_up=None)
         store.put_version(again, "is tried once more: a resync was asked for")
         for engine in store.engines_of(wanted.run):  # what speaks against it is over: loads, and a check that failed
-            if wanted.id in engine.strikes:
-                store.put_engine(replace(engine, strikes={v: n for v, n in engine.strikes.items() if v != wanted.id}))
+            if wanted.id in engine.trouble.strikes:
+                store.put_engine(
+                    engine.having(strikes={v: n for v, n in engine.trouble.strikes.items() if v != wanted.id})
+                )
         update = store.updates.get(wanted.run)
         if update is not None and update.version == wanted.id:
             store.start_update(wanted.run, wanted.id, "a resync was asked for")
@@ -325,5 +329,5 @@ class Fleet:
 
 def _spec_of(record: EngineRecord) -> EngineSpec:
     """The engine as its source named it, as far as the journal knows. A move is not said by its source."""
-    said = record.said if record.moved else record.run if record.run_named else None
+    said = record.naming.said if record.naming.moved else record.run if record.naming.run_named else None
     return EngineSpec(url=record.url, id=record.id, run=said)

@@ -224,7 +224,7 @@ class ReportedHosts:
         if report.freely:
             return self._with_turn(HostReply(lease_seconds=LEASE_SECONDS), report, [report.told.desired])
         line, record = self.line(name), self._store.engines.get(name)
-        if record is not None and record.source is not Source.REPORTED:
+        if record is not None and record.naming.source is not Source.REPORTED:
             raise NameTakenError(
                 f"engine {name} of this service has the host's name: give the host another, --follower"
             )
@@ -300,8 +300,8 @@ class ReportedHosts:
         """Drop hosts that have not reported for long, until cancelled."""
         now = self._clock.monotonic()
         for record in self._store.engines.values():
-            if record.source is Source.REPORTED and record.url == f"{SCHEME}{record.id}":
-                said = record.said if record.moved else record.run if record.run_named else None
+            if record.naming.source is Source.REPORTED and record.url == f"{SCHEME}{record.id}":
+                said = record.naming.said if record.naming.moved else record.run if record.naming.run_named else None
                 self._known.setdefault(record.id, _Reported(host_spec(record.id, said), now))
         self._tell()
         while True:

@@ -215,14 +215,16 @@ class EngineReconciler:
         record = self._entry.record
         serving = self._store.versions.get(record.serving or "")
         if serving is None:  # the version was collected meanwhile: what it left behind is what counts
-            return Expected(path=record.model_path or "", label=record.weight_version or "")
+            return Expected(path=record.contents.model_path or "", label=record.contents.weight_version or "")
         keeps = serving.kind is Kind.DELTA  # its copy may be gone by now
-        return Expected(path=(keeps and record.model_path) or self._seen_path(serving) or "", label=serving.label)
+        return Expected(
+            path=(keeps and record.contents.model_path) or self._seen_path(serving) or "", label=serving.label
+        )
 
     async def _resume(self) -> None:
         entry = self._entry
         if await self._engine.resume():
-            self._store.put_engine(replace(entry.record, resume_owed=False))
+            self._store.put_engine(entry.record.having(resume_owed=False))
         else:
             entry.agenda = replace(entry.agenda, resume_at=entry.later(1), probe_at=0.0)
 
@@ -247,7 +249,7 @@ class Loads:
             before = self._updating(version, f"loads {version.id}")
             if refused is not None:
                 self._drop(before, attempt, refused)
-                self._entry.put(before, replace(self._entry.record, reason=refused))
+                self._entry.put(before, self._entry.record.having(reason=refused))
                 return
             # Right before each load, because the files may have been rewritten or deleted since they were sealed; and
             # the disk writes the intent meanwhile.
@@ -302,8 +304,8 @@ class Loads:
         # It did not take what was offered: it holds what it held, and nothing is wrong with the version.
         closed = self._close_attempt(attempt, refit)
         self._entry.unless_removed(before)
-        owes = replace(self._entry.record, last_attempt=closed, resume_owed=not refit.resumed, reason=refit.reason)
-        owes = replace(owes, kept=before.kept)
+        owes = self._entry.record.having(last_attempt=closed, resume_owed=not refit.resumed, reason=refit.reason)
+        owes = owes.having(kept=before.contents.kept)
         self._entry.put(before, replace(owes, state=before.state))
 
     def _update_of(self, version: VersionRecord) -> dict[str, int]:
@@ -318,7 +320,7 @@ class Loads:
         return before
 
     def _target_for(self, engine: EngineRecord, version: VersionRecord, path: str, *, in_place: bool) -> Target:
-        serving = self._store.versions.get(engine.serving or engine.held or "")
+        serving = self._store.versions.get(engine.serving or engine.contents.held or "")
         differs = serving is not None and serving.differs_in_weights(version)
         files = None  # what the plugin has to know of a version; None where it finds no manifest
         is_full = in_place or version.kind is not Kind.DELTA
@@ -366,8 +368,10 @@ class Loads:
             self._close(before, version, refit, attempt)
             # That the service was stopped is no reason against the version: no strike, and no failure.
             if (record := self._store.engines.get(self._entry.id)) is not None:
-                held, taints = before.serving or before.held, before.taints
-                kept = replace(record, strikes=before.strikes, failures=before.failures, taints=taints, held=held)
+                held, taints = before.serving or before.contents.held, before.trouble.taints
+                kept = record.having(
+                    strikes=before.trouble.strikes, failures=before.trouble.failures, taints=taints, held=held
+                )
                 self._store.put_engine(kept)
             raise
 
@@ -376,13 +380,13 @@ class Loads:
         entry, closed = self._entry, self._close_attempt(attempt, refit)
         if not entry.is_named:
             entry.unless_removed(after_refit(before, version.id, refit, entry.now))
-        after = after_refit(replace(entry.record, last_attempt=closed), version.id, refit, entry.now)
+        after = after_refit(entry.record.having(last_attempt=closed), version.id, refit, entry.now)
         if refit.outcome is Outcome.ACK:
             after = self._acknowledged(before, after, version, refit)
         if refit.outcome is Outcome.NACK:
-            after = replace(after, kept=before.kept)
+            after = after.having(kept=before.contents.kept)
         if refit.outcome is not Outcome.ACK and not refit.needs_full:  # that one needs another version, and not to wait
-            later = entry.later(max(after.failures, after.strikes.get(version.id, 0), 1))
+            later = entry.later(max(after.trouble.failures, after.trouble.strikes.get(version.id, 0), 1))
             entry.agenda = replace(entry.agenda, failed=version.id, retry_at=later)
         if refit.outcome is Outcome.TAINTED:
             after = entry.gave_other(after, version.id, refit.fingerprint)
@@ -396,7 +400,7 @@ class Loads:
         self._store.close_attempt(replace(attempt, outcome=NOT_SENT, reason=reason))
         entry.unless_removed(before)
         entry.agenda = replace(entry.agenda, failed=attempt.version, retry_at=entry.later(1))
-        entry.put(before, replace(entry.record, state=before.state, kept=before.kept))
+        entry.put(before, entry.record.having(state=before.state, kept=before.contents.kept))
 
     def _close_attempt(self, attempt: AttemptRecord, refit: Refit) -> AttemptRecord:
         closed = replace(attempt, outcome=refit.outcome.name, reason=refit.reason, timings=refit.timings)
@@ -413,13 +417,12 @@ class Loads:
         serving = store.versions.get(before.serving or "")
         skipped = skipped_between(store.versions_of(version.run), serving, version)
         in_place = takes_in_place(before.to_load, version, store.versions)
-        after = replace(
-            after,
+        after = after.having(
             weight_version=version.label,
-            model_path=self._files.seen_path(version, in_place=in_place) or after.model_path,
-            beneath=(before.beneath or before.serving) if in_place and not before.pulls else None,
+            model_path=self._files.seen_path(version, in_place=in_place) or after.contents.model_path,
+            beneath=(before.contents.beneath or before.serving) if in_place and not before.pulls else None,
             wants_full=version.kind is Kind.DELTA and not in_place,  # its plugin knows nothing of what a copy held
-            skipped=before.skipped + len(skipped),
+            skipped=before.contents.skipped + len(skipped),
         )
         target = version.id if version.state.is_open else entry.target_id  # what is held from memory is the target
         return standing(after, target) if refit.resumed else after

@@ -205,7 +205,7 @@ class Targets(Observer):
         files are lost. They are the same where others hold what it held and what it holds now: else each of a thousand
         engines that arrive would have its run's goals looked at again.
         """
-        if before.run != after.run or (before.plugin is None) is not (after.plugin is None):
+        if before.run != after.run or (before.seen.plugin is None) is not (after.seen.plugin is None):
             return True
         engines, run = self._store.engines, after.run
         left = before.serving if before.known else None

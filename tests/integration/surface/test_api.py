@@ -350,9 +350,9 @@ async def test_an_engine_s_last_load_is_told_in_words(tmp_path: Path) -> None:
         record = stage.store.engines["a:1"]
 
         async def told(**changes: Any) -> str:
-            assert record.last_attempt is not None
-            stage.store.engines["a:1"] = replace(
-                record, last_attempt=replace(record.last_attempt, **{"timings": {}, **changes})
+            assert record.trouble.last_attempt is not None
+            stage.store.engines["a:1"] = record.having(
+                last_attempt=replace(record.trouble.last_attempt, **{"timings": {}, **changes})
             )
             return (await stage.http.get("/v1/explain/a:1")).json()["sentences"][-1]
 

@@ -30,7 +30,7 @@ async def test_engines_in_json_are_what_they_are_now_after_whatever_has_changed(
         check()
         await stage.served(1)
         check()
-        store.put_engine(replace(store.engines["a:1"], reason="as an operator was told"))
+        store.put_engine(store.engines["a:1"].having(reason="as an operator was told"))
         check()
         await stage.http.post("/v1/runs", json={"run": "run", "paused": True})
         store.put_version(replace(store.versions["run~v000001"], pinned=True))
@@ -55,7 +55,7 @@ async def test_an_engine_that_has_not_changed_is_not_encoded_again(
         monkeypatch.setattr(overview, "present_engine", counted)
         kept.of(stage.store.engines.values(), stage.store, stage.targets)
         assert len(made) == len(NAMES)
-        stage.store.put_engine(replace(stage.store.engines["a:1"], skipped=7))
+        stage.store.put_engine(stage.store.engines["a:1"].having(skipped=7))
         kept.of(stage.store.engines.values(), stage.store, stage.targets)
         assert len(made) == len(NAMES) + 1
 

@@ -58,7 +58,7 @@ async def test_readers_wait_for_what_is_told_and_not_for_what_engines_are_at(tmp
         stage.store.journal._commit = slow  # type: ignore[method-assign]
         try:
             engine = stage.store.engines["a:1"]
-            stage.store.put_engine(replace(engine, reason="why"), "is at something")
+            stage.store.put_engine(engine.having(reason="why"), "is at something")
             overview = (await stage.http.get("/v1/overview")).json()
             assert overview["event"] == seen < stage.store.last_event
             listed = (await stage.http.get("/v1/versions")).json()["items"]

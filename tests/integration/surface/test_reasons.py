@@ -92,8 +92,8 @@ def test_it_is_said_for_how_long_another_writer_is_told_of_after_it_was_stopped(
     store.journal.close()
     said = f"this is said for {CALM_PROBES:g} probe intervals after the last change"
     assert any(said in sentence for sentence in explain_engine(fought, store, Targets(store)))
-    assert calmed(fought, CALM_PROBES * 2.0 - 1, 2.0).contests == 1
-    assert calmed(fought, CALM_PROBES * 2.0, 2.0).contests == 0
+    assert calmed(fought, CALM_PROBES * 2.0 - 1, 2.0).trouble.contests == 1
+    assert calmed(fought, CALM_PROBES * 2.0, 2.0).trouble.contests == 0
     assert Settings.model_fields["probe_interval"].default * CALM_PROBES == 600.0, "10 minutes"
 
 

@@ -220,7 +220,7 @@ async def test_steps_of_two_runs_are_not_compared(tmp_path: Path) -> None:
         assert [each["step"] for each in version["engines"]] == [None]
         gate.set()
         await stage.until("new~v000001", lambda record: record.served_at is not None)
-        assert stage.store.engines["a:1"].skipped == 0
+        assert stage.store.engines["a:1"].contents.skipped == 0
 
 
 async def test_a_move_outlives_a_restart(tmp_path: Path) -> None:
@@ -451,7 +451,7 @@ async def test_engines_of_a_closed_run_and_of_no_run_are_for_the_asking(tmp_path
         new = await served(stage, "new", 1, **MINE)
         assert serves(stage) == {"a": new, "b": new, "c": at("other", 1)}
         assert (await glance(stage, "new"))["standing"] == "CURRENT"
-        assert all(stage.store.engines[f"{name}:1"].moved for name in "abc")
+        assert all(stage.store.engines[f"{name}:1"].naming.moved for name in "abc")
 
 
 async def test_no_engine_of_an_open_run_is_taken_for_the_asking(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from refitd.engine.registry import EngineSpec, connector
 from refitd.engine.wire import Guard, NotConnectedError, dial, refused
 from refitd.policy.roster import OperatorHosts, guard_of, named_by_operator
 from refitd.settings import Settings
-from refitd.state.records import EngineRecord, Source
+from refitd.state.records import EngineRecord, Naming, Source
 from refitd_client import RefitClient
 from refitd_client.contract.wire import Problem
 from refitd_client.errors import InvalidRequestError, ServiceUnreachableError, problem_error
@@ -101,8 +101,8 @@ def test_an_entry_of_the_allow_list_that_is_none_stops_the_start(tmp_path: Path,
 
 async def test_the_engines_file_is_the_operators_word_unless_there_is_an_allow_list(tmp_path: Path) -> None:
     async with serving(tmp_path, names=()) as stage:
-        stage.store.put_engine(EngineRecord(id="f", url="http://10.0.0.9:1", run=None, source=Source.FILE))
-        stage.store.put_engine(EngineRecord(id="x", url="http://10.0.0.8:1", run=None, source=Source.API))
+        stage.store.put_engine(EngineRecord(id="f", url="http://10.0.0.9:1", naming=Naming(source=Source.FILE)))
+        stage.store.put_engine(EngineRecord(id="x", url="http://10.0.0.8:1", naming=Naming(source=Source.API)))
         free = guard_of(Settings(root=tmp_path).operator_hosts, stage.store.engines)
         bound = guard_of(OperatorHosts(allow=("10.1.0.0/16",)), stage.store.engines)
         for address in ("10.0.0.9", "10.0.0.8"):
@@ -212,7 +212,7 @@ async def test_default_keys_go_only_to_engines_that_the_operator_named(
         named = [server.url] if source is Source.SETTINGS else []
         settings = Settings(root=tmp_path, engines=named, engine_key_file=tmp_path / "key", engine_allow=allow)
         async with serving(tmp_path, names=()) as stage:
-            stage.store.put_engine(EngineRecord(id="e", url=server.url, source=source))
+            stage.store.put_engine(EngineRecord(id="e", url=server.url, naming=Naming(source=source)))
             connect = connector(
                 settings.engine_access,
                 lambda *_: None,

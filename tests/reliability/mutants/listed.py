@@ -202,8 +202,8 @@ MUTANTS = [
     Mutant(
         "fights another writer for ever",
         "service/refitd/policy/contest.py",
-        "engine.contests > len(WAITS)",
-        "engine.contests > 10 * len(WAITS)",
+        "engine.trouble.contests > len(WAITS)",
+        "engine.trouble.contests > 10 * len(WAITS)",
         "tests/unit/policy/test_contest.py",
     ),
     Mutant(

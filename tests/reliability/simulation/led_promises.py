@@ -23,8 +23,8 @@ def _may_order_back(engine: EngineRecord) -> bool:
     """Whether the hub may bring a host to the last good version, from whatever it serves: its contents are in doubt, an
     operator has asked for a load, or at the last look it proved nothing, as while it mends one that was restarted.
     """
-    proves_nothing = engine.serving is None and engine.model_path == NOTHING_PROVED
-    return not engine.known or engine.reload or proves_nothing
+    proves_nothing = engine.serving is None and engine.contents.model_path == NOTHING_PROVED
+    return not engine.known or engine.debts.reload or proves_nothing
 
 
 class LedHostPromises(HostPromises):
@@ -119,7 +119,7 @@ class LedHubPromises(ForgettingHubPromises):
             assert record is not None, state
             assert record.state is EngineState.IN_SYNC, f"11: {state}"
             assert record.serving == told.serves == told.desired == target.id, f"11: {state}"
-            assert record.weight_version == target.label, f"11: {state}"
+            assert record.contents.weight_version == target.label, f"11: {state}"
             assert (told.order, told.leads, told.leader) == (OrderState.SERVED, True, self._world.service), (
                 f"11: {state}"
             )

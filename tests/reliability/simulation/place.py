@@ -249,7 +249,7 @@ class Place:
     def repairs(self) -> bool:
         """Whether an engine is being loaded again because a load has left its contents unknown."""
         engines = () if self.life is None else self.life.store.engines.values()
-        return any(each.taints and each.state is not EngineState.QUARANTINED for each in engines)
+        return any(each.trouble.taints and each.state is not EngineState.QUARANTINED for each in engines)
 
     def wants_operator(self, engine: EngineRecord, tended: Collection[str]) -> bool:
         """Whether an alert asks the operator to do something for an engine, which was not done before."""

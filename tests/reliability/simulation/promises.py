@@ -189,7 +189,7 @@ class Promises(Observer):
         for needed in (goals.last_good, goals.loadable):
             assert needed is None or needed.id != record.id, f"6: {path} is the target or the last good version"
         for engine in life.store.engines.values():
-            if engine.serving == record.id and engine.unreachable_since is None:
+            if engine.serving == record.id and engine.trouble.unreachable_since is None:
                 raise AssertionError(f"6: {engine.id} serves {path}")
         self._is_no_base(record)
 
@@ -197,7 +197,9 @@ class Promises(Observer):
         """6: what a version that may be needed stands on."""
         store = self._life.store
         goals = self._life.targets.of_run(RUN)
-        serving = [store.versions.get(e.serving or "") for e in store.engines.values() if e.unreachable_since is None]
+        serving = [
+            store.versions.get(e.serving or "") for e in store.engines.values() if e.trouble.unreachable_since is None
+        ]
         for needed in (goals.wanted, goals.loadable, goals.last_good, *serving):
             link = needed
             while link is not None and link.state is VersionState.SEALED and link.base is not None:
@@ -215,7 +217,7 @@ class Promises(Observer):
         """6: what a plugin would put back, if the load failed that the service asks it for next."""
         record = self._life.store.engines.get(f"{server.name}:1")
         held = None if server.plugin is None else server.plugin.standing
-        if record is None or held is None or not server.up or record.unreachable_since is not None:
+        if record is None or held is None or not server.up or record.trouble.unreachable_since is not None:
             return
         if record.serving == held.version:
             assert held.base is not folder, f"6: {server.name} would put back what is written again"
@@ -226,7 +228,9 @@ class Promises(Observer):
         for server in self._world.servers.values():
             assert server.loading != copy.path, f"6: {server.name} is reading {copy.path}"
         for engine in life.store.engines.values():
-            if engine.unreachable_since is None and any(path.endswith(f"/{copy.path}") for path in engine.paths):
+            if engine.trouble.unreachable_since is None and any(
+                path.endswith(f"/{copy.path}") for path in engine.paths
+            ):
                 raise AssertionError(f"6: {engine.id} names {copy.path} as what it serves")
 
     def copy_is_given_up(self, copy: Copy) -> None:
@@ -330,7 +334,7 @@ class Promises(Observer):
 
     def _is_not_condemned(self, engine: EngineRecord, server: SimServer) -> None:
         """3: an engine whose own words are true is not paused for those of one other."""
-        reason, attempt = engine.reason or "", engine.last_attempt
+        reason, attempt = engine.reason or "", engine.trouble.last_attempt
         if attempt is None or engine.id in self._lied or not reason.endswith(OTHER_TENSORS):
             return
         path = self._path_of(attempt.version)

@@ -340,7 +340,7 @@ def states(world: LedHosts, host: str) -> tuple[EngineState, str | None]:
     """How a host stands at its hub, and the label of what it serves."""
     record = world.record_of(host)
     assert record is not None
-    return record.state, record.weight_version
+    return record.state, record.contents.weight_version
 
 
 def of_a_group(*, followers: int) -> LedHosts:

@@ -1,7 +1,6 @@
 """API, commands, metrics and doctor say what an engine's server is, and what proves the version that it serves."""
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -129,14 +128,14 @@ def seen_live(*engines: Engine) -> str:
 
 def test_a_stock_server_in_which_no_plugin_is_looked_for_is_said_to_load_by_itself() -> None:
     """As with adapters, which are the server's own."""
-    told = engine(server="vLLM", release="0.32.0")
+    told = engine(server="vLLM", server_version="0.32.0")
     assert told.how_it_loads == "loads as vLLM does by itself"
     (found,) = judge_service_engines([make_engine(server="vLLM", server_version="0.32.0")])
     assert found.text.endswith("its loads are vLLM's own")
 
 
 def test_what_was_known_of_a_server_that_does_not_answer_is_said_in_the_past() -> None:
-    gone = engine(server="vLLM", release="0.32.0", state=EngineState.UNREACHABLE)
+    gone = engine(server="vLLM", server_version="0.32.0", state=EngineState.UNREACHABLE)
     assert gone.what_it_is == "was vLLM 0.32.0, stock, when it was last reached"
 
 
@@ -162,8 +161,8 @@ def test_each_kind_of_fingerprint_has_words(fingerprint: str | None, proof: str 
 
 def test_an_engine_that_was_away_has_the_proof_of_the_record_that_it_agrees_with() -> None:
     away = engine(serving="run~v000001", state=EngineState.IN_SYNC)
-    assert compared(away, "vllm:xxh3:1", "vllm:xxh3:1", None).proof == "digests of parameters"
-    first = replace(away, proof=proof_by("vllm:xxh3:1", recorded=True))
+    assert compared(away, "vllm:xxh3:1", "vllm:xxh3:1", None).contents.proof == "digests of parameters"
+    first = away.having(proof=proof_by("vllm:xxh3:1", recorded=True))
     assert compared(first, "vllm:xxh3:1", "vllm:xxh3:1", None) == first, "it agrees with what it has recorded itself"
-    assert compared(away, None, "vllm:xxh3:1", None).proof is None
+    assert compared(away, None, "vllm:xxh3:1", None).contents.proof is None
     assert compared(away, "vllm:xxh3:1", None, None).serving is None

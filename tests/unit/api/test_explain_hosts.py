@@ -37,7 +37,13 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def explained(store: Store, host: HostEngines, **fields: Any) -> list[str]:
-    known: dict[str, Any] = {"server": "refitd", "release": "0.1.0", "pulls": True, "serving": ONE.id, "host": host}
+    known: dict[str, Any] = {
+        "server": "refitd",
+        "server_version": "0.1.0",
+        "pulls": True,
+        "serving": ONE.id,
+        "host": host,
+    }
     record = engine("host-1", **(known | fields))
     store.put_engine(record)
     return explain_engine(record, store, Targets(store))

@@ -141,7 +141,7 @@ def test_a_version_that_was_in_memory_alone_and_that_no_engine_has_any_more_is_t
     found = glance(seen(HERE, versions=[gone, version(2)]))
     says = "Step 3 was in memory alone (durable=never), and no engine has it any more"
     assert (found.standing, found.reasons) == (Standing.TROUBLED, [says])
-    held = glance(seen([replace(each, serving=gone.id) for each in HERE], target=gone, versions=[gone, version(2)]))
+    held = glance(seen([each.having(serving=gone.id) for each in HERE], target=gone, versions=[gone, version(2)]))
     assert held.standing is Standing.CURRENT
 
 

@@ -41,7 +41,7 @@ async def test_a_host_that_reports_is_an_engine_that_nobody_calls(tmp_path: Path
             "busy_seconds": 1.0,
         }
         record = stage.store.engines["one"]
-        assert (record.url, record.source) == ("host:one", Source.REPORTED)
+        assert (record.url, record.naming.source) == ("host:one", Source.REPORTED)
 
 
 @pytest.mark.parametrize(

@@ -230,7 +230,7 @@ async def test_a_version_without_a_manifest_that_is_written_on_after_it_was_seal
         write_shards(folder, tensors(2))
         await stage.until(lambda: stage.store.versions[V1].digest != first.digest)
         assert stage.store.versions[V1].state is SEALED
-        assert stage.store.engines["a"].reload
+        assert stage.store.engines["a"].debts.reload
         assert stage.store.fingerprint(V1, "c") is None
 
 

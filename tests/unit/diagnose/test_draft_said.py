@@ -17,7 +17,7 @@ async def test_explain_the_api_and_status_say_that_a_draft_model_is_left_as_star
     async with serving(tmp_path) as stage:
         stage.engines["a"].draft = DRAFT_LEFT
         await stage.served(1)
-        await stage.until("run~v000001", lambda _: stage.store.engines["a:1"].draft is not None)
+        await stage.until("run~v000001", lambda _: stage.store.engines["a:1"].seen.draft is not None)
         (shown,) = (await stage.http.get("/v1/engines")).json()["items"]
         sentences = (await stage.http.get("/v1/explain/a:1")).json()["sentences"]
     assert shown["draft"] == "left as started"

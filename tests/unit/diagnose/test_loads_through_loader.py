@@ -132,7 +132,7 @@ def replace_plan(handshake: Handshake, rank: int, plan: LoadPlan | None) -> Hand
 
 def test_the_record_the_tables_and_doctor_say_why() -> None:
     record = after_probe(engine(plugin="0.1.0"), replace(SEEN, loader=WHOLE), None, None, 0.0)
-    assert (record.through_loader, record.loads_whole) == (WHY, True)
+    assert record.seen.loader == LoaderUse(whole=True, reason=WHY)
     plain = "checkpoints without refit.json as well"
     assert record.how_it_loads == (
         f"loads through refitd's plugin 0.1.0, {plain}, each version through SGLang's loader: {WHY}"
@@ -167,7 +167,7 @@ async def test_metrics_explain_and_the_api_say_it(tmp_path: Path) -> None:
     async with serving(tmp_path, names=("a", "b")) as stage:
         stage.engines["a"].plugin, stage.engines["a"].loader = "0.1.0", WHOLE
         await stage.served(1)
-        await stage.until("run~v000001", lambda _: stage.store.engines["a:1"].through_loader is not None)
+        await stage.until("run~v000001", lambda _: stage.store.engines["a:1"].seen.loader is not None)
         text = (await stage.http.get("/metrics")).text
         listed = {each["id"]: each for each in (await stage.http.get("/v1/engines")).json()["items"]}
         sentences = (await stage.http.get("/v1/explain/a:1")).json()["sentences"]

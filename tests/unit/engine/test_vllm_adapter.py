@@ -570,8 +570,8 @@ async def test_of_two_services_that_label_one_load_both_the_one_whose_label_is_g
     assert done.outcome is Outcome.ACK
     assert isinstance(seen, Reached)
     known = after_probe(record(serving="o~v41"), seen, Expected(path="/other/v41", label="41"), "o~v41", 0.0)
-    assert (known.serving, known.contests) == (None, 1)
-    assert "another writer" in (known.contest or "")
+    assert (known.serving, known.trouble.contests) == (None, 1)
+    assert "another writer" in (known.trouble.contest or "")
 
 
 async def test_a_server_that_another_program_labels_during_a_load_is_not_believed() -> None:

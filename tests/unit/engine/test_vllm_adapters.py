@@ -101,16 +101,16 @@ async def test_folders_of_adapters_that_were_unloaded_count_after_a_restart_of_t
                 await refit(engine, Target(path=f"/root/v{label}", label=str(label)))
             known = after_probe(known, await probed(engine), None, None, 0.0)
         unloaded = {f"/root/v{label}" for label in range(1, keep + 1)}
-        assert unloaded < set(known.may_read)
+        assert unloaded < set(known.debts.may_read)
         async with speaking_to(vllm, keep=keep) as engine:
             known = after_probe(known, await probed(engine), None, None, 0.0)
-            assert unloaded < set(known.may_read)
+            assert unloaded < set(known.debts.may_read)
             for label in range(2 * keep + 1, 3 * keep + 1):
                 done = await refit(engine, Target(path=f"/root/v{label}", label=str(label)))
                 known = after_refit(known, f"run~v{label}", done, 0.0)
-                assert unloaded < set(known.may_read), "requests for them may be under way"
+                assert unloaded < set(known.debts.may_read), "requests for them may be under way"
             known = after_probe(known, await probed(engine), None, None, 0.0)
-    assert set(known.may_read) == {f"/root/v{label}" for label in range(keep + 1, 3 * keep + 1)}
+    assert set(known.debts.may_read) == {f"/root/v{label}" for label in range(keep + 1, 3 * keep + 1)}
 
 
 async def test_a_server_that_was_restarted_reads_no_folder_of_before() -> None:
@@ -122,7 +122,7 @@ async def test_a_server_that_was_restarted_reads_no_folder_of_before() -> None:
         vllm.told["vllm_config"]["instance_id"] = "1795396894577821545"
         async with speaking_to(vllm) as engine:
             known = after_probe(known, await probed(engine), None, None, 0.0)
-    assert known.may_read == ()
+    assert known.debts.may_read == ()
 
 
 async def test_the_same_step_of_another_run_is_never_loaded_in_place_and_finds_an_empty_cache() -> None:

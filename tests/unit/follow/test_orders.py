@@ -152,7 +152,7 @@ async def test_a_version_of_the_same_name_with_other_contents_goes_where_nothing
         orders.obey(reply(0, digests={V2: "there"}, run=V2), "http://hub")
         assert "so it is deleted, and then the upstream's is pulled" in (orders.refused or "")
         assert store.versions[V2].state is VersionState.RETIRED
-        assert (store.fingerprint(V2, "c"), store.engines["a"].strikes) == (None, {})
+        assert (store.fingerprint(V2, "c"), store.engines["a"].trouble.strikes) == (None, {})
         orders.obey(reply(0, digests={V2: "there"}, run=V2), "http://hub")
         assert store.runs.desired == {"run": V1}, "its files are there until it is deleted"
         store.put_version(replace(store.versions[V2], state=VersionState.DELETED))

@@ -46,21 +46,21 @@ def test_what_has_its_verdict_or_no_files_yet_is_not_coming(not_so: dict[str, An
 
 
 def test_where_no_engine_has_the_plugin_nothing_is_coming() -> None:
-    assert coming([COMING, SERVED], [replace(PLUGGED, plugin=None)]) is None
+    assert coming([COMING, SERVED], [PLUGGED.having(plugin=None)]) is None
 
 
 def test_an_engine_looks_ahead_at_what_it_would_be_brought_to() -> None:
     assert looks()
     assert looks(wanted=DELTA)
-    assert not looks(replace(PLUGGED, serving=None), DELTA)  # it would be given the full version first
-    assert not looks(replace(PLUGGED, serving=COMING.id))
+    assert not looks(PLUGGED.having(serving=None), DELTA)  # it would be given the full version first
+    assert not looks(PLUGGED.having(serving=COMING.id))
 
 
 @pytest.mark.parametrize(
     "unfit", [{"plugin": None}, {"known": False}, {"state": EngineState.TAINTED}, {"state": EngineState.UNREACHABLE}]
 )
 def test_an_engine_that_cannot_be_asked_or_is_to_be_repaired_does_not(unfit: dict[str, Any]) -> None:
-    assert not looks(replace(PLUGGED, **unfit))
+    assert not looks(PLUGGED.having(**unfit))
 
 
 def test_where_engines_go_in_turns_or_stay_where_they_are_none_does() -> None:
@@ -95,7 +95,7 @@ async def until(stage: Stage, what: Callable[[], bool]) -> None:
 async def plugged(tmp_path: Path) -> AsyncIterator[tuple[Stage, SimulatedEngine]]:
     async with serving(tmp_path, names=("a",)) as stage:
         stage.engines["a"].plugin = "0.1.0"
-        await until(stage, lambda: all(each.plugin is not None for each in stage.store.engines.values()))
+        await until(stage, lambda: all(each.seen.plugin is not None for each in stage.store.engines.values()))
         yield stage, stage.engines["a"]
 
 

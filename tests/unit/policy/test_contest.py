@@ -80,21 +80,21 @@ def test_an_engine_that_was_never_loaded_is_not_in_sync_with_what_another_writer
         twice = after_probe(once, seen(path, label), None, target, NOW + INTERVAL, interval=INTERVAL)
         for after in (once, twice):
             assert after.state is (EngineState.CONTESTED if target is None or run is None else EngineState.BEHIND)
-        assert twice.contest == says
-        assert loaded(twice).contest is None
+        assert twice.trouble.contest == says
+        assert loaded(twice).trouble.contest is None
 
 
 def test_an_engine_that_was_never_loaded_may_be_restarted_with_another_model() -> None:
     waits = engine(process=TIMED, startup_path="/old", model_path="/old", weight_version="default")
     again = seen("/base", "default", Process(seed=8, started="b"))
     after = after_probe(waits, again, None, None, NOW, interval=INTERVAL)
-    assert (after.state, after.contest, after.contests) == (EngineState.IN_SYNC, None, 0)
+    assert (after.state, after.trouble.contest, after.trouble.contests) == (EngineState.IN_SYNC, None, 0)
 
 
 def test_a_change_in_the_same_process_is_another_writer_and_not_a_restart() -> None:
     after = probed(engine(**OURS), seen())
     assert after.reason == "another writer loads /other/v000003 as '3'"
-    assert (after.serving, after.known, after.contests) == (None, True, 1)
+    assert (after.serving, after.known, after.trouble.contests) == (None, True, 1)
 
 
 def test_a_label_that_is_set_by_another_writer_is_called_that() -> None:
@@ -105,7 +105,7 @@ def test_a_label_that_is_set_by_another_writer_is_called_that() -> None:
 def test_an_engine_that_restarts_is_loaded_at_once_however_often_another_writer_was_there() -> None:
     fought = engine(**OURS | {"contests": 3, "contested_at": NOW})
     after = probed(fought, seen("/base", "default", Process(seed=8, started="b")))
-    assert (after.state, after.contests) == (EngineState.BEHIND, 0)
+    assert (after.state, after.trouble.contests) == (EngineState.BEHIND, 0)
     assert "it was restarted" in (after.reason or "")
 
 
@@ -136,7 +136,7 @@ def test_an_engine_that_was_left_to_another_writer_is_loaded_once_it_restarts_or
     left = engine(
         **OURS | {"serving": None}, state=EngineState.CONTESTED, contest="another writer", contests=9, contested_at=NOW
     )
-    left = replace(left, model_path="/other/v000003", weight_version="3")
+    left = left.having(model_path="/other/v000003", weight_version="3")
     assert probed(left, seen()).state is EngineState.CONTESTED
     assert probed(left, seen("/base", "default", Process(seed=8, started="b"))).state is EngineState.BEHIND
     assert probed(forgiven(left), seen()).state is EngineState.BEHIND
@@ -146,21 +146,21 @@ def test_an_engine_that_was_left_to_another_writer_stays_so_while_it_is_out_of_s
     left = engine(
         **OURS | {"serving": None}, state=EngineState.PROBING, contest="another writer", contests=9, contested_at=NOW
     )
-    after = probed(replace(left, model_path="/other/v000003", weight_version="3"), seen())
+    after = probed(left.having(model_path="/other/v000003", weight_version="3"), seen())
     assert after.state is EngineState.CONTESTED
 
 
 def test_another_writer_is_forgotten_after_a_while_without_one() -> None:
     fought = engine(**OURS | {"contests": 2, "contested_at": NOW})
     ours = seen("/root/run/v000007", "7")
-    assert probed(fought, ours, NOW + (CALM_PROBES - 1) * INTERVAL).contests == 2
-    assert probed(fought, ours, NOW + CALM_PROBES * INTERVAL).contests == 0
+    assert probed(fought, ours, NOW + (CALM_PROBES - 1) * INTERVAL).trouble.contests == 2
+    assert probed(fought, ours, NOW + CALM_PROBES * INTERVAL).trouble.contests == 0
 
 
 def test_a_server_that_tells_nothing_of_its_process_is_believed_once_and_counted_from_then_on() -> None:
     nothing = Process()
     first = probed(engine(**OURS | {"process": nothing}), seen("/base", "default", nothing))
-    assert (first.state, first.contests) == (EngineState.BEHIND, 0)
+    assert (first.state, first.trouble.contests) == (EngineState.BEHIND, 0)
     assert "tells nothing of its process" in (first.reason or "")
     record = loaded(first)
     for _ in WAITS:
@@ -171,14 +171,14 @@ def test_a_server_that_tells_nothing_of_its_process_is_believed_once_and_counted
     much_later = NOW + 3 + CALM_PROBES * INTERVAL
     calm = probed(loaded(first), seen("/root/run/v000007", "7", nothing), much_later)
     again = probed(calm, seen("/base", "default", nothing), much_later)
-    assert again.contests == 0
+    assert again.trouble.contests == 0
 
 
 def test_a_load_that_is_refused_in_the_name_of_another_service_is_not_tried_on_and_on() -> None:
     record, refusal = engine(**OURS | {"serving": None}), "it is led by the refitd of root /other"
     for _ in range(len(WAITS) - 1):
         record = after_refit(record, "v7", Refit(outcome=Outcome.NACK, resumed=True, reason=refusal, led=True), NOW)
-        assert (record.state, record.reason, record.failures) == (EngineState.CONTESTED, refusal, 0)
+        assert (record.state, record.reason, record.trouble.failures) == (EngineState.CONTESTED, refusal, 0)
     record = after_refit(record, "v7", Refit(outcome=Outcome.NACK, resumed=True, reason=refusal, led=True), NOW)
     assert probed(record, seen(), NOW + 10 * CALM_PROBES * INTERVAL).state is EngineState.CONTESTED
 
@@ -188,7 +188,7 @@ def test_an_engine_of_unknown_contents_that_another_service_leads_stays_unknown_
     for _ in WAITS:
         assert isinstance(next_action(record, GOALS, Agenda(probe_at=NOW + 1), NOW), RefitTo)
         record = after_refit(record, "v7", Refit(outcome=Outcome.NACK, resumed=True, reason="led", led=True), NOW)
-        assert (record.state, record.known, record.taints) == (EngineState.TAINTED, False, 0)
+        assert (record.state, record.known, record.trouble.taints) == (EngineState.TAINTED, False, 0)
     assert isinstance(next_action(record, GOALS, Agenda(probe_at=NOW + 1), NOW), Rest)
     assert probed(record, seen()).state is EngineState.TAINTED
     back = probed(replace(record, state=EngineState.UNREACHABLE), seen())
@@ -200,7 +200,7 @@ def test_an_engine_that_another_service_leads_is_not_loaded_whatever_it_holds(st
     led = "it is led by the refitd of root /other"
     before = engine(**OURS | {"serving": None}, state=state, known=state is EngineState.IN_SYNC)
     record = probed(before, seen(led_by=led))
-    assert record.taken == led
+    assert record.trouble.taken == led
     assert record.known is before.known
     assert isinstance(next_action(record, GOALS, Agenda(), NOW), Probe)
     assert probed(record, seen()).state is not EngineState.CONTESTED
@@ -214,4 +214,9 @@ def test_an_engine_of_known_contents_that_is_left_to_another_writer_is_not_left_
 def test_another_writer_in_the_middle_of_a_load_says_nothing_against_the_version() -> None:
     raced = Refit(outcome=Outcome.TAINTED, resumed=False, overwritten=True)
     record = after_refit(engine(), "v7", raced, NOW)
-    assert (record.state, record.known, record.taints, record.strikes) == (EngineState.TAINTED, False, 1, {})
+    assert (record.state, record.known, record.trouble.taints, record.trouble.strikes) == (
+        EngineState.TAINTED,
+        False,
+        1,
+        {},
+    )

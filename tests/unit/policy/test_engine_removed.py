@@ -90,7 +90,7 @@ async def test_a_load_without_a_proven_end_keeps_its_lease_when_its_engine_is_na
         gate = await serve_one_and_begin_two(stage)
         stage.engines["a"].script = [LATE]
         gate.set()
-        await stage.until(lambda: stage.store.engines[NAME].unproven == (V2.id,))
+        await stage.until(lambda: stage.store.engines[NAME].debts.unproven == (V2.id,))
         stage.fleet.remove(NAME)
         assert NAME not in stage.store.engines
         assert not may_be_recycled(stage.store)
@@ -155,7 +155,7 @@ async def test_an_engine_that_is_removed_while_it_takes_an_offer_holds_up_no_tra
         gate.set()
         await stage.until(lambda: stage.engines["a"].closed)
         assert stage.store.loading == {}
-        assert [version for record in stage.store.removed.values() for version in record.unproven] == [*left]
+        assert [version for record in stage.store.removed.values() for version in record.debts.unproven] == [*left]
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ async def test_a_removed_engine_keeps_what_its_deltas_were_written_into_until_it
             stage.store.put_version(delta)
             await stage.until(lambda delta=delta: engine.loads[-1].endswith(delta.path))
             if delta is D2:
-                await stage.until(lambda: stage.store.engines[NAME].beneath == V1.id)
+                await stage.until(lambda: stage.store.engines[NAME].contents.beneath == V1.id)
         stage.fleet.remove(NAME)
         held = replace(views(stage.store), runs=())
         assert (V1.id in leases(held), D3.id in leases(held)) == (True, True)
@@ -209,7 +209,7 @@ async def test_an_engine_that_is_named_again_is_proved_before_it_is_told_to_go_o
         resumes, engine.gate = engine.resumes, asyncio.Event()
         stage.fleet.add(NewEngine(url=URL, id=name))
         record = stage.store.engines[name]
-        assert (record.known, record.unproven, record.serving) == (False, (V2.id,), None)
+        assert (record.known, record.debts.unproven, record.serving) == (False, (V2.id,), None)
         assert stage.store.removed == {}
         await stage.until(lambda: len(engine.loads) == 4)
         assert engine.resumes == resumes, "it was told to go on with unknown contents"
@@ -222,11 +222,11 @@ async def test_an_engine_that_is_named_anew_while_its_old_load_ends_badly_hears_
         gate = await serve_one_and_begin_two(stage)
         stage.engines["a"].script = [LATE]
         stage.fleet.remove(NAME)
-        stage.store.put_engine(replace(stage.store.removed[URL], id="heir", removed=False, known=True, unproven=()))
+        stage.store.put_engine(stage.store.removed[URL].having(id="heir", removed=False, known=True, unproven=()))
         gate.set()
         await stage.until(lambda: stage.store.loading == {})
         heir = stage.store.engines["heir"]
-        assert (heir.state, heir.known, heir.unproven) == (EngineState.TAINTED, False, (V2.id,))
+        assert (heir.state, heir.known, heir.debts.unproven) == (EngineState.TAINTED, False, (V2.id,))
 
 
 def test_what_a_removed_engine_may_read_is_deleted_after_a_while_and_never_written_over() -> None:

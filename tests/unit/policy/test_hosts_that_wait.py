@@ -53,22 +53,22 @@ def test_an_order_that_its_pause_has_ended_counts_as_no_failure_of_the_host_nor_
     after = host()
     for _ in range(5):
         after = after_refit(after, TWO.id, REFUSED, 0.0)
-    assert (after.state, after.failures, after.reason) == (EngineState.BEHIND, 0, None)
+    assert (after.state, after.trouble.failures, after.reason) == (EngineState.BEHIND, 0, None)
     assert fault_found(CANARY, TWO, UPDATE, [after]) is None
 
 
 def test_a_host_with_unknown_contents_stays_so_whatever_it_waits_for_and_that_bars_no_version() -> None:
     after = engine("a", pulls=True, known=False, state=EngineState.TAINTED, host=HostEngines(follower="a", waits=WHY))
     for _ in range(4):
-        after = replace(after_refit(after, TWO.id, REFUSED, 0.0), last_attempt=ATTEMPT)
-    assert (after.state, after.failures) == (EngineState.TAINTED, 4)
+        after = after_refit(after, TWO.id, REFUSED, 0.0).having(last_attempt=ATTEMPT)
+    assert (after.state, after.trouble.failures) == (EngineState.TAINTED, 4)
     assert fault_found(CANARY, TWO, UPDATE, [after]) is None
 
 
 def test_another_load_that_an_operator_asked_for_is_not_asked_of_it_again_and_again() -> None:
-    again = replace(host(), reload=True)
+    again = host().having(reload=True)
     after = after_refit(again, TWO.id, REFUSED, 0.0)
-    assert not after.reload
+    assert not after.debts.reload
     assert not isinstance(
         next_action(after, Goals(target=TWO, loadable=TWO, serving=ONE), Agenda(probe_at=5), 0), RefitTo
     )
@@ -111,7 +111,7 @@ def test_a_newer_version_does_not_wait_for_an_update_that_a_host_does_not_obey(s
 
 def test_a_host_that_does_not_obey_is_told_again_in_its_own_words_and_of_another_version_at_once() -> None:
     refused = Refit(outcome=Outcome.NACK, resumed=True, reason="the host says why", led=True)
-    told = replace(host("a", waits=False), last_attempt=ATTEMPT)
+    told = host("a", waits=False).having(last_attempt=ATTEMPT)
     for _ in range(9):
         told = after_refit(told, TWO.id, refused, 1.0)
     at_once, later = (held(replace(told, state=EngineState.BEHIND), TWO.id, now, 2.0) for now in (2.0, 100.0))

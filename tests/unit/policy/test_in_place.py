@@ -107,7 +107,7 @@ async def followed(tmp_path: Path, *with_plugin: str, **more: Any) -> AsyncItera
     async with serving(tmp_path, **more) as stage:
         for name in with_plugin:
             stage.engines[name].plugin = "0.1.0"
-        await until(stage, lambda: all(record(stage, name).plugin for name in with_plugin))
+        await until(stage, lambda: all(record(stage, name).seen.plugin for name in with_plugin))
         with training(stage.root) as trainer:
             trainer.asks(stage.store, stage.targets)
             yield stage, trainer
@@ -180,14 +180,14 @@ async def test_an_engine_that_needs_a_full_version_gets_a_copy_until_it_was_give
         no = Refit(outcome=Outcome.NACK, resumed=True, reason="load a full version", needs_full=True)
         stage.engines["a"].script = [no]
         await served(stage, trainer)
-        assert (record(stage, "a").wants_full, record(stage, "a").failures) == (True, 0)
+        assert (record(stage, "a").contents.wants_full, record(stage, "a").trouble.failures) == (True, 0)
         await served(stage, trainer)
         tried, *copies = steps(stage, "a")[1:]
         assert tried == "run/v000002"
         assert [path.startswith(".refitd/copies/run/") for path in copies] == [True, True]
         trainer.base = lambda: Full("the test asks for one")
         assert await served(stage, trainer) is Kind.FULL
-        assert not record(stage, "a").wants_full
+        assert not record(stage, "a").contents.wants_full
 
 
 async def test_an_engine_that_was_restarted_is_brought_back_by_the_full_version_and_the_deltas_on_it(

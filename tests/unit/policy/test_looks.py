@@ -13,7 +13,7 @@ from refitd.policy.next_action import (
     until_look,
     until_look_at_rest,
 )
-from refitd.state.records import EngineRecord
+from refitd.state.records import Believed, EngineRecord
 from refitd_client.contract.states import EngineState
 
 
@@ -73,10 +73,12 @@ def test_an_operator_who_wants_fewer_looks_gets_fewer() -> None:
 
 
 def test_an_engine_that_is_paused_or_on_its_way_to_another_version_is_not_at_rest() -> None:
-    engine = EngineRecord(id="one", url="http://one", state=EngineState.IN_SYNC, run="run", serving="run~v000001")
+    engine = EngineRecord(
+        id="one", url="http://one", state=EngineState.IN_SYNC, run="run", contents=Believed(serving="run~v000001")
+    )
     assert at_rest(engine, "run~v000001")
     assert at_rest(engine, None)
     assert not at_rest(engine, "run~v000002")
-    assert not at_rest(replace(engine, resume_owed=True), "run~v000001")
+    assert not at_rest(engine.having(resume_owed=True), "run~v000001")
     for state in set(EngineState) - {EngineState.IN_SYNC}:
         assert not at_rest(replace(engine, state=state), "run~v000001")

@@ -19,12 +19,12 @@ async def test_a_folder_that_a_server_may_read_again_is_not_deleted(tmp_path: Pa
         simulated.may_read = (f"{stage.root}/run/v000001",)
         for step in (2, 3, 4):
             await stage.served(step)
-        while not stage.store.engines["a:1"].may_read:
+        while not stage.store.engines["a:1"].debts.may_read:
             await stage.store.changed.wait_after(stage.store.changed.count, within=0.05)
         await stage.sweep()
         assert "v000001" in kept()
         simulated.may_read = ()
-        while stage.store.engines["a:1"].may_read:
+        while stage.store.engines["a:1"].debts.may_read:
             await stage.store.changed.wait_after(stage.store.changed.count, within=0.05)
         await stage.sweep()
         assert "v000001" not in kept()

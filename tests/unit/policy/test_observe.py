@@ -35,27 +35,27 @@ def test_a_version_label_set_by_someone_else_does_not_count_as_served() -> None:
 
 def test_an_engine_that_tells_its_label_alone_serves_what_the_label_belongs_to() -> None:
     after = after_probe(engine(serving="v7"), reached(path=UNNAMED), SERVES_7, "v7", NOW)
-    assert (after.state, after.serving, after.model_path) == (EngineState.IN_SYNC, "v7", SERVES_7.path)
+    assert (after.state, after.serving, after.contents.model_path) == (EngineState.IN_SYNC, "v7", SERVES_7.path)
     other = after_probe(engine(serving="v7"), reached(path=UNNAMED, label="8"), SERVES_7, "v7", NOW)
-    assert (other.serving, other.model_path) == (None, UNNAMED)
+    assert (other.serving, other.contents.model_path) == (None, UNNAMED)
 
 
 def test_an_engine_that_does_not_answer_is_unreachable_since_the_first_time() -> None:
     once = after_probe(engine(serving="v7"), Unreached(reason="connection refused"), SERVES_7, "v7", NOW)
     twice = after_probe(once, Unreached(reason="connection refused"), SERVES_7, "v7", NOW + 9)
-    assert (twice.state, twice.unreachable_since, twice.serving) == (EngineState.UNREACHABLE, NOW, "v7")
+    assert (twice.state, twice.trouble.unreachable_since, twice.serving) == (EngineState.UNREACHABLE, NOW, "v7")
 
 
 def test_an_engine_that_is_back_from_a_network_cut_is_not_loaded_again() -> None:
     away = engine(state=EngineState.UNREACHABLE, serving="v7", unreachable_since=NOW)
     after = after_probe(away, reached(), SERVES_7, "v7", NOW + 9)
-    assert (after.state, after.unreachable_since) == (EngineState.IN_SYNC, None)
+    assert (after.state, after.trouble.unreachable_since) == (EngineState.IN_SYNC, None)
 
 
 def test_an_engine_that_does_not_hear_that_it_may_go_on_is_looked_at_first() -> None:
     """It may have died with the call: what is there now would be called in sync with what died."""
     after = after_refit(engine(state=EngineState.VERIFYING), "v7", Refit(outcome=Outcome.ACK, resumed=False), NOW)
-    assert (after.state, after.serving, after.resume_owed) == (EngineState.PROBING, "v7", True)
+    assert (after.state, after.serving, after.debts.resume_owed) == (EngineState.PROBING, "v7", True)
 
 
 def test_an_engine_that_answers_again_has_no_old_reason_any_more() -> None:
@@ -72,9 +72,9 @@ def test_a_tainted_engine_stays_tainted_whatever_its_label_says() -> None:
 
 def test_what_an_engine_held_when_the_service_died_counts_until_a_load_fails_or_is_proved() -> None:
     cut_off = engine(state=EngineState.TAINTED, known=False, held="v6")
-    assert after_refit(cut_off, "v7", Refit(outcome=Outcome.UNREACHABLE, resumed=False), NOW).held == "v6"
-    assert after_refit(cut_off, "v7", Refit(outcome=Outcome.TAINTED, resumed=False), NOW).held is None
-    assert after_refit(cut_off, "v7", Refit(outcome=Outcome.ACK, resumed=True), NOW).held is None
+    assert after_refit(cut_off, "v7", Refit(outcome=Outcome.UNREACHABLE, resumed=False), NOW).contents.held == "v6"
+    assert after_refit(cut_off, "v7", Refit(outcome=Outcome.TAINTED, resumed=False), NOW).contents.held is None
+    assert after_refit(cut_off, "v7", Refit(outcome=Outcome.ACK, resumed=True), NOW).contents.held is None
 
 
 def test_a_quarantined_engine_that_was_restarted_is_brought_up_again() -> None:
@@ -82,7 +82,7 @@ def test_a_quarantined_engine_that_was_restarted_is_brought_up_again() -> None:
     seen = after_probe(quarantined, reached(), None, "v7", NOW)
     assert seen.state is EngineState.QUARANTINED
     after = after_probe(seen, reached("/base", "default"), None, "v7", NOW)
-    assert (after.state, after.known, after.taints) == (EngineState.TAINTED, False, 0)
+    assert (after.state, after.known, after.trouble.taints) == (EngineState.TAINTED, False, 0)
     away = after_probe(seen, Unreached(reason="refused"), None, "v7", NOW)
     assert after_probe(away, reached(), None, "v7", NOW).state is EngineState.TAINTED
 
@@ -93,12 +93,12 @@ def test_why_an_engine_was_given_up_or_did_not_answer_is_not_said_of_its_next_pr
     still = after_probe(broken, replace(reached(), process=first), None, "v7", NOW)
     assert (still.state, still.reason) == (EngineState.QUARANTINED, "torn")
     anew = after_probe(broken, replace(reached(), process=second), None, "v7", NOW)
-    assert (anew.state, anew.known, anew.taints) == (EngineState.TAINTED, False, 0)
+    assert (anew.state, anew.known, anew.trouble.taints) == (EngineState.TAINTED, False, 0)
     assert "it was restarted since" in (anew.reason or "")
     away = after_probe(broken, Unreached(reason="refused"), None, "v7", NOW)
     again = after_probe(away, replace(reached(), process=first), None, "v7", NOW)
     assert "it has answered again since" in (again.reason or "")
-    assert anew.held is None, "the loads that failed may have run in that process"
+    assert anew.contents.held is None, "the loads that failed may have run in that process"
 
 
 def test_a_quarantined_engine_that_names_its_start_up_model_is_not_known_because_of_that() -> None:
@@ -121,24 +121,24 @@ def test_refusals_do_not_count_towards_a_quarantine() -> None:
 
 def test_a_resume_that_is_owed_is_not_paid_by_a_call_that_was_never_sent() -> None:
     owed = after_refit(engine(), "v7", Refit(outcome=Outcome.NACK, resumed=False), NOW)
-    assert after_refit(owed, "v7", Refit(outcome=Outcome.UNREACHABLE, resumed=True), NOW).resume_owed
+    assert after_refit(owed, "v7", Refit(outcome=Outcome.UNREACHABLE, resumed=True), NOW).debts.resume_owed
 
 
 def test_a_clean_load_of_another_version_does_not_forgive_a_version_that_breaks_the_engine() -> None:
     broken = after_refit(engine(), "v7", Refit(outcome=Outcome.TAINTED, resumed=False), NOW)
     repaired = after_refit(broken, "v6", Refit(outcome=Outcome.ACK, resumed=True), NOW)
-    assert repaired.strikes == {"v7": 1}
-    assert after_refit(repaired, "v7", Refit(outcome=Outcome.ACK, resumed=True), NOW).strikes == {}
+    assert repaired.trouble.strikes == {"v7": 1}
+    assert after_refit(repaired, "v7", Refit(outcome=Outcome.ACK, resumed=True), NOW).trouble.strikes == {}
 
 
 def test_an_acknowledged_refit_makes_the_engine_serve_the_version() -> None:
     after = after_refit(engine(failures=2), "v7", Refit(outcome=Outcome.ACK, resumed=True), NOW)
-    assert (after.state, after.serving, after.known, after.failures) == (EngineState.IN_SYNC, "v7", True, 0)
-    assert not after.resume_owed
+    assert (after.state, after.serving, after.known, after.trouble.failures) == (EngineState.IN_SYNC, "v7", True, 0)
+    assert not after.debts.resume_owed
 
 
 def test_an_acknowledged_engine_that_could_not_be_resumed_is_owed_a_resume() -> None:
-    assert after_refit(engine(), "v7", Refit(outcome=Outcome.ACK, resumed=False), NOW).resume_owed
+    assert after_refit(engine(), "v7", Refit(outcome=Outcome.ACK, resumed=False), NOW).debts.resume_owed
 
 
 def test_a_refused_refit_leaves_the_engine_on_what_it_served() -> None:
@@ -171,4 +171,4 @@ def test_an_engine_that_cannot_be_repaired_is_quarantined() -> None:
 
 def test_an_engine_that_went_away_before_the_load_keeps_what_it_served() -> None:
     after = after_refit(engine(serving="v6"), "v7", Refit(outcome=Outcome.UNREACHABLE, resumed=False), NOW)
-    assert (after.state, after.serving, after.resume_owed) == (EngineState.UNREACHABLE, "v6", True)
+    assert (after.state, after.serving, after.debts.resume_owed) == (EngineState.UNREACHABLE, "v6", True)

@@ -25,7 +25,7 @@ def test_a_version_with_tensors_left_out_goes_only_over_start_up_weights_of_thos
 ) -> None:
     record = engine("a")
     for each in loaded:
-        record = replace(begun(record, each), serving=each.id)
+        record = begun(record, each).having(serving=each.id)
     reason = why_not_over(record, PART, KNOWN)
     assert (reason is None) is goes
     if reason is not None:
@@ -43,15 +43,15 @@ def test_what_an_earlier_release_has_loaded_counts_by_what_the_engine_serves() -
 def test_an_engine_that_another_writer_has_loaded_has_no_start_up_weights() -> None:
     record = engine("a", startup_path="/base", model_path="/elsewhere")
     assert why_not_over(record, PART, KNOWN) is not None
-    assert why_not_over(replace(record, model_path="/base"), PART, KNOWN) is None
+    assert why_not_over(record.having(model_path="/base"), PART, KNOWN) is None
 
 
 def test_a_host_asks_its_own_engines() -> None:
-    assert why_not_over(replace(engine("a", serving=WHOLE.id), pulls=True), PART, KNOWN) is None
+    assert why_not_over(engine("a", serving=WHOLE.id, pulls=True), PART, KNOWN) is None
 
 
 def test_a_restart_brings_the_start_up_weights_back() -> None:
-    before = replace(begun(engine("a", serving=WHOLE.id), WHOLE), process=Process(seed=1), model_path="/base")
+    before = begun(engine("a", serving=WHOLE.id), WHOLE).having(process=Process(seed=1), model_path="/base")
     seen = Reached(model_path="/base", weight_version="", server_version="1", configuration="c", startup_path="/base")
-    assert after_probe(before, replace(seen, process=Process(seed=2)), None, None, 0.0).kept is None
-    assert after_probe(before, replace(seen, process=Process(seed=1)), None, None, 0.0).kept == ""
+    assert after_probe(before, replace(seen, process=Process(seed=2)), None, None, 0.0).contents.kept is None
+    assert after_probe(before, replace(seen, process=Process(seed=1)), None, None, 0.0).contents.kept == ""

@@ -72,7 +72,7 @@ def test_an_engine_that_the_service_died_on_in_mid_load_goes_to_the_target_at_on
     assert next_action(cut_off, goals, LATER, NOW) == RefitTo(TARGET)
     not_its_turn = replace(goals, loadable=version(6))
     assert next_action(cut_off, not_its_turn, LATER, NOW) == RefitTo(version(6))
-    struck = replace(cut_off, strikes={TARGET.id: 1})
+    struck = cut_off.having(strikes={TARGET.id: 1})
     assert next_action(struck, goals, LATER, NOW) == RefitTo(version(6)), "it has left unknown contents here before"
 
 

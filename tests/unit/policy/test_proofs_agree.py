@@ -1,7 +1,6 @@
 """Loads that go on at the same moment find nothing on record: what they have left behind is compared afterwards."""
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from refitd.engine.host import doubt
 from refitd.engine.port import Outcome, Reached, Refit
 from refitd.policy.observe import Expected, after_probe, after_refit, compared, proved
 from refitd.state.records import AttemptRecord
+from refitd_client.contract.follow import HostEngines
 from refitd_client.contract.states import EngineState
 from support.checkpoints import publish, tensors
 from support.records import engine, version
@@ -46,30 +46,35 @@ def test_a_host_s_proof_is_compared_with_that_of_a_host_of_the_same_makings_alon
     found_later = engine(pulls=True, serving=V1, configuration="c")
     after = compared(found_later, "host:b:1", "host:a:1", V1)
     assert (after.serving, after.state) == (V1, EngineState.IN_SYNC), "it is not loaded once more for nothing"
-    assert what_was_compared(after.proof) == (
+    assert what_was_compared(after.contents.proof) == (
         "What is on record of the version was computed by other means: they were compared with nothing."
     )
     assert compared(found_later, "host:a:2", "host:a:1", V1).serving is None
-    assert compared(replace(found_later, pulls=False), "xxh3:2", "plugin:xxh3:1", V1).serving is None
+    assert compared(found_later.having(host=None), "xxh3:2", "plugin:xxh3:1", V1).serving is None
 
 
 def test_a_load_that_was_compared_with_nothing_does_not_say_that_it_was() -> None:
     loaded = after_refit(engine(), V1, Refit(outcome=Outcome.ACK, resumed=True, fingerprint="vllm:xxh3:1"), 0.0)
-    assert proved(loaded, "vllm:xxh3:1", None).proof == "digests of parameters (recorded, not yet compared)"
-    assert proved(loaded, "vllm:xxh3:1", "vllm:xxh3:1").proof == "digests of parameters"
-    of_others = proved(loaded, "vllm:xxh3:1", "vllm-answers:-:-1.000").proof
+    assert proved(loaded, "vllm:xxh3:1", None).contents.proof == "digests of parameters (recorded, not yet compared)"
+    assert proved(loaded, "vllm:xxh3:1", "vllm:xxh3:1").contents.proof == "digests of parameters"
+    of_others = proved(loaded, "vllm:xxh3:1", "vllm-answers:-:-1.000").contents.proof
     assert of_others == "digests of parameters (not compared: what is on record is of other means)"
-    assert proved(loaded, "plugin:xxh3:1", "xxh3:1").proof == "fingerprints of refitd's plugin"
+    assert proved(loaded, "plugin:xxh3:1", "xxh3:1").contents.proof == "fingerprints of refitd's plugin"
 
 
 def test_what_proved_a_host_s_last_version_says_nothing_of_the_one_that_it_was_found_to_serve() -> None:
     order = AttemptRecord(id="1", engine="a", version=V1, started_at="", outcome="UNREACHABLE")
     before = engine(pulls=True, serving=None, last_attempt=order, proof=proof_by("host:a:1", recorded=True))
-    seen: dict[str, Any] = {"model_path": "/root/run/v000001", "weight_version": "1", "serves": V1, "pulls": True}
+    seen: dict[str, Any] = {
+        "model_path": "/root/run/v000001",
+        "weight_version": "1",
+        "serves": V1,
+        "host": HostEngines(follower="a"),
+    }
     reached = Reached(server_version="1", configuration="c", startup_path=None, **seen)
     found = after_probe(before, reached, Expected(path="", label=""), V1, 0.0)
-    assert (found.serving, found.proof) == (V1, None)
-    assert compared(found, "host:a:1", "host:a:1", V1).proof == proof_by("host:a:1")
+    assert (found.serving, found.contents.proof) == (V1, None)
+    assert compared(found, "host:a:1", "host:a:1", V1).contents.proof == proof_by("host:a:1")
 
 
 async def at_one_moment(stage: Stage) -> None:
@@ -83,7 +88,7 @@ async def at_one_moment(stage: Stage) -> None:
 
 
 def proofs(stage: Stage) -> list[tuple[str | None, str | None]]:
-    return [(each.serving, each.proof) for each in stage.store.engines.values()]
+    return [(each.serving, each.contents.proof) for each in stage.store.engines.values()]
 
 
 async def test_two_engines_that_load_a_version_at_one_moment_prove_each_other(tmp_path: Path) -> None:

@@ -26,7 +26,9 @@ ALL = {each.id: each for each in (BASE, MIDDLE, NEWEST)}
 
 def host_says(**more: Any) -> Reached:
     """What a host answers to a probe."""
-    return Reached(server_version="1", configuration="c", startup_path=None, pulls=True, **more)
+    return Reached(
+        server_version="1", configuration="c", startup_path=None, **({"host": HostEngines(follower="a")} | more)
+    )
 
 
 def test_a_host_is_given_a_delta_at_once_without_a_copy_or_the_steps_before_it() -> None:
@@ -48,7 +50,7 @@ def test_engines_of_a_host_that_were_restarted_are_no_other_writer() -> None:
     expected = Expected(path="/root/run/v000001", label="1")
     for _ in range(5):
         after = after_probe(host, seen, expected, BASE.id, 0.0)
-        assert (after.state, after.serving, after.contest) == (EngineState.BEHIND, None, None)
+        assert (after.state, after.serving, after.trouble.contest) == (EngineState.BEHIND, None, None)
     assert "not all of the host's engines" in (after.reason or "")
 
 
@@ -64,15 +66,15 @@ def test_a_host_that_carried_out_an_order_after_all_serves_it_and_is_not_ordered
         serves=NEWEST.id,
     )
     host = engine(state=EngineState.UNREACHABLE, pulls=True, serving=BASE.id, model_path="/root/run/v000001")
-    for before in (replace(host, last_attempt=order), replace(host, last_attempt=order, serving=None)):
+    for before in (host.having(last_attempt=order), host.having(last_attempt=order, serving=None)):
         after = after_probe(before, seen, Expected(path="/root/run/v000001", label="1"), NEWEST.id, 0.0)
         assert (after.state, after.serving, after.reason) == (EngineState.IN_SYNC, NEWEST.id, None)
-        assert after.last_attempt is not None
-        assert after.last_attempt.outcome == "ACK", "the journal keeps the attempt as it ended"
-    contested = replace(host, last_attempt=order, contest="another leads it", contests=3, contested_at=0.0)
+        assert after.trouble.last_attempt is not None
+        assert after.trouble.last_attempt.outcome == "ACK", "the journal keeps the attempt as it ended"
+    contested = host.having(last_attempt=order, contest="another leads it", contests=3, contested_at=0.0)
     after = after_probe(contested, seen, Expected(path="/root/run/v000001", label="1"), NEWEST.id, 0.0)
-    assert (after.state, after.contest) == (EngineState.IN_SYNC, None)
-    tainted = replace(host, last_attempt=replace(order, outcome="TAINTED"))
+    assert (after.state, after.trouble.contest) == (EngineState.IN_SYNC, None)
+    tainted = host.having(last_attempt=replace(order, outcome="TAINTED"))
     after = after_probe(tainted, seen, Expected(path="/root/run/v000001", label="1"), NEWEST.id, 0.0)
     assert (after.state, after.serving) == (EngineState.BEHIND, None)
 
@@ -87,7 +89,7 @@ def test_a_host_that_proves_something_newer_than_its_hub_knows_of_it_serves_that
     def serving(before: EngineRecord = host, told: VersionRecord | None = NEWEST) -> str | None:
         return after_probe(before, seen, expected, MIDDLE.id, 0.0, told=told).serving
 
-    assert serving() == serving(replace(host, serving=None, held=BASE.id)) == NEWEST.id
+    assert serving() == serving(host.having(serving=None, held=BASE.id)) == NEWEST.id
     assert serving(engine(pulls=True)) == NEWEST.id, "the hub knows the host no more"
     assert serving(told=None) is None, "the hub does not know it"
     assert (
@@ -95,9 +97,9 @@ def test_a_host_that_proves_something_newer_than_its_hub_knows_of_it_serves_that
         is serving(told=replace(NEWEST, state=VersionState.VALIDATING))
         is None
     )
-    failed = replace(host, serving=None, last_attempt=replace(last, version=NEWEST.id, outcome="TAINTED"))
+    failed = host.having(serving=None, last_attempt=replace(last, version=NEWEST.id, outcome="TAINTED"))
     assert serving(failed) is None, "it was brought there, and its contents were in doubt"
-    assert serving(replace(host, serving=version(4).id)) is None, "it was brought to something newer"
+    assert serving(host.having(serving=version(4).id)) is None, "it was brought to something newer"
 
 
 @pytest.mark.parametrize(
@@ -123,7 +125,7 @@ def test_a_host_that_has_obeyed_a_late_order_to_go_where_it_is_not_to_be_is_orde
     )
     host = engine(pulls=True, serving=BASE.id, model_path="/root/run/v000001", weight_version="1")
     after = after_probe(host, seen, Expected(path="/root/run/v000001", label="1"), target, 0.0)
-    assert after.reload is is_ordered
+    assert after.debts.reload is is_ordered
     assert (after.state is EngineState.BEHIND) is (is_ordered or target == MIDDLE.id)
 
 
@@ -137,12 +139,12 @@ def test_a_host_whose_engines_were_all_restarted_that_it_had_given_up_tries_agai
             serves=BASE.id,
         )
         host = engine(pulls=True, serving=BASE.id, host=told[0], strikes={NEWEST.id: 3})
-        return after_probe(host, seen, Expected(path="/root/run/v000001", label="1"), NEWEST.id, 0.0).strikes
+        return after_probe(host, seen, Expected(path="/root/run/v000001", label="1"), NEWEST.id, 0.0).trouble.strikes
 
     mended = HostEngines(follower="h", states={EngineState.IN_SYNC: 2})
     quarantined = replace(mended, states={EngineState.QUARANTINED: 1})
     in_an_order = after_word(engine(pulls=True, host=quarantined, strikes={NEWEST.id: 3}), mended)
-    assert (in_an_order.host, in_an_order.strikes) == (mended, {})
+    assert (in_an_order.seen.host, in_an_order.trouble.strikes) == (mended, {})
     assert strikes_after(2, 0) == {}
     assert strikes_after(2, 1) == strikes_after(1, 1) == strikes_after(0, 0) == {NEWEST.id: 3}
 
@@ -228,8 +230,8 @@ def test_a_host_that_serves_something_or_has_nowhere_to_go_is_left_as_it_is() ->
 def test_a_host_that_was_found_to_serve_a_version_proves_it_as_one_that_has_answered() -> None:
     host = engine(pulls=True, serving=NEWEST.id, configuration="c")
     alone = compared(host, None, "refitd-host:a:b", NEWEST.id)
-    assert (alone.serving, alone.proof) == (NEWEST.id, proof_by("refitd-host:a:b", recorded=True))
-    assert compared(host, "refitd-host:a:b", "refitd-host:a:b", NEWEST.id).proof == proof_by("refitd-host:a:b")
+    assert (alone.serving, alone.contents.proof) == (NEWEST.id, proof_by("refitd-host:a:b", recorded=True))
+    assert compared(host, "refitd-host:a:b", "refitd-host:a:b", NEWEST.id).contents.proof == proof_by("refitd-host:a:b")
     assert compared(host, "refitd-host:a:b", "refitd-host:a:c", NEWEST.id).serving is None
-    assert compared(host, None, None, NEWEST.id).proof is None
-    assert compared(replace(host, pulls=False), None, "found", NEWEST.id).proof is None  # its name alone says so
+    assert compared(host, None, None, NEWEST.id).contents.proof is None
+    assert compared(host.having(host=None), None, "found", NEWEST.id).contents.proof is None  # its name alone says so

@@ -7,7 +7,7 @@ import pytest
 
 from refitd.engine.registry import EngineSpec
 from refitd.policy.roster import NamedEngine, OperatorHosts, Reconciled, guard_of, moved, reconcile
-from refitd.state.records import EngineRecord, Source
+from refitd.state.records import EngineRecord, Naming, Source
 from refitd_client.contract.states import EngineState
 from support.records import engine
 
@@ -40,7 +40,7 @@ def hold(record: EngineRecord | None, entry: NamedEngine | None, sources: frozen
 @pytest.mark.parametrize(("run", "is_named"), [(None, False), ("run", True)])
 def test_an_engine_that_is_new_is_taken_in_with_the_run_that_it_was_given(run: str | None, is_named: bool) -> None:
     entry = named() if run is None else named(run=run)
-    new = EngineRecord(id="a", url="http://a", run=run, run_named=is_named, said=run, source=Source.FILE)
+    new = EngineRecord(id="a", url="http://a", run=run, naming=Naming(run_named=is_named, said=run, source=Source.FILE))
     assert hold(None, entry) == Reconciled(drop=(), keep=(new,))
 
 
@@ -57,12 +57,14 @@ def test_an_engine_that_is_named_no_more_is_dropped_by_who_named_it_and_by_nobod
 
 def test_another_address_is_another_engine() -> None:
     roster = hold(known(), named("http://b"))
-    assert roster == Reconciled(drop=("a",), keep=(EngineRecord(id="a", url="http://b", source=Source.FILE),))
+    assert roster == Reconciled(
+        drop=("a",), keep=(EngineRecord(id="a", url="http://b", naming=Naming(source=Source.FILE)),)
+    )
 
 
 def test_another_server_beside_it_is_another_engine_and_the_same_ones_are_not() -> None:
     entry = NamedEngine(EngineSpec(url="http://a", pair=("http://b",)), Source.FILE)
-    new = EngineRecord(id="a", url="http://a", pair=("http://b",), source=Source.FILE)
+    new = EngineRecord(id="a", url="http://a", naming=Naming(pair=("http://b",), source=Source.FILE))
     assert hold(known(), entry) == Reconciled(drop=("a",), keep=(new,))
     assert hold(known(pair=("http://b",)), entry) == Reconciled(drop=(), keep=(known(pair=("http://b",)),))
 
@@ -81,7 +83,7 @@ def test_an_engine_that_somebody_else_names_now_stays_what_it_is() -> None:
 def test_an_engine_that_is_given_another_run_goes_on_serving_what_it_serves() -> None:
     (record,) = hold(known(), named(run="other")).keep
     assert record == known(run="other", run_named=True, said="other", strikes={})
-    assert (record.known, record.unproven) == (False, ("run~v000002",))
+    assert (record.known, record.debts.unproven) == (False, ("run~v000002",))
 
 
 def test_an_engine_that_is_given_the_run_that_it_followed_by_itself_goes_on() -> None:
@@ -106,29 +108,29 @@ FILE_SAYS_A = engine("a", source=Source.FILE, run="A", run_named=True, said="A")
 @pytest.mark.parametrize("said", [("A",), ("A", "A"), (None,), (None, None)])
 def test_a_move_holds_while_the_file_says_what_it_said_or_nothing_any_more(said: tuple[str | None, ...]) -> None:
     record = after(moved(FILE_SAYS_A, "B"), *said)
-    assert (record.run, record.moved) == ("B", True)
+    assert (record.run, record.naming.moved) == ("B", True)
 
 
 @pytest.mark.parametrize("said", [("C",), ("A", "C"), (None, "A", None), (None, "A"), ("C", "A")])
 def test_a_move_ends_when_the_file_is_changed_to_name_a_run(said: tuple[str | None, ...]) -> None:
     record = after(moved(FILE_SAYS_A, "B"), *said)
-    assert (record.run, record.moved) == (said[-1], False)
+    assert (record.run, record.naming.moved) == (said[-1], False)
 
 
 def test_an_engine_that_is_moved_to_where_its_file_has_it_is_not_moved_any_more() -> None:
     record = after(moved(moved(FILE_SAYS_A, "B"), "A"), "C", "A")
-    assert (record.run, record.moved) == ("A", False)
-    assert not after(moved(FILE_SAYS_A, "B"), "B").moved
+    assert (record.run, record.naming.moved) == ("A", False)
+    assert not after(moved(FILE_SAYS_A, "B"), "B").naming.moved
 
 
 def test_why_an_engine_cannot_be_reached_is_still_known_when_it_is_moved() -> None:
     away = engine("a", run="A", state=EngineState.UNREACHABLE, reason="connection refused", failures=2)
     there = moved(away, "B")
-    assert (there.state, there.reason, there.failures) == (EngineState.UNREACHABLE, "connection refused", 0)
+    assert (there.state, there.reason, there.trouble.failures) == (EngineState.UNREACHABLE, "connection refused", 0)
     assert moved(replace(away, state=EngineState.NACKED), "B").state is EngineState.BEHIND
 
 
 def test_a_move_outlives_a_source_that_names_no_runs() -> None:
     found = engine("a", source=Source.DISCOVERED, run="A")
     (record,) = hold(moved(found, "B"), NamedEngine(EngineSpec(url="http://a"), Source.DISCOVERED)).keep
-    assert (record.run, record.moved, record.run_named) == ("B", True, True)
+    assert (record.run, record.naming.moved, record.naming.run_named) == ("B", True, True)

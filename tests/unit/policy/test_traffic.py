@@ -93,7 +93,7 @@ def test_an_engine_that_is_updated_holds_requests_only_if_it_serves_what_is_aske
     assert asked(updated, Demand(max_behind=1)) == "is being updated"
     assert asked(replace(updated, state=EngineState.VERIFYING), Demand()) == "is being updated"
     assert asked(updated) == "serves step 6, 1 behind step 7"
-    repaired = asked(replace(updated, known=False), Demand())
+    repaired = asked(updated.having(known=False), Demand())
     assert repaired is not None
 
 
@@ -101,7 +101,7 @@ def test_an_engine_that_has_yet_to_answer_a_service_that_was_restarted_is_not_kn
     probing = serving(7, state=EngineState.PROBING)
     assert asked(probing) == "has not answered yet since the service was started"
     assert asked(engine(state=EngineState.PROBING)) == "serves no version yet"
-    assert asked(replace(probing, resume_owed=True)) == "may still be paused"
+    assert asked(probing.having(resume_owed=True)) == "may still be paused"
 
 
 def test_a_step_can_be_asked_for_exactly_or_from_there_on() -> None:

@@ -1,7 +1,5 @@
 """Engines found by run and address are those that a look through all of them finds."""
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,7 +32,7 @@ def test_whatever_happened_to_engines_each_is_found_where_it_is_now(steps: list[
         for run in (None, "one", "two"):
             mine = [each for each in everything if each.run == run]
             assert index.of_run(run) == mine
-            assert index.plugged(run) == sum(each.plugin is not None for each in mine)
+            assert index.plugged(run) == sum(each.seen.plugin is not None for each in mine)
             for version in ("one~v000001", "one~v000002"):
                 assert index.serving(run, version) == sum(each.known and each.serving == version for each in mine)
         for address in ("h:1", "h:2"):
@@ -43,20 +41,20 @@ def test_whatever_happened_to_engines_each_is_found_where_it_is_now(steps: list[
             )
         assert list(index.at(None)) == []
         for one in everything:
-            proved = {each.id for each in index.proved(one.serving, one.configuration, one.proof)}
-            alike = (one.serving, one.configuration, one.proof)
-            assert proved == {e.id for e in everything if (e.serving, e.configuration, e.proof) == alike}
+            proved = {each.id for each in index.proved(one.serving, one.seen.configuration, one.contents.proof)}
+            alike = (one.serving, one.seen.configuration, one.contents.proof)
+            assert proved == {e.id for e in everything if (e.serving, e.seen.configuration, e.contents.proof) == alike}
 
 
 def test_a_record_that_takes_the_place_of_another_is_the_one_that_is_found() -> None:
     index = EngineIndex()
     index["a"] = engine("a")
-    index["a"] = replace(engine("a"), reason="new")
+    index["a"] = engine("a").having(reason="new")
     assert [each.reason for each in index.of_run("run")] == ["new"]
 
 
 def test_versions_that_no_engine_serves_any_more_take_no_memory() -> None:
     index = EngineIndex()
     for step in range(1, 100):
-        index["a"] = replace(engine("a"), known=True, serving=f"run~v{step:06d}")
+        index["a"] = engine("a").having(known=True, serving=f"run~v{step:06d}")
     assert len(index._served) == 1

@@ -98,7 +98,7 @@ async def test_what_engines_gave_for_a_version_is_forgotten_with_it_also_by_the_
     async with written(tmp_path) as journal:
         again = Store(journal, SystemClock())
         assert again.fingerprint(version(1).id, "c") is None
-        assert again.engines["a"].given == {}
+        assert again.engines["a"].contents.given == {}
 
 
 async def test_what_is_queued_when_the_service_stops_is_written(place: Place) -> None:
@@ -224,13 +224,13 @@ async def test_an_attempt_without_an_outcome_taints_its_engine(place: Place) -> 
         again = Store(journal, SystemClock())
         found = again.engines["a"]
         assert (found.state, found.known, found.serving) == (EngineState.TAINTED, False, None)
-        assert found.unproven == (version(2).id,)
-        assert found.held == version(1).id
+        assert found.debts.unproven == (version(2).id,)
+        assert found.contents.held == version(1).id
         again.open_attempt("a", version(2).id)  # the load that repairs it, and the service dies in that as well
         await again.durable()
     async with written(place()) as journal:
         last = Store(journal, SystemClock()).engines["a"]
-        assert (last.known, last.held) == (False, version(1).id)
+        assert (last.known, last.contents.held) == (False, version(1).id)
         assert len(journal.read(reads.read_open_attempts)) == 1
 
 
@@ -241,7 +241,7 @@ async def test_of_an_engine_whose_load_failed_before_the_service_died_nothing_co
         store.open_attempt("a", version(1).id)
         await store.durable()
     async with written(place()) as journal:
-        assert Store(journal, SystemClock()).engines["a"].held is None
+        assert Store(journal, SystemClock()).engines["a"].contents.held is None
 
 
 async def test_attempts_are_read_in_the_order_in_which_they_began_whatever_was_written_to_them_since(

@@ -303,7 +303,7 @@ async def test_a_load_in_which_the_service_died_leaves_an_engine_doubted_and_a_h
     again = open_journal(state, root)
     found = Store(again, SystemClock()).engines["a"]
     again.close()
-    assert found.last_attempt is not None
-    assert (found.last_attempt.outcome, found.state, found.known) == (outcome, state_then, known)
-    assert (found.unproven, found.resume_owed) == (unproven, not pulls)
-    assert (found.serving, found.held) == (("run~v000001", None) if pulls else (None, "run~v000001"))
+    assert found.trouble.last_attempt is not None
+    assert (found.trouble.last_attempt.outcome, found.state, found.known) == (outcome, state_then, known)
+    assert (found.debts.unproven, found.debts.resume_owed) == (unproven, not pulls)
+    assert (found.serving, found.contents.held) == (("run~v000001", None) if pulls else (None, "run~v000001"))

@@ -80,7 +80,7 @@ async def test_an_engine_that_is_added_to_the_file_is_brought_to_the_target_and_
         write(file, "{url: 'http://a:1'}", "{url: 'http://b:1'}")
         await engines_are(stage, A, B)
         await serving(stage, B)
-        assert {record.source for record in stage.store.engines.values()} == {Source.FILE}
+        assert {record.naming.source for record in stage.store.engines.values()} == {Source.FILE}
         assert len(stage.engines["a"].loads) == 1
 
 
@@ -163,7 +163,7 @@ async def test_a_move_holds_until_the_file_is_changed_to_name_another_run(file: 
         assert stage.store.engines[A].run == "other", "nor does a restart say anything"
         write(file, "{url: 'http://a:1', run: third}")
         await stage.until(lambda: stage.store.engines[A].serving == version(1, run="third").id)
-        assert not stage.store.engines[A].moved
+        assert not stage.store.engines[A].naming.moved
 
 
 @pytest.mark.parametrize(
@@ -227,4 +227,4 @@ async def test_an_engine_that_the_api_added_is_not_the_file_s_to_take_away(file:
         stage.fleet.add(NewEngine(url="http://c:1"))
         write(file, "{url: 'http://b:1'}")
         await engines_are(stage, B, "c:1")
-        assert stage.store.engines["c:1"].source is Source.API
+        assert stage.store.engines["c:1"].naming.source is Source.API

@@ -41,7 +41,9 @@ async def ready(stage: Stage, *names: str) -> None:
     for name in names:
         stage.engines[name].takes_offers = True
     await stage.served(1)
-    await stage.until(ONE, lambda _: sum(engine.takes_offers for engine in stage.store.engines.values()) == len(names))
+    await stage.until(
+        ONE, lambda _: sum(engine.seen.takes_offers for engine in stage.store.engines.values()) == len(names)
+    )
 
 
 async def test_what_an_engine_took_is_served_and_is_good_only_when_its_files_are(tmp_path: Path) -> None:
@@ -105,7 +107,7 @@ async def test_an_engine_that_declines_goes_on_as_before_and_loads_the_files(tmp
         await offer(stage, 2)
         version = await taken(stage, TWO)
         (engine,) = stage.store.engines.values()
-        assert (engine.serving, engine.failures, version["engines"][0]["reason"]) == (ONE, 0, "another host")
+        assert (engine.serving, engine.trouble.failures, version["engines"][0]["reason"]) == (ONE, 0, "another host")
         publish(stage.root, "run", 2, tensors(2))
         await stage.until(TWO, lambda record: record.served_at is not None)
 

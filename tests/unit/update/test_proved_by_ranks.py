@@ -75,7 +75,7 @@ async def with_gpus(stage: Stage, *names: str, ranks: int = 1) -> None:
         engine = stage.engines[name]
         engine.plugin, engine.prover = "0.1.0", ranks_of(stage.root, ranks)
     async with asyncio.timeout(10):
-        while sum(engine.proves for engine in stage.store.engines.values()) < len(names):
+        while sum(engine.seen.proves for engine in stage.store.engines.values()) < len(names):
             await stage.store.changed.wait_after(stage.store.changed.count, within=0.02)
 
 

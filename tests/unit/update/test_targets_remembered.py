@@ -1,6 +1,5 @@
 """What is remembered of a run's goals is what a fresh look at everything finds, whatever engines do."""
 
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -49,7 +48,7 @@ def test_remembered_goals_are_those_of_a_fresh_look(
             store.put_engine(engine(each))
         for each, fields in changes:
             targets.of_run("run")  # remembers
-            store.put_engine(replace(store.engines[each], **fields))  # type: ignore[arg-type]
+            store.put_engine(store.engines[each].having(**fields))
             for run in ("run", "other"):
                 assert targets.of_run(run) == Targets(store, strategy).of_run(run)
         journal.close()
@@ -72,7 +71,7 @@ async def test_a_thousand_engines_that_arrive_are_no_thousand_looks_at_the_goals
 
     monkeypatch.setattr(targets_module, "goals_of_run", counted)
     for number in range(1000):
-        store.put_engine(replace(store.engines[str(number)], serving=version(1).id))
+        store.put_engine(store.engines[str(number)].having(serving=version(1).id))
         targets.of_engine(store.engines[str(number)])
     assert len(looks) <= 2
     journal.close()

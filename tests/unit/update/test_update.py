@@ -45,7 +45,7 @@ async def test_newest_wins_and_skipped_versions_are_counted(tmp_path: Path) -> N
             stage.store.put_version(version(step))
         await stage.until(lambda: stage.store.engines[A].serving == version(4).id)
         assert engine.loads == ["/root/run/v000001", "/root/run/v000004"]
-        assert stage.store.engines[A].skipped == 2
+        assert stage.store.engines[A].contents.skipped == 2
 
 
 async def test_a_version_that_is_overtaken_as_it_is_proven_was_served(
@@ -145,7 +145,7 @@ async def test_a_resume_that_was_lost_is_sent_again(tmp_path: Path) -> None:
     engine.script = [Refit(outcome=Outcome.ACK, resumed=False)]
     async with running(tmp_path, {"a": engine}) as stage:
         stage.store.put_version(version(1))
-        await stage.until(lambda: engine.resumes > 0 and not stage.store.engines[A].resume_owed)
+        await stage.until(lambda: engine.resumes > 0 and not stage.store.engines[A].debts.resume_owed)
         assert not engine.paused
 
 
@@ -275,7 +275,7 @@ async def test_a_resync_of_an_engine_that_is_away_forgets_nothing_and_is_carried
         assert engine.loads == ["/root/run/v000001"]
         engine.down = False
         await stage.until(lambda: len(engine.loads) == 2 and stage.store.engines[A].state is EngineState.IN_SYNC)
-        assert not stage.store.engines[A].reload
+        assert not stage.store.engines[A].debts.reload
 
 
 async def test_a_resync_is_remembered_by_the_next_service(tmp_path: Path) -> None:
@@ -344,7 +344,7 @@ async def test_a_journal_that_cannot_be_written_is_not_held_against_the_engine(
             broken.setattr(stage.store, "durable", full)
             stage.store.put_version(version(2))
             await stage.until(lambda: stage.store.loading == {} and stage.store.engines[A].state is EngineState.BEHIND)
-            assert stage.store.engines[A].unreachable_since is None
+            assert stage.store.engines[A].trouble.unreachable_since is None
             assert engine.loads == ["/root/run/v000001"]
         await stage.until(lambda: stage.store.engines[A].serving == version(2).id)
 

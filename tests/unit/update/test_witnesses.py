@@ -25,7 +25,7 @@ async def _loaded(stage: Stage, names: str, *, at_once: bool = False) -> None:
     for name, gate in gates.items():
         gate.set()
         if not at_once:
-            await stage.until(V1, lambda _, id_=f"{name}:1": V1 in stage.store.engines[id_].given)
+            await stage.until(V1, lambda _, id_=f"{name}:1": V1 in stage.store.engines[id_].contents.given)
 
 
 def _states(stage: Stage) -> dict[str, tuple[EngineState, str | None, bool]]:
@@ -54,13 +54,13 @@ async def test_a_lone_word_about_an_older_version_is_no_more_than_that_when_its_
         stage.engines["a"].proof, stage.engines["b"].proof = FALSE, TRUE
         stage.engines["b"].gate = asyncio.Event()  # it comes to version 1 when the other engine has left it
         publish(stage.root, "run", 1, tensors(1))
-        await stage.until(V1, lambda _: V1 in stage.store.engines["a:1"].given)
+        await stage.until(V1, lambda _: V1 in stage.store.engines["a:1"].contents.given)
         publish(stage.root, "run", 2, tensors(2))
-        await stage.until(V2, lambda _: V2 in stage.store.engines["a:1"].given)
+        await stage.until(V2, lambda _: V2 in stage.store.engines["a:1"].contents.given)
         stage.engines["b"].gate.set()
-        await stage.until(V1, lambda _: V1 in stage.store.engines["b:1"].given)
-        assert stage.store.engines["b:1"].taints == 0
-        assert stage.store.engines["b:1"].strikes == {}
+        await stage.until(V1, lambda _: V1 in stage.store.engines["b:1"].contents.given)
+        assert stage.store.engines["b:1"].trouble.taints == 0
+        assert stage.store.engines["b:1"].trouble.strikes == {}
 
 
 async def test_one_against_one_is_trouble_pauses_nobody_and_is_not_served(tmp_path: Path) -> None:

@@ -136,12 +136,12 @@ def read_last_event(connection: sa.Connection) -> int:
 
 def read_engines(connection: sa.Connection) -> list[EngineRecord]:
     """All engines that the service knew when it last wrote."""
-    return [engine for engine in _engines(connection) if not engine.removed]
+    return [engine for engine in _engines(connection) if not engine.naming.removed]
 
 
 def read_removed_engines(connection: sa.Connection) -> list[EngineRecord]:
     """What must stay known of engines that are named no more; each one's id is its address."""
-    return [engine for engine in _engines(connection) if engine.removed]
+    return [engine for engine in _engines(connection) if engine.naming.removed]
 
 
 def _engines(connection: sa.Connection) -> Iterator[EngineRecord]:

@@ -14,7 +14,7 @@ from sqlalchemy import event
 
 from refitd_client.contract.decoding import from_json
 
-SCHEMA_VERSION = 5  # with each change of what follows one more: a journal of another schema is rebuilt
+SCHEMA_VERSION = 6  # with each change of what follows one more: a journal of another schema is rebuilt
 
 metadata = sa.MetaData()
 

@@ -175,16 +175,6 @@ class Allocation:
         """The backend that generates; of several the first."""
         return self.of(Role.GENERATION)[0].backend
 
-    @property
-    def generation_world(self) -> int:
-        """The ranks that generate."""
-        return sum(engine.parallel.world for engine in self.of(Role.GENERATION))
-
-    @property
-    def colocated(self) -> bool:
-        """Whether trainers and engines are to share GPUs."""
-        return any({member.role for member in members} == set(Role) for members in self.groups)
-
 
 def allocation_of_counts(
     engine_gpus: int, trainer_gpus: int, *, engine_tp: int = 1, shared: bool = False

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
+from refitd_client.transport.ways import Transport
 from refitd_plan.job import JobSettings
 from refitd_plan.machine import GIB, Machine, Placement
 from refitd_plan.memory import GPU_HEADROOM, WEIGHT_BYTES, MemoryEstimate, memory_of
 from refitd_plan.model import Model, lora_parameters
 from refitd_plan.plan import PlannedChange, PlannedMemory, PlannedProcess
-from refitd_plan.transport import WeightTransport, host_fault, on_root, versions_on_root
+from refitd_plan.transport import host_fault, on_root, versions_on_root
 
 Measure = Callable[[JobSettings], MemoryEstimate]
 _LEAST_FRACTION, _MOST_FRACTION, _FRACTION_STEP = 0.1, 0.9, 0.05
@@ -172,7 +173,7 @@ class Fit:
     """The job as it is asked for, and with the changes that make it fit (the same where none do, or none have to)."""
 
     model: Model
-    transport: WeightTransport
+    transport: Transport
     now: MemoryEstimate
     changes: tuple[PlannedChange, ...] | None
     job: JobSettings
@@ -184,9 +185,7 @@ def fit(
     placement: Placement,
     machine: Machine,
     job: JobSettings,
-    transport: WeightTransport,
-    *,
-    by_refitd: bool = True,
+    transport: Transport,
 ) -> Fit:
     """Find the changes that make a job fit. Deltas take a little memory; a hand-over excludes one of the changes.
 
@@ -196,27 +195,20 @@ def fit(
         machine: the GPUs.
         job: the settings that were asked for.
         transport: how the weights go.
-        by_refitd: whether refitd carries that out, with processes of its own where it is a broadcast.
     """
 
     def measure(job: JobSettings) -> MemoryEstimate:
-        return memory_of(model, placement, machine, job, transport if by_refitd else None)
+        return memory_of(model, placement, machine, job, transport)
 
-    found = changes(job, measure, handover=transport is WeightTransport.HANDOVER)
+    found = changes(job, measure, handover=transport == "handover")
     then = applied(job, found or ())
     return Fit(model=model, transport=transport, now=measure(job), changes=found, job=then, then=measure(then))
 
 
-def planned_memory(found: Fit, host_has: float | None, *, files: bool) -> PlannedMemory:
-    """The memory as a plan shows it.
-
-    Args:
-        found: the job.
-        host_has: the host's memory in GiB, None where it was not given.
-        files: whether versions lie on the root.
-    """
+def planned_memory(found: Fit, host_has: float | None) -> PlannedMemory:
+    """The memory as a plan shows it. `host_has` is the host's memory in GiB, None where it was not given."""
     version = version_bytes(found.model, found.job) / GIB
-    fault = host_fault(found.transport, version, host_has) if files and host_has is not None else None
+    fault = host_fault(found.transport, version, host_has) if host_has is not None else None
     return PlannedMemory(
         fits=found.now.fits and fault is None,
         faults=found.now.faults if fault is None else (*found.now.faults, fault),
@@ -236,11 +228,9 @@ def version_bytes(model: Model, job: JobSettings) -> float:
     return WEIGHT_BYTES * parameters
 
 
-def assumed_of_memory(transport: WeightTransport, host_has: float | None, *, files: bool) -> list[str]:
-    """What every prediction of memory takes for granted. Arguments as for `planned_memory`."""
+def assumed_of_memory(transport: Transport, host_has: float | None) -> list[str]:
+    """What every prediction of memory takes for granted."""
     unknown = "" if host_has is not None else ", whose size was not given (--host-memory)"
-    if not files:
-        unknown += "; that is not counted, as no files follow what goes from memory to memory"
     return [
         "engines start before trainers, on GPUs that no other program uses",
         f"{GPU_HEADROOM:.0%} of each GPU stays free",

@@ -223,17 +223,6 @@ class Placement:
         """The ranks with a role."""
         return [rank for rank in self.ranks if rank.component.role is role]
 
-    @property
-    def update_group(self) -> list[Rank]:
-        """Whom a broadcast of the weights would join: every rank that generates, and rank 0 of the first trainer."""
-        return [self.of(Role.TRAINING)[0], *self.of(Role.GENERATION)]
-
-    @property
-    def doubled(self) -> str | None:
-        """The first device that holds two ranks of the update group; None where each has its own."""
-        devices = [rank.device for rank in self.update_group]
-        return next((device for device in devices if devices.count(device) > 1), None)
-
 
 def place(allocation: Allocation, machine: Machine) -> Placement:
     """Give each rank its GPU.

@@ -38,11 +38,11 @@ next micro-batch need new ones. Else 15 % of PyTorch's memory is lost in fragmen
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from refitd_client.transport.ways import Transport
 from refitd_plan.allocation import VLLM, Component, Parallel, Role
 from refitd_plan.job import JobSettings, Loss, Optimizer, Precision
 from refitd_plan.machine import GIB, Machine, Placement, Rank
 from refitd_plan.model import Model, lora_parameters
-from refitd_plan.transport import WeightTransport
 
 GPU_HEADROOM = 0.05
 """The share of a GPU that stays free: a prediction can be wrong, and a GPU that is full fails at the next token."""
@@ -75,11 +75,11 @@ _LOGIT_BYTES: Mapping[Loss, int] = {
 _STAGING_GIB = 2 * 2**26 / GIB  # two chunks of 64 MiB, by which a publisher looks for changes
 # refitd's own processes beside a rank, as measured on an H200 (docs/measurements.md): a CUDA context, and NCCL's
 # memory.
-_BESIDE = {
-    (WeightTransport.NCCL, "receiver"): 1.5,
-    (WeightTransport.NCCL, "sender"): 2.5,
-    (WeightTransport.GLOO, "receiver"): 0.5,
-    (WeightTransport.GLOO, "sender"): 0.5,
+_BESIDE: Mapping[tuple[Transport, str], float] = {
+    ("nccl", "receiver"): 1.5,
+    ("nccl", "sender"): 2.5,
+    ("gloo", "receiver"): 0.5,
+    ("gloo", "sender"): 0.5,
 }
 
 
@@ -132,7 +132,7 @@ class MemoryEstimate:
 
 
 def memory_of(
-    model: Model, placement: Placement, machine: Machine, job: JobSettings, transport: WeightTransport | None
+    model: Model, placement: Placement, machine: Machine, job: JobSettings, transport: Transport
 ) -> MemoryEstimate:
     """Every process's memory.
 
@@ -141,8 +141,8 @@ def memory_of(
         placement: which rank is on which GPU.
         machine: the GPUs.
         job: the settings.
-        transport: what refitd carries out; None where it carries out nothing. A publisher that looks for changes
-            takes two chunks, and a broadcast has a receiver beside each engine rank and a sender.
+        transport: how weights go. A publisher that looks for changes takes two chunks, and a broadcast has a receiver
+            beside each engine rank and a sender.
     """
     taken: dict[int, float] = {}
     engines: list[tuple[RankProcess, EngineMemory]] = []
@@ -162,7 +162,7 @@ def memory_of(
         parts = trainer_parts(model, rank.component, job)
         if rank.index == 0:
             parts |= _beside(transport, "sender")
-        if transport is WeightTransport.DISK_DELTA:
+        if transport == "delta":
             parts["publish staging"] = _STAGING_GIB
         trainers.append(_process(rank, parts))
     processes = (*(process for process, _ in engines), *trainers)
@@ -176,9 +176,9 @@ def memory_of(
     )
 
 
-def _beside(transport: WeightTransport | None, name: str) -> dict[str, float]:
+def _beside(transport: Transport, name: str) -> dict[str, float]:
     """A process of refitd's beside a rank. A receiver's copy of the model is in host memory where there is no room."""
-    size = 0.0 if transport is None else _BESIDE.get((transport, name), 0.0)
+    size = _BESIDE.get((transport, name), 0.0)
     return {name: size} if size else {}
 
 

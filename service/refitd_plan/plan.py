@@ -3,25 +3,20 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from refitd_plan.transport import WeightTransport
+from refitd_client.transport.ways import Transport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportOption:
     """One transport.
 
-    `hinders`: why it cannot be used, None where it can; `maybe`: it may work all the same, which a trial shows.
-    `carried_out`: refitd does it itself; `left_to_trainer`: why it leaves a broadcast that can be used to the trainer.
-    `costs_ms`: what one version cost where it was measured.
+    `hinders`: why it cannot be used, None where it can. `costs_ms`: what one version cost where it was measured.
     """
 
-    transport: WeightTransport
+    transport: Transport
     chosen: bool
     hinders: str | None
-    carried_out: bool
-    left_to_trainer: str | None
     costs_ms: Mapping[str, int]
-    maybe: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,18 +65,13 @@ class PlannedMemory:
 class Plan:
     """How weights go, whether everything fits, and what to set.
 
-    `update_group` is the world size that a broadcast would have: the ranks that generate, and one that trains.
-    `meanwhile` is what refitd carries out where it leaves `transport` to the trainer; None where it does not.
     `costs_of` says what the costs of all `ways` were measured on, and how a version of this job compares.
     `memory` is None where no model was given. `advice` is what the job has to keep to and no variable says.
     """
 
     allocation: str
-    transport: WeightTransport
-    rule: str
+    transport: Transport
     reason: str
-    update_group: int
-    meanwhile: WeightTransport | None
     ways: tuple[TransportOption, ...]
     costs_of: str
     memory: PlannedMemory | None

@@ -6,13 +6,14 @@ which packages are installed.
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, distribution, entry_points
 from pathlib import Path
 from typing import Any
 
 from refitd_client.errors import PlanRefusedError
-from refitd_plan.allocation import ENGINE_NAMES, SGLANG, VLLM, Allocation, Role, allocation_of_counts, parse
+from refitd_client.transport.ways import Choice
+from refitd_plan.allocation import ENGINE_NAMES, SGLANG, VLLM, Allocation, allocation_of_counts, parse
 from refitd_plan.fit import assumed_of_memory, fit, planned_memory, version_bytes
 from refitd_plan.job import JobSettings, job_of
 from refitd_plan.machine import Gpu, Machine, Placement, machine_for, place, read_gpus
@@ -23,19 +24,15 @@ from refitd_plan.transport import (
     COSTS,
     OF_RANKS,
     RECEIVED,
-    Rule,
+    WAYS,
     Situation,
-    WeightTransport,
     advice,
-    carried_out,
     check_host,
     choose,
     environment,
     hinders,
-    hinders_handover,
-    left_to_trainer,
-    may_work,
     measured,
+    situation_of,
 )
 
 _PLUGIN_ENTRIES = {SGLANG: ("sglang.srt.plugins", "refitd_sglang"), VLLM: ("vllm.general_plugins", "refitd_vllm")}
@@ -94,10 +91,9 @@ def plan(
     )
     job, of_job = job_of(settings, wanted.engine)
     placement = place(wanted, machine)
-    now = _situation(
-        wanted, placement, machine, job, plugin=has_plugin(wanted.engine) if plugin is None else plugin, areal=areal
-    )
-    rule = choose(now)
+    inside = has_plugin(wanted.engine) if plugin is None else plugin
+    now = situation_of(wanted, placement, machine, job, plugin=inside, areal=areal)
+    choice = choose(now)
     check_host(host_memory, machine.nodes)
     shape, of_model = _model(model)
     assumptions = [*of_machine, *of_model]
@@ -107,21 +103,19 @@ def plan(
             f"{wanted.text} asks for {wanted.world} GPUs and there are {machine.count}: "
             "the rest begins again at the first, as AReaL's local launcher does",
         )
-    if plugin is None and not now.plugin and hinders_handover(replace(now, plugin=True)) is None:
+    if plugin is None and not inside and not (now.lora or areal):
         engine = ENGINE_NAMES[wanted.engine]
         assumptions.append(
             f"{engine} has no plugin of refitd's: the two are not together in this environment (--plugin)"
         )
-    if not now.whole and now.engine == SGLANG and not (now.lora or now.areal):
+    if now.places[0].is_rank and now.engine == SGLANG and not (now.lora or now.areal):
         assumptions.append(OF_RANKS)
-    if rule.transport is WeightTransport.HANDOVER:
+    if choice.transport == "handover":
         assumptions.append("the service goes by --strategy all: engines that go in turns get the files")
-    files = carried_out(rule.transport, now)
     if shape is not None:
-        assumptions += [*of_job, *assumed_of_memory(rule.transport, host_memory, files=files)]
-    if shape is not None and rule.transport in BROADCASTS and files:
-        assumptions.append(RECEIVED)
-    return _plan(wanted, placement, machine, job, now, rule, shape, host_memory, assumptions)
+        assumptions += [*of_job, *assumed_of_memory(choice.transport, host_memory)]
+        assumptions += [RECEIVED] if choice.transport in BROADCASTS else []
+    return _plan(wanted, placement, machine, job, now, choice, shape, host_memory, assumptions)
 
 
 def has_plugin(engine: str = SGLANG) -> bool:
@@ -140,41 +134,29 @@ def _plan(
     machine: Machine,
     job: JobSettings,
     now: Situation,
-    rule: Rule,
+    choice: Choice,
     shape: Model | None,
     host_memory: float | None,
     assumptions: Sequence[str],
 ) -> Plan:
-    by_refitd = carried_out(rule.transport, now)
-    found = None if shape is None else fit(shape, placement, machine, job, rule.transport, by_refitd=by_refitd)
+    way = choice.transport
+    found = None if shape is None else fit(shape, placement, machine, job, way)
     then = job if found is None else found.job
-    meanwhile = None  # the best that refitd does itself, where it does not do what is best
-    if not by_refitd:
-        own = (WeightTransport.DISK_DELTA, WeightTransport.DISK)
-        meanwhile = next((transport for transport in own if carried_out(transport, now)), None)
+    version = None if shape is None else version_bytes(shape, job)
     return Plan(
         allocation=wanted.text,
-        transport=rule.transport,
-        rule=rule.name,
-        reason=rule.reason(now),
-        update_group=now.group,
-        meanwhile=meanwhile,
+        transport=way,
+        reason=choice.why,
         ways=tuple(
             TransportOption(
-                transport=transport,
-                chosen=transport is rule.transport,
-                hinders=hinders(transport, now),
-                carried_out=carried_out(transport, now),
-                left_to_trainer=left_to_trainer(transport, now) if hinders(transport, now) is None else None,
-                costs_ms=asdict(COSTS[transport]),
-                maybe=may_work(transport, now),
+                transport=each, chosen=each == way, hinders=hinders(each, now), costs_ms=asdict(COSTS[each])
             )
-            for transport in WeightTransport
+            for each in WAYS
         ),
-        costs_of=measured(None if shape is None else version_bytes(shape, job), wanted.engine, plugin=now.plugin),
-        memory=None if found is None else planned_memory(found, host_memory, files=by_refitd),
-        environment=environment(rule.transport, expandable_segments=then.expandable_segments, engine=wanted.engine),
-        advice=advice(rule.transport, now),
+        costs_of=measured(version, wanted.engine, plugin=bool(now.found.receivers)),
+        memory=None if found is None else planned_memory(found, host_memory),
+        environment=environment(way, expandable_segments=then.expandable_segments, engine=wanted.engine),
+        advice=advice(way, now),
         assumptions=tuple(assumptions),
     )
 
@@ -200,29 +182,3 @@ def _model(source: ModelSource | None) -> tuple[Model | None, list[str]]:
     if isinstance(source, Mapping):
         return model_of(source)
     return read_model(Path(source))
-
-
-def _situation(
-    wanted: Allocation, placement: Placement, machine: Machine, job: JobSettings, *, plugin: bool, areal: bool
-) -> Situation:
-    if job.lora_rank is not None and not machine.shared_files:
-        raise PlanRefusedError(
-            f"adapters reach {ENGINE_NAMES[wanted.engine]} by files alone, and the engines do not see the trainer's "
-            "files: share a folder"
-        )
-    ranks = placement.ranks
-    return Situation(
-        group=wanted.generation_world + 1,
-        doubled=placement.doubled,
-        colocated=wanted.colocated,
-        devices=len({rank.device for rank in ranks}),
-        nodes=len({rank.gpu // len(machine.gpus) for rank in ranks}),
-        whole=wanted.of(Role.TRAINING)[0].parallel.world == 1,
-        shared_files=machine.shared_files,
-        lora=job.lora_rank is not None,
-        expandable_segments=job.expandable_segments,
-        plugin=plugin,
-        areal=areal,
-        apart=len({rank.device for rank in ranks}) == len(ranks),
-        engine=wanted.engine,
-    )

@@ -1,227 +1,118 @@
-"""The transports that bring weights from trainer to engines: what hinders each, which is chosen, what it costs. Pure.
+"""Which way the weights go: a job in the words of the one chooser, `refitd_client.transport.ways`. Pure.
 
-disk         files on a root that both see; refitd's own, and the one that needs nothing else
-disk+delta   the same, and only what changed where little did
-handover     on one GPU: the engine opens the trainer's tensors by CUDA IPC, and the files follow
-nccl         a broadcast over a process group of trainer rank 0 and all engine ranks, and the files follow; without
-             refitd inside the engines it is the trainer's own
-gloo         the same through host memory, where neither files nor NCCL can be had
-
-`RULES` is a table of named rules: the first that applies chooses. `COSTS` are figures of docs/measurements.md, against
-which a test holds them.
+What the chooser cannot see is added here: adapters, AReaL's folders, roots that engines do not see, memory that cannot
+be opened. `COSTS` are figures of docs/measurements.md, against which a test holds them. What a root on a tmpfs takes
+of its host's memory follows from the way: the versions that are kept, the slots, the one that is being written, and
+with deltas the copies that they are applied to and the one that the publisher compares with.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import assert_never
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+from refitd_client.contract.plugin import Receiver, Receivers
 from refitd_client.errors import PlanRefusedError
-from refitd_plan.allocation import ENGINE_NAMES, SGLANG, VLLM
-from refitd_plan.machine import LEAST_MEMORY
+from refitd_client.transport import ways
+from refitd_plan.allocation import ENGINE_NAMES, SGLANG, VLLM, Allocation, Role
+from refitd_plan.job import JobSettings
+from refitd_plan.machine import LEAST_MEMORY, Machine, Placement, Rank
 
-_FOLDERS = "AReaL hands whole folders over, which refitd publishes in full"
-_AREALS_OWN = "AReaL broadcasts itself (weight_update_mode: xccl), and 'refitd areal' receives that for the engines"
+WAYS: tuple[ways.Transport, ...] = ("disk", "delta", "handover", "nccl", "gloo")
+BROADCASTS = frozenset({"nccl", "gloo"})
 MEASURED_GB = 3.09
 MEASURED = f"{MEASURED_GB:g} GB in bf16, trainer and engine on an H200 each, refitd inside the engine"
 """What all of them were measured on."""
-_BETWEEN_GPUS = "it works where one can read the other, which the first publish(transport='handover') finds out"
 _HUB = {"HF_HUB_OFFLINE": "1"}  # a path that is gone must fail, and never be looked for on the hub
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """What of a job decides which transport its weights can take: the rules look at nothing else.
+    """What of a job decides which way its weights can take.
 
-    `group` is the size of the update group; `doubled` the device that two of its ranks are on, None where none is;
-    `devices` the number of devices in the job; `nodes` those that hold any of it; `whole`: the trainer has one rank,
-    which holds every tensor whole; `plugin`: refitd is in the engines' environment; `apart`: each rank of trainer and
-    engines has a GPU of its own; `areal`: the trainer is AReaL, which hands refitd the folders that it has written;
-    `engine`: the backend that generates.
+    `places` are the trainer's ranks, `found` the ranks of engines that have refitd inside, `engine` the backend that
+    generates. `areal`: the trainer is AReaL, which hands refitd the folders that it has written.
     """
 
-    group: int
-    doubled: str | None
-    colocated: bool
-    devices: int
-    nodes: int
-    whole: bool
+    places: Sequence[ways.TrainerPlace]
+    found: Receivers
+    engine: str
     shared_files: bool
     lora: bool
+    areal: bool
     expandable_segments: bool
-    plugin: bool
-    areal: bool = False
-    apart: bool = True
-    engine: str = SGLANG
-
-    @property
-    def engine_name(self) -> str:
-        """What people call the engine."""
-        return ENGINE_NAMES[self.engine]
 
 
-class WeightTransport(StrEnum):
-    """A transport, as the module describes it."""
-
-    DISK = "disk"
-    DISK_DELTA = "disk+delta"
-    HANDOVER = "handover"
-    NCCL = "nccl"
-    GLOO = "gloo"
-
-
-def no_broadcast(now: Situation) -> str | None:
-    """Why NCCL cannot broadcast; None where it can. Outside the update group ranks may share GPUs."""
-    if now.lora:
-        return f"{now.engine_name} takes adapters from files alone"
-    if now.doubled is not None:
-        return (
-            f"the update group would have {now.group} ranks, and two of them are on {now.doubled}: "
-            "NCCL refuses that (Duplicate GPU detected)"
-        )
-    return "trainer and engines are colocated" if now.colocated else None
-
-
-def hinders_handover(now: Situation) -> str | None:
-    """Why the trainer's tensors cannot be handed over; None where they can."""
-    if not now.shared_files:
-        return "the engines do not see the trainer's files: what is handed over is offered by one, and its files follow"
-    if now.nodes > 1:
-        return "it needs one host, and the job lies on several"
-    if now.areal:
-        return _FOLDERS
-    if not now.plugin:
-        return "it needs refitd's plugin inside the engine (say --plugin where it is)"
-    if now.devices > 1:
-        return f"the job lies on {now.devices} GPUs: {_BETWEEN_GPUS}"
-    if now.lora:
-        return "adapters go by disk"
-    if now.expandable_segments:
-        return "memory of expandable segments cannot be opened by CUDA IPC: leave expandable_segments out"
-    return None
-
-
-def may_work(transport: WeightTransport, now: Situation) -> bool:
-    """Whether a transport that is hindered may work all the same: no plan can see what hinders it, a trial does."""
-    if transport is not WeightTransport.HANDOVER or hinders_handover(now) is None:
-        return False
-    return hinders_handover(replace(now, devices=1)) is None
-
-
-def no_deltas(now: Situation) -> str | None:
-    """Why what changed cannot be published alone; None where it can."""
-    if now.lora:
-        return "adapters are small: they go whole"
-    return _FOLDERS if now.areal else None
-
-
-def hinders(transport: WeightTransport, now: Situation) -> str | None:
-    """Why a transport cannot be used in this situation; None where it can."""
-    match transport:
-        case WeightTransport.DISK:
-            return None if now.shared_files else "the engines do not see the trainer's files"
-        case WeightTransport.DISK_DELTA:
-            return no_deltas(now) if now.shared_files else "the engines do not see the trainer's files"
-        case WeightTransport.HANDOVER:
-            return hinders_handover(now)
-        case WeightTransport.NCCL:
-            return no_broadcast(now)
-        case WeightTransport.GLOO:
-            return f"{now.engine_name} takes adapters from files alone" if now.lora else None
-        case _:
-            assert_never(transport)
-
-
-BROADCASTS = frozenset({WeightTransport.NCCL, WeightTransport.GLOO})
-
-
-def left_to_trainer(transport: WeightTransport, now: Situation) -> str | None:
-    """Why refitd leaves a broadcast to the trainer; None where refitd does it, and for what is no broadcast."""
-    if transport not in BROADCASTS:
-        return None
-    if now.areal:
-        return _AREALS_OWN
-    if not now.plugin:
-        return "refitd is not inside the engines (say --plugin where it is)"
-    if not now.shared_files:
-        return "what is broadcast is announced by a file, and the engines do not see the trainer's files"
-    if transport is WeightTransport.NCCL and not (now.whole or now.apart):
-        return "each rank of the trainer sends its part, and some rank shares a GPU with another"
-    return None
-
-
-def carried_out(transport: WeightTransport, now: Situation) -> bool:
-    """Whether refitd does it itself in this situation."""
-    return hinders(transport, now) is None and left_to_trainer(transport, now) is None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """A rule: it chooses `transport` where `applies`."""
-
-    name: str
-    transport: WeightTransport
-    applies: Callable[[Situation], bool]
-    reason: Callable[[Situation], str]
-
-
-RULES: tuple[Rule, ...] = (
-    Rule(
-        name="no-shared-files-one-device",
-        transport=WeightTransport.GLOO,
-        applies=lambda now: not now.shared_files and no_broadcast(now) is not None,
-        reason=lambda now: f"the engines do not see the trainer's files, and {no_broadcast(now)}",
-    ),
-    Rule(
-        name="no-shared-files",
-        transport=WeightTransport.NCCL,
-        applies=lambda now: not now.shared_files,
-        reason=lambda _: (
-            "the engines do not see the trainer's files, and each rank of the update group has a GPU of its own"
+def situation_of(
+    wanted: Allocation, placement: Placement, machine: Machine, job: JobSettings, *, plugin: bool, areal: bool
+) -> Situation:
+    """The situation of a job. `plugin`: refitd is in the engines' environment."""
+    trainers = placement.of(Role.TRAINING)
+    first = [rank for rank in trainers if rank.component is trainers[0].component]
+    engines = placement.of(Role.GENERATION)
+    return Situation(
+        places=[
+            ways.TrainerPlace(
+                host=_host(rank, machine),
+                boot="",
+                devices=frozenset({rank.device}),
+                shared=False,
+                backends=BROADCASTS,
+                is_rank=len(first) > 1,
+            )
+            for rank in first
+        ],
+        found=Receivers(
+            receivers=[_receiver(rank, machine) for rank in engines] if plugin else [],
+            others=[] if plugin else sorted({rank.component.title for rank in engines}),
         ),
-    ),
-    Rule(
-        name="lora",
-        transport=WeightTransport.DISK,
-        applies=lambda now: now.lora,
-        reason=lambda _: "an adapter is small: its files cost less than any process group",
-    ),
-    Rule(
-        name="hand-over",
-        transport=WeightTransport.HANDOVER,
-        applies=lambda now: hinders_handover(now) is None,
-        reason=lambda now: f"{no_broadcast(now)}; the engine can open the trainer's tensors where they are",
-    ),
-    Rule(
-        name="in-full",
-        transport=WeightTransport.DISK,
-        applies=lambda now: no_broadcast(now) is not None and no_deltas(now) is not None,
-        reason=lambda now: f"{no_broadcast(now)}; files on a shared root go everywhere; {no_deltas(now)}",
-    ),
-    Rule(
-        name="colocated",
-        transport=WeightTransport.DISK_DELTA,
-        applies=lambda now: now.colocated,
-        reason=lambda now: f"{no_broadcast(now)}; files on a shared root go everywhere",
-    ),
-    Rule(
-        name="duplicate-device",
-        transport=WeightTransport.DISK_DELTA,
-        applies=lambda now: no_broadcast(now) is not None,
-        reason=lambda now: f"{no_broadcast(now)}; files on a shared root go everywhere",
-    ),
-    Rule(
-        name="separate-devices",
-        transport=WeightTransport.NCCL,
-        applies=lambda now: now.devices > 1,
-        reason=lambda now: f"each of the {now.group} ranks of the update group has a GPU of its own",
-    ),
-)
+        engine=wanted.engine,
+        shared_files=machine.shared_files,
+        lora=job.lora_rank is not None,
+        areal=areal,
+        expandable_segments=job.expandable_segments,
+    )
 
 
-def choose(now: Situation) -> Rule:
-    """The first rule that applies. One always does: on one device alone, two ranks of the update group share it."""
-    return next(rule for rule in RULES if rule.applies(now))
+def _host(rank: Rank, machine: Machine) -> str:
+    return f"node {rank.gpu // len(machine.gpus)}"
+
+
+def _receiver(rank: Rank, machine: Machine) -> Receiver:
+    return Receiver(
+        engine=rank.component.title,
+        rank=rank.index,
+        name=f"{rank.component.title}-{rank.index}",
+        host=_host(rank, machine),
+        boot="",
+        device=rank.device,
+        backends=sorted(BROADCASTS),
+    )
+
+
+def hinders(way: ways.Transport, now: Situation) -> str | None:
+    """Why a way cannot be taken in this situation; None where it can."""
+    if way == "disk":
+        return None
+    if now.lora:
+        return "adapters go whole, by files"
+    if now.areal:
+        return "AReaL hands whole folders over, which refitd publishes in full"
+    if way == "delta":
+        return None
+    if not now.shared_files:
+        return "what goes from memory is announced by a file, and the engines do not see the trainer's files"
+    if way == "handover" and now.expandable_segments:
+        return "memory of expandable segments cannot be opened by CUDA IPC: leave expandable_segments out"
+    return ways.hinders(way, now.places, now.found)
+
+
+def choose(now: Situation) -> ways.Choice:
+    """The way that `publish(transport="auto")` would take, and why."""
+    if (no_delta := hinders("delta", now)) is not None:
+        return ways.Choice(transport="disk", why=f"files go everywhere; {no_delta}")
+    choice = ways.choose(now.places, now.found)
+    if (why := hinders(choice.transport, now)) is None:
+        return choice
+    return ways.Choice(transport="disk" if now.places[0].is_rank else "delta", why=f"files go everywhere ({why})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,12 +128,12 @@ class TransportCost:
     paused: int
 
 
-COSTS: Mapping[WeightTransport, TransportCost] = {
-    WeightTransport.DISK: TransportCost(answered=242, held=64, paused=82),
-    WeightTransport.DISK_DELTA: TransportCost(answered=150, held=15, paused=33),  # 1 % changed
-    WeightTransport.HANDOVER: TransportCost(answered=52, held=116, paused=32),
-    WeightTransport.NCCL: TransportCost(answered=85, held=102, paused=35),
-    WeightTransport.GLOO: TransportCost(answered=677, held=687, paused=39),
+COSTS: Mapping[ways.Transport, TransportCost] = {
+    "disk": TransportCost(answered=242, held=64, paused=82),
+    "delta": TransportCost(answered=150, held=15, paused=33),  # 1 % changed
+    "handover": TransportCost(answered=52, held=116, paused=32),
+    "nccl": TransportCost(answered=85, held=102, paused=35),
+    "gloo": TransportCost(answered=677, held=687, paused=39),
 }
 
 
@@ -263,16 +154,16 @@ def measured(version: float | None, engine: str = SGLANG, *, plugin: bool = True
     return f"{of}; a version of this job has {gigabytes:.3g} GB: about {gigabytes / MEASURED_GB:.2g} times that"
 
 
-# SGLang sets the first for its own processes; a trainer without it joins the group, and its first broadcast fails.
 _OF_ENGINE: Mapping[str, Mapping[str, str]] = {SGLANG: {}, VLLM: {"VLLM_SERVER_DEV_MODE": "1"}}
+# SGLang sets the first for its own processes; a trainer without it joins the group, and its first broadcast fails.
 _NCCL = {"NCCL_CUMEM_ENABLE": "0", "NCCL_DEBUG": "WARN"}
 
 
 def environment(
-    transport: WeightTransport, *, expandable_segments: bool, engine: str = SGLANG
+    transport: ways.Transport, *, expandable_segments: bool, engine: str = SGLANG
 ) -> dict[str, dict[str, str]]:
     """The variables that trainer and engine need, by who needs them."""
-    of_both = _NCCL if transport is WeightTransport.NCCL else {}
+    of_both = _NCCL if transport == "nccl" else {}
     segments = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if expandable_segments else {}
     return {"trainer": {**of_both, **segments}, "engine": {**_HUB, **of_both, **_OF_ENGINE[engine]}}
 
@@ -295,47 +186,25 @@ RECEIVED = (
     "each receiver of a broadcast keeps a version, or what its engine rank loads of it: on its GPU where that and "
     "1 GiB are free, else in host memory"
 )
+_FOLLOWED = (
+    "the engines do not see the trainer's files: a service on their host pulls the versions ('refitd serve --follow', "
+    "docs/many-hosts.md), from the trainer's host or from an object store"
+)
+_XCCL = "AReaL's own broadcasts (weight_update_mode: xccl) become versions by 'refitd areal' (docs/areal.md)"
 
 
-def _for_facades(transport: WeightTransport, now: Situation) -> str:
-    """What 'refitd areal' needs to receive AReaL's broadcasts."""
-    if transport is WeightTransport.GLOO:
-        return (
-            "AReaL takes Gloo only where it has no GPU: let the trainer and 'refitd areal' see one folder, and "
-            "set actor.weight_update_mode to disk"
-        )
-    return (
-        f"run 'refitd areal' where it sees {now.group - 1} GPUs, a GPU for each rank of the engines and none of the "
-        "trainer's (CUDA_VISIBLE_DEVICES); the service and the engines see the root that it writes to (docs/areal.md)"
-    )
-
-
-def advice(transport: WeightTransport, now: Situation) -> tuple[str, ...]:
+def advice(transport: ways.Transport, now: Situation) -> tuple[str, ...]:
     """What the job has to keep to, in sentences."""
-    of_engine: tuple[str, ...] = ()
+    lines: list[str] = []
     if now.engine == VLLM:
-        of_engine = (_ON_VLLM,) if now.plugin else (_ON_VLLM, *_ON_STOCK_VLLM)
-    if transport in BROADCASTS and carried_out(transport, now):
-        return (
-            *of_engine,
-            f'publish(..., transport="{transport}"): refitd\'s own processes make the group and broadcast',
-        )
-    if now.areal and transport in BROADCASTS:
-        of_engine = (*of_engine, _for_facades(transport, now))
-    if transport is not WeightTransport.NCCL:
-        return of_engine
-    return (
-        *of_engine,
-        "load NCCL in the training processes only: a controller that makes no step joins no group and imports none",
-        "keep NCCL_DEBUG=INFO out of production: it writes a line for every operation",
-    )
-
-
-# What a job takes of its host's memory where the root is on a tmpfs, and whether it is there. Pure.
-#
-# A root on a tmpfs is host memory: the versions that are kept, the slots, the one that is being written and, with
-# deltas, the copies that they are applied to. A publisher that looks for changes keeps its weights once more beside
-# them. The numbers are the defaults of `refitd serve` and of the publisher.
+        lines += [_ON_VLLM] if now.found.receivers else [_ON_VLLM, *_ON_STOCK_VLLM]
+    if not now.shared_files:
+        lines.append(_FOLLOWED)
+    if now.areal:
+        lines.append(_XCCL)
+    if transport == "nccl":
+        lines.append("load NCCL in the training processes only: refitd's own processes make the group and broadcast")
+    return tuple(lines)
 
 
 _HEADROOM = 0.05  # stays free: a tmpfs takes no page that the kernel does not have, and the job needs memory as well
@@ -365,20 +234,20 @@ def check_host(memory: object, nodes: int) -> None:
         )
 
 
-def versions_on_root(transport: WeightTransport) -> int:
+def versions_on_root(transport: ways.Transport) -> int:
     """How many versions lie in host memory where weights take this transport."""
-    return _BY_FULL_FILES + (_COPIES_ON_ROOT + _COMPARED_ON_ROOT if transport is WeightTransport.DISK_DELTA else 0)
+    return _BY_FULL_FILES + (_COPIES_ON_ROOT + _COMPARED_ON_ROOT if transport == "delta" else 0)
 
 
-def on_root(transport: WeightTransport) -> str:
+def on_root(transport: ways.Transport) -> str:
     """The same in words."""
     deltas = f", {_COPIES_ON_ROOT} copies for deltas, {_COMPARED_ON_ROOT} that the publisher compares with"
-    more = deltas if transport is WeightTransport.DISK_DELTA else ""
+    more = deltas if transport == "delta" else ""
     count = versions_on_root(transport)
     return f"{count} versions ({_KEPT_ON_ROOT} kept, {_SLOTS_ON_ROOT} slots, {_WRITTEN_ON_ROOT} being written{more})"
 
 
-def host_fault(transport: WeightTransport, version: float, has: float) -> str | None:
+def host_fault(transport: ways.Transport, version: float, has: float) -> str | None:
     """Why the root does not fit into the host's memory, and what takes less; None where it fits.
 
     Args:

@@ -37,27 +37,18 @@ def shown(plan: Plan) -> Iterator[RenderableType]:
 
 
 def _choice(plan: Plan) -> Iterator[RenderableType]:
-    yield Text.assemble(("Transport: ", "bold"), (plan.transport, "bold green"), f"  (rule {plan.rule})")
+    yield Text.assemble(("Transport: ", "bold"), (plan.transport, "bold green"))
     yield sentence(f"  {plan.reason}")
-    yield sentence(f"  The update group of a broadcast would have {plan.update_group} ranks.", "dim")
-    if plan.meanwhile is not None:
-        why = next(way.left_to_trainer for way in plan.ways if way.chosen)
-        yield sentence(
-            f"  refitd leaves this broadcast to the trainer: {why}. Of what refitd does itself, {plan.meanwhile} is "
-            "the best here: set that up, or make the broadcast in the trainer.",
-            "yellow",
-        )
     yield ""
 
 
 def _ways(ways: Sequence[TransportOption]) -> Table:
-    table = _table("", "TRANSPORT", "POSSIBLE", "BY REFITD", "ANSWERED", "HELD", "PAUSED")
+    table = _table("", "TRANSPORT", "POSSIBLE", "ANSWERED", "HELD", "PAUSED")
     for way in ways:
         mark = Text("→", style="green") if way.chosen else Text("")
-        verdict = "maybe" if way.maybe else "no"
-        possible = Text("yes") if way.hinders is None else sentence(f"{verdict}: {way.hinders}", "dim")
+        possible = Text("yes") if way.hinders is None else sentence(f"no: {way.hinders}", "dim")
         figures = (f"{figure:,} ms" for figure in way.costs_ms.values())
-        table.add_row(mark, way.transport, possible, "yes" if way.carried_out else "no", *figures)
+        table.add_row(mark, way.transport, possible, *figures)
     return table
 
 
@@ -124,13 +115,11 @@ def _settings(plan: Plan) -> Iterator[RenderableType]:
             yield sentence(f"  # {whose}")
             yield from (sentence(f"  export {name}={value}") for name, value in sorted(variables.items()))
     yield from (sentence(f"  # {line}") for line in plan.advice)
-    if plan.meanwhile is not None or any(way.chosen and way.carried_out for way in plan.ways):
-        how = (plan.meanwhile or plan.transport).removeprefix("disk+")  # as `publish` calls them
-        yield sentence("refitd", "bold")
-        yield sentence("  refitd serve --root DIR --engine URL --base-model MODEL")
-        yield sentence("Trainer", "bold")
-        call = f"publisher.publish(model, step=step, transport={how!r})"
-        yield sentence(f"  {call}  # of several ranks on each, with WeightPublisher(..., ranks='all')")
+    yield sentence("refitd", "bold")
+    yield sentence("  refitd serve --root DIR --engine URL --base-model MODEL")
+    yield sentence("Trainer", "bold")
+    call = f"publisher.publish(model, step=step, transport={plan.transport!r})"
+    yield sentence(f"  {call}  # of several ranks on each, with WeightPublisher(..., ranks='all')")
 
 
 def _table(*columns: str) -> Table:

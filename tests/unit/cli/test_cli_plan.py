@@ -22,7 +22,7 @@ def model(tmp_path: Path) -> list[str]:
 def test_one_gpu_gets_a_plan_with_reasons(model: list[str]) -> None:
     shown = refitd("plan", "sglang.d1p1t1+d1p1t1", *A40, *model)
     assert shown.exit_code == 1, "it does not fit"
-    for word in ("disk+delta", "Duplicate GPU detected", "does not fit", "mem_fraction_static", "KV cache", "Assumed"):
+    for word in ("delta", "files go everywhere", "does not fit", "mem_fraction_static", "KV cache", "Assumed"):
         assert word in shown.stdout
     assert "publisher.publish(model, step=step, transport='delta')" in shown.stdout
 
@@ -50,7 +50,7 @@ def test_into_a_pipe_it_is_a_page_that_can_be_read(model: list[str]) -> None:
 def test_it_is_one_json_document(model: list[str]) -> None:
     shown = refitd("plan", "sglang.d1p1t1+d1p1t1", *A40, *model, "--json")
     document = msgspec.json.decode(shown.stdout)
-    assert document.keys() >= {"transport", "rule", "reason", "memory", "assumptions", "environment"}
+    assert document.keys() >= {"transport", "reason", "memory", "assumptions", "environment"}
     assert document["memory"].keys() >= {"fits", "processes", "changes"}
     assert all(process["total"] > 0 for process in document["memory"]["processes"])
 
@@ -59,14 +59,12 @@ def test_it_ends_well_where_the_job_fits(model: list[str]) -> None:
     fitting = ["--gpus-per-node", "2", "--gpu-memory", "80", "--gradient-checkpointing"]
     made = answer("plan", "sglang:d1+fsdp:d1", *fitting, *model)
     assert made["memory"]["fits"]
-    assert made["meanwhile"] == "disk+delta"
-    assert "export NCCL_CUMEM_ENABLE=0" in refitd("plan", "sglang:d1+fsdp:d1", *fitting, *model).stdout
+    assert "export NCCL_CUMEM_ENABLE=0" in refitd("plan", "sglang:d1+fsdp:d1", *fitting, *model, "--plugin").stdout
 
 
 def test_counts_do_in_place_of_a_string() -> None:
     made = answer("plan", "--engine-gpus", "4", "--engine-tp", "2", "--trainer-gpus", "4", "--gpus-per-node", "8")
     assert made["allocation"] == "sglang:d2t2+fsdp:d4"
-    assert made["update_group"] == 5
     assert made["memory"] is None
 
 

@@ -14,16 +14,14 @@ def test_the_strings_of_2025_and_of_today_mean_the_same(text: str) -> None:
         [("sglang", 1)],
         [("fsdp", 1)],
     ]
-    assert not read.colocated
-    assert (read.world, read.generation_world) == (2, 1)
+    assert read.world == 2
 
 
 def test_a_stroke_shares_gpus_and_binds_tighter_than_plus() -> None:
     read = parse("sglang[r]:d2+fsdp[a]:d4|fsdp[c]:d4")
     assert [[part.name for part in group] for group in read.groups] == [["r"], ["a", "c"]]
     assert read.world == 6
-    assert not read.colocated, "two trainers share, and no engine"
-    assert parse("sglang:d1p1t1|fsdp:d1p1t1").colocated
+    assert parse("sglang:d1p1t1|fsdp:d1p1t1").world == 1
 
 
 def test_experts_add_no_ranks() -> None:
@@ -107,5 +105,5 @@ def test_gpus_are_told_apart_by_uuid_alone() -> None:
     """Two entries of one UUID are one GPU, whatever their number; GPUs of one name are two."""
     once = Machine(gpus=(Gpu(uuid="GPU-a", name="A40"), Gpu(uuid="GPU-a", name="A40")))
     twice = Machine(gpus=(Gpu(uuid="GPU-a", name="A40"), Gpu(uuid="GPU-b", name="A40")))
-    assert place(parse("sglang:d1+d1"), once).doubled == "node 0/GPU-a"
-    assert place(parse("sglang:d1+d1"), twice).doubled is None
+    assert len({rank.device for rank in place(parse("sglang:d1+d1"), once).ranks}) == 1
+    assert len({rank.device for rank in place(parse("sglang:d1+d1"), twice).ranks}) == 2

@@ -18,7 +18,7 @@ from refitd_plan.machine import Gpu, Machine, place
 from refitd_plan.memory import HeldParameters, MemoryEstimate, default_fraction, held_by, layer_bytes, memory_of
 from refitd_plan.model import Model, model_of, read_model
 from refitd_plan.plan import PlannedMemory
-from refitd_plan.transport import RECEIVED, WeightTransport
+from refitd_plan.transport import RECEIVED
 from support.planning_page import AS_MENDED, AS_REPORTED, BEGIN, CASES, CONFIGS, END, ONE, PAGE, table
 
 A40 = 44.42
@@ -206,7 +206,7 @@ def test_an_engine_is_not_starved_where_one_change_more_would_do() -> None:
 
 
 def test_deltas_keep_two_copies_on_the_root_and_one_with_the_publisher() -> None:
-    by_delta, by_disk = memory("Qwen3-8B", 140), memory("Qwen3-8B", 140, "sglang:d1+fsdp:d1", 2)
+    by_delta, by_disk = memory("Qwen3-8B", 140), memory("Qwen3-8B", 140, "sglang:d2+fsdp:d2", 4)
     assert by_delta.host == pytest.approx(9 / 6 * by_disk.host, rel=0.01)
 
 
@@ -232,9 +232,7 @@ def _case(capacity: float, **settings: Any) -> tuple[JobSettings, Callable[[JobS
     machine = Machine(gpus=(Gpu(memory=capacity),))
     placement = place(parse(ONE), machine)
     model = model_of(CONFIGS["Qwen2.5-1.5B"])[0]
-    return JobSettings(**{**AS_REPORTED, **settings}), lambda job: memory_of(
-        model, placement, machine, job, WeightTransport.DISK_DELTA
-    )
+    return JobSettings(**{**AS_REPORTED, **settings}), lambda job: memory_of(model, placement, machine, job, "delta")
 
 
 @pytest.mark.parametrize("capacity", [24.0, 36.0, 64.0])

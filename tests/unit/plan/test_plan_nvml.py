@@ -48,8 +48,8 @@ def test_a_plan_takes_the_gpus_of_the_machine(monkeypatch: pytest.MonkeyPatch) -
         (44.0, "GPU-0", "NVIDIA A40"),
         (44.0, "GPU-1", "NVIDIA A40"),
     ]
-    assert plan("sglang:d1+fsdp:d1").rule == "separate-devices"
-    assert plan("sglang:d1+fsdp:d1", gpus_per_node=1).rule == "duplicate-device"
+    assert plan("sglang:d1+fsdp:d1", plugin=True).transport == "nccl"
+    assert plan("sglang:d1+fsdp:d1", gpus_per_node=1, plugin=True).transport == "handover"
 
 
 def test_an_old_driver_says_the_whole_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ def test_other_machines_are_not_measured_by_this_one(monkeypatch: pytest.MonkeyP
     made = plan("sglang:d4+fsdp:d4", gpus_per_node=8)
     assert any("like the 2 that were read here" in text for text in made.assumptions)
     monkeypatch.setitem(sys.modules, "pynvml", driver(2, broken=0))
-    assert plan("sglang:d4+fsdp:d4", gpus_per_node=8, gpu_memory=80, nodes=1).rule == "separate-devices"
+    assert plan("sglang:d4+fsdp:d4", gpus_per_node=8, gpu_memory=80, nodes=1, plugin=True).transport == "nccl"
 
 
 def test_without_a_binding_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
